@@ -1,0 +1,144 @@
+"""Where documents come from: the standard library, local files, or a streamed set of the hub."""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import hashlib
+import io
+import json
+import os
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from thinkalike.config import DataConfig
+from thinkalike.errors import DataError, nearest
+
+
+def documents(config: DataConfig) -> Iterator[str]:
+    """The documents of a source, in an order that does not change.
+
+    Raises:
+        DataError: files are missing, damaged or of an unknown kind; a field is missing; the hub cannot be reached.
+    """
+    if config.source == "stdlib":
+        return _by_content(path.read_text(encoding="utf-8", errors="replace") for path in _stdlib_files())
+    if config.source == "text":
+        return _texts(config)
+    return _hub(config)
+
+
+def identity(config: DataConfig) -> str:
+    """A digest of what `documents` yields: the content of local files, the name and revision of a hub data set."""
+    if config.source == "hub":
+        parts = (config.hub_id, config.subset, config.split, config.revision, config.hub_files, config.field)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+    paths = _stdlib_files() if config.source == "stdlib" else _files(config)
+    digest = hashlib.sha256(repr(config.field).encode())
+    for path in paths:
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest() if hasattr(hashlib, "file_digest") else _sha(file))
+    return digest.hexdigest()[:16]
+
+
+def _sha(file: Any) -> bytes:
+    return hashlib.sha256(file.read()).digest()
+
+
+def content_hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", errors="replace")).hexdigest()
+
+
+def _by_content(texts: Iterable[str]) -> Iterator[str]:
+    """Sorted by content hash: an order that mixes topics and that no file name decides."""
+    return iter(sorted(texts, key=content_hash))
+
+
+def _stdlib_files() -> list[Path]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+    return sorted(path for path in root.rglob("*.py") if not left_out & set(path.relative_to(root).parts))
+
+
+def _files(config: DataConfig) -> list[Path]:
+    found: list[Path] = []
+    for pattern in config.files or []:
+        matches = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
+        if not matches:
+            raise DataError(f"data.files: nothing matches {pattern}")
+        found += [Path(match) for match in matches]
+    return found
+
+
+def _texts(config: DataConfig) -> Iterator[str]:
+    for path in _files(config):
+        try:
+            yield from _read(path, str(config.field or "text"))
+        except DataError:
+            raise
+        except Exception as error:  # each format's library has errors of its own
+            raise DataError(f"cannot read {path}: {type(error).__name__}: {error}") from error
+
+
+def _read(path: Path, field: str) -> Iterator[str]:
+    name = path.name
+    if name.endswith(".txt"):
+        yield path.read_text(encoding="utf-8")
+    elif name.endswith(".parquet"):
+        yield from _parquet(path, field)
+    elif name.endswith((".jsonl", ".jsonl.gz", ".jsonl.zst")):
+        with _lines(path) as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _value(json.loads(line), field, f"{path} line {number}")
+    else:
+        raise DataError(f"{path}: of the kinds .txt, .jsonl, .jsonl.gz, .jsonl.zst and .parquet it is none")
+
+
+def _lines(path: Path) -> Any:
+    if path.name.endswith(".gz"):
+        return gzip.open(path, "rt", encoding="utf-8")
+    if path.name.endswith(".zst"):
+        import zstandard
+
+        return io.TextIOWrapper(zstandard.open(path, "rb"), encoding="utf-8")
+    return path.open(encoding="utf-8")
+
+
+def _parquet(path: Path, field: str) -> Iterator[str]:
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(path)
+    if field not in file.schema_arrow.names:
+        raise DataError(f"{path} has no field {field}; {nearest(field, file.schema_arrow.names)}")
+    for batch in file.iter_batches(columns=[field]):
+        yield from batch.column(0).to_pylist()
+
+
+def _value(record: dict[str, Any], field: str, place: str) -> str:
+    if not isinstance(record.get(field), str):
+        raise DataError(f"{place} has no text in field {field}; {nearest(field, map(str, record))}")
+    return record[field]
+
+
+def _hub(config: DataConfig) -> Iterator[str]:
+    import datasets
+
+    datasets.disable_progress_bars()
+    options: dict[str, Any] = {"split": config.split or "train", "streaming": True, "revision": config.revision}
+    if config.hub_files:
+        options["data_files"] = list(config.hub_files)
+    try:
+        stream = datasets.load_dataset(str(config.hub_id), config.subset, **options)
+        for number, record in enumerate(stream):
+            yield _value(record, str(config.field or "text"), f"{config.hub_id} row {number}")
+    except DataError:
+        raise
+    except Exception as error:  # no hub, no such set, a damaged shard
+        reason = next((line for line in str(error).splitlines() if line.strip()), "")[:200]
+        raise DataError(
+            f"cannot stream data={config.name} ({config.hub_id}): {type(error).__name__}: {reason}; "
+            f"use local files (data=text 'data.files=[...]') or data=stdlib"
+        ) from error

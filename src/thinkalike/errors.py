@@ -1,0 +1,44 @@
+"""Errors that a user can act on: one line with the cause and the remedy. Anything else is a bug and keeps its traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ThinkalikeError(Exception):
+    """A job cannot be done as asked; the message says why and what would work."""
+
+
+class ConfigError(ThinkalikeError):
+    """A configuration value is not possible."""
+
+
+class ModelError(ThinkalikeError):
+    """A model cannot be loaded, or is not what its configuration says."""
+
+
+class DataError(ThinkalikeError):
+    """Text is missing, unreadable or too little."""
+
+
+class StoreError(ThinkalikeError):
+    """The results store cannot be written, or a file in it is damaged."""
+
+
+class TrainingError(ThinkalikeError):
+    """Training cannot go on."""
+
+
+def one_of(key: str, value: str, choices: Iterable[str]) -> None:
+    """Raise a ConfigError that names the nearest valid value, unless `value` is among `choices`."""
+    names = list(choices)
+    if value not in names:
+        raise ConfigError(f"{key}={value} is not known; {nearest(value, names)}")
+
+
+def nearest(value: str, names: Iterable[str]) -> str:
+    """'did you mean …?' for a typo, else the list of what there is."""
+    names = sorted(names)
+    close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'?" if close else "there is: " + ", ".join(names)

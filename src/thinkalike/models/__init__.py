@@ -1,0 +1,17 @@
+"""Models: from a name in the configuration to a FrozenModel."""
+
+from thinkalike.models.frozen import EMBED, FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.models.minis import ASSETS, build_mini, save_mini
+from thinkalike.models.tokenizers import same_vocabulary, train_tokenizer
+
+__all__ = [
+    "ASSETS",
+    "EMBED",
+    "FrozenModel",
+    "build_mini",
+    "load_model",
+    "same_vocabulary",
+    "save_mini",
+    "train_tokenizer",
+]

@@ -1,0 +1,71 @@
+"""The minis: small models that this project trained, as folders of config.json, half-precision weights and tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from thinkalike.errors import ModelError
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets"
+
+
+def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int) -> nn.Module:
+    """A randomly initialised model; the same seed gives the same weights whatever the activation."""
+    from transformer_lens.model_bridge import TransformerBridge
+
+    config = {**architecture, "d_vocab": vocabulary, "seed": seed}
+    bridge = TransformerBridge.boot_native(config, device="cpu", dtype=torch.float32)
+    return plain(bridge.original_model).train().requires_grad_(True)
+
+
+def plain(module: nn.Module) -> nn.Module:
+    """Take TransformerLens's hooked wrappers off again: the same weights and numbers at the speed of the bare model."""
+    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+
+    for name, child in list(module._modules.items()):
+        while isinstance(child, GeneralizedComponent):
+            child = child.original_component
+        module._modules[name] = child
+        if child is not None:
+            plain(child)
+    return module
+
+
+def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str, Any], card: str) -> None:
+    """Write a mini; `config` holds `architecture` and `seed` and what the card says in numbers."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    halves = {name: weight.detach().half().contiguous().clone() for name, weight in module.state_dict().items()}
+    save_file(halves, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    (folder / "README.md").write_text(card)
+
+
+def read_mini(folder: Path) -> tuple[nn.Module, Any]:
+    """The module (float32, in training mode) and the tokenizer of a folder that `save_mini` wrote.
+
+    Raises:
+        ModelError: there is no such folder, or its weights do not fit its architecture.
+    """
+    from safetensors.torch import load_file
+    from transformers import PreTrainedTokenizerFast
+
+    from thinkalike.models.tokenizers import END
+
+    if not (folder / "config.json").exists():
+        raise ModelError(f"{folder} has no config.json; train it with: python train.py task=pretrain model={folder.name}")
+    config = json.loads((folder / "config.json").read_text())
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(folder / "tokenizer.json"), bos_token=END, eos_token=END, pad_token=END
+    )
+    module = build_mini(config["architecture"], len(tokenizer), config["seed"])
+    weights = {name: weight.float() for name, weight in load_file(folder / "model.safetensors").items()}
+    module.load_state_dict(weights)
+    return module, tokenizer
