@@ -137,10 +137,10 @@ class PretrainConfig:
     """How task=pretrain trains a mini: AdamW, warm-up and cosine."""
 
     tokens: int = 0  # how many tokens it sees
-    tokens_per_step: int = 4096
+    tokens_per_step: int = 2048
     lr: float = 2e-3
     weight_decay: float = 0.1
-    warmup: int = 100
+    warmup: int = 200
     clip: float = 1.0
     vocabulary: int = 1024
     ship: bool = False  # also put it where the embedded minis are

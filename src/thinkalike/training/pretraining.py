@@ -1,0 +1,68 @@
+"""How a mini is made: next-token cross-entropy, AdamW, linear warm-up, cosine to a tenth of the rate."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from thinkalike.config import LoggerConfig, PretrainConfig, TrainerConfig
+from thinkalike.training.run import SteppedModule, fit
+
+
+def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
+    """Rate at a step as a share of the peak: (step + 1) / warmup at first, then a half cosine down to `floor`."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(steps - warmup, 1)
+    return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
+
+
+class Pretraining(SteppedModule):
+    """Trains a whole language model on rows of tokens."""
+
+    def __init__(self, model: nn.Module, rows: Int[Tensor, "rows context"], config: PretrainConfig, seed: int):
+        super().__init__(rows, config.tokens_per_step, max(config.tokens // config.tokens_per_step, 1), seed)
+        self.model, self.config = model, config
+
+    def training_step(self, tokens: Int[Tensor, "b t"], _: int) -> Tensor:
+        logits = self.model(tokens[:, :-1])
+        loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        self.check_finite(loss, f"lower pretrain.lr={self.config.lr}")
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        config = self.config
+        matrices = [weight for weight in self.model.parameters() if weight.dim() > 1]
+        others = [weight for weight in self.model.parameters() if weight.dim() <= 1]
+        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95))
+        warmup = min(config.warmup, self.steps)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, self.steps, warmup))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+
+
+def pretrain(
+    model: nn.Module,
+    rows: Int[Tensor, "rows context"],
+    config: PretrainConfig,
+    seed: int,
+    partial: Path,
+    trainer: TrainerConfig,
+    logger: LoggerConfig,
+    name: str,
+    settings: dict,
+) -> nn.Module:
+    """Train `model` in place and return it."""
+    module = Pretraining(model, rows, config, seed)
+    fit(module, partial, trainer, logger, name, settings)
+    return module.model

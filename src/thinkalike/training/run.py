@@ -1,0 +1,153 @@
+"""One run of Lightning: batches that are a function of the step, a state to go on from, loggers that are always closed."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from jaxtyping import Int
+from pytorch_lightning.callbacks import Callback, LearningRateMonitor, ModelCheckpoint, RichProgressBar
+from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from thinkalike.config import LoggerConfig, TrainerConfig
+from thinkalike.errors import DataError, StoreError, TrainingError
+
+log = logging.getLogger(__name__)
+for chatty in ("pytorch_lightning.utilities.rank_zero", "lightning.pytorch.utilities.rank_zero"):
+    logging.getLogger(chatty).setLevel(logging.WARNING)  # devices, tips, "fit stopped"
+
+
+class StepBatches(Dataset):
+    """Batches of rows by step: epoch after epoch, each in an order that `seed` decides.
+
+    The batch of a step depends on nothing but the step, so a job that goes on from step s reads what it would have read.
+    """
+
+    def __init__(self, rows: Int[Tensor, "rows context"], tokens_per_step: int, steps: int, seed: int, first: int = 0):
+        self.rows, self.seed, self.first, self.steps = rows, seed, first, steps
+        self.size = tokens_per_step // rows.shape[1]
+        if self.size == 0:
+            raise DataError(f"tokens_per_step={tokens_per_step} is less than one row of {rows.shape[1]} tokens")
+        self._order: tuple[int, Tensor] = (-1, torch.empty(0))
+
+    def __len__(self) -> int:
+        return self.steps - self.first
+
+    def __getitem__(self, index: int) -> Int[Tensor, "b t"]:
+        start = (self.first + index) * self.size
+        chosen = [self._row(position) for position in range(start, start + self.size)]
+        return self.rows[chosen].long()
+
+    def _row(self, position: int) -> int:
+        epoch, place = divmod(position, len(self.rows))
+        if epoch != self._order[0]:
+            generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
+            self._order = (epoch, torch.randperm(len(self.rows), generator=generator))
+        return int(self._order[1][place])
+
+
+class SteppedModule(pl.LightningModule):
+    """A LightningModule that reads `StepBatches` and stops at once when its loss is no number."""
+
+    def __init__(self, rows: Int[Tensor, "rows context"], tokens_per_step: int, steps: int, seed: int):
+        super().__init__()
+        self.steps = steps
+        self._batches = (rows, tokens_per_step, steps, seed)
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(StepBatches(*self._batches, first=self.trainer.global_step), batch_size=None)
+
+    def check_finite(self, loss: Tensor, remedy: str) -> None:
+        """Raise a TrainingError that names the step, unless the loss is a number."""
+        if not torch.isfinite(loss):
+            raise TrainingError(f"the loss is {loss.item()} at step {self.global_step} of {self.steps}; {remedy}")
+
+
+class _Progress(Callback):
+    """Where there is no terminal for a progress bar: one line every tenth of the way."""
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+        step, steps = trainer.global_step, trainer.max_steps
+        if step % max(steps // 10, 1) == 0 or step == steps:
+            log.info("step %d of %d: loss %.4f", step, steps, trainer.callback_metrics["loss"])
+
+
+def fit(module: SteppedModule, partial: Path, trainer: TrainerConfig, logger: LoggerConfig, name: str, config: dict) -> None:
+    """Train `module` to its last step, from the state that an earlier run left in `partial` if there is one.
+
+    Raises:
+        StoreError: that state is damaged.
+        TrainingError: the loss is not finite.
+    """
+    state = partial / "checkpoints" / "last.ckpt"
+    if state.exists():
+        _check_state(state)
+        log.info("going on from %s", state)
+    keep = ModelCheckpoint(
+        state.parent, filename="last", every_n_train_steps=trainer.checkpoint_every, enable_version_counter=False
+    )
+    loggers = _loggers(logger, partial, name, config)
+    watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
+    with _closed(loggers), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="pytorch_lightning")
+        pl.Trainer(
+            max_steps=module.steps,
+            max_epochs=-1,
+            accelerator=trainer.accelerator,
+            devices=trainer.devices,
+            strategy=trainer.strategy,
+            precision=trainer.precision,  # type: ignore[arg-type]
+            callbacks=[keep, *watch, RichProgressBar() if sys.stdout.isatty() else _Progress()],
+            logger=loggers or False,
+            log_every_n_steps=10,
+            enable_progress_bar=sys.stdout.isatty(),
+            enable_model_summary=False,
+            default_root_dir=partial,
+        ).fit(module, ckpt_path=state if state.exists() else None)
+
+
+def _check_state(path: Path) -> None:
+    try:
+        torch.load(path, map_location="cpu", weights_only=False)
+    except Exception as error:  # whatever unpickling half a file raises
+        raise StoreError(f"the state {path} is damaged ({type(error).__name__}); deleting it is safe: training starts anew") from error
+
+
+def _loggers(config: LoggerConfig, partial: Path, name: str, settings: dict) -> list[Logger]:
+    if config.kind == "csv":
+        return [CSVLogger(partial, name="curves", version="")]
+    if config.kind == "wandb":
+        import wandb
+
+        offline = not wandb.api.api_key
+        if offline:
+            log.info("W&B: no key is configured, so the run is kept offline under %s; wandb sync uploads it", partial)
+        run = WandbLogger(
+            name=name, project=config.project, entity=config.entity, group=config.group, save_dir=partial,
+            offline=offline, config=settings,
+        )  # fmt: skip
+        return [run]
+    return []
+
+
+@contextlib.contextmanager
+def _closed(loggers: list[Logger]) -> Iterator[None]:
+    """Close the W&B run whatever happens, so that the next job of a sweep gets one of its own."""
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        if any(isinstance(logger, WandbLogger) for logger in loggers):
+            import wandb
+
+            wandb.finish(exit_code=int(failed))

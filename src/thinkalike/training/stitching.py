@@ -1,0 +1,171 @@
+"""Stitches of many layer pairs, trained and measured together (Brown et al. 2023, section 3 and appendix C.1).
+
+The source runs once per batch, to its deepest site. Each φ's output joins the target's tail at its own depth: states
+that enter there are concatenated along the batch. The sum of the losses gives each φ the gradient of a run of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from thinkalike.config import LoggerConfig, StitchConfig, TrainerConfig
+from thinkalike.measures import Stitch, sum_by_document, token_loss
+from thinkalike.models import FrozenModel
+from thinkalike.training.run import SteppedModule, fit
+
+Pair = tuple[int, int]  # layer of the source, layer of the target
+
+
+def rate(step: int, config: StitchConfig) -> float:
+    """Learning rate at a step, as a share of the peak.
+
+    linear: (s + 1) / (W + 1) in the W warm-up steps, 1 at step W, then down to 1 / (N - W) at the last step N - 1, so
+    every step trains. tuned_lens: s / W, then linear to 0 at step N - W, as that library's schedule does in effect;
+    step 0 and the last W steps do not train.
+    """
+    steps, warmup = config.steps, config.warmup
+    if config.schedule == "tuned_lens":
+        if step < warmup:
+            return step / warmup
+        return max(0.0, (steps - warmup - step) / max(steps - 2 * warmup, 1))
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    return (steps - step) / (steps - warmup)
+
+
+def peak_rate(config: StitchConfig) -> float:
+    """The rate that SGD gets: lr, or lr (1 - momentum), which is what tuned-lens means by 1.0."""
+    return config.lr * (1 - config.momentum) if config.scale_lr_by_momentum else config.lr
+
+
+def last_states(target: FrozenModel, entering: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
+    """Run states that enter the target after different layers to its end, every block once for all of them.
+
+    Args:
+        entering: (layer m, state as after block m), each state (b, t, d).
+
+    Returns:
+        The last block's residual of each, in the order given.
+    """
+    order = sorted(range(len(entering)), key=lambda i: entering[i][0])
+    carried: list[Tensor] = []
+    depth = 0
+    for i in order:
+        layer, state = entering[i]
+        if carried:
+            joined = target.advance(torch.cat(carried), depth, layer + 1)
+            carried = list(joined.chunk(len(carried)))
+        carried.append(state.to(target.device, target.dtype))
+        depth = layer + 1
+    finished = target.advance(torch.cat(carried), depth, target.n_layers).chunk(len(carried))
+    return [finished[order.index(i)] for i in range(len(entering))]
+
+
+def next_token_losses(
+    model: FrozenModel, states: Sequence[Float[Tensor, "b t d"]], tokens: Int[Tensor, "b t"]
+) -> list[Float[Tensor, "b u"]]:
+    """Cross-entropy in nats of tokens 1.. (u = t - 1), given each of several last residuals."""
+    following = tokens[:, 1:].to(model.device)
+    joined = torch.stack([state[:, :-1] for state in states])
+    losses = token_loss(joined.flatten(0, 2), model.finish, following.repeat(len(states), 1, 1).flatten())
+    return list(losses.view(len(states), *following.shape))
+
+
+class StitchTraining(SteppedModule):
+    """Trains one φ per layer pair between two frozen models; its state holds the φs and never the models."""
+
+    def __init__(
+        self,
+        source: FrozenModel,
+        target: FrozenModel,
+        pairs: Sequence[Pair],
+        rows: Int[Tensor, "rows context"],
+        config: StitchConfig,
+        seed: int,
+    ):
+        super().__init__(rows, config.tokens_per_step, config.steps, seed)
+        self._models = (source, target)  # a tuple, so that Lightning neither moves nor saves them
+        self.pairs, self.config = list(pairs), config
+        width_in, width_out = source.d_model, target.d_model
+        self.stitches = nn.ModuleList(Stitch(config.kind, width_in, width_out, config.norm, seed) for _ in self.pairs)
+
+    def stitched_losses(self, tokens: Int[Tensor, "b t"]) -> list[Float[Tensor, "b u"]]:
+        source, target = self._models
+        with torch.no_grad():
+            states = source.residuals(tokens, [layer for layer, _ in self.pairs])
+        entering = [
+            (depth, phi(state.to(target.device).to(self.dtype)))
+            for phi, state, (_, depth) in zip(self.stitches, states, self.pairs, strict=True)
+        ]
+        return next_token_losses(target, last_states(target, entering), tokens)
+
+    def training_step(self, tokens: Int[Tensor, "b t"], _: int) -> Tensor:
+        losses = torch.stack([losses.mean() for losses in self.stitched_losses(tokens)])
+        self.check_finite(losses.sum(), f"lower stitch.lr={self.config.lr}")
+        for (layer, depth), loss in zip(self.pairs, losses.detach(), strict=True):
+            self.log(f"loss/{layer}-{depth}", loss)
+        self.log("loss", losses.detach().mean())
+        return losses.sum()
+
+    def configure_optimizers(self) -> Any:
+        config = self.config
+        optimizer = torch.optim.SGD(
+            self.stitches.parameters(),
+            lr=peak_rate(config),
+            momentum=config.momentum,
+            nesterov=config.momentum > 0,
+            weight_decay=config.weight_decay,
+        )
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, config))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        if self.config.clip > 0:  # each by itself: one stitch must not change another's steps
+            for phi in self.stitches:
+                nn.utils.clip_grad_norm_(phi.parameters(), self.config.clip)
+
+
+def train_stitches(
+    module: StitchTraining, partial: Path, trainer: TrainerConfig, logger: LoggerConfig, name: str, settings: dict
+) -> None:
+    """Train the stitches of `module` in place, on the target's device."""
+    fit(module, partial, trainer, logger, name, settings)
+
+
+@torch.no_grad()
+def document_losses(
+    module: StitchTraining,
+    rows: Int[Tensor, "rows context"],
+    documents: Int[Tensor, "rows context"],
+    batch: int,
+) -> dict[str, Tensor]:
+    """Sums over documents, in nats, of every loss that the report compares, all on the same tokens.
+
+    Returns:
+        `stitched` and `identity` (pairs, documents), the latter only where widths match; `target` and `source`
+        (documents,); `tokens`: how many predicted tokens each document has.
+    """
+    source, target = module._models
+    count = int(documents.max()) + 1
+    totals: dict[str, Tensor] = {}
+    for part, owners in zip(rows.split(batch), documents.split(batch), strict=True):
+        tokens, owner = part.long(), owners[:, 1:].flatten()
+        found = {"stitched": torch.stack(module.stitched_losses(tokens))}
+        own = source.residuals(tokens, [*(layer for layer, _ in module.pairs), source.n_layers - 1])
+        found["source"] = next_token_losses(source, own[-1:], tokens)[0]
+        last = target.head(tokens, target.n_layers - 1)
+        found["target"] = next_token_losses(target, [last], tokens)[0]
+        if source.d_model == target.d_model:
+            entering = [(depth, state) for state, (_, depth) in zip(own, module.pairs, strict=False)]
+            found["identity"] = torch.stack(next_token_losses(target, last_states(target, entering), tokens))
+        found["tokens"] = torch.ones_like(found["target"])
+        for name, losses in found.items():
+            sums = sum_by_document(losses.flatten(-2).cpu(), owner, count)
+            totals[name] = totals.get(name, 0) + sums
+    return totals
