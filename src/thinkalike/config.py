@@ -1,4 +1,4 @@
-"""What can be configured, and its checks: the dataclasses that Hydra fills, and the decorator that makes a script a door.
+"""What can be configured, and its checks: dataclasses that Hydra fills, and the decorator that makes a script a door.
 
 Configuration ends here. A door composes `conf/` with the command line, gets one of the dataclasses below, and nothing
 under this module imports hydra or omegaconf.
@@ -121,7 +121,7 @@ class StitchConfig:
                 raise ConfigError(f"stitch.norm={self.norm} does not go with stitch=identity, which has no LayerNorm")
             self.steps = self.warmup = 0
         elif self.steps <= 0:
-            raise ConfigError(f"stitch.steps={self.steps} must be positive; stitch=identity is the stitch without training")
+            raise ConfigError(f"stitch.steps={self.steps} must be positive; stitch=identity trains nothing")
         elif not 0 <= self.warmup < self.steps:
             raise ConfigError(f"stitch.warmup={self.warmup} must lie between 0 and stitch.steps={self.steps}")
         if not (math.isfinite(self.lr) and self.lr > 0):
@@ -152,11 +152,8 @@ class PretrainConfig:
 
 @dataclass
 class TrainerConfig:
-    """Where Lightning runs, and how often it keeps a state to go on from."""
+    """How Lightning runs, and how often it keeps a state to go on from; the device is the target's."""
 
-    accelerator: str = "auto"
-    devices: int = 1
-    strategy: str = "auto"
     precision: str = "32-true"
     checkpoint_every: int = 50  # steps
     threads: Optional[int] = None  # torch's; null: as it is

@@ -1,4 +1,4 @@
-"""Errors that a user can act on: one line with the cause and the remedy. Anything else is a bug and keeps its traceback."""
+"""Errors that a user can act on: one line with cause and remedy. Anything else is a bug and keeps its traceback."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ import pandas as pd
 import torch
 
 from thinkalike.config import to_yaml
-from thinkalike.errors import StoreError
+from thinkalike.errors import StoreError, ThinkalikeError
 
 # what cannot change the numbers of a job
 IRRELEVANT = {"store", "force", "logger", "cache", "path", "files", "device", "checkpoint_every", "ship", "threads"}
@@ -72,14 +72,29 @@ class Job:
             self.partial.mkdir(parents=True, exist_ok=True)
             lock = (self.partial / "lock").open("w")
         except OSError as error:
-            raise StoreError(f"the store {self.folder.parent} cannot be written: {error.strerror}; choose store=DIR") from error
+            raise StoreError(
+                f"the store {self.folder.parent} cannot be written: {error.strerror}; choose store=DIR"
+            ) from error
         with lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
                 raise StoreError(f"another process is computing {self.folder}; wait for it, or stop it") from None
             self._start = time.monotonic()
-            yield self.partial
+            try:
+                yield self.partial
+            except BaseException as error:
+                self._tidy(error)
+                raise
+
+    def _tidy(self, error: BaseException) -> None:
+        """Leave nothing behind but a state that the same command can go on from."""
+        refused = isinstance(error, ThinkalikeError) and not isinstance(error, StoreError)
+        if refused or not (self.partial / "checkpoints").exists():
+            shutil.rmtree(self.partial, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self.partial.parent.rmdir()
+                self.partial.parent.parent.rmdir()
 
     def out(self) -> Path:
         """The folder that becomes the result, for files of a job's own."""

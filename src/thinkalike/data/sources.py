@@ -39,12 +39,10 @@ def identity(config: DataConfig) -> str:
     digest = hashlib.sha256(repr(config.field).encode())
     for path in paths:
         with path.open("rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest() if hasattr(hashlib, "file_digest") else _sha(file))
+            digest.update(
+                hashlib.file_digest(file, "sha256").digest() if hasattr(hashlib, "file_digest") else _sha(file)
+            )
     return digest.hexdigest()[:16]
-
-
-def _sha(file: Any) -> bytes:
-    return hashlib.sha256(file.read()).digest()
 
 
 def content_hash(text: str) -> str:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -54,14 +55,14 @@ class Corpus:
         """SHA-256 of all tokens of both sides, as 16 hexadecimal digits."""
         digest = hashlib.sha256()
         for rows in (self.fit, self.report):
-            digest.update(rows.tokens.contiguous().numpy())
+            digest.update(rows.tokens.contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 
 
 def read_tokens(
     config: DataConfig, tokenizer: Any, *, context: int, bos: bool, fit_tokens: int | None, report_tokens: int
 ) -> Corpus:
-    """Tokenise as many documents as the two sides need (fit_tokens None: all that there are), or read them from the cache.
+    """Tokenise as many documents as both sides need (fit_tokens None: all that there are), or read the cache.
 
     Args:
         context: tokens per row, BOS included.
@@ -123,7 +124,7 @@ class _Packer:
 
     def __init__(self, limit: int | None, context: int, bos: int | None):
         self.limit, self.context, self.bos = limit, context, bos
-        self.tokens: list[int] = []
+        self.tokens = array("i")  # four bytes a token, where a list takes thirty
         self.lengths: list[int] = []
 
     @property
@@ -136,16 +137,18 @@ class _Packer:
         return self.limit is not None and len(self.tokens) >= max(self.limit // self.context, 1) * self.payload
 
     def add(self, tokens: list[int]) -> None:
-        self.tokens += tokens
+        self.tokens.extend(tokens)
         self.lengths.append(len(tokens))
 
     def rows(self) -> tuple[TokenRows, int]:
         """The rows, and how many tokens did not fill one."""
+        if not self.tokens:
+            return TokenRows(*torch.zeros(2, 0, self.context, dtype=torch.int32)), 0
         count = len(self.tokens) // self.payload
         if self.limit is not None:
             count = min(count, max(self.limit // self.context, 1))
         used = count * self.payload
-        tokens = torch.tensor(self.tokens[:used], dtype=torch.int32).view(count, self.payload)
+        tokens = torch.frombuffer(self.tokens, dtype=torch.int32)[:used].clone().view(count, self.payload)
         owners = torch.repeat_interleave(torch.arange(len(self.lengths), dtype=torch.int32), torch.tensor(self.lengths))
         owners = owners[:used].view(count, self.payload)
         if self.bos is not None:
@@ -160,7 +163,9 @@ def _pack(
     start = tokenizer.bos_token_id if bos else None
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     if end is None or (bos and start is None):
-        raise DataError(f"the tokenizer has no {'BOS' if bos else 'EOS'} token to separate documents with; data.bos=false")
+        raise DataError(
+            f"the tokenizer has no {'BOS' if bos else 'EOS'} token to separate documents with; data.bos=false"
+        )
     fit, report = _Packer(fit_tokens, context, start), _Packer(report_tokens, context, start)
     counts = {"duplicate_documents": 0}
     pairs = _split(documents(config), config, counts)
@@ -223,7 +228,7 @@ def _from_cache(path: Path) -> Corpus:
         with safe_open(path, "pt") as file:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             counts = json.loads(file.metadata()["counts"])
-        sides = [TokenRows(arrays[f"{side}.tokens"], arrays[f"{side}.documents"]) for side in ("fit", "report")]
+        fit, report = (TokenRows(arrays[f"{side}.tokens"], arrays[f"{side}.documents"]) for side in ("fit", "report"))
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         raise DataError(f"the token cache {path} is damaged ({error}); deleting it is safe") from error
-    return Corpus(*sides, counts)
+    return Corpus(fit, report, counts)

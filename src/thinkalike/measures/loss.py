@@ -1,7 +1,7 @@
 """Next-token cross-entropy through a frozen unembedding, without ever holding all logits.
 
 At 2^14 tokens and 48,262 entries the logits alone are 3.2 GB in float32, and their gradient as much again. Each token's
-loss depends on its own state only, so a chunk's logits, losses and gradients are computed together and the logits dropped.
+loss depends on its own state only, so the logits of a chunk are dropped as soon as its losses and gradients are known.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Stitch(nn.Module):
         if kind not in KINDS or norm not in NORMS:
             raise ValueError(f"kind={kind}, norm={norm}: kinds are {', '.join(KINDS)}; norms are {', '.join(NORMS)}")
         if kind == "identity" and (width_in != width_out or norm != "none"):
-            raise ValueError(f"an identity stitch needs equal widths and norm=none, not {width_in}, {width_out}, {norm}")
+            raise ValueError(f"an identity needs equal widths and norm=none, not {width_in}, {width_out}, {norm}")
         self.residual = width_in == width_out
         self.pre = nn.LayerNorm(width_in) if norm == "pre" else nn.Identity()
         self.post = nn.LayerNorm(width_out) if norm == "post" else nn.Identity()

@@ -1,7 +1,7 @@
 """Models: from a name in the configuration to a FrozenModel."""
 
 from thinkalike.models.frozen import EMBED, FrozenModel
-from thinkalike.models.load import load_model
+from thinkalike.models.load import content, load_model, pick_device
 from thinkalike.models.minis import ASSETS, build_mini, save_mini
 from thinkalike.models.tokenizers import same_vocabulary, train_tokenizer
 
@@ -10,7 +10,9 @@ __all__ = [
     "EMBED",
     "FrozenModel",
     "build_mini",
+    "content",
     "load_model",
+    "pick_device",
     "same_vocabulary",
     "save_mini",
     "train_tokenizer",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib.util
 import json
 import logging
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
@@ -66,6 +66,25 @@ def _load(config: ModelConfig) -> FrozenModel:
     )
 
 
+def content(config: ModelConfig) -> str:
+    """A digest of the files of a local checkpoint or mini, which may change under the same name; "" for a hub model.
+
+    Raises:
+        ModelError: there are no files.
+    """
+    if not (config.path or config.mini):
+        return ""
+    folder = Path(config.path) if config.path else ASSETS / config.name
+    files = sorted(path for path in folder.rglob("*") if path.suffix in {".json", ".safetensors", ".bin"})
+    if not files:
+        raise ModelError(f"model={config.name}: {folder} holds no checkpoint")
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.name.encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
 def pick_device(name: str) -> str:
     """The device that `auto` stands for here, or the name as it is."""
     if name != "auto":
@@ -111,7 +130,7 @@ def _boot(config: ModelConfig, family: str, dtype: torch.dtype) -> tuple[Any, st
     return bridge, commit
 
 
-def _unwrap(bridge: Any, config: ModelConfig) -> nn.Module:
+def _unwrap(bridge: Any, config: ModelConfig) -> Any:
     """The bridge's module; raw weights run without the hooks and with the fused attention, proved to agree."""
     if config.processing == "compat":
         bridge.enable_compatibility_mode()
@@ -119,7 +138,7 @@ def _unwrap(bridge: Any, config: ModelConfig) -> nn.Module:
     tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
     with torch.no_grad():
         hooked = bridge(tokens)
-        module = plain(bridge.original_model.eval())
+        module: Any = plain(bridge.original_model.eval())
         if hasattr(module, "set_attn_implementation") and getattr(module, "_supports_sdpa", False):
             module.set_attn_implementation("sdpa")
         bare = module(tokens)
@@ -132,7 +151,7 @@ def _unwrap(bridge: Any, config: ModelConfig) -> nn.Module:
 
 @contextlib.contextmanager
 def _hub(repository: str, revision: str | None) -> Iterator[str]:
-    """Reach the hub, or its cache where it does not answer; yields the commit. Legacy loading gets the revision, too."""
+    """Reach the hub, or its cache where it does not answer; yields the commit. Legacy loading sees the revision."""
     import huggingface_hub
     from huggingface_hub import HfApi, constants
 
@@ -152,8 +171,8 @@ def _hub(repository: str, revision: str | None) -> Iterator[str]:
     constants.HF_HUB_OFFLINE = offline
     try:
         if revision:  # boot_tl_legacy asks for `main` only
-            huggingface_hub.hf_hub_download = _at_revision(download, repository, revision)
-            HfApi.list_repo_files = functools.partialmethod(listing, revision=revision)  # type: ignore[method-assign]
+            huggingface_hub.hf_hub_download = _at_revision(download, repository, revision)  # type: ignore[assignment]
+            HfApi.list_repo_files = functools.partialmethod(listing, revision=revision)  # type: ignore
         if offline:
             files = _cached_files(repository, revision)
             HfApi.list_repo_files = lambda *_, **__: files  # type: ignore[method-assign]
@@ -190,15 +209,16 @@ def _no_hub(repository: str, error: Exception) -> str:
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
-        f"cannot get {repository}: {endpoint} does not answer ({type(error).__name__}) and HF_HOME={home} holds no copy; "
-        f"set HF_HOME to a cache that has it, give a folder (model=local model.path=DIR), or use a mini (model=gelu-3l-mini)"
+        f"cannot get {repository}: {endpoint} does not answer ({type(error).__name__}) and HF_HOME={home} has no copy; "
+        f"set HF_HOME to a cache that has it, give a folder (model=local model.path=DIR), or take a mini "
+        f"(model=gelu-3l-mini)"
     )
 
 
 def _explain(config: ModelConfig, error: Exception) -> str:
     place = config.path or (ASSETS / config.name if config.mini else config.hub_id)
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    remedy = "check model.path" if config.path else "if a file is damaged, delete its folder under HF_HOME and try again"
+    remedy = "check model.path" if config.path else "if a file is damaged, delete it under HF_HOME and try again"
     return f"cannot load model={config.name} from {place}: {type(error).__name__}: {reason[:300]}; {remedy}"
 
 

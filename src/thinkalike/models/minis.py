@@ -1,4 +1,4 @@
-"""The minis: small models that this project trained, as folders of config.json, half-precision weights and tokenizer."""
+"""The minis: small models that this project trained; folders of config.json, half-precision weights and tokenizer."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str,
     (folder / "README.md").write_text(card)
 
 
-def read_mini(folder: Path) -> tuple[nn.Module, Any]:
+def read_mini(folder: Path) -> tuple[Any, Any]:
     """The module (float32, in training mode) and the tokenizer of a folder that `save_mini` wrote.
 
     Raises:
@@ -60,7 +60,7 @@ def read_mini(folder: Path) -> tuple[nn.Module, Any]:
     from thinkalike.models.tokenizers import END
 
     if not (folder / "config.json").exists():
-        raise ModelError(f"{folder} has no config.json; train it with: python train.py task=pretrain model={folder.name}")
+        raise ModelError(f"{folder} has no config.json; make it: python train.py task=pretrain model={folder.name}")
     config = json.loads((folder / "config.json").read_text())
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), bos_token=END, eos_token=END, pad_token=END

@@ -11,7 +11,7 @@ END = "<|endoftext|>"
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int) -> Any:
-    """A byte-level BPE with one special token, which is BOS, EOS and padding; the same texts give the same tokenizer."""
+    """A byte-level BPE whose one special token is BOS, EOS and padding; the same texts give the same tokenizer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -37,5 +37,5 @@ def same_vocabulary(source: Any, target: Any) -> None:
         differing = len(set(mine.items()) ^ set(theirs.items()))
         raise ModelError(
             f"{source.name} and {target.name} have different tokenizers ({len(mine)} and {len(theirs)} entries, "
-            f"{differing} of them differ), so a stitch between them has no common tokens; choose models of one tokenizer"
+            f"{differing} of them differ), so they share no tokens to stitch on; choose models of one tokenizer"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,8 +10,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from thinkalike.config import LoggerConfig, PretrainConfig, TrainerConfig
-from thinkalike.training.run import SteppedModule, fit
+from thinkalike.config import PretrainConfig
+from thinkalike.training.run import SteppedModule
 
 
 def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
@@ -49,20 +48,3 @@ class Pretraining(SteppedModule):
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-
-
-def pretrain(
-    model: nn.Module,
-    rows: Int[Tensor, "rows context"],
-    config: PretrainConfig,
-    seed: int,
-    partial: Path,
-    trainer: TrainerConfig,
-    logger: LoggerConfig,
-    name: str,
-    settings: dict,
-) -> nn.Module:
-    """Train `model` in place and return it."""
-    module = Pretraining(model, rows, config, seed)
-    fit(module, partial, trainer, logger, name, settings)
-    return module.model

@@ -1,4 +1,4 @@
-"""One run of Lightning: batches that are a function of the step, a state to go on from, loggers that are always closed."""
+"""One run of Lightning: batches that depend on the step alone, a state to go on from, loggers always closed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ for chatty in ("pytorch_lightning.utilities.rank_zero", "lightning.pytorch.utili
 class StepBatches(Dataset):
     """Batches of rows by step: epoch after epoch, each in an order that `seed` decides.
 
-    The batch of a step depends on nothing but the step, so a job that goes on from step s reads what it would have read.
+    The batch of a step depends on nothing but the step, so a job that goes on reads what it would have read.
     """
 
     def __init__(self, rows: Int[Tensor, "rows context"], tokens_per_step: int, steps: int, seed: int, first: int = 0):
@@ -81,37 +82,55 @@ class _Progress(Callback):
             log.info("step %d of %d: loss %.4f", step, steps, trainer.callback_metrics["loss"])
 
 
-def fit(module: SteppedModule, partial: Path, trainer: TrainerConfig, logger: LoggerConfig, name: str, config: dict) -> None:
-    """Train `module` to its last step, from the state that an earlier run left in `partial` if there is one.
+@dataclass(frozen=True)
+class Run:
+    """Where and how a module is trained, apart from what it is.
+
+    Attributes:
+        name: what loggers call it.
+        partial: folder for its state, to go on from.
+        device: where Lightning runs it.
+        settings: the job's configuration, for loggers.
+    """
+
+    name: str
+    partial: Path
+    device: torch.device
+    trainer: TrainerConfig
+    logger: LoggerConfig
+    settings: dict[str, Any]
+
+
+def fit(module: SteppedModule, run: Run) -> None:
+    """Train `module` to its last step, from the state that an earlier run left if there is one.
 
     Raises:
         StoreError: that state is damaged.
         TrainingError: the loss is not finite.
     """
-    state = partial / "checkpoints" / "last.ckpt"
+    state, trainer = run.partial / "checkpoints" / "last.ckpt", run.trainer
     if state.exists():
         _check_state(state)
         log.info("going on from %s", state)
     keep = ModelCheckpoint(
         state.parent, filename="last", every_n_train_steps=trainer.checkpoint_every, enable_version_counter=False
     )
-    loggers = _loggers(logger, partial, name, config)
+    loggers = _loggers(run)
     watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
     with _closed(loggers), warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning")
         pl.Trainer(
             max_steps=module.steps,
             max_epochs=-1,
-            accelerator=trainer.accelerator,
-            devices=trainer.devices,
-            strategy=trainer.strategy,
+            accelerator="gpu" if run.device.type == "cuda" else run.device.type,
+            devices=[run.device.index or 0] if run.device.type == "cuda" else 1,
             precision=trainer.precision,  # type: ignore[arg-type]
             callbacks=[keep, *watch, RichProgressBar() if sys.stdout.isatty() else _Progress()],
             logger=loggers or False,
             log_every_n_steps=10,
             enable_progress_bar=sys.stdout.isatty(),
             enable_model_summary=False,
-            default_root_dir=partial,
+            default_root_dir=run.partial,
         ).fit(module, ckpt_path=state if state.exists() else None)
 
 
@@ -119,23 +138,32 @@ def _check_state(path: Path) -> None:
     try:
         torch.load(path, map_location="cpu", weights_only=False)
     except Exception as error:  # whatever unpickling half a file raises
-        raise StoreError(f"the state {path} is damaged ({type(error).__name__}); deleting it is safe: training starts anew") from error
+        raise StoreError(
+            f"the state {path} is damaged ({type(error).__name__}); deleting it is safe: training starts anew"
+        ) from error
 
 
-def _loggers(config: LoggerConfig, partial: Path, name: str, settings: dict) -> list[Logger]:
+def _loggers(run: Run) -> list[Logger]:
+    config = run.logger
     if config.kind == "csv":
-        return [CSVLogger(partial, name="curves", version="")]
+        return [CSVLogger(run.partial, name="curves", version="")]
     if config.kind == "wandb":
         import wandb
 
         offline = not wandb.api.api_key
         if offline:
-            log.info("W&B: no key is configured, so the run is kept offline under %s; wandb sync uploads it", partial)
-        run = WandbLogger(
-            name=name, project=config.project, entity=config.entity, group=config.group, save_dir=partial,
-            offline=offline, config=settings,
-        )  # fmt: skip
-        return [run]
+            log.info("W&B: no key is configured, so the run stays offline, in %s; wandb sync uploads it", run.partial)
+        return [
+            WandbLogger(
+                name=run.name,
+                project=config.project,
+                entity=config.entity,
+                group=config.group,
+                save_dir=run.partial,
+                offline=offline,
+                config=run.settings,
+            )
+        ]
     return []
 
 

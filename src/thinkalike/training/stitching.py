@@ -7,17 +7,16 @@ that enter there are concatenated along the batch. The sum of the losses gives e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from thinkalike.config import LoggerConfig, StitchConfig, TrainerConfig
+from thinkalike.config import StitchConfig
 from thinkalike.measures import Stitch, sum_by_document, token_loss
 from thinkalike.models import FrozenModel
-from thinkalike.training.run import SteppedModule, fit
+from thinkalike.training.run import SteppedModule
 
 Pair = tuple[int, int]  # layer of the source, layer of the target
 
@@ -78,7 +77,10 @@ def next_token_losses(
 
 
 class StitchTraining(SteppedModule):
-    """Trains one φ per layer pair between two frozen models; its state holds the φs and never the models."""
+    """Trains one φ per layer pair between two frozen models; its state holds the φs and never the models.
+
+    `curve` (steps, pairs) keeps each step's loss, in nats per token on the batch of the step.
+    """
 
     def __init__(
         self,
@@ -90,13 +92,15 @@ class StitchTraining(SteppedModule):
         seed: int,
     ):
         super().__init__(rows, config.tokens_per_step, config.steps, seed)
-        self._models = (source, target)  # a tuple, so that Lightning neither moves nor saves them
+        self.models = (source, target)  # a tuple, so that Lightning neither moves nor saves them
         self.pairs, self.config = list(pairs), config
         width_in, width_out = source.d_model, target.d_model
         self.stitches = nn.ModuleList(Stitch(config.kind, width_in, width_out, config.norm, seed) for _ in self.pairs)
+        self.curve: Tensor
+        self.register_buffer("curve", torch.full((config.steps, len(self.pairs)), torch.nan))
 
     def stitched_losses(self, tokens: Int[Tensor, "b t"]) -> list[Float[Tensor, "b u"]]:
-        source, target = self._models
+        source, target = self.models
         with torch.no_grad():
             states = source.residuals(tokens, [layer for layer, _ in self.pairs])
         entering = [
@@ -108,6 +112,7 @@ class StitchTraining(SteppedModule):
     def training_step(self, tokens: Int[Tensor, "b t"], _: int) -> Tensor:
         losses = torch.stack([losses.mean() for losses in self.stitched_losses(tokens)])
         self.check_finite(losses.sum(), f"lower stitch.lr={self.config.lr}")
+        self.curve[self.global_step] = losses.detach()
         for (layer, depth), loss in zip(self.pairs, losses.detach(), strict=True):
             self.log(f"loss/{layer}-{depth}", loss)
         self.log("loss", losses.detach().mean())
@@ -131,13 +136,6 @@ class StitchTraining(SteppedModule):
                 nn.utils.clip_grad_norm_(phi.parameters(), self.config.clip)
 
 
-def train_stitches(
-    module: StitchTraining, partial: Path, trainer: TrainerConfig, logger: LoggerConfig, name: str, settings: dict
-) -> None:
-    """Train the stitches of `module` in place, on the target's device."""
-    fit(module, partial, trainer, logger, name, settings)
-
-
 @torch.no_grad()
 def document_losses(
     module: StitchTraining,
@@ -151,7 +149,7 @@ def document_losses(
         `stitched` and `identity` (pairs, documents), the latter only where widths match; `target` and `source`
         (documents,); `tokens`: how many predicted tokens each document has.
     """
-    source, target = module._models
+    source, target = module.models
     count = int(documents.max()) + 1
     totals: dict[str, Tensor] = {}
     for part, owners in zip(rows.split(batch), documents.split(batch), strict=True):

@@ -1,0 +1,57 @@
+"""Figures of results; nothing here computes a measure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import pandas as pd
+
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.hashsalt": "thinkalike",
+}
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart by colour-blind readers, too
+
+
+def penalties(table: pd.DataFrame, folder: Path) -> None:
+    """Penalty against layer with its interval, and that of φ = identity where there is one."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(4.2, 2.8), layout="constrained")
+        first = table.iloc[0]
+        _line(axes, table, "penalty", ("penalty_low", "penalty_high"), f"φ {first.stitch}, trained", COLOURS[0], "o-")
+        if "identity_penalty" in table and first.stitch != "identity":
+            ends = ("identity_low", "identity_high")
+            _line(axes, table, "identity_penalty", ends, "φ = identity", COLOURS[1], "s--")
+        axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+        axes.set_xticks(range(len(table)), [_site(row) for row in table.itertuples()])
+        axes.set_xlabel("layer of the stitch")
+        axes.set_ylabel("penalty [nats per token]")
+        axes.set_title(f"{first.source} into {first.target}", fontsize=9)
+        axes.legend(frameon=False)
+        _save(figure, folder, "penalty")
+
+
+def _line(
+    axes: Any, table: pd.DataFrame, column: str, ends: tuple[str, str], label: str, colour: str, style: str
+) -> None:
+    values = table[column]
+    errors = [(values - table[ends[0]]).clip(lower=0), (table[ends[1]] - values).clip(lower=0)]
+    axes.errorbar(range(len(table)), values, yerr=errors, fmt=style, color=colour, label=label, capsize=3, markersize=4)
+
+
+def _site(row: Any) -> str:
+    return str(row.source_layer) if row.source_layer == row.target_layer else f"{row.source_layer}→{row.target_layer}"
+
+
+def _save(figure: Any, folder: Path, name: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{name}.png", dpi=200)
+    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    plt.close(figure)

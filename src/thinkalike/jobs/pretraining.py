@@ -1,0 +1,91 @@
+"""task=pretrain: how a mini is made, and what its card says."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from thinkalike.config import ModelConfig, TrainConfig, as_dict
+from thinkalike.data import Corpus, identity, training_texts
+from thinkalike.errors import ConfigError
+from thinkalike.jobs.steps import finished, held_out, prepare, provenance, read_corpus
+from thinkalike.models import ASSETS, build_mini, load_model, pick_device, save_mini, train_tokenizer
+from thinkalike.store import Job, key_of
+from thinkalike.training import Pretraining, Run, fit
+
+log = logging.getLogger(__name__)
+
+
+def pretrain(config: TrainConfig) -> Path:
+    """Train the mini that `model` describes; leaves weights, tokenizer and card, and ships them if asked."""
+    model = config.model
+    if not model.architecture:
+        raise ConfigError(f"model={model.name} has no architecture to train; task=pretrain makes minis: gelu-3l-mini")
+    settings = as_dict(config) | {"target": None, "stitch": None, "layers": None}
+    job = Job(config.store, "pretraining", key_of(settings, {"data": identity(config.data)}), settings)
+    if finished(job, config.force):
+        return job.folder
+    with job.running() as partial:
+        prepare(config.seed, config.trainer.threads)
+        tokenizer = train_tokenizer(training_texts(config.data), config.pretrain.vocabulary)
+        corpus = read_corpus(config.data, tokenizer, int(model.context or 256), bos=model.bos, fit_tokens=None)
+        trained = Pretraining(
+            build_mini(model.architecture, len(tokenizer), model.seed), corpus.fit.tokens, config.pretrain, model.seed
+        )
+        device = torch.device(pick_device(model.device))
+        fit(trained, Run(model.name, partial, device, config.trainer, config.logger, settings))
+        facts = {"architecture": model.architecture, "seed": model.seed, "training": _training_facts(config, corpus)}
+        folder = job.out() / model.name
+        save_mini(folder, trained.model, tokenizer, facts, card="")
+        mini = load_model(ModelConfig(name=model.name, family="native", mini=True, path=str(folder)))
+        numbers = held_out(mini, corpus)  # of the half-precision weights that are shipped
+        facts["heldout"] = {**numbers, "tokens": corpus.fingerprint()}
+        for place in [folder, ASSETS / model.name] if config.pretrain.ship else [folder]:
+            save_mini(place, trained.model, tokenizer, facts, _card(config, facts, trained.model))
+        log.info(
+            "%s: held-out loss %.4f, unigram entropy %.4f", model.name, numbers["loss"], numbers["unigram_entropy"]
+        )
+        return job.finish(numbers, pd.DataFrame([{"model": model.name, **numbers}]), provenance(config, corpus, mini))
+
+
+def _training_facts(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
+    steps = max(config.pretrain.tokens // config.pretrain.tokens_per_step, 1)
+    return {
+        "data": config.data.name,
+        "tokens_seen": steps * config.pretrain.tokens_per_step,
+        "distinct_tokens": corpus.counts["fit_tokens"],
+        "steps": steps,
+        "learning_rate": config.pretrain.lr,
+        "command": f"python train.py task=pretrain model={config.model.name}",
+    }
+
+
+def _card(config: TrainConfig, facts: dict[str, Any], module: torch.nn.Module) -> str:
+    """The model card."""
+    training, heldout, shape = facts["training"], facts["heldout"], facts["architecture"]
+    parameters = sum(weight.numel() for weight in module.parameters())
+    blocks = sum(weight.numel() for name, weight in module.named_parameters() if name.startswith("layers."))
+    rows = {
+        "architecture": f"{shape['n_layers']} blocks, d_model {shape['d_model']}, {shape['n_heads']} heads, "
+        f"d_mlp {shape['d_mlp']}, {shape['act_fn']}, context {shape['n_ctx']}",
+        "parameters": f"{parameters:,}, of them {blocks:,} in the blocks",
+        "tokenizer": f"byte-level BPE, {config.pretrain.vocabulary} entries, trained on the same text",
+        "data": "the source of Python's standard library without its tests; "
+        f"{training['distinct_tokens']:,} distinct tokens",
+        "tokens seen": f"{training['tokens_seen']:,} in {training['steps']:,} steps",
+        "held-out loss": f"{heldout['loss']:.4f} nats per token (95 % interval over documents: "
+        f"{heldout['loss_low']:.3f} to {heldout['loss_high']:.3f})",
+        "unigram entropy of the same tokens": f"{heldout['unigram_entropy']:.4f} nats",
+        "seed": f"{facts['seed']}; minis of one seed and depth share initial weights and data order",
+        "made by": f"`{training['command']}`",
+        "weights": "half precision; the loss above is theirs",
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    return (
+        f"# {config.model.name}\n\nA small decoder-only transformer to compare representations with, trained from "
+        f"scratch by this project.\n\n| | |\n|---|---|\n{table}\n"
+    )

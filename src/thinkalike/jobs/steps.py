@@ -1,0 +1,69 @@
+"""Steps that every job takes."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from thinkalike.config import AnalyzeConfig, DataConfig, TrainConfig
+from thinkalike.data import Corpus, read_tokens
+from thinkalike.measures import bootstrap_interval, sum_by_document, unigram_entropy
+from thinkalike.models import FrozenModel
+from thinkalike.store import Job
+from thinkalike.training import next_token_losses
+
+log = logging.getLogger(__name__)
+
+BATCH_TOKENS = 8192  # of a report
+
+
+def finished(job: Job, force: bool) -> bool:
+    """Whether the job's result is there already; says so."""
+    if job.done and not force:
+        log.info("already done; force=true does it again")
+    return job.done and not force
+
+
+def prepare(seed: int, threads: int | None = None) -> None:
+    """Set what the jobs of a sweep, which share a process, would hand on to each other."""
+    torch.manual_seed(seed)
+    if threads:
+        torch.set_num_threads(threads)
+
+
+def read_corpus(data: DataConfig, tokenizer: Any, context: int, *, bos: bool, fit_tokens: int | None) -> Corpus:
+    """Token rows, with what the configuration leaves open filled in."""
+    return read_tokens(
+        data,
+        tokenizer,
+        context=data.context or context,
+        bos=bos if data.bos is None else data.bos,
+        fit_tokens=data.fit_tokens or fit_tokens,
+        report_tokens=data.report_tokens or 131072,
+    )
+
+
+@torch.no_grad()
+def held_out(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
+    """Loss on the report rows with its interval over documents, and the unigram entropy of the same tokens, in nats."""
+    rows = corpus.report
+    count, batch = int(rows.documents.max()) + 1, max(BATCH_TOKENS // rows.tokens.shape[1], 1)
+    sums, tokens = torch.zeros(2, count, dtype=torch.float64)
+    for part, owners in zip(rows.tokens.long().split(batch), rows.documents[:, 1:].split(batch), strict=True):
+        losses = next_token_losses(model, [model.head(part, model.n_layers - 1)], part)[0].flatten().cpu()
+        sums = sums + sum_by_document(losses, owners.flatten(), count)
+        tokens = tokens + sum_by_document(torch.ones_like(losses), owners.flatten(), count)
+    mean, low, high = (float(value) for value in bootstrap_interval(sums, tokens))
+    entropy = unigram_entropy(rows.tokens[:, 1:].flatten())
+    return {"loss": mean, "loss_low": low, "loss_high": high, "unigram_entropy": entropy}
+
+
+def provenance(config: TrainConfig | AnalyzeConfig, corpus: Corpus, *models: FrozenModel) -> dict[str, Any]:
+    """What was computed with: models, tokens, seed."""
+    return {
+        "models": [model.describe() for model in models],
+        "data": {"name": config.data.name, "tokens": corpus.fingerprint(), **corpus.counts},
+        "seed": config.seed,
+    }
