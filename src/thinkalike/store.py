@@ -121,9 +121,9 @@ class Job:
             "provenance": {**environment(), **provenance, "wall_seconds": round(time.monotonic() - self._start, 1)},
         }
         (out / "result.json").write_text(json.dumps(record, indent=1) + "\n")
-        curves = self.partial / "curves"
-        if curves.exists():
-            shutil.move(str(curves), str(out / "curves"))
+        for kept in ("curves", "wandb"):  # what loggers wrote
+            if (self.partial / kept).exists():
+                shutil.move(str(self.partial / kept), str(out / kept))
         if self.folder.exists():
             shutil.rmtree(self.folder)
         os.replace(out, self.folder)

@@ -41,7 +41,7 @@ class StepBatches(Dataset):
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
     def __len__(self) -> int:
-        return self.steps - self.first
+        return self.steps  # also after `first`: Lightning goes on counting batches where the state left off
 
     def __getitem__(self, index: int) -> Int[Tensor, "b t"]:
         start = (self.first + index) * self.size
@@ -150,7 +150,7 @@ def _loggers(run: Run) -> list[Logger]:
     if config.kind == "wandb":
         import wandb
 
-        offline = not wandb.api.api_key
+        offline = not wandb.login(prompt=False)
         if offline:
             log.info("W&B: no key is configured, so the run stays offline, in %s; wandb sync uploads it", run.partial)
         return [
@@ -160,7 +160,7 @@ def _loggers(run: Run) -> list[Logger]:
                 entity=config.entity,
                 group=config.group,
                 save_dir=run.partial,
-                offline=offline,
+                mode="offline" if offline else "online",  # offline=True would set it for later jobs, too
                 config=run.settings,
             )
         ]

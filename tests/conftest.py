@@ -1,0 +1,81 @@
+"""Shared by all tests: checked shapes, float64 and a seed, tiny random checkpoints, and doors run as subprocesses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jaxtyping import install_import_hook
+
+HOOK = install_import_hook("thinkalike", "beartype.beartype")  # before anything imports thinkalike
+
+import torch  # noqa: E402
+
+import tiny  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--device", default="cpu", help="where the measures run: cpu or cuda")
+
+
+@pytest.fixture
+def device(request) -> torch.device:
+    return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture(autouse=True)
+def _same_start():
+    torch.set_num_threads(1)  # tiny models: a second thread only waits
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory) -> dict[str, Path]:
+    """A tiny random checkpoint of every Hugging Face family, by family."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    return {family: tiny.write_checkpoint(family, root / family) for family in tiny.FAMILIES}
+
+
+@pytest.fixture(scope="session")
+def text_files(tmp_path_factory) -> Path:
+    """A folder of documents of random words, enough for small jobs."""
+    folder = tmp_path_factory.mktemp("texts")
+    for number in range(60):
+        (folder / f"{number:02}.txt").write_text(tiny.document(number))
+    return folder
+
+
+@pytest.fixture
+def run_door(tmp_path):
+    """Run a door as a user would, from another folder; returns the finished process."""
+
+    def run(script: str, *words: str, env: dict[str, str] | None = None, timeout: float = 240):
+        settings = {
+            "THINKALIKE_CACHE": str(tmp_path / "cache"),
+            "HF_HOME": str(tmp_path / "hf"),
+            "COLUMNS": "140",
+            "OMP_NUM_THREADS": "1",
+        }
+        return subprocess.run(
+            [sys.executable, str(ROOT / script), *words],
+            cwd=tmp_path,
+            env={**os.environ, **settings, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+        )
+
+    return run

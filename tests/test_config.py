@@ -1,0 +1,288 @@
+"""Everything in conf/ composes, and what cannot be is refused with the nearest thing that can."""
+
+from __future__ import annotations
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from thinkalike import config as conf
+from thinkalike.config import (
+    CONF,
+    AnalyzeConfig,
+    DataConfig,
+    LoggerConfig,
+    ModelConfig,
+    PretrainConfig,
+    StitchConfig,
+    TrainConfig,
+    check_overrides,
+    options,
+)
+from thinkalike.errors import ConfigError, ThinkalikeError, nearest, one_of
+
+NEEDED = {
+    "model=local": ["model.path=/tmp", "model@target=gelu-3l-mini"],
+    "data=text": ["data.files=[a.txt]"],
+}
+EVERY = [f"{group}={name}" for group in ("model", "data", "stitch", "trainer", "logger") for name in options(group)]
+
+
+def composed(*overrides: str, door: str = "train"):
+    conf.register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return conf.resolve(compose(door, list(overrides)), conf.SCHEMAS[door])
+
+
+@pytest.mark.parametrize("override", EVERY)
+def test_every_option_of_every_group_composes(override):
+    group, name = override.split("=")
+    config = composed(override, *NEEDED.get(override, []))
+    assert isinstance(config, TrainConfig)
+    chosen = getattr(config, group)
+    if group in ("stitch", "logger"):
+        assert chosen.kind == name
+    if group == "data":
+        assert chosen.name == ("stdlib" if name == "auto" else name)
+        assert chosen.source in ("stdlib", "text", "hub")
+    if group == "model":
+        assert chosen.corpus in options("data")
+        assert chosen.name == name or name == "feather-bert", "a model is named as its file"
+
+
+def test_the_groups_hold_what_the_parametrisation_assumes():
+    assert len(EVERY) == sum(len(list((CONF / group).glob("*.yaml"))) for group in conf.GROUPS) >= 50
+
+
+def test_a_population_is_numbered():
+    model = composed("model=feather-bert", "model.index=7").model
+    assert (model.name, model.hub_id) == ("feather-bert-7", "connectivity/feather_berts_7")
+
+
+@pytest.mark.parametrize("override", ["model=gpt2", *(word for word in EVERY if word.startswith("data="))])
+def test_data_and_models_compose_for_analyze(override):
+    needed = [word for word in NEEDED.get(override, []) if "target" not in word]
+    assert isinstance(composed(override, *needed, door="analyze"), AnalyzeConfig)
+
+
+@pytest.mark.parametrize(
+    ("model", "corpus"),
+    [
+        ("gelu-3l-mini", "stdlib"),
+        ("solu-3l", "c4-code"),
+        ("solu-4l-pile", "pile-val"),
+        ("pythia-70m-deduped", "pile-val"),
+    ],
+)
+@pytest.mark.parametrize("door", ["train", "analyze"])
+def test_auto_data_is_the_same_as_naming_it(model, corpus, door):
+    auto = composed(f"model={model}", door=door)
+    assert auto.data.name == corpus
+    assert auto == composed(f"model={model}", f"data={corpus}", door=door)
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [("report_share", 0.3), ("report_tokens", 4096), ("field", "content"), ("context", 64), ("fit_tokens", 999)],
+)
+def test_an_override_of_data_survives_auto(override, value):
+    named = composed("model=solu-3l", "data=c4-code", f"data.{override}={value}").data
+    assert getattr(named, override) == value
+    assert composed("model=solu-3l", f"data.{override}={value}").data == named
+
+
+def test_an_override_that_is_null_survives_auto():
+    assert composed("model=solu-3l", "data.fit_tokens=null").data == composed("model=solu-3l").data
+
+
+def test_a_source_on_the_command_line_survives_auto():
+    data = composed("model=gpt2", "data.source=text", "data.files=[a.txt]").data
+    assert (data.source, data.files) == ("text", ["a.txt"])
+
+
+@pytest.mark.parametrize(
+    ("words", "steps", "report"),
+    [
+        (["model=gelu-3l-mini"], 300, 131072),
+        (["model=solu-4l-mini", "model@target=gpt2"], 300, 131072),
+        (["model=gpt2"], 2000, 1048576),
+        (["model=gpt2", "scale=mini"], 300, 131072),
+        (["model=gelu-3l-mini", "scale=paper"], 2000, 1048576),
+    ],
+)
+def test_scale_sizes_the_recipe(words, steps, report):
+    config = composed(*words)
+    assert (config.stitch.steps, config.data.report_tokens) == (steps, report)
+    assert config.stitch.warmup == steps // 10
+
+
+def test_a_key_beats_the_scale():
+    assert composed("scale=paper", "stitch.steps=77", "stitch.warmup=7").stitch.steps == 77
+
+
+@pytest.mark.parametrize("more", [[], ["stitch=identity", "data=stdlib", "data.report_tokens=4096"]])
+def test_an_unknown_scale_is_refused_whether_or_not_it_is_used(more):
+    with pytest.raises(Exception, match="scale=papre is not known; did you mean 'paper'") as caught:
+        composed("scale=papre", *more)
+    assert "scale=papre is not known" in str(caught.value).splitlines()[0], "the door prints the first line only"
+
+
+def test_the_target_follows_the_model_unless_given():
+    assert composed("model=gpt2").target == composed("model=gpt2").model
+    assert composed("model=gpt2", "model@target=gelu-3l").target.name == "gelu-3l"
+    assert composed("model@target=gelu-3l").model.name == "gelu-3l-mini"
+
+
+def test_a_local_model_needs_one_path():
+    """As the help of train.py has it: model=local model.path=DIR."""
+    config = composed("model=local", "model.path=/tmp")
+    assert config.target.path == config.model.path == "/tmp"
+
+
+# ---------------------------------------------------------------------------------------------------- the command line
+
+WRONG = [
+    ("model=gelu3l", "model=gelu3l is not known; did you mean 'gelu-3l'?"),
+    ("model@target=gelu3l", "gelu3l is not known; did you mean 'gelu-3l'?"),
+    ("stitch=linaer", "did you mean 'linear'?"),
+    ("logger=tensorboard", "logger=tensorboard is not known; there is: csv, none, wandb"),
+    ("model=schema", "model=schema is not known; there is: "),
+    ("modl=gelu-3l", "'modl' is not a setting; did you mean 'model'?"),
+    ("seeed=1", "'seeed' is not a setting; did you mean 'seed'?"),
+    ("stitch.step=3", "'stitch.step' is not a setting; did you mean 'stitch.steps'?"),
+    ("pretrain.token=3", "did you mean 'pretrain.tokens'?"),
+    ("target.dtyp=float32", "'target.dtyp' is not a setting; did you mean 'target.dtype'?"),
+    ("trainer.xyzzy=3", "there is: trainer.checkpoint_every, trainer.precision, trainer.threads"),
+    ("model=gpt2,solu-3k", "model=solu-3k is not known; did you mean 'solu-3l'?"),
+    ("model@target=gpt3,gpt2", "gpt3 is not known; did you mean 'gpt2'?"),
+    ("layers=[[0,", "cannot read the command line"),
+]
+RIGHT = [
+    "model=gelu-3l",
+    "model@target=gpt2",
+    "model=gpt2,solu-3l",
+    "model=glob(solu*)",
+    "target.dtype=bfloat16",
+    "stitch.steps=10,20",
+    "stitch.steps=range(1,3)",
+    "layers=[[0,0],[1,2]]",
+    "model.architecture.n_layers=2",
+    "data.files=[a.txt,b.jsonl]",
+    "+x=1",
+    "~data",
+    "hydra.run.dir=.",
+    "hydra/launcher=joblib",
+]
+
+
+@pytest.mark.parametrize(("word", "message"), WRONG, ids=[word for word, _ in WRONG])
+def test_a_misspelt_override_is_refused_with_the_nearest(word, message):
+    with pytest.raises(ConfigError) as caught:
+        check_overrides(["seed=1", word], TrainConfig)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("word", RIGHT)
+def test_a_good_override_passes(word):
+    check_overrides([word], TrainConfig)
+
+
+def test_each_door_has_keys_of_its_own():
+    check_overrides(["measure=loss"], AnalyzeConfig)
+    with pytest.raises(ConfigError, match="'measure' is not a setting"):
+        check_overrides(["measure=loss"], TrainConfig)
+
+
+# -------------------------------------------------------------------------------------------------- values of each kind
+
+IMPOSSIBLE = [
+    (ModelConfig, {"name": "m", "family": "gpt3"}, r"model\.family=gpt3 is not known; did you mean 'gpt2'"),
+    (ModelConfig, {"name": "m", "processing": "row"}, r"model\.processing=row .*'raw'"),
+    (ModelConfig, {"name": "m", "dtype": "float8"}, r"model\.dtype=float8 is not known"),
+    (ModelConfig, {"name": "local"}, r"model=local needs model\.path="),
+    (DataConfig, {"name": "d", "source": "hubs"}, r"data\.source=hubs .*'hub'"),
+    (DataConfig, {"name": "d", "source": "text"}, r"data=text needs data\.files="),
+    (DataConfig, {"name": "d", "source": "text", "files": []}, r"data=text needs data\.files="),
+    (DataConfig, {"name": "d", "context": 0}, r"data\.context=0 must be positive"),
+    (DataConfig, {"name": "d", "fit_tokens": -1}, r"data\.fit_tokens=-1 must be positive"),
+    (DataConfig, {"name": "d", "report_tokens": 0}, r"data\.report_tokens=0 must be positive"),
+    (DataConfig, {"name": "d", "report_share": 0.0}, r"data\.report_share=0\.0 must lie between 0 and 1"),
+    (DataConfig, {"name": "d", "report_share": 1.0}, r"data\.report_share=1\.0 must lie between 0 and 1"),
+    (DataConfig, {"name": "d", "report_share": float("nan")}, r"data\.report_share=nan must lie between 0 and 1"),
+    (StitchConfig, {"kind": "afine"}, r"stitch\.kind=afine .*'affine'"),
+    (StitchConfig, {"norm": "prae"}, r"stitch\.norm=prae .*'pre'"),
+    (StitchConfig, {"schedule": "cosine"}, r"stitch\.schedule=cosine is not known; there is: linear, tuned_lens"),
+    (StitchConfig, {"kind": "identity", "norm": "pre"}, r"stitch\.norm=pre does not go with stitch=identity"),
+    (StitchConfig, {"steps": 0}, r"stitch\.steps=0 must be positive"),
+    (StitchConfig, {"warmup": 2000}, r"stitch\.warmup=2000 must lie between 0 and stitch\.steps=2000"),
+    (StitchConfig, {"warmup": -1}, r"stitch\.warmup=-1 must lie"),
+    (StitchConfig, {"lr": 0.0}, r"stitch\.lr=0\.0 must be positive and finite"),
+    (StitchConfig, {"lr": float("inf")}, r"stitch\.lr=inf must be positive and finite"),
+    (StitchConfig, {"lr": float("nan")}, r"stitch\.lr=nan must be positive and finite"),
+    (StitchConfig, {"momentum": 1.0}, r"stitch\.momentum=1\.0 must lie in \[0, 1\)"),
+    (StitchConfig, {"tokens_per_step": 0}, r"stitch\.tokens_per_step=0 must be positive"),
+    (PretrainConfig, {"tokens": -1}, r"pretrain\.tokens=-1"),
+    (PretrainConfig, {"tokens_per_step": 0}, r"pretrain\.tokens_per_step must be positive"),
+    (LoggerConfig, {"kind": "tensorboard"}, r"logger\.kind=tensorboard is not known; there is: csv, none, wandb"),
+    (TrainConfig, {"task": "stich"}, r"task=stich is not known; did you mean 'stitch'"),
+    (AnalyzeConfig, {"measure": "los"}, r"measure=los is not known; did you mean 'loss'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "values", "message"), IMPOSSIBLE)
+def test_an_impossible_value_is_refused_with_its_name(kind, values, message):
+    with pytest.raises(ConfigError, match=message):
+        kind(**values)
+
+
+def test_the_smallest_possible_values_are_taken():
+    """The positive control of the refusals above."""
+    StitchConfig(steps=1, warmup=0, momentum=0.0, tokens_per_step=1)
+    DataConfig(name="d", source="text", files=["a"], context=1, fit_tokens=1, report_tokens=1, report_share=1e-6)
+    PretrainConfig(tokens=0, tokens_per_step=1)
+
+
+def test_an_identity_trains_nothing():
+    assert (StitchConfig(kind="identity").steps, StitchConfig(kind="identity").warmup) == (0, 0)
+    assert composed("stitch=identity").stitch.steps == 0
+
+
+def test_a_refused_value_on_the_command_line_is_a_config_error():
+    with pytest.raises(ConfigError, match=r"stitch\.steps=-1"):
+        composed("stitch.steps=-1")
+
+
+def test_a_configuration_survives_its_file():
+    config = composed("layers=[[0,0],[1,2]]")
+    text = conf.to_yaml(conf.as_dict(config))
+    assert conf.OmegaConf.to_container(conf.OmegaConf.create(text)) == conf.as_dict(config)
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+def test_a_typo_gets_one_name_and_nonsense_the_list():
+    assert nearest("lineer", ["linear", "affine"]) == "did you mean 'linear'?"
+    assert nearest("xyzzy", ["linear", "affine"]) == "there is: affine, linear"
+
+
+def test_one_of_takes_what_is_there_and_refuses_the_rest():
+    one_of("key", "a", iter("ab"))
+    with pytest.raises(ConfigError, match="key=c is not known; there is: a, b"):
+        one_of("key", "c", iter("ab"))
+
+
+def test_a_user_error_is_one_line_and_exit_status_1(capsys, monkeypatch):
+    monkeypatch.delenv("THINKALIKE_TRACEBACK", raising=False)
+    with pytest.raises(SystemExit) as caught, conf._one_line_errors():
+        raise ThinkalikeError("first\nsecond")
+    assert caught.value.code == 1
+    assert capsys.readouterr().err == "error: first\n"
+
+
+def test_a_bug_keeps_its_traceback_and_so_does_an_error_on_request(monkeypatch):
+    with pytest.raises(ZeroDivisionError), conf._one_line_errors():
+        _ = 1 / 0
+    monkeypatch.setenv("THINKALIKE_TRACEBACK", "1")
+    with pytest.raises(ThinkalikeError), conf._one_line_errors():
+        raise ThinkalikeError("asked for")

@@ -1,0 +1,560 @@
+"""Documents are read alike from every format, packed without loss, kept on one side, and cached safely."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import sysconfig
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from thinkalike.config import DataConfig
+from thinkalike.data import Corpus, TokenRows, documents, identity, read_tokens, training_texts
+from thinkalike.data.sources import content_hash
+from thinkalike.errors import DataError
+
+CONTEXT, EOS, BOS = 16, 0, 1
+ALL = 10**9  # more report tokens than there are
+
+
+class Letters:
+    """A tokenizer whose tokens are code points, and which counts how often it is called."""
+
+    bos_token_id, eos_token_id, sep_token_id = BOS, EOS, None
+
+    def __init__(self, **changes):
+        self.calls = 0
+        self.__dict__.update(changes)
+
+    def get_vocab(self):
+        return {chr(code): code for code in range(2, 128)}
+
+    def __call__(self, texts, add_special_tokens, verbose):
+        assert not add_special_tokens
+        self.calls += 1
+        return {"input_ids": [[ord(letter) for letter in text] for text in texts]}
+
+
+def texts(count=60, first=0) -> list[str]:
+    return [tiny.document(first + number, words=12) for number in range(count)]
+
+
+def write_jsonl(path: Path, rows: list[str], field: str = "text") -> Path:
+    path.write_text("".join(json.dumps({field: row, "n": 1}) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def config(tmp_path):
+    """A configuration that reads the given files, or 60 short documents."""
+
+    def make(*files, **changes) -> DataConfig:
+        files = files or (write_jsonl(tmp_path / "default.jsonl", texts()),)
+        settings = {"field": "text", "report_share": 0.3, "cache": str(tmp_path / "cache")}
+        return DataConfig(name="text", source="text", files=[str(file) for file in files], **{**settings, **changes})
+
+    return make
+
+
+def read(data: DataConfig, tokenizer=None, *, bos=False, fit_tokens=None, report_tokens=ALL, context=CONTEXT) -> Corpus:
+    return read_tokens(
+        data,
+        tokenizer or Letters(),
+        context=context,
+        bos=bos,
+        fit_tokens=fit_tokens,
+        report_tokens=report_tokens,
+    )
+
+
+def stream(rows: list[str]) -> list[int]:
+    return [token for row in rows for token in [*map(ord, row), EOS]]
+
+
+def sides(data: DataConfig) -> tuple[list[str], list[str]]:
+    fit = list(training_texts(data))
+    return fit, [text for text in documents(data) if text not in set(fit)]
+
+
+# ------------------------------------------------------------------------------------------------------------- readers
+
+
+def write(path: Path, rows: list[str], field: str = "text") -> list[Path]:
+    """The same documents in the format of the suffix."""
+    if path.suffix == ".txt":
+        for number, row in enumerate(rows):
+            path.with_name(f"{number:03}.txt").write_text(row, encoding="utf-8")
+        return [path.with_name("*.txt")]
+    if path.suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        table = pyarrow.table({field: rows, "n": list(range(len(rows)))})
+        pyarrow.parquet.write_table(table, path, row_group_size=7)
+        return [path]
+    raw = "".join(json.dumps({"n": 1, field: row}) + "\n\n" for row in rows).encode()  # blank lines are no documents
+    if path.suffix == ".gz":
+        raw = gzip.compress(raw)
+    if path.suffix == ".zst":
+        raw = zst(raw)
+    path.write_bytes(raw)
+    return [path]
+
+
+def zst(raw: bytes) -> bytes:
+    import zstandard
+
+    return zstandard.ZstdCompressor().compress(raw)
+
+
+FORMATS = ["x.txt", "x.jsonl", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_gives_the_same_documents(name, tmp_path, config):
+    rows = [*texts(20), "ä → é\n\nsecond paragraph", '"quoted"\t\\']
+    assert list(documents(config(*write(tmp_path / name, rows)))) == rows
+
+
+@pytest.mark.parametrize("name", FORMATS[1:])
+def test_the_field_is_chosen_by_name(name, tmp_path, config):
+    files = write(tmp_path / name, texts(3), field="content")
+    assert list(documents(config(*files, field="content"))) == texts(3)
+    with pytest.raises(DataError, match=r"field contnet; did you mean 'content'\?") as caught:
+        list(documents(config(*files, field="contnet")))
+    assert str(tmp_path / name) in str(caught.value)
+
+
+def test_files_and_globs_are_read_in_the_order_given_and_sorted_within(tmp_path, config):
+    for name in "cab":
+        (tmp_path / f"{name}.txt").write_text(name)
+    assert list(documents(config(tmp_path / "c.txt", tmp_path / "[ab].txt"))) == ["c", "a", "b"]
+
+
+def test_several_zst_frames_are_one_file(tmp_path, config):
+    """As parallel compressors write them."""
+    rows = texts(40)
+    parts = [("".join(json.dumps({"text": row}) + "\n" for row in part)).encode() for part in (rows[:20], rows[20:])]
+    (tmp_path / "x.jsonl.zst").write_bytes(b"".join(map(zst, parts)))
+    assert list(documents(config(tmp_path / "x.jsonl.zst"))) == rows
+
+
+@pytest.mark.parametrize("name", FORMATS[1:])
+@pytest.mark.parametrize("harm", [lambda raw: raw[:-5], lambda raw: b"\x00garbage" + raw], ids=["cut", "garbage"])
+def test_a_damaged_file_is_named(name, harm, tmp_path, config):
+    (file,) = write(tmp_path / name, texts(20))
+    file.write_bytes(harm(file.read_bytes()))
+    with pytest.raises(DataError, match="cannot read ") as caught:
+        list(documents(config(file)))
+    assert str(file) in str(caught.value)
+
+
+def test_a_damaged_line_is_named_with_its_file(tmp_path, config):
+    (tmp_path / "x.jsonl").write_text('{"text": "fine"}\n{oops\n')
+    with pytest.raises(DataError, match=r"cannot read .*x\.jsonl: JSONDecodeError"):
+        list(documents(config(tmp_path / "x.jsonl")))
+
+
+def test_text_that_is_not_utf8_is_named(tmp_path, config):
+    (tmp_path / "x.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataError, match=r"cannot read .*x\.txt: UnicodeDecodeError"):
+        list(documents(config(tmp_path / "x.txt")))
+
+
+@pytest.mark.parametrize("value", [None, 3])
+def test_a_field_without_text_is_refused_in_every_format(value, tmp_path, config):
+    import pyarrow
+    import pyarrow.parquet
+
+    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "fine"}) + "\n" + json.dumps({"text": value}) + "\n")
+    with pytest.raises(DataError, match=r"x\.jsonl line 2 has no text in field text"):
+        list(documents(config(tmp_path / "x.jsonl")))
+    pyarrow.parquet.write_table(pyarrow.table({"text": [value, value]}), tmp_path / "x.parquet")
+    with pytest.raises(DataError, match=r"x\.parquet.* has no text in field text"):
+        list(documents(config(tmp_path / "x.parquet")))
+
+
+def test_a_pattern_that_matches_nothing_is_named(tmp_path, config):
+    with pytest.raises(DataError, match=r"data\.files: nothing matches .*\*\.nothing"):
+        list(documents(config(tmp_path / "*.nothing")))
+
+
+def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path, config):
+    (tmp_path / "x.csv").write_text("a,b")
+    with pytest.raises(DataError, match=r"x\.csv: of the kinds .*\.jsonl\.zst and \.parquet it is none"):
+        list(documents(config(tmp_path / "x.csv")))
+
+
+@pytest.mark.parametrize("what", [lambda data: list(documents(data)), identity], ids=["documents", "identity"])
+def test_a_folder_in_place_of_a_file_is_refused(what, tmp_path, config):
+    """`identity` comes first in a job, so it must not be the one that crashes."""
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(DataError, match="folder"):
+        what(config(tmp_path / "folder"))
+
+
+# ---------------------------------------------------------------------------------------------------- standard library
+
+
+def test_the_standard_library_is_read_without_tests_and_in_an_order_that_no_name_decides(tmp_path, monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    kept = {"a.py": "x = 1", "json/b.py": "y = 2", "email/c.py": "z = 3", "d.py": "w = 4"}
+    left = ["test/e.py", "lib2to3/tests/f.py", "idlelib/idle_test/g.py", "site-packages/h.py", "dist-packages/i.py"]
+    for name, text in {**kept, **dict.fromkeys(left, "left out"), "notes.txt": "left out"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_text(text)
+    stdlib = DataConfig(name="stdlib", source="stdlib")
+    read_once, name = list(documents(stdlib)), identity(stdlib)
+    assert read_once == sorted(kept.values(), key=content_hash)
+    (tmp_path / "a.py").rename(tmp_path / "zz.py")
+    assert list(documents(stdlib)) == read_once
+    (tmp_path / "zz.py").write_text("changed")
+    assert identity(stdlib) != name
+
+
+def test_pythons_own_standard_library_is_there_and_large():
+    stdlib = DataConfig(name="stdlib", source="stdlib")
+    found = list(documents(stdlib))
+    assert sum(map(len, found)) > 4e6
+    assert any("class Fraction(" in text for text in found)
+    assert not any("class FractionTest(" in text for text in found)
+
+
+# --------------------------------------------------------------------------------------------------------------- hub
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """A hub whose one data set is what the test says; returns the calls that it got."""
+    import datasets
+
+    def serve(outcome):
+        calls = []
+
+        def load_dataset(*words, **options):
+            calls.append((words, options))
+            if isinstance(outcome, Exception):
+                raise outcome
+            return iter(outcome)
+
+        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        return calls
+
+    return serve
+
+
+HUB = {"name": "set", "source": "hub", "hub_id": "someone/set", "field": "text"}
+
+
+def test_a_hub_set_is_streamed(hub):
+    calls = hub({"text": row} for row in texts(5))
+    config = DataConfig(**HUB, subset="en", split="validation", revision="v2", hub_files=["val.jsonl"])
+    assert list(documents(config)) == texts(5)
+    options = {"split": "validation", "streaming": True, "revision": "v2", "data_files": ["val.jsonl"]}
+    assert calls == [(("someone/set", "en"), options)]
+
+
+def test_no_more_of_a_hub_set_is_read_than_asked_for(hub):
+    def endless():
+        number = 0
+        while True:
+            yield {"text": tiny.document(number, words=12)}
+            number += 1
+
+    hub(endless())
+    assert len(list(islice(documents(DataConfig(**HUB)), 7))) == 7
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_hub_that_fails_is_one_line_with_a_remedy(hub, late):
+    def breaking():
+        yield {"text": "first"}
+        raise ConnectionError("\n\ngone\nand a long explanation")
+
+    hub(breaking() if late else ConnectionError("\n\ngone\nand a long explanation"))
+    with pytest.raises(DataError) as caught:
+        list(documents(DataConfig(**HUB)))
+    assert str(caught.value).startswith("cannot stream data=set (someone/set): ConnectionError: gone; use local files")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_hub_set_without_the_field_is_refused_with_its_row(hub):
+    hub([{"text": "fine"}, {"texts": "not"}])
+    with pytest.raises(DataError, match=r"someone/set row 1 has no text in field text; did you mean 'texts'"):
+        list(documents(DataConfig(**HUB)))
+
+
+# ------------------------------------------------------------------------------------------------------------ identity
+
+
+def test_identity_changes_with_content_and_field_but_not_with_the_path(tmp_path, config):
+    first = write_jsonl(tmp_path / "a.jsonl", texts(5))
+    moved = write_jsonl(tmp_path / "moved.jsonl", texts(5))
+    other = write_jsonl(tmp_path / "b.jsonl", [*texts(4), "x"])
+    name = identity(config(first))
+    assert name == identity(config(moved))
+    assert len({name, identity(config(other)), identity(config(first, field="n")), identity(config(first, other))}) == 4
+
+
+def test_identity_is_the_same_on_python_310(config, monkeypatch):
+    """Which has no hashlib.file_digest."""
+    import hashlib
+
+    name = identity(config())
+    monkeypatch.delattr(hashlib, "file_digest", raising=False)
+    assert identity(config()) == name
+
+
+def test_identity_changes_with_the_format_that_the_same_bytes_are_read_in(tmp_path, config):
+    """Else the cache of one would be served for the other."""
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "a.txt").write_text('{"text": "a"}\n')
+    assert identity(config(tmp_path / "a.jsonl")) != identity(config(tmp_path / "a.txt"))
+
+
+def test_identity_of_a_hub_set_changes_with_each_thing_that_chooses_it():
+    changes = {
+        "hub_id": "someone/other",
+        "subset": "en",
+        "split": "test",
+        "revision": "v2",
+        "hub_files": ["a"],
+        "field": "f",
+    }
+    names = {identity(DataConfig(**{**HUB, key: value})) for key, value in changes.items()}
+    assert len(names | {identity(DataConfig(**HUB))}) == 7
+    assert identity(DataConfig(**HUB, cache="elsewhere")) == identity(DataConfig(**HUB))
+
+
+# --------------------------------------------------------------------------------------------------- packing and split
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_rows_are_the_documents_joined_with_eos_and_know_their_owners(bos, config):
+    data = config()
+    corpus = read(data, bos=bos)
+    for rows, side in zip((corpus.fit, corpus.report), sides(data), strict=True):
+        payload = CONTEXT - bos
+        expected = torch.tensor(stream(side))
+        owners = torch.tensor([number for number, text in enumerate(side) for _ in [*text, EOS]])
+        count = len(expected) // payload
+        assert len(rows) == count > 10
+        assert torch.equal(rows.tokens[:, bos:].flatten().long(), expected[: count * payload])
+        assert torch.equal(rows.documents[:, bos:].flatten().long(), owners[: count * payload])
+        if bos:
+            assert (rows.tokens[:, 0] == BOS).all()
+            assert torch.equal(rows.documents[:, 0], rows.documents[:, 1]), "BOS belongs to the text after it"
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_every_token_is_kept_or_counted_as_dropped(bos, config):
+    data = config()
+    corpus = read(data, bos=bos)
+    kept = sum(rows.tokens[:, bos:].numel() for rows in (corpus.fit, corpus.report))
+    assert kept + corpus.counts["dropped_tokens"] == sum(len(stream(side)) for side in sides(data))
+    assert 0 < corpus.counts["dropped_tokens"] < 2 * CONTEXT
+    for side, rows in (("fit", corpus.fit), ("report", corpus.report)):
+        assert corpus.counts[f"{side}_tokens"] == rows.tokens.numel()
+        assert corpus.counts[f"{side}_documents"] == len(rows.documents.unique())
+
+
+def pieces(rows: TokenRows) -> list[str]:
+    """The whole documents in rows without BOS."""
+    text = "".join(map(chr, rows.tokens.flatten().tolist()))
+    return text.split(chr(EOS))[:-1]
+
+
+def test_no_document_is_on_both_sides_and_copies_are_dropped_and_counted(tmp_path, config):
+    copied = write_jsonl(tmp_path / "copied.jsonl", [*texts(60), *texts(60), "", "  \n"])
+    corpus = read(config(copied))
+    fit, report = pieces(corpus.fit), pieces(corpus.report)
+    assert len(fit) > 20
+    assert len(report) > 5
+    assert max(Counter(fit + report).values()) == 1
+    assert corpus.counts["duplicate_documents"] == 62, "60 copies and 2 empty ones"
+    assert read(config()).counts["duplicate_documents"] == 0
+    assert torch.equal(read(config()).fit.tokens, corpus.fit.tokens)
+
+
+def test_training_texts_are_exactly_the_documents_that_are_fitted_on(config):
+    data = config()
+    corpus, fit = read(data), list(training_texts(data))
+    assert fit[: len(pieces(corpus.fit))] == pieces(corpus.fit)
+    assert len(fit) - len(pieces(corpus.fit)) <= 1, "the last document may be cut"
+    assert not set(fit) & set(pieces(corpus.report))
+
+
+def test_the_side_of_a_document_does_not_depend_on_the_others(tmp_path, config):
+    alone = config(write_jsonl(tmp_path / "b.jsonl", texts(40)))
+    more = config(write_jsonl(tmp_path / "a.jsonl", texts(80, first=100)), tmp_path / "b.jsonl")
+    (fit, report), (wider_fit, wider_report) = sides(alone), sides(more)
+    assert set(fit) < set(wider_fit)
+    assert set(report) < set(wider_report)
+
+
+def test_the_report_gets_its_share_of_the_documents(tmp_path, config):
+    file = write_jsonl(tmp_path / "many.jsonl", [f"document {number}" for number in range(4000)])
+    for share in (0.1, 0.3):
+        fit = sum(1 for _ in training_texts(config(file, report_share=share)))
+        assert abs(1 - fit / 4000 - share) < 4 * (share * (1 - share) / 4000) ** 0.5
+
+
+@pytest.mark.parametrize("bos", [False, True])
+@pytest.mark.parametrize(("asked", "rows"), [(64, 4), (79, 4), (16, 1), (1, 1)])
+def test_limits_cut_the_same_rows_short(asked, rows, bos, config):
+    whole, cut = read(config(), bos=bos), read(config(), bos=bos, fit_tokens=asked, report_tokens=160)
+    assert len(cut.fit) == rows
+    assert torch.equal(cut.fit.tokens, whole.fit.tokens[:rows])
+    assert torch.equal(cut.report.tokens, whole.report.tokens[:10])
+
+
+def test_reading_stops_when_both_sides_are_full(tmp_path, config):
+    file = write_jsonl(tmp_path / "many.jsonl", texts(600))
+    tokenizer = Letters()
+    read(config(file), tokenizer, fit_tokens=64, report_tokens=640)
+    everything = Letters()
+    read(config(file), everything)
+    assert tokenizer.calls <= 2 < everything.calls
+
+
+def test_a_separator_stands_in_for_a_missing_eos(config):
+    corpus = read(config(), Letters(eos_token_id=None, sep_token_id=9))
+    assert 9 in corpus.fit.tokens
+    assert EOS not in corpus.fit.tokens
+
+
+@pytest.mark.parametrize(
+    ("missing", "bos", "message"),
+    [("eos_token_id", False, "no EOS token"), ("bos_token_id", True, r"no BOS token .*data\.bos=false")],
+)
+def test_a_tokenizer_without_the_token_is_refused(missing, bos, message, config):
+    with pytest.raises(DataError, match=message):
+        read(config(), Letters(**{missing: None}), bos=bos)
+
+
+def test_a_missing_eos_is_not_blamed_on_bos(config):
+    with pytest.raises(DataError, match="no EOS token"):
+        read(config(), Letters(eos_token_id=None), bos=True)
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", '{"text": " "}\n'])
+def test_data_without_text_is_refused(content, tmp_path, config):
+    (tmp_path / "empty.jsonl").write_text(content)
+    with pytest.raises(DataError, match="data=text holds no text: not one row of 16 tokens"):
+        read(config(tmp_path / "empty.jsonl"))
+
+
+def one_sided(report: bool, share: float = 0.3) -> list[str]:
+    return [text for text in texts(60) if (int(content_hash(text)[:8], 16) / 16**8 < share) == report]
+
+
+def test_too_little_to_fit_on_is_refused(tmp_path, config):
+    with pytest.raises(DataError, match="data=text has too little text to fit on: not one row of 16"):
+        read(config(write_jsonl(tmp_path / "x.jsonl", one_sided(report=True))))
+
+
+@pytest.mark.parametrize(("kept", "message"), [(0, "0 rows of 0 documents"), (1, "2 rows of 1 documents")])
+def test_too_little_for_the_report_is_refused_with_the_remedy(kept, message, tmp_path, config):
+    file = write_jsonl(tmp_path / "x.jsonl", [*one_sided(report=False), *one_sided(report=True)[:kept]])
+    with pytest.raises(DataError, match=rf"too little text for the report: {message}, .*raise data\.report_share=0\.3"):
+        read(config(file), context=16)
+
+
+def test_a_report_shorter_than_asked_for_says_so(config, caplog):
+    read(config(), report_tokens=160)
+    assert "asked for" not in caplog.text
+    read(config(), report_tokens=ALL)
+    assert "tokens of the 1,000,000,000 asked for: there are no more" in caplog.text
+
+
+def test_the_counts_are_logged(config, caplog):
+    caplog.set_level(logging.INFO, "thinkalike")
+    counts = read(config()).counts
+    assert f"{counts['fit_tokens']:,} fit and {counts['report_tokens']:,} report tokens" in caplog.text
+
+
+def test_the_fingerprint_is_of_the_tokens(tmp_path, config):
+    first, again = read(config()), read(config(cache=str(tmp_path / "other")))
+    assert first.fingerprint() == again.fingerprint()
+    assert first.fingerprint() != read(config(), fit_tokens=64).fingerprint()
+    first.report.tokens[-1, -1] += 1
+    assert first.fingerprint() != again.fingerprint()
+
+
+# --------------------------------------------------------------------------------------------------------------- cache
+
+
+def cache_files(tmp_path) -> list[Path]:
+    return sorted((tmp_path / "cache").rglob("*.*"))
+
+
+def test_a_second_read_is_the_same_and_does_not_tokenise(tmp_path, config):
+    tokenizer = Letters()
+    first, calls = read(config(), tokenizer, bos=True), tokenizer.calls
+    again = read(config(), tokenizer, bos=True)
+    assert tokenizer.calls == calls > 0
+    for rows, same in ((first.fit, again.fit), (first.report, again.report)):
+        assert torch.equal(rows.tokens, same.tokens)
+        assert torch.equal(rows.documents, same.documents)
+        assert rows.tokens.dtype == same.tokens.dtype
+    assert first.counts == again.counts
+    assert len(cache_files(tmp_path)) == 1, "and nothing half written lies about"
+
+
+@pytest.mark.parametrize(
+    "change", ["bos", "context", "fit_tokens", "report_tokens", "report_share", "vocabulary", "text"]
+)
+def test_the_cache_is_not_served_for_another_request(change, tmp_path, config):
+    read(config())
+    other = {"bos": True, "context": 8, "fit_tokens": 64, "report_tokens": 160}
+    tokenizer = Letters()
+    if change == "vocabulary":
+        tokenizer.get_vocab = lambda: {"a": 1}
+    data = config(report_share=0.4) if change == "report_share" else config()
+    if change == "text":
+        write_jsonl(tmp_path / "default.jsonl", texts(61))
+    read(data, tokenizer, **{key: value for key, value in other.items() if key == change})
+    assert tokenizer.calls > 0
+
+
+def test_a_damaged_cache_is_named_and_deleting_it_is_safe(tmp_path, config):
+    first = read(config())
+    (file,) = cache_files(tmp_path)
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"is damaged .*; deleting it is safe") as caught:
+        read(config())
+    assert str(file) in str(caught.value)
+    file.unlink()
+    assert read(config()).fingerprint() == first.fingerprint()
+
+
+def test_a_cache_that_cannot_be_made_only_warns(tmp_path, config, caplog):
+    (tmp_path / "file").write_text("in the way")
+    corpus = read(config(cache=str(tmp_path / "file" / "cache")))
+    assert len(corpus.fit) > 10
+    assert "cannot be written" in caplog.text
+
+
+def test_a_cache_that_cannot_be_filled_only_warns(config, caplog, monkeypatch):
+    """A full disk: safetensors has an error of its own for it, which is no OSError."""
+    from safetensors import SafetensorError
+
+    def full(*_, **__):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("thinkalike.data.tokens.save_file", full)
+    assert len(read(config()).fit) > 10
+    assert "No space left on device" in caplog.text
+
+
+def test_the_cache_is_where_the_environment_says_unless_configured(tmp_path, config, monkeypatch):
+    monkeypatch.setenv("THINKALIKE_CACHE", str(tmp_path / "environment"))
+    read(config(cache=None))
+    assert list((tmp_path / "environment" / "tokens").glob("*.safetensors"))
+    assert not cache_files(tmp_path)

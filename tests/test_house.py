@@ -1,0 +1,175 @@
+"""Rules of the house: who may import whom, what an import costs, how long a file is, and that shapes are checked."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from jaxtyping import TypeCheckError
+
+import thinkalike
+from thinkalike.measures import Stitch, token_loss
+
+SRC = Path(__file__).resolve().parents[1] / "src"
+FILES = sorted((SRC / "thinkalike").rglob("*.py"))
+
+# A module imports from its own part and from lower floors only.
+FLOORS = {
+    "errors": 0,
+    "config": 1,  # knows errors, and nothing else
+    "models": 2,
+    "data": 2,
+    "activations": 3,
+    "measures": 3,
+    "training": 4,
+    "store": 4,
+    "figures": 5,
+    "jobs": 6,
+}
+OWNERS = {
+    "hydra": "config",
+    "omegaconf": "config",
+    "transformer_lens": "models",
+    "datasets": "data",
+    "pytorch_lightning": "training",
+    "matplotlib": "figures",
+}
+
+
+def part_of(file: Path) -> str:
+    return file.relative_to(SRC / "thinkalike").parts[0].removesuffix(".py")
+
+
+def imported(source: str) -> Iterator[str]:
+    """Dotted names of all imports, those inside functions too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute, so that this test sees them"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def breaches(part: str, source: str) -> list[str]:
+    found = []
+    for name in imported(source):
+        top, *rest = name.split(".")
+        other = rest[0] if rest else ""
+        upward = top == "thinkalike" and other != part and FLOORS.get(other, 99) >= FLOORS.get(part, -1)
+        if upward or OWNERS.get(top, part) != part:
+            found.append(f"{part} imports {name}")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- imports
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SRC)))
+def test_imports_go_down_and_each_library_has_one_owner(file):
+    if file != SRC / "thinkalike" / "__init__.py":
+        assert part_of(file) in FLOORS, "a new part needs a floor"
+        assert breaches(part_of(file), file.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ("measures", "from thinkalike.training import fit"),
+        ("models", "import thinkalike.data.tokens"),
+        ("data", "def f():\n    from thinkalike import figures"),
+        ("errors", "from thinkalike.config import ModelConfig"),
+        ("store", "from thinkalike.training.run import Run"),
+        ("figures", "from thinkalike.jobs import stitch"),
+        ("jobs", "from thinkalike import load_model"),
+        ("jobs", "from thinkalike.somewhere import new"),
+        ("jobs", "import hydra"),
+        ("models", "class A:\n    def f(self):\n        from omegaconf import OmegaConf"),
+        ("training", "import transformer_lens.utils as utils"),
+        ("jobs", "import matplotlib.pyplot as plt"),
+        ("jobs", "import torch, datasets"),
+        ("jobs", "from pytorch_lightning.loggers import CSVLogger"),
+    ],
+)
+def test_a_planted_breach_is_found(part, source):
+    assert len(breaches(part, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "source"),
+    [
+        ("jobs", "from thinkalike import figures\nfrom thinkalike.jobs.steps import prepare\nimport torch"),
+        ("config", "import hydra\nfrom omegaconf import OmegaConf\nfrom thinkalike.errors import ConfigError"),
+        ("training", "import pytorch_lightning as pl\nfrom thinkalike.measures import Stitch"),
+    ],
+)
+def test_a_rightful_import_is_not(part, source):
+    assert breaches(part, source) == []
+
+
+# --------------------------------------------------------------------------------------------------------- the package
+
+
+def test_importing_the_package_is_light():
+    """In a process of its own, without the hook that checks shapes."""
+    heavy = "torch numpy transformers transformer_lens datasets hydra pytorch_lightning matplotlib pandas"
+    code = f"""
+import sys, thinkalike
+assert set(thinkalike.__all__) <= set(dir(thinkalike))
+found = [name for name in {heavy.split()} if name in sys.modules]
+assert not found, found
+thinkalike.Stitch
+assert "torch" in sys.modules, "control"
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(SRC)})
+    assert run.returncode == 0, run.stderr
+
+
+@pytest.mark.parametrize("name", thinkalike.__all__)
+def test_every_public_name_resolves(name):
+    assert getattr(thinkalike, name).__name__ == name
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'thinkalike' has no attribute 'stich'"):
+        _ = thinkalike.stich
+    assert not hasattr(thinkalike, "stich")
+
+
+# -------------------------------------------------------------------------------------------------------------- shapes
+
+
+def test_a_wrong_shape_is_caught_by_its_signature():
+    """The canary: each of these would run, or fail elsewhere, if the hook were off."""
+    states, targets = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
+    token_loss(states, torch.nn.Identity(), targets)
+    Stitch("identity", 4, 4)(states)
+    with pytest.raises(TypeCheckError, match="token_loss"):
+        token_loss(states[:4], torch.nn.Identity(), targets)
+    with pytest.raises(TypeCheckError, match="token_loss"):
+        token_loss(states[None], torch.nn.Identity(), targets)
+    with pytest.raises(TypeCheckError, match="forward"):
+        Stitch("identity", 4, 4)(states.long())
+    with pytest.raises(TypeCheckError, match="forward"):
+        Stitch("identity", 4, 4)(torch.tensor(1.0))
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def test_the_files_are_found():
+    assert len(FILES) > 15
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SRC)))
+def test_a_file_is_short_enough_to_read(file):
+    assert len(file.read_text().splitlines()) <= 300
+
+
+def test_nothing_is_left_to_do():
+    files = [path for path in SRC.rglob("*") if path.suffix in {".py", ".md", ".yaml", ".json", ".typed"}]
+    assert [str(path) for path in files if "TODO" in path.read_text()] == []

@@ -1,0 +1,226 @@
+"""The doors: what a user sees, what is left in the store, and what bad input says."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import tiny
+from conftest import ROOT
+from thinkalike.errors import ConfigError
+from thinkalike.jobs.stitching import layer_pairs
+
+
+@pytest.fixture(scope="module")
+def minis(tmp_path_factory):
+    root = tmp_path_factory.mktemp("minis")
+    for name, changes in {"a": {}, "b": {"act_fn": "gelu"}, "wide": {"d_model": 48, "d_head": 12}}.items():
+        tiny.write_mini(root / name, **changes)
+    return root
+
+
+@pytest.fixture
+def words(minis, text_files, tmp_path):
+    """The command line of a small stitching job."""
+    small = ["stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256", "model.context=32"]
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=4096", "data.report_share=0.4"]
+    store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
+    return [f"model.path={minis}/a", f"target.path={minis}/b", "target.context=32", *small, *data, *store]
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Call a door inside this process; returns (exit status, stdout, stderr)."""
+
+    def run(script, *words):
+        monkeypatch.setattr(sys, "argv", [script, *words])
+        monkeypatch.syspath_prepend(str(ROOT))
+        status = 0
+        try:
+            __import__(script.removesuffix(".py")).main()
+        except SystemExit as end:
+            status = end.code or 0
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_a_job_prints_its_table_and_leaves_a_whole_result(call, words, tmp_path):
+    status, out, err = call("train.py", *words)
+    assert status == 0, err
+    folder = Path(out.strip().splitlines()[-1].removeprefix("results: "))
+    assert folder.parent == tmp_path / "results" / "stitching"
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no .partial
+    expected = {"config.yaml", "result.json", "table.csv", "arrays.npz", "stitch.safetensors", "figures", "curves"}
+    assert {path.name for path in folder.iterdir()} == expected
+    assert {path.name for path in (folder / "figures").iterdir()} == {"penalty.png", "penalty.svg"}
+    table = pd.read_csv(folder / "table.csv")
+    assert (table["penalty"] - (table["stitching_loss"] - table["target_loss"])).abs().max() < 1e-9
+    assert ((table["penalty_low"] <= table["penalty"]) & (table["penalty"] <= table["penalty_high"])).all()
+    assert all(word in out for word in ("stitching loss", "identity penalty", "0→0", "3→3"))
+    record = json.loads((folder / "result.json").read_text())
+    assert record["provenance"]["data"]["report_documents"] >= 2
+    assert len(record["provenance"]["models"]) == 2
+
+    status, out, err = call("train.py", *words)
+    assert (status, out) == (0, f"results: {folder}\n")
+    assert "already done" in err
+    stamp = (folder / "result.json").stat().st_mtime_ns
+    assert call("train.py", *words, "force=true")[0] == 0
+    assert (folder / "result.json").stat().st_mtime_ns > stamp
+    assert table.equals(pd.read_csv(folder / "table.csv"))  # the same numbers, to the bit
+
+
+def test_identity_and_other_layers(call, words):
+    status, out, err = call(
+        "train.py", *words, "stitch=identity", "stitch.tokens_per_step=16384", "layers=[[0,1],[2,2]]"
+    )
+    assert status == 0, err
+    folder = Path(out.strip().splitlines()[-1].removeprefix("results: "))
+    table = pd.read_csv(folder / "table.csv")
+    assert list(zip(table["source_layer"], table["target_layer"], strict=True)) == [(0, 1), (2, 2)]
+    assert table["penalty"].equals(table["identity_penalty"])
+    assert not (folder / "stitch.safetensors").exists()
+
+
+def test_a_killed_run_goes_on_to_the_same_table(words, tmp_path):
+    def command(store):
+        long = ["stitch.steps=60", "trainer.checkpoint_every=5", "trainer.threads=1", f"store={tmp_path}/{store}"]
+        return [sys.executable, str(ROOT / "train.py"), *words[:-2], words[-1], *long]
+
+    process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("killed/stitching/*.partial/checkpoints/last.ckpt")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not list(tmp_path.glob("killed/stitching/*/result.json"))
+    resumed = subprocess.run(command("killed"), capture_output=True, text=True, timeout=240)
+    assert "going on from" in resumed.stderr, resumed.stderr
+    subprocess.run(command("whole"), check=True, capture_output=True, timeout=240)
+    killed, whole = (next(tmp_path.glob(f"{store}/stitching/*/table.csv")) for store in ("killed", "whole"))
+    assert killed.read_bytes() == whole.read_bytes()
+    stitches = [path.with_name("stitch.safetensors").read_bytes() for path in (killed, whole)]
+    assert stitches[0] == stitches[1]
+
+
+BAD = {
+    "unknown model": (["model=gelu-3l-mimi"], r"model=gelu-3l-mimi is not known; did you mean 'gelu-3l-mini'"),
+    "layer out of range": (["layers=[[0,0],[4,1]]"], "[4,1] is out of range; the source has layers 0 to 3"),
+    "layers that are none": (["layers=[0,1]"], "give same, all, or a list of pairs"),
+    "tokenizers that differ": (["model.path={gpt2}", "model.mini=false", "model.family=auto"], "different tokenizers"),
+    "widths and identity": (["target.path={minis}/wide", "stitch=identity"], "stitch=identity needs equal widths"),
+    "no steps": (["stitch.steps=0"], "stitch.steps=0 must be positive"),
+    "empty data": (["data.files=[{tmp}/empty.txt]"], "holds no text"),
+    "no such data": (["data.files=[{tmp}/nothing*.txt]"], "nothing matches"),
+    "one document": (["data.files=[{tmp}/one.txt]"], "has too little text"),
+    "divergence": (["stitch.lr=1e38", "stitch.clip=0", "stitch.weight_decay=0"], "at step"),
+    "unwritable store": (["store={tmp}/one.txt/results"], "cannot be written"),
+    "misspelt setting": (["stitch.stepz=3"], "did you mean 'stitch.steps'"),
+    "value of another type": (["stitch.steps=many"], "could not be converted to Integer"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_leaves_nothing(call, words, minis, checkpoints, tmp_path, case):
+    (tmp_path / "empty.txt").write_text(" ")
+    (tmp_path / "one.txt").write_text(tiny.document(1))
+    extra, message = BAD[case]
+    places = {"minis": minis, "tmp": tmp_path, "gpt2": tiny_with_other_words(checkpoints, tmp_path, case)}
+    status, out, err = call("train.py", *words, *(word.format(**places) for word in extra))
+    assert status == 1
+    assert out == ""
+    assert message in err
+    assert err.count("error: ") == 1
+    assert "Traceback" not in err
+    assert not (tmp_path / "results").exists()
+
+
+def tiny_with_other_words(checkpoints, tmp_path, case):
+    if case != "tokenizers that differ":
+        return None
+    import shutil
+
+    folder = shutil.copytree(checkpoints["gpt2"], tmp_path / "gpt2")
+    tiny.tokenizer(290).save_pretrained(folder)
+    return folder
+
+
+def test_a_damaged_cache_is_named(call, words, tmp_path):
+    assert call("train.py", *words)[0] == 0
+    for path in (tmp_path / "cache" / "tokens").iterdir():
+        path.write_bytes(path.read_bytes()[:100])
+    status, _, err = call("train.py", *words, "force=true")
+    assert status == 1
+    assert "is damaged" in err
+    assert "deleting it is safe" in err
+
+
+def test_layer_pairs():
+    assert layer_pairs("same", 3, 2) == [(0, 0), (1, 1)]
+    assert layer_pairs("all", 2, 2) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert layer_pairs([[1, 0]], 2, 2) == [(1, 0)]
+    for wrong in ([], [[0]], [[0, -1]], [["0", 1]], 3, "none"):
+        with pytest.raises(ConfigError):
+            layer_pairs(wrong, 2, 2)
+
+
+def test_pretraining_makes_a_mini_that_loads(call, text_files, tmp_path):
+    shape = [
+        f"model.architecture.{key}={value}"
+        for key, value in {"d_model": 16, "n_heads": 2, "d_head": 8, "d_mlp": 32}.items()
+    ]
+    small = ["pretrain.tokens=4096", "pretrain.tokens_per_step=512", "pretrain.vocabulary=280", "pretrain.warmup=2"]
+    data = [
+        "data=text",
+        f"data.files=[{text_files}/*.txt]",
+        "data.report_tokens=2048",
+        "data.context=64",
+        "data.report_share=0.3",
+    ]
+    store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
+    status, out, err = call("train.py", "task=pretrain", *shape, *small, *data, *store)
+    assert status == 0, err
+    folder = Path(out.strip().splitlines()[-1].removeprefix("results: ")) / "gelu-3l-mini"
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "README.md",
+    }
+    card = json.loads((folder / "config.json").read_text())
+    assert f"{card['heldout']['loss']:.4f}" in (folder / "README.md").read_text()
+    status, out, err = call("analyze.py", "measure=loss", f"model.path={folder}", *data, *store)
+    assert status == 0, err
+    assert f"{card['heldout']['loss']:.4f} nats" in out
+    status, _, err = call("train.py", "task=pretrain", "model=gpt2", *data, *store)
+    assert status == 1
+    assert "has no architecture to train" in err
+
+
+@pytest.mark.parametrize("script", ["train.py", "analyze.py"])
+def test_doors_work_from_another_folder(run_door, script):
+    shown = run_door(script, "--help")
+    assert shown.returncode == 0
+    assert "model=NAME" in shown.stdout
+    composed = run_door(script, "--cfg", "job", "--resolve")
+    assert composed.returncode == 0
+    assert "name: gelu-3l-mini" in composed.stdout
+
+
+def test_wandb_without_a_key_runs_offline_and_is_finished(run_door, words, tmp_path):
+    env = {"WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
+    done = run_door("train.py", *words, "logger=wandb", env=env)
+    assert done.returncode == 0, done.stderr
+    assert "stays offline" in done.stderr
+    folder = Path(done.stdout.strip().splitlines()[-1].removeprefix("results: "))
+    (log,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    assert b"loss/0-0" in log.read_bytes()

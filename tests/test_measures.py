@@ -1,0 +1,302 @@
+"""Loss, intervals and the stitch against PyTorch, SciPy and their own definitions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, layer_norm
+
+from thinkalike.measures import Stitch, bootstrap_interval, sum_by_document, token_loss, unigram_entropy
+
+N, D, VOCABULARY = 37, 8, 50
+CHUNKS = (1, 5, 37, 1024)
+
+
+class Head(nn.Module):
+    """A final norm and an unembedding, as `finish` is."""
+
+    def __init__(self, **where):
+        super().__init__()
+        self.norm, self.out = nn.LayerNorm(D, **where), nn.Linear(D, VOCABULARY, **where)
+
+    def forward(self, states):
+        return self.out(self.norm(states))
+
+
+def drawn(dtype=torch.float64, device="cpu"):
+    states = torch.randn(N, D, dtype=torch.float64).to(device, dtype)
+    return states, Head(dtype=torch.float64).to(device, dtype), torch.randint(VOCABULARY, (N,)).to(device)
+
+
+# ---------------------------------------------------------------------------------------------------------- token_loss
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_loss_is_torchs_cross_entropy_for_any_chunk(chunk, grad, device):
+    states, head, targets = drawn(device=device)
+    expected = cross_entropy(head(states), targets, reduction="none")
+    got = token_loss(states.requires_grad_(grad), head, targets, chunk)
+    assert got.requires_grad == grad
+    torch.testing.assert_close(got.detach(), expected.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_the_gradient_is_autograds_for_any_chunk_and_outer_weights(chunk, device):
+    states, head, targets = drawn(device=device)
+    states.requires_grad_()
+    weights = torch.randn(N, dtype=torch.float64, device=device)
+    (expected,) = torch.autograd.grad(cross_entropy(head(states), targets, reduction="none") @ weights, states)
+    (got,) = torch.autograd.grad(token_loss(states, head, targets, chunk) @ weights, states)
+    torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-12)
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    states, head, targets = drawn()
+    few = states[:7].requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: token_loss(x, head, targets[:7], 3), few)
+
+
+def test_a_second_derivative_is_refused_rather_than_wrong():
+    """The first one is taken in the forward pass, so nothing could be differentiated again."""
+    states, head, targets = drawn()
+    states.requires_grad_()
+    (first,) = torch.autograd.grad(token_loss(states, head, targets).square().sum(), states, create_graph=True)
+    with pytest.raises(RuntimeError):
+        first.square().sum().backward()
+
+
+def test_the_weights_of_finish_get_no_gradient_even_if_they_ask():
+    states, head, targets = drawn()
+    before = token_loss(states, head, targets)
+    assert all(weight.requires_grad for weight in head.parameters())
+    assert not before.requires_grad, "without states that need a gradient there is no graph"
+    token_loss(states.requires_grad_(), head, targets).sum().backward()
+    assert states.grad is not None
+    assert all(weight.grad is None for weight in head.parameters())
+
+
+def test_the_states_of_the_caller_are_left_alone():
+    states, head, targets = drawn()
+    token_loss(states, head, targets)
+    assert not states.requires_grad
+    with torch.no_grad():
+        assert not token_loss(states.requires_grad_(), head, targets).requires_grad
+    assert states.grad is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out", "tolerance"),
+    [
+        (torch.float64, torch.float64, 1e-12),
+        (torch.float32, torch.float32, 2e-6),
+        (torch.bfloat16, torch.float32, 5e-2),  # logits of size 3 in eight bits
+    ],
+)
+@pytest.mark.parametrize("grad", [False, True])
+def test_half_precision_states_give_a_float32_loss_near_the_exact_one(dtype, out, tolerance, grad, device):
+    states, head, targets = drawn(dtype, device)
+    got = token_loss(states.requires_grad_(grad), head, targets, 5)
+    assert got.dtype == out
+    exact = cross_entropy(head.double()(states.double()), targets, reduction="none")
+    torch.testing.assert_close(got.detach().double(), exact.detach(), rtol=0, atol=tolerance)
+    if grad:
+        got.sum().backward()
+        (reference,) = torch.autograd.grad(exact.sum(), states)
+        assert states.grad.dtype == dtype
+        torch.testing.assert_close(states.grad, reference.to(dtype), rtol=0, atol=tolerance)
+
+
+def test_no_tokens_give_no_losses():
+    states, head, targets = drawn()
+    assert token_loss(states[:0], head, targets[:0]).shape == (0,)
+
+
+# ------------------------------------------------------------------------------------------------------ unigram_entropy
+
+
+def test_unigram_entropy_is_scipys():
+    tokens = torch.multinomial(torch.arange(1.0, 31.0), 4000, replacement=True)
+    counts = np.bincount(tokens.numpy())
+    assert unigram_entropy(tokens) == pytest.approx(scipy.stats.entropy(counts), rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_unigram_entropy_of_a_uniform_and_of_a_constant_text(dtype):
+    assert unigram_entropy(torch.arange(64, dtype=dtype).repeat(3)) == pytest.approx(np.log(64), rel=1e-12)
+    assert unigram_entropy(torch.full((9,), 7, dtype=dtype)) == 0
+
+
+# ------------------------------------------------------------------------------------------------------ sum_by_document
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_sum_by_document_is_a_loop(dtype, device):
+    values, owners = torch.randn(2, 3, 40).to(device, dtype), torch.randint(6, (40,)).to(device)
+    got = sum_by_document(values, owners.int(), 8)
+    assert got.shape == (2, 3, 8)
+    assert got.dtype == torch.float64
+    for document in range(8):
+        expected = values.double()[..., owners == document].sum(-1)
+        torch.testing.assert_close(got[..., document], expected, rtol=1e-13, atol=1e-13)
+
+
+def test_many_small_values_do_not_drown_in_a_large_one():
+    """In float32 2^24 + 1 is 2^24."""
+    values = torch.tensor([2.0**24, *[1.0] * 100])
+    assert sum_by_document(values, torch.zeros(101, dtype=torch.long), 1).item() == 2**24 + 100
+
+
+# --------------------------------------------------------------------------------------------------- bootstrap_interval
+
+
+def per_document(documents=40, layers=(2,)):
+    counts = torch.randint(5, 200, (documents,)).double()
+    rates = 3 + torch.randn(*layers, documents, dtype=torch.float64)
+    return rates * counts, counts
+
+
+def test_the_mean_is_exactly_that_per_token():
+    sums, counts = per_document()
+    mean, low, high = bootstrap_interval(sums, counts)
+    torch.testing.assert_close(mean, sums.sum(-1) / counts.sum(), rtol=0, atol=0)
+    assert (low < mean).all()
+    assert (mean < high).all()
+
+
+def test_the_interval_is_that_of_an_independent_bootstrap_of_the_ratio():
+    """Ends of a percentile interval of 20,000 resamples scatter by about 1 % of its width."""
+    (sums, counts), chance = per_document(layers=()), np.random.default_rng(1)
+    draws = chance.integers(40, size=(20000, 40))
+    means = sums.numpy()[draws].sum(1) / counts.numpy()[draws].sum(1)
+    for level in (0.95, 0.5):
+        _, low, high = bootstrap_interval(sums, counts, level=level, resamples=20000)
+        ends = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+        np.testing.assert_allclose([low, high], ends, rtol=0, atol=0.05 * (ends[1] - ends[0]))
+    per_text = np.quantile((sums / counts).numpy()[draws].mean(1), [0.25, 0.75])
+    assert abs(per_text - ends).max() > 0.05 * (ends[1] - ends[0]), "control: the mean of means is another number"
+
+
+def test_with_equal_counts_the_interval_is_scipys():
+    rates = 2 + torch.randn(40, dtype=torch.float64)
+    _, low, high = bootstrap_interval(rates * 64, torch.full((40,), 64.0), resamples=20000, level=0.9)
+    peer = scipy.stats.bootstrap(
+        (rates.numpy(),), np.mean, confidence_level=0.9, n_resamples=20000, method="percentile", rng=2
+    ).confidence_interval
+    np.testing.assert_allclose([low, high], [peer.low, peer.high], rtol=0, atol=0.05 * (peer.high - peer.low))
+
+
+def test_documents_without_tokens_do_not_matter():
+    sums, counts = per_document()
+    wider = torch.zeros(2, 60, dtype=torch.float64)
+    more, kept = torch.zeros(60, dtype=torch.float64), torch.randperm(60)[:40].sort().values
+    wider[:, kept], more[kept] = sums, counts
+    for left, right in zip(bootstrap_interval(wider, more), bootstrap_interval(sums, counts), strict=True):
+        assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize(("counts", "left"), [([], 0), ([5.0], 1), ([0.0, 7.0, 0.0], 1)])
+def test_fewer_than_two_documents_have_no_interval(counts, left):
+    with pytest.raises(ValueError, match=f"an interval over documents needs two of them, not {left}"):
+        bootstrap_interval(torch.ones(2, len(counts)), torch.tensor(counts))
+
+
+def test_one_seed_gives_the_same_bits_and_another_does_not():
+    (sums, counts), state = per_document(), torch.get_rng_state()
+    first, again, other = (bootstrap_interval(sums, counts, seed=seed) for seed in (3, 3, 4))
+    assert all(torch.equal(left, right) for left, right in zip(first, again, strict=True))
+    assert not torch.equal(first[1], other[1])
+    assert torch.equal(torch.get_rng_state(), state), "the caller's random numbers are not used up"
+
+
+def test_leading_axes_share_the_resamples_so_that_differences_are_paired():
+    sums, counts = per_document()
+    ends = bootstrap_interval(torch.stack([sums[0], sums[0] + 5 * counts]), counts)[1]
+    torch.testing.assert_close(ends[1] - ends[0], torch.tensor(5.0, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+# --------------------------------------------------------------------------------------------------------------- Stitch
+
+
+@pytest.mark.parametrize("kind", ["identity", "linear", "affine"])
+def test_a_stitch_of_equal_widths_starts_as_the_identity(kind, float64):
+    states = torch.randn(3, 5, D)
+    assert torch.equal(Stitch(kind, D, D)(states), states)
+
+
+@pytest.mark.parametrize("kind", ["linear", "affine"])
+@pytest.mark.parametrize("widths", [(8, 12), (12, 8)])
+def test_a_stitch_of_unequal_widths_starts_orthogonal(kind, widths, float64):
+    weight = Stitch(kind, *widths)(torch.eye(widths[0]))  # rows: where each direction goes
+    gram = weight @ weight.T if widths[0] < widths[1] else weight.T @ weight
+    torch.testing.assert_close(gram, torch.eye(8), rtol=0, atol=1e-12)
+
+
+def test_the_seed_decides_the_start_and_nothing_else_does():
+    state = torch.get_rng_state()
+    first = Stitch("linear", 8, 12, seed=1).map.weight
+    torch.manual_seed(99)
+    assert torch.equal(Stitch("linear", 8, 12, seed=1).map.weight, first)
+    assert not torch.equal(Stitch("linear", 8, 12, seed=2).map.weight, first)
+    torch.set_rng_state(state)
+
+
+@pytest.mark.parametrize("widths", [(8, 8), (8, 12)])
+def test_linear_has_no_bias_and_affine_has(widths, float64):
+    zero = torch.zeros(1, 8)
+    stitches = {kind: Stitch(kind, *widths) for kind in ("linear", "affine")}
+    for stitch in stitches.values():
+        for weight in stitch.parameters():
+            nn.init.normal_(weight)
+    assert torch.equal(stitches["linear"](zero), torch.zeros(1, widths[1]))
+    assert torch.equal(stitches["affine"](zero)[0], stitches["affine"].map.bias)
+
+
+@pytest.mark.parametrize("kind", ["linear", "affine"])
+@pytest.mark.parametrize("norm", ["none", "pre", "post"])
+@pytest.mark.parametrize("widths", [(8, 8), (8, 12)])
+def test_a_stitch_is_its_formula(kind, norm, widths, float64):
+    """h + W h (+ b) or W h (+ b), with torch's LayerNorm before or after it."""
+    stitch, states = Stitch(kind, *widths, norm=norm), torch.randn(3, 5, 8)
+    for weight in stitch.parameters():
+        nn.init.normal_(weight)
+    named = dict(stitch.named_parameters())
+    h = layer_norm(states, (8,), named["pre.weight"], named["pre.bias"]) if norm == "pre" else states
+    expected = h @ named["map.weight"].T + named.get("map.bias", 0) + (h if widths == (8, 8) else 0)
+    if norm == "post":
+        expected = layer_norm(expected, widths[1:], named["post.weight"], named["post.bias"])
+    torch.testing.assert_close(stitch(states), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("kind", "norm", "parameters"),
+    [
+        ("linear", "none", 8 * 12),
+        ("affine", "none", 8 * 12 + 12),
+        ("linear", "pre", 8 * 12 + 2 * 8),
+        ("affine", "post", 8 * 12 + 12 + 2 * 12),
+    ],
+)
+def test_a_stitch_has_the_parameters_of_its_formula(kind, norm, parameters):
+    assert sum(weight.numel() for weight in Stitch(kind, 8, 12, norm).parameters()) == parameters
+
+
+def test_an_identity_has_no_parameters():
+    assert not list(Stitch("identity", 8, 8).parameters())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("rotation", 8, 8), "kind=rotation, norm=none: kinds are identity, linear, affine"),
+        (("linear", 8, 8, "both"), "norm=both: .*norms are none, pre, post"),
+        (("identity", 8, 12), "an identity needs equal widths and norm=none, not 8, 12, none"),
+        (("identity", 8, 8, "pre"), "an identity needs equal widths and norm=none, not 8, 8, pre"),
+    ],
+)
+def test_an_impossible_stitch_is_refused(words, message):
+    with pytest.raises(ValueError, match=message):
+        Stitch(*words)

@@ -1,0 +1,235 @@
+"""FrozenModel: cut anywhere, it is the model that was loaded."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import tiny
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ModelError
+from thinkalike.models import EMBED, FrozenModel, load_model, same_vocabulary
+from thinkalike.models import load as loading
+from thinkalike.models.families import FAMILIES
+from thinkalike.models.frozen import swapped
+
+NAMES = (*tiny.FAMILIES, "native")
+
+
+@pytest.fixture(scope="module")
+def models(checkpoints):
+    found = {name: load_model(ModelConfig(name="local", path=str(path))) for name, path in checkpoints.items()}
+    return {**found, "native": tiny.frozen()}
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(len(tiny.tokenizer()), (3, 24))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("layer", range(-1, tiny.LAYERS))
+def test_tail_of_head_is_the_full_pass(models, tokens, name, layer):
+    model = models[name]
+    state = model.advance(model.head(tokens, layer), layer + 1, model.n_layers)
+    joined = model.finish(state) if name != "bert" else state
+    torch.testing.assert_close(joined, model.full(tokens), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "gpt2", "bert"])
+def test_residuals_are_the_hidden_states_that_transformers_reports(models, checkpoints, tokens, name):
+    import transformers
+
+    kind = transformers.AutoModelForMaskedLM if name == "bert" else transformers.AutoModelForCausalLM
+    reference = kind.from_pretrained(checkpoints[name], attn_implementation="eager").eval()
+    with torch.no_grad():
+        hidden = reference(tokens, output_hidden_states=True).hidden_states
+    ours = models[name].residuals(tokens, list(range(-1, tiny.LAYERS - 1)))  # the last entry is after the final norm
+    for layer, state in enumerate(ours):
+        torch.testing.assert_close(state, hidden[layer], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_wanted_blocks_run_and_no_unembedding(models, tokens, name):
+    model, ran = models[name], []
+    handles = [block.register_forward_hook(lambda *_, i=i: ran.append(i)) for i, block in enumerate(model._blocks)]
+    if model.family.unembed:
+        unembed = model.module.get_submodule(model.family.unembed)
+        handles.append(unembed.register_forward_hook(lambda *_: ran.append("unembed")))
+    model.head(tokens, 1)
+    assert ran == [0, 1]
+    ran.clear()
+    model.advance(model.head(tokens, EMBED), 2, 3)
+    assert ran == [0, 2]  # a block must run for its input to be seen
+    ran.clear()
+    if model.family.unembed:
+        model.tail(torch.randn(1, 5, model.d_model), 2)
+        assert ran == [3, "unembed"]
+    for handle in handles:
+        handle.remove()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_reach_the_state_and_no_weight(models, tokens, name):
+    model = models[name]
+    state = model.head(tokens, 0).clone().requires_grad_()
+    (model.tail(state, 0) if name != "bert" else model.advance(state, 1, model.n_layers)).square().sum().backward()
+    assert state.grad is not None
+    assert state.grad.abs().sum() > 0
+    assert all(weight.grad is None and not weight.requires_grad for weight in model.module.parameters())
+    assert not any(part.training for part in model.module.modules())
+
+
+def test_padding_does_not_move_the_states_of_words(models, tokens):
+    model, mask = models["bert"], torch.ones(3, 24, dtype=torch.long)
+    mask[:, 20:] = 0
+    other = tokens.clone()
+    other[:, 20:] = 1
+    first, second = (model.residuals(rows, [2], mask)[0][:, :20] for rows in (tokens, other))
+    torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-5)
+    assert (model.residuals(other, [2])[0][:, :20] - first).abs().max() > 1e-3  # without the mask it does
+
+
+def test_a_fault_in_a_tail_is_found_at_load(monkeypatch):
+    right = FrozenModel.advance
+    monkeypatch.setattr(FrozenModel, "advance", lambda self, h, start, stop: right(self, h, min(start + 1, stop), stop))
+    with pytest.raises(ModelError, match="cannot be cut at its blocks"):
+        tiny.frozen()
+
+
+def test_weights_that_are_not_finite_are_found_at_load():
+    module = tiny.native()
+    with torch.no_grad():
+        module.layers[0].mlp.fc_in.weight[0, 0] = torch.nan
+    with pytest.raises(ModelError, match="differs from the full pass by nan"):
+        FrozenModel(module, FAMILIES["native"], tiny.tokenizer(), name="nan", context=64)
+
+
+def test_hooks_that_change_the_numbers_are_found_at_load(checkpoints, monkeypatch):
+    def wrong(module):
+        module = plain(module)
+        with torch.no_grad():
+            module.lm_head.weight.mul_(1.1)
+        return module
+
+    plain = loading.plain
+    monkeypatch.setattr(loading, "plain", wrong)
+    with pytest.raises(ModelError, match="without TransformerLens's hooks"):
+        load_model(ModelConfig(name="local", path=str(checkpoints["gpt_neox"])))
+
+
+def test_modules_are_put_back_after_an_error():
+    module = tiny.native()
+    before = module.head
+    with pytest.raises(AttributeError), swapped(module, {"head": torch.nn.Identity()}):
+        module.head.weight.sum()  # the one that is there now has none
+    assert module.head is before
+
+
+@pytest.mark.parametrize("layer", [-2, tiny.LAYERS])
+def test_a_layer_that_is_not_there(models, tokens, layer):
+    with pytest.raises(ModelError, match=f"no layer {layer}: its layers are 0 to 3"):
+        models["gpt2"].head(tokens, layer)
+
+
+def test_bert_has_no_tail(models):
+    with pytest.raises(ModelError, match="predicts no next token"):
+        models["bert"].tail(torch.randn(1, 4, 32), 0)
+
+
+@pytest.mark.parametrize("name", ["gpt_neox", "gpt2", "mamba"])
+def test_compat_folds_norms_and_keeps_the_distribution(checkpoints, models, tokens, name):
+    folded = load_model(ModelConfig(name="local", path=str(checkpoints[name]), processing="compat"))
+    ours, theirs = (model.full(tokens).log_softmax(-1) for model in (folded, models[name]))
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_dtypes(checkpoints, dtype):
+    model = load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"]), dtype=dtype))
+    assert model.describe()["dtype"] == dtype
+    assert model.head(torch.ones(1, 3, dtype=torch.long), 0).dtype == getattr(torch, dtype)
+
+
+def test_fingerprint_sees_one_changed_weight():
+    first, second = tiny.frozen(), tiny.frozen()
+    assert first.fingerprint() == second.fingerprint()
+    second.module.ln_out.bias[0] += 1e-6
+    assert first.fingerprint() != second.fingerprint()
+
+
+def test_same_seed_same_weights_whatever_the_activation():
+    solu, gelu, other = tiny.native(3), tiny.native(3, act_fn="gelu"), tiny.native(4)
+    assert torch.equal(solu.layers[2].mlp.fc_in.weight, gelu.layers[2].mlp.fc_in.weight)
+    assert not torch.equal(solu.head.weight, other.head.weight)
+
+
+def test_mini_survives_saving_in_half_precision(tmp_path, tokens):
+    tiny.write_mini(tmp_path / "m", seed=2)
+    model = load_model(ModelConfig(name="m", family="native", mini=True, path=str(tmp_path / "m")))
+    reference = tiny.frozen(2).module.half().float()
+    torch.testing.assert_close(model.full(tokens), reference(tokens), atol=1e-5, rtol=1e-5)
+    assert model.tokenizer.get_vocab() == tiny.tokenizer().get_vocab()
+
+
+def test_vocabularies_that_differ_are_refused():
+    first, second = tiny.frozen(), tiny.frozen(1)
+    same_vocabulary(first, second)
+    second.tokenizer = tiny.tokenizer(280)
+    with pytest.raises(ModelError, match=r"different tokenizers \(300 and 280 entries, 20 of them differ\)"):
+        same_vocabulary(first, second)
+
+
+def damaged(folder, checkpoints, fault):
+    shutil.copytree(checkpoints["gpt2"], folder)
+    if fault == "truncated":
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:5000])
+    elif fault == "no config":
+        (folder / "config.json").unlink()
+    elif fault == "wrong architecture":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "model_type": "t5"}))
+    elif fault == "other shape":
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "n_embd": 64}))
+    return ModelConfig(name="local", path=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("truncated", "cannot load model=local from"),
+        ("no config", r"has no config\.json"),
+        ("wrong architecture", "model_type=t5, which is not among"),
+        ("other shape", "cannot load model=local from"),
+    ],
+)
+def test_a_damaged_checkpoint_is_one_line(tmp_path, checkpoints, fault, message):
+    with pytest.raises(ModelError, match=message) as caught:
+        load_model(damaged(tmp_path / "m", checkpoints, fault))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mini_that_is_not_there(tmp_path):
+    config = ModelConfig(name="solu-9l-mini", family="native", mini=True, path=str(tmp_path))
+    with pytest.raises(ModelError, match=r"python train\.py task=pretrain"):
+        load_model(config)
+    with pytest.raises(ModelError, match="holds no checkpoint"):
+        loading.content(config)
+
+
+def test_content_follows_the_files_and_not_the_path(tmp_path):
+    for folder in ("a", "b"):
+        tiny.write_mini(tmp_path / folder)
+    first, second = (loading.content(ModelConfig(name="x", path=str(tmp_path / f))) for f in ("a", "b"))
+    assert first == second
+    (tmp_path / "b" / "config.json").write_text("{}")
+    assert loading.content(ModelConfig(name="x", path=str(tmp_path / "b"))) != first
+    assert loading.content(ModelConfig(name="gpt2", hub_id="gpt2")) == ""
+
+
+def test_mamba_says_which_kernels_run(models):
+    assert models["mamba"].describe()["kernels"].startswith(("transformers", "mamba-ssm"))
+    assert models["gpt2"].describe()["kernels"] == "torch"

@@ -1,0 +1,225 @@
+"""Training: schedules, batches and gradients are what they are said to be, and only φ ever changes."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import tiny
+from thinkalike.config import LoggerConfig, PretrainConfig, StitchConfig, TrainerConfig
+from thinkalike.errors import DataError, StoreError, TrainingError
+from thinkalike.training import Pretraining, Run, StitchTraining, document_losses, fit, peak_rate, rate
+from thinkalike.training.pretraining import cosine
+from thinkalike.training.run import StepBatches
+from thinkalike.training.stitching import last_states, next_token_losses
+
+CONFIG = StitchConfig(steps=6, warmup=2, tokens_per_step=128)
+PAIRS = [(0, 0), (1, 1), (2, 2), (3, 3)]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return torch.randint(300, (40, 32), generator=torch.Generator().manual_seed(5), dtype=torch.int32)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Run("test", tmp_path, torch.device("cpu"), TrainerConfig(checkpoint_every=2), LoggerConfig(kind="csv"), {})
+
+
+def training(rows, pairs=PAIRS, config=CONFIG, seed=0, source=1, target=2):
+    return StitchTraining(tiny.frozen(source), tiny.frozen(target, act_fn="gelu"), pairs, rows, config, seed)
+
+
+def test_the_linear_schedule_starts_above_zero_peaks_after_warmup_and_always_trains():
+    config = StitchConfig(steps=100, warmup=10)
+    assert rate(0, config) == pytest.approx(1 / 11)
+    assert rate(10, config) == 1
+    assert rate(99, config) == pytest.approx(1 / 90)
+    assert all(rate(step, config) > 0 for step in range(100))
+
+
+def test_the_tuned_lens_schedule_is_the_one_of_transformers_with_the_shortened_total():
+    from transformers import get_linear_schedule_with_warmup
+
+    config = StitchConfig(steps=100, warmup=10, schedule="tuned_lens")
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    reference = get_linear_schedule_with_warmup(optimizer, 10, 100 - 10)
+    for step in range(100):
+        assert rate(step, config) == pytest.approx(reference.get_last_lr()[0])
+        optimizer.step()
+        reference.step()
+    assert rate(0, config) == 0
+    assert all(rate(step, config) == 0 for step in range(90, 100))
+
+
+def test_peak_rate_is_scaled_by_momentum_only_if_asked():
+    assert peak_rate(StitchConfig(lr=1.0, momentum=0.9)) == pytest.approx(0.1)
+    assert peak_rate(StitchConfig(lr=1.0, momentum=0.9, scale_lr_by_momentum=False)) == 1
+
+
+def test_the_optimiser_follows_the_schedule(rows, run):
+    seen = []
+    module = training(rows, config=replace(CONFIG, steps=5))
+    step = module.training_step
+    module.training_step = lambda *words: seen.append(module.optimizers().param_groups[0]["lr"]) or step(*words)
+    fit(module, run)
+    assert seen == pytest.approx([0.1 * rate(step, replace(CONFIG, steps=5)) for step in range(5)])
+
+
+def test_cosine_rises_falls_and_keeps_a_tenth():
+    values = [cosine(step, 100, 10) for step in range(100)]
+    assert values[0] == pytest.approx(0.1)
+    assert values[9] == values[10] == 1
+    assert values[55] == pytest.approx(0.1 + 0.9 / 2)
+    assert 0.1 < values[-1] < 0.102
+
+
+def test_batches_are_epochs_in_new_orders_and_go_on_from_any_step(rows):
+    whole = StepBatches(rows, 128, steps=25, seed=3)
+    batches = [whole[step] for step in range(25)]
+    first, second = torch.cat(batches[:10]), torch.cat(batches[10:20])
+    for epoch in (first, second):
+        assert torch.equal(epoch.unique(dim=0), rows.long().unique(dim=0))
+    assert not torch.equal(first, second)
+    later = StepBatches(rows, 128, steps=25, seed=3, first=17)
+    assert all(torch.equal(later[index], batches[17 + index]) for index in range(8))
+    assert not torch.equal(StepBatches(rows, 128, 25, seed=4)[0], batches[0])
+
+
+def test_batches_smaller_than_a_row_are_refused(rows):
+    with pytest.raises(DataError, match="tokens_per_step=31 is less than one row of 32 tokens"):
+        StepBatches(rows, 31, 5, 0)
+
+
+def test_states_that_join_at_their_depths_end_as_tails_of_their_own(rows):
+    model, states = tiny.frozen(), [torch.randn(2, 9, 32) for _ in range(5)]
+    depths = [2, 0, 3, 0, -1]
+    joined = last_states(model, list(zip(depths, states, strict=True)))
+    for depth, state, end in zip(depths, states, joined, strict=True):
+        alone = model.advance(state, depth + 1, model.n_layers)
+        torch.testing.assert_close(end, alone, atol=1e-6, rtol=1e-5)
+
+
+def test_next_token_losses_are_torchs_own(rows):
+    model, tokens = tiny.frozen(), rows[:3].long()
+    (ours,) = next_token_losses(model, [model.head(tokens, 3)], tokens)
+    logits = model.full(tokens)[:, :-1]
+    torch.testing.assert_close(
+        ours, nn.functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
+    )
+
+
+@pytest.mark.parametrize("kind", ["linear", "affine"])
+def test_together_each_stitch_gets_the_training_of_a_run_of_its_own(rows, run, tmp_path, kind):
+    config, pairs = replace(CONFIG, kind=kind), [(0, 1), (2, 0), (1, 1)]
+    together = training(rows, pairs, config)
+    fit(together, run)
+    for pair, phi in zip(pairs, together.stitches, strict=True):
+        alone = training(rows, [pair], config)
+        fit(alone, replace(run, partial=tmp_path / str(pair)))
+        for mine, own in zip(phi.parameters(), alone.stitches[0].parameters(), strict=True):
+            assert mine.abs().max() > 1e-3  # it moved
+            torch.testing.assert_close(mine, own, atol=1e-6, rtol=0)
+
+
+def test_training_lowers_the_loss_and_leaves_both_models_bit_identical(rows, run):
+    module = training(rows, config=replace(CONFIG, steps=30))
+    before = [{name: value.clone() for name, value in model.module.state_dict().items()} for model in module.models]
+    buffers = [dict(model.module.named_buffers()) for model in module.models]
+    copies = [{name: value.clone() for name, value in found.items()} for found in buffers]
+    fit(module, run)
+    assert module.curve[-5:].mean() < module.curve[:5].mean()
+    for model, old, buffer, copy in zip(module.models, before, buffers, copies, strict=True):
+        assert all(torch.equal(old[name], value) for name, value in model.module.state_dict().items())
+        assert all(torch.equal(copy[name], value) for name, value in buffer.items())
+
+
+def test_two_runs_give_the_same_bits(rows, run, tmp_path):
+    first, second = training(rows), training(rows)
+    fit(first, run)
+    fit(second, replace(run, partial=tmp_path / "second"))
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert torch.equal(first.curve, second.curve)
+    assert not any(torch.equal(a, b) for a, b in zip(first.parameters(), training(rows).parameters(), strict=True))
+
+
+def test_the_state_holds_the_stitches_and_no_model(rows, run, tmp_path):
+    module = training(rows)
+    fit(module, run)
+    state = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=False)
+    assert set(state["state_dict"]) == {"curve", *(f"stitches.{i}.map.weight" for i in range(4))}
+    assert (tmp_path / "checkpoints" / "last.ckpt").stat().st_size < 4 * 2 * 4 * 32 * 32 + 40_000
+
+
+def test_a_damaged_state_is_named_and_may_be_deleted(rows, run, tmp_path):
+    fit(training(rows), run)
+    state = tmp_path / "checkpoints" / "last.ckpt"
+    state.write_bytes(state.read_bytes()[:1000])
+    with pytest.raises(StoreError, match=r"last\.ckpt is damaged .* deleting it is safe"):
+        fit(training(rows), run)
+    state.unlink()
+    fit(training(rows), run)
+
+
+def test_a_loss_that_is_no_number_stops_at_its_step(rows, run):
+    config = replace(CONFIG, lr=1e38, clip=0.0, weight_decay=0.0)
+    with pytest.raises(TrainingError, match=r"at step [1-5] of 6; lower stitch\.lr=1e\+38"):
+        fit(training(rows, config=config), run)
+
+
+def test_each_stitch_is_clipped_by_itself(rows):
+    module = training(rows)
+    for number, phi in enumerate(module.stitches):
+        phi.map.weight.grad = torch.full((32, 32), 10.0**-number)
+    module.configure_gradient_clipping(None)
+    norms = [phi.map.weight.grad.norm().item() for phi in module.stitches]
+    assert norms == pytest.approx([1, 1, 0.32, 0.032], rel=1e-5)
+
+
+def test_a_self_stitch_from_the_identity_costs_nothing_before_training(rows):
+    model = tiny.frozen()
+    module = StitchTraining(model, model, PAIRS, rows, CONFIG, 0)
+    sums = document_losses(module, rows, rows.new_zeros(rows.shape), batch=7)
+    penalty = (sums["stitched"] - sums["target"]) / sums["tokens"]
+    assert penalty.abs().max() < 1e-6
+    assert torch.equal(sums["stitched"], sums["identity"])
+    assert sums["tokens"].item() == 40 * 31
+
+
+def test_document_losses_do_not_depend_on_the_batch_and_know_their_documents(rows):
+    module, documents = training(rows), torch.arange(40).repeat_interleave(32).view(40, 32).int()
+    few, many = (document_losses(module, rows, documents, batch) for batch in (3, 40))
+    assert set(few) == {"stitched", "identity", "source", "target", "tokens"}
+    for name, value in few.items():
+        torch.testing.assert_close(value, many[name], atol=1e-4, rtol=1e-6)
+    model = module.models[1]
+    alone = next_token_losses(model, [model.head(rows[7:8].long(), 3)], rows[7:8].long())[0].sum()
+    assert few["target"][7].item() == pytest.approx(alone.item(), rel=1e-6)
+
+
+def test_unequal_widths_train_and_have_no_identity(rows, run):
+    wide = tiny.frozen(1, d_model=48, d_head=12)
+    module = StitchTraining(wide, tiny.frozen(2), PAIRS, rows, replace(CONFIG, steps=30, lr=3.0), 0)
+    fit(module, run)
+    assert module.curve[-5:].mean() < module.curve[:5].mean()
+    assert "identity" not in document_losses(module, rows[:4], rows.new_zeros(4, 32), batch=4)
+
+
+def test_pretraining_learns_and_decays_matrices_only(rows, run):
+    fixed = torch.arange(32, dtype=torch.int32).repeat(40, 1)
+    config = PretrainConfig(tokens=40 * 128, tokens_per_step=128, lr=3e-3, warmup=5)
+    module = Pretraining(tiny.native(), fixed, config, 0)
+    groups = module.configure_optimizers()["optimizer"].param_groups
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+    assert {weight.dim() for weight in groups[1]["params"]} == {1}
+    fit(module, run)
+    assert module.trainer.callback_metrics["loss"] < 1 < math.log(300)
+
+
+def test_pretraining_that_diverges_says_where(rows, run):
+    config = PretrainConfig(tokens=20 * 128, tokens_per_step=128, lr=1e30, warmup=0)
+    with pytest.raises(TrainingError, match=r"lower pretrain\.lr=1e\+30"):
+        fit(Pretraining(tiny.native(), rows, config, 0), run)

@@ -1,0 +1,117 @@
+"""Tiny random models in the formats of the real ones, and text to run them on."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import cache
+from pathlib import Path
+
+import torch
+
+FAMILIES = ("gpt_neox", "gpt2", "mamba", "bert")
+LAYERS = 4
+
+
+def document(seed: int, words: int = 400) -> str:
+    """Random words of random letters, different for every seed."""
+    chance = random.Random(seed)
+    return " ".join("".join(chance.choices("abcdefgh", k=chance.randint(1, 4))) for _ in range(words))
+
+
+@cache
+def tokenizer(vocabulary: int = 300):
+    from thinkalike.models import train_tokenizer
+
+    return train_tokenizer([document(seed) for seed in range(20)], vocabulary)
+
+
+def _model(family: str):
+    import transformers as hf
+
+    size = {"vocab_size": len(tokenizer()), "num_hidden_layers": LAYERS, "hidden_size": 32}
+    heads = {"num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 64}
+    torch.manual_seed(1)
+    if family == "gpt_neox":
+        return hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**size, **heads))
+    if family == "gpt2":
+        config = hf.GPT2Config(vocab_size=len(tokenizer()), n_layer=LAYERS, n_embd=32, n_head=4, n_positions=64)
+        return hf.GPT2LMHeadModel(config)
+    if family == "mamba":
+        return hf.MambaForCausalLM(hf.MambaConfig(**size, state_size=8))
+    return hf.BertForMaskedLM(hf.BertConfig(**size, **heads))
+
+
+def write_checkpoint(family: str, folder: Path) -> Path:
+    """A checkpoint as `save_pretrained` writes it, with larger weights than an initialisation has."""
+    model = _model(family)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(3)  # so that every block matters
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+ARCHITECTURE = {
+    "d_model": 32, "n_layers": LAYERS, "n_heads": 4, "d_head": 8, "d_mlp": 64, "n_ctx": 64,
+    "act_fn": "solu_ln", "normalization_type": "LN",
+}  # fmt: skip
+
+
+def native(seed: int = 0, **changes):
+    """A random module of the family that minis and legacy models have."""
+    from thinkalike.models import build_mini
+
+    return build_mini({**ARCHITECTURE, **changes}, len(tokenizer()), seed)
+
+
+def frozen(seed: int = 0, **changes):
+    """The same as a FrozenModel."""
+    from thinkalike.models import FrozenModel
+    from thinkalike.models.families import FAMILIES as TABLE
+
+    return FrozenModel(native(seed, **changes), TABLE["native"], tokenizer(), name=f"tiny-{seed}", context=64)
+
+
+def write_mini(folder: Path, seed: int = 0, **changes) -> Path:
+    """A mini's folder, untrained."""
+    from thinkalike.models import save_mini
+
+    config = {"architecture": {**ARCHITECTURE, **changes}, "seed": seed}
+    save_mini(folder, native(seed, **changes), tokenizer(), config, "a tiny random model")
+    return folder
+
+
+def write_legacy(folder: Path, tokenizer_name: str, seed: int = 0, **changes) -> torch.nn.Module:
+    """The layout of the SoLU and GeLU models on the hub; returns the module with the same weights."""
+    shape = {**ARCHITECTURE, **changes}
+    module = native(seed, **changes)
+    heads, d, width = shape["n_heads"], shape["d_model"], shape["d_head"]
+    old = {
+        "embed.W_E": module.tok_embed.weight,
+        "pos_embed.W_pos": module.pos.weight,
+        "ln_final.w": module.ln_out.weight,
+        "ln_final.b": module.ln_out.bias,
+        "unembed.W_U": module.head.weight.T,
+    }
+    for number, block in enumerate(module.layers):
+        name = f"blocks.{number}."
+        for norm in ("ln1", "ln2"):
+            old[f"{name}{norm}.w"], old[f"{name}{norm}.b"] = getattr(block, norm).weight, getattr(block, norm).bias
+        for part in "qkv":
+            linear = getattr(block.attn, part)
+            old[f"{name}attn.W_{part.upper()}"] = linear.weight.view(heads, width, d).transpose(1, 2)
+            old[f"{name}attn.b_{part.upper()}"] = linear.bias.view(heads, width)
+        old[f"{name}attn.W_O"] = block.attn.o.weight.T.reshape(heads, width, d)
+        old[f"{name}attn.b_O"] = block.attn.o.bias
+        old[f"{name}mlp.W_in"], old[f"{name}mlp.b_in"] = block.mlp.fc_in.weight.T, block.mlp.fc_in.bias
+        old[f"{name}mlp.W_out"], old[f"{name}mlp.b_out"] = block.mlp.fc_out.weight.T, block.mlp.fc_out.bias
+        if block.mlp.ln is not None:
+            old[f"{name}mlp.ln.w"], old[f"{name}mlp.ln.b"] = block.mlp.ln.weight, block.mlp.ln.bias
+    folder.mkdir(parents=True)
+    torch.save({key: weight.detach().clone() for key, weight in old.items()}, folder / "tiny_final.pth")
+    config = {**shape, "d_vocab": len(tokenizer()), "attn_only": False, "normalization": shape["normalization_type"]}
+    (folder / "config.json").write_text(json.dumps({**config, "tokenizer_name": tokenizer_name}))
+    return module.eval()
