@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from thinkalike import config as conf
 from thinkalike.config import (
@@ -16,8 +17,10 @@ from thinkalike.config import (
     StitchConfig,
     TrainConfig,
     check_overrides,
+    doors,
     options,
 )
+from thinkalike.config import compose as composing
 from thinkalike.errors import ConfigError, ThinkalikeError, nearest, one_of
 
 NEEDED = {
@@ -30,7 +33,7 @@ EVERY = [f"{group}={name}" for group in ("model", "data", "stitch", "trainer", "
 def composed(*overrides: str, door: str = "train"):
     conf.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return conf.resolve(compose(door, list(overrides)), conf.SCHEMAS[door])
+        return conf.resolve(compose(door, list(overrides)), composing.SCHEMAS[door])
 
 
 @pytest.mark.parametrize("override", EVERY)
@@ -50,7 +53,7 @@ def test_every_option_of_every_group_composes(override):
 
 
 def test_the_groups_hold_what_the_parametrisation_assumes():
-    assert len(EVERY) == sum(len(list((CONF / group).glob("*.yaml"))) for group in conf.GROUPS) >= 50
+    assert len(EVERY) == sum(len(list((CONF / group).glob("*.yaml"))) for group in composing.GROUPS) >= 50
 
 
 def test_a_population_is_numbered():
@@ -102,10 +105,10 @@ def test_a_source_on_the_command_line_survives_auto():
 @pytest.mark.parametrize(
     ("words", "steps", "report"),
     [
-        (["model=gelu-3l-mini"], 300, 131072),
-        (["model=solu-4l-mini", "model@target=gpt2"], 300, 131072),
+        (["model=gelu-3l-mini"], 300, 262144),
+        (["model=solu-4l-mini", "model@target=gpt2"], 300, 262144),
         (["model=gpt2"], 2000, 1048576),
-        (["model=gpt2", "scale=mini"], 300, 131072),
+        (["model=gpt2", "scale=mini"], 300, 262144),
         (["model=gelu-3l-mini", "scale=paper"], 2000, 1048576),
     ],
 )
@@ -255,7 +258,7 @@ def test_a_refused_value_on_the_command_line_is_a_config_error():
 def test_a_configuration_survives_its_file():
     config = composed("layers=[[0,0],[1,2]]")
     text = conf.to_yaml(conf.as_dict(config))
-    assert conf.OmegaConf.to_container(conf.OmegaConf.create(text)) == conf.as_dict(config)
+    assert OmegaConf.to_container(OmegaConf.create(text)) == conf.as_dict(config)
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
@@ -274,15 +277,15 @@ def test_one_of_takes_what_is_there_and_refuses_the_rest():
 
 def test_a_user_error_is_one_line_and_exit_status_1(capsys, monkeypatch):
     monkeypatch.delenv("THINKALIKE_TRACEBACK", raising=False)
-    with pytest.raises(SystemExit) as caught, conf._one_line_errors():
+    with pytest.raises(SystemExit) as caught, doors._one_line_errors():
         raise ThinkalikeError("first\nsecond")
     assert caught.value.code == 1
     assert capsys.readouterr().err == "error: first\n"
 
 
 def test_a_bug_keeps_its_traceback_and_so_does_an_error_on_request(monkeypatch):
-    with pytest.raises(ZeroDivisionError), conf._one_line_errors():
+    with pytest.raises(ZeroDivisionError), doors._one_line_errors():
         _ = 1 / 0
     monkeypatch.setenv("THINKALIKE_TRACEBACK", "1")
-    with pytest.raises(ThinkalikeError), conf._one_line_errors():
+    with pytest.raises(ThinkalikeError), doors._one_line_errors():
         raise ThinkalikeError("asked for")

@@ -25,7 +25,7 @@ import pandas as pd
 import torch
 
 from thinkalike.config import to_yaml
-from thinkalike.errors import StoreError, ThinkalikeError
+from thinkalike.errors import StoreError, TrainingError
 
 # what cannot change the numbers of a job
 IRRELEVANT = {"store", "force", "logger", "cache", "path", "files", "device", "checkpoint_every", "ship", "threads"}
@@ -68,18 +68,7 @@ class Job:
         Raises:
             StoreError: the store cannot be written, or another process is at the same job.
         """
-        try:
-            self.partial.mkdir(parents=True, exist_ok=True)
-            lock = (self.partial / "lock").open("w")
-        except OSError as error:
-            raise StoreError(
-                f"the store {self.folder.parent} cannot be written: {error.strerror}; choose store=DIR"
-            ) from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise StoreError(f"another process is computing {self.folder}; wait for it, or stop it") from None
+        with self._locked():
             self._start = time.monotonic()
             try:
                 yield self.partial
@@ -87,10 +76,29 @@ class Job:
                 self._tidy(error)
                 raise
 
+    def _locked(self) -> Any:
+        """The open lock file, locked; it must still be the one in the folder, which another process may have ended."""
+        path = self.partial / "lock"
+        try:
+            self.partial.mkdir(parents=True, exist_ok=True)
+            lock = path.open("w")
+        except OSError as error:
+            place = self.folder.parent
+            raise StoreError(f"the store {place} cannot be written: {error.strerror}; choose store=DIR") from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise StoreError(f"another process is computing {self.folder}; wait for it, or stop it") from None
+        if path.exists() and os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+            return lock
+        lock.close()
+        return self._locked()
+
     def _tidy(self, error: BaseException) -> None:
         """Leave nothing behind but a state that the same command can go on from."""
-        refused = isinstance(error, ThinkalikeError) and not isinstance(error, StoreError)
-        if refused or not (self.partial / "checkpoints").exists():
+        diverged = isinstance(error, TrainingError)  # it would do so again
+        if diverged or not (self.partial / "checkpoints").exists():
             shutil.rmtree(self.partial, ignore_errors=True)
             with contextlib.suppress(OSError):
                 self.partial.parent.rmdir()

@@ -38,10 +38,8 @@ def identity(config: DataConfig) -> str:
     paths = _stdlib_files() if config.source == "stdlib" else _files(config)
     digest = hashlib.sha256(repr(config.field).encode())
     for path in paths:
-        with path.open("rb") as file:
-            digest.update(
-                hashlib.file_digest(file, "sha256").digest() if hasattr(hashlib, "file_digest") else _sha(file)
-            )
+        digest.update(path.name.partition(".")[2].encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
@@ -67,6 +65,9 @@ def _files(config: DataConfig) -> list[Path]:
         if not matches:
             raise DataError(f"data.files: nothing matches {pattern}")
         found += [Path(match) for match in matches]
+    for path in found:
+        if path.is_dir():
+            raise DataError(f"data.files: {path} is a folder; give files or a glob such as '{path}/*.txt'")
     return found
 
 
@@ -99,9 +100,9 @@ def _lines(path: Path) -> Any:
     if path.name.endswith(".gz"):
         return gzip.open(path, "rt", encoding="utf-8")
     if path.name.endswith(".zst"):
-        import zstandard
+        import pyarrow
 
-        return io.TextIOWrapper(zstandard.open(path, "rb"), encoding="utf-8")
+        return io.TextIOWrapper(pyarrow.input_stream(str(path), compression="zstd"), encoding="utf-8")
     return path.open(encoding="utf-8")
 
 
@@ -112,7 +113,8 @@ def _parquet(path: Path, field: str) -> Iterator[str]:
     if field not in file.schema_arrow.names:
         raise DataError(f"{path} has no field {field}; {nearest(field, file.schema_arrow.names)}")
     for batch in file.iter_batches(columns=[field]):
-        yield from batch.column(0).to_pylist()
+        for value in batch.column(0).to_pylist():
+            yield _value({field: value}, field, str(path))
 
 
 def _value(record: dict[str, Any], field: str, place: str) -> str:

@@ -162,10 +162,10 @@ def _pack(
 ) -> Corpus:
     start = tokenizer.bos_token_id if bos else None
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
-    if end is None or (bos and start is None):
-        raise DataError(
-            f"the tokenizer has no {'BOS' if bos else 'EOS'} token to separate documents with; data.bos=false"
-        )
+    if end is None:
+        raise DataError("the tokenizer has no EOS token to separate documents with; choose another model")
+    if bos and start is None:
+        raise DataError("the tokenizer has no BOS token to begin rows with; data.bos=false")
     fit, report = _Packer(fit_tokens, context, start), _Packer(report_tokens, context, start)
     counts = {"duplicate_documents": 0}
     pairs = _split(documents(config), config, counts)
@@ -219,7 +219,7 @@ def _to_cache(path: Path, corpus: Corpus) -> None:
         aside = path.with_name(f"{path.name}.{os.getpid()}")
         save_file(arrays, aside, metadata={"counts": json.dumps(corpus.counts)})
         os.replace(aside, path)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         log.warning("the token cache %s cannot be written (%s); going on without it", path.parent, error)
 
 

@@ -41,7 +41,7 @@ def read_corpus(data: DataConfig, tokenizer: Any, context: int, *, bos: bool, fi
         context=data.context or context,
         bos=bos if data.bos is None else data.bos,
         fit_tokens=data.fit_tokens or fit_tokens,
-        report_tokens=data.report_tokens or 131072,
+        report_tokens=data.report_tokens or 262144,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
 
 CHUNK = 1024  # tokens whose logits exist at the same time
@@ -56,6 +57,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return torch.cat(losses)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *outer: Any) -> Any:
         (gradient,) = ctx.saved_tensors
         return gradient * outer[0][:, None].to(gradient.dtype), None, None, None

@@ -1,32 +1,15 @@
-"""What can be configured, and its checks: dataclasses that Hydra fills, and the decorator that makes a script a door.
-
-Configuration ends here. A door composes `conf/` with the command line, gets one of the dataclasses below, and nothing
-under this module imports hydra or omegaconf.
-"""
+"""What can be configured, and the checks of its values: plain dataclasses, which Hydra fills and code can, too."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import logging
 import math
-import os
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Optional, TypeVar
+from typing import Any, Optional
 
-from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep
-from hydra.errors import HydraException
-from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import MISSING
 
-from thinkalike.errors import ConfigError, ThinkalikeError, nearest, one_of
-
-CONF = Path(__file__).resolve().parents[2] / "conf"
+from thinkalike.errors import ConfigError, one_of
 
 FAMILIES = ("auto", "native", "legacy", "gpt_neox", "gpt2", "mamba", "bert")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -192,6 +175,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         one_of("task", self.task, ("stitch", "pretrain"))
+        one_of("scale", self.scale, ("auto", "mini", "paper"))
 
 
 @dataclass
@@ -208,136 +192,9 @@ class AnalyzeConfig:
 
     def __post_init__(self) -> None:
         one_of("measure", self.measure, ("loss",))
-
-
-Config = TypeVar("Config", TrainConfig, AnalyzeConfig)
-SCHEMAS: dict[str, type] = {"train": TrainConfig, "analyze": AnalyzeConfig}
-GROUPS: dict[str, type] = {
-    "model": ModelConfig,
-    "data": DataConfig,
-    "stitch": StitchConfig,
-    "trainer": TrainerConfig,
-    "logger": LoggerConfig,
-}
-
-
-def register() -> None:
-    """Tell Hydra the schemas and the resolver `${at_scale:mini,paper}`, which picks one of two values."""
-    store = ConfigStore.instance()
-    for name, schema in SCHEMAS.items():
-        store.store(name=f"{name}_schema", node=schema)
-    for group, schema in GROUPS.items():
-        store.store(group=group, name="schema", node=schema)
-    OmegaConf.register_new_resolver("at_scale", _at_scale, replace=True)
-
-
-def _at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
-    one_of("scale", _root_.scale, ("auto", "mini", "paper"))
-    small = _root_.model.mini if _root_.scale == "auto" else _root_.scale == "mini"
-    return mini if small else paper
-
-
-def resolve(composed: DictConfig, schema: type[Config]) -> Config:
-    """A composed configuration as its dataclass, with `data=auto` replaced by what suits the model."""
-    OmegaConf.set_struct(composed, False)
-    if composed.data.name == "auto":
-        chosen = {key: value for key, value in composed.data.items_ex(resolve=False) if value is not None}
-        corpus = OmegaConf.load(CONF / "data" / f"{composed.model.corpus}.yaml")
-        assert isinstance(corpus, DictConfig)
-        corpus.pop("defaults", None)
-        composed.data = OmegaConf.merge(composed.data, chosen, corpus)
-    return OmegaConf.to_object(OmegaConf.merge(schema, composed))  # type: ignore[return-value]
+        one_of("scale", self.scale, ("auto", "mini", "paper"))
 
 
 def as_dict(config: Any) -> dict[str, Any]:
     """A configuration dataclass as plain nested dictionaries."""
     return dataclasses.asdict(config)
-
-
-def to_yaml(config: dict[str, Any]) -> str:
-    """The text of a `config.yaml`."""
-    return OmegaConf.to_yaml(OmegaConf.create(config))
-
-
-def options(group: str) -> list[str]:
-    """The names that a configuration group offers: `options("model")`."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-
-
-def check_overrides(overrides: list[str], schema: type) -> None:
-    """Refuse misspelt groups, options and keys of a command line with the nearest right one.
-
-    Raises:
-        ConfigError: an override names what does not exist, or is no override at all.
-    """
-    try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-    except HydraException as error:
-        raise ConfigError(f"cannot read the command line: {str(error).splitlines()[0]}") from None
-    for override in parsed:
-        key = override.key_or_group
-        if override.is_add() or override.is_delete() or key.startswith("hydra"):
-            continue
-        value = override.value()
-        if (CONF / key).is_dir():
-            _check_option(key, value.list if isinstance(value, ChoiceSweep) else [value])
-        else:
-            _check_key(key, schema)
-
-
-def _check_option(group: str, values: list[Any]) -> None:
-    for value in values:
-        if isinstance(value, str) and value not in options(group):
-            raise ConfigError(f"{group}={value} is not known; {nearest(value, options(group))}")
-
-
-def _check_key(key: str, schema: Any) -> None:
-    parts, walked = key.split("."), ""
-    for part in parts:
-        if not dataclasses.is_dataclass(schema):
-            return  # inside a free dictionary
-        fields = {item.name: item for item in dataclasses.fields(schema)}
-        if part not in fields:
-            raise ConfigError(f"'{key}' is not a setting; {nearest(walked + part, [walked + name for name in fields])}")
-        schema, walked = GROUPS.get("model" if part == "target" else part), f"{walked}{part}."
-        schema = PretrainConfig if part == "pretrain" else schema
-
-
-def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
-    """Make a function of a configuration the main function of a script.
-
-    The function gets a checked dataclass and returns the folder of its results, which becomes the last line of stdout.
-    An error that a user can act on is one line on stderr and exit status 1.
-    """
-    schema = SCHEMAS[name]
-
-    def decorate(job: Callable[[Any], Any]) -> Callable[[], None]:
-        @functools.wraps(job)
-        def task(composed: DictConfig) -> None:
-            logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
-            logging.getLogger("thinkalike").setLevel(logging.INFO)
-            with _one_line_errors():
-                print(f"results: {job(resolve(composed, schema))}", flush=True)
-
-        def main() -> None:
-            import hydra
-
-            register()
-            with _one_line_errors():
-                check_overrides([word for word in sys.argv[1:] if "=" in word and not word.startswith("-")], schema)
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)()
-
-        return main
-
-    return decorate
-
-
-class _one_line_errors:
-    """Turn an error that a user can act on into one line and exit status 1."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, (ThinkalikeError, OmegaConfBaseException)) and "THINKALIKE_TRACEBACK" not in os.environ:
-            print(f"error: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
-            sys.exit(1)

@@ -1,0 +1,34 @@
+"""Configuration: it ends at the door. Nothing outside this package imports hydra or omegaconf."""
+
+from thinkalike.config.compose import CONF, check_overrides, options, register, resolve, to_yaml
+from thinkalike.config.doors import door
+from thinkalike.config.schemas import (
+    AnalyzeConfig,
+    DataConfig,
+    LoggerConfig,
+    ModelConfig,
+    PretrainConfig,
+    StitchConfig,
+    TrainConfig,
+    TrainerConfig,
+    as_dict,
+)
+
+__all__ = [
+    "CONF",
+    "AnalyzeConfig",
+    "DataConfig",
+    "LoggerConfig",
+    "ModelConfig",
+    "PretrainConfig",
+    "StitchConfig",
+    "TrainConfig",
+    "TrainerConfig",
+    "as_dict",
+    "check_overrides",
+    "door",
+    "options",
+    "register",
+    "resolve",
+    "to_yaml",
+]

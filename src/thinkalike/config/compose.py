@@ -1,0 +1,117 @@
+"""From `conf/` and a command line to a configuration dataclass, with misspellings named."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import ChoiceSweep
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from thinkalike.config.schemas import (
+    AnalyzeConfig,
+    DataConfig,
+    LoggerConfig,
+    ModelConfig,
+    PretrainConfig,
+    StitchConfig,
+    TrainConfig,
+    TrainerConfig,
+)
+from thinkalike.errors import ConfigError, nearest, one_of
+
+CONF = Path(__file__).resolve().parents[3] / "conf"
+
+Config = TypeVar("Config", TrainConfig, AnalyzeConfig)
+SCHEMAS: dict[str, type] = {"train": TrainConfig, "analyze": AnalyzeConfig}
+GROUPS: dict[str, type] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "stitch": StitchConfig,
+    "trainer": TrainerConfig,
+    "logger": LoggerConfig,
+}
+
+
+def register() -> None:
+    """Tell Hydra the schemas and the resolver `${at_scale:mini,paper}`, which picks one of two values."""
+    store = ConfigStore.instance()
+    for name, schema in SCHEMAS.items():
+        store.store(name=f"{name}_schema", node=schema)
+    for group, schema in GROUPS.items():
+        store.store(group=group, name="schema", node=schema)
+    OmegaConf.register_new_resolver("at_scale", _at_scale, replace=True)
+
+
+def _at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
+    one_of("scale", _root_.scale, ("auto", "mini", "paper"))
+    small = _root_.model.mini if _root_.scale == "auto" else _root_.scale == "mini"
+    return mini if small else paper
+
+
+def resolve(composed: DictConfig, schema: type[Config]) -> Config:
+    """A composed configuration as its dataclass, with `data=auto` replaced by what suits the model."""
+    OmegaConf.set_struct(composed, False)
+    if "target" in composed and composed.target.name == composed.model.name == "local":
+        composed.target.path = composed.target.path or composed.model.path
+    if composed.data.name == "auto":
+        plain: Any = OmegaConf.to_container(composed.data, resolve=False)
+        chosen = {key: value for key, value in plain.items() if value is not None and key != "name"}
+        corpus = OmegaConf.load(CONF / "data" / f"{composed.model.corpus}.yaml")
+        assert isinstance(corpus, DictConfig)
+        corpus.pop("defaults", None)
+        composed.data = OmegaConf.merge(composed.data, corpus, chosen)
+    return OmegaConf.to_object(OmegaConf.merge(schema, composed))  # type: ignore[return-value]
+
+
+def to_yaml(config: dict[str, Any]) -> str:
+    """The text of a `config.yaml`."""
+    return OmegaConf.to_yaml(OmegaConf.create(config))
+
+
+def options(group: str) -> list[str]:
+    """The names that a configuration group offers: `options("model")`."""
+    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+
+
+def check_overrides(overrides: list[str], schema: type) -> None:
+    """Refuse misspelt groups, options and keys of a command line with the nearest right one.
+
+    Raises:
+        ConfigError: an override names what does not exist, or is no override at all.
+    """
+    try:
+        parsed = OverridesParser.create().parse_overrides(overrides)
+    except HydraException as error:
+        raise ConfigError(f"cannot read the command line: {str(error).splitlines()[0]}") from None
+    for override in parsed:
+        key = override.key_or_group
+        if override.is_add() or override.is_delete() or key.split(".")[0].split("/")[0] == "hydra":
+            continue
+        value = override.value()
+        if (CONF / key).is_dir():
+            _check_option(key, value.list if isinstance(value, ChoiceSweep) else [value])
+        else:
+            _check_key(key, schema)
+
+
+def _check_option(group: str, values: list[Any]) -> None:
+    for value in values:
+        if isinstance(value, str) and value not in options(group):
+            raise ConfigError(f"{group}={value} is not known; {nearest(value, options(group))}")
+
+
+def _check_key(key: str, schema: Any) -> None:
+    parts, walked = key.split("."), ""
+    for part in parts:
+        if not dataclasses.is_dataclass(schema):
+            return  # inside a free dictionary
+        fields = {item.name: item for item in dataclasses.fields(schema)}
+        if part not in fields:
+            raise ConfigError(f"'{key}' is not a setting; {nearest(walked + part, [walked + name for name in fields])}")
+        schema, walked = GROUPS.get("model" if part == "target" else part), f"{walked}{part}."
+        schema = PretrainConfig if part == "pretrain" else schema

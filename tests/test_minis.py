@@ -1,0 +1,60 @@
+"""The embedded minis are what their cards say."""
+
+import json
+
+import pytest
+
+from thinkalike.config import DataConfig, ModelConfig
+from thinkalike.jobs.steps import held_out, read_corpus
+from thinkalike.models import ASSETS, load_model, same_vocabulary
+
+MINIS = sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
+EXPECTED = ["gelu-3l-mini", "gelu-3l-mini-s1", "gelu-4l-mini", "solu-3l-mini", "solu-3l-mini-s1", "solu-4l-mini"]
+
+
+def card(name):
+    return json.loads((ASSETS / name / "config.json").read_text())
+
+
+def mini(name):
+    return load_model(ModelConfig(name=name, family="native", mini=True, context=256))
+
+
+def test_the_minis_are_there_and_small():
+    assert set(EXPECTED) <= set(MINIS)
+    assert sum(path.stat().st_size for name in EXPECTED for path in (ASSETS / name).iterdir()) < 12 * 2**20
+
+
+@pytest.mark.parametrize("name", MINIS)
+def test_a_mini_knows_more_than_word_frequencies_and_its_card_says_so(name):
+    facts, text = card(name), (ASSETS / name / "README.md").read_text()
+    assert facts["heldout"]["loss"] < facts["heldout"]["unigram_entropy"] - 1.5
+    for value in (facts["heldout"]["loss"], facts["heldout"]["unigram_entropy"]):
+        assert f"{value:.4f} nats" in text
+    assert facts["training"]["command"] in text
+    assert f"{facts['training']['tokens_seen']:,}" in text
+
+
+@pytest.mark.parametrize("twin", ["3l-mini", "3l-mini-s1", "4l-mini"])
+def test_twins_are_equally_good_and_began_alike(twin):
+    gelu, solu = card(f"gelu-{twin}"), card(f"solu-{twin}")
+    assert abs(gelu["heldout"]["loss"] - solu["heldout"]["loss"]) < 0.05
+    assert gelu["seed"] == solu["seed"]
+    assert gelu["heldout"]["tokens"] == solu["heldout"]["tokens"]
+
+
+def test_all_minis_share_their_tokenizer():
+    first, *others = (mini(name) for name in EXPECTED)
+    for other in others:
+        same_vocabulary(first, other)
+
+
+def test_a_card_is_recomputed_from_the_shipped_files(tmp_path):
+    facts, model = card("gelu-3l-mini"), mini("gelu-3l-mini")
+    data = DataConfig(name="stdlib", source="stdlib", report_tokens=262144, report_share=0.1, cache=str(tmp_path))
+    corpus = read_corpus(data, model.tokenizer, 256, bos=False, fit_tokens=None)
+    if corpus.fingerprint() != facts["heldout"]["tokens"]:
+        pytest.skip("this Python has another standard library than the one that the card speaks of")
+    again = held_out(model, corpus)
+    for name in ("loss", "loss_low", "loss_high", "unigram_entropy"):
+        assert again[name] == pytest.approx(facts["heldout"][name], abs=1e-3)
