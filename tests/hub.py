@@ -44,13 +44,14 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.split("?")[0]
         self.asked.append(path)
         if match := re.fullmatch(r"/api/(?:models|datasets)/(.+?)/tree/[^/]+(?:/(.*))?", path):
-            folder = self.root / match[1]
-            files = [
-                self._entry(folder, item)
-                for item in _files(folder)
-                if str(item).startswith(str(folder / (match[2] or "")))
-            ]
-            return self._json(files) if folder.is_dir() else self._missing("RepoNotFound")
+            folder, inside = self.root / match[1], self.root / match[1] / (match[2] or "")
+            deep = "recursive=true" in self.path.lower()
+            found = inside.rglob("*") if deep else inside.glob("*")
+            return (
+                self._json([self._entry(folder, item) for item in sorted(found)])
+                if folder.is_dir()
+                else self._missing("RepoNotFound")
+            )
         if match := re.fullmatch(r"/api/(?:models|datasets)/(.+?)(?:/revision/([^/]+))?", path):
             return self._repository(match[1], match[2])
         if match := re.fullmatch(r"/(?:datasets/)?(.+)/resolve/([^/]+)/(.+)", path):
@@ -92,6 +93,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _entry(self, folder: Path, path: Path) -> dict:
         name = str(path.relative_to(folder))
+        if path.is_dir():
+            return {"type": "directory", "path": name, "oid": "0", "size": 0}
         return {
             "type": "file",
             "path": name,

@@ -244,6 +244,7 @@ def hub(monkeypatch):
             return iter(outcome)
 
         monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+        monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: None)
         return calls
 
     return serve

@@ -99,3 +99,31 @@ def test_legacy_weights_arrive_in_the_right_places(repositories, monkeypatch, tm
     loaded = FrozenModel(plain(bridge.original_model), reference.family, tiny.tokenizer(), name="l", context=64)
     tokens = torch.randint(300, (2, 20))
     torch.testing.assert_close(loaded.full(tokens), reference.full(tokens), atol=1e-5, rtol=1e-5)
+
+
+def test_sets_of_the_hub_are_streamed(run_door, tmp_path):
+    """One that has files of a loading format, and one that is read by file name."""
+    texts = [tiny.document(seed) for seed in range(40)]
+    for name in ("NeelNanda/pile-10k/data", "EleutherAI/pile_val_test"):
+        (tmp_path / "hub" / name).mkdir(parents=True)
+    pd.DataFrame({"text": texts}).to_parquet(tmp_path / "hub/NeelNanda/pile-10k/data/train-00000-of-00001.parquet")
+    lines = "".join(json.dumps({"text": text, "meta": {"pile_set_name": "x"}}) + "\n" for text in texts)
+    (tmp_path / "hub/EleutherAI/pile_val_test/val.jsonl").write_text(lines)
+    tiny.write_mini(tmp_path / "mini")
+    words = [f"model.path={tmp_path}/mini", "data.report_tokens=4096", "data.context=32", "data.report_share=0.4"]
+    with hub.serve(tmp_path / "hub") as (endpoint, _):
+        done = [
+            run_door("analyze.py", *words, f"data={name}", env={"HF_ENDPOINT": endpoint})
+            for name in ("pile-10k", "pile-val")
+        ]
+    assert [process.returncode for process in done] == [0, 0], done[0].stderr + done[1].stderr
+    tables = [pd.read_csv(tmp_path / process.stdout.split("results: ")[1].strip() / "table.csv") for process in done]
+    assert tables[0]["loss"][0] == tables[1]["loss"][0]  # the same documents, wherever they come from
+
+
+def test_a_set_without_a_hub(run_door, tmp_path):
+    tiny.write_mini(tmp_path / "mini")
+    words = [f"model.path={tmp_path}/mini", "data=pile-10k"]
+    line = refused(run_door("analyze.py", *words, env={"HF_ENDPOINT": "http://127.0.0.1:9"}, timeout=30))
+    assert "cannot stream data=pile-10k" in line
+    assert "data=stdlib" in line

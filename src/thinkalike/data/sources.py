@@ -16,6 +16,8 @@ from typing import Any
 from thinkalike.config import DataConfig
 from thinkalike.errors import DataError, nearest
 
+HUB_SECONDS = 8  # how long to wait for an answer of the hub
+
 
 def documents(config: DataConfig) -> Iterator[str]:
     """The documents of a source, in an order that does not change.
@@ -125,12 +127,18 @@ def _value(record: dict[str, Any], field: str, place: str) -> str:
 
 def _hub(config: DataConfig) -> Iterator[str]:
     import datasets
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import logging as hub_logging
 
     datasets.disable_progress_bars()
+    hub_logging.set_verbosity_error()
     options: dict[str, Any] = {"split": config.split or "train", "streaming": True, "revision": config.revision}
     if config.hub_files:
         options["data_files"] = list(config.hub_files)
     try:
+        HfApi().dataset_info(
+            str(config.hub_id), revision=config.revision, timeout=HUB_SECONDS
+        )  # fails at once, or never
         stream = datasets.load_dataset(str(config.hub_id), config.subset, **options)
         for number, record in enumerate(stream):
             yield _value(record, str(config.field or "text"), f"{config.hub_id} row {number}")
