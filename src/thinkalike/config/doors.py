@@ -1,4 +1,8 @@
-"""The decorator that makes a script a door: compose, check, call; one line for an error that a user can act on."""
+"""The decorator that makes a script a door: compose, check, call; one line for an error that a user can act on.
+
+In a sweep (`-m`) a job that fails does not stop the others: it leaves a line in a file that all jobs of the sweep share,
+whichever process or machine they run on, and the door lists those lines at the end.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,10 @@ import functools
 import logging
 import os
 import sys
+import tempfile
+import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -15,12 +22,14 @@ from omegaconf.errors import OmegaConfBaseException
 from thinkalike.config.compose import CONF, SCHEMAS, check_overrides, register, resolve
 from thinkalike.errors import ThinkalikeError
 
+FAILURES = "THINKALIKE_SWEEP_FAILURES"  # environment variable: the file that the jobs of a sweep share
+
 
 def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
     """Make a function of a configuration the main function of a script.
 
     The function gets a checked dataclass and returns the folder of its results, which becomes the last line of stdout.
-    An error that a user can act on is one line on stderr and exit status 1.
+    An error that a user can act on is one line on stderr and exit status 1; anything else keeps its traceback.
     """
     schema = SCHEMAS[name]
 
@@ -29,20 +38,64 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
         def task(composed: DictConfig) -> None:
             logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
             logging.getLogger("thinkalike").setLevel(logging.INFO)
-            with _one_line_errors():
+            with _noted_failure() if os.environ.get(FAILURES) else _one_line_errors():
                 print(f"results: {job(resolve(composed, schema))}", flush=True)
 
         def main() -> None:
             import hydra
 
             register()
+            words = sys.argv[1:]
             with _one_line_errors():
-                check_overrides([word for word in sys.argv[1:] if "=" in word and not word.startswith("-")], schema)
-            hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)()
+                check_overrides([word for word in words if "=" in word and not word.startswith("-")], schema)
+            run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)
+            if {"-m", "--multirun"} & set(words):
+                _sweep(run, words)
+            else:
+                run()
 
         return main
 
     return decorate
+
+
+def _sweep(run: Callable[[], Any], words: list[str]) -> None:
+    """Run all jobs of a sweep, then list those that failed; exit status 1 if there are any."""
+    store = next((word.partition("=")[2] for word in words if word.startswith("store=")), "results")
+    Path(store).mkdir(parents=True, exist_ok=True)
+    handle, path = tempfile.mkstemp(prefix=".sweep-", suffix=".failures", dir=store)
+    os.close(handle)
+    os.environ[FAILURES] = os.path.abspath(path)
+    try:
+        run()
+        failures = Path(path).read_text()
+    finally:
+        os.environ.pop(FAILURES)
+        os.unlink(path)
+    if failures:
+        lines = failures.splitlines()
+        print(f"{len(lines)} of the sweep's jobs failed:", *lines, sep="\n  ", file=sys.stderr, flush=True)
+        sys.exit(1)
+
+
+class _noted_failure:
+    """Note that a job of a sweep failed, with its overrides and the reason, and let the sweep go on."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        from hydra.core.hydra_config import HydraConfig
+
+        words = " ".join(HydraConfig.get().overrides.task)
+        if not isinstance(error, (ThinkalikeError, OmegaConfBaseException)):
+            traceback.print_exception(error)
+        line = f"{words}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        print(f"failed: {line}", file=sys.stderr, flush=True)
+        with open(os.environ[FAILURES], "a") as file:
+            file.write(line + "\n")
+        return True
 
 
 class _one_line_errors:
