@@ -19,6 +19,17 @@ import tiny  # noqa: E402
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def composed(*overrides: str, door: str = "train"):
+    """The configuration dataclass of a command line."""
+    from hydra import compose, initialize_config_dir
+
+    from thinkalike import config
+
+    config.register()
+    with initialize_config_dir(str(config.CONF), version_base="1.3"):
+        return config.resolve(compose(door, list(overrides)), config.SCHEMAS[door])
+
+
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="where the measures run: cpu or cuda")
 

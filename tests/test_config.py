@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from conftest import composed
 from thinkalike import config as conf
 from thinkalike.config import (
     CONF,
@@ -28,12 +28,6 @@ NEEDED = {
     "data=text": ["data.files=[a.txt]"],
 }
 EVERY = [f"{group}={name}" for group in ("model", "data", "stitch", "trainer", "logger") for name in options(group)]
-
-
-def composed(*overrides: str, door: str = "train"):
-    conf.register()
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return conf.resolve(compose(door, list(overrides)), composing.SCHEMAS[door])
 
 
 @pytest.mark.parametrize("override", EVERY)

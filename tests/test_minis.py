@@ -2,8 +2,11 @@
 
 import json
 
+import pandas as pd
 import pytest
 
+from conftest import composed
+from thinkalike import jobs
 from thinkalike.config import DataConfig, ModelConfig
 from thinkalike.jobs.steps import held_out, read_corpus
 from thinkalike.models import ASSETS, load_model, same_vocabulary
@@ -58,3 +61,23 @@ def test_a_card_is_recomputed_from_the_shipped_files(tmp_path):
     again = held_out(model, corpus)
     for name in ("loss", "loss_low", "loss_high", "unigram_entropy"):
         assert again[name] == pytest.approx(facts["heldout"][name], abs=1e-3)
+
+
+def stitched(source, target, tmp_path):
+    """The table of the main job with its default recipe."""
+    config = composed(f"model={source}", f"model@target={target}", f"store={tmp_path}")
+    return pd.read_csv(jobs.stitch(config) / "table.csv")
+
+
+@pytest.mark.slow
+def test_the_default_recipe_stitches_a_mini_to_itself_at_no_cost(tmp_path):
+    table = stitched("gelu-3l-mini", "gelu-3l-mini", tmp_path)
+    assert table["identity_penalty"].abs().max() < 1e-6
+    assert table["penalty"].max() <= 0.005
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("source", "target"), [("gelu-3l-mini", "solu-3l-mini"), ("solu-3l-mini", "gelu-3l-mini")])
+def test_the_default_recipe_beats_the_identity_between_minis(tmp_path, source, target):
+    table = stitched(source, target, tmp_path)
+    assert (table["penalty_high"] < table["identity_penalty"]).all()

@@ -1,7 +1,7 @@
 """The decorator that makes a script a door: compose, check, call; one line for an error that a user can act on.
 
-In a sweep (`-m`) a job that fails does not stop the others: it leaves a line in a file that all jobs of the sweep share,
-whichever process or machine they run on, and the door lists those lines at the end.
+In a sweep (`-m`) a job that fails does not stop the others: it leaves a line in a file that all jobs of the sweep
+share, whichever process or machine they run on, and the door lists those lines at the end.
 """
 
 from __future__ import annotations
