@@ -10,7 +10,8 @@ from torch import nn
 import tiny
 from thinkalike.config import LoggerConfig, PretrainConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import DataError, StoreError, TrainingError
-from thinkalike.training import Pretraining, Run, StitchTraining, document_losses, fit, peak_rate, rate
+from thinkalike.measures import least_squares
+from thinkalike.training import Pretraining, Run, StitchTraining, document_sums, fit, peak_rate, rate, state_moments
 from thinkalike.training.pretraining import cosine
 from thinkalike.training.run import StepBatches
 from thinkalike.training.stitching import last_states, next_token_losses
@@ -179,33 +180,80 @@ def test_each_stitch_is_clipped_by_itself(rows):
     assert norms == pytest.approx([1, 1, 0.32, 0.032], rel=1e-5)
 
 
+def report(module, rows, documents=None, batch=7, **more):
+    documents = rows.new_zeros(rows.shape) if documents is None else documents
+    maps = {"stitch": list(module.stitches), **more}
+    return document_sums(*module.models, module.pairs, maps, rows, documents, batch)
+
+
 def test_a_self_stitch_from_the_identity_costs_nothing_before_training(rows):
     model = tiny.frozen()
     module = StitchTraining(model, model, PAIRS, rows, CONFIG, 0)
-    sums = document_losses(module, rows, rows.new_zeros(rows.shape), batch=7)
-    penalty = (sums["stitched"] - sums["target"]) / sums["tokens"]
-    assert penalty.abs().max() < 1e-6
-    assert torch.equal(sums["stitched"], sums["identity"])
-    assert sums["tokens"].item() == 40 * 31
+    sums = report(module, rows, identity=[nn.Identity()] * 4)
+    tokens = sums["tokens"]
+    assert tokens.item() == 40 * 31
+    assert ((sums["stitch"] - sums["target"]) / tokens).abs().max() < 1e-6
+    assert torch.equal(sums["stitch"], sums["identity"])
+    assert (sums["top1"] == tokens).all()
+    assert (sums["kl"] / tokens).abs().max() < 1e-6
+    assert (sums["distance"] == 0).all()
+    torch.testing.assert_close(sums["norm"] / tokens, torch.ones(4, 1, dtype=torch.float64))
 
 
-def test_document_losses_do_not_depend_on_the_batch_and_know_their_documents(rows):
+def test_the_report_does_not_depend_on_the_batch_and_knows_its_documents(rows):
     module, documents = training(rows), torch.arange(40).repeat_interleave(32).view(40, 32).int()
-    few, many = (document_losses(module, rows, documents, batch) for batch in (3, 40))
-    assert set(few) == {"stitched", "identity", "source", "target", "tokens"}
+    few, many = (report(module, rows, documents, batch) for batch in (3, 40))
+    assert set(few) == {"stitch", "source", "target", "tokens", "kl", "top1", "distance", "norm"}
     for name, value in few.items():
         torch.testing.assert_close(value, many[name], atol=1e-4, rtol=1e-6)
-    model = module.models[1]
-    alone = next_token_losses(model, [model.head(rows[7:8].long(), 3)], rows[7:8].long())[0].sum()
+    model, tokens = module.models[1], rows[7:8].long()
+    alone = next_token_losses(model, [model.head(tokens, 3)], tokens)[0].sum()
     assert few["target"][7].item() == pytest.approx(alone.item(), rel=1e-6)
 
 
-def test_unequal_widths_train_and_have_no_identity(rows, run):
+def test_nearness_is_what_its_formulas_say(rows):
+    module = training(rows, pairs=[(1, 2)])
+    (source, target), tokens = module.models, rows[:4].long()
+    sums = report(module, rows[:4])
+    state, goal = source.head(tokens, 1), target.head(tokens, 2)
+    p, q = (logits[:, :-1].double().log_softmax(-1) for logits in (target.full(tokens), target.tail(state, 2)))
+    wanted = {
+        "kl": (p.exp() * (p - q)).sum(-1),
+        "top1": p.argmax(-1) == q.argmax(-1),
+        "distance": ((state - goal).norm(dim=-1) / goal.norm(dim=-1))[:, :-1],
+        "norm": (state.norm(dim=-1) / goal.norm(dim=-1))[:, :-1],
+    }
+    for name, value in wanted.items():
+        torch.testing.assert_close(sums[name].sum(), value.double().sum(), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["kl", "mse"])
+def test_other_losses_go_down_and_reach_nought_where_they_can(rows, run, loss):
+    model = tiny.frozen()
+    config = replace(CONFIG, loss=loss, steps=40)
+    same = StitchTraining(model, model, PAIRS, rows, config, 0)
+    assert max(losses.abs().max() for losses in same.losses(rows[:4].long())) < 1e-6
+    module = training(rows, config=config)
+    fit(module, run)
+    assert (module.curve[-5:].mean(0) < module.curve[:5].mean(0)).all()
+
+
+def test_moments_of_all_pairs_give_the_closed_forms_of_explicit_states(rows):
+    source, target = training(rows).models
+    moments = state_moments(source, target, [(0, 1), (3, 2)], rows, batch=7)
+    x, y = source.head(rows.long(), 3).flatten(0, 1).double(), target.head(rows.long(), 2).flatten(0, 1).double()
+    ones = torch.ones(len(x), 1, dtype=torch.float64)
+    wanted = torch.linalg.lstsq(torch.cat([x, ones], 1), y).solution
+    found = least_squares(moments, (3, 2))
+    torch.testing.assert_close(found.weight, wanted[:-1].T, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(found.bias, wanted[-1], atol=1e-6, rtol=1e-6)
+
+
+def test_unequal_widths_train(rows, run):
     wide = tiny.frozen(1, d_model=48, d_head=12)
     module = StitchTraining(wide, tiny.frozen(2), PAIRS, rows, replace(CONFIG, steps=30, lr=3.0), 0)
     fit(module, run)
     assert module.curve[-5:].mean() < module.curve[:5].mean()
-    assert "identity" not in document_losses(module, rows[:4], rows.new_zeros(4, 32), batch=4)
 
 
 def test_pretraining_learns_and_decays_matrices_only(rows, run):

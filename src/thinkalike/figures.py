@@ -27,7 +27,7 @@ def penalties(table: pd.DataFrame, folder: Path) -> None:
         first = table.iloc[0]
         _line(axes, table, "penalty", ("penalty_low", "penalty_high"), f"φ {first.stitch}, trained", COLOURS[0], "o-")
         if "identity_penalty" in table and first.stitch != "identity":
-            ends = ("identity_low", "identity_high")
+            ends = ("identity_penalty_low", "identity_penalty_high")
             _line(axes, table, "identity_penalty", ends, "φ = identity", COLOURS[1], "s--")
         axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
         axes.set_xticks(range(len(table)), [_site(row) for row in table.itertuples()])

@@ -11,6 +11,8 @@ from omegaconf import MISSING
 
 from thinkalike.errors import ConfigError, one_of
 
+TRAINED = ("linear", "affine", "low_rank", "orthogonal")
+CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
 FAMILIES = ("auto", "native", "legacy", "gpt_neox", "gpt2", "mamba", "bert")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -85,24 +87,35 @@ class StitchConfig:
 
     kind: str = "linear"
     norm: str = "none"  # where φ has a LayerNorm: none | pre | post
+    rank: int = 16  # of low_rank and reduced_rank
+    init: str = "identity"  # where training starts: identity, or a closed form
+    ridge: float = 0.0  # of the closed forms least_squares and reduced_rank
+    loss: str = "cross_entropy"  # cross_entropy | kl (to the target's output) | mse (to the target's state)
+    controls: bool = False  # report closed forms, shuffled and random sources beside φ
     lr: float = 1.0
     momentum: float = 0.9
     scale_lr_by_momentum: bool = True  # the rate that SGD gets is lr * (1 - momentum)
     weight_decay: float = 1e-3  # pulls φ to the identity where the widths match
     clip: float = 1.0  # gradient norm per stitch; 0: none
     schedule: str = "linear"  # linear | tuned_lens
-    steps: int = 2000
+    steps: int = 2000  # closed forms: how many batches they read
     warmup: int = 200
     tokens_per_step: int = 16384
 
     def __post_init__(self) -> None:
-        one_of("stitch.kind", self.kind, ("identity", "linear", "affine"))
+        one_of("stitch.kind", self.kind, (*TRAINED, *CLOSED, "identity"))
+        one_of("stitch.init", self.init, ("identity", "least_squares", "procrustes", "reduced_rank"))
+        one_of("stitch.loss", self.loss, ("cross_entropy", "kl", "mse"))
         one_of("stitch.norm", self.norm, ("none", "pre", "post"))
         one_of("stitch.schedule", self.schedule, ("linear", "tuned_lens"))
-        if self.kind == "identity":
+        if self.kind not in TRAINED:
             if self.norm != "none":
-                raise ConfigError(f"stitch.norm={self.norm} does not go with stitch=identity, which has no LayerNorm")
-            self.steps = self.warmup = 0
+                raise ConfigError(
+                    f"stitch.norm={self.norm} does not go with stitch={self.kind}, which has no LayerNorm"
+                )
+            self.warmup = 0
+        if self.kind == "identity":
+            self.steps = 0
         elif self.steps <= 0:
             raise ConfigError(f"stitch.steps={self.steps} must be positive; stitch=identity trains nothing")
         elif not 0 <= self.warmup < self.steps:
@@ -113,6 +126,15 @@ class StitchConfig:
             raise ConfigError(f"stitch.momentum={self.momentum} must lie in [0, 1)")
         if self.tokens_per_step <= 0:
             raise ConfigError(f"stitch.tokens_per_step={self.tokens_per_step} must be positive")
+        if self.rank <= 0 or self.ridge < 0:
+            raise ConfigError(f"stitch.rank={self.rank} must be positive and stitch.ridge={self.ridge} not negative")
+        if self.init != "identity" and self.norm != "none":
+            raise ConfigError(f"stitch.init={self.init} does not go with stitch.norm={self.norm}: it has no LayerNorm")
+
+    @property
+    def trained(self) -> bool:
+        """Whether there is anything to train; closed forms read `steps` batches, once."""
+        return self.kind in TRAINED
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""task=stitch: train φ at every chosen pair of layers between two frozen models, and report what it costs."""
+"""task=stitch: fit φ at every chosen pair of layers between two frozen models, and report what it costs."""
 
 from __future__ import annotations
 
@@ -6,27 +6,36 @@ import itertools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import pandas as pd
-from rich.console import Console
-from rich.table import Table
+import numpy as np
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.config import TrainConfig, as_dict
+from thinkalike.config import StitchConfig, TrainConfig, as_dict
 from thinkalike.data import Corpus, identity
 from thinkalike.errors import ConfigError
 from thinkalike.jobs.steps import BATCH_TOKENS, finished, prepare, provenance, read_corpus
-from thinkalike.measures import bootstrap_interval
-from thinkalike.models import FrozenModel, content, load_model, same_vocabulary
+from thinkalike.jobs.table import byte_count, penalties, show, warn_of_far_states
+from thinkalike.measures import (
+    AffineMap,
+    Moments,
+    Stitch,
+    bias_only,
+    least_squares,
+    procrustes,
+    reduced_rank,
+)
+from thinkalike.models import FrozenModel, content, load_model, randomised, same_vocabulary
 from thinkalike.store import Job, key_of
-from thinkalike.training import Run, StitchTraining, document_losses, fit, peak_rate
+from thinkalike.training import Maps, Pair, Run, StitchTraining, document_sums, fit, peak_rate, state_moments
 
 log = logging.getLogger(__name__)
 
 TOKENS_PER_PARAMETER = 20  # of φ; with fewer fit tokens than that it overfits
+CONTROL_TOKENS = 2**18  # that the closed forms of controls and starts are fitted on
 
 
 def stitch(config: TrainConfig) -> Path:
@@ -42,26 +51,74 @@ def stitch(config: TrainConfig) -> Path:
         target = source if config.target == config.model else load_model(config.target)
         pairs = _checked_pairs(config, source, target)
         corpus = _corpus(config, source, target)
-        module = StitchTraining(source, target, pairs, corpus.fit.tokens, config.stitch, config.seed)
-        _warn_of_overfitting(module, corpus)
-        if config.stitch.steps:
-            log.info("%d stitches, %d steps, peak rate %g", len(pairs), config.stitch.steps, peak_rate(config.stitch))
-            name = f"{source.name} to {target.name}, {config.stitch.kind}"
-            fit(module, Run(name, partial, target.device, config.trainer, config.logger, settings))
-        module.to(target.device).eval()
+        batch = max(BATCH_TOKENS // corpus.fit.tokens.shape[1], 1)
+        moments = _moments(config.stitch, source, target, pairs, corpus, batch)
+        name = f"{source.name} to {target.name}, {config.stitch.kind}"
+        run = Run(name, partial, target.device, config.trainer, config.logger, settings)
+        fitted = _fit(config, source, target, pairs, corpus, moments, run)
+        maps = {"stitch": fitted.maps}
+        if source.d_model == target.d_model:
+            maps["identity"] = _identity(source, target, pairs)
+        if config.stitch.controls and moments:
+            maps |= _controls(config, moments, pairs, fitted.maps, source.d_model == target.d_model)
         rows = corpus.report
-        sums = document_losses(module, rows.tokens, rows.documents, max(BATCH_TOKENS // rows.tokens.shape[1], 1))
-        table = _penalties(config, source.name, target.name, pairs, sums)
-        _print(table, corpus)
-        if config.stitch.kind != "identity":
-            weights = {name: weight.cpu().contiguous() for name, weight in module.stitches.state_dict().items()}
-            save_file(
-                weights, job.out() / "stitch.safetensors", metadata={"pairs": str(pairs), "kind": config.stitch.kind}
-            )
+        sums = document_sums(source, target, pairs, maps, rows.tokens, rows.documents, batch)
+        if config.stitch.controls:
+            sums["random_source"] = _random_source(config, source, target, pairs, corpus, batch)
+        text_bytes = byte_count(source.tokenizer, rows.tokens)
+        table = penalties(config.stitch.kind, source.name, target.name, pairs, sums, text_bytes)
+        show(table, corpus)
+        warn_of_far_states(table)
+        if fitted.weights:
+            facts = {"pairs": str(pairs), "kind": config.stitch.kind, "norm": config.stitch.norm}
+            save_file(fitted.weights, job.out() / "stitch.safetensors", metadata=facts)
         figures.penalties(table, job.out() / "figures")
         scalars = {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())}
-        arrays = {"curve": module.curve.cpu().numpy(), **{name: value.numpy() for name, value in sums.items()}}
+        arrays = fitted.arrays | {name: value.numpy() for name, value in sums.items()}
         return job.finish(scalars, table, provenance(config, corpus, source, target), arrays)
+
+
+class _Fitted(NamedTuple):
+    """The φ of every pair, what of them is kept, and the learning curves."""
+
+    maps: Maps
+    weights: dict[str, Tensor]
+    arrays: dict[str, np.ndarray]
+
+
+def _fit(
+    config: TrainConfig,
+    source: FrozenModel,
+    target: FrozenModel,
+    pairs: Sequence[Pair],
+    corpus: Corpus,
+    moments: Moments | None,
+    run: Run,
+) -> _Fitted:
+    if config.stitch.kind == "identity":
+        return _Fitted(_identity(source, target, pairs), {}, {})
+    if not config.stitch.trained:
+        assert moments is not None
+        closed = [_closed_form(config.stitch.kind, moments, pair, config.stitch) for pair in pairs]
+        parts = ("weight", "bias")
+        weights = {f"{i}.map.{part}": getattr(phi, part).cpu() for i, phi in enumerate(closed) for part in parts}
+        return _Fitted(closed, weights, {})
+    module = StitchTraining(source, target, pairs, corpus.fit.tokens, config.stitch, config.seed)
+    _warn_of_overfitting(module, corpus)
+    if config.stitch.init != "identity":
+        assert moments is not None
+        for phi, pair in zip(module.stitches, pairs, strict=True):
+            start = _closed_form(config.stitch.init, moments, pair, config.stitch)
+            phi.start_from(start.weight, start.bias)  # type: ignore[operator]
+    log.info("%d stitches, %d steps, peak rate %g", len(pairs), config.stitch.steps, peak_rate(config.stitch))
+    fit(module, run)
+    module.to(target.device).eval()
+    weights = {name: weight.cpu().contiguous() for name, weight in module.stitches.state_dict().items()}
+    return _Fitted(list(module.stitches), weights, {"curve": module.curve.cpu().numpy()})
+
+
+def _identity(source: FrozenModel, target: FrozenModel, pairs: Sequence[Pair]) -> Maps:
+    return [Stitch("identity", source.d_model, target.d_model)] * len(pairs)
 
 
 def layer_pairs(layers: Any, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
@@ -93,9 +150,9 @@ def _is_pair(value: Any) -> bool:
 
 def _checked_pairs(config: TrainConfig, source: FrozenModel, target: FrozenModel) -> list[tuple[int, int]]:
     same_vocabulary(source, target)
-    if config.stitch.kind == "identity" and source.d_model != target.d_model:
+    if config.stitch.kind in ("identity", "orthogonal", "bias") and source.d_model != target.d_model:
         raise ConfigError(
-            f"stitch=identity needs equal widths, and {source.name} has {source.d_model}, "
+            f"stitch={config.stitch.kind} needs equal widths, and {source.name} has {source.d_model}, "
             f"{target.name} {target.d_model}; use stitch=linear"
         )
     return layer_pairs(config.layers, source.n_layers, target.n_layers)
@@ -108,8 +165,6 @@ def _corpus(config: TrainConfig, source: FrozenModel, target: FrozenModel) -> Co
 
 
 def _warn_of_overfitting(module: StitchTraining, corpus: Corpus) -> None:
-    if not len(module.stitches) or module.config.kind == "identity":
-        return
     parameters = sum(weight.numel() for weight in module.stitches[0].parameters())
     tokens, seen = corpus.counts["fit_tokens"], module.config.steps * module.config.tokens_per_step
     if tokens < TOKENS_PER_PARAMETER * parameters:
@@ -123,53 +178,56 @@ def _warn_of_overfitting(module: StitchTraining, corpus: Corpus) -> None:
         log.warning("warning: training reads the fit tokens %.1f times over: there are no more", seen / tokens)
 
 
-def _penalties(
-    config: TrainConfig, source: str, target: str, pairs: Sequence[tuple[int, int]], sums: dict[str, Tensor]
-) -> pd.DataFrame:
-    """One row per stitch: losses in nats per token, penalty with its 95 % interval over documents."""
-    counts = sums["tokens"]
-    own = {name: float(sums[name].sum() / counts.sum()) for name in ("target", "source")}
-    penalty, low, high = bootstrap_interval(sums["stitched"] - sums["target"], counts)
-    table = pd.DataFrame(
-        {
-            "source": source,
-            "target": target,
-            "source_layer": [layer for layer, _ in pairs],
-            "target_layer": [depth for _, depth in pairs],
-            "stitch": config.stitch.kind,
-            "stitching_loss": (sums["stitched"].sum(-1) / counts.sum()).tolist(),
-            "target_loss": own["target"],
-            "source_loss": own["source"],
-            "penalty": penalty.tolist(),
-            "penalty_low": low.tolist(),
-            "penalty_high": high.tolist(),
-        }
-    )
-    if "identity" in sums:
-        identity, low, high = bootstrap_interval(sums["identity"] - sums["target"], counts)
-        table["identity_penalty"], table["identity_low"], table["identity_high"] = (
-            identity.tolist(),
-            low.tolist(),
-            high.tolist(),
-        )
-    return table
+def _moments(
+    config: StitchConfig, source: FrozenModel, target: FrozenModel, pairs: Sequence[Pair], corpus: Corpus, batch: int
+) -> Moments | None:
+    """Statistics for the closed forms that this job needs, if any."""
+    closed = not config.trained and config.kind != "identity"
+    if not (closed or config.controls or config.init != "identity"):
+        return None
+    rows = corpus.fit.tokens
+    return state_moments(source, target, pairs, rows if closed else rows[: CONTROL_TOKENS // rows.shape[1]], batch)
 
 
-def _print(table: pd.DataFrame, corpus: Corpus) -> None:
-    first, counts = table.iloc[0], corpus.counts
-    printed = Table(
-        title=f"{first.source} into {first.target}: φ {first.stitch}, nats per token, 95 % intervals over "
-        f"{counts['report_documents']} documents ({counts['report_tokens']:,} tokens)"
-    )
-    columns = ["layer", "stitching loss", "target loss", "source loss", "penalty", "interval", "identity penalty"]
-    for column in columns[: 7 if "identity_penalty" in table else 6]:
-        printed.add_column(column, justify="right")
-    for _, row in table.iterrows():
-        cells = [f"{row.source_layer}→{row.target_layer}"]
-        cells += [f"{value:.4f}" for value in (row.stitching_loss, row.target_loss, row.source_loss)]
-        cells += [f"{row.penalty:+.4f}", f"{row.penalty_low:+.4f} to {row.penalty_high:+.4f}"]
-        if "identity_penalty" in table:
-            cells.append(f"{row.identity_penalty:+.4f}")
-        printed.add_row(*cells)
-    console = Console()
-    Console(width=max(console.width, 110)).print(printed)
+def _closed_form(kind: str, moments: Moments, pair: Pair, config: StitchConfig) -> AffineMap:
+    if kind == "least_squares":
+        return least_squares(moments, pair, config.ridge)
+    if kind == "reduced_rank":
+        return reduced_rank(moments, pair, config.rank, config.ridge)
+    return {"procrustes": procrustes, "bias": bias_only}[kind](moments, pair)
+
+
+def _controls(
+    config: TrainConfig, moments: Moments, pairs: Sequence[Pair], phis: Maps, equal_widths: bool
+) -> dict[str, Maps]:
+    """What φ has to beat: closed forms, a mere shift, and itself on the states of other tokens."""
+    kinds = ["least_squares", *(["procrustes", "bias"] if equal_widths else [])]
+    found: dict[str, Maps] = {
+        kind: [_closed_form(kind, moments, pair, config.stitch) for pair in pairs] for kind in kinds
+    }
+    found["shuffled"] = [_Shuffled(phi, config.seed) for phi in phis]
+    return found
+
+
+class _Shuffled:
+    """φ on the states of other tokens of the batch: what is left when the source says nothing of the token."""
+
+    def __init__(self, phi: Any, seed: int):
+        self.phi, self.seed = phi, seed
+
+    def __call__(self, state: Tensor) -> Tensor:
+        mapped = self.phi(state)
+        rows = mapped.flatten(0, 1)
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))
+        return rows[order.to(rows.device)].view_as(mapped)
+
+
+def _random_source(
+    config: TrainConfig, source: FrozenModel, target: FrozenModel, pairs: Sequence[Pair], corpus: Corpus, batch: int
+) -> Tensor:
+    """Loss by document of least squares from a source that was never trained."""
+    untrained, rows = randomised(source, config.seed), corpus.report
+    fit_rows = corpus.fit.tokens[: CONTROL_TOKENS // corpus.fit.tokens.shape[1]]
+    moments = state_moments(untrained, target, pairs, fit_rows, batch)
+    maps = {"random_source": [least_squares(moments, pair, config.stitch.ridge) for pair in pairs]}
+    return document_sums(untrained, target, pairs, maps, rows.tokens, rows.documents, batch)["random_source"]

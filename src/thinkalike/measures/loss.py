@@ -1,4 +1,4 @@
-"""Next-token cross-entropy through a frozen unembedding, without ever holding all logits.
+"""Losses of next-token distributions through a frozen unembedding, without ever holding all logits.
 
 At 2^14 tokens and 48,262 entries the logits alone are 3.2 GB in float32, and their gradient as much again. Each token's
 loss depends on its own state only, so the logits of a chunk are dropped as soon as its losses and gradients are known.
@@ -10,67 +10,99 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
 
 CHUNK = 1024  # tokens whose logits exist at the same time
 
+Finish = Callable[[Tensor], Tensor]  # final norm and unembedding, row by row: (n, d) to (n, vocabulary)
+
 
 def token_loss(
-    states: Float[Tensor, "n d"],
-    finish: Callable[[Tensor], Tensor],
-    targets: Int[Tensor, " n"],
-    chunk: int = CHUNK,
+    states: Float[Tensor, "n d"], finish: Finish, targets: Int[Tensor, " n"], chunk: int = CHUNK
 ) -> Float[Tensor, " n"]:
     """Cross-entropy of each token in nats: -log softmax(finish(states))[targets].
 
     Args:
         states: last residuals, one per token.
-        finish: final norm and unembedding, row by row; its weights get no gradient.
+        finish: final norm and unembedding; its weights get no gradient.
         targets: the token that follows.
         chunk: memory is chunk x vocabulary; the result does not depend on it.
 
     Returns:
-        Losses in float32 (float64 for float64 states), differentiable in `states`.
+        Losses in float32 (float64 for float64 states), differentiable once in `states`.
     """
+
+    def losses(part: Tensor, start: int) -> Tensor:
+        return cross_entropy(_logits(part, finish), targets[start : start + len(part)], reduction="none")
+
+    return _in_chunks(states, losses, chunk)
+
+
+def token_kl(
+    states: Float[Tensor, "n d"],
+    finish: Finish,
+    reference: Float[Tensor, "n d"],
+    chunk: int = CHUNK,
+) -> Float[Tensor, " n"]:
+    """KL(p || q) of each token in nats, p = softmax(finish(reference)), q = softmax(finish(states)); at least 0.
+
+    Args:
+        reference: last residuals of the model whose output is the standard; it gets no gradient.
+    """
+
+    def losses(part: Tensor, start: int) -> Tensor:
+        with torch.no_grad():
+            standard = _logits(reference[start : start + len(part)], finish).log_softmax(-1)
+        return (standard.exp() * (standard - _logits(part, finish).log_softmax(-1))).sum(-1)
+
+    return _in_chunks(states, losses, chunk)
+
+
+@torch.no_grad()
+def same_top_token(
+    states: Float[Tensor, "n d"], finish: Finish, reference: Float[Tensor, "n d"], chunk: int = CHUNK
+) -> Bool[Tensor, " n"]:
+    """Whether the most likely token is that of the reference."""
+    pairs = zip(states.split(chunk), reference.split(chunk), strict=True)
+    return torch.cat([finish(part).argmax(-1) == finish(standard).argmax(-1) for part, standard in pairs])
+
+
+def _logits(states: Tensor, finish: Finish) -> Tensor:
+    logits = finish(states)
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def _in_chunks(states: Tensor, losses: Callable[[Tensor, int], Tensor], chunk: int) -> Tensor:
+    """The losses of all rows, `losses(part, index of its first row)` at a time."""
     if torch.is_grad_enabled() and states.requires_grad:
-        return _ChunkedLoss.apply(states, finish, targets, chunk)  # type: ignore[no-any-return]
+        return _ChunkedLoss.apply(states, losses, chunk)  # type: ignore[no-any-return]
     with torch.no_grad():
-        return torch.cat([_losses(part, finish, to) for part, to in _chunks(states, targets, chunk)])
+        return torch.cat([losses(part, index * chunk) for index, part in enumerate(states.split(chunk))])
 
 
 class _ChunkedLoss(torch.autograd.Function):
     """Takes the gradient of each chunk in the forward pass, so that the backward pass is one product."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, finish: Callable[[Tensor], Tensor], targets: Tensor, chunk: int) -> Tensor:
-        losses, gradients = [], []
+    def forward(ctx: Any, states: Tensor, losses: Callable[[Tensor, int], Tensor], chunk: int) -> Tensor:
+        values, gradients = [], []
         with torch.enable_grad():
-            for part, to in _chunks(states.detach(), targets, chunk):
+            for index, part in enumerate(states.detach().split(chunk)):
                 part = part.requires_grad_()
-                losses.append(_losses(part, finish, to))
-                gradients.append(torch.autograd.grad(losses[-1].sum(), part)[0])
-                losses[-1] = losses[-1].detach()
+                value = losses(part, index * chunk)
+                gradients.append(torch.autograd.grad(value.sum(), part)[0])
+                values.append(value.detach())
         ctx.save_for_backward(torch.cat(gradients))
-        return torch.cat(losses)
+        return torch.cat(values)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *outer: Any) -> Any:
         (gradient,) = ctx.saved_tensors
-        return gradient * outer[0][:, None].to(gradient.dtype), None, None, None
-
-
-def _losses(states: Tensor, finish: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
-    logits = finish(states)
-    logits = logits if logits.dtype == torch.float64 else logits.float()
-    return cross_entropy(logits, targets, reduction="none")
-
-
-def _chunks(states: Tensor, targets: Tensor, size: int) -> Any:
-    return zip(states.split(size), targets.split(size), strict=True)
+        return gradient * outer[0][:, None].to(gradient.dtype), None, None
 
 
 def unigram_entropy(tokens: Int[Tensor, " n"]) -> float:

@@ -1,6 +1,6 @@
 """Models: from a name in the configuration to a FrozenModel."""
 
-from thinkalike.models.frozen import EMBED, FrozenModel
+from thinkalike.models.frozen import EMBED, FrozenModel, randomised
 from thinkalike.models.load import content, load_model, pick_device
 from thinkalike.models.minis import ASSETS, build_mini, save_mini
 from thinkalike.models.tokenizers import same_vocabulary, train_tokenizer
@@ -13,6 +13,7 @@ __all__ = [
     "content",
     "load_model",
     "pick_device",
+    "randomised",
     "same_vocabulary",
     "save_mini",
     "train_tokenizer",

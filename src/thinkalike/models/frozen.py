@@ -9,6 +9,7 @@ logits for BERT.)
 from __future__ import annotations
 
 import contextlib
+import copy
 import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -206,6 +207,26 @@ class FrozenModel:
             yield
         finally:
             handle.remove()
+
+
+def randomised(model: FrozenModel, seed: int) -> FrozenModel:
+    """The same architecture, never trained: every matrix drawn anew from a normal of its own spread."""
+    module = copy.deepcopy(model.module)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            if weight.dim() > 1:
+                noise = torch.randn(weight.shape, generator=generator)
+                weight.copy_(noise * weight.float().std().cpu())
+    return FrozenModel(
+        module,
+        model.family,
+        model.tokenizer,
+        name=f"{model.name} (random)",
+        context=model.context,
+        bos_each_row=model.bos_each_row,
+        kernels=model.kernels,
+    )
 
 
 def sample_tokens(vocabulary: int, context: int) -> Int[Tensor, "b t"]:

@@ -1,7 +1,20 @@
-"""Training: Lightning modules for stitches and minis, and the one way that both are run."""
+"""Training: Lightning modules for stitches and minis, the one way that both run, and what a stitch is measured by."""
 
 from thinkalike.training.pretraining import Pretraining
+from thinkalike.training.report import Maps, document_sums, state_moments
 from thinkalike.training.run import Run, fit
-from thinkalike.training.stitching import StitchTraining, document_losses, next_token_losses, peak_rate, rate
+from thinkalike.training.stitching import Pair, StitchTraining, next_token_losses, peak_rate, rate
 
-__all__ = ["Pretraining", "Run", "StitchTraining", "document_losses", "fit", "next_token_losses", "peak_rate", "rate"]
+__all__ = [
+    "Maps",
+    "Pair",
+    "Pretraining",
+    "Run",
+    "StitchTraining",
+    "document_sums",
+    "fit",
+    "next_token_losses",
+    "peak_rate",
+    "rate",
+    "state_moments",
+]

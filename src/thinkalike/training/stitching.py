@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from thinkalike.config import StitchConfig
-from thinkalike.measures import Stitch, sum_by_document, token_loss
+from thinkalike.measures import Stitch, token_kl, token_loss
 from thinkalike.models import FrozenModel
 from thinkalike.training.run import SteppedModule
 
@@ -79,7 +79,7 @@ def next_token_losses(
 class StitchTraining(SteppedModule):
     """Trains one φ per layer pair between two frozen models; its state holds the φs and never the models.
 
-    `curve` (steps, pairs) keeps each step's loss, in nats per token on the batch of the step.
+    `curve` (steps, pairs) keeps each step's loss on the batch of the step, in nats per token (mse: squared units).
     """
 
     def __init__(
@@ -95,22 +95,32 @@ class StitchTraining(SteppedModule):
         self.models = (source, target)  # a tuple, so that Lightning neither moves nor saves them
         self.pairs, self.config = list(pairs), config
         width_in, width_out = source.d_model, target.d_model
-        self.stitches = nn.ModuleList(Stitch(config.kind, width_in, width_out, config.norm, seed) for _ in self.pairs)
+        self.stitches = nn.ModuleList(
+            Stitch(config.kind, width_in, width_out, config.norm, config.rank, seed) for _ in self.pairs
+        )
         self.curve: Tensor
         self.register_buffer("curve", torch.full((config.steps, len(self.pairs)), torch.nan))
 
-    def stitched_losses(self, tokens: Int[Tensor, "b t"]) -> list[Float[Tensor, "b u"]]:
+    def losses(self, tokens: Int[Tensor, "b t"]) -> list[Float[Tensor, " n"]]:
+        """What each φ is trained to make small, one value per token."""
         source, target = self.models
         with torch.no_grad():
             states = source.residuals(tokens, [layer for layer, _ in self.pairs])
-        entering = [
-            (depth, phi(state.to(target.device).to(self.dtype)))
-            for phi, state, (_, depth) in zip(self.stitches, states, self.pairs, strict=True)
-        ]
-        return next_token_losses(target, last_states(target, entering), tokens)
+        mapped = [phi(state.to(target.device).float()) for phi, state in zip(self.stitches, states, strict=True)]
+        depths = [depth for _, depth in self.pairs]
+        if self.config.loss == "mse":
+            with torch.no_grad():
+                own = target.residuals(tokens, depths)
+            return [(state - goal).square().mean(-1).flatten() for state, goal in zip(mapped, own, strict=True)]
+        last = last_states(target, list(zip(depths, mapped, strict=True)))
+        if self.config.loss == "kl":
+            with torch.no_grad():
+                standard = target.head(tokens, target.n_layers - 1).flatten(0, 1)
+            return [token_kl(state.flatten(0, 1), target.finish, standard) for state in last]
+        return [losses.flatten() for losses in next_token_losses(target, last, tokens)]
 
     def training_step(self, tokens: Int[Tensor, "b t"], _: int) -> Tensor:
-        losses = torch.stack([losses.mean() for losses in self.stitched_losses(tokens)])
+        losses = torch.stack([losses.mean() for losses in self.losses(tokens)])
         self.check_finite(losses.sum(), f"lower stitch.lr={self.config.lr}")
         self.curve[self.global_step] = losses.detach()
         for (layer, depth), loss in zip(self.pairs, losses.detach(), strict=True):
@@ -134,36 +144,3 @@ class StitchTraining(SteppedModule):
         if self.config.clip > 0:  # each by itself: one stitch must not change another's steps
             for phi in self.stitches:
                 nn.utils.clip_grad_norm_(phi.parameters(), self.config.clip)
-
-
-@torch.no_grad()
-def document_losses(
-    module: StitchTraining,
-    rows: Int[Tensor, "rows context"],
-    documents: Int[Tensor, "rows context"],
-    batch: int,
-) -> dict[str, Tensor]:
-    """Sums over documents, in nats, of every loss that the report compares, all on the same tokens.
-
-    Returns:
-        `stitched` and `identity` (pairs, documents), the latter only where widths match; `target` and `source`
-        (documents,); `tokens`: how many predicted tokens each document has.
-    """
-    source, target = module.models
-    count = int(documents.max()) + 1
-    totals: dict[str, Tensor] = {}
-    for part, owners in zip(rows.split(batch), documents.split(batch), strict=True):
-        tokens, owner = part.long(), owners[:, 1:].flatten()
-        found = {"stitched": torch.stack(module.stitched_losses(tokens))}
-        own = source.residuals(tokens, [*(layer for layer, _ in module.pairs), source.n_layers - 1])
-        found["source"] = next_token_losses(source, own[-1:], tokens)[0]
-        last = target.head(tokens, target.n_layers - 1)
-        found["target"] = next_token_losses(target, [last], tokens)[0]
-        if source.d_model == target.d_model:
-            entering = [(depth, state) for state, (_, depth) in zip(own, module.pairs, strict=False)]
-            found["identity"] = torch.stack(next_token_losses(target, last_states(target, entering), tokens))
-        found["tokens"] = torch.ones_like(found["target"])
-        for name, losses in found.items():
-            sums = sum_by_document(losses.flatten(-2).cpu(), owner, count)
-            totals[name] = totals.get(name, 0) + sums
-    return totals

@@ -1,0 +1,391 @@
+"""Closed-form maps against explicit least squares and SVDs of all rows at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from itertools import pairwise
+
+import pytest
+import torch
+
+from thinkalike.measures.closed_forms import AffineMap, Moments, bias_only, least_squares, procrustes, reduced_rank
+
+N, D, E = 97, 6, 9
+CHUNKS = (1, 10, 97)
+FITS = {
+    "least_squares": least_squares,
+    "through the origin": lambda moments, pair: least_squares(moments, pair, bias=False),
+    "ridge": lambda moments, pair: least_squares(moments, pair, ridge=3.0),
+    "reduced_rank": lambda moments, pair: reduced_rank(moments, pair, 2),
+    "procrustes": procrustes,
+    "bias_only": bias_only,
+}
+
+
+def drawn(*widths, n=N, offset=1.0, device="cpu"):
+    """Correlated states of several layers, float64, columns of unequal scale."""
+    shared = torch.randn(n, 5, dtype=torch.float64)
+    layers = []
+    for width in widths:
+        mixed = shared @ torch.randn(5, width, dtype=torch.float64) + torch.randn(n, width, dtype=torch.float64)
+        layers.append((mixed * torch.linspace(0.5, 2, width) + offset * torch.randn(width)).to(device))
+    return layers
+
+
+def gathered(x, y, chunk=N):
+    moments = Moments([(0, 0)])
+    for part, to in zip(x.split(chunk), y.split(chunk), strict=True):
+        moments.update([part], [to])
+    return moments
+
+
+def explicit(x, y, ridge=0.0, bias=True):
+    """Weight and bias of the textbook: rows [x, 1], and a row √ridge eⱼ per coordinate that asks for 0."""
+    ones = torch.ones(len(x), int(bias), dtype=x.dtype)
+    penalty = ridge**0.5 * torch.eye(x.shape[1], x.shape[1] + int(bias), dtype=x.dtype)
+    left = torch.cat([torch.cat([x, ones], 1), penalty])
+    right = torch.cat([y, y.new_zeros(x.shape[1], y.shape[1])])
+    solution = torch.linalg.lstsq(left, right, driver="gelsd").solution
+    return solution[: x.shape[1]].T, solution[-1] if bias else y.new_zeros(y.shape[1])
+
+
+def loss(fit, x, y, ridge=0.0):
+    return (y - fit(x)).square().sum() + ridge * fit.weight.square().sum()
+
+
+def same(fit, weight, bias, tolerance=1e-8):
+    torch.testing.assert_close(fit.weight.cpu(), weight, rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(fit.bias.cpu(), bias, rtol=tolerance, atol=tolerance)
+
+
+def numbers(moments, pair):
+    return [torch.as_tensor(part, dtype=torch.float64) for part in moments.of(pair)]
+
+
+# -------------------------------------------------------------------------------------------------------------- Moments
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_the_statistics_of_every_pair_are_those_of_all_rows_for_any_chunk(chunk, device):
+    sources, targets, pairs = drawn(6, 4, device=device), drawn(9, 6, 3, device=device), [(0, 2), (1, 0), (0, 0)]
+    moments = Moments(pairs)
+    for i in range(0, N, chunk):
+        moments.update([x[i : i + chunk] for x in sources], [y[i : i + chunk] for y in targets])
+    for l, m in pairs:  # noqa: E741
+        x, y = sources[l], targets[m]
+        a, b = x - x.mean(0), y - y.mean(0)
+        for got, expected in zip(moments.of((l, m)), (N, x.mean(0), y.mean(0), a.T @ a, b.T @ b, a.T @ b), strict=True):
+            if isinstance(expected, int):
+                assert got == expected
+            else:
+                assert got.device == x.device
+                torch.testing.assert_close(got, expected, rtol=0, atol=1e-12 * expected.abs().max().item())
+
+
+def test_an_offset_of_3000_costs_no_digits():
+    """Sums of squares about 0 would be 10⁷ times those about the mean."""
+    x, y = drawn(D, E)
+    plain, far = numbers(gathered(x, y, 10), (0, 0)), numbers(gathered(x + 3000, y - 3000, 10), (0, 0))
+    for got, expected in zip(far[3:], plain[3:], strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-12 * expected.abs().max().item())
+    raw = (x + 3000).T @ (x + 3000) - N * torch.outer((x + 3000).mean(0), (x + 3000).mean(0))
+    assert (raw - plain[3]).abs().max() > 1e-11 * plain[3].abs().max(), "control: the naive form does lose digits"
+    same(
+        least_squares(gathered(x + 3000, y - 3000, 10), (0, 0)), explicit(x, y)[0], far[2] - explicit(x, y)[0] @ far[1]
+    )
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, N])
+def test_merging_two_parts_is_one_pass_and_leaves_the_other_alone(cut):
+    x, y = drawn(D, E)
+    whole, left, right = gathered(x, y), Moments([(0, 0)]), Moments([(0, 0)])
+    left.update([x[:cut]], [y[:cut]])
+    right.update([x[cut:]], [y[cut:]])
+    before = pickle.dumps(right)
+    left.merge(pickle.loads(before))
+    left.merge(Moments([(0, 0)]))
+    for got, expected in zip(numbers(left, (0, 0)), numbers(whole, (0, 0)), strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-12 * expected.abs().max().item())
+    fresh = Moments([(0, 0)])
+    fresh.merge(whole)
+    fresh.update([x * 5], [y * 5])
+    for got, expected in zip(numbers(whole, (0, 0)), numbers(gathered(x, y), (0, 0)), strict=True):
+        assert torch.equal(got, expected), "what was merged shares no memory with the sum"
+
+
+def test_layers_may_come_by_name_and_those_of_no_pair_are_not_looked_at():
+    x, y = drawn(D, E)
+    moments = Moments([(4, 7), (4, 7)])
+    moments.update({4: x, 5: torch.full((3, 2), torch.nan)}, {7: y})
+    assert moments.pairs == [(4, 7)]
+    same(least_squares(moments, (4, 7)), *explicit(x, y))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_states_are_summed_in_float64(dtype, device):
+    x, y = (states.to(device, dtype) for states in drawn(D, E))
+    got, expected = gathered(x, y, 10), gathered(x.double(), y.double(), 10)
+    for left, right in zip(numbers(got, (0, 0)), numbers(expected, (0, 0)), strict=True):
+        assert torch.equal(left, right)
+    assert least_squares(got, (0, 0)).weight.dtype == torch.float64
+
+
+def test_no_graph_is_kept_and_no_state_is_changed():
+    x, y = drawn(D, E)
+    copy = x.clone()
+    moments = gathered(x.requires_grad_(), y, 10)
+    assert not any(part.requires_grad for part in numbers(moments, (0, 0)))
+    assert torch.equal(x, copy)
+
+
+@pytest.mark.parametrize(
+    ("sources", "targets", "message"),
+    [
+        (torch.ones(3, D), torch.ones(4, E), r"numbers of rows are .*'source', 0\): 3, \('target', 0\): 4"),
+        (torch.ones(3, D - 1), torch.ones(3, E), f"source layer 0 has width {D - 1}, but {D} so far"),
+        (torch.ones(3, D), torch.ones(3, 1), f"target layer 0 has width 1, but {E} so far"),
+        (torch.full((3, D), torch.inf), torch.ones(3, E), "source layer 0 are not finite; run the model in a wider"),
+        (torch.ones(3, D), torch.full((3, E), torch.nan), "target layer 0 are not finite"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused_and_add_nothing(sources, targets, message):
+    moments = gathered(*drawn(D, E))
+    before = numbers(moments, (0, 0))
+    with pytest.raises(ValueError, match=message):
+        moments.update([sources], [targets])
+    assert all(torch.equal(left, right) for left, right in zip(numbers(moments, (0, 0)), before, strict=True))
+
+
+def test_moments_that_do_not_belong_together_are_not_merged():
+    with pytest.raises(ValueError, match=r"cannot be merged: \[\(0, 0\)\] here, \[\(0, 1\)\] there"):
+        Moments([(0, 0)]).merge(Moments([(0, 1)]))
+    with pytest.raises(ValueError, match="source layer 0 has width 4, but 6 so far"):
+        gathered(*drawn(6, 9)).merge(gathered(*drawn(4, 9)))
+
+
+def test_moments_without_pairs_are_refused():
+    with pytest.raises(ValueError, match=r"name at least one, such as pairs=\[\(0, 0\)\]"):
+        Moments([])
+
+
+@pytest.mark.parametrize("fit", FITS.values(), ids=FITS)
+@pytest.mark.parametrize("n", [0, 1])
+def test_every_map_needs_two_tokens_and_a_pair_that_was_gathered(fit, n):
+    (x,) = drawn(D)
+    with pytest.raises(ValueError, match=f"needs the states of two tokens, not {n}: call update first"):
+        fit(gathered(x[:n], x[:n]), (0, 0))
+    with pytest.raises(ValueError, match=r"pair \(0, 3\) was not gathered; there is: \(0, 0\)"):
+        fit(gathered(x, x), (0, 3))
+
+
+# -------------------------------------------------------------------------------------------------------- least_squares
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+@pytest.mark.parametrize("widths", [(D, E), (E, D), (D, D)])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("ridge", [0.0, 7.0])
+def test_least_squares_is_torchs_on_explicit_rows(chunk, widths, bias, ridge, device):
+    x, y = drawn(*widths)
+    fit = least_squares(gathered(x.to(device), y.to(device), chunk), (0, 0), ridge, bias)
+    same(fit, *explicit(x, y, ridge, bias))
+    other = explicit(x, y, 7.0 - ridge, bias)[0]
+    assert (fit.weight.cpu() - other).abs().max() > 1e-3, "control: the ridge matters"
+
+
+@pytest.mark.parametrize("n", [2, 5, N])
+def test_a_singular_fit_is_the_one_of_least_norm(n):
+    """Few rows, or a coordinate that repeats others: lstsq on centred rows is the pseudo-inverse."""
+    x, y = drawn(D, E, n=n)
+    x = torch.cat([x, x[:, :2].sum(1, keepdim=True)], 1)
+    a, b = x - x.mean(0), y - y.mean(0)
+    weight = (torch.linalg.pinv(a, rtol=1e-10) @ b).T
+    same(least_squares(gathered(x, y, 10), (0, 0)), weight, y.mean(0) - weight @ x.mean(0))
+
+
+def test_the_rounding_of_float32_states_that_sum_to_zero_gets_no_weight():
+    """As behind a LayerNorm: the direction (1, …, 1) holds rounding only, and a fit to it would be huge."""
+    x, y = drawn(D, E, n=2000)
+    x = (x - x.mean(1, keepdim=True)).float()
+    assert 0 < x.sum(1).abs().max() < 1e-5
+    weight = least_squares(gathered(x, y), (0, 0)).weight
+    assert weight.sum(1).abs().max() < 1e-5
+    naive = torch.linalg.lstsq((x - x.mean(0)).double(), y - y.mean(0)).solution.T
+    assert naive.sum(1).abs().max() > 1, "control: ordinary least squares does fit it"
+
+
+def test_a_direction_a_hundred_thousand_times_narrower_than_the_widest_still_counts():
+    """A residual stream has a few coordinates of size 1000 and more; they must not hide the others."""
+    x, y = drawn(D, E)
+    scale = torch.tensor([1e5, 1, 1, 1, 1, 1], dtype=torch.float64)
+    weight, bias = explicit(x, y)
+    same(least_squares(gathered(x * scale, y), (0, 0)), weight / scale, bias, 1e-6)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 1000.7])
+def test_a_constant_source_predicts_the_mean(value):
+    (y,) = drawn(E)
+    fit = least_squares(gathered(torch.full((N, D), value, dtype=torch.float64), y, 10), (0, 0))
+    assert torch.equal(fit.weight, torch.zeros(E, D, dtype=torch.float64))
+    torch.testing.assert_close(fit.bias, y.mean(0))
+
+
+@pytest.mark.parametrize("ridge", [-1.0, float("nan"), float("inf")])
+def test_an_impossible_ridge_is_refused(ridge):
+    moments = gathered(*drawn(D, E))
+    for fit in (lambda: least_squares(moments, (0, 0), ridge), lambda: reduced_rank(moments, (0, 0), 2, ridge)):
+        with pytest.raises(ValueError, match=f"ridge={ridge} is not a number >= 0"):
+            fit()
+
+
+# --------------------------------------------------------------------------------------------------------- reduced_rank
+
+
+@pytest.mark.parametrize("rank", [1, 3, 5])
+@pytest.mark.parametrize("widths", [(D, E), (E, D)])
+def test_reduced_rank_is_the_truncated_svd_of_the_fitted_values(rank, widths, device):
+    x, y = drawn(*widths)
+    weight, _ = explicit(x, y)
+    vh = torch.linalg.svd((x - x.mean(0)) @ weight.T, full_matrices=False).Vh[:rank]
+    expected = vh.T @ vh @ weight
+    fit = reduced_rank(gathered(x.to(device), y.to(device), 10), (0, 0), rank)
+    same(fit, expected, y.mean(0) - expected @ x.mean(0))
+    assert torch.linalg.matrix_rank(fit.weight, rtol=1e-10) == rank
+    u, s, v = torch.linalg.svd(weight, full_matrices=False)
+    naive = u[:, :rank] * s[:rank] @ v[:rank]
+    assert (expected - naive).abs().max() > 1e-3, "control: truncating the weight itself is another map"
+
+
+@pytest.mark.parametrize("ridge", [0.0, 20.0])
+def test_no_map_of_the_same_rank_is_better(ridge):
+    """Against steps along both factors, and against many rounds of alternating least squares from elsewhere."""
+    x, y = drawn(D, E)
+    fit = reduced_rank(gathered(x, y), (0, 0), 2, ridge)
+    best = loss(fit, x, y, ridge)
+    u, s, v = torch.linalg.svd(fit.weight)
+    left, right = u[:, :2] * s[:2], v[:2]
+    for size in (1e-3, 1e-1, 1.0):
+        for _ in range(50):
+            weight = (left + size * torch.randn_like(left)) @ (right + size * torch.randn_like(right))
+            assert loss(AffineMap(weight, y.mean(0) - weight @ x.mean(0)), x, y, ridge) > best
+    a = torch.cat([x - x.mean(0), ridge**0.5 * torch.eye(D, dtype=x.dtype)])
+    b = torch.cat([y - y.mean(0), y.new_zeros(D, E)])
+    outer = torch.linalg.qr(torch.randn(E, 2, dtype=x.dtype)).Q
+    for _ in range(500):  # best inner factor for an orthonormal outer one, then the best outer one
+        inner = torch.linalg.lstsq(a, b @ outer).solution.T
+        outer = torch.linalg.qr(torch.linalg.lstsq(a @ inner.T, b).solution.T).Q
+    weight = outer @ torch.linalg.lstsq(a, b @ outer).solution.T
+    same(fit, weight, y.mean(0) - weight @ x.mean(0), 1e-6)
+
+
+@pytest.mark.parametrize("ridge", [0.0, 7.0])
+@pytest.mark.parametrize("widths", [(D, E), (E, D)])
+def test_full_rank_is_least_squares_and_one_less_is_not(widths, ridge):
+    x, y = drawn(*widths)
+    moments, full = gathered(x, y), least_squares(gathered(x, y), (0, 0), ridge)
+    same(reduced_rank(moments, (0, 0), min(widths), ridge), full.weight, full.bias, 1e-10)
+    losses = [loss(reduced_rank(moments, (0, 0), rank, ridge), x, y, ridge) for rank in range(1, min(widths) + 1)]
+    assert all(more < less * (1 - 1e-6) for less, more in pairwise(losses))
+
+
+@pytest.mark.parametrize("rank", [-1, 0, 7])
+def test_an_impossible_rank_is_refused(rank):
+    with pytest.raises(ValueError, match=rf"rank={rank} is not in 1\.\.6, the smaller of the two widths"):
+        reduced_rank(gathered(*drawn(D, E)), (0, 0), rank)
+
+
+# ----------------------------------------------------------------------------------------------- procrustes, bias_only
+
+
+def isometry(d, e):
+    return torch.linalg.qr(torch.randn(e, d, dtype=torch.float64)).Q
+
+
+@pytest.mark.parametrize("widths", [(D, D), (D, E)])
+@pytest.mark.parametrize("scale", [False, True])
+def test_procrustes_is_the_svd_of_all_rows(widths, scale, device):
+    x, y = drawn(*widths)
+    a, b = x - x.mean(0), y - y.mean(0)
+    u, s, vh = torch.linalg.svd(b.T @ a, full_matrices=False)
+    weight = u @ vh * (s.sum() / a.square().sum() if scale else 1)
+    fit = procrustes(gathered(x.to(device), y.to(device), 10), (0, 0), scale)
+    same(fit, weight, y.mean(0) - weight @ x.mean(0), 1e-10)
+    gram = fit.weight.cpu().T @ fit.weight.cpu()
+    assert torch.allclose(gram, torch.eye(D, dtype=x.dtype), rtol=0, atol=1e-12) == (not scale)
+
+
+@pytest.mark.parametrize("widths", [(D, D), (D, E)])
+@pytest.mark.parametrize("factor", [1.0, 2.5])
+def test_procrustes_recovers_a_planted_isometry_shift_and_scale(widths, factor):
+    (x,), q, shift = drawn(D, offset=50), isometry(*widths), 100 * torch.randn(widths[1], dtype=torch.float64)
+    moments = gathered(x, factor * x @ q.T + shift, 10)
+    same(procrustes(moments, (0, 0), scale=True), factor * q, shift, 1e-10)
+    weight = procrustes(moments, (0, 0)).weight
+    torch.testing.assert_close(weight, q, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("widths", [(D, D), (D, E)])
+@pytest.mark.parametrize("scale", [False, True])
+def test_no_isometry_is_better(widths, scale):
+    x, y = drawn(*widths)
+    fit = procrustes(gathered(x, y), (0, 0), scale)
+    best, factor = loss(fit, x, y), fit.weight[:, 0].norm()
+    for size in (1e-3, 1e-1, 1.0, 10.0):
+        for _ in range(50):
+            turn = torch.linalg.matrix_exp(size * (g := torch.randn(widths[1], widths[1], dtype=x.dtype)) - size * g.T)
+            stretch = 1 + scale * 0.1 * size * torch.randn(())
+            weight = stretch * turn @ fit.weight
+            torch.testing.assert_close(weight[:, 0].norm(), abs(stretch) * factor)
+            assert loss(AffineMap(weight, y.mean(0) - weight @ x.mean(0)), x, y) > best
+
+
+def test_an_isometry_into_fewer_dimensions_is_refused():
+    with pytest.raises(ValueError, match=f"no isometry goes from width {E} to {D}: fit the other direction"):
+        procrustes(gathered(*drawn(E, D)), (0, 0))
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1])
+def test_a_constant_source_has_no_scale(value):
+    moments = gathered(torch.full((N, D), value, dtype=torch.float64), *drawn(D), chunk=10)
+    with pytest.raises(ValueError, match="source layer 0 is constant, so it has no scale: use scale=False"):
+        procrustes(moments, (0, 0), scale=True)
+    torch.testing.assert_close(bias_only(moments, (0, 0)).weight, torch.eye(D, dtype=torch.float64))
+
+
+def test_bias_only_is_the_difference_of_the_means(device):
+    x, y = drawn(D, D)
+    fit = bias_only(gathered(x.to(device), y.to(device), 10), (0, 0))
+    same(fit, torch.eye(D, dtype=x.dtype), (y - x).mean(0), 1e-12)
+    with pytest.raises(ValueError, match=f"a shift needs equal widths, not {D} and {E}: use least_squares"):
+        bias_only(gathered(*drawn(D, E)), (0, 0))
+
+
+# ------------------------------------------------------------------------------------------------------------ AffineMap
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 1e-2)]
+)
+def test_a_map_computes_in_its_own_precision_and_answers_in_the_states(dtype, tolerance, device):
+    """Means of 300 cancel: in bfloat16 the product alone would be off by about 1."""
+    fit = AffineMap(isometry(D, E), torch.randn(E, dtype=torch.float64))
+    fit = dataclasses.replace(fit, bias=fit.bias - fit.weight.sum(1) * 300)
+    states = (300 + 8 * torch.randn(2, 3, D)).to(device, dtype)
+    got = fit(states)
+    assert (got.dtype, got.shape, got.device) == (dtype, (2, 3, E), states.device)
+    expected = states.cpu().double() @ fit.weight.T + fit.bias
+    torch.testing.assert_close(got.cpu().double(), expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_map_is_differentiable_and_frozen():
+    fit = AffineMap(isometry(D, E), torch.randn(E, dtype=torch.float64))
+    assert torch.autograd.gradcheck(fit, torch.randn(3, D, dtype=torch.float64, requires_grad=True))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        fit.bias = torch.zeros(E)
+
+
+def test_a_narrow_map_does_not_narrow_the_states():
+    fit = AffineMap(torch.eye(D), torch.zeros(D))
+    states = torch.randn(3, D, dtype=torch.float64)
+    assert torch.equal(fit(states), states)

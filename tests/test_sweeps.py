@@ -1,0 +1,146 @@
+"""Sweeps: one job after the other, several at once, and as jobs of a real SLURM cluster of one node."""
+
+# ruff: noqa: F811 (fixtures that are imported)
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+from test_jobs import minis, words  # noqa: F401
+
+CLUSTER = Path(__file__).parent / "slurm" / "cluster.sh"
+THREE = "layers=[[0,0]],[[9,9]],[[1,1]]"  # the second cannot be done
+LAUNCHERS = {"in sequence": [], "two at once": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]}
+
+
+def results(folder):
+    return sorted(folder.glob("stitching/*/result.json"))
+
+
+# -------------------------------------------------------------------------------------------------------- this machine
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_failed_job_does_not_stop_the_others_and_is_listed(run_door, words, tmp_path, launcher):
+    sweep = ["train.py", "-m", THREE, *LAUNCHERS[launcher], *words]
+    first = run_door(*sweep)
+    assert first.returncode == 1, first.stderr
+    summary = "1 of the sweep's jobs failed:\n  layers=[[9,9]]"
+    assert summary in first.stderr
+    line = first.stderr[first.stderr.index(summary) :].splitlines()[1]
+    assert re.search(r": ConfigError: layers: \[9,9\] is out of range", line)
+    assert first.stderr.splitlines()[-1] == line
+    assert "Traceback" not in first.stderr
+    stamps = {path: path.stat().st_mtime_ns for path in results(tmp_path / "results")}
+    assert len(stamps) == 2
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["stitching"]
+    assert not list(tmp_path.glob("results/stitching/*.partial"))
+
+    again = run_door(*sweep)
+    assert again.returncode == 1
+    assert again.stderr.count("already done") == 2
+    assert summary in again.stderr
+    assert {path: path.stat().st_mtime_ns for path in results(tmp_path / "results")} == stamps
+
+
+# --------------------------------------------------------------------------------------------------------------- SLURM
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A SLURM cluster of one node; returns the variables that its commands need."""
+    if os.geteuid() != 0 or not shutil.which("slurmctld") or not shutil.which("munged"):
+        pytest.skip("needs root, and Debian's slurm-wlm and munge")
+    pytest.importorskip("submitit")
+    folder = tmp_path_factory.mktemp("slurm")
+    try:
+        subprocess.run([CLUSTER, "up", folder], check=True, timeout=120)
+        yield {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    finally:
+        subprocess.run([CLUSTER, "down", folder], check=True, timeout=120)
+        assert not running(folder)
+
+
+def running(folder):
+    """The command lines of processes that name a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    return [line for line in found if str(folder) in line]
+
+
+@pytest.fixture
+def sweep(cluster, tmp_path):
+    """Start a sweep on the cluster; jobs take one CPU of its two."""
+    started = []
+
+    def start(*words, folder="sweep"):
+        small = ["hydra/launcher=slurm", "hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=1"]
+        command = [sys.executable, str(ROOT / "train.py"), "-m", *words, *small, f"hydra.sweep.dir={tmp_path}/{folder}"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, cwd=tmp_path, env=cluster, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_a_grid_runs_as_four_slurm_jobs(sweep, minis, words, tmp_path):
+    grid = [f"{key}={minis}/a,{minis}/b" for key in ("model.path", "target.path")]
+    process = sweep(*grid, "trainer.threads=1", *words[2:])
+    _, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    assert len(results(tmp_path / "results")) == 4
+    logs = [path.read_text() for path in tmp_path.glob("sweep/.submitit/*/*_log.out")]
+    assert len(logs) == 4
+    assert all("results: " in log for log in logs)
+
+
+@pytest.mark.slow
+def test_a_failed_slurm_job_is_listed(sweep, words, tmp_path):
+    process = sweep(THREE, "trainer.threads=1", *words)
+    _, err = process.communicate(timeout=280)
+    assert process.returncode == 1, err
+    assert re.search(r"1 of the sweep's jobs failed:\n  layers=\[\[9,9\]\].*: ConfigError: layers: \[9,9\]", err), err
+    assert len(results(tmp_path / "results")) == 2
+    assert [path.name for path in (tmp_path / "results").iterdir()] == ["stitching"]
+
+
+# how a cluster takes its node from a job: at once (preemption, an administrator), or with a warning (the time limit)
+INTERRUPTIONS = {"requeued": ["scontrol", "requeue"], "at its time limit": ["scancel", "--signal=USR2"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", INTERRUPTIONS)
+def test_an_interrupted_slurm_job_goes_on_to_the_same_table(sweep, cluster, words, tmp_path, how):
+    def long(store):
+        steps = ["stitch.steps=60", "trainer.checkpoint_every=5", "trainer.threads=1", f"store={tmp_path}/{store}"]
+        return [*words[:-2], words[-1], *steps]
+
+    process = sweep(*long("interrupted"))
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("interrupted/stitching/*.partial/checkpoints/last.ckpt")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (number,) = (path.name for path in (tmp_path / "sweep" / ".submitit").iterdir() if path.name.isdigit())
+    subprocess.run([*INTERRUPTIONS[how], number], check=True, env=cluster)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    log = next(tmp_path.glob("sweep/.submitit/*/*_log.err")).read_text()
+    assert "going on from" in log, log
+    whole = [sys.executable, str(ROOT / "train.py"), *long("whole")]
+    subprocess.run(whole, check=True, capture_output=True, timeout=240)
+    tables = [next(tmp_path.glob(f"{store}/stitching/*/table.csv")).read_bytes() for store in ("interrupted", "whole")]
+    assert tables[0] == tables[1]
