@@ -1,7 +1,7 @@
-"""Measure language models.
+"""Measure language models, and reproduce the papers' figures.
 
-python analyze.py measure=loss model=gelu-3l-mini       held-out loss beside the unigram entropy: offline, seconds
-python analyze.py measure=loss model=gpt2 data=pile-10k
+python analyze.py measure=loss model=gelu-3l-mini               held-out loss: offline, seconds
+python analyze.py experiment=brown2023/figure1 scale=mini       a figure and its claims: offline, minutes
 """
 
 from thinkalike.config import AnalyzeConfig, door
@@ -10,8 +10,9 @@ from thinkalike.config import AnalyzeConfig, door
 @door("analyze")
 def main(config: AnalyzeConfig):
     from thinkalike import jobs
+    from thinkalike.reproduce import reproduce
 
-    return {"loss": jobs.loss}[config.measure](config)
+    return reproduce(config) if config.experiment else {"loss": jobs.loss}[config.measure](config)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ FLOORS = {
     "store": 4,
     "figures": 5,
     "jobs": 6,
+    "reproduce": 7,
 }
 OWNERS = {
     "hydra": "config",

@@ -55,3 +55,62 @@ def _save(figure: Any, folder: Path, name: str) -> None:
     figure.savefig(folder / f"{name}.png", dpi=200)
     figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
     plt.close(figure)
+
+
+def directions(table: pd.DataFrame, folder: Path) -> None:
+    """Penalty against layer with its interval, one panel per group of models, one line per direction."""
+    groups = list(dict.fromkeys(table["group"]))
+    with plt.rc_context(STYLE):
+        figure, panels = plt.subplots(
+            1, len(groups), figsize=(3.1 * len(groups), 3.3), sharey=True, squeeze=False, layout="constrained"
+        )
+        for axes, group in zip(panels[0], groups, strict=True):
+            inside = table[table["group"] == group]
+            for number, ((source, target), rows) in enumerate(inside.groupby(["source", "target"], sort=True)):
+                label = f"{_short(source)} → {_short(target)}"
+                colour, style = COLOURS[number % len(COLOURS)], ("o-", "s--")[number // len(COLOURS)]
+                _line(axes, rows.reset_index(), "penalty", ("penalty_low", "penalty_high"), label, colour, style)
+            axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+            axes.set_xticks(range(inside["source_layer"].nunique()))
+            axes.set_xlabel("layer of the stitch")
+            axes.set_title(group, fontsize=9)
+            axes.legend(frameon=False, fontsize=7)
+        panels[0][0].set_ylabel("penalty [nats per token]")
+        _save(figure, folder, "penalties")
+
+
+def learning_curves(curves: dict[tuple[str, str], Any], folder: Path, window: int = 10) -> None:
+    """Loss against step, a running mean of `window` steps: a row per group of models, a panel per layer.
+
+    Args:
+        curves: (group, direction) to losses (steps, layers), in nats per token.
+    """
+    groups = list(dict.fromkeys(group for group, _ in curves))
+    layers = max(curve.shape[1] for curve in curves.values())
+    with plt.rc_context(STYLE):
+        figure, panels = plt.subplots(
+            len(groups),
+            layers,
+            figsize=(2.3 * layers, 2.3 * len(groups)),
+            sharey=True,
+            squeeze=False,
+            layout="constrained",
+        )
+        for row, group in zip(panels, groups, strict=True):
+            inside = {label: curve for (name, label), curve in curves.items() if name == group}
+            for layer, axes in enumerate(row):
+                if layer >= next(iter(inside.values())).shape[1]:
+                    axes.set_axis_off()
+                    continue
+                for number, (label, curve) in enumerate(inside.items()):
+                    smooth = pd.Series(curve[:, layer]).rolling(window, min_periods=1).mean()
+                    axes.plot(smooth, color=COLOURS[number % len(COLOURS)], label=_short(label), linewidth=1)
+                axes.set_title(f"{group}, layer {layer}", fontsize=8)
+                axes.set_xlabel("step")
+            row[0].set_ylabel("loss [nats per token]")
+            row[0].legend(frameon=False, fontsize=6)
+        _save(figure, folder, "learning_curves")
+
+
+def _short(name: str) -> str:
+    return name.replace("-mini", "")

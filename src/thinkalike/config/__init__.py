@@ -1,6 +1,6 @@
 """Configuration: it ends at the door. Nothing outside this package imports hydra or omegaconf."""
 
-from thinkalike.config.compose import CONF, SCHEMAS, check_overrides, options, register, resolve, to_yaml
+from thinkalike.config.compose import CONF, SCHEMAS, check_overrides, compose_job, options, register, resolve, to_yaml
 from thinkalike.config.doors import door
 from thinkalike.config.schemas import (
     AnalyzeConfig,
@@ -27,6 +27,7 @@ __all__ = [
     "TrainerConfig",
     "as_dict",
     "check_overrides",
+    "compose_job",
     "door",
     "options",
     "register",

@@ -68,6 +68,21 @@ def resolve(composed: DictConfig, schema: type[Config]) -> Config:
     return OmegaConf.to_object(OmegaConf.merge(schema, composed))  # type: ignore[return-value]
 
 
+def compose_job(door: str, overrides: list[str]) -> Any:
+    """The configuration dataclass of a command line, without a command line."""
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    register()
+    around = dict(GlobalHydra.instance().__dict__)  # this may happen inside a job of Hydra's own
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return resolve(compose(door, overrides), SCHEMAS[door])
+    finally:
+        GlobalHydra.instance().__dict__.update(around)
+
+
 def to_yaml(config: dict[str, Any]) -> str:
     """The text of a `config.yaml`."""
     return OmegaConf.to_yaml(OmegaConf.create(config))

@@ -66,6 +66,7 @@ class DataConfig:
     fit_tokens: Optional[int] = None  # null: as many as training sees
     report_tokens: Optional[int] = None
     report_share: Optional[float] = None  # share of the documents that only the report sees
+    same_split: bool = False  # fit on the report's documents, too, as brown2023 did
     cache: Optional[str] = None  # folder of the token cache; null: $THINKALIKE_CACHE or ~/.cache/thinkalike
 
     def __post_init__(self) -> None:
@@ -205,6 +206,9 @@ class AnalyzeConfig:
     """All that `analyze.py` needs to know."""
 
     measure: str = "loss"
+    experiment: Optional[str] = None  # a paper's figure or table; takes the place of measure
+    recipe: str = "honest"  # of an experiment's training: honest | paper
+    threads: Optional[int] = None
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     scale: str = "auto"
@@ -214,6 +218,7 @@ class AnalyzeConfig:
 
     def __post_init__(self) -> None:
         one_of("measure", self.measure, ("loss",))
+        one_of("recipe", self.recipe, ("honest", "paper"))
         one_of("scale", self.scale, ("auto", "mini", "paper"))
 
 

@@ -80,6 +80,7 @@ def read_tokens(
         "fit_tokens": fit_tokens,
         "report_tokens": report_tokens,
         "report_share": config.report_share,
+        "same_split": config.same_split,
     }
     name = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
     path = cache_folder(config) / "tokens" / f"{name}.safetensors"
@@ -172,9 +173,9 @@ def _pack(
     while batch := list(islice(pairs, 64)):
         encoded = tokenizer([text for text, _ in batch], add_special_tokens=False, verbose=False)["input_ids"]
         for tokens, (_, for_report) in zip(encoded, batch, strict=True):
-            side = report if for_report else fit
-            if not side.full:
-                side.add([*tokens, end])
+            for side, wanted in ((report, for_report), (fit, config.same_split == for_report)):
+                if wanted and not side.full:
+                    side.add([*tokens, end])
         if fit.full and report.full:
             break
     (fit_rows, fit_left), (report_rows, report_left) = fit.rows(), report.rows()

@@ -1,0 +1,184 @@
+"""The papers' experiments: compute what the store lacks, draw, and check each claim with its numbers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from thinkalike import figures, jobs
+from thinkalike.config import AnalyzeConfig, as_dict, compose_job
+from thinkalike.errors import StoreError, one_of
+from thinkalike.measures import bootstrap_interval
+from thinkalike.store import Job, key_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, whether it is so here (None: not testable here), and the numbers."""
+
+    claim: str
+    holds: bool | None
+    numbers: str
+
+    @property
+    def verdict(self) -> str:
+        return {True: "holds", False: "does not hold", None: "not testable here"}[self.holds]
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One stitching job of a figure: a group of comparable jobs, source, target, and the folder of its result."""
+
+    group: str
+    source: str
+    target: str
+    folder: Path
+
+    @property
+    def label(self) -> str:
+        return f"{self.source} → {self.target}"
+
+    def table(self) -> pd.DataFrame:
+        return pd.read_csv(self.folder / "table.csv").assign(group=self.group)
+
+    def penalties(self) -> tuple[Tensor, Tensor]:
+        """Penalty sums (pairs, documents) in nats and tokens (documents,): directions are compared by document."""
+        arrays = np.load(self.folder / "arrays.npz")
+        return torch.from_numpy(arrays["stitch"] - arrays["target"]), torch.from_numpy(arrays["tokens"])
+
+
+def reproduce(config: AnalyzeConfig) -> Path:
+    """Run an experiment of a paper.
+
+    Raises:
+        ConfigError: there is no such experiment.
+    """
+    one_of("experiment", str(config.experiment), EXPERIMENTS)
+    return EXPERIMENTS[str(config.experiment)](config)
+
+
+def figure1(config: AnalyzeConfig) -> Path:
+    """brown2023, figure 1: penalties of all four directions between SoLU and GeLU; at mini scale also other seeds."""
+    directions = stitches_of_figure_1(config)
+    found = {(each.source, each.target): each for each in directions}
+    claims = [claim for group in dict.fromkeys(each.group for each in directions) for claim in _claims(group, found)]
+    return _finish(config, directions, claims, figures.directions)
+
+
+def figure6(config: AnalyzeConfig) -> Path:
+    """brown2023, figure 6: the learning curves of the stitches of figure 1."""
+    directions = [each for each in stitches_of_figure_1(config) if "seed" not in each.group]
+
+    def draw(_: pd.DataFrame, folder: Path) -> None:
+        curves = {(each.group, each.label): np.load(each.folder / "arrays.npz")["curve"] for each in directions}
+        figures.learning_curves(curves, folder)
+
+    last = {each.label: np.load(each.folder / "arrays.npz")["curve"][-30:].mean(0) for each in directions}
+    first = {each.label: np.load(each.folder / "arrays.npz")["curve"][:10].mean(0) for each in directions}
+    fallen = all((last[label] < first[label]).all() for label in last if label.split(" → ")[0] != label.split(" → ")[1])
+    worst = max(float((last[label] - first[label]).max()) for label in last)
+    claims = [Claim("every stitch between two models learns", fallen, f"largest change of the loss {worst:+.3f} nats")]
+    return _finish(config, directions, claims, draw)
+
+
+EXPERIMENTS: dict[str, Callable[[AnalyzeConfig], Path]] = {"brown2023/figure1": figure1, "brown2023/figure6": figure6}
+
+
+def stitches_of_figure_1(config: AnalyzeConfig) -> list[Direction]:
+    """Every stitching job of the figure, computed where the store lacks it."""
+    suffix = "-mini" if config.scale == "mini" else ""
+    wanted = [
+        (f"{depth} layers", f"{source}-{depth}l{suffix}", f"{target}-{depth}l{suffix}")
+        for depth in (3, 4)
+        for source in ("solu", "gelu")
+        for target in ("solu", "gelu")
+    ]
+    if config.scale == "mini":  # which the paper could not do: no independent seeds of its models exist
+        pairs = [(source, target) for source in ("solu", "gelu") for target in ("solu", "gelu")]
+        wanted += [("3 layers, other seed", f"{source}-3l-mini", f"{target}-3l-mini-s1") for source, target in pairs]
+        wanted += [
+            ("3 layers, other seed", "gelu-3l-mini-s1", "solu-3l-mini"),
+            ("3 layers, other seed", "solu-3l-mini-s1", "gelu-3l-mini"),
+        ]
+    found = []
+    for number, (group, source, target) in enumerate(wanted, 1):
+        log.info("%d of %d: %s into %s", number, len(wanted), source, target)
+        words = [f"model={source}", f"model@target={target}", f"recipe={config.recipe}", "stitch.controls=true"]
+        words += [f"store={config.store}", f"seed={config.seed}", "logger=none"]
+        words += [f"trainer.threads={config.threads}"] if config.threads else []
+        found.append(Direction(group, source, target, jobs.stitch(compose_job("train", words))))
+    return found
+
+
+def _claims(group: str, found: Mapping[tuple[str, str], Direction]) -> list[Claim]:
+    """What section 3 says of SoLU and GeLU, checked on one group of directions."""
+    inside = {key: each for key, each in found.items() if each.group == group}
+    pick = lambda source, target: next(  # noqa: E731
+        each for (a, b), each in inside.items() if a.startswith(source) and b.startswith(target)
+    )
+    to_gelu, to_solu = pick("solu", "gelu"), pick("gelu", "solu")
+    selves = {"solu": pick("solu", "solu"), "gelu": pick("gelu", "gelu")}
+    return [
+        _greater(f"{group}: SoLU into GeLU costs more than GeLU into SoLU at every layer", to_gelu, to_solu),
+        _all(
+            f"{group}: stitching into the same activation costs least",
+            [_greater("", cross, own) for cross in (to_gelu, to_solu) for own in selves.values()],
+        ),
+        _greater(f"{group}: SoLU into SoLU stitches better than GeLU into GeLU", selves["gelu"], selves["solu"]),
+    ]
+
+
+def _greater(claim: str, more: Direction, less: Direction) -> Claim:
+    """Whether one direction's penalty is above another's at every layer, by its interval over the same documents."""
+    (first, tokens), (second, others) = more.penalties(), less.penalties()
+    if not torch.equal(tokens, others):
+        raise StoreError(
+            f"{more.folder} and {less.folder} report on different documents; force=true computes them anew"
+        )
+    mean, low, high = bootstrap_interval(first - second, tokens)
+    spans = zip(mean.tolist(), low.tolist(), high.tolist(), strict=True)
+    numbers = ", ".join(f"{value:+.3f} [{a:+.3f}, {b:+.3f}]" for value, a, b in spans)
+    return Claim(claim, bool((low > 0).all()), f"{more.label} minus {less.label} by layer: {numbers}")
+
+
+def _all(claim: str, parts: Sequence[Claim]) -> Claim:
+    return Claim(claim, all(part.holds for part in parts), "; ".join(part.numbers for part in parts))
+
+
+def _finish(
+    config: AnalyzeConfig,
+    directions: Sequence[Direction],
+    claims: Sequence[Claim],
+    draw: Callable[[pd.DataFrame, Path], Any],
+) -> Path:
+    """Print the claims, and keep them with the tables and the figures."""
+    settings = as_dict(config) | {"model": None, "data": None, "measure": None}
+    parts = {each.label: each.folder.name for each in directions}
+    job = Job(config.store, str(config.experiment).replace("/", "-"), key_of(settings, parts), settings)
+    printed = Table(title=f"{config.experiment}, scale {config.scale}", show_lines=True)
+    for column in ("claim", "verdict", "numbers"):
+        printed.add_column(column)
+    for claim in claims:
+        printed.add_row(claim.claim, claim.verdict, claim.numbers)
+    Console(width=max(Console().width, 140)).print(printed)
+    if job.done:
+        return job.folder
+    with job.running():
+        table = pd.concat([each.table() for each in directions], ignore_index=True)
+        draw(table, job.out() / "figures")
+        verdicts = pd.DataFrame([{**asdict(claim), "verdict": claim.verdict} for claim in claims])
+        verdicts.drop(columns="holds").to_csv(job.out() / "claims.csv", index=False)
+        holding = sum(claim.holds is True for claim in claims)
+        return job.finish({"claims": len(claims), "claims_that_hold": holding}, table, {"parts": parts})

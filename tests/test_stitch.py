@@ -1,0 +1,101 @@
+"""The kinds of φ that go beyond a matrix, and starts from closed forms."""
+
+import pytest
+import torch
+from torch import nn
+
+from thinkalike.measures import Stitch, same_top_token, token_kl
+
+
+def jiggled(phi):
+    with torch.no_grad():
+        for weight in phi.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    return phi
+
+
+def affine_of(phi, width):
+    """Weight and bias of a map that is affine, read off its values."""
+    shift = phi(torch.zeros(width))
+    return (phi(torch.eye(width)) - shift).T, shift
+
+
+@pytest.mark.parametrize("kind", ["low_rank", "orthogonal"])
+def test_new_kinds_start_at_the_identity(float64, kind):
+    states = torch.randn(5, 8)
+    torch.testing.assert_close(Stitch(kind, 8, 8, rank=3)(states), states)
+
+
+def test_a_low_rank_departure_has_its_rank_and_an_orthogonal_map_its_lengths(float64):
+    weight, _ = affine_of(jiggled(Stitch("low_rank", 8, 8, rank=3)), 8)
+    assert torch.linalg.matrix_rank(weight - torch.eye(8)).item() == 3
+    assert torch.linalg.matrix_rank(weight).item() == 8
+    weight, shift = affine_of(jiggled(Stitch("orthogonal", 8, 8)), 8)
+    torch.testing.assert_close(weight @ weight.T, torch.eye(8))
+    assert shift.abs().max() > 0.01
+    assert (weight - torch.eye(8)).abs().max() > 0.1
+
+
+def test_low_rank_between_widths_is_a_product(float64):
+    phi = Stitch("low_rank", 6, 9, rank=2)
+    weight, _ = affine_of(phi, 6)
+    assert weight.shape == (9, 6)
+    assert torch.linalg.matrix_rank(weight).item() == 2
+
+
+@pytest.mark.parametrize(("kind", "keeps_bias"), [("linear", False), ("affine", True), ("low_rank", True)])
+@pytest.mark.parametrize("widths", [(8, 8), (8, 6)])
+def test_a_start_is_the_map_that_was_given(float64, kind, keeps_bias, widths):
+    goal, bias = torch.randn(widths[1], widths[0]), torch.randn(widths[1])
+    phi = Stitch(kind, *widths, rank=min(widths))
+    phi.start_from(goal, bias)
+    weight, shift = affine_of(phi, widths[0])
+    torch.testing.assert_close(weight, goal)
+    torch.testing.assert_close(shift, bias if keeps_bias else torch.zeros(widths[1]))
+
+
+def test_an_orthogonal_start_keeps_a_rotation(float64):
+    rotation = torch.linalg.qr(torch.randn(8, 8)).Q
+    phi = Stitch("orthogonal", 8, 8)
+    phi.start_from(rotation, torch.ones(8))
+    torch.testing.assert_close(affine_of(phi, 8)[0], rotation)
+
+
+def test_a_low_rank_start_is_the_nearest_of_its_rank(float64):
+    goal = torch.eye(8) + torch.randn(8, 8)
+    phi = Stitch("low_rank", 8, 8, rank=2)
+    phi.start_from(goal, torch.zeros(8))
+    left, singular, right = torch.linalg.svd(goal - torch.eye(8))
+    wanted = torch.eye(8) + left[:, :2] * singular[:2] @ right[:2]
+    torch.testing.assert_close(affine_of(phi, 8)[0], wanted)
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="an orthogonal stitch needs equal widths, not 4 and 5"):
+        Stitch("orthogonal", 4, 5)
+    with pytest.raises(ValueError, match="rank=5 must lie between 1 and the smaller width, 4"):
+        Stitch("low_rank", 4, 5, rank=5)
+    with pytest.raises(ValueError, match="nothing to start from"):
+        Stitch("identity", 4, 4).start_from(torch.eye(4), torch.zeros(4))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100])
+def test_kl_is_that_of_torch_distributions(float64, chunk):
+    finish, states, reference = nn.Linear(6, 20), torch.randn(30, 6, requires_grad=True), torch.randn(30, 6)
+    p, q = (torch.distributions.Categorical(logits=finish(rows)) for rows in (reference, states))
+    wanted = torch.distributions.kl_divergence(p, q)
+    ours = token_kl(states, finish, reference, chunk)
+    torch.testing.assert_close(ours, wanted)
+    outer = torch.randn(30)
+    (mine,) = torch.autograd.grad(ours, states, outer)
+    (theirs,) = torch.autograd.grad(wanted, states, outer)
+    torch.testing.assert_close(mine, theirs)
+    assert token_kl(reference, finish, reference).abs().max() < 1e-14
+
+
+def test_same_top_token_is_the_argmax(float64):
+    finish, states = nn.Linear(6, 20), torch.randn(30, 6)
+    near = states + 0.2 * torch.randn(30, 6)
+    ours = same_top_token(near, finish, states, chunk=7)
+    assert torch.equal(ours, finish(near).argmax(-1) == finish(states).argmax(-1))
+    assert 0 < ours.float().mean() < 1
