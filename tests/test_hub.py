@@ -86,7 +86,7 @@ def test_legacy_weights_arrive_in_the_right_places(repositories, monkeypatch, tm
     from transformer_lens.model_bridge.sources import tl_legacy
     from transformers import AutoTokenizer
 
-    from thinkalike.models.load import plain
+    from thinkalike.models.plain import plain
 
     def local(repository, filename, **_):
         return str(repositories / repository / filename)

@@ -6,6 +6,7 @@ share, whichever process or machine they run on, and the door lists those lines 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -66,15 +67,16 @@ def _sweep(run: Callable[[], Any], words: list[str]) -> None:
     handle, path = tempfile.mkstemp(prefix=".sweep-", suffix=".failures", dir=store)
     os.close(handle)
     os.environ[FAILURES] = os.path.abspath(path)
+    lines: list[str] = []
     try:
         run()
-        failures = Path(path).read_text()
-    finally:
+    finally:  # also when a launcher gives up because a job was killed
         os.environ.pop(FAILURES)
+        lines = Path(path).read_text().splitlines()
         os.unlink(path)
-    if failures:
-        lines = failures.splitlines()
-        print(f"{len(lines)} of the sweep's jobs failed:", *lines, sep="\n  ", file=sys.stderr, flush=True)
+        if lines:
+            print(f"{len(lines)} of the sweep's jobs failed:", *lines, sep="\n  ", file=sys.stderr, flush=True)
+    if lines:
         sys.exit(1)
 
 
@@ -93,7 +95,10 @@ class _noted_failure:
             traceback.print_exception(error)
         line = f"{words}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         print(f"failed: {line}", file=sys.stderr, flush=True)
-        with open(os.environ[FAILURES], "a") as file:
+        with (  # no new file where the sweep was given up and its jobs on a cluster go on
+            contextlib.suppress(FileNotFoundError),
+            open(os.open(os.environ[FAILURES], os.O_WRONLY | os.O_APPEND), "a") as file,
+        ):
             file.write(line + "\n")
         return True
 

@@ -19,7 +19,8 @@ from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import TOLERANCE, FrozenModel, sample_tokens
-from thinkalike.models.minis import ASSETS, plain, read_mini
+from thinkalike.models.minis import ASSETS, read_mini
+from thinkalike.models.plain import plain
 
 log = logging.getLogger(__name__)
 
@@ -139,8 +140,6 @@ def _unwrap(bridge: Any, config: ModelConfig) -> Any:
     with torch.no_grad():
         hooked = bridge(tokens)
         module: Any = plain(bridge.original_model.eval())
-        if hasattr(module, "set_attn_implementation") and getattr(module, "_supports_sdpa", False):
-            module.set_attn_implementation("sdpa")
         bare = module(tokens)
     bare = bare if isinstance(bare, torch.Tensor) else bare[0]
     error = ((bare - hooked).abs().max() / hooked.abs().max()).item()

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from thinkalike.errors import ModelError
+from thinkalike.models.plain import plain
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
@@ -21,19 +22,6 @@ def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int) -> nn.M
     config = {**architecture, "d_vocab": vocabulary, "seed": seed}
     bridge = TransformerBridge.boot_native(config, device="cpu", dtype=torch.float32)
     return plain(bridge.original_model).train().requires_grad_(True)
-
-
-def plain(module: nn.Module) -> nn.Module:
-    """Take TransformerLens's hooked wrappers off again: the same weights and numbers at the speed of the bare model."""
-    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
-
-    for name, child in list(module._modules.items()):
-        while isinstance(child, GeneralizedComponent):
-            child = child.original_component
-        module._modules[name] = child
-        if child is not None:
-            plain(child)
-    return module
 
 
 def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str, Any], card: str) -> None:

@@ -23,7 +23,7 @@ from thinkalike.config import LoggerConfig, TrainerConfig
 from thinkalike.errors import DataError, StoreError, TrainingError
 
 log = logging.getLogger(__name__)
-for chatty in ("pytorch_lightning.utilities.rank_zero", "lightning.pytorch.utilities.rank_zero"):
+for chatty in ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.trainer.connectors.signal_connector"):
     logging.getLogger(chatty).setLevel(logging.WARNING)  # devices, tips, "fit stopped"
 
 
@@ -118,7 +118,8 @@ def fit(module: SteppedModule, run: Run) -> None:
     loggers = _loggers(run)
     watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
     with _closed(loggers), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="pytorch_lightning")
+        for library in ("pytorch_lightning", "lightning_fabric"):
+            warnings.filterwarnings("ignore", module=library)
         pl.Trainer(
             max_steps=module.steps,
             max_epochs=-1,

@@ -1,0 +1,53 @@
+"""The bare module inside a TransformerLens bridge: the same weights and numbers, no hooks, fused attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+
+def plain(module: nn.Module) -> nn.Module:
+    """Take TransformerLens's hooked wrappers off and let attention run fused; loading proves that the numbers agree."""
+    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+
+    for name, child in list(module._modules.items()):
+        while isinstance(child, GeneralizedComponent):
+            child = child.original_component
+        module._modules[name] = child
+        if child is not None:
+            plain(child)
+    _fuse_attention(module)
+    return module
+
+
+def _fuse_attention(module: nn.Module) -> None:
+    """Transformers' models have a switch; TransformerLens's native ones compute every pattern, 40 % of a pass."""
+    from transformer_lens.model_bridge.sources.native.model import NativeAttention
+
+    if getattr(module, "_supports_sdpa", False):
+        module.set_attn_implementation("sdpa")  # type: ignore[operator]
+    elif isinstance(module, NativeAttention) and _is_ordinary(module):
+        module.forward = _Fused(module)  # type: ignore[method-assign]
+
+
+def _is_ordinary(attention: Any) -> bool:
+    capped = attention.attn_scores_soft_cap > 0
+    return attention.causal and attention.rotary is None and attention.kv_repeats == 1 and not capped
+
+
+class _Fused:
+    """The forward pass of a NativeAttention through the fused kernel, which keeps no pattern."""
+
+    def __init__(self, attention: Any):
+        self.attention = attention
+
+    def __call__(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
+        own = self.attention
+        if attention_mask is not None:
+            return type(own).forward(own, hidden_states, attention_mask=attention_mask)
+        shape = (*hidden_states.shape[:2], own.n_heads, own.d_head)
+        q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (own.q, own.k, own.v))
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / own.scale)
+        return own.o(mixed.transpose(1, 2).flatten(2)), None
