@@ -34,7 +34,7 @@ def penalties(table: pd.DataFrame, folder: Path) -> None:
         axes.set_xlabel("layer of the stitch")
         axes.set_ylabel("penalty [nats per token]")
         axes.set_title(f"{first.source} into {first.target}", fontsize=9)
-        axes.legend(frameon=False)
+        figure.legend(loc="outside lower center", frameon=False, ncols=2)
         _save(figure, folder, "penalty")
 
 

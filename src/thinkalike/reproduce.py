@@ -24,6 +24,9 @@ from thinkalike.store import Job, key_of
 log = logging.getLogger(__name__)
 
 
+MINI_RECIPE = ["stitch.steps=200", "stitch.warmup=20", "data.report_tokens=131072"]  # 12 jobs within half an hour
+
+
 @dataclass(frozen=True)
 class Claim:
     """What a paper says, whether it is so here (None: not testable here), and the numbers."""
@@ -106,20 +109,25 @@ def stitches_of_figure_1(config: AnalyzeConfig) -> list[Direction]:
         for target in ("solu", "gelu")
     ]
     if config.scale == "mini":  # which the paper could not do: no independent seeds of its models exist
-        pairs = [(source, target) for source in ("solu", "gelu") for target in ("solu", "gelu")]
-        wanted += [("3 layers, other seed", f"{source}-3l-mini", f"{target}-3l-mini-s1") for source, target in pairs]
-        wanted += [
-            ("3 layers, other seed", "gelu-3l-mini-s1", "solu-3l-mini"),
-            ("3 layers, other seed", "solu-3l-mini-s1", "gelu-3l-mini"),
-        ]
+        pairs = [("solu", "gelu-s1"), ("gelu-s1", "solu"), ("solu", "solu-s1"), ("gelu", "gelu-s1")]
+        wanted += [("3 layers, other seed", _seeded(source), _seeded(target)) for source, target in pairs]
     found = []
     for number, (group, source, target) in enumerate(wanted, 1):
         log.info("%d of %d: %s into %s", number, len(wanted), source, target)
         words = [f"model={source}", f"model@target={target}", f"recipe={config.recipe}", "stitch.controls=true"]
+        words += ["stitch=affine"] if config.recipe == "paper" else []
         words += [f"store={config.store}", f"seed={config.seed}", "logger=none"]
+        if config.scale == "mini":
+            words += MINI_RECIPE
         words += [f"trainer.threads={config.threads}"] if config.threads else []
         found.append(Direction(group, source, target, jobs.stitch(compose_job("train", words))))
     return found
+
+
+def _seeded(name: str) -> str:
+    """gelu-s1 → gelu-3l-mini-s1."""
+    activation, _, seed = name.partition("-")
+    return f"{activation}-3l-mini" + (f"-{seed}" if seed else "")
 
 
 def _claims(group: str, found: Mapping[tuple[str, str], Direction]) -> list[Claim]:

@@ -38,19 +38,25 @@ GROUPS: dict[str, type] = {
 
 
 def register() -> None:
-    """Tell Hydra the schemas and the resolver `${at_scale:mini,paper}`, which picks one of two values."""
+    """Tell Hydra the schemas, and two resolvers that pick one of two values: at_scale and by_recipe."""
     store = ConfigStore.instance()
     for name, schema in SCHEMAS.items():
         store.store(name=f"{name}_schema", node=schema)
     for group, schema in GROUPS.items():
         store.store(group=group, name="schema", node=schema)
     OmegaConf.register_new_resolver("at_scale", _at_scale, replace=True)
+    OmegaConf.register_new_resolver("by_recipe", _by_recipe, replace=True)
 
 
 def _at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
     one_of("scale", _root_.scale, ("auto", "mini", "paper"))
     small = _root_.model.mini if _root_.scale == "auto" else _root_.scale == "mini"
     return mini if small else paper
+
+
+def _by_recipe(honest: Any, paper: Any, *, _root_: DictConfig) -> Any:
+    one_of("recipe", _root_.recipe, ("honest", "paper"))
+    return honest if _root_.recipe == "honest" else paper
 
 
 def resolve(composed: DictConfig, schema: type[Config]) -> Config:

@@ -66,7 +66,7 @@ class DataConfig:
     fit_tokens: Optional[int] = None  # null: as many as training sees
     report_tokens: Optional[int] = None
     report_share: Optional[float] = None  # share of the documents that only the report sees
-    same_split: bool = False  # fit on the report's documents, too, as brown2023 did
+    same_split: Optional[bool] = None  # fit on the report's documents, too, as brown2023 did
     cache: Optional[str] = None  # folder of the token cache; null: $THINKALIKE_CACHE or ~/.cache/thinkalike
 
     def __post_init__(self) -> None:
@@ -190,6 +190,7 @@ class TrainConfig:
     stitch: StitchConfig = field(default_factory=StitchConfig)
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     scale: str = "auto"  # size of the recipe: mini | paper; auto: mini for minis
+    recipe: str = "honest"  # paper: as brown2023 states it, a LayerNorm in φ, fitted and reported on the same text
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     seed: int = 0
@@ -199,6 +200,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         one_of("task", self.task, ("stitch", "pretrain"))
         one_of("scale", self.scale, ("auto", "mini", "paper"))
+        one_of("recipe", self.recipe, ("honest", "paper"))
 
 
 @dataclass

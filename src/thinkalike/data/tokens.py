@@ -173,7 +173,7 @@ def _pack(
     while batch := list(islice(pairs, 64)):
         encoded = tokenizer([text for text, _ in batch], add_special_tokens=False, verbose=False)["input_ids"]
         for tokens, (_, for_report) in zip(encoded, batch, strict=True):
-            for side, wanted in ((report, for_report), (fit, config.same_split == for_report)):
+            for side, wanted in ((report, for_report), (fit, bool(config.same_split) == for_report)):
                 if wanted and not side.full:
                     side.add([*tokens, end])
         if fit.full and report.full:
