@@ -17,12 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from thinkalike.config.compose import CONF, SCHEMAS, check_overrides, register, resolve
 from thinkalike.errors import ThinkalikeError
 
+USER_ERRORS = (ThinkalikeError, OmegaConfBaseException, HydraException)
 FAILURES = "THINKALIKE_SWEEP_FAILURES"  # environment variable: the file that the jobs of a sweep share
 
 
@@ -46,14 +48,12 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
             import hydra
 
             register()
+            os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors come here, and not to the screen
             words = sys.argv[1:]
+            run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)
             with _one_line_errors():
                 check_overrides([word for word in words if "=" in word and not word.startswith("-")], schema)
-            run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)
-            if {"-m", "--multirun"} & set(words):
-                _sweep(run, words)
-            else:
-                run()
+                _sweep(run, words) if {"-m", "--multirun"} & set(words) else run()
 
         return main
 
@@ -91,7 +91,7 @@ class _noted_failure:
         from hydra.core.hydra_config import HydraConfig
 
         words = " ".join(HydraConfig.get().overrides.task)
-        if not isinstance(error, (ThinkalikeError, OmegaConfBaseException)):
+        if not isinstance(error, USER_ERRORS):
             traceback.print_exception(error)
         line = f"{words}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         print(f"failed: {line}", file=sys.stderr, flush=True)
@@ -109,6 +109,6 @@ class _one_line_errors:
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, (ThinkalikeError, OmegaConfBaseException)) and "THINKALIKE_TRACEBACK" not in os.environ:
-            print(f"error: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+        if isinstance(error, USER_ERRORS) and "THINKALIKE_TRACEBACK" not in os.environ:
+            print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
             sys.exit(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,8 +71,9 @@ def stitch(config: TrainConfig) -> Path:
         show(table, corpus)
         warn_of_far_states(table)
         if fitted.weights:
-            facts = {"pairs": str(pairs), "kind": config.stitch.kind, "norm": config.stitch.norm}
-            save_file(fitted.weights, job.out() / "stitch.safetensors", metadata=facts)
+            facts = {"pairs": pairs, "kind": config.stitch.kind, "norm": config.stitch.norm}
+            metadata = {"stitch": json.dumps(facts)}  # one entry: the order of several is not kept
+            save_file(fitted.weights, job.out() / "stitch.safetensors", metadata=metadata)
         figures.penalties(table, job.out() / "figures")
         scalars = {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())}
         arrays = fitted.arrays | {name: value.numpy() for name, value in sums.items()}

@@ -128,7 +128,7 @@ def fit(module: SteppedModule, run: Run) -> None:
             precision=trainer.precision,  # type: ignore[arg-type]
             callbacks=[keep, *watch, RichProgressBar() if sys.stdout.isatty() else _Progress()],
             logger=loggers or False,
-            log_every_n_steps=10,
+            log_every_n_steps=max(1, min(10, module.steps // 50)),
             enable_progress_bar=sys.stdout.isatty(),
             enable_model_summary=False,
             default_root_dir=run.partial,
