@@ -559,3 +559,10 @@ def test_the_cache_is_where_the_environment_says_unless_configured(tmp_path, con
     read(config(cache=None))
     assert list((tmp_path / "environment" / "tokens").glob("*.safetensors"))
     assert not cache_files(tmp_path)
+
+
+def test_on_the_same_split_both_sides_read_the_reports_documents(config):
+    apart, same = read(config()), read(config(same_split=True))
+    assert torch.equal(same.report.tokens, apart.report.tokens)
+    assert torch.equal(same.fit.tokens, same.report.tokens)
+    assert not torch.equal(apart.fit.tokens[: len(same.fit)], same.fit.tokens)

@@ -99,6 +99,10 @@ def test_legacy_weights_arrive_in_the_right_places(repositories, monkeypatch, tm
     loaded = FrozenModel(plain(bridge.original_model), reference.family, tiny.tokenizer(), name="l", context=64)
     tokens = torch.randint(300, (2, 20))
     torch.testing.assert_close(loaded.full(tokens), reference.full(tokens), atol=1e-5, rtol=1e-5)
+    for layer in range(-1, 3):
+        torch.testing.assert_close(
+            loaded.tail(loaded.head(tokens, layer), layer), loaded.full(tokens), atol=1e-4, rtol=0
+        )
 
 
 def test_sets_of_the_hub_are_streamed(run_door, tmp_path):

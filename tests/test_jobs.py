@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 import tiny
 from conftest import ROOT
 from thinkalike.errors import ConfigError
 from thinkalike.jobs.stitching import layer_pairs
+from thinkalike.jobs.table import byte_count, warn_of_far_states
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +91,52 @@ def test_identity_and_other_layers(call, words):
     assert not (folder / "stitch.safetensors").exists()
 
 
+@pytest.mark.parametrize("kind", ["least_squares", "procrustes", "reduced_rank", "bias", "orthogonal", "low_rank"])
+def test_every_kind_of_stitch_is_reported_beside_its_controls(call, words, kind):
+    more = ["stitch.controls=true", "stitch.rank=4"]
+    status, out, err = call("train.py", *words, f"stitch={kind}", *more)
+    assert status == 0, err
+    folder = Path(out.strip().splitlines()[-1].removeprefix("results: "))
+    table = pd.read_csv(folder / "table.csv")
+    for control in ("identity", "least_squares", "procrustes", "bias", "shuffled", "random_source"):
+        assert table[f"{control}_penalty"].notna().all()
+        assert (table[f"{control}_penalty_low"] <= table[f"{control}_penalty"]).all()
+    if kind in ("least_squares", "procrustes", "bias"):
+        assert (table["penalty"] - table[f"{kind}_penalty"]).abs().max() < 1e-6
+    assert (table["shuffled_penalty"] != table["penalty"]).all()
+    assert table["top1_agreement"].between(0, 1).all()
+    assert "penalties of the controls" in out
+    bits = table["stitching_loss"] * table["bits_per_byte"].iloc[0] / table["stitching_loss"].iloc[0]
+    assert (bits - table["bits_per_byte"]).abs().max() < 1e-9
+    assert (folder / "stitch.safetensors").exists()
+
+
+def test_a_start_from_a_closed_form_is_where_training_begins(call, words):
+    still = ["stitch.lr=1e-12", "stitch.weight_decay=0"]
+    tables = []
+    for more in (["stitch=affine", "stitch.init=least_squares", *still], ["stitch=least_squares"]):
+        status, out, err = call("train.py", *words, *more)
+        assert status == 0, err
+        tables.append(pd.read_csv(Path(out.strip().splitlines()[-1].removeprefix("results: ")) / "table.csv"))
+    assert (tables[0]["penalty"] - tables[1]["penalty"]).abs().max() < 1e-4
+
+
+def test_far_states_at_a_low_penalty_are_warned_of(caplog):
+    columns = {"source_layer": [0, 1, 2], "target_layer": [0, 1, 2]}
+    table = pd.DataFrame({**columns, "penalty": [0.01, 0.01, 0.9], "distance": [2.0, 0.2, 2.0]})
+    with caplog.at_level("WARNING", logger="thinkalike"):
+        warn_of_far_states(table)
+    assert [record.message for record in caplog.records] == [
+        "warning: 0→0 costs only 0.010 nats, but its states lie 2.0 norms from the target's own"
+    ]
+
+
+def test_bytes_are_those_of_the_text():
+    text = "abc dé " * 30
+    rows = torch.tensor([[0, *tiny.tokenizer().encode(text)]])
+    assert byte_count(tiny.tokenizer(), rows) == len(text.encode())
+
+
 def test_a_killed_run_goes_on_to_the_same_table(words, tmp_path):
     def command(store):
         long = ["stitch.steps=60", "trainer.checkpoint_every=5", "trainer.threads=1", f"store={tmp_path}/{store}"]
@@ -124,6 +172,14 @@ BAD = {
     "one document": (["data.files=[{tmp}/one.txt]"], "has too little text"),
     "divergence": (["stitch.lr=1e38", "stitch.clip=0", "stitch.weight_decay=0"], "at step"),
     "unwritable store": (["store={tmp}/one.txt/results"], "cannot be written"),
+    "procrustes into less": (
+        ["model.path={minis}/wide", "stitch=procrustes"],
+        "cannot go to a smaller width: gelu-3l-mini has 48",
+    ),
+    "too high a rank": (["stitch=low_rank", "stitch.rank=33"], "stitch.rank=33 is more than the smaller width"),
+    "rank of nought": (["stitch=low_rank", "stitch.rank=0"], "stitch.rank=0 must be positive"),
+    "start and norm": (["stitch.init=procrustes", "stitch.norm=pre"], "does not go with stitch.norm=pre"),
+    "unknown recipe": (["recipe=papre"], "recipe=papre is not known; did you mean 'paper'"),
     "misspelt setting": (["stitch.stepz=3"], "did you mean 'stitch.steps'"),
     "value of another type": (["stitch.steps=many"], "could not be converted to Integer"),
 }

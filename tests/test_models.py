@@ -9,7 +9,7 @@ import torch
 import tiny
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models import EMBED, FrozenModel, load_model, same_vocabulary
+from thinkalike.models import EMBED, FrozenModel, load_model, randomised, same_vocabulary
 from thinkalike.models import load as loading
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import swapped
@@ -233,3 +233,31 @@ def test_content_follows_the_files_and_not_the_path(tmp_path):
 def test_mamba_says_which_kernels_run(models):
     assert models["mamba"].describe()["kernels"].startswith(("transformers", "mamba-ssm"))
     assert models["gpt2"].describe()["kernels"] == "torch"
+
+
+def test_fused_attention_is_the_native_one(tokens):
+    from transformer_lens.model_bridge.sources.native.model import NativeAttention
+
+    module = tiny.native().eval()
+    fused = module(tokens)
+    attentions = [part for part in module.modules() if isinstance(part, NativeAttention)]
+    assert len(attentions) == tiny.LAYERS
+    mask = torch.ones(3, 24, dtype=torch.long)
+    masked = module(tokens, attention_mask=mask)  # goes the native way
+    for attention in attentions:
+        assert attention.__dict__.pop("forward") is not None
+    torch.testing.assert_close(fused, module(tokens), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(masked, module(tokens, attention_mask=mask))
+
+
+def test_a_randomised_model_keeps_shape_and_spread_and_forgets_the_rest(tokens):
+    model = tiny.frozen(3)
+    random, again = randomised(model, seed=1), randomised(model, seed=1)
+    assert random.fingerprint() == again.fingerprint() != model.fingerprint()
+    for old, new in zip(model.module.parameters(), random.module.parameters(), strict=True):
+        if old.dim() > 1:
+            assert not torch.equal(old, new)
+            assert new.std().item() == pytest.approx(old.std().item(), rel=0.15)
+        else:
+            assert torch.equal(old, new)
+    assert (random.full(tokens) - model.full(tokens)).abs().max() > 0.1

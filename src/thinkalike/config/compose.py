@@ -96,7 +96,8 @@ def to_yaml(config: dict[str, Any]) -> str:
 
 def options(group: str) -> list[str]:
     """The names that a configuration group offers: `options("model")`."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+    root = CONF / group
+    return sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml"))
 
 
 def check_overrides(overrides: list[str], schema: type) -> None:

@@ -110,5 +110,11 @@ class _one_line_errors:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, USER_ERRORS) and "THINKALIKE_TRACEBACK" not in os.environ:
-            print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+            print(f"error: {_line(error)}", file=sys.stderr, flush=True)
             sys.exit(1)
+
+
+def _line(error: BaseException) -> str:
+    if isinstance(error, HydraException):  # says what it could not do; its cause says why
+        return " ".join(f"{error}: {error.__cause__ or ''}".split()).removesuffix(":")
+    return str(error).splitlines()[0]

@@ -152,12 +152,19 @@ def _is_pair(value: Any) -> bool:
 
 def _checked_pairs(config: TrainConfig, source: FrozenModel, target: FrozenModel) -> list[tuple[int, int]]:
     same_vocabulary(source, target)
-    if config.stitch.kind in ("identity", "orthogonal", "bias") and source.d_model != target.d_model:
-        raise ConfigError(
-            f"stitch={config.stitch.kind} needs equal widths, and {source.name} has {source.d_model}, "
-            f"{target.name} {target.d_model}; use stitch=linear"
-        )
+    _check_widths(config.stitch, source, target)
     return layer_pairs(config.layers, source.n_layers, target.n_layers)
+
+
+def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
+    widths = f"{source.name} has {source.d_model}, {target.name} {target.d_model}"
+    if config.kind in ("identity", "orthogonal", "bias") and source.d_model != target.d_model:
+        raise ConfigError(f"stitch={config.kind} needs equal widths, and {widths}; use stitch=linear")
+    if "procrustes" in (config.kind, config.init) and source.d_model > target.d_model:
+        raise ConfigError(f"procrustes keeps lengths, so it cannot go to a smaller width: {widths}")
+    limited = {"low_rank", "reduced_rank"} & {config.kind, config.init}
+    if limited and config.rank > min(source.d_model, target.d_model):
+        raise ConfigError(f"stitch.rank={config.rank} is more than the smaller width: {widths}")
 
 
 def _corpus(config: TrainConfig, source: FrozenModel, target: FrozenModel) -> Corpus:

@@ -43,7 +43,9 @@ class _Fused:
     def __init__(self, attention: Any):
         self.attention = attention
 
-    def __call__(self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any) -> tuple[Tensor, None]:
+    def __call__(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any
+    ) -> tuple[Tensor, Tensor | None]:
         own = self.attention
         if attention_mask is not None:
             return type(own).forward(own, hidden_states, attention_mask=attention_mask)
