@@ -272,11 +272,41 @@ def test_doors_work_from_another_folder(run_door, script):
     assert "name: gelu-3l-mini" in composed.stdout
 
 
-def test_wandb_without_a_key_runs_offline_and_is_finished(run_door, words, tmp_path):
+def read_back(run: Path):
+    """All records of an offline W&B run: a LevelDB log of 32 KiB blocks, each part with a checksum, a length, a type."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place, parts, found = run.read_bytes(), 7, b"", []
+    while place + 7 <= len(data):
+        if (left := 32768 - place % 32768) < 7:
+            place += left
+            continue
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        parts = (b"" if kind in (1, 2) else parts) + data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):
+            found.append(Record.FromString(parts))
+    return found
+
+
+def test_wandb_without_a_key_keeps_everything_offline(run_door, words, tmp_path):
     env = {"WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
     done = run_door("train.py", *words, "logger=wandb", env=env)
     assert done.returncode == 0, done.stderr
     assert "stays offline" in done.stderr
     folder = Path(done.stdout.strip().splitlines()[-1].removeprefix("results: "))
     (log,) = folder.glob("wandb/offline-run-*/run-*.wandb")
-    assert b"loss/0-0" in log.read_bytes()
+    records = read_back(log)
+    names = ("run", "history", "artifact", "exit")
+    kinds = {name: [getattr(record, name) for record in records if record.HasField(name)] for name in names}
+    curves = {item.key or "/".join(item.nested_key) for history in kinds["history"] for item in history.item}
+    for name in ("loss", "loss/0-0", "loss/3-3", "table", "figures/penalty"):
+        assert any(key == name or key.startswith(f"{name}/") for key in curves)
+    assert {"stitch", "model", "target", "data"} <= {item.key for item in kinds["run"][0].config.update}
+    assert "stitch" in {artifact.type for artifact in kinds["artifact"]}
+    assert [end.exit_code for end in kinds["exit"]] == [0]  # finished
+    (kept,) = log.parent.glob("files/media/table/*.table.json")
+    table = json.loads(kept.read_text())
+    assert table["columns"] == list(pd.read_csv(folder / "table.csv").columns)
+    assert len(table["data"]) == 4
+    assert list(log.parent.glob("files/media/images/**/penalty*.png"))

@@ -67,6 +67,7 @@ def _sweep(run: Callable[[], Any], words: list[str]) -> None:
     handle, path = tempfile.mkstemp(prefix=".sweep-", suffix=".failures", dir=store)
     os.close(handle)
     os.environ[FAILURES] = os.path.abspath(path)
+    os.environ.setdefault("WANDB_RUN_GROUP", Path(path).stem.removeprefix("."))  # W&B shows the sweep's runs together
     lines: list[str] = []
     try:
         run()

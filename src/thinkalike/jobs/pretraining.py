@@ -15,7 +15,7 @@ from thinkalike.errors import ConfigError
 from thinkalike.jobs.steps import finished, held_out, prepare, provenance, read_corpus
 from thinkalike.models import ASSETS, build_mini, load_model, pick_device, save_mini, train_tokenizer
 from thinkalike.store import Job, key_of
-from thinkalike.training import Pretraining, Run, fit
+from thinkalike.training import Pretraining, Run, fit, logged
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,9 @@ def pretrain(config: TrainConfig) -> Path:
             build_mini(model.architecture, len(tokenizer), model.seed), corpus.fit.tokens, config.pretrain, model.seed
         )
         device = torch.device(pick_device(model.device))
-        fit(trained, Run(model.name, partial, device, config.trainer, config.logger, settings))
+        run = Run(model.name, partial, device, config.trainer, config.logger, settings)
+        with logged(run) as loggers:
+            fit(trained, run, loggers)
         facts = {"architecture": model.architecture, "seed": model.seed, "training": _training_facts(config, corpus)}
         folder = job.out() / model.name
         save_mini(folder, trained.model, tokenizer, facts, card="")

@@ -31,7 +31,18 @@ from thinkalike.measures import (
 )
 from thinkalike.models import FrozenModel, content, load_model, randomised, same_vocabulary
 from thinkalike.store import Job, key_of
-from thinkalike.training import Maps, Pair, Run, StitchTraining, document_sums, fit, peak_rate, state_moments
+from thinkalike.training import (
+    Maps,
+    Pair,
+    Run,
+    StitchTraining,
+    document_sums,
+    fit,
+    logged,
+    peak_rate,
+    state_moments,
+    upload,
+)
 
 log = logging.getLogger(__name__)
 
@@ -56,28 +67,48 @@ def stitch(config: TrainConfig) -> Path:
         moments = _moments(config.stitch, source, target, pairs, corpus, batch)
         name = f"{source.name} to {target.name}, {config.stitch.kind}"
         run = Run(name, partial, target.device, config.trainer, config.logger, settings)
-        fitted = _fit(config, source, target, pairs, corpus, moments, run)
-        maps = {"stitch": fitted.maps}
-        if source.d_model == target.d_model:
-            maps["identity"] = _identity(source, target, pairs)
-        if config.stitch.controls and moments:
-            maps |= _controls(config, moments, pairs, fitted.maps, source.d_model == target.d_model)
-        rows = corpus.report
-        sums = document_sums(source, target, pairs, maps, rows.tokens, rows.documents, batch)
-        if config.stitch.controls:
-            sums["random_source"] = _random_source(config, source, target, pairs, corpus, batch)
-        text_bytes = byte_count(source.tokenizer, rows.tokens)
-        table = penalties(config.stitch.kind, source.name, target.name, pairs, sums, text_bytes)
+        with logged(run) as loggers:
+            fitted = _fit(config, source, target, pairs, corpus, moments, run, loggers)
+            sums = _report(config, source, target, pairs, corpus, moments, fitted.maps, batch)
+            text_bytes = byte_count(source.tokenizer, corpus.report.tokens)
+            table = penalties(config.stitch.kind, source.name, target.name, pairs, sums, text_bytes)
+            _save(job.out(), config, pairs, fitted.weights, table)
+            upload(loggers, table, job.out(), name)
         show(table, corpus)
         warn_of_far_states(table)
-        if fitted.weights:
-            facts = {"pairs": pairs, "kind": config.stitch.kind, "norm": config.stitch.norm}
-            metadata = {"stitch": json.dumps(facts)}  # one entry: the order of several is not kept
-            save_file(fitted.weights, job.out() / "stitch.safetensors", metadata=metadata)
-        figures.penalties(table, job.out() / "figures")
         scalars = {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())}
         arrays = fitted.arrays | {name: value.numpy() for name, value in sums.items()}
         return job.finish(scalars, table, provenance(config, corpus, source, target), arrays)
+
+
+def _report(
+    config: TrainConfig,
+    source: FrozenModel,
+    target: FrozenModel,
+    pairs: Sequence[Pair],
+    corpus: Corpus,
+    moments: Moments | None,
+    phis: Maps,
+    batch: int,
+) -> dict[str, Tensor]:
+    """Sums by document of φ, of the identity where widths match, and of the controls if asked."""
+    maps, rows, equal_widths = {"stitch": phis}, corpus.report, source.d_model == target.d_model
+    if equal_widths:
+        maps["identity"] = _identity(source, target, pairs)
+    if config.stitch.controls and moments:
+        maps |= _controls(config, moments, pairs, phis, equal_widths)
+    sums = document_sums(source, target, pairs, maps, rows.tokens, rows.documents, batch)
+    if config.stitch.controls:
+        sums["random_source"] = _random_source(config, source, target, pairs, corpus, batch)
+    return sums
+
+
+def _save(folder: Path, config: TrainConfig, pairs: Sequence[Pair], weights: dict[str, Tensor], table: Any) -> None:
+    if weights:
+        facts = {"pairs": pairs, "kind": config.stitch.kind, "norm": config.stitch.norm}
+        metadata = {"stitch": json.dumps(facts)}  # one entry: the order of several is not kept
+        save_file(weights, folder / "stitch.safetensors", metadata=metadata)
+    figures.penalties(table, folder / "figures")
 
 
 class _Fitted(NamedTuple):
@@ -96,6 +127,7 @@ def _fit(
     corpus: Corpus,
     moments: Moments | None,
     run: Run,
+    loggers: Sequence[Any],
 ) -> _Fitted:
     if config.stitch.kind == "identity":
         return _Fitted(_identity(source, target, pairs), {}, {})
@@ -113,7 +145,7 @@ def _fit(
             start = _closed_form(config.stitch.init, moments, pair, config.stitch)
             phi.start_from(start.weight, start.bias)  # type: ignore[operator]
     log.info("%d stitches, %d steps, peak rate %g", len(pairs), config.stitch.steps, peak_rate(config.stitch))
-    fit(module, run)
+    fit(module, run, loggers)
     module.to(target.device).eval()
     weights = {name: weight.cpu().contiguous() for name, weight in module.stitches.state_dict().items()}
     return _Fitted(list(module.stitches), weights, {"curve": module.curve.cpu().numpy()})

@@ -2,7 +2,7 @@
 
 from thinkalike.training.pretraining import Pretraining
 from thinkalike.training.report import Maps, document_sums, state_moments
-from thinkalike.training.run import Run, fit
+from thinkalike.training.run import Run, fit, logged, upload
 from thinkalike.training.stitching import Pair, StitchTraining, next_token_losses, peak_rate, rate
 
 __all__ = [
@@ -13,8 +13,10 @@ __all__ = [
     "StitchTraining",
     "document_sums",
     "fit",
+    "logged",
     "next_token_losses",
     "peak_rate",
     "rate",
     "state_moments",
+    "upload",
 ]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytorch_lightning as pl
 import torch
 from jaxtyping import Int
@@ -101,8 +103,11 @@ class Run:
     settings: dict[str, Any]
 
 
-def fit(module: SteppedModule, run: Run) -> None:
+def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None:
     """Train `module` to its last step, from the state that an earlier run left if there is one.
+
+    Args:
+        loggers: what `logged` opened.
 
     Raises:
         StoreError: that state is damaged.
@@ -115,9 +120,8 @@ def fit(module: SteppedModule, run: Run) -> None:
     keep = ModelCheckpoint(
         state.parent, filename="last", every_n_train_steps=trainer.checkpoint_every, enable_version_counter=False
     )
-    loggers = _loggers(run)
     watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
-    with _closed(loggers), warnings.catch_warnings():
+    with warnings.catch_warnings():
         for library in ("pytorch_lightning", "lightning_fabric"):
             warnings.filterwarnings("ignore", module=library)
         pl.Trainer(
@@ -127,7 +131,7 @@ def fit(module: SteppedModule, run: Run) -> None:
             devices=[run.device.index or 0] if run.device.type == "cuda" else 1,
             precision=trainer.precision,  # type: ignore[arg-type]
             callbacks=[keep, *watch, RichProgressBar() if sys.stdout.isatty() else _Progress()],
-            logger=loggers or False,
+            logger=list(loggers) or False,
             log_every_n_steps=max(1, min(10, module.steps // 50)),
             enable_progress_bar=sys.stdout.isatty(),
             enable_model_summary=False,
@@ -169,14 +173,29 @@ def _loggers(run: Run) -> list[Logger]:
 
 
 @contextlib.contextmanager
-def _closed(loggers: list[Logger]) -> Iterator[None]:
-    """Close the W&B run whatever happens, so that the next job of a sweep gets one of its own."""
+def logged(run: Run) -> Iterator[list[Logger]]:
+    """The run's loggers; a W&B run is finished whatever happens, so that a sweep's next job gets one of its own."""
+    loggers = _loggers(run)
     failed = True
     try:
-        yield
+        yield loggers
         failed = False
     finally:
         if any(isinstance(logger, WandbLogger) for logger in loggers):
             import wandb
 
             wandb.finish(exit_code=int(failed))
+
+
+def upload(loggers: Sequence[Logger], table: pd.DataFrame, folder: Path, name: str) -> None:
+    """Give W&B the table, the figures of a result's folder as images, and its stitches as an artifact."""
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            import wandb
+
+            images = {f"figures/{path.stem}": wandb.Image(str(path)) for path in (folder / "figures").glob("*.png")}
+            logger.experiment.log({"table": wandb.Table(dataframe=table), **images})
+            for path in folder.glob("*.safetensors"):
+                artifact = wandb.Artifact(re.sub(r"[^\w.-]+", "-", name), type="stitch")
+                artifact.add_file(str(path))
+                logger.experiment.log_artifact(artifact)
