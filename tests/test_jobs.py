@@ -273,7 +273,7 @@ def test_doors_work_from_another_folder(run_door, script):
 
 
 def read_back(run: Path):
-    """All records of an offline W&B run: a LevelDB log of 32 KiB blocks, each part with a checksum, a length, a type."""
+    """All records of an offline W&B run: a LevelDB log of 32 KiB blocks, each part with checksum, length and type."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, place, parts, found = run.read_bytes(), 7, b"", []
