@@ -21,13 +21,9 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def composed(*overrides: str, door: str = "train"):
     """The configuration dataclass of a command line."""
-    from hydra import compose, initialize_config_dir
+    from thinkalike.config import compose_job
 
-    from thinkalike import config
-
-    config.register()
-    with initialize_config_dir(str(config.CONF), version_base="1.3"):
-        return config.resolve(compose(door, list(overrides)), config.SCHEMAS[door])
+    return compose_job(door, list(overrides))
 
 
 def pytest_addoption(parser):

@@ -1,6 +1,6 @@
 """Configuration: it ends at the door. Nothing outside this package imports hydra or omegaconf."""
 
-from thinkalike.config.compose import CONF, SCHEMAS, check_overrides, compose_job, options, register, resolve, to_yaml
+from thinkalike.config.compose import CONF, check_overrides, compose_job, options, register, resolve, to_yaml
 from thinkalike.config.doors import door
 from thinkalike.config.schemas import (
     AnalyzeConfig,
@@ -16,7 +16,6 @@ from thinkalike.config.schemas import (
 
 __all__ = [
     "CONF",
-    "SCHEMAS",
     "AnalyzeConfig",
     "DataConfig",
     "LoggerConfig",
