@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
 
-from thinkalike.config import ModelConfig, TrainConfig, as_dict
+from thinkalike.config import TrainConfig, as_dict
 from thinkalike.data import Corpus, identity, training_texts
 from thinkalike.errors import ConfigError
 from thinkalike.jobs.steps import finished, held_out, prepare, provenance, read_corpus
-from thinkalike.models import ASSETS, build_mini, load_model, pick_device, save_mini, train_tokenizer
+from thinkalike.models import ASSETS, FrozenModel, build_mini, load_model, pick_device, save_mini, train_tokenizer
 from thinkalike.store import Job, key_of
 from thinkalike.training import Pretraining, Run, fit, logged
 
@@ -33,9 +34,8 @@ def pretrain(config: TrainConfig) -> Path:
         prepare(config.seed, config.trainer.threads)
         tokenizer = train_tokenizer(training_texts(config.data), config.pretrain.vocabulary)
         corpus = read_corpus(config.data, tokenizer, int(model.context or 256), bos=model.bos, fit_tokens=None)
-        trained = Pretraining(
-            build_mini(model.architecture, len(tokenizer), model.seed), corpus.fit.tokens, config.pretrain, model.seed
-        )
+        module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
+        trained = Pretraining(module, corpus.fit.tokens, config.pretrain, model.seed)
         device = torch.device(pick_device(model.device))
         run = Run(model.name, partial, device, config.trainer, config.logger, settings)
         with logged(run) as loggers:
@@ -43,11 +43,11 @@ def pretrain(config: TrainConfig) -> Path:
         facts = {"architecture": model.architecture, "seed": model.seed, "training": _training_facts(config, corpus)}
         folder = job.out() / model.name
         save_mini(folder, trained.model, tokenizer, facts, card="")
-        mini = load_model(ModelConfig(name=model.name, family="native", mini=True, path=str(folder)))
+        mini = load_model(replace(model, path=str(folder)))
         numbers = held_out(mini, corpus)  # of the half-precision weights that are shipped
         facts["heldout"] = {**numbers, "tokens": corpus.fingerprint()}
         for place in [folder, ASSETS / model.name] if config.pretrain.ship else [folder]:
-            save_mini(place, trained.model, tokenizer, facts, _card(config, facts, trained.model))
+            save_mini(place, trained.model, tokenizer, facts, _card(config, facts, mini))
         log.info(
             "%s: held-out loss %.4f, unigram entropy %.4f", model.name, numbers["loss"], numbers["unigram_entropy"]
         )
@@ -66,14 +66,13 @@ def _training_facts(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
     }
 
 
-def _card(config: TrainConfig, facts: dict[str, Any], module: torch.nn.Module) -> str:
+def _card(config: TrainConfig, facts: dict[str, Any], mini: FrozenModel) -> str:
     """The model card."""
-    training, heldout, shape = facts["training"], facts["heldout"], facts["architecture"]
-    parameters = sum(weight.numel() for weight in module.parameters())
-    blocks = sum(weight.numel() for name, weight in module.named_parameters() if name.startswith("layers."))
+    training, heldout = facts["training"], facts["heldout"]
+    parameters, blocks = mini.parameters()
+    shape = ", ".join(f"{name} {value}" for name, value in facts["architecture"].items())
     rows = {
-        "architecture": f"{shape['n_layers']} blocks, d_model {shape['d_model']}, {shape['n_heads']} heads, "
-        f"d_mlp {shape['d_mlp']}, {shape['act_fn']}, context {shape['n_ctx']}",
+        "architecture": f"{config.model.family}: {shape}",
         "parameters": f"{parameters:,}, of them {blocks:,} in the blocks",
         "tokenizer": f"byte-level BPE, {config.pretrain.vocabulary} entries, trained on the same text",
         "data": "the source of Python's standard library without its tests; "

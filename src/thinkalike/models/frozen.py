@@ -158,6 +158,11 @@ class FrozenModel:
                 f"largest logit (allowed: {TOLERANCE[self.dtype]:.0e}); this model cannot be cut at its blocks"
             )
 
+    def parameters(self) -> tuple[int, int]:
+        """How many weights the model has, and how many of them are in its blocks."""
+        counts = [sum(weight.numel() for weight in part.parameters()) for part in (self.module, self._blocks)]
+        return counts[0], counts[1]
+
     def fingerprint(self) -> str:
         """SHA-256 of all parameters and persistent buffers with their names, as 16 hexadecimal digits."""
         digest = hashlib.sha256()

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import TOLERANCE, FrozenModel, sample_tokens
-from thinkalike.models.minis import ASSETS, read_mini
+from thinkalike.models.minis import ASSETS, folder_of, read_mini
 from thinkalike.models.plain import plain
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,9 @@ def _load(config: ModelConfig) -> FrozenModel:
     device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
     family = config.family
     if config.mini:
-        module, tokenizer = read_mini(Path(config.path) if config.path else ASSETS / config.name)
+        config = replace(config, path=str(folder_of(config)))
+    if config.mini and family == "native":
+        module, tokenizer = read_mini(Path(str(config.path)))
         context, revision = module.cfg.n_ctx, "embedded"
     else:
         family = _family_of(config) if family == "auto" else family
@@ -120,7 +123,7 @@ def _boot(config: ModelConfig, family: str, dtype: torch.dtype) -> tuple[Any, st
 
     if config.path:
         bridge = TransformerBridge.boot_transformers(str(Path(config.path).resolve()), device="cpu", dtype=dtype)
-        return bridge, "local"
+        return bridge, "embedded" if config.mini else "local"
     with _hub(str(config.hub_id), config.revision) as commit:
         if family == "legacy":
             bridge = TransformerBridge.boot_tl_legacy(config.hub_id, device="cpu", dtype=dtype)

@@ -1,7 +1,11 @@
-"""The minis: small models that this project trained; folders of config.json, half-precision weights and tokenizer."""
+"""The minis: small models that this project trained; folders of config.json, half-precision weights and tokenizer.
+
+A mini of a Hugging Face family is a checkpoint as `save_pretrained` writes it, and loads like any other.
+"""
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -9,14 +13,24 @@ from typing import Any
 import torch
 from torch import nn
 
+from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
 from thinkalike.models.plain import plain
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
 
-def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int) -> nn.Module:
-    """A randomly initialised model; the same seed gives the same weights whatever the activation."""
+def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family: str = "native") -> nn.Module:
+    """A randomly initialised model; the same seed gives the same weights whatever the activation.
+
+    Args:
+        architecture: in the names of the family's own configuration class.
+    """
+    if family != "native":
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        torch.manual_seed(seed)
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, vocab_size=vocabulary, **architecture))
     from transformer_lens.model_bridge import TransformerBridge
 
     config = {**architecture, "d_vocab": vocabulary, "seed": seed}
@@ -27,28 +41,42 @@ def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int) -> nn.M
 def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str, Any], card: str) -> None:
     """Write a mini; `config` holds `architecture` and `seed` and what the card says in numbers."""
     from safetensors.torch import save_file
+    from transformers import PreTrainedModel
 
     folder.mkdir(parents=True, exist_ok=True)
-    halves = {name: weight.detach().half().contiguous().clone() for name, weight in module.state_dict().items()}
-    save_file(halves, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
+    half = copy.deepcopy(module).half()
+    if isinstance(half, PreTrainedModel):
+        half.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        shape = json.loads((folder / "config.json").read_text())  # says the architecture in its own way
+        config = shape | {key: value for key, value in config.items() if key != "architecture"}
+    else:
+        weights = {name: weight.detach().contiguous() for name, weight in half.state_dict().items()}
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (folder / "README.md").write_text(card)
 
 
-def read_mini(folder: Path) -> tuple[Any, Any]:
-    """The module (float32, in training mode) and the tokenizer of a folder that `save_mini` wrote.
+def folder_of(config: ModelConfig) -> Path:
+    """Where a mini is.
 
     Raises:
-        ModelError: there is no such folder, or its weights do not fit its architecture.
+        ModelError: it is not there.
     """
+    folder = Path(config.path) if config.path else ASSETS / config.name
+    if not (folder / "config.json").exists():
+        raise ModelError(f"{folder} has no config.json; make it: python train.py task=pretrain model={folder.name}")
+    return folder
+
+
+def read_mini(folder: Path) -> tuple[Any, Any]:
+    """The module (float32, in training mode) and the tokenizer of a folder that `save_mini` wrote for `native`."""
     from safetensors.torch import load_file
     from transformers import PreTrainedTokenizerFast
 
     from thinkalike.models.tokenizers import END
 
-    if not (folder / "config.json").exists():
-        raise ModelError(f"{folder} has no config.json; make it: python train.py task=pretrain model={folder.name}")
     config = json.loads((folder / "config.json").read_text())
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), bos_token=END, eos_token=END, pad_token=END

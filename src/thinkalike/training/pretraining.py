@@ -30,7 +30,8 @@ class Pretraining(SteppedModule):
         self.model, self.config = model, config
 
     def training_step(self, tokens: Int[Tensor, "b t"], _: int) -> Tensor:
-        logits = self.model(tokens[:, :-1])
+        output = self.model(tokens[:, :-1])
+        logits = output if isinstance(output, Tensor) else output.logits
         loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         self.check_finite(loss, f"lower pretrain.lr={self.config.lr}")
         self.log("loss", loss)
