@@ -12,7 +12,8 @@ def main(config: AnalyzeConfig):
     from thinkalike import jobs
     from thinkalike.reproduce import reproduce
 
-    return reproduce(config) if config.experiment else {"loss": jobs.loss}[config.measure](config)
+    measures = {"loss": jobs.loss, "asymmetry": jobs.asymmetry}
+    return reproduce(config) if config.experiment else measures[config.measure](config)
 
 
 if __name__ == "__main__":

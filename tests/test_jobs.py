@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import tiny
 from conftest import ROOT
@@ -179,6 +180,9 @@ BAD = {
     "too high a rank": (["stitch=low_rank", "stitch.rank=33"], "stitch.rank=33 is more than the smaller width"),
     "rank of nought": (["stitch=low_rank", "stitch.rank=0"], "stitch.rank=0 must be positive"),
     "start and norm": (["stitch.init=procrustes", "stitch.norm=pre"], "does not go with stitch.norm=pre"),
+    "processes of one": (["trainer.devices=2"], "trainer.devices and trainer.num_nodes are for several processes"),
+    "unknown precision": (["trainer.precision=bf16"], "there is: 32-true, bf16-mixed"),
+    "unknown strategy": (["trainer.strategy=dpp"], "did you mean 'ddp'"),
     "unknown recipe": (["recipe=papre"], "recipe=papre is not known; did you mean 'paper'"),
     "misspelt setting": (["stitch.stepz=3"], "did you mean 'stitch.steps'"),
     "value of another type": (["stitch.steps=many"], "could not be converted to Integer"),
@@ -272,6 +276,52 @@ def test_doors_work_from_another_folder(run_door, script):
     assert "name: gelu-3l-mini" in composed.stdout
 
 
+def test_two_processes_share_a_job_and_give_the_numbers_of_one(run_door, words):
+    tables, weights = [], []
+    for more in ([], ["trainer=ddp", "trainer.devices=2"]):
+        done = run_door("train.py", *words, *more, "model.device=cpu", "target.device=cpu")
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("results: ") == 1
+        folder = Path(done.stdout.strip().splitlines()[-1].removeprefix("results: "))
+        tables.append(pd.read_csv(folder / "table.csv").drop(columns=["source", "target", "stitch"]))
+        weights.append(load_file(folder / "stitch.safetensors"))
+    assert (tables[0] - tables[1]).abs().max(axis=None) < 1e-4
+    for name, weight in weights[0].items():
+        assert weight.abs().max() > 1e-3
+        torch.testing.assert_close(weight, weights[1][name], atol=1e-6, rtol=0)
+
+
+def test_all_pairs_are_drawn_as_a_map(call, words):
+    status, out, err = call("train.py", *words, "layers=all", "data.report_tokens=2048")
+    assert status == 0, err
+    folder = Path(out.strip().splitlines()[-1].removeprefix("results: "))
+    picture = (folder / "figures" / "penalty.svg").read_text()
+    assert "layer of the source" in picture
+    table = pd.read_csv(folder / "table.csv")
+    assert len(table) == 16
+    assert all(f">{value:.2f}<" in picture for value in table["penalty"])
+
+
+def test_asymmetry_is_the_difference_of_both_directions(call, words, minis):
+    there = call("train.py", *words, "model.name=x", "target.name=y")
+    asked = ["measure=asymmetry", *(word for word in words if word.startswith("store")), "model.name=x"]
+    status, _, err = call("analyze.py", *asked, "target.name=y")
+    assert status == 1
+    assert "no stitches of x into y and back with one recipe; make them: python train.py -m model=x,y" in err
+    turned = [f"model.path={minis}/b", f"target.path={minis}/a", "model.name=y", "target.name=x"]
+    back = call("train.py", *words, *turned)
+    folders = [Path(out.split("results: ")[1].strip()) for _, out, _ in (there, back)]
+    penalties = [pd.read_csv(folder / "table.csv")["penalty"] for folder in folders]
+    status, out, err = call("analyze.py", *asked, "target.name=y")
+    assert status == 0, err
+    folder = Path(out.split("results: ")[1].strip())
+    table = pd.read_csv(folder / "table.csv")
+    assert (table["asymmetry"] - (penalties[0] - penalties[1])).abs().max() < 1e-9
+    assert ((table["low"] <= table["asymmetry"]) & (table["asymmetry"] <= table["high"])).all()
+    assert (folder / "figures" / "asymmetry.png").exists()
+    assert "already done" in call("analyze.py", *asked, "target.name=y")[2]
+
+
 def read_back(run: Path):
     """All records of an offline W&B run: a LevelDB log of 32 KiB blocks, each part with checksum, length and type."""
     from wandb.proto.wandb_internal_pb2 import Record
@@ -295,7 +345,7 @@ def test_wandb_without_a_key_keeps_everything_offline(run_door, words, tmp_path)
     assert done.returncode == 0, done.stderr
     assert "stays offline" in done.stderr
     folder = Path(done.stdout.strip().splitlines()[-1].removeprefix("results: "))
-    (log,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    (log,) = tmp_path.glob("results/wandb/offline-run-*/run-*.wandb")
     records = read_back(log)
     names = ("run", "history", "artifact", "exit")
     kinds = {name: [getattr(record, name) for record in records if record.HasField(name)] for name in names}

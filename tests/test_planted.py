@@ -86,6 +86,7 @@ def test_training_stitches_the_planted_target_back(planted, tmp_path):
     corpus = read_corpus(config.data, source.tokenizer, 256, bos=False, fit_tokens=600 * 4096)
     recipe = StitchConfig(kind="linear", steps=600, warmup=60, tokens_per_step=4096)
     module = StitchTraining(source, target, PAIRS, corpus.fit.tokens, recipe, 0)
-    fit(module, Run("planted", tmp_path, torch.device("cpu"), TrainerConfig(), composed("logger=none").logger, {}))
+    logger = composed("logger=none").logger
+    fit(module, Run("planted", tmp_path, tmp_path, torch.device("cpu"), TrainerConfig(), logger, {}))
     held_out = corpus.report.tokens[:128]
     assert penalty(source, target, list(module.stitches), held_out).max() < 0.01

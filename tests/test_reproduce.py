@@ -20,8 +20,9 @@ def direction(folder, source, target, penalties, tokens=None, group="3 layers"):
     own = np.full(40, 3.0) * tokens
     stitch = own + (np.array(penalties)[:, None] + noise) * tokens
     np.savez(place / "arrays.npz", stitch=stitch, target=own, tokens=tokens)
-    columns = {"source": source, "target": target, "source_layer": range(len(penalties)), "penalty": penalties}
-    pd.DataFrame(columns).to_csv(place / "table.csv", index=False)
+    layers = range(len(penalties))
+    columns = {"source": source, "target": target, "source_layer": layers, "target_layer": layers}
+    pd.DataFrame({**columns, "penalty": penalties}).to_csv(place / "table.csv", index=False)
     return Direction(group, source, target, place)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
-from test_jobs import minis, words  # noqa: F401
+from test_jobs import minis, read_back, words  # noqa: F401
 
 CLUSTER = Path(__file__).parent / "slurm" / "cluster.sh"
 THREE = "layers=[[0,0]],[[9,9]],[[1,1]]"  # the second cannot be done
@@ -48,6 +48,28 @@ def test_a_failed_job_does_not_stop_the_others_and_is_listed(run_door, words, tm
     assert again.stderr.count("already done") == 2
     assert summary in again.stderr
     assert {path: path.stat().st_mtime_ns for path in results(tmp_path / "results")} == stamps
+
+
+def test_processes_that_share_a_job_are_refused_in_a_sweep(run_door, words, tmp_path):
+    refused = run_door("train.py", "-m", "layers=[[0,0]],[[1,1]]", *words, "trainer=ddp", "trainer.devices=2")
+    assert refused.returncode == 1
+    assert refused.stderr.count("ConfigError: trainer=ddp does not go with -m") == 4  # as they fail, and in the end
+    assert not results(tmp_path / "results")
+
+
+def test_a_sweep_leaves_a_finished_wandb_run_for_each_job_also_for_one_that_fails(run_door, words, tmp_path):
+    env = {"WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
+    diverging = ["stitch.lr=1,1e38,0.5", "stitch.clip=0", "stitch.weight_decay=0"]
+    sweep = run_door("train.py", "-m", *diverging, *words, "logger=wandb", env=env)
+    assert sweep.returncode == 1
+    assert "1 of the sweep's jobs failed:\n  stitch.lr=1e+38" in sweep.stderr
+    logs = sorted(tmp_path.glob("results/wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime)
+    runs = [read_back(log) for log in logs]
+    codes = [[record.exit.exit_code for record in run if record.HasField("exit")] for run in runs]
+    assert codes == [[0], [1], [0]]
+    groups = {record.run.run_group for run in runs for record in run if record.HasField("run")}
+    assert len(groups) == 1
+    assert groups != {""}
 
 
 # --------------------------------------------------------------------------------------------------------------- SLURM

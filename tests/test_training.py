@@ -1,5 +1,6 @@
 """Training: schedules, batches and gradients are what they are said to be, and only φ ever changes."""
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -8,10 +9,23 @@ import torch
 from torch import nn
 
 import tiny
+from conftest import composed
 from thinkalike.config import LoggerConfig, PretrainConfig, StitchConfig, TrainerConfig
-from thinkalike.errors import DataError, StoreError, TrainingError
+from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
 from thinkalike.measures import least_squares
-from thinkalike.training import Pretraining, Run, StitchTraining, document_sums, fit, peak_rate, rate, state_moments
+from thinkalike.models import load_model
+from thinkalike.training import (
+    Pretraining,
+    Run,
+    StitchTraining,
+    document_sums,
+    fit,
+    own_device,
+    peak_rate,
+    rank,
+    rate,
+    state_moments,
+)
 from thinkalike.training.pretraining import cosine
 from thinkalike.training.run import StepBatches
 from thinkalike.training.stitching import last_states, next_token_losses
@@ -27,7 +41,8 @@ def rows():
 
 @pytest.fixture
 def run(tmp_path):
-    return Run("test", tmp_path, torch.device("cpu"), TrainerConfig(checkpoint_every=2), LoggerConfig(kind="csv"), {})
+    trainer, logger = TrainerConfig(checkpoint_every=2), LoggerConfig(kind="csv")
+    return Run("test", tmp_path, tmp_path, torch.device("cpu"), trainer, logger, {})
 
 
 def training(rows, pairs=PAIRS, config=CONFIG, seed=0, source=1, target=2):
@@ -95,6 +110,50 @@ def test_batches_smaller_than_a_row_are_refused(rows):
         StepBatches(rows, 31, 5, 0)
 
 
+def test_processes_share_the_rows_of_a_step(rows):
+    whole = StepBatches(rows, 128, steps=3, seed=3)[2]
+    shares = [StepBatches(rows, 128, steps=3, seed=3, rank=rank, world=2)[2] for rank in (0, 1)]
+    assert torch.equal(torch.stack(shares, 1).flatten(0, 1), whole)
+    with pytest.raises(DataError, match="4 rows of 32 tokens cannot be shared by 3 processes"):
+        StepBatches(rows, 128, steps=3, seed=3, world=3)
+
+
+def test_each_process_of_a_shared_job_has_a_gpu_of_its_own(monkeypatch):
+    shared, alone = TrainerConfig(strategy="ddp"), TrainerConfig()
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert own_device("cuda", shared) == "cuda:3"
+    assert own_device("cpu", shared) == "cpu"
+    assert own_device("cuda:1", alone) == "cuda:1"
+    assert rank(alone) == 0
+
+
+def test_how_many_processes_must_be_said_where_there_is_no_gpu(rows, run):
+    with pytest.raises(ConfigError, match=r"needs trainer\.devices=N"):
+        fit(training(rows), replace(run, trainer=TrainerConfig(strategy="ddp")))
+
+
+def test_autocast_trains_nearly_alike_and_keeps_stitches_in_float32(rows, run, tmp_path):
+    config = replace(CONFIG, steps=20)
+    plain, cast = training(rows, config=config), training(rows, config=config)
+    fit(plain, run)
+    fit(cast, replace(run, partial=tmp_path / "cast", trainer=TrainerConfig(precision="bf16-mixed")))
+    assert not torch.equal(plain.curve, cast.curve)
+    assert (plain.curve - cast.curve).abs().max() < 0.02 * plain.curve.max()
+    assert all(weight.dtype == torch.float32 for weight in cast.parameters())
+
+
+@pytest.mark.slow
+def test_compiled_blocks_train_alike(rows, run, tmp_path):
+    plain, quick = training(rows), training(rows)
+    fit(plain, run)
+    before = quick.models[1].module.layers[0].forward
+    with quick.models[0].compiled(), quick.models[1].compiled():
+        assert quick.models[1].module.layers[0].forward != before
+        fit(quick, replace(run, partial=tmp_path / "quick"))
+    assert quick.models[1].module.layers[0].forward == before
+    torch.testing.assert_close(plain.curve, quick.curve, atol=1e-4, rtol=0)
+
+
 def test_states_that_join_at_their_depths_end_as_tails_of_their_own(rows):
     model, states = tiny.frozen(), [torch.randn(2, 9, 32) for _ in range(5)]
     depths = [2, 0, 3, 0, -1]
@@ -124,6 +183,22 @@ def test_together_each_stitch_gets_the_training_of_a_run_of_its_own(rows, run, t
         for mine, own in zip(phi.parameters(), alone.stitches[0].parameters(), strict=True):
             assert mine.abs().max() > 1e-3  # it moved
             torch.testing.assert_close(mine, own, atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_all_pairs_of_the_minis_get_the_training_of_runs_of_their_own(run, tmp_path):
+    source, target = (load_model(composed(f"model={name}-4l-mini").model) for name in ("gelu", "solu"))
+    rows = torch.randint(len(source.tokenizer), (64, 64), generator=torch.Generator().manual_seed(1))
+    pairs = list(itertools.product(range(4), range(4)))
+    recipe = StitchConfig(steps=50, warmup=5, tokens_per_step=256)
+    together = StitchTraining(source, target, pairs, rows, recipe, 0)
+    fit(together, run)
+    for pair, phi in zip(pairs, together.stitches, strict=True):
+        alone = StitchTraining(source, target, [pair], rows, recipe, 0)
+        fit(alone, replace(run, partial=tmp_path / str(pair)))
+        for mine, own in zip(phi.parameters(), alone.stitches[0].parameters(), strict=True):
+            assert mine.abs().max() > 1e-2
+            torch.testing.assert_close(mine, own, atol=1e-5, rtol=0)
 
 
 def test_training_lowers_the_loss_and_leaves_both_models_bit_identical(rows, run):

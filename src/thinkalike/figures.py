@@ -9,15 +9,74 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
+from matplotlib.colors import LogNorm
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "svg.fonttype": "none",  # text stays text, to be set in a paper's own font
     "svg.hashsalt": "thinkalike",
 }
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart by colour-blind readers, too
+
+
+def stitches(table: pd.DataFrame, folder: Path) -> None:
+    """The figure of a stitching job: a map where every source layer was stitched to every target layer, else a line."""
+    cells = table.pivot(index="source_layer", columns="target_layer", values="penalty")
+    if len(cells.columns) > 1 and len(cells) > 1 and cells.notna().all(axis=None):
+        penalty_map(cells, f"{table['source'].iloc[0]} into {table['target'].iloc[0]}", folder)
+    else:
+        penalties(table, folder)
+
+
+def penalty_map(cells: pd.DataFrame, title: str, folder: Path) -> None:
+    """Penalties of all layer pairs; the colours are logarithmic, because a few pairs cost ten times the others."""
+    with plt.rc_context(STYLE):
+        size = 0.45 * max(cells.shape) + 1.2
+        figure, axes = plt.subplots(figsize=(size + 0.8, size), layout="constrained")
+        values = cells.to_numpy()
+        least = max(values.min(), values.max() / 100, 1e-3)
+        image = heatmap(axes, values, LogNorm(least, max(values.max(), 2 * least), clip=True), "viridis_r")
+        write_values(axes, values, image)
+        axes.set_xlabel("layer of the target")
+        axes.set_ylabel("layer of the source")
+        axes.set_title(title, fontsize=9)
+        figure.colorbar(image, ax=axes, label="penalty [nats per token]", format="%g")
+        _save(figure, folder, "penalty")
+
+
+def asymmetry(table: pd.DataFrame, folder: Path) -> None:
+    """What one direction costs more than the other, against layer, with its interval."""
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(4.2, 2.6), layout="constrained")
+        _line(axes, table, "asymmetry", ("low", "high"), "", COLOURS[0], "o-")
+        axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+        axes.set_xticks(range(len(table)), table["layer"].astype(str))
+        axes.set_xlabel("layer of the stitch")
+        axes.set_ylabel("asymmetry [nats per token]")
+        first = table.iloc[0]
+        axes.set_title(f"{first.source} into {first.target}, minus the reverse", fontsize=9)
+        _save(figure, folder, "asymmetry")
+
+
+def heatmap(axes: Any, values: np.ndarray, scale: Any, colours: str) -> Any:
+    """A matrix with layer 0 at the bottom left; rows are the source's layers, columns the target's."""
+    image = axes.imshow(values, origin="lower", norm=scale, cmap=colours)
+    for axis, count in ((axes.xaxis, values.shape[1]), (axes.yaxis, values.shape[0])):
+        axis.set_ticks(range(0, count, max(1, round(count / 8))))
+    axes.spines[:].set_visible(False)
+    return image
+
+
+def write_values(axes: Any, values: np.ndarray, image: Any) -> None:
+    """Each cell's number, in whichever of black and white can be read on its colour."""
+    for (row, column), value in np.ndenumerate(values):
+        red, green, blue, _ = image.cmap(image.norm(value))
+        colour = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
+        axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
 
 
 def penalties(table: pd.DataFrame, folder: Path) -> None:

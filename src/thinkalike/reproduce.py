@@ -10,15 +10,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
 from thinkalike import figures, jobs
 from thinkalike.config import AnalyzeConfig, as_dict, compose_job
-from thinkalike.errors import StoreError, one_of
-from thinkalike.measures import bootstrap_interval
+from thinkalike.errors import one_of
 from thinkalike.store import Job, key_of
 
 log = logging.getLogger(__name__)
@@ -56,11 +53,6 @@ class Direction:
     def table(self) -> pd.DataFrame:
         return pd.read_csv(self.folder / "table.csv").assign(group=self.group)
 
-    def penalties(self) -> tuple[Tensor, Tensor]:
-        """Penalty sums (pairs, documents) in nats and tokens (documents,): directions are compared by document."""
-        arrays = np.load(self.folder / "arrays.npz")
-        return torch.from_numpy(arrays["stitch"] - arrays["target"]), torch.from_numpy(arrays["tokens"])
-
 
 def reproduce(config: AnalyzeConfig) -> Path:
     """Run an experiment of a paper.
@@ -77,7 +69,18 @@ def figure1(config: AnalyzeConfig) -> Path:
     directions = stitches_of_figure_1(config)
     found = {(each.source, each.target): each for each in directions}
     claims = [claim for group in dict.fromkeys(each.group for each in directions) for claim in _claims(group, found)]
-    return _finish(config, directions, claims, figures.directions)
+
+    def draw(table: pd.DataFrame, folder: Path) -> None:
+        figures.directions(table, folder)
+        both = [(each, found.get((each.target, each.source))) for each in directions if each.source.startswith("solu")]
+        parts = [
+            jobs.asymmetries(there.folder, back.folder).assign(group=there.group)
+            for there, back in both
+            if back and back is not there
+        ]
+        pd.concat(parts).to_csv(folder.parent / "asymmetry.csv", index=False)
+
+    return _finish(config, directions, claims, draw)
 
 
 def figure6(config: AnalyzeConfig) -> Path:
@@ -150,12 +153,7 @@ def _claims(group: str, found: Mapping[tuple[str, str], Direction]) -> list[Clai
 
 def _greater(claim: str, more: Direction, less: Direction) -> Claim:
     """Whether one direction's penalty is above another's at every layer, by its interval over the same documents."""
-    (first, tokens), (second, others) = more.penalties(), less.penalties()
-    if not torch.equal(tokens, others):
-        raise StoreError(
-            f"{more.folder} and {less.folder} report on different documents; force=true computes them anew"
-        )
-    mean, low, high = bootstrap_interval(first - second, tokens)
+    mean, low, high = jobs.penalty_difference(more.folder, less.folder)
     spans = zip(mean.tolist(), low.tolist(), high.tolist(), strict=True)
     numbers = ", ".join(f"{value:+.3f} [{a:+.3f}, {b:+.3f}]" for value, a, b in spans)
     return Claim(claim, bool((low > 0).all()), f"{more.label} minus {less.label} by layer: {numbers}")
@@ -172,7 +170,7 @@ def _finish(
     draw: Callable[[pd.DataFrame, Path], Any],
 ) -> Path:
     """Print the claims, and keep them with the tables and the figures."""
-    settings = as_dict(config) | {"model": None, "data": None, "measure": None}
+    settings = as_dict(config) | dict.fromkeys(("model", "target", "data", "measure"))
     parts = {each.label: each.folder.name for each in directions}
     job = Job(config.store, str(config.experiment).replace("/", "-"), key_of(settings, parts), settings)
     printed = Table(title=f"{config.experiment}, scale {config.scale}", show_lines=True)

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from thinkalike.config import to_yaml
+from thinkalike.config import from_yaml, to_yaml
 from thinkalike.errors import StoreError, TrainingError
 
 # what cannot change the numbers of a job
@@ -48,12 +48,18 @@ def _relevant(value: Any) -> Any:
     return value
 
 
+def finished_results(store: str, kind: str) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Folder and configuration of every finished job of a kind; of the configuration, what could change its numbers."""
+    for record in sorted(Path(store).expanduser().glob(f"{kind}/*/result.json")):
+        yield record.parent, _relevant(from_yaml((record.parent / "config.yaml").read_text()))
+
+
 class Job:
     """One computation and the folder of its results."""
 
     def __init__(self, store: str, kind: str, key: str, config: dict[str, Any]):
-        self.kind, self.key, self.config = kind, key, config
-        self.folder = Path(store).expanduser() / kind / key
+        self.kind, self.key, self.config, self.store = kind, key, config, Path(store).expanduser()
+        self.folder = self.store / kind / key
         self.partial = self.folder.with_name(f"{key}.partial")
         self._out = self.partial / "result"
 
@@ -129,9 +135,8 @@ class Job:
             "provenance": {**environment(), **provenance, "wall_seconds": round(time.monotonic() - self._start, 1)},
         }
         (out / "result.json").write_text(json.dumps(record, indent=1) + "\n")
-        for kept in ("curves", "wandb"):  # what loggers wrote
-            if (self.partial / kept).exists():
-                shutil.move(str(self.partial / kept), str(out / kept))
+        if (self.partial / "curves").exists():
+            shutil.move(str(self.partial / "curves"), str(out / "curves"))
         if self.folder.exists():
             shutil.rmtree(self.folder)
         os.replace(out, self.folder)

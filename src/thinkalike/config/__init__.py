@@ -1,6 +1,15 @@
 """Configuration: it ends at the door. Nothing outside this package imports hydra or omegaconf."""
 
-from thinkalike.config.compose import CONF, check_overrides, compose_job, options, register, resolve, to_yaml
+from thinkalike.config.compose import (
+    CONF,
+    check_overrides,
+    compose_job,
+    from_yaml,
+    options,
+    register,
+    resolve,
+    to_yaml,
+)
 from thinkalike.config.doors import door
 from thinkalike.config.schemas import (
     AnalyzeConfig,
@@ -28,6 +37,7 @@ __all__ = [
     "check_overrides",
     "compose_job",
     "door",
+    "from_yaml",
     "options",
     "register",
     "resolve",

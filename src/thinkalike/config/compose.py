@@ -94,6 +94,11 @@ def to_yaml(config: dict[str, Any]) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(config))
 
 
+def from_yaml(text: str) -> dict[str, Any]:
+    """The configuration of a `config.yaml`."""
+    return OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[return-value]
+
+
 def options(group: str) -> list[str]:
     """The names that a configuration group offers: `options("model")`."""
     root = CONF / group

@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from thinkalike.config.compose import CONF, SCHEMAS, check_overrides, register, resolve
-from thinkalike.errors import ThinkalikeError
+from thinkalike.errors import ConfigError, ThinkalikeError
 
 USER_ERRORS = (ThinkalikeError, OmegaConfBaseException, HydraException)
 FAILURES = "THINKALIKE_SWEEP_FAILURES"  # environment variable: the file that the jobs of a sweep share
@@ -42,7 +42,9 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
             logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
             logging.getLogger("thinkalike").setLevel(logging.INFO)
             with _noted_failure() if os.environ.get(FAILURES) else _one_line_errors():
-                print(f"results: {job(resolve(composed, schema))}", flush=True)
+                config = resolve(composed, schema)
+                _refuse_processes_in_a_sweep(config)
+                print(f"results: {job(config)}", flush=True)
 
         def main() -> None:
             import hydra
@@ -79,6 +81,18 @@ def _sweep(run: Callable[[], Any], words: list[str]) -> None:
             print(f"{len(lines)} of the sweep's jobs failed:", *lines, sep="\n  ", file=sys.stderr, flush=True)
     if lines:
         sys.exit(1)
+
+
+def _refuse_processes_in_a_sweep(config: Any) -> None:
+    """Processes of a DDP job start from the same command line, so each would begin the whole sweep."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.types import RunMode
+
+    trainer = getattr(config, "trainer", None)
+    if trainer and trainer.strategy == "ddp" and HydraConfig.get().mode == RunMode.MULTIRUN:
+        raise ConfigError(
+            "trainer=ddp does not go with -m: start each such job by itself, or sweep with trainer=default"
+        )
 
 
 class _noted_failure:

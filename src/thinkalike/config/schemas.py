@@ -160,9 +160,19 @@ class PretrainConfig:
 class TrainerConfig:
     """How Lightning runs, and how often it keeps a state to go on from; the device is the target's."""
 
-    precision: str = "32-true"
+    precision: str = "32-true"  # bf16-mixed: training runs under autocast; the report never does
+    compile: bool = False  # compile the frozen blocks: slow to start, then faster on a GPU
+    strategy: str = "auto"  # auto: one process | ddp: each step's rows are shared by `devices` processes
+    devices: Optional[int] = None  # ddp: processes per node; null: one for each GPU
+    num_nodes: int = 1
     checkpoint_every: int = 50  # steps
     threads: Optional[int] = None  # torch's; null: as it is
+
+    def __post_init__(self) -> None:
+        one_of("trainer.precision", self.precision, ("32-true", "bf16-mixed"))
+        one_of("trainer.strategy", self.strategy, ("auto", "ddp"))
+        if self.strategy == "auto" and (self.devices or 1, self.num_nodes) != (1, 1):
+            raise ConfigError("trainer.devices and trainer.num_nodes are for several processes; add trainer=ddp")
 
 
 @dataclass
@@ -212,6 +222,7 @@ class AnalyzeConfig:
     recipe: str = "honest"  # of an experiment's training: honest | paper
     threads: Optional[int] = None
     model: ModelConfig = field(default_factory=ModelConfig)
+    target: ModelConfig = field(default_factory=ModelConfig)  # of measures that compare two
     data: DataConfig = field(default_factory=DataConfig)
     scale: str = "auto"
     seed: int = 0
@@ -219,7 +230,7 @@ class AnalyzeConfig:
     force: bool = False
 
     def __post_init__(self) -> None:
-        one_of("measure", self.measure, ("loss",))
+        one_of("measure", self.measure, ("loss", "asymmetry"))
         one_of("recipe", self.recipe, ("honest", "paper"))
         one_of("scale", self.scale, ("auto", "mini", "paper"))
 

@@ -15,13 +15,13 @@ from thinkalike.store import Job, key_of
 
 def loss(config: AnalyzeConfig) -> Path:
     """Next-token loss of `model` on `data`, in nats per token."""
-    settings = as_dict(config)
+    settings = as_dict(config) | {"target": None}
     digests = {"data": identity(config.data), "model": content(config.model)}
     job = Job(config.store, "loss", key_of(settings, digests), settings)
     if finished(job, config.force):
         return job.folder
     with job.running():
-        prepare(config.seed)
+        prepare(config.seed, config.threads)
         model = load_model(config.model)
         corpus = read_corpus(config.data, model.tokenizer, model.context, bos=model.bos_each_row, fit_tokens=1)
         numbers = held_out(model, corpus)

@@ -13,7 +13,7 @@ import torch
 from thinkalike.config import TrainConfig, as_dict
 from thinkalike.data import Corpus, identity, training_texts
 from thinkalike.errors import ConfigError
-from thinkalike.jobs.steps import finished, held_out, prepare, provenance, read_corpus
+from thinkalike.jobs.steps import finished, held, held_out, prepare, provenance, read_corpus
 from thinkalike.models import ASSETS, FrozenModel, build_mini, load_model, pick_device, save_mini, train_tokenizer
 from thinkalike.store import Job, key_of
 from thinkalike.training import Pretraining, Run, fit, logged
@@ -30,14 +30,14 @@ def pretrain(config: TrainConfig) -> Path:
     job = Job(config.store, "pretraining", key_of(settings, {"data": identity(config.data)}), settings)
     if finished(job, config.force):
         return job.folder
-    with job.running() as partial:
+    with held(job, config.trainer) as partial:
         prepare(config.seed, config.trainer.threads)
         tokenizer = train_tokenizer(training_texts(config.data), config.pretrain.vocabulary)
         corpus = read_corpus(config.data, tokenizer, int(model.context or 256), bos=model.bos, fit_tokens=None)
         module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
         trained = Pretraining(module, corpus.fit.tokens, config.pretrain, model.seed)
         device = torch.device(pick_device(model.device))
-        run = Run(model.name, partial, device, config.trainer, config.logger, settings)
+        run = Run(model.name, partial, job.store, device, config.trainer, config.logger, settings)
         with logged(run) as loggers:
             fit(trained, run, loggers)
         facts = {"architecture": model.architecture, "seed": model.seed, "training": _training_facts(config, corpus)}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from thinkalike.config import AnalyzeConfig, DataConfig, TrainConfig
+from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, TrainConfig, TrainerConfig
 from thinkalike.data import Corpus, read_tokens
 from thinkalike.measures import bootstrap_interval, sum_by_document, unigram_entropy
-from thinkalike.models import FrozenModel
+from thinkalike.models import FrozenModel, pick_device
 from thinkalike.store import Job
-from thinkalike.training import next_token_losses
+from thinkalike.training import next_token_losses, own_device, rank
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +27,19 @@ def finished(job: Job, force: bool) -> bool:
     if job.done and not force:
         log.info("already done; force=true does it again")
     return job.done and not force
+
+
+def held(job: Job, trainer: TrainerConfig) -> contextlib.AbstractContextManager[Path]:
+    """The running job's folder for states; of several processes that share it, only the first holds its lock."""
+    if not rank(trainer):
+        return job.running()
+    logging.getLogger("thinkalike").setLevel(logging.ERROR)  # the first process tells what happens
+    return contextlib.nullcontext(job.partial)
+
+
+def placed(model: ModelConfig, trainer: TrainerConfig) -> ModelConfig:
+    """The model on the device that this process has."""
+    return replace(model, device=own_device(pick_device(model.device), trainer))
 
 
 def prepare(seed: int, threads: int | None = None) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from thinkalike import figures
 from thinkalike.config import StitchConfig, TrainConfig, as_dict
 from thinkalike.data import Corpus, identity
 from thinkalike.errors import ConfigError
-from thinkalike.jobs.steps import BATCH_TOKENS, finished, prepare, provenance, read_corpus
+from thinkalike.jobs.steps import BATCH_TOKENS, finished, held, placed, prepare, provenance, read_corpus
 from thinkalike.jobs.table import byte_count, penalties, show, warn_of_far_states
 from thinkalike.measures import (
     AffineMap,
@@ -50,6 +51,36 @@ TOKENS_PER_PARAMETER = 20  # of φ; with fewer fit tokens than that it overfits
 CONTROL_TOKENS = 2**18  # that the closed forms of controls and starts are fitted on
 
 
+@dataclass(frozen=True)
+class _Setting:
+    """What a job works with: two models, the pairs of layers, text, and statistics for closed forms if it needs any."""
+
+    config: StitchConfig
+    seed: int
+    source: FrozenModel
+    target: FrozenModel
+    pairs: Sequence[Pair]
+    corpus: Corpus
+    moments: Moments | None
+
+    @property
+    def equal_widths(self) -> bool:
+        return self.source.d_model == self.target.d_model
+
+    def identity(self) -> Maps:
+        return [Stitch("identity", self.source.d_model, self.target.d_model)] * len(self.pairs)
+
+    def closed_forms(self, kind: str) -> list[AffineMap]:
+        assert self.moments is not None
+        return [_closed_form(kind, self.moments, pair, self.config) for pair in self.pairs]
+
+    def sums(self, maps: Mapping[str, Maps], source: FrozenModel | None = None) -> dict[str, Tensor]:
+        """Losses by document of all maps on the report's rows."""
+        rows = self.corpus.report
+        batch = _rows_at_once(self.corpus)
+        return document_sums(source or self.source, self.target, self.pairs, maps, rows.tokens, rows.documents, batch)
+
+
 def stitch(config: TrainConfig) -> Path:
     """Stitch `model` to `target` at `layers`; leaves table, stitches, learning curves and figure."""
     settings = as_dict(config) | {"pretrain": None}
@@ -57,22 +88,18 @@ def stitch(config: TrainConfig) -> Path:
     job = Job(config.store, "stitching", key_of(settings, digests), settings)
     if finished(job, config.force):
         return job.folder
-    with job.running() as partial:
+    with held(job, config.trainer) as partial:
         prepare(config.seed, config.trainer.threads)
-        source = load_model(config.model)
-        target = source if config.target == config.model else load_model(config.target)
-        pairs = _checked_pairs(config, source, target)
-        corpus = _corpus(config, source, target)
-        batch = max(BATCH_TOKENS // corpus.fit.tokens.shape[1], 1)
-        moments = _moments(config.stitch, source, target, pairs, corpus, batch)
+        setting = _set(config)
+        source, target, corpus = setting.source, setting.target, setting.corpus
         name = f"{source.name} to {target.name}, {config.stitch.kind}"
-        run = Run(name, partial, target.device, config.trainer, config.logger, settings)
+        run = Run(name, partial, job.store, target.device, config.trainer, config.logger, settings)
         with logged(run) as loggers:
-            fitted = _fit(config, source, target, pairs, corpus, moments, run, loggers)
-            sums = _report(config, source, target, pairs, corpus, moments, fitted.maps, batch)
+            fitted = _fit(setting, run, loggers)
+            sums = _report(setting, fitted.maps)
             text_bytes = byte_count(source.tokenizer, corpus.report.tokens)
-            table = penalties(config.stitch.kind, source.name, target.name, pairs, sums, text_bytes)
-            _save(job.out(), config, pairs, fitted.weights, table)
+            table = penalties(config.stitch.kind, source.name, target.name, setting.pairs, sums, text_bytes)
+            _save(job.out(), setting, fitted.weights, table)
             upload(loggers, table, job.out(), name)
         show(table, corpus)
         warn_of_far_states(table)
@@ -81,34 +108,41 @@ def stitch(config: TrainConfig) -> Path:
         return job.finish(scalars, table, provenance(config, corpus, source, target), arrays)
 
 
-def _report(
-    config: TrainConfig,
-    source: FrozenModel,
-    target: FrozenModel,
-    pairs: Sequence[Pair],
-    corpus: Corpus,
-    moments: Moments | None,
-    phis: Maps,
-    batch: int,
-) -> dict[str, Tensor]:
+def _set(config: TrainConfig) -> _Setting:
+    """Load models and text, and check that they go together."""
+    source = load_model(placed(config.model, config.trainer))
+    target = source if config.target == config.model else load_model(placed(config.target, config.trainer))
+    same_vocabulary(source, target)
+    _check_widths(config.stitch, source, target)
+    pairs = layer_pairs(config.layers, source.n_layers, target.n_layers)
+    corpus = _corpus(config, source, target)
+    moments = _moments(config.stitch, source, target, pairs, corpus)
+    return _Setting(config.stitch, config.seed, source, target, pairs, corpus, moments)
+
+
+def _rows_at_once(corpus: Corpus) -> int:
+    return max(BATCH_TOKENS // corpus.fit.tokens.shape[1], 1)
+
+
+def _report(setting: _Setting, phis: Maps) -> dict[str, Tensor]:
     """Sums by document of φ, of the identity where widths match, and of the controls if asked."""
-    maps, rows, equal_widths = {"stitch": phis}, corpus.report, source.d_model == target.d_model
-    if equal_widths:
-        maps["identity"] = _identity(source, target, pairs)
-    if config.stitch.controls and moments:
-        maps |= _controls(config, moments, pairs, phis, equal_widths)
-    sums = document_sums(source, target, pairs, maps, rows.tokens, rows.documents, batch)
-    if config.stitch.controls:
-        sums["random_source"] = _random_source(config, source, target, pairs, corpus, batch)
+    maps: dict[str, Maps] = {"stitch": phis}
+    if setting.equal_widths:
+        maps["identity"] = setting.identity()
+    if setting.config.controls:
+        maps |= _controls(setting, phis)
+    sums = setting.sums(maps)
+    if setting.config.controls:
+        sums["random_source"] = _random_source(setting)
     return sums
 
 
-def _save(folder: Path, config: TrainConfig, pairs: Sequence[Pair], weights: dict[str, Tensor], table: Any) -> None:
+def _save(folder: Path, setting: _Setting, weights: dict[str, Tensor], table: Any) -> None:
     if weights:
-        facts = {"pairs": pairs, "kind": config.stitch.kind, "norm": config.stitch.norm}
+        facts = {"pairs": setting.pairs, "kind": setting.config.kind, "norm": setting.config.norm}
         metadata = {"stitch": json.dumps(facts)}  # one entry: the order of several is not kept
         save_file(weights, folder / "stitch.safetensors", metadata=metadata)
-    figures.penalties(table, folder / "figures")
+    figures.stitches(table, folder / "figures")
 
 
 class _Fitted(NamedTuple):
@@ -119,40 +153,26 @@ class _Fitted(NamedTuple):
     arrays: dict[str, np.ndarray]
 
 
-def _fit(
-    config: TrainConfig,
-    source: FrozenModel,
-    target: FrozenModel,
-    pairs: Sequence[Pair],
-    corpus: Corpus,
-    moments: Moments | None,
-    run: Run,
-    loggers: Sequence[Any],
-) -> _Fitted:
-    if config.stitch.kind == "identity":
-        return _Fitted(_identity(source, target, pairs), {}, {})
-    if not config.stitch.trained:
-        assert moments is not None
-        closed = [_closed_form(config.stitch.kind, moments, pair, config.stitch) for pair in pairs]
+def _fit(setting: _Setting, run: Run, loggers: Sequence[Any]) -> _Fitted:
+    config, source, target, pairs = setting.config, setting.source, setting.target, setting.pairs
+    if config.kind == "identity":
+        return _Fitted(setting.identity(), {}, {})
+    if not config.trained:
+        closed = setting.closed_forms(config.kind)
         parts = ("weight", "bias")
         weights = {f"{i}.map.{part}": getattr(phi, part).cpu() for i, phi in enumerate(closed) for part in parts}
         return _Fitted(closed, weights, {})
-    module = StitchTraining(source, target, pairs, corpus.fit.tokens, config.stitch, config.seed)
-    _warn_of_overfitting(module, corpus)
-    if config.stitch.init != "identity":
-        assert moments is not None
-        for phi, pair in zip(module.stitches, pairs, strict=True):
-            start = _closed_form(config.stitch.init, moments, pair, config.stitch)
+    module = StitchTraining(source, target, pairs, setting.corpus.fit.tokens, config, setting.seed)
+    _warn_of_overfitting(module, setting.corpus)
+    if config.init != "identity":
+        for phi, start in zip(module.stitches, setting.closed_forms(config.init), strict=True):
             phi.start_from(start.weight, start.bias)  # type: ignore[operator]
-    log.info("%d stitches, %d steps, peak rate %g", len(pairs), config.stitch.steps, peak_rate(config.stitch))
-    fit(module, run, loggers)
+    log.info("%d stitches, %d steps, peak rate %g", len(pairs), config.steps, peak_rate(config))
+    with source.compiled(run.trainer.compile), target.compiled(run.trainer.compile and target is not source):
+        fit(module, run, loggers)
     module.to(target.device).eval()
     weights = {name: weight.cpu().contiguous() for name, weight in module.stitches.state_dict().items()}
     return _Fitted(list(module.stitches), weights, {"curve": module.curve.cpu().numpy()})
-
-
-def _identity(source: FrozenModel, target: FrozenModel, pairs: Sequence[Pair]) -> Maps:
-    return [Stitch("identity", source.d_model, target.d_model)] * len(pairs)
 
 
 def layer_pairs(layers: Any, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
@@ -180,12 +200,6 @@ def layer_pairs(layers: Any, source_layers: int, target_layers: int) -> list[tup
 
 def _is_pair(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(layer, int) for layer in value)
-
-
-def _checked_pairs(config: TrainConfig, source: FrozenModel, target: FrozenModel) -> list[tuple[int, int]]:
-    same_vocabulary(source, target)
-    _check_widths(config.stitch, source, target)
-    return layer_pairs(config.layers, source.n_layers, target.n_layers)
 
 
 def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
@@ -220,14 +234,15 @@ def _warn_of_overfitting(module: StitchTraining, corpus: Corpus) -> None:
 
 
 def _moments(
-    config: StitchConfig, source: FrozenModel, target: FrozenModel, pairs: Sequence[Pair], corpus: Corpus, batch: int
+    config: StitchConfig, source: FrozenModel, target: FrozenModel, pairs: Sequence[Pair], corpus: Corpus
 ) -> Moments | None:
     """Statistics for the closed forms that this job needs, if any."""
     closed = not config.trained and config.kind != "identity"
     if not (closed or config.controls or config.init != "identity"):
         return None
     rows = corpus.fit.tokens
-    return state_moments(source, target, pairs, rows if closed else rows[: CONTROL_TOKENS // rows.shape[1]], batch)
+    rows = rows if closed else rows[: CONTROL_TOKENS // rows.shape[1]]
+    return state_moments(source, target, pairs, rows, _rows_at_once(corpus))
 
 
 def _closed_form(kind: str, moments: Moments, pair: Pair, config: StitchConfig) -> AffineMap:
@@ -238,15 +253,11 @@ def _closed_form(kind: str, moments: Moments, pair: Pair, config: StitchConfig) 
     return {"procrustes": procrustes, "bias": bias_only}[kind](moments, pair)
 
 
-def _controls(
-    config: TrainConfig, moments: Moments, pairs: Sequence[Pair], phis: Maps, equal_widths: bool
-) -> dict[str, Maps]:
+def _controls(setting: _Setting, phis: Maps) -> dict[str, Maps]:
     """What φ has to beat: closed forms, a mere shift, and itself on the states of other tokens."""
-    kinds = ["least_squares", *(["procrustes", "bias"] if equal_widths else [])]
-    found: dict[str, Maps] = {
-        kind: [_closed_form(kind, moments, pair, config.stitch) for pair in pairs] for kind in kinds
-    }
-    found["shuffled"] = [_Shuffled(phi, config.seed) for phi in phis]
+    kinds = ["least_squares", *(["procrustes", "bias"] if setting.equal_widths else [])]
+    found: dict[str, Maps] = {kind: setting.closed_forms(kind) for kind in kinds}
+    found["shuffled"] = [_Shuffled(phi, setting.seed) for phi in phis]
     return found
 
 
@@ -263,12 +274,9 @@ class _Shuffled:
         return rows[order.to(rows.device)].view_as(mapped)
 
 
-def _random_source(
-    config: TrainConfig, source: FrozenModel, target: FrozenModel, pairs: Sequence[Pair], corpus: Corpus, batch: int
-) -> Tensor:
+def _random_source(setting: _Setting) -> Tensor:
     """Loss by document of least squares from a source that was never trained."""
-    untrained, rows = randomised(source, config.seed), corpus.report
-    fit_rows = corpus.fit.tokens[: CONTROL_TOKENS // corpus.fit.tokens.shape[1]]
-    moments = state_moments(untrained, target, pairs, fit_rows, batch)
-    maps = {"random_source": [least_squares(moments, pair, config.stitch.ridge) for pair in pairs]}
-    return document_sums(untrained, target, pairs, maps, rows.tokens, rows.documents, batch)["random_source"]
+    untrained = randomised(setting.source, setting.seed)
+    moments = _moments(setting.config, untrained, setting.target, setting.pairs, setting.corpus)
+    maps = replace(setting, moments=moments).closed_forms("least_squares")
+    return setting.sums({"random_source": maps}, untrained)["random_source"]

@@ -163,6 +163,18 @@ class FrozenModel:
         counts = [sum(weight.numel() for weight in part.parameters()) for part in (self.module, self._blocks)]
         return counts[0], counts[1]
 
+    @contextlib.contextmanager
+    def compiled(self, wanted: bool = True) -> Iterator[None]:
+        """While open, every block's forward pass is compiled (outside of hooks); the first passes take minutes."""
+        blocks = list(self._blocks) if wanted else []
+        try:
+            for block in blocks:
+                block.forward = torch.compile(block.forward)
+            yield
+        finally:
+            for block in blocks:
+                del block.forward
+
     def fingerprint(self) -> str:
         """SHA-256 of all parameters and persistent buffers with their names, as 16 hexadecimal digits."""
         digest = hashlib.sha256()

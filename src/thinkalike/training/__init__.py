@@ -2,7 +2,7 @@
 
 from thinkalike.training.pretraining import Pretraining
 from thinkalike.training.report import Maps, document_sums, state_moments
-from thinkalike.training.run import Run, fit, logged, upload
+from thinkalike.training.run import Run, fit, logged, own_device, rank, upload
 from thinkalike.training.stitching import Pair, StitchTraining, next_token_losses, peak_rate, rate
 
 __all__ = [
@@ -15,7 +15,9 @@ __all__ = [
     "fit",
     "logged",
     "next_token_losses",
+    "own_device",
     "peak_rate",
+    "rank",
     "rate",
     "state_moments",
     "upload",

@@ -33,8 +33,9 @@ class Pretraining(SteppedModule):
         output = self.model(tokens[:, :-1])
         logits = output if isinstance(output, Tensor) else output.logits
         loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
-        self.check_finite(loss, f"lower pretrain.lr={self.config.lr}")
-        self.log("loss", loss)
+        step = self.over_processes(loss)
+        self.check_finite(step, f"lower pretrain.lr={self.config.lr}")
+        self.log("loss", step)
         return loss
 
     def configure_optimizers(self) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 import sys
 import warnings
@@ -15,31 +16,50 @@ from typing import Any
 import pandas as pd
 import pytorch_lightning as pl
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from pytorch_lightning.callbacks import Callback, LearningRateMonitor, ModelCheckpoint, RichProgressBar
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
+from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from thinkalike.config import LoggerConfig, TrainerConfig
-from thinkalike.errors import DataError, StoreError, TrainingError
+from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
 
 log = logging.getLogger(__name__)
-for chatty in ("pytorch_lightning.utilities.rank_zero", "pytorch_lightning.trainer.connectors.signal_connector"):
-    logging.getLogger(chatty).setLevel(logging.WARNING)  # devices, tips, "fit stopped"
+CHATTY = (  # devices, tips, "fit stopped", "initializing distributed"
+    "pytorch_lightning.utilities.rank_zero",
+    "pytorch_lightning.trainer.connectors.signal_connector",
+    "lightning_fabric.utilities.distributed",
+)
+for chatty in CHATTY:
+    logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
 class StepBatches(Dataset):
     """Batches of rows by step: epoch after epoch, each in an order that `seed` decides.
 
-    The batch of a step depends on nothing but the step, so a job that goes on reads what it would have read.
+    The batch of a step depends on nothing but the step, so a job that goes on reads what it would have read. Where
+    `world` processes share a job, this gives the rows of the one with this `rank`.
     """
 
-    def __init__(self, rows: Int[Tensor, "rows context"], tokens_per_step: int, steps: int, seed: int, first: int = 0):
-        self.rows, self.seed, self.first, self.steps = rows, seed, first, steps
+    def __init__(
+        self,
+        rows: Int[Tensor, "rows context"],
+        tokens_per_step: int,
+        steps: int,
+        seed: int,
+        first: int = 0,
+        rank: int = 0,
+        world: int = 1,
+    ):
+        self.rows, self.seed, self.first, self.steps, self.rank, self.world = rows, seed, first, steps, rank, world
         self.size = tokens_per_step // rows.shape[1]
         if self.size == 0:
             raise DataError(f"tokens_per_step={tokens_per_step} is less than one row of {rows.shape[1]} tokens")
+        if self.size % world:
+            raise DataError(f"{self.size} rows of {rows.shape[1]} tokens cannot be shared by {world} processes")
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
     def __len__(self) -> int:
@@ -47,7 +67,7 @@ class StepBatches(Dataset):
 
     def __getitem__(self, index: int) -> Int[Tensor, "b t"]:
         start = (self.first + index) * self.size
-        chosen = [self._row(position) for position in range(start, start + self.size)]
+        chosen = [self._row(position) for position in range(start + self.rank, start + self.size, self.world)]
         return self.rows[chosen].long()
 
     def _row(self, position: int) -> int:
@@ -67,7 +87,13 @@ class SteppedModule(pl.LightningModule):
         self._batches = (rows, tokens_per_step, steps, seed)
 
     def train_dataloader(self) -> DataLoader:
-        return DataLoader(StepBatches(*self._batches, first=self.trainer.global_step), batch_size=None)
+        trainer = self.trainer
+        batches = StepBatches(*self._batches, trainer.global_step, trainer.global_rank, trainer.world_size)
+        return DataLoader(batches, batch_size=None)
+
+    def over_processes(self, losses: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        """Losses, averaged over the processes that share the job; no gradient."""
+        return self.trainer.strategy.reduce(losses.detach().clone(), reduce_op="mean")  # type: ignore[return-value]
 
     def check_finite(self, loss: Tensor, remedy: str) -> None:
         """Raise a TrainingError that names the step, unless the loss is a number."""
@@ -91,12 +117,14 @@ class Run:
     Attributes:
         name: what loggers call it.
         partial: folder for its state, to go on from.
+        store: where W&B keeps its own folder, of runs that fail, too.
         device: where Lightning runs it.
         settings: the job's configuration, for loggers.
     """
 
     name: str
     partial: Path
+    store: Path
     device: torch.device
     trainer: TrainerConfig
     logger: LoggerConfig
@@ -110,6 +138,7 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
         loggers: what `logged` opened.
 
     Raises:
+        ConfigError: several processes are asked for, but not how many.
         StoreError: that state is damaged.
         TrainingError: the loss is not finite.
     """
@@ -128,7 +157,7 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
             max_steps=module.steps,
             max_epochs=-1,
             accelerator="gpu" if run.device.type == "cuda" else run.device.type,
-            devices=[run.device.index or 0] if run.device.type == "cuda" else 1,
+            **_processes(run),  # type: ignore[arg-type]
             precision=trainer.precision,  # type: ignore[arg-type]
             callbacks=[keep, *watch, RichProgressBar() if sys.stdout.isatty() else _Progress()],
             logger=list(loggers) or False,
@@ -137,6 +166,35 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
             enable_model_summary=False,
             default_root_dir=run.partial,
         ).fit(module, ckpt_path=state if state.exists() else None)
+    if rank(trainer):
+        sys.exit(0)  # its share is done; all that follows is the first process's
+
+
+def _processes(run: Run) -> dict[str, Any]:
+    """What Lightning is told of devices and processes."""
+    trainer, on_gpu = run.trainer, run.device.type == "cuda"
+    if trainer.strategy != "ddp":
+        return {"devices": [run.device.index or 0] if on_gpu else 1}
+    if not (trainer.devices or on_gpu):
+        raise ConfigError("trainer=ddp without a GPU needs trainer.devices=N: how many processes")
+    return {
+        "devices": trainer.devices or -1,
+        "num_nodes": trainer.num_nodes,
+        "strategy": DDPStrategy(broadcast_buffers=False),
+        "use_distributed_sampler": False,  # StepBatches shares the rows
+    }
+
+
+def rank(trainer: TrainerConfig) -> int:
+    """Which of a job's processes this is; the first, 0, does all but its share of the training alone, too."""
+    return int(getattr(rank_zero_only, "rank", 0)) if trainer.strategy == "ddp" else 0
+
+
+def own_device(device: str, trainer: TrainerConfig) -> str:
+    """Where this process puts what should be on `device`: of the processes that share a job, each has a GPU."""
+    if trainer.strategy != "ddp" or not device.startswith("cuda"):
+        return device
+    return f"cuda:{os.environ.get('LOCAL_RANK', os.environ.get('SLURM_LOCALID', '0'))}"
 
 
 def _check_state(path: Path) -> None:
@@ -150,6 +208,8 @@ def _check_state(path: Path) -> None:
 
 def _loggers(run: Run) -> list[Logger]:
     config = run.logger
+    if rank(run.trainer):
+        return []
     if config.kind == "csv":
         return [CSVLogger(run.partial, name="curves", version="")]
     if config.kind == "wandb":
@@ -157,14 +217,17 @@ def _loggers(run: Run) -> list[Logger]:
 
         offline = not wandb.login(prompt=False)
         if offline:
-            log.info("W&B: no key is configured, so the run stays offline, in %s; wandb sync uploads it", run.partial)
+            log.info(
+                "W&B: no key, so the run stays offline; to upload: wandb sync %s/wandb/offline-run-*",
+                run.store,
+            )
         return [
             WandbLogger(
                 name=run.name,
                 project=config.project,
                 entity=config.entity,
                 group=config.group,
-                save_dir=run.partial,
+                save_dir=run.store,
                 mode="offline" if offline else "online",  # offline=True would set it for later jobs, too
                 config=run.settings,
             )

@@ -121,11 +121,12 @@ class StitchTraining(SteppedModule):
 
     def training_step(self, tokens: Int[Tensor, "b t"], _: int) -> Tensor:
         losses = torch.stack([losses.mean() for losses in self.losses(tokens)])
-        self.check_finite(losses.sum(), f"lower stitch.lr={self.config.lr}")
-        self.curve[self.global_step] = losses.detach()
-        for (layer, depth), loss in zip(self.pairs, losses.detach(), strict=True):
+        step = self.over_processes(losses)
+        self.check_finite(step.sum(), f"lower stitch.lr={self.config.lr}")
+        self.curve[self.global_step] = step
+        for (layer, depth), loss in zip(self.pairs, step, strict=True):
             self.log(f"loss/{layer}-{depth}", loss)
-        self.log("loss", losses.detach().mean())
+        self.log("loss", step.mean())
         return losses.sum()
 
     def configure_optimizers(self) -> Any:

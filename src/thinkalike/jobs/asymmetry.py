@@ -1,0 +1,88 @@
+"""measure=asymmetry: what stitching one way costs more than the other way, from two results of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from thinkalike import figures
+from thinkalike.config import AnalyzeConfig, as_dict
+from thinkalike.errors import StoreError
+from thinkalike.jobs.steps import finished
+from thinkalike.measures import bootstrap_interval
+from thinkalike.store import Job, finished_results, key_of
+
+
+def asymmetry(config: AnalyzeConfig) -> Path:
+    """Penalty of `model` into `target` minus that of `target` into `model`, by layer, from the newest such results.
+
+    Raises:
+        StoreError: the store does not hold both directions with one recipe.
+    """
+    there, back = max(_directions(config), key=lambda both: both[0].stat().st_mtime, default=(None, None))
+    if there is None or back is None:
+        names = f"{config.model.name},{config.target.name}"
+        raise StoreError(
+            f"{config.store} holds no stitches of {config.model.name} into {config.target.name} and back with one "
+            f"recipe; make them: python train.py -m model={names} model@target={names}"
+        )
+    settings = as_dict(config)
+    job = Job(config.store, "asymmetry", key_of(settings, {"there": there.name, "back": back.name}), settings)
+    if finished(job, config.force):
+        return job.folder
+    with job.running():
+        table = asymmetries(there, back)
+        figures.asymmetry(table, job.out() / "figures")
+        print(table.to_string(index=False, float_format="{:+.4f}".format))
+        return job.finish(
+            {"mean_asymmetry": float(table["asymmetry"].mean())}, table, {"parts": [str(there), str(back)]}
+        )
+
+
+def _directions(config: AnalyzeConfig) -> Iterator[tuple[Path, Path]]:
+    """All results from `model` into `target` in the store, each with the one that differs in direction only."""
+    found = dict(finished_results(config.store, "stitching"))
+    for folder, settings in found.items():
+        if (settings["model"]["name"], settings["target"]["name"]) == (config.model.name, config.target.name):
+            reverse = settings | {"model": settings["target"], "target": settings["model"]}
+            yield from ((folder, other) for other, others in found.items() if others == reverse)
+
+
+def asymmetries(there: Path, back: Path) -> pd.DataFrame:
+    """One row per layer that both results stitch to itself: penalty there minus penalty back, in nats per token."""
+    table = pd.read_csv(there / "table.csv")
+    mean, low, high = penalty_difference(there, back)
+    columns = {"layer": _same_layers(there), "asymmetry": mean, "low": low, "high": high}
+    return pd.DataFrame({"source": table["source"].iloc[0], "target": table["target"].iloc[0], **columns})
+
+
+def penalty_difference(more: Path, less: Path) -> tuple[Tensor, Tensor, Tensor]:
+    """Penalty of one stitching result minus another's at every same-layer pair, by the same documents: mean, interval.
+
+    Raises:
+        StoreError: they report on different documents or layers.
+    """
+    arrays = [np.load(folder / "arrays.npz") for folder in (more, less)]
+    tokens = [torch.from_numpy(found["tokens"]) for found in arrays]
+    layers = [_same_layers(folder) for folder in (more, less)]
+    if not torch.equal(*tokens) or layers[0] != layers[1]:
+        raise StoreError(f"{more} and {less} report on different documents or layers; force=true computes them anew")
+    first, second = (_penalties(folder, found) for folder, found in zip((more, less), arrays, strict=True))
+    return bootstrap_interval(first - second, tokens[0])
+
+
+def _penalties(folder: Path, arrays: Mapping[str, np.ndarray]) -> Tensor:
+    """Penalty sums (layers, documents) of the same-layer pairs."""
+    table = pd.read_csv(folder / "table.csv")
+    chosen = (table["source_layer"] == table["target_layer"]).to_numpy()
+    return torch.from_numpy(arrays["stitch"][chosen] - arrays["target"])
+
+
+def _same_layers(folder: Path) -> list[int]:
+    table = pd.read_csv(folder / "table.csv")
+    return table.loc[table["source_layer"] == table["target_layer"], "source_layer"].tolist()
