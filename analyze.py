@@ -12,8 +12,8 @@ def main(config: AnalyzeConfig):
     from thinkalike import jobs
     from thinkalike.reproduce import reproduce
 
-    measures = {"loss": jobs.loss, "asymmetry": jobs.asymmetry}
-    return reproduce(config) if config.experiment else measures[config.measure](config)
+    measures = {"loss": jobs.loss, "asymmetry": jobs.asymmetry, "cka": jobs.cka}
+    return reproduce(config) if config.experiment else measures[config.measure.kind](config)
 
 
 if __name__ == "__main__":

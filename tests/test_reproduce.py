@@ -8,7 +8,9 @@ import torch
 from conftest import composed
 from thinkalike import reproduce
 from thinkalike.errors import ConfigError, StoreError
-from thinkalike.reproduce import Claim, Direction
+from thinkalike.reproduce import stitching
+from thinkalike.reproduce.claims import Claim
+from thinkalike.reproduce.stitching import Direction
 
 
 def direction(folder, source, target, penalties, tokens=None, group="3 layers"):
@@ -32,7 +34,7 @@ def claims(folder, solu_gelu, gelu_solu, solu_solu, gelu_gelu):
         ("solu-3l", "solu-3l"): solu_solu, ("gelu-3l", "gelu-3l"): gelu_gelu,
     }  # fmt: skip
     made = {key: direction(folder, *key, values) for key, values in found.items()}
-    return reproduce._claims("3 layers", made)
+    return stitching._claims("3 layers", made)
 
 
 def test_claims_that_are_planted_hold(tmp_path):
@@ -51,14 +53,14 @@ def test_a_difference_within_its_interval_does_not_hold(tmp_path):
     noisy = np.load(less.folder / "arrays.npz")
     noise = np.random.default_rng(1).normal(0, 10, (1, 40))
     np.savez(less.folder / "arrays.npz", **{**noisy, "stitch": noisy["stitch"] + noise})
-    assert reproduce._greater("", more, less).holds is False
+    assert stitching._greater("", more, less).holds is False
 
 
 def test_directions_on_other_documents_are_not_compared(tmp_path):
     more = direction(tmp_path, "a", "b", [0.1])
     less = direction(tmp_path, "b", "a", [0.1], tokens=np.full(40, 900.0))
     with pytest.raises(StoreError, match="report on different documents"):
-        reproduce._greater("", more, less)
+        stitching._greater("", more, less)
 
 
 def test_verdicts_have_three_words():
@@ -79,9 +81,9 @@ def test_an_unknown_experiment_names_the_nearest():
 @pytest.mark.parametrize("scale", ["paper", "mini"])
 def test_the_jobs_of_figure_1_compose_at_both_scales(scale, monkeypatch, tmp_path):
     asked = []
-    monkeypatch.setattr(reproduce.jobs, "stitch", lambda config: asked.append(config) or tmp_path)
+    monkeypatch.setattr(stitching.jobs, "stitch", lambda config: asked.append(config) or tmp_path)
     config = composed("experiment=brown2023/figure1", f"scale={scale}", "recipe=paper", door="analyze")
-    directions = reproduce.stitches_of_figure_1(config)
+    directions = stitching.stitches_of_figure_1(config)
     names = {(each.source, each.target) for each in directions}
     assert len(names) == len(directions) == {"paper": 8, "mini": 12}[scale]
     assert all(job.stitch.norm == "pre" and job.data.same_split and job.stitch.controls for job in asked)

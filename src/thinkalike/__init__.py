@@ -12,6 +12,12 @@ _HOME = {
     "Stitch": "thinkalike.measures",
     "token_loss": "thinkalike.measures",
     "bootstrap_interval": "thinkalike.measures",
+    "CKA": "thinkalike.measures",
+    "FeatureSpaceCKA": "thinkalike.measures",
+    "cka": "thinkalike.measures",
+    "hsic0": "thinkalike.measures",
+    "hsic1": "thinkalike.measures",
+    "leverage": "thinkalike.measures",
 }
 
 __all__ = list(_HOME)  # pyright: ignore

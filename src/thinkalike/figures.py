@@ -11,7 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LogNorm, Normalize
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -39,7 +39,7 @@ def penalty_map(cells: pd.DataFrame, title: str, folder: Path) -> None:
         figure, axes = plt.subplots(figsize=(size + 0.8, size), layout="constrained")
         values = cells.to_numpy()
         least = max(values.min(), values.max() / 100, 1e-3)
-        image = heatmap(axes, values, LogNorm(least, max(values.max(), 2 * least), clip=True), "viridis_r")
+        image = heatmap(axes, cells, LogNorm(least, max(values.max(), 2 * least), clip=True), "viridis_r")
         write_values(axes, values, image)
         axes.set_xlabel("layer of the target")
         axes.set_ylabel("layer of the source")
@@ -62,11 +62,35 @@ def asymmetry(table: pd.DataFrame, folder: Path) -> None:
         _save(figure, folder, "asymmetry")
 
 
-def heatmap(axes: Any, values: np.ndarray, scale: Any, colours: str) -> Any:
+def cka(table: pd.DataFrame, folder: Path, across: int = 3) -> None:
+    """CKA of every pair of models in the table, `across` in a row, all on one scale; below 0 it is blue."""
+    pairs = list(table[["source", "target"]].drop_duplicates().itertuples(index=False, name=None))
+    rows, columns = -(-len(pairs) // across), min(len(pairs), across)
+    colours = plt.get_cmap("magma").with_extremes(under="#4a90d9")
+    with plt.rc_context(STYLE):
+        size = (2.3 * columns + 0.9, 2.5 * rows)
+        figure, panels = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+        for axes in panels.flat[len(pairs) :]:
+            axes.set_axis_off()
+        for axes, (source, target) in zip(panels.flat, pairs, strict=False):
+            inside = table[(table["source"] == source) & (table["target"] == target)]
+            cells = inside.pivot(index="source_layer", columns="target_layer", values="value")
+            image = heatmap(axes, cells, Normalize(0, 1), colours)
+            if cells.size <= 36:
+                write_values(axes, cells.to_numpy(), image)
+            axes.set_xlabel(f"{target}, layer")
+            axes.set_ylabel(f"{source}, layer")
+        extend = "min" if (table["value"] < 0).any() else "neither"
+        figure.colorbar(image, ax=panels, label="CKA", extend=extend, shrink=0.8, aspect=30)
+        _save(figure, folder, "cka")
+
+
+def heatmap(axes: Any, cells: pd.DataFrame, scale: Any, colours: Any) -> Any:
     """A matrix with layer 0 at the bottom left; rows are the source's layers, columns the target's."""
-    image = axes.imshow(values, origin="lower", norm=scale, cmap=colours)
-    for axis, count in ((axes.xaxis, values.shape[1]), (axes.yaxis, values.shape[0])):
-        axis.set_ticks(range(0, count, max(1, round(count / 8))))
+    image = axes.imshow(cells.to_numpy(), origin="lower", norm=scale, cmap=colours)
+    for axis, layers in ((axes.xaxis, cells.columns), (axes.yaxis, cells.index)):
+        places = range(0, len(layers), max(1, round(len(layers) / 8)))
+        axis.set_ticks(places, ["embed" if int(layers[place]) < 0 else str(layers[place]) for place in places])
     axes.spines[:].set_visible(False)
     return image
 

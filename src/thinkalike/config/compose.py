@@ -16,6 +16,7 @@ from thinkalike.config.schemas import (
     AnalyzeConfig,
     DataConfig,
     LoggerConfig,
+    MeasureConfig,
     ModelConfig,
     PretrainConfig,
     StitchConfig,
@@ -32,6 +33,7 @@ GROUPS: dict[str, type] = {
     "model": ModelConfig,
     "data": DataConfig,
     "stitch": StitchConfig,
+    "measure": MeasureConfig,
     "trainer": TrainerConfig,
     "logger": LoggerConfig,
 }
@@ -60,11 +62,14 @@ def _by_recipe(honest: Any, paper: Any, *, _root_: DictConfig) -> Any:
 
 
 def resolve(composed: DictConfig, schema: type[Config]) -> Config:
-    """A composed configuration as its dataclass, with `data=auto` replaced by what suits the model."""
+    """A composed configuration as its dataclass, with `data=auto` replaced by what suits the model.
+
+    An experiment has models of its own, so there `auto` stays until their jobs are composed.
+    """
     OmegaConf.set_struct(composed, False)
     if "target" in composed and composed.target.name == composed.model.name == "local":
         composed.target.path = composed.target.path or composed.model.path
-    if composed.data.name == "auto":
+    if composed.data.name == "auto" and not composed.get("experiment"):
         plain: Any = OmegaConf.to_container(composed.data, resolve=False)
         chosen = {key: value for key, value in plain.items() if value is not None and key != "name"}
         corpus = OmegaConf.load(CONF / "data" / f"{composed.model.corpus}.yaml")

@@ -58,6 +58,10 @@ class Corpus:
             digest.update(rows.tokens.contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 
+    def facts(self) -> dict[str, Any]:
+        """What the provenance of a result says of it."""
+        return {"tokens": self.fingerprint(), **self.counts}
+
 
 def read_tokens(
     config: DataConfig, tokenizer: Any, *, context: int, bos: bool, fit_tokens: int | None, report_tokens: int
@@ -105,6 +109,11 @@ def cache_folder(config: DataConfig) -> Path:
 def training_texts(config: DataConfig) -> Iterator[str]:
     """The documents that may be fitted on, in order, without copies: what a tokenizer is trained on."""
     return (text for text, report in _split(documents(config), config, {}) if not report)
+
+
+def held_out_texts(config: DataConfig) -> Iterator[str]:
+    """The documents that no one fits on, in order, without copies."""
+    return (text for text, report in _split(documents(config), config, {}) if report)
 
 
 def _split(texts: Iterable[str], config: DataConfig, counts: dict[str, int]) -> Iterator[tuple[str, bool]]:

@@ -1,8 +1,9 @@
 """The jobs behind the doors: configuration, models and data, training or measure, store; one function each."""
 
 from thinkalike.jobs.asymmetry import asymmetries, asymmetry, penalty_difference
+from thinkalike.jobs.cka import cka
 from thinkalike.jobs.loss import loss
 from thinkalike.jobs.pretraining import pretrain
 from thinkalike.jobs.stitching import stitch
 
-__all__ = ["asymmetries", "asymmetry", "loss", "penalty_difference", "pretrain", "stitch"]
+__all__ = ["asymmetries", "asymmetry", "cka", "loss", "penalty_difference", "pretrain", "stitch"]

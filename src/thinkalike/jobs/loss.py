@@ -30,4 +30,6 @@ def loss(config: AnalyzeConfig) -> Path:
             f"({numbers['loss_low']:.4f} to {numbers['loss_high']:.4f}); "
             f"unigram entropy {numbers['unigram_entropy']:.4f}"
         )
-        return job.finish(numbers, pd.DataFrame([{"model": model.name, **numbers}]), provenance(config, corpus, model))
+        return job.finish(
+            numbers, pd.DataFrame([{"model": model.name, **numbers}]), provenance(config, corpus.facts(), model)
+        )

@@ -51,7 +51,9 @@ def pretrain(config: TrainConfig) -> Path:
         log.info(
             "%s: held-out loss %.4f, unigram entropy %.4f", model.name, numbers["loss"], numbers["unigram_entropy"]
         )
-        return job.finish(numbers, pd.DataFrame([{"model": model.name, **numbers}]), provenance(config, corpus, mini))
+        return job.finish(
+            numbers, pd.DataFrame([{"model": model.name, **numbers}]), provenance(config, corpus.facts(), mini)
+        )
 
 
 def _training_facts(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:

@@ -76,10 +76,10 @@ def held_out(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
     return {"loss": mean, "loss_low": low, "loss_high": high, "unigram_entropy": entropy}
 
 
-def provenance(config: TrainConfig | AnalyzeConfig, corpus: Corpus, *models: FrozenModel) -> dict[str, Any]:
-    """What was computed with: models, tokens, seed."""
+def provenance(config: TrainConfig | AnalyzeConfig, text: dict[str, Any], *models: FrozenModel) -> dict[str, Any]:
+    """What was computed with: models, text, seed."""
     return {
         "models": [model.describe() for model in models],
-        "data": {"name": config.data.name, "tokens": corpus.fingerprint(), **corpus.counts},
+        "data": {"name": config.data.name, **text},
         "seed": config.seed,
     }

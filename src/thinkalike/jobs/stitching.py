@@ -105,7 +105,7 @@ def stitch(config: TrainConfig) -> Path:
         warn_of_far_states(table)
         scalars = {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())}
         arrays = fitted.arrays | {name: value.numpy() for name, value in sums.items()}
-        return job.finish(scalars, table, provenance(config, corpus, source, target), arrays)
+        return job.finish(scalars, table, provenance(config, corpus.facts(), source, target), arrays)
 
 
 def _set(config: TrainConfig) -> _Setting:

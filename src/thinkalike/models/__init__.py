@@ -1,7 +1,7 @@
 """Models: from a name in the configuration to a FrozenModel."""
 
 from thinkalike.models.frozen import EMBED, FrozenModel, randomised
-from thinkalike.models.load import content, load_model, pick_device
+from thinkalike.models.load import content, head_dimensions, load_model, pick_device
 from thinkalike.models.minis import ASSETS, build_mini, save_mini
 from thinkalike.models.tokenizers import same_vocabulary, train_tokenizer
 
@@ -11,6 +11,7 @@ __all__ = [
     "FrozenModel",
     "build_mini",
     "content",
+    "head_dimensions",
     "load_model",
     "pick_device",
     "randomised",

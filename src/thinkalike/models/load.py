@@ -34,12 +34,36 @@ def load_model(config: ModelConfig) -> FrozenModel:
     Raises:
         ModelError: weights cannot be had or read, are of another architecture, or fail the proof.
     """
+    with _explained(config):
+        return _load(config)
+
+
+def head_dimensions(config: ModelConfig) -> dict[str, int]:
+    """Sizes of a Hugging Face model from its configuration alone: layers, d_model, heads, d_head, rotary.
+
+    Raises:
+        ModelError: the configuration cannot be had.
+    """
+    from transformers import AutoConfig
+
+    folder = folder_of(config) if config.mini else config.path
+    with _explained(config), contextlib.nullcontext() if folder else _hub(str(config.hub_id), config.revision):
+        shape = AutoConfig.from_pretrained(folder or config.hub_id, revision=config.revision)
+    d_head = shape.hidden_size // shape.num_attention_heads
+    rotary = int(d_head * (getattr(shape, "rope_parameters", None) or {}).get("partial_rotary_factor", 0))
+    sizes = {"layers": shape.num_hidden_layers, "d_model": shape.hidden_size, "heads": shape.num_attention_heads}
+    return {**sizes, "d_head": d_head, "rotary": rotary}
+
+
+@contextlib.contextmanager
+def _explained(config: ModelConfig) -> Iterator[None]:
+    """The libraries below raise errors of many kinds; the user needs one line."""
     _quieten()
     try:
-        return _load(config)
+        yield
     except ModelError:
         raise
-    except Exception as error:  # the libraries below raise many kinds; the user needs one line
+    except Exception as error:
         if os.environ.get("THINKALIKE_TRACEBACK"):
             raise
         raise ModelError(_explain(config, error)) from error

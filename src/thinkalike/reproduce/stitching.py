@@ -1,40 +1,24 @@
-"""The papers' experiments: compute what the store lacks, draw, and check each claim with its numbers."""
+"""Stitching between SoLU and GeLU models: figures 1 and 6 of Brown et al. 2023, and what section 3 claims."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
 
 from thinkalike import figures, jobs
-from thinkalike.config import AnalyzeConfig, as_dict, compose_job
-from thinkalike.errors import one_of
-from thinkalike.store import Job, key_of
+from thinkalike.config import AnalyzeConfig, compose_job
+from thinkalike.reproduce.claims import Claim, conclude
 
 log = logging.getLogger(__name__)
 
 
 MINI_RECIPE = ["stitch.steps=200", "stitch.warmup=20", "data.report_tokens=131072"]  # 12 jobs within half an hour
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a paper says, whether it is so here (None: not testable here), and the numbers."""
-
-    claim: str
-    holds: bool | None
-    numbers: str
-
-    @property
-    def verdict(self) -> str:
-        return {True: "holds", False: "does not hold", None: "not testable here"}[self.holds]
 
 
 @dataclass(frozen=True)
@@ -52,16 +36,6 @@ class Direction:
 
     def table(self) -> pd.DataFrame:
         return pd.read_csv(self.folder / "table.csv").assign(group=self.group)
-
-
-def reproduce(config: AnalyzeConfig) -> Path:
-    """Run an experiment of a paper.
-
-    Raises:
-        ConfigError: there is no such experiment.
-    """
-    one_of("experiment", str(config.experiment), EXPERIMENTS)
-    return EXPERIMENTS[str(config.experiment)](config)
 
 
 def figure1(config: AnalyzeConfig) -> Path:
@@ -99,9 +73,6 @@ def figure6(config: AnalyzeConfig) -> Path:
     return _finish(config, directions, claims, draw)
 
 
-EXPERIMENTS: dict[str, Callable[[AnalyzeConfig], Path]] = {"brown2023/figure1": figure1, "brown2023/figure6": figure6}
-
-
 def stitches_of_figure_1(config: AnalyzeConfig) -> list[Direction]:
     """Every stitching job of the figure, computed where the store lacks it."""
     suffix = "-mini" if config.scale == "mini" else ""
@@ -123,7 +94,10 @@ def stitches_of_figure_1(config: AnalyzeConfig) -> list[Direction]:
         if config.scale == "mini":
             words += MINI_RECIPE
         words += [f"trainer.threads={config.threads}"] if config.threads else []
-        found.append(Direction(group, source, target, jobs.stitch(compose_job("train", words))))
+        job = compose_job("train", words)
+        if config.data.name != "auto":
+            job = replace(job, data=config.data)
+        found.append(Direction(group, source, target, jobs.stitch(job)))
     return found
 
 
@@ -169,22 +143,5 @@ def _finish(
     claims: Sequence[Claim],
     draw: Callable[[pd.DataFrame, Path], Any],
 ) -> Path:
-    """Print the claims, and keep them with the tables and the figures."""
-    settings = as_dict(config) | dict.fromkeys(("model", "target", "data", "measure"))
-    parts = {each.label: each.folder.name for each in directions}
-    job = Job(config.store, str(config.experiment).replace("/", "-"), key_of(settings, parts), settings)
-    printed = Table(title=f"{config.experiment}, scale {config.scale}", show_lines=True)
-    for column in ("claim", "verdict", "numbers"):
-        printed.add_column(column)
-    for claim in claims:
-        printed.add_row(claim.claim, claim.verdict, claim.numbers)
-    Console(width=max(Console().width, 140)).print(printed)
-    if job.done:
-        return job.folder
-    with job.running():
-        table = pd.concat([each.table() for each in directions], ignore_index=True)
-        draw(table, job.out() / "figures")
-        verdicts = pd.DataFrame([{**asdict(claim), "verdict": claim.verdict} for claim in claims])
-        verdicts.drop(columns="holds").to_csv(job.out() / "claims.csv", index=False)
-        holding = sum(claim.holds is True for claim in claims)
-        return job.finish({"claims": len(claims), "claims_that_hold": holding}, table, {"parts": parts})
+    table = pd.concat([each.table() for each in directions], ignore_index=True)
+    return conclude(config, {each.label: each.folder for each in directions}, table, claims, draw)

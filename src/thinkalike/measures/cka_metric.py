@@ -1,0 +1,189 @@
+"""CKA of all layer pairs of two models, gathered batch by batch, by any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torchmetrics import Metric
+
+from thinkalike.measures.centring import CentredRows, Workspace, centre, common_dtype
+from thinkalike.measures.cka import check_choices, layer_hsics, layer_names
+from thinkalike.measures.cka_result import CKAResult, summarise
+from thinkalike.measures.hsic import enough_rows
+from thinkalike.measures.rows import rows_of
+
+States = Sequence[Float[Tensor, " ..."]]
+
+
+class CKA(Metric):
+    """Minibatch CKA of every layer of a source with every layer of a target (Nguyen et al. 2021).
+
+    Each `update` takes one batch of n >= 4 rows through both models and leaves its HSICs in float64, some kB. Order and
+    split of the batches do not matter. In memory meanwhile: a centred copy of the rows, which the next batch reuses.
+
+    Args:
+        source_layers, target_layers: how many layers a batch brings.
+        estimator, kernel: see `cka`.
+        aggregate: "ratio_of_means", Σ HSIC / √(Σ HSIC Σ HSIC) over batches, or "mean_of_ratios", the mean of each
+            batch's CKA (Brown et al. 2023), which is off if batches have few rows.
+        flatten: what a row is, see `rows_of` (Brown et al. 2023, footnote 6).
+        null: also compare with the target's rows permuted inside each batch, for half as much time again.
+
+    Raises:
+        ValueError: an option that is not known.
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    records: list[Tensor] | Tensor
+
+    def __init__(
+        self,
+        source_layers: int,
+        target_layers: int,
+        *,
+        estimator: str = "unbiased",
+        aggregate: str = "ratio_of_means",
+        kernel: str = "linear",
+        flatten: str = "token",
+        null: bool = False,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        check_choices(estimator=estimator, aggregate=aggregate, kernel=kernel, flatten=flatten)
+        self.source_layers, self.target_layers = source_layers, target_layers
+        self.estimator, self.aggregate, self.kernel = estimator, aggregate, kernel
+        self.flatten, self.null = flatten, null
+        self.names = layer_names(source_layers, target_layers)
+        # One flat vector per batch: a process without any can still be gathered, and all that is known goes together.
+        self.add_state("records", default=[], dist_reduce_fx="cat", persistent=True)
+        self.set_dtype(torch.float64)
+        self._workspace = Workspace()
+
+    @torch.no_grad()
+    def update(
+        self,
+        source_states: States,
+        target_states: States,
+        mask: Bool[Tensor, " ..."] | None = None,
+        number: int | None = None,
+    ) -> None:
+        """Add one batch: the same tokens through both models.
+
+        Args:
+            source_states: per layer (b, t, d_l), or (n, d_l) of rows; widths and dtypes may differ.
+            target_states: per layer (b, t, e_m).
+            mask: (b, t), True for the tokens that count.
+            number: of this batch in the whole run, which seeds its permutation and orders the convergence curve. The
+                count of batches so far unless given: with several processes give it, if these two matter.
+
+        Raises:
+            ValueError: another number of layers, layers that differ in n, n < 4, a mask that does not fit, or a layer
+                that is not finite or has no variance; nothing is added.
+        """
+        counts = len(source_states), len(target_states)
+        if counts != (self.source_layers, self.target_layers):
+            raise ValueError(f"{self.source_layers} and {self.target_layers} layers were announced, but {counts} came")
+        states = [*source_states, *target_states]
+        with torch.autocast(states[0].device.type, enabled=False):
+            layers = [
+                centre(rows, name, self._workspace.take(slot, rows))
+                for slot, (name, rows) in enumerate(zip(self.names, self._rows(states, mask), strict=True))
+            ]
+            number = len(self.records) if number is None else number
+            hsics = layer_hsics(layers, self.names, self.kernel, self.estimator)
+            parts = [hsics.new_tensor([number]), hsics, *self._nulls(layers, number)]
+            parts.append(torch.stack([layer.leverage for layer in layers]))
+        record = torch.cat([part.double().flatten() for part in parts])
+        self.records = [*self._batches(), record.to(self.device)]
+
+    def compute(self) -> CKAResult:
+        """CKA of all batches so far, with intervals.
+
+        Raises:
+            ValueError: there was no batch.
+        """
+        if not self.update_called:
+            raise ValueError("there is no CKA of no batches: call update first")
+        layers, cells = len(self.names), self.source_layers * self.target_layers
+        sizes = [1, layers**2, cells * self.null, layers]
+        table = torch.cat(self._batches()).view(-1, sum(sizes))
+        numbers, hsics, nulls, leverages = table.split(sizes, 1)
+        order = numbers.squeeze(1).argsort(stable=True)
+        return summarise(
+            hsics[order].view(-1, layers, layers),
+            nulls[order].view(-1, self.source_layers, self.target_layers) if self.null else None,
+            leverages,
+            self.source_layers,
+            self.aggregate,
+        )
+
+    def merge_state(self, incoming_state: Metric | dict[str, Any]) -> None:
+        """Add what another metric saw.
+
+        Raises:
+            ValueError: it has other options.
+        """
+        if isinstance(incoming_state, CKA):
+            self._check_options(incoming_state.get_extra_state())
+        super().merge_state(incoming_state)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """The options, which travel with the batches in a state dict."""
+        options = ("source_layers", "target_layers", "estimator", "kernel", "flatten", "null")
+        return {name: getattr(self, name) for name in options}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Check that a loaded state has these options.
+
+        Raises:
+            ValueError: it has others.
+        """
+        self._check_options(state)
+        self.records = self._batches()  # a list of its own
+
+    @property
+    def update_called(self) -> bool:
+        """Whether there is a batch, from wherever it came."""
+        return len(self.records) > 0
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        if options != self.get_extra_state():
+            raise ValueError(
+                f"batches of other options cannot be added: {self.get_extra_state()} here, {options} there"
+            )
+
+    def _batches(self) -> list[Tensor]:
+        return [self.records] if isinstance(self.records, Tensor) else list(self.records)
+
+    def _rows(self, states: Sequence[Tensor], mask: Tensor | None) -> Iterator[Float[Tensor, "n _"]]:
+        """One layer after the other, as a mask makes a copy."""
+        dtype, n = common_dtype(states), None
+        for name, layer in zip(self.names, states, strict=True):
+            rows = rows_of(layer.to(dtype), self.flatten, mask)
+            n = len(rows) if n is None else n
+            if len(rows) != n:
+                raise ValueError(f"{name} has {len(rows)} rows, but {self.names[0]} has {n}: both need the same tokens")
+            enough_rows(n)
+            yield rows
+
+    def _nulls(self, layers: Sequence[CentredRows], number: int) -> list[Float[Tensor, "l m"]]:
+        if not self.null:
+            return []
+        permutation = torch.randperm(len(layers[0].rows), generator=torch.Generator().manual_seed(number))
+        permuted = [layer._replace(rows=layer.rows[permutation]) for layer in layers[self.source_layers :]]
+        names = [*self.names, *self.names[self.source_layers :]]
+        hsics = layer_hsics([*layers, *permuted], names, self.kernel, self.estimator)
+        return [hsics[: self.source_layers, len(layers) :]]
+
+    def _wrap_compute(self, compute: Callable[[], CKAResult]) -> Callable[[], CKAResult]:
+        # torchmetrics takes results apart to squeeze 1 x 1 matrices, which a frozen one refuses: it gets a closed box
+        boxed = super()._wrap_compute(lambda: SimpleNamespace(result=compute()))
+        return wraps(compute)(lambda: boxed().result)
