@@ -65,6 +65,32 @@ def text_files(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def minis(tmp_path_factory):
+    """A folder of tiny untrained minis: a, b with another activation, wide."""
+    root = tmp_path_factory.mktemp("minis")
+    for name, changes in {"a": {}, "b": {"act_fn": "gelu"}, "wide": {"d_model": 48, "d_head": 12}}.items():
+        tiny.write_mini(root / name, **changes)
+    return root
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Call a door inside this process; returns (exit status, stdout, stderr)."""
+
+    def run(script, *words):
+        monkeypatch.setattr(sys, "argv", [script, *words])
+        monkeypatch.syspath_prepend(str(ROOT))
+        status = 0
+        try:
+            __import__(script.removesuffix(".py")).main()
+        except SystemExit as end:
+            status = end.code or 0
+        return status, *capsys.readouterr()
+
+    return run
+
+
 @pytest.fixture
 def run_door(tmp_path):
     """Run a door as a user would, from another folder; returns the finished process."""

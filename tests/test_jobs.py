@@ -20,14 +20,6 @@ from thinkalike.jobs.stitching import layer_pairs
 from thinkalike.jobs.table import byte_count, warn_of_far_states
 
 
-@pytest.fixture(scope="module")
-def minis(tmp_path_factory):
-    root = tmp_path_factory.mktemp("minis")
-    for name, changes in {"a": {}, "b": {"act_fn": "gelu"}, "wide": {"d_model": 48, "d_head": 12}}.items():
-        tiny.write_mini(root / name, **changes)
-    return root
-
-
 @pytest.fixture
 def words(minis, text_files, tmp_path):
     """The command line of a small stitching job."""
@@ -35,23 +27,6 @@ def words(minis, text_files, tmp_path):
     data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=4096", "data.report_share=0.4"]
     store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
     return [f"model.path={minis}/a", f"target.path={minis}/b", "target.context=32", *small, *data, *store]
-
-
-@pytest.fixture
-def call(monkeypatch, capsys):
-    """Call a door inside this process; returns (exit status, stdout, stderr)."""
-
-    def run(script, *words):
-        monkeypatch.setattr(sys, "argv", [script, *words])
-        monkeypatch.syspath_prepend(str(ROOT))
-        status = 0
-        try:
-            __import__(script.removesuffix(".py")).main()
-        except SystemExit as end:
-            status = end.code or 0
-        return status, *capsys.readouterr()
-
-    return run
 
 
 def test_a_job_prints_its_table_and_leaves_a_whole_result(call, words, tmp_path):

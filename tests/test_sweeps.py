@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
-from test_jobs import minis, read_back, words  # noqa: F401
+from test_jobs import read_back, words  # noqa: F401
 
 CLUSTER = Path(__file__).parent / "slurm" / "cluster.sh"
 THREE = "layers=[[0,0]],[[9,9]],[[1,1]]"  # the second cannot be done

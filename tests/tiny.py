@@ -26,12 +26,12 @@ def tokenizer(vocabulary: int = 300):
     return train_tokenizer([document(seed) for seed in range(20)], vocabulary)
 
 
-def _model(family: str):
+def _model(family: str, hidden_size: int, seed: int):
     import transformers as hf
 
-    size = {"vocab_size": len(tokenizer()), "num_hidden_layers": LAYERS, "hidden_size": 32}
+    size = {"vocab_size": len(tokenizer()), "num_hidden_layers": LAYERS, "hidden_size": hidden_size}
     heads = {"num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 64}
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     if family == "gpt_neox":
         return hf.GPTNeoXForCausalLM(hf.GPTNeoXConfig(**size, **heads))
     if family == "gpt2":
@@ -42,9 +42,9 @@ def _model(family: str):
     return hf.BertForMaskedLM(hf.BertConfig(**size, **heads))
 
 
-def write_checkpoint(family: str, folder: Path) -> Path:
+def write_checkpoint(family: str, folder: Path, hidden_size: int = 32, seed: int = 1) -> Path:
     """A checkpoint as `save_pretrained` writes it, with larger weights than an initialisation has."""
-    model = _model(family)
+    model = _model(family, hidden_size, seed)
     with torch.no_grad():
         for weight in model.parameters():
             if weight.dim() > 1:

@@ -1,0 +1,96 @@
+"""States on the same text: one pass per model, the words' last tokens, and nothing lost in between."""
+
+import pytest
+import torch
+
+import tiny
+from thinkalike.activations import counted, last_tokens, pieces, sites, token_states, word_states, words_of
+from thinkalike.config import ModelConfig
+from thinkalike.errors import DataError
+from thinkalike.models import load_model
+
+
+@pytest.fixture(scope="module")
+def models(checkpoints):
+    return {name: load_model(ModelConfig(name="local", path=str(path))) for name, path in checkpoints.items()}
+
+
+def test_sites_are_all_layers_and_the_embedding_if_asked_for():
+    model = tiny.frozen()
+    assert sites(model, embed=False) == [0, 1, 2, 3]
+    assert sites(model, embed=True) == [-1, 0, 1, 2, 3]
+
+
+def test_a_model_that_is_named_twice_runs_once():
+    model, other, rows = tiny.frozen(0), tiny.frozen(1), torch.randint(300, (2, 9))
+    first, again, third = token_states([model, model, other], rows)
+    assert first is again
+    for layer, (mine, theirs) in enumerate(zip(first, third, strict=True)):
+        torch.testing.assert_close(mine, model.head(rows, layer))
+        torch.testing.assert_close(theirs, other.head(rows, layer))
+
+
+def test_first_and_special_tokens_do_not_count_if_asked_for():
+    rows = torch.tensor([[0, 5, 6, 0], [7, 0, 8, 9]])
+    assert counted(rows).all()
+    assert counted(rows, skip_first=1).tolist() == [[False, True, True, True]] * 2
+    assert counted(rows, special=[0]).tolist() == [[False, True, True, False], [True, False, True, True]]
+
+
+def test_words_are_what_lies_between_white_space():
+    text = "  one, two\n\tthree "
+    assert [text[slice(*span)] for span in words_of(text)] == ["one,", "two", "three"]
+
+
+def test_the_last_token_of_a_word_holds_its_last_character():
+    offsets = [(0, 0), (0, 2), (2, 3), (3, 7), (7, 7)]  # special, two of one word, one with a space in front, special
+    assert last_tokens("abc def", [(0, 3), (4, 7)], offsets, "m") == [2, 3]
+    assert last_tokens("é", [(0, 1)], [(0, 1), (0, 1)], "m") == [1]  # bytes of one character
+    with pytest.raises(DataError, match="m: no token holds the end of the word 'def' in: abc def"):
+        last_tokens("abc def", [(0, 3), (4, 7)], [(0, 3)], "m")
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_a_words_state_is_that_of_its_last_token_whatever_else_is_in_the_batch(models, family):
+    model = models[family]
+    texts = [tiny.document(seed, words=5 + 3 * seed) for seed in range(3)]
+    (batch,) = pieces(texts, [model], words=5 + 8 + 11)
+    states = word_states(model, batch)
+    assert [len(words) for words in batch.words] == [5, 8, 11]
+    place = 0
+    for text in texts:
+        encoded = model.tokenizer(text, return_offsets_mapping=True)
+        alone = model.residuals(torch.tensor([encoded["input_ids"]]), range(model.n_layers))
+        for _, stop in words_of(text):
+            number = max(i for i, (a, b) in enumerate(encoded["offset_mapping"]) if a < stop <= b)
+            for layer, state in enumerate(states):
+                expected = alone[layer][0, number]
+                assert (state[place] - expected).abs().max() < 1e-4 * expected.abs().max()
+            place += 1
+    assert place == len(states[0])
+
+
+def test_pieces_hold_every_word_once_and_fit_every_context(models):
+    model = models["gpt2"]
+    texts = [tiny.document(seed, words=150) for seed in range(3)]
+    found = list(pieces(texts, [model], words=50))
+    stretches = [(text, spans) for batch in found for text, spans in zip(batch.texts, batch.words, strict=True)]
+    seen = [text[slice(*span)] for text, spans in stretches for span in spans]
+    everything = [text[slice(*span)] for text in texts for span in words_of(text)]
+    assert seen == everything[: len(seen)]
+    assert len(everything) - len(seen) < 150
+    assert all(len(model.tokenizer(text)["input_ids"]) <= model.context for batch in found for text in batch.texts)
+    assert all(batch.count >= 50 for batch in found)
+
+
+def test_a_word_longer_than_the_context_is_named(models):
+    with pytest.raises(DataError, match=r"the word 'abcdefgh.*' is longer than the context of gpt2"):
+        list(pieces(["abcdefgh" * 100], [models["gpt2"]], words=1))
+
+
+def test_a_tokenizer_without_offsets_is_refused():
+    model = tiny.frozen()
+    (batch,) = pieces(["a few words"], [model], words=3)
+    model.tokenizer = type("Slow", (), {"is_fast": False})()
+    with pytest.raises(DataError, match="the tokenizer of tiny-0 knows no character offsets"):
+        word_states(model, batch)

@@ -1,0 +1,307 @@
+"""measure=cka and the experiments on it: what the door leaves, and that statistics find what was planted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import hub
+import tiny
+from conftest import ROOT, composed
+from thinkalike import reproduce
+from thinkalike.config import ModelConfig
+from thinkalike.measures import CKA, alignment
+from thinkalike.models import load_model
+from thinkalike.reproduce import cka as experiments
+
+
+@pytest.fixture
+def words(text_files, tmp_path):
+    """The command line of a small job, models apart."""
+    rows = ["model.context=32", "target.context=32", "measure.tokens_per_batch=128"]
+    small = ["measure=cka", "measure.batches=20", *rows]
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"data.cache={tmp_path}/cache"]
+    return [*small, *data, f"store={tmp_path}/results"]
+
+
+@pytest.fixture
+def pair(minis):
+    return [f"model.path={minis}/a", f"target.path={minis}/wide", "model.name=a", "target.name=wide"]
+
+
+def result(out):
+    return Path(out.split("results: ")[1].strip())
+
+
+def test_a_job_leaves_the_cka_of_the_two_models_residuals(call, words, pair, minis, tmp_path):
+    status, out, err = call("analyze.py", *words, *pair)
+    assert status == 0, err
+    folder = result(out)
+    table, arrays = pd.read_csv(folder / "table.csv"), np.load(folder / "arrays.npz")
+    assert len(table) == 3 * 16
+    assert {path.name for path in (folder / "figures").iterdir()} == {"cka.png", "cka.svg"}
+    (cache,) = (tmp_path / "cache" / "tokens").iterdir()
+    rows = load_file(cache)["report.tokens"]
+    assert rows.shape == (80, 32)
+    configs = [ModelConfig(name="x", family="native", mini=True, path=f"{minis}/{name}") for name in ("a", "wide")]
+    models = [load_model(config) for config in configs]
+    metric = CKA(4, 4)
+    for part in rows.long().split(4):
+        metric.update(*([model.head(part, layer) for layer in range(4)] for model in models))
+    expected = metric.compute()
+    across = table[(table["source"] == "a") & (table["target"] == "wide")]
+    for column in ("value", "low", "high"):
+        assert np.abs(across[column].to_numpy() - getattr(expected, column).flatten().numpy()).max() < 1e-6
+    assert np.abs(arrays["within_target"] - expected.within_target.value.numpy()).max() < 1e-6
+    record = json.loads((folder / "result.json").read_text())
+    assert record["scalars"]["distance"] == pytest.approx(float(expected.distance().value), abs=1e-6)
+    assert record["provenance"]["data"]["report_tokens"] == 2560
+    assert "already done" in call("analyze.py", *words, *pair)[2]
+
+
+def test_a_model_with_itself_has_ones_on_the_diagonal(call, words, minis):
+    itself = [f"model.path={minis}/a", f"target.path={minis}/a"]
+    status, out, err = call("analyze.py", *words, *itself, "measure.embed=true")
+    assert status == 0, err
+    table = pd.read_csv(result(out) / "table.csv")
+    assert len(table) == 25
+    diagonal = table[table["source_layer"] == table["target_layer"]]
+    assert sorted(diagonal["source_layer"]) == [-1, 0, 1, 2, 3]
+    assert (diagonal["value"] - 1).abs().max() < 1e-6
+
+
+OPTIONS = {
+    "biased": ["measure.estimator=biased"],
+    "mean of ratios": ["measure.aggregate=mean_of_ratios"],
+    "rbf": ["measure.kernel=rbf"],
+    "mean": ["measure.flatten=mean", "measure.tokens_per_batch=256"],
+    "first tokens": ["measure.skip_first_tokens=3"],
+    "special tokens": ["measure.skip_special_tokens=true"],
+    "bfloat16": ["model.dtype=bfloat16", "target.dtype=bfloat16"],
+}
+
+
+def test_every_option_changes_the_numbers(call, words, pair):
+    seen = set()
+    for more in ([], *OPTIONS.values()):
+        status, out, err = call("analyze.py", *words, *pair, *more)
+        assert status == 0, err
+        seen.add(round(float(np.load(result(out) / "arrays.npz")["value"][1, 2]), 9))
+    assert len(seen) == 1 + len(OPTIONS)
+
+
+def test_a_null_stands_beside_the_values(call, words, pair):
+    status, out, err = call("analyze.py", *words, *pair, "measure.null=true")
+    assert status == 0, err
+    across = pd.read_csv(result(out) / "table.csv").iloc[:16]
+    assert across["null"].abs().mean() < across["value"].mean()
+    expected = (across["value"] - across["null"]) / (1 - across["null"])
+    assert (across["calibrated"] - expected).abs().max() < 1e-9
+
+
+def test_a_job_stops_when_its_intervals_are_narrow_enough(call, words, pair):
+    more = ["measure.batches=30", "measure.stop_at_width=10"]
+    status, out, err = call("analyze.py", *words, *pair, *more)
+    assert status == 0, err
+    assert "after 10 batches every interval is narrower than 10" in err
+    assert len(np.load(result(out) / "arrays.npz")["hsics"]) == 10
+
+
+def test_less_text_than_asked_for_is_said(call, words, pair):
+    status, _, err = call("analyze.py", *words, *pair, "measure.batches=100000")
+    assert status == 0, err
+    assert "batches of the 100000 asked for: there is no more text" in err
+
+
+def test_models_of_different_tokenizers_are_compared_by_words(call, words, checkpoints, minis, tmp_path):
+    folder = tmp_path / "gpt2"
+    folder.mkdir()
+    for path in checkpoints["gpt2"].iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    tiny.tokenizer(290).save_pretrained(folder)
+    other = ["target.name=local", "target.mini=false", "target.family=auto", f"target.path={folder}"]
+    both = [f"model.path={minis}/a", *other]
+    status, out, err = call("analyze.py", *words, *both)
+    assert status == 0, err
+    assert "have different tokenizers: compared word by word" in err
+    table = pd.read_csv(result(out) / "table.csv")
+    assert table["value"].between(-1, 1 + 1e-6).all()
+    status, _, err = call("analyze.py", *words, *both, "measure.level=token")
+    assert status == 1
+    assert "have different tokenizers" in err
+    status, _, err = call("analyze.py", *words, *both, "measure.skip_first_tokens=1")
+    assert status == 1
+    assert "words are compared one by one" in err
+
+
+def test_a_layer_without_variance_is_named_with_its_model(call, words, minis, tmp_path):
+    flat = tiny.write_mini(tmp_path / "flat")
+    weights = load_file(flat / "model.safetensors")
+    weights["pos.weight"].zero_()
+    weights["tok_embed.weight"][:] = weights["tok_embed.weight"][0].clone()
+    save_file(weights, flat / "model.safetensors")
+    status, _, err = call("analyze.py", *words, f"model.path={minis}/a", f"target.path={flat}", "target.name=flat")
+    assert status == 1
+    assert "flat (target): target layer 0: all rows are the same" in err
+    assert not (tmp_path / "results").exists()
+
+
+def test_one_massive_token_is_warned_of(call, words, minis, tmp_path):
+    massive = tiny.write_mini(tmp_path / "massive")
+    weights = load_file(massive / "model.safetensors")
+    weights["pos.weight"][0] += 3000
+    save_file(weights, massive / "model.safetensors")
+    itself = [f"model.path={massive}", f"target.path={massive}"]
+    status, _, err = call("analyze.py", *words, *itself, "measure.tokens_per_batch=32", "measure.batches=80")
+    assert status == 0, err
+    assert "gelu-3l-mini layer 0: in some batch one token carries" in err
+    assert "carries" not in call("analyze.py", *words, *itself, "measure.skip_first_tokens=1")[2]
+
+
+def test_a_killed_job_goes_on_to_the_same_values(words, pair, tmp_path):
+    def command(store):
+        long = ["measure.batches=220", "measure.tokens_per_batch=32", f"store={tmp_path}/{store}"]
+        return [sys.executable, str(ROOT / "analyze.py"), *words[:-1], *pair, *long]
+
+    process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("killed/cka/*.partial/checkpoints/cka.pt")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    resumed = subprocess.run(command("killed"), capture_output=True, text=True, timeout=240)
+    assert "going on from" in resumed.stderr, resumed.stderr
+    subprocess.run(command("whole"), check=True, capture_output=True, timeout=240)
+    killed, whole = (next(tmp_path.glob(f"{store}/cka/*/table.csv")) for store in ("killed", "whole"))
+    assert killed.read_bytes() == whole.read_bytes()
+
+
+# ----------------------------------------------------------------------------------------------------- the experiments
+
+PAPER = {"figure3": 4, "figure4": 1, "figure5": 1, "figure9": 3, "figure10": 4}
+
+
+@pytest.mark.parametrize("scale", ["paper", "mini"])
+@pytest.mark.parametrize("figure", PAPER)
+def test_an_experiment_composes_its_jobs_at_both_scales(figure, scale, monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(experiments.jobs, "cka", lambda config: asked.append(config) or tmp_path)
+    monkeypatch.setattr(experiments, "_finish", lambda *_: tmp_path)
+    for name in ("_odd_one_out", "_early", "_blocks", "estimate", "_span"):
+        monkeypatch.setattr(experiments, name, lambda *_: torch.zeros(3).unbind()[0])
+    monkeypatch.setattr(experiments, "estimate", lambda *_: experiments.Estimate(*torch.zeros(3).unbind()))
+    reproduce.reproduce(composed(f"experiment=brown2023/{figure}", f"scale={scale}", door="analyze"))
+    assert len(asked) == PAPER[figure]
+    assert {job.measure.kind for job in asked} == {"cka"}
+    assert {job.measure.batches for job in asked} == {{"paper": 1000, "mini": 64}[scale]}
+    assert all(job.model.mini == job.target.mini == (scale == "mini") for job in asked)
+    if scale == "paper":
+        assert {job.data.name for job in asked} <= {"pile-val", "c4-code"}
+
+
+def comparison(folder, name, cells, noise=0.01, batches=20):
+    """A finished job whose batches scatter about these CKA cells (l, m)."""
+    cells = torch.as_tensor(cells, dtype=torch.float64)
+    depth, width = cells.shape
+    whole = torch.eye(depth + width, dtype=torch.float64)
+    whole[:depth, depth:], whole[depth:, :depth] = cells, cells.T
+    scatter = torch.randn(batches, depth + width, depth + width, generator=torch.Generator().manual_seed(1)).double()
+    hsics = whole + noise * (scatter + scatter.mT) / 2
+    place = folder / name
+    place.mkdir()
+    np.savez(place / "arrays.npz", value=cells.numpy(), hsics=hsics.numpy())
+    return experiments.Comparison(*name.split("-"), place)
+
+
+def test_a_statistic_is_that_of_the_cells_and_its_interval_covers_it(tmp_path):
+    cells = torch.rand(4, 4, dtype=torch.float64)
+    found = experiments.estimate(lambda parts: parts[0].mean((-2, -1)), [comparison(tmp_path, "a-b", cells)])
+    assert found.low < cells.mean() < found.high
+    assert found.high - found.low < 0.02
+
+
+def test_blocks_that_are_planted_are_found(tmp_path):
+    block = torch.tensor([0, 1, 1, 1, 1, 1, 1, 2])
+    cells = torch.where(block[:, None] == block, 0.9, 0.3)
+    assert float(experiments.block_structure(cells)) == pytest.approx(0.6)
+    assert experiments._blocks(comparison(tmp_path, "a-a", cells)).holds
+    assert not experiments._blocks(comparison(tmp_path, "b-b", torch.full((8, 8), 0.5))).holds
+
+
+def test_an_odd_one_out_that_is_planted_is_found(tmp_path):
+    high, low = torch.full((4, 6), 0.8), torch.full((4, 6), 0.8)
+    low[1:3, 1:5] = 0.5
+    alike, odd = comparison(tmp_path, "a-b", high), comparison(tmp_path, "c-b", low)
+    claim = experiments._odd_one_out("", [alike], [odd])
+    assert claim.holds
+    assert "+0.3" in claim.numbers
+    assert not experiments._odd_one_out("", [odd], [alike]).holds
+
+
+def test_early_layers_that_are_alike_are_found(tmp_path):
+    cells = torch.full((4, 4), 0.5)
+    assert not experiments._early([comparison(tmp_path, "a-b", cells)]).holds
+    cells[0, 0] = 0.9
+    assert experiments._early([comparison(tmp_path, "c-d", cells)]).holds
+
+
+def test_one_sidedness_is_zero_for_symmetric_cells_and_turns_its_sign():
+    cells = torch.rand(4, 4, dtype=torch.float64)
+    assert float(experiments.one_sidedness(cells + cells.T)) == pytest.approx(0)
+    assert float(experiments.one_sidedness(cells)) == pytest.approx(-float(experiments.one_sidedness(cells.T)))
+    assert float(experiments.one_sidedness(torch.ones(4, 4).triu(1))) == 1
+
+
+def test_off_diagonal_leaves_the_diagonal_out():
+    assert float(experiments.off_diagonal(torch.eye(5))) == 0
+    assert float(experiments.off_diagonal(1 - torch.eye(5))) == 1
+
+
+def test_alignment_of_the_kept_hsics_is_the_kept_value(tmp_path):
+    found = comparison(tmp_path, "a-b", torch.rand(3, 4), noise=0)
+    expected = torch.from_numpy(np.load(found.folder / "arrays.npz")["value"])
+    torch.testing.assert_close(found.cells(lambda hsics: hsics.mean(0)), expected)
+    assert alignment(torch.eye(3)).diagonal().tolist() == [1, 1, 1]
+
+
+def test_the_pythia_experiments_run_at_paper_scale_against_a_hub(run_door, words, tmp_path):
+    root, sizes = tmp_path / "hub", {"1b": 32, "1.4b": 32, "2.8b": 48}
+    for number, (size, width) in enumerate(sizes.items()):
+        tiny.write_checkpoint("gpt_neox", root / f"EleutherAI/pythia-{size}-deduped", hidden_size=width, seed=number)
+    small = [word for word in words if not word.startswith(("measure=", "model.", "target."))]
+    with hub.serve(root) as (endpoint, asked):
+        done = run_door("analyze.py", "experiment=brown2023/figure9", *small, env={"HF_ENDPOINT": endpoint})
+    assert done.returncode == 0, done.stderr
+    assert any("pythia-2.8b-deduped/resolve" in path for path in asked)
+    folder = result(done.stdout)
+    table = pd.read_csv(folder / "table.csv")
+    assert table["source"].nunique() == 3
+    assert len(table) == 6 * 16  # three pairs, and three models within
+    verdicts = pd.read_csv(folder / "claims.csv")["verdict"]
+    assert set(verdicts) <= {"holds", "does not hold"}
+    assert len(list((tmp_path / "results" / "cka").iterdir())) == 3
+
+
+def test_table_1_reads_configurations_alone(run_door, tmp_path):
+    done = run_door("analyze.py", "experiment=brown2023/table1", "scale=mini", f"store={tmp_path}/results")
+    assert done.returncode == 0, done.stderr
+    table = pd.read_csv(result(done.stdout) / "table.csv").set_index("model")
+    assert table["d_head"].to_dict() == {
+        "neox-3l-mini": 32, "neox-4l-mini": 32, "neox-5l-mini": 32, "neox-5l-odd-mini": 8, "neox-6l-mini": 32
+    }  # fmt: skip
+    assert table.loc["neox-5l-odd-mini", "rotary"] == 2
+    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
+    refused = run_door("analyze.py", "experiment=brown2023/table1", env=nowhere, timeout=60)
+    assert refused.returncode == 1
+    assert "does not answer" in refused.stderr
