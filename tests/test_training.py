@@ -201,6 +201,17 @@ def test_all_pairs_of_the_minis_get_the_training_of_runs_of_their_own(run, tmp_p
             torch.testing.assert_close(mine, own, atol=1e-5, rtol=0)
 
 
+def test_a_norm_is_trained_and_not_decayed(rows, run):
+    config = replace(CONFIG, kind="identity", norm="pre", lr=1e-6, weight_decay=1e6)  # would halve it
+    module = training(rows, config=config)
+    fit(module, run)
+    gains = [phi.pre.weight for phi in module.stitches]
+    assert all((gain - 1).abs().max() < 1e-3 for gain in gains)
+    step = training(rows, config=replace(config, lr=1.0, weight_decay=0.0))
+    fit(step, replace(run, partial=run.partial / "step"))
+    assert not torch.equal(step.stitches[0].pre.weight, gains[0])
+
+
 def test_training_lowers_the_loss_and_leaves_both_models_bit_identical(rows, run):
     module = training(rows, config=replace(CONFIG, steps=30))
     before = [{name: value.clone() for name, value in model.module.state_dict().items()} for model in module.models]

@@ -125,7 +125,8 @@ def check_overrides(overrides: list[str], schema: type) -> None:
         if override.is_add() or override.is_delete() or key.split(".")[0].split("/")[0] == "hydra":
             continue
         value = override.value()
-        if (CONF / key).is_dir():
+        foreign = key in GROUPS and key not in {item.name for item in dataclasses.fields(schema)}
+        if (CONF / key).is_dir() and not foreign:
             _check_option(key, value.list if isinstance(value, ChoiceSweep) else [value])
         else:
             _check_key(key, schema)

@@ -109,16 +109,16 @@ class StitchConfig:
         one_of("stitch.loss", self.loss, ("cross_entropy", "kl", "mse"))
         one_of("stitch.norm", self.norm, ("none", "pre", "post"))
         one_of("stitch.schedule", self.schedule, ("linear", "tuned_lens"))
-        if self.kind not in TRAINED:
-            if self.norm != "none":
-                raise ConfigError(
-                    f"stitch.norm={self.norm} does not go with stitch={self.kind}, which has no LayerNorm"
-                )
+        if self.kind in CLOSED and self.norm != "none":
+            raise ConfigError(f"stitch.norm={self.norm} does not go with stitch={self.kind}, which has no LayerNorm")
+        if not self.trained:
             self.warmup = 0
-        if self.kind == "identity":
+        if self.kind == "identity" and not self.trained:
             self.steps = 0
         elif self.steps <= 0:
-            raise ConfigError(f"stitch.steps={self.steps} must be positive; stitch=identity trains nothing")
+            raise ConfigError(
+                f"stitch.steps={self.steps} must be positive; stitch=identity without a norm trains nothing"
+            )
         elif not 0 <= self.warmup < self.steps:
             raise ConfigError(f"stitch.warmup={self.warmup} must lie between 0 and stitch.steps={self.steps}")
         if not (math.isfinite(self.lr) and self.lr > 0):
@@ -129,13 +129,13 @@ class StitchConfig:
             raise ConfigError(f"stitch.tokens_per_step={self.tokens_per_step} must be positive")
         if self.rank <= 0 or self.ridge < 0:
             raise ConfigError(f"stitch.rank={self.rank} must be positive and stitch.ridge={self.ridge} not negative")
-        if self.init != "identity" and self.norm != "none":
+        if self.init != "identity" and (self.norm != "none" or self.kind == "identity"):
             raise ConfigError(f"stitch.init={self.init} does not go with stitch.norm={self.norm}: it has no LayerNorm")
 
     @property
     def trained(self) -> bool:
         """Whether there is anything to train; closed forms read `steps` batches, once."""
-        return self.kind in TRAINED
+        return self.kind in TRAINED or (self.kind == "identity" and self.norm != "none")
 
 
 @dataclass

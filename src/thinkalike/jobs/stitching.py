@@ -155,7 +155,7 @@ class _Fitted(NamedTuple):
 
 def _fit(setting: _Setting, run: Run, loggers: Sequence[Any]) -> _Fitted:
     config, source, target, pairs = setting.config, setting.source, setting.target, setting.pairs
-    if config.kind == "identity":
+    if not config.trained and config.kind == "identity":
         return _Fitted(setting.identity(), {}, {})
     if not config.trained:
         closed = setting.closed_forms(config.kind)

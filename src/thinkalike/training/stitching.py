@@ -131,15 +131,22 @@ class StitchTraining(SteppedModule):
 
     def configure_optimizers(self) -> Any:
         config = self.config
+        groups = [  # decay pulls a map to the identity, but a LayerNorm's gain to zero
+            {"params": self._weights("map"), "weight_decay": config.weight_decay},
+            {"params": self._weights("pre") + self._weights("post"), "weight_decay": 0.0},
+        ]
         optimizer = torch.optim.SGD(
-            self.stitches.parameters(),
+            [group for group in groups if group["params"]],
             lr=peak_rate(config),
             momentum=config.momentum,
             nesterov=config.momentum > 0,
-            weight_decay=config.weight_decay,
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, config))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _weights(self, part: str) -> list[nn.Parameter]:
+        """Parameters of a part of every φ: map, pre or post."""
+        return [weight for phi in self.stitches for weight in (getattr(phi, part) or nn.Identity()).parameters()]
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         if self.config.clip > 0:  # each by itself: one stitch must not change another's steps
