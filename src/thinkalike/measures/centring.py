@@ -14,6 +14,7 @@ from thinkalike.measures.hsic import ROUNDINGS
 
 
 class CentredRows(NamedTuple):
+    name: str  # what an error calls them
     rows: Float[Tensor, "n d"]  # (x - shift) / scale
     scale: Float[Tensor, ""]  # root of the mean squared distance from the mean
     leverage: Float[Tensor, ""]
@@ -59,7 +60,6 @@ def centre(features: Float[Tensor, "n d"], name: str = "features", out: Tensor |
 
     Args:
         features: float32 or float64.
-        name: what an error calls them.
         out: memory for the rows, where no gradient is wanted.
 
     Raises:
@@ -79,7 +79,7 @@ def centre(features: Float[Tensor, "n d"], name: str = "features", out: Tensor |
         scale = spread.sqrt()
     rows = torch.sub(features, shift, out=out)
     rows = rows.div_(scale) if out is not None else rows / scale
-    return CentredRows(rows, scale, distances.max() / distances.sum())
+    return CentredRows(name, rows, scale, distances.max() / distances.sum())
 
 
 def all_alike(spread: Tensor, offset: Tensor, dtype: torch.dtype) -> bool:

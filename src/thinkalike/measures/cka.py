@@ -52,9 +52,9 @@ def cka(
         if as_printed:
             if (estimator, kernel) != ("unbiased", "linear"):
                 raise ValueError(f"the paper prints the unbiased linear CKA, not the {estimator} {kernel} one")
-            return _as_printed(X.to(dtype), Y.to(dtype))
-        rows = [centre(features.to(dtype), name) for features, name in ((X, "X"), (Y, "Y"))]
-        return alignment(layer_hsics(rows, ["X", "Y"], kernel, estimator))[0, 1].to(dtype)
+            return _as_printed(X.double(), Y.double()).to(dtype)
+        sides = [centre(X.to(dtype), "X"), centre(Y.to(dtype), "Y")]
+        return alignment(layer_hsics(sides, kernel, estimator))[0, 1].to(dtype)
 
 
 def check_choices(**given: str) -> None:
@@ -70,9 +70,7 @@ def alignment(hsics: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b l l"]:
     return hsics / (norms[..., :, None] * norms[..., None, :])
 
 
-def layer_hsics(
-    layers: Sequence[CentredRows], names: Sequence[str], kernel: str, estimator: str
-) -> Float[Tensor, "l l"]:
+def layer_hsics(layers: Sequence[CentredRows], kernel: str, estimator: str) -> Float[Tensor, "l l"]:
     """HSIC of every pair of layers in float64, in the unit of the features; differentiable.
 
     Raises:
@@ -85,7 +83,7 @@ def layer_hsics(
         gram = linear_gram if kernel == "linear" else rbf_gram
         statistics = dense_statistics(torch.stack([gram(x) for x in rows]))
     if estimator == "unbiased":
-        _refuse_flat(statistics, names, rows[0].dtype)
+        _refuse_flat(statistics, layers)
     hsics = all_hsics(statistics, estimator)
     if kernel == "rbf":
         return hsics
@@ -99,15 +97,19 @@ def layer_names(source_layers: int, target_layers: int) -> list[str]:
     return [f"{side} layer {index}" for side, count in counts.items() for index in range(count)]
 
 
-def _refuse_flat(statistics: GramStatistics, names: Sequence[str], dtype: torch.dtype) -> None:
+def _refuse_flat(statistics: GramStatistics, layers: Sequence[CentredRows]) -> None:
     products, sums, _ = statistics
-    flat = cancels(sums.shape[1], products.diagonal(), sums.square().sum(1), sums.sum(1).square(), dtype)
-    for name, is_flat in zip(names, flat.tolist(), strict=True):
+    terms = products.diagonal(), sums.square().sum(1), sums.sum(1).square()
+    flat = cancels(sums.shape[1], *terms, layers[0].rows.dtype)
+    for layer, is_flat in zip(layers, flat.tolist(), strict=True):
         if is_flat:
-            raise ValueError(f"{name}: no variance but in one row, which the unbiased estimator cannot see")
+            raise ValueError(f"{layer.name}: no variance but in one row, which the unbiased estimator cannot see")
 
 
 def _as_printed(X: Float[Tensor, "n d"], Y: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
-    """Without 1/n in the centring and without the root; the last term of HSIC read as a trace, as the others are."""
+    """Without 1/n in the centring and without the root; the last term of HSIC read as a trace, as the others are.
+
+    In float64, as the shift that the missing 1/n leaves, -(n-1) times the mean, is NaN in float32 at n = 1024.
+    """
     K, L = (linear_gram(features - features.sum(0)) for features in (X, Y))
     return hsic1(K, L) / (hsic1(K, K) * hsic1(L, L))

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float, Shaped
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -72,7 +72,7 @@ class CKA(Metric):
         self,
         source_states: States,
         target_states: States,
-        mask: Bool[Tensor, " ..."] | None = None,
+        mask: Shaped[Tensor, " ..."] | None = None,
         number: int | None = None,
     ) -> None:
         """Add one batch: the same tokens through both models.
@@ -98,11 +98,16 @@ class CKA(Metric):
                 for slot, (name, rows) in enumerate(zip(self.names, self._rows(states, mask), strict=True))
             ]
             number = len(self.records) if number is None else number
-            hsics = layer_hsics(layers, self.names, self.kernel, self.estimator)
-            parts = [hsics.new_tensor([number]), hsics, *self._nulls(layers, number)]
-            parts.append(torch.stack([layer.leverage for layer in layers]))
-        record = torch.cat([part.double().flatten() for part in parts])
-        self.records = [*self._batches(), record.to(self.device)]
+            hsics = layer_hsics([*layers, *self._permuted(layers, number)], self.kernel, self.estimator)
+        k, leverages = len(layers), torch.stack([layer.leverage for layer in layers])
+        parts = hsics.new_tensor([number]), hsics[:k, :k], hsics[: self.source_layers, k:], leverages.double()
+        self.records = [*self._batches(), torch.cat([part.flatten() for part in parts]).to(self.device)]
+
+    def forward(self, *args: Any, **kwargs: Any) -> CKAResult:
+        """Add one batch as `update` does, and return its own CKA."""
+        result = super().forward(*args, **kwargs)
+        self._forward_cache = None  # torchmetrics could not move it to another device
+        return result
 
     def compute(self) -> CKAResult:
         """CKA of all batches so far, with intervals.
@@ -174,14 +179,12 @@ class CKA(Metric):
             enough_rows(n)
             yield rows
 
-    def _nulls(self, layers: Sequence[CentredRows], number: int) -> list[Float[Tensor, "l m"]]:
+    def _permuted(self, layers: Sequence[CentredRows], number: int) -> list[CentredRows]:
+        """The target's layers for the null."""
         if not self.null:
             return []
-        permutation = torch.randperm(len(layers[0].rows), generator=torch.Generator().manual_seed(number))
-        permuted = [layer._replace(rows=layer.rows[permutation]) for layer in layers[self.source_layers :]]
-        names = [*self.names, *self.names[self.source_layers :]]
-        hsics = layer_hsics([*layers, *permuted], names, self.kernel, self.estimator)
-        return [hsics[: self.source_layers, len(layers) :]]
+        rows = torch.randperm(len(layers[0].rows), generator=torch.Generator().manual_seed(number))
+        return [layer._replace(rows=layer.rows[rows]) for layer in layers[self.source_layers :]]
 
     def _wrap_compute(self, compute: Callable[[], CKAResult]) -> Callable[[], CKAResult]:
         # torchmetrics takes results apart to squeeze 1 x 1 matrices, which a frozen one refuses: it gets a closed box

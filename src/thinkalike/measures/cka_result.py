@@ -100,15 +100,11 @@ def summarise(
 def _null(hsics: Tensor, nulls: Tensor, depth: int, aggregate: str) -> tuple[Estimate, Estimate]:
     permuted = hsics.clone()
     permuted[:, :depth, depth:] = nulls  # a permutation of rows leaves the norms as they are
-    kinds = [
-        _ckas(batches, aggregate, mean)[..., :depth, depth:]
-        for batches in (hsics, permuted)
-        for mean in (_mean, leave_one_out)
-    ]
-    values, value_replicates, nulls, null_replicates = kinds
-    calibrated = (values - nulls) / (1 - nulls)
-    replicates = (value_replicates - null_replicates) / (1 - null_replicates)
-    return jackknife(nulls, null_replicates), jackknife(calibrated, replicates)
+    means = _mean, leave_one_out
+    values = [_ckas(hsics, aggregate, mean)[..., :depth, depth:] for mean in means]
+    chance = [_ckas(permuted, aggregate, mean)[..., :depth, depth:] for mean in means]
+    calibrated = [(value - null) / (1 - null) for value, null in zip(values, chance, strict=True)]
+    return jackknife(*chance), jackknife(*calibrated)
 
 
 def _ckas(hsics: Tensor, aggregate: str, mean: Callable[[Tensor], Tensor]) -> Tensor:

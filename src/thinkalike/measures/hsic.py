@@ -31,7 +31,7 @@ def hsic1(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]
     """
     enough_rows(len(K))
     K, L = K - K.diagonal().diag(), L - L.diagonal().diag()
-    return unbiased_from_sums(len(K), (K * L.T).sum(), K.sum(0) @ L.sum(1), K.sum() * L.sum())
+    return unbiased_from_sums(len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum())
 
 
 def hsic0(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
@@ -41,7 +41,7 @@ def hsic0(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]
         ValueError: n < 4.
     """
     enough_rows(len(K))
-    return _biased(len(K), (K * L.T).sum(), K.sum(0) @ L.sum(1), K.sum() * L.sum())
+    return _biased(len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum())
 
 
 def enough_rows(n: int) -> None:

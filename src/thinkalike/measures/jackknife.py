@@ -29,7 +29,7 @@ def leave_one_out(values: Float[Tensor, " b *s"]) -> Float[Tensor, " b *s"]:
     return (values.sum(0) - values) / (len(values) - 1)
 
 
-def jackknife(value: Float[Tensor, "*s"], replicates: Float[Tensor, " b *s"], level: float = 0.95) -> Estimate:
+def jackknife(value: Float[Tensor, "*s"], replicates: Float[Tensor, " b *s"], *, level: float = 0.95) -> Estimate:
     """value ± t √((b-1)/b Σ (replicate - mean)²), with t of Student's distribution of b - 1 degrees of freedom.
 
     One batch alone tells nothing: its interval is (-∞, ∞).

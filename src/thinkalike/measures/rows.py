@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 
-def rows_of(states: Float[Tensor, "*b d"], flatten: str, mask: Bool[Tensor, ...] | None = None) -> Float[Tensor, "n e"]:
+def rows_of(
+    states: Float[Tensor, "*b d"], flatten: str, mask: Shaped[Tensor, " ..."] | None = None
+) -> Float[Tensor, "n e"]:
     """States of a batch of sequences as rows; states that are rows already, (n, d), stay so.
 
     Args:
@@ -15,9 +18,11 @@ def rows_of(states: Float[Tensor, "*b d"], flatten: str, mask: Bool[Tensor, ...]
         mask: tokens that count, of the states' shape without d; "sample" has no use for sequences of several lengths.
 
     Raises:
-        ValueError: the mask has another shape, leaves a sequence without tokens whose mean is wanted, or leaves out a
-            token of a whole sequence.
+        ValueError: the mask has another shape or dtype, leaves no token of a sequence for its mean, or drops one from
+            a whole sequence.
     """
+    if mask is not None and mask.dtype != torch.bool:
+        raise ValueError(f"a mask is boolean, and {mask.dtype} would choose rows by number: use mask.bool()")
     if mask is not None and mask.shape != states.shape[:-1]:
         raise ValueError(f"a mask of shape {tuple(mask.shape)} does not fit states of shape {tuple(states.shape)}")
     if flatten == "token" or states.ndim == 2:

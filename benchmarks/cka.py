@@ -1,0 +1,185 @@
+"""CKA of 13 x 13 layers on one batch, n = 1024, d = 768: ours beside its floor and beside other packages.
+
+    python benchmarks/cka.py                     one CPU thread, two minutes with all packages installed
+    python benchmarks/cka.py --quick             without the packages that take seconds per batch
+    python benchmarks/cka.py --device cuda
+
+All of them get the same activations, in turn, in this one run; seconds are medians. The floor is half of 26 Gram
+matrices, which are symmetric, at the peak of a large product measured in the same turns. Packages that are not
+installed (pytorch-cka, cka-pytorch, torch-cka, ckatorch) are left out. Ours alone gives CKA within both models too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from thinkalike import CKA, cka
+
+LAYERS, N, D, PEAK = 13, 1024, 768, 2048
+Features = Sequence[Tensor]
+
+
+class Replay(nn.Module):
+    """A model whose layers answer with given activations, for packages that want models."""
+
+    class Layer(nn.Module):
+        def __init__(self, answer: Tensor):
+            super().__init__()
+            self.answer = answer
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.answer
+
+    def __init__(self, features: Features):
+        super().__init__()
+        self.names = [f"layer{index}" for index in range(len(features))]
+        for name, answer in zip(self.names, features, strict=True):
+            self.add_module(name, self.Layer(answer))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return [layer(x) for layer in self.children()][-1]
+
+
+def pytorch_cka(xs: Features, ys: Features) -> Callable[[], Tensor]:
+    from cka import cka_from_features
+
+    return lambda: cka_from_features(xs, ys)
+
+
+def cka_pytorch(xs: Features, ys: Features) -> Callable[[], Tensor]:
+    from cka_pytorch import CKACalculator
+
+    source, target = Replay(xs), Replay(ys)
+    loader = [(torch.zeros(N, 1), 0)]
+
+    def call() -> Tensor:
+        names = (source.names, target.names)
+        calculator = CKACalculator(source, target, *names, device=xs[0].device, verbose=False)
+        return calculator.calculate_cka_matrix(loader, num_epochs=1)
+
+    return call
+
+
+def torch_cka(xs: Features, ys: Features) -> Callable[[], Tensor]:
+    from torch.utils.data import DataLoader, TensorDataset
+    from torch_cka import CKA as TorchCKA
+
+    source, target = Replay(xs), Replay(ys)
+    loader = DataLoader(TensorDataset(torch.zeros(N, 1)), batch_size=N)
+
+    def call() -> Tensor:
+        other = TorchCKA(source, target, "source", "target", source.names, target.names, device=str(xs[0].device))
+        other.compare(loader, loader)
+        return other.export()["CKA"]
+
+    return call
+
+
+def ckatorch(xs: Features, ys: Features) -> Callable[[], Tensor]:
+    from ckatorch import cka_batch
+
+    return lambda: torch.stack([torch.stack([cka_batch(x[None], y[None]) for y in ys]) for x in xs])
+
+
+FAST = {"pytorch-cka": pytorch_cka}
+SLOW = {"cka-pytorch": cka_pytorch, "torch-cka": torch_cka, "ckatorch": ckatorch}
+
+
+def activations(device: str) -> tuple[list[Tensor], list[Tensor]]:
+    """Layers that share a part, as those of models do."""
+    generator = torch.Generator().manual_seed(0)
+    shared = torch.randn(N, 64, generator=generator)
+    layers = [
+        shared @ torch.randn(64, D, generator=generator) / 8 + torch.randn(N, D, generator=generator)
+        for _ in range(2 * LAYERS)
+    ]
+    layers = [layer.to(device) for layer in layers]
+    return layers[:LAYERS], layers[LAYERS:]
+
+
+def seconds(call: Callable[[], object], device: str) -> float:
+    start = time.perf_counter()
+    call()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def extra_memory(call: Callable[[], object], device: str) -> float:
+    """MB that a call takes at most: the largest memory of this process so far, less that before the call."""
+    if device != "cpu":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        call()
+        return (torch.cuda.max_memory_allocated() - before) / 1e6
+    before = psutil.Process().memory_info().rss
+    call()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 1e6
+
+
+def installed(packages: dict[str, Callable], xs: Features, ys: Features) -> dict[str, Callable[[], Tensor]]:
+    found = {}
+    for name, build in packages.items():
+        try:
+            found[name] = build(xs, ys)
+        except ImportError as missing:
+            print(f"{name}: skipped, {missing}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    # here this file is the module cka, which is also the name of a package
+    sys.path = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).resolve().parent]
+    xs, ys = activations(options.device)
+    metric = CKA(LAYERS, LAYERS)
+    metric.to(options.device).update([x[:8] for x in xs], [y[:8] for y in ys])  # libraries set up
+    metric.reset()
+    memory = extra_memory(lambda: metric.update(xs, ys), options.device)
+    report(xs, ys, metric, memory, options)
+
+
+def report(xs: Features, ys: Features, metric: CKA, memory: float, options: argparse.Namespace) -> None:
+    """Measure in turn, and print."""
+    values = metric.compute().value
+    square = torch.randn(PEAK, PEAK, device=options.device)
+    out = torch.empty_like(square)
+    fast = installed(FAST, xs, ys)
+    work = {"peak": lambda: torch.mm(square, square, out=out), "ours": lambda: metric.update(xs, ys), **fast}
+    times: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(options.rounds + 1):  # the first is a warm-up
+        for name, call in work.items():
+            times[name].append(seconds(call, options.device))
+    medians = {name: statistics.median(found[1:]) for name, found in times.items()}
+    peers = {} if options.quick else installed(SLOW, xs, ys)
+    medians |= {name: seconds(call, options.device) for name, call in peers.items()}
+
+    peak = 2 * PEAK**3 / medians.pop("peak")
+    floor, ours = 2 * LAYERS * N * N * D / peak, medians["ours"]
+    exact = float(cka(xs[0].double(), ys[-1].double()))
+    print(f"{LAYERS} x {LAYERS} layers, n = {N}, d = {D}, float32, {options.device}; peak {peak / 1e9:.0f} GFLOP/s")
+    print(f"  floor        {floor:8.3f} s   {floor / ours:.2f} of ours")
+    for name, median in medians.items():
+        print(f"  {name:12s} {median:8.3f} s   {median / ours:.2f} x ours")
+    for name, call in {**fast, **peers}.items():
+        print(f"  {name}: largest difference from ours {float((call() - values).abs().max()):.1e}")
+    print(f"  ours: extra memory {memory:.0f} MB, error against float64 {abs(float(values[0, -1]) - exact):.1e}")
+
+
+if __name__ == "__main__":
+    main()

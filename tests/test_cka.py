@@ -1,0 +1,878 @@
+"""CKA: closed forms, planted populations, invariances, digits, and what other implementations get wrong."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import pickle
+from functools import partial
+
+import pytest
+import scipy.spatial.distance
+import scipy.stats
+import torch
+import torch.multiprocessing
+
+from thinkalike.measures import CKA, PROPERTIES, FeatureSpaceCKA, cka, hsic0, hsic1, leverage
+from thinkalike.measures.jackknife import jackknife, leave_one_out, student_t
+
+F64 = torch.float64
+
+
+def layers(n, *widths, shared=4, noise=0.5, offset=0.0, dtype=F64):
+    """Features of the same n stimuli, alike through a few shared dimensions."""
+    base = torch.randn(n, shared, dtype=F64)
+    drawn = [base @ torch.randn(shared, d, dtype=F64) + noise * torch.randn(n, d, dtype=F64) for d in widths]
+    return [(x + offset).to(dtype) for x in drawn]
+
+
+def written_out(x, y, hsic=hsic1):
+    """From Grams of centred features in float64."""
+    K, L = ((z - z.mean(0)) @ (z - z.mean(0)).T for z in (x.double(), y.double()))
+    return hsic(K, L) / (hsic(K, K) * hsic(L, L)).sqrt()
+
+
+def same(found, expected, tolerance=1e-10):
+    torch.testing.assert_close(found.cpu(), torch.as_tensor(expected, dtype=found.dtype), rtol=0, atol=tolerance)
+
+
+# ------------------------------------------------------------------------------------------------------- closed forms
+
+
+@pytest.mark.parametrize("widths", [(5, 5), (3, 40)])
+@pytest.mark.parametrize("n", [4, 8, 60])
+def test_cka_is_the_ratio_of_hsics(n, widths, device):
+    x, y = layers(n, *widths, offset=3)
+    same(cka(x.to(device), y.to(device)), written_out(x, y))
+    same(cka(x.to(device), y.to(device), estimator="biased"), written_out(x, y, hsic0))
+
+
+def test_the_biased_one_is_that_of_kornblith_in_feature_space():
+    x, y = (z - z.mean(0) for z in layers(30, 5, 8))
+    same(cka(x, y, estimator="biased"), (x.T @ y).norm() ** 2 / (x.T @ x).norm() / (y.T @ y).norm())
+
+
+@pytest.mark.parametrize(("estimator", "hsic"), [("unbiased", hsic1), ("biased", hsic0)])
+def test_the_rbf_kernel_has_the_median_distance_as_its_width(estimator, hsic):
+    x, y = layers(20, 5, 8)
+    grams = []
+    for z in (x, y):
+        distances = torch.tensor(scipy.spatial.distance.pdist(z.numpy()))
+        gram = torch.exp(-distances.square() / 2 / distances.median().square())
+        grams.append(torch.tensor(scipy.spatial.distance.squareform(gram.numpy())) + torch.eye(20, dtype=F64))
+    K, L = grams
+    expected = hsic(K, L) / (hsic(K, K) * hsic(L, L)).sqrt()
+    same(cka(x, y, estimator=estimator, kernel="rbf"), expected)
+    assert (cka(x, y, estimator=estimator) - expected).abs() > 1e-3, "control"
+
+
+def population(a, b):
+    """CKA of x = z A and y = z B for standard normal z: HSIC is the squared norm of the covariance."""
+    return (a.T @ b).norm() ** 2 / (a.T @ a).norm() / (b.T @ b).norm()
+
+
+def planted(*widths, hidden=10):
+    return [torch.randn(hidden, d, dtype=F64) * torch.linspace(1, 0.1, hidden, dtype=F64)[:, None] for d in widths]
+
+
+def test_cka_finds_the_population_of_gaussian_features(device):
+    maps = planted(6, 7, 8, hidden=20)
+    metric = CKA(2, 1).to(device)
+    for _ in range(40):
+        z = torch.randn(64, 20, dtype=F64)
+        xs = [(z @ a).to(device) for a in maps]
+        metric.update(xs[:2], xs[2:])
+    found = metric.compute()
+    for layer in range(2):
+        truth = population(maps[layer], maps[2])
+        assert found.low[layer, 0] < truth < found.high[layer, 0]
+        assert (found.high - found.low)[layer, 0] < 0.1, "control: the interval says something"
+    biased = torch.stack(
+        [cka(z @ maps[0], z @ maps[2], estimator="biased") for z in torch.randn(40, 16, 20, dtype=F64)]
+    )
+    assert biased.mean() > found.high[0, 0], "control: the biased estimator is above it"
+
+
+def test_as_printed_is_the_appendix_to_the_letter():
+    """H - 11'H without 1/n, and no root (appendix C.1). HSIC ignores that shift, so the root is the difference."""
+    x, y = layers(20, 5, 8)
+    K, L = ((z - torch.ones(20, 20, dtype=F64) @ z) for z in (x, y))
+    K, L = K @ K.T, L @ L.T
+    expected = hsic1(K, L) / (hsic1(K, K) * hsic1(L, L))
+    printed = cka(x, y, as_printed=True)
+    torch.testing.assert_close(printed, expected, rtol=1e-8, atol=0)
+    torch.testing.assert_close(cka(0.1 * x, 0.1 * y, as_printed=True) / printed, torch.tensor(1e4, dtype=F64))
+    assert (cka(x, x, as_printed=True) - 1).abs() > 0.1, "not even 1 for a layer and itself"
+    grams = [z @ z.T for z in (x, y)]
+    norms = [hsic1(gram, gram) for gram in grams]
+    torch.testing.assert_close(printed * (norms[0] * norms[1]).sqrt(), cka(x, y), rtol=1e-6, atol=0)
+
+
+# -------------------------------------------------------------------------------------------------------- declarations
+
+
+def gram(x):
+    x = x - x.mean(0)
+    return x @ x.T
+
+
+MEASURES = {
+    "cka": cka,
+    "cka biased": partial(cka, estimator="biased"),
+    "cka rbf": partial(cka, kernel="rbf"),
+    "hsic1": lambda x, y: hsic1(gram(x), gram(y)),
+}
+CHANGES = {
+    "orthogonal": lambda x, y: (x @ torch.linalg.qr(torch.randn(x.shape[1], x.shape[1], dtype=F64)).Q, y),
+    "isotropic_scaling": lambda x, y: (1e-3 * x, y),
+    "translation": lambda x, y: (x + 10 * torch.randn(x.shape[1], dtype=F64), y),
+    "row_permutation": lambda x, y: (x.flip(0), y.flip(0)),
+    "invertible_linear": lambda x, y: (x * torch.linspace(0.1, 3, x.shape[1], dtype=F64), y),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_a_measure_has_the_invariances_that_it_declares_and_no_others(name, change):
+    measure, (x, y) = MEASURES[name], layers(20, 5, 8)
+    apart = (measure(*CHANGES[change](x, y)) - measure(x, y)).abs()
+    assert (apart < 1e-10) == (change in PROPERTIES[name].invariances)
+    assert apart < 1e-10 or apart > 1e-3
+
+
+def test_rows_permuted_on_one_side_only_are_noticed():
+    x, y = layers(50, 5, 8)
+    assert cka(x, y) - cka(x, y.flip(0)) > 0.3
+
+
+@pytest.mark.parametrize("name", PROPERTIES)
+def test_a_measure_stays_in_its_range_and_is_differentiable_as_declared(name):
+    measure, declared = MEASURES[name], PROPERTIES[name]
+    values = torch.stack([measure(*layers(5, 3, 4, noise=noise)) for noise in (0, 0.3, 1, 3) for _ in range(50)])
+    assert declared.low - 1e-10 <= values.min()
+    assert values.max() <= declared.high + 1e-10
+    assert (values.min() < 0) == (declared.low < 0), "no clamp: where it may be negative, it sometimes is"
+    x, y = (z.requires_grad_() for z in layers(6, 3, 4))
+    assert torch.autograd.gradcheck(measure, (x, y)) == declared.differentiable
+    assert declared.higher_is_closer == bool(measure(x, x) > measure(x, y))
+
+
+def test_the_gradient_way_and_the_tiled_way_are_one_measure():
+    x, y = layers(300, 5, 8)
+    same(cka(x.clone().requires_grad_(), y).detach(), cka(x, y), 1e-12)
+
+
+# --------------------------------------------------------------------------------------------------------------- digits
+
+
+def offset(x, size):
+    x[:, :3] += size
+    return x
+
+
+def massive(x, size):
+    x[0, 1], x[0, 2] = size, -size / 2
+    return x
+
+
+HARD = {
+    "benign": lambda x: x,
+    "three dimensions offset by 300": partial(offset, size=300),
+    "three dimensions offset by 3000": partial(offset, size=3000),
+    "one massive token of 3000": partial(massive, size=3000),
+    "one massive token of 30000": partial(massive, size=30_000),
+}
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+@pytest.mark.parametrize("estimator", ["unbiased", "biased"])
+@pytest.mark.parametrize("kind", HARD)
+def test_float32_keeps_six_digits_of_hard_features(kind, estimator, kernel, device):
+    xs = [HARD[kind](x).float().to(device) for x in layers(1024, 96, 128, 96, shared=16, noise=1.0)]
+    metrics = [CKA(1, 2, estimator=estimator, kernel=kernel).to(device) for _ in range(2)]
+    for metric, features in zip(metrics, (xs, [x.double() for x in xs]), strict=True):
+        metric.update(features[:1], features[1:])
+    single, double = (metric.compute().value for metric in metrics)
+    tolerance = 1e-5 if kind.endswith("30000") else 1e-6
+    same(single, double.cpu(), tolerance)
+    same(cka(xs[0].requires_grad_(), xs[1], estimator=estimator, kernel=kernel).detach(), double[0, 0], tolerance)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in HARD if "000" in kind and kind != "one massive token of 3000"])
+def test_features_that_are_hard_for_float32_really_are(kind):
+    """Control: without centring, or with one massive token in the mean."""
+    x, y = (HARD[kind](x).float() for x in layers(1024, 96, 128, shared=16, noise=1.0))
+    x, y = (x - x.mean(0), y - y.mean(0)) if "massive" in kind else (x, y)
+    K, L = x @ x.T, y @ y.T
+    naive = hsic1(K, L) / (hsic1(K, K) * hsic1(L, L)).sqrt()
+    exact = cka(x.double(), y.double())
+    assert not (naive - exact).abs() < 2e-6
+
+
+def test_bfloat16_and_float16_features_are_widened_first():
+    x, y = layers(200, 20, 30)
+    for dtype in (torch.bfloat16, torch.float16):
+        found = cka(x.to(dtype), y.to(dtype))
+        assert found.dtype == torch.float32
+        same(found, cka(x.to(dtype).double(), y.to(dtype).double()).float(), 1e-6)
+        same(found, cka(x, y).float(), 1e-2)
+    assert cka(x.bfloat16(), y).dtype == F64, "the wider of the two"
+
+
+def test_autocast_does_not_reach_the_products():
+    x, y = layers(200, 20, 30, dtype=torch.float32)
+    expected = cka(x, y)
+    metric = CKA(1, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert (x @ x.T).dtype == torch.bfloat16, "control"
+        assert torch.equal(cka(x, y), expected)
+        same(cka(x.clone().requires_grad_(), y).detach(), expected, 1e-6)
+        metric.update([x], [y])
+    same(metric.compute().value[0, 0], expected, 1e-6)
+
+
+@pytest.mark.parametrize("factor", [1e-12, 1e-3, 1e12])
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_no_epsilon_breaks_the_scale_even_in_float32(factor, kernel, device):
+    x, y = (z.to(device) for z in layers(50, 5, 8, dtype=torch.float32))
+    same(cka(factor * x, y, kernel=kernel), cka(x, y, kernel=kernel), 1e-6)
+    metric = CKA(1, 1, kernel=kernel).to(device)
+    metric.update([factor * x], [y / factor])
+    same(metric.compute().value[0, 0], cka(x, y, kernel=kernel), 1e-6)
+
+
+def test_leverage_is_the_share_of_the_farthest_row(device):
+    (x,) = layers(50, 5, offset=7)
+    k = (x - x.mean(0)).square().sum(1)
+    same(leverage(x.to(device)), k.max() / k.sum())
+    assert leverage(massive(x, 1e4)) > 0.97
+    assert leverage(x.bfloat16()).dtype == torch.float32
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "options", "message"),
+    [
+        (torch.randn(3, 2), torch.randn(3, 2), {}, "at least 4 rows, not 3"),
+        (torch.randn(5, 2), torch.randn(6, 2), {}, "the same rows, but X has 5 and Y has 6"),
+        (torch.randn(5, 2), torch.full((5, 2), 0.1), {}, "Y: all rows are the same"),
+        (torch.full((5, 2), 1e4).bfloat16(), torch.randn(5, 2), {}, "X: all rows are the same"),
+        (torch.zeros(5, 2), torch.randn(5, 2), {"estimator": "biased"}, "X: all rows are the same"),
+        (torch.full((5, 2), torch.nan), torch.randn(5, 2), {}, "X: a value is not finite"),
+        (torch.randn(5, 2), torch.tensor([[torch.inf], [0], [0], [0], [0]]), {}, "Y: a value is not finite"),
+        (torch.eye(5)[:, :1], torch.randn(5, 2), {}, "X: no variance but in one row, which the unbiased estimator"),
+        (torch.eye(5)[:, :1] * 1e4 + 7, torch.randn(5, 2), {}, "X: no variance but in one row"),
+        (torch.randn(5, 2), torch.eye(5)[:, :1], {"kernel": "rbf"}, "median distance between rows is 0"),
+        (torch.randn(9, 2), torch.eye(9)[:, :1] * torch.randn(40) + 0.1, {"kernel": "rbf"}, "median distance between"),
+        (torch.randn(5, 2), torch.randn(5, 2), {"estimator": "exact"}, "estimator=exact is not known; there is: unb"),
+        (torch.randn(5, 2), torch.randn(5, 2), {"kernel": "cosine"}, "kernel=cosine is not known; there is: linear, r"),
+        (torch.randn(5, 2), torch.randn(5, 2), {"kernel": "rbf", "as_printed": True}, "not the unbiased rbf one"),
+    ],
+)
+def test_what_has_no_cka_is_refused(x, y, options, message):
+    with pytest.raises(ValueError, match=message):
+        cka(x, y, **options)
+
+
+# ------------------------------------------------------------------------------------------------- batch after batch
+
+
+WIDTHS = 3, 5, 4, 2, 6  # two layers of a source, three of a target
+
+
+def batches(count, n=12, dtype=F64, seed=0):
+    torch.manual_seed(seed)
+    drawn = [layers(n, *WIDTHS, dtype=dtype) for _ in range(count)]
+    return [(features[:2], features[2:]) for features in drawn]
+
+
+def gathered(data, numbers=None, **options):
+    metric = CKA(2, 3, **options)
+    for index, (sources, targets) in enumerate(data):
+        metric.update(sources, targets, number=numbers[index] if numbers else None)
+    return metric
+
+
+@pytest.mark.parametrize("estimator", ["unbiased", "biased"])
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_one_batch_is_the_one_shot_value_of_every_pair(estimator, kernel, device):
+    ((sources, targets),) = batches(1)
+    metric = CKA(2, 3, estimator=estimator, kernel=kernel).to(device)
+    metric.update([x.to(device) for x in sources], [y.to(device) for y in targets])
+    found = metric.compute()
+    expected = [
+        [cka(x, y, estimator=estimator, kernel=kernel) for y in (*sources, *targets)] for x in (*sources, *targets)
+    ]
+    expected = torch.tensor(expected)
+    same(found.value, expected[:2, 2:], 1e-12)
+    same(found.within_source.value, expected[:2, :2], 1e-12)
+    same(found.within_target.value, expected[2:, 2:], 1e-12)
+    same(
+        torch.cat([found.leverage_source, found.leverage_target]),
+        torch.stack([leverage(x) for x in (*sources, *targets)]),
+    )
+
+
+def test_a_1_by_1_matrix_stays_one():
+    metric = CKA(1, 1)
+    metric.update(*([x] for x in layers(9, 3, 4)))
+    assert metric.compute().value.shape == (1, 1)
+
+
+def test_calling_the_metric_adds_a_batch_and_returns_its_own_value():
+    data = batches(2)
+    metric = CKA(2, 3)
+    for batch in data:
+        assert torch.equal(metric(*batch).value, gathered([batch]).compute().value)
+    agree(metric.to("cpu").compute(), gathered(data).compute(), 0)
+
+
+def test_batches_are_joined_by_the_ratio_of_their_means_or_the_mean_of_their_ratios():
+    data = batches(5)
+    grams = [[[gram(x) for x in side] for side in batch] for batch in data]
+    hsics = torch.tensor([[[[hsic1(K, L) for L in t], [hsic1(L, L) for L in t]] for K in s] for s, t in grams])
+    xy, yy = hsics.unbind(2)
+    xx = torch.tensor([[[hsic1(K, K)] for K in s] for s, _ in grams])
+    same(gathered(data).compute().value, xy.sum(0) / (xx.sum(0) * yy.sum(0)).sqrt())
+    same(gathered(data, aggregate="mean_of_ratios").compute().value, (xy / (xx * yy).sqrt()).mean(0))
+
+
+def test_the_mean_of_ratios_is_off_in_small_batches():
+    """Why the ratio of means is the default, and the paper's aggregate is not."""
+    maps = planted(5, 6)
+    truth = population(*maps)
+    metrics = [CKA(1, 1, aggregate=aggregate) for aggregate in ("ratio_of_means", "mean_of_ratios")]
+    for z in torch.randn(1000, 4, 10, dtype=F64):
+        for metric in metrics:
+            metric.update([z @ maps[0]], [z @ maps[1]])
+    right, off = (metric.compute() for metric in metrics)
+    assert right.low < truth < right.high
+    assert not off.low < truth < off.high
+
+
+# ------------------------------------------------------------------------------------------------------ rows and masks
+
+
+def sequences(*widths, b=6, t=5):
+    return [x.view(b, t, -1) for x in layers(b * t, *widths)]
+
+
+FLATTEN = {
+    "token": lambda x: x.flatten(0, 1),
+    "sample": lambda x: x.flatten(1),
+    "mean": lambda x: x.mean(1),
+}
+
+
+@pytest.mark.parametrize("flatten", FLATTEN)
+def test_rows_are_tokens_sequences_or_means_of_sequences(flatten):
+    x, y = sequences(3, 4)
+    found = {}
+    for mask in (None, torch.ones(6, 5, dtype=torch.bool)):
+        metric = CKA(1, 1, flatten=flatten)
+        metric.update([x], [y], mask)
+        found[mask is None] = metric.compute().value[0, 0]
+        same(found[mask is None], cka(FLATTEN[flatten](x), FLATTEN[flatten](y)))
+    rows = CKA(1, 1, flatten=flatten)
+    rows.update([x.flatten(0, 1)], [y.flatten(0, 1)])
+    same(rows.compute().value[0, 0], cka(x.flatten(0, 1), y.flatten(0, 1)))
+    others = [cka(rows(x), rows(y)) for name, rows in FLATTEN.items() if name != flatten]
+    assert all((found[True] - other).abs() > 1e-3 for other in others), "control: these are three different values"
+
+
+@pytest.mark.parametrize("flatten", ["token", "mean"])
+def test_masked_tokens_count_for_nothing_not_even_as_nan(flatten):
+    x, y = sequences(3, 4)
+    mask = torch.rand(6, 5) < 0.7
+    mask[:, 0] = True
+    kept = [[sequence[chosen] for sequence, chosen in zip(z, mask, strict=True)] for z in (x, y)]
+    rows = [torch.cat(z) if flatten == "token" else torch.stack([tokens.mean(0) for tokens in z]) for z in kept]
+    whole = cka(FLATTEN[flatten](x), FLATTEN[flatten](y))
+    x[~mask], y[~mask] = torch.nan, torch.inf
+    metric = CKA(1, 1, flatten=flatten)
+    metric.update([x], [y], mask)
+    same(metric.compute().value[0, 0], cka(*rows))
+    assert (cka(*rows) - whole).abs() > 1e-3, "control: the mask matters"
+
+
+def test_one_massive_token_decides_the_value_unless_it_is_masked():
+    x, y = layers(400, 30, 30, noise=3.0)
+    mask = torch.ones(400, dtype=torch.bool)
+    mask[:2] = False
+    clean = cka(x[2:], y[2:])
+    for z in (x, y):
+        z[:2] *= 1000
+    metrics = CKA(1, 1), CKA(1, 1)
+    metrics[0].update([x], [y])
+    metrics[1].update([x], [y], mask)
+    found, masked = (metric.compute() for metric in metrics)
+    same(masked.value[0, 0], clean)
+    assert (found.value - clean).abs() > 0.2
+    assert found.leverage_source > 0.3 > 0.1 > masked.leverage_source
+
+
+# ------------------------------------------------------------------------------- what other implementations get wrong
+
+
+def test_a_model_and_itself_are_1_for_any_order_of_batches():
+    """torch-cka: -0.004 with a loader that shuffles, as each model has an iterator of its own."""
+    data = [layers(64, *WIDTHS, dtype=torch.float32) for _ in range(6)]
+    for order in (range(6), torch.randperm(6).tolist()):
+        metric = CKA(5, 5)
+        for index in order:
+            rows = torch.randperm(64)
+            metric.update([x[rows] for x in data[index]], [x[rows] for x in data[index]])
+        found = metric.compute()
+        for estimate in (found, found.within_source, found.within_target):
+            same(estimate.value.diagonal(), torch.ones(5), 1e-6)
+        same(found.value, found.within_source.value, 1e-6)
+
+
+def test_values_stand_at_the_layers_that_were_given():
+    """torch-cka: in the order of the forward pass, under labels in the order of registration."""
+    ((sources, targets),) = batches(1)
+    value = gathered([(sources, targets)]).compute().value
+    turned = gathered([(sources[::-1], targets[::-1])]).compute().value
+    same(turned, value.flip(0, 1), 1e-14)
+
+
+def test_every_batch_counts():
+    """ckatorch: the last batch of an epoch replaces all others."""
+    data = batches(4)
+    values = [gathered(part).compute().value for part in (data, data[:3], data[3:])]
+    assert all((one - other).abs().max() > 1e-3 for one, other in zip(values, values[1:] + values[:1], strict=True))
+
+
+def test_independent_features_with_an_offset_are_not_alike(device):
+    """pytorch-cka: 1.0, and NaN in torch-cka."""
+    x, y = torch.randn(2, 1024, 32, device=device) + 300
+    assert cka(x, y).abs() < 0.01
+    K, L = x @ x.T, y @ y.T
+    naive = hsic1(K, L) / (hsic1(K, K) * hsic1(L, L)).sqrt()
+    assert not naive.abs() < 0.01, "control"
+
+
+def test_a_negative_value_stays_negative():
+    """pytorch-cka: clamped to 0, so that independent features look alike on average."""
+    values = torch.stack([cka(x, y) for x, y in torch.randn(200, 2, 16, 4)])
+    assert values.min() < -0.02
+    assert values.mean().abs() < 4 * values.std() / 200**0.5
+
+
+def test_what_happens_to_the_states_afterwards_does_not_matter():
+    """torch-cka: a hook keeps a reference, and sees later edits."""
+    data = batches(2)
+    expected = gathered(data).compute().value
+    metric = CKA(2, 3)
+    for sources, targets in data:
+        states = [x.clone() for x in (*sources, *targets)]
+        metric.update(states[:2], states[2:])
+        assert all(torch.equal(x, y) for x, y in zip(states, (*sources, *targets), strict=True)), "nor are they changed"
+        for x in states:
+            x.zero_()
+    assert torch.equal(metric.compute().value, expected)
+
+
+# -------------------------------------------------------------------------------------- splits, processes, resuming
+
+
+def numbers_of(result):
+    estimates = result, result.within_source, result.within_target, result.null, result.calibrated
+    found = [x for estimate in estimates if estimate for x in (estimate.value, estimate.low, estimate.high)]
+    return [*found, result.leverage_source, result.leverage_target, result.convergence()]
+
+
+def agree(one, other, tolerance):
+    for found, expected in zip(numbers_of(one), numbers_of(other), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("aggregate", ["ratio_of_means", "mean_of_ratios"])
+@pytest.mark.parametrize(
+    "split", [[[0, 1, 2, 3, 4]], [[0, 1, 2], [3, 4]], [[4, 1], [3], [2, 0]], [[], [4, 3, 2, 1, 0]]]
+)
+def test_any_split_of_the_batches_gives_the_same_to_the_bit(split, aggregate):
+    data = batches(5)
+    whole = gathered(data, aggregate=aggregate, null=True).compute()
+    parts = [gathered([data[i] for i in part], part, aggregate=aggregate, null=True) for part in split]
+    for part in parts[1:]:
+        parts[0].merge_state(part)
+    agree(parts[0].compute(), whole, 0)
+
+
+def test_without_numbers_the_values_are_still_the_same():
+    data = batches(5)
+    merged = gathered(data[3:])
+    merged.merge_state(gathered(data[:3]))
+    found, expected = merged.compute(), gathered(data).compute()
+    same(found.value, expected.value, 1e-14)
+    same(found.low, expected.low, 1e-12)
+
+
+SHARES = [([0, 3, 4], [1, 2]), ([0, 1, 2, 3, 4], [])]  # uneven, and one process without any
+
+
+def process(rank, folder):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/start", rank=rank, world_size=2)
+    data = batches(5)
+    for case, shares in enumerate(SHARES):
+        metric = gathered([data[i] for i in shares[rank]], shares[rank], null=True)
+        torch.save([number.clone() for number in numbers_of(metric.compute())], f"{folder}/{case}{rank}")
+        assert len(metric.records) == len(shares[rank]), "each process goes on with its own"
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_see_the_same_as_one(tmp_path):
+    torch.multiprocessing.spawn(process, (str(tmp_path),), nprocs=2)
+    expected = numbers_of(gathered(batches(5), null=True).compute())
+    for found in [torch.load(tmp_path / f"{case}{rank}") for case in range(2) for rank in range(2)]:
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path):
+    data = batches(5)
+    torch.save(gathered(data[:2], null=True).state_dict(), tmp_path / "state.pt")
+    state = torch.load(tmp_path / "state.pt")
+    for _ in range(2):  # twice: the first run must not have touched the state
+        metric = CKA(2, 3, null=True)
+        metric.load_state_dict(state)
+        metric.reset()
+        metric.load_state_dict(state)
+        agree(metric.compute(), gathered(data[:2], null=True).compute(), 0)
+        for batch in data[2:]:
+            metric.update(*batch)
+        agree(metric.compute(), gathered(data, null=True).compute(), 0)
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
+def test_a_copy_goes_on_by_itself_and_leaves_the_scratch_memory_behind(clone):
+    data = batches(3, n=400)
+    metric = gathered(data[:2])
+    size = len(pickle.dumps(metric))
+    twin = clone(metric)
+    twin.update(*data[2])
+    agree(twin.compute(), gathered(data).compute(), 0)
+    agree(metric.compute(), gathered(data[:2]).compute(), 0)
+    assert size < 400 * sum(WIDTHS) * 8
+
+
+def test_inference_mode_leaves_nothing_that_is_locked():
+    data = batches(2)
+    metric = CKA(2, 3)
+    with torch.inference_mode():
+        metric.update([x.clone() for x in data[0][0]], [x.clone() for x in data[0][1]])
+    metric.update(*data[1])
+    agree(metric.compute(), gathered(data).compute(), 0)
+
+
+def test_batches_of_any_size_dtype_and_order_share_the_scratch_memory():
+    data = [batches(1, n=n, dtype=dtype)[0] for n in (9, 30, 4) for dtype in (torch.float32, F64, torch.bfloat16)]
+    found = gathered(data).compute().hsics
+    for hsics, batch in zip(found, data, strict=True):
+        assert torch.equal(hsics, gathered([batch]).compute().hsics[0])
+
+
+# ------------------------------------------------------------------------------------------- intervals and what follows
+
+
+def test_the_jackknife_leaves_out_one_batch_at_a_time():
+    data = batches(5)
+    found = gathered(data).compute()
+    left_out = torch.stack([gathered(data[:i] + data[i + 1 :]).compute().value for i in range(5)])
+    error = (4 / 5 * (left_out - left_out.mean(0)).square().sum(0)).sqrt()
+    half = scipy.stats.t.ppf(0.975, 4) * error
+    same(found.high, found.value + half, 1e-8)
+    same(found.low, found.value - half, 1e-8)
+    differences = left_out[:, 0, 0] - left_out[:, 1, 2]
+    error = (4 / 5 * (differences - differences.mean()).square().sum()).sqrt()
+    difference = found.difference((0, 0), (1, 2))
+    same(difference.value, found.value[0, 0] - found.value[1, 2])
+    same(difference.high - difference.value, scipy.stats.t.ppf(0.975, 4) * error, 1e-8)
+
+
+def test_the_jackknife_of_a_mean_is_its_t_interval():
+    values = torch.randn(7, 3, dtype=F64)
+    found = jackknife(values.mean(0), leave_one_out(values))
+    low, high = scipy.stats.t.interval(0.95, 6, values.mean(0), scipy.stats.sem(values))
+    same(found.low, low, 1e-8)
+    same(found.high, high, 1e-8)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 10, 100, 10_000])
+@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
+def test_quantiles_of_student_t_are_those_of_scipy(level, freedom):
+    assert student_t(level, freedom) == pytest.approx(scipy.stats.t.ppf((1 + level) / 2, freedom), rel=1e-5)
+
+
+def test_one_batch_has_no_interval_but_a_value():
+    found = gathered(batches(1)).compute()
+    assert torch.equal(found.low, torch.full((2, 3), -torch.inf, dtype=F64))
+    assert found.widest_interval() == found.difference((0, 0), (0, 1)).high == torch.inf
+    assert found.value.isfinite().all()
+
+
+def simulated(batches, n, maps):
+    metric = CKA(1, 2)
+    for z in torch.randn(batches, n, len(maps[0]), dtype=F64):
+        xs = [z @ a for a in maps]
+        metric.update(xs[:1], xs[1:])
+    return metric.compute()
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_planted_value_in_95_of_100_runs():
+    """200 runs: a true 95 % falls outside 90..98 once in a hundred times."""
+    maps = planted(5, 6, 7)
+    truth = torch.stack([population(maps[0], other) for other in maps[1:]])
+    results = [simulated(20, 32, maps) for _ in range(200)]
+    covered = torch.stack([(found.low[0] < truth) & (truth < found.high[0]) for found in results]).double().mean(0)
+    difference = [found.difference((0, 0), (0, 1)) for found in results]
+    paired = sum(bool(each.low < truth[0] - truth[1] < each.high) for each in difference) / 200
+    print(f"coverage: {covered.tolist()}, of a difference: {paired}")
+    for share in (*covered.tolist(), paired):
+        assert 0.90 <= share <= 0.98
+
+
+def test_resampled_rows_would_pass_for_similarity():
+    """Why intervals are over batches: a row drawn twice is a pair of different rows that are alike on both sides."""
+    x, y = torch.randn(2, 200, 400, dtype=F64)
+    drawn = [torch.randint(200, (200,)) for _ in range(20)]
+    resampled = torch.stack([cka(x[rows], y[rows]) for rows in drawn])
+    assert cka(x, y).abs() < 0.02
+    assert resampled.min() > 0.3, "an interval of 20 draws that leaves out the value itself"
+    found = CKA(1, 1)
+    for part in range(0, 200, 20):
+        found.update([x[part : part + 20]], [y[part : part + 20]])
+    assert found.compute().low < 0 < found.compute().high
+
+
+def test_the_distance_of_two_models_is_equation_2():
+    torch.manual_seed(0)
+    data = [layers(30, 3, 4, 5, 6) for _ in range(6)]
+
+    def distance(parts, layers=2):
+        metric = CKA(2, 2)
+        for features in parts:
+            metric.update(features[:2], features[2:])
+        return metric.compute()
+
+    result = distance(data)
+    found = result.distance()
+    arccos = [torch.arccos(result.value[layer, layer]) for layer in range(2)]
+    same(found.value, (arccos[0] ** 2 + arccos[1] ** 2).sqrt())
+    left_out = torch.stack([distance(data[:i] + data[i + 1 :]).distance().value for i in range(6)])
+    error = (5 / 6 * (left_out - left_out.mean()).square().sum()).sqrt()
+    same(found.high - found.value, scipy.stats.t.ppf(0.975, 5) * error, 1e-8)
+    assert found.clipped == 0
+
+
+def test_a_model_is_at_distance_0_from_itself_and_clips_are_counted():
+    metric = CKA(3, 3)
+    for features in [layers(30, 3, 4, 5, dtype=torch.float32) for _ in range(4)]:
+        metric.update(features, features)
+    result = metric.compute()
+    found = result.distance()
+    same(found.value, 0.0, 1e-3)
+    assert 0 <= found.clipped <= 3
+    hsics = result.hsics.clone()
+    hsics[:, 0, 3] *= 1.5
+    beyond = dataclasses.replace(result, hsics=hsics).distance()
+    assert beyond.clipped == found.clipped + (result.value[0, 0] <= 1)
+    assert beyond.value.isfinite()
+
+
+def test_the_distance_needs_models_of_one_depth():
+    with pytest.raises(ValueError, match=r"equally deep models, not of \(2, 3\) layers"):
+        gathered(batches(2)).compute().distance()
+
+
+def test_the_convergence_curve_ends_at_the_value():
+    data = batches(5)
+    for aggregate in ("ratio_of_means", "mean_of_ratios"):
+        curve = gathered(data, aggregate=aggregate).compute().convergence()
+        for seen in range(1, 6):
+            same(curve[seen - 1], gathered(data[:seen], aggregate=aggregate).compute().value, 1e-12)
+
+
+def test_more_batches_narrow_the_widest_interval():
+    widths = [gathered(batches(count)).compute().widest_interval() for count in (3, 60)]
+    assert widths[1] < widths[0] / 3
+    found = gathered(batches(3)).compute()
+    assert widths[0] == max((e.high - e.low).max() for e in (found, found.within_source, found.within_target))
+
+
+# ----------------------------------------------------------------------------------------------------------------- null
+
+
+@pytest.mark.parametrize("estimator", ["unbiased", "biased"])
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+def test_the_null_is_cka_with_the_rows_of_the_target_permuted(estimator, kernel, device):
+    data = batches(3)
+    metric = CKA(2, 3, estimator=estimator, kernel=kernel, aggregate="mean_of_ratios", null=True).to(device)
+    expected = []
+    for number, (sources, targets) in enumerate(data):
+        metric.update([x.to(device) for x in sources], [y.to(device) for y in targets])
+        rows = torch.randperm(12, generator=torch.Generator().manual_seed(number))
+        expected.append([[cka(x, y[rows], estimator=estimator, kernel=kernel) for y in targets] for x in sources])
+    found = metric.compute()
+    null = torch.tensor(expected).mean(0)
+    same(found.null.value, null)
+    same(found.calibrated.value, (found.value.cpu() - null) / (1 - null))
+    assert (found.null.low < found.null.high).all()
+
+
+def test_calibration_takes_the_biased_estimator_to_zero_for_independent_features():
+    metric = CKA(1, 1, estimator="biased", null=True)
+    for x, y in torch.randn(40, 2, 16, 64, dtype=F64):
+        metric.update([x], [y])
+    found = metric.compute()
+    assert found.value > 0.7
+    assert found.calibrated.low < 0 < found.calibrated.high
+    assert found.calibrated.high < 0.1
+    plain = CKA(1, 1)
+    plain.update([x], [y])
+    assert plain.compute().null is plain.compute().calibrated is None
+
+
+# ---------------------------------------------------------------------------------------------------- refused batches
+
+
+def spoilt(index, value):
+    ((sources, targets),) = batches(1)
+    (sources if index < 2 else targets)[index % 2][3, 0] = value
+    return sources, targets
+
+
+def constant(index):
+    ((sources, targets),) = batches(1)
+    (sources if index < 2 else targets)[index % 2][:] = 0.1
+    return sources, targets
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        (spoilt(1, torch.nan), "source layer 1: a value is not finite"),
+        (spoilt(2, torch.inf), "target layer 0: a value is not finite"),
+        (constant(0), "source layer 0: all rows are the same"),
+        (constant(3), "target layer 1: all rows are the same"),
+        (batches(1, n=3)[0], "at least 4 rows, not 3"),
+        (([torch.randn(5, 2)] * 2, [torch.randn(6, 2)] * 3), "target layer 0 has 6 rows, but source layer 0 has 5"),
+        (([torch.eye(5)] * 2, [torch.eye(5)[:, :1]] * 3), "source layer 0: no variance but in one row"),
+        (([torch.randn(5, 2)] * 2, [torch.eye(5)[:, :1]] * 3), "target layer 0: no variance but in one row"),
+        (([torch.randn(5, 2)], [torch.randn(5, 2)] * 3), r"2 and 3 layers were announced, but \(1, 3\) came"),
+        (([torch.randn(5, 2)] * 2, [torch.randn(5, 2)] * 3, torch.ones(4, dtype=torch.bool)), r"mask of shape \(4,\)"),
+        (([torch.randn(5, 2)] * 2, [torch.randn(5, 2)] * 3, torch.ones(5, dtype=torch.long)), "a mask is boolean"),
+    ],
+)
+def test_a_batch_that_has_no_cka_is_refused_by_the_name_of_its_layer_and_adds_nothing(batch, message):
+    metric = gathered(batches(2))
+    expected = metric.compute()
+    with pytest.raises(ValueError, match=message):
+        metric.update(*batch)
+    agree(metric.compute(), expected, 0)
+
+
+@pytest.mark.parametrize(
+    ("flatten", "message"),
+    [("sample", "a mask cannot drop tokens: use flatten=mean"), ("mean", "sequence 2 has no token left")],
+)
+def test_a_mask_that_leaves_no_row_is_refused(flatten, message):
+    mask = torch.ones(6, 5, dtype=torch.bool)
+    mask[2] = False
+    with pytest.raises(ValueError, match=message):
+        CKA(1, 1, flatten=flatten).update(*([x] for x in sequences(3, 4)), mask)
+
+
+@pytest.mark.filterwarnings("ignore:The ``compute`` method")
+def test_no_batches_have_no_cka():
+    with pytest.raises(ValueError, match="no CKA of no batches: call update first"):
+        CKA(1, 1).compute()
+
+
+@pytest.mark.parametrize("key", ["aggregate", "flatten", "kernel", "estimator"])
+def test_an_unknown_option_is_refused(key):
+    with pytest.raises(ValueError, match=f"{key}=other is not known; there is: "):
+        CKA(1, 1, **{key: "other"})
+
+
+def test_batches_of_other_options_are_not_mixed_in():
+    here, there = gathered(batches(2)), gathered(batches(2), estimator="biased")
+    with pytest.raises(ValueError, match=r"'estimator': 'unbiased'.* here, .*'estimator': 'biased'.* there"):
+        here.merge_state(there)
+    with pytest.raises(ValueError, match="batches of other options cannot be added"):
+        here.load_state_dict(there.state_dict())
+
+
+# -------------------------------------------------------------------------------------------------- in feature space
+
+
+def in_chunks(xs, ys, chunks):
+    found = FeatureSpaceCKA()
+    start = 0
+    for size in chunks:
+        found.update([x[start : start + size] for x in xs], [y[start : start + size] for y in ys])
+        start += size
+    return found
+
+
+@pytest.mark.parametrize("offset", [0, 3000])
+@pytest.mark.parametrize("chunks", [[100], [1] * 100, [3, 90, 7]])
+def test_feature_space_streams_the_value_of_all_rows(chunks, offset, device):
+    xs = [x.to(device) for x in layers(100, *WIDTHS, offset=offset)]
+    found = in_chunks(xs[:2], xs[2:], chunks).compute()
+    same(found, torch.stack([torch.stack([cka(x, y) for y in xs[2:]]) for x in xs[:2]]).cpu())
+    assert abs(found[0, 0] - cka(xs[0][:90], xs[2][:90])) > 1e-4, "control"
+
+
+def test_merged_accumulators_are_one_that_saw_everything():
+    xs = layers(100, *WIDTHS, offset=3000)
+    parts = [in_chunks([x[i] for x in xs[:2]], [y[i] for y in xs[2:]], [20, 30]) for i in (slice(50), slice(50, 100))]
+    merged = pickle.loads(pickle.dumps(FeatureSpaceCKA()))
+    for part in (*parts, FeatureSpaceCKA()):
+        before = part.compute() if part.n else None
+        merged.merge(part)
+        assert before is None or torch.equal(part.compute(), before)
+    same(merged.compute(), in_chunks(xs[:2], xs[2:], [100]).compute())
+    assert merged.n == 100
+
+
+def test_float32_features_are_summed_up_in_float64():
+    xs = [offset(x, 3000).float() for x in layers(100, 5, 6)]
+    same(in_chunks(xs[:1], xs[1:], [60, 40]).compute()[0, 0], cka(xs[0].double(), xs[1].double()))
+
+
+@pytest.mark.parametrize(
+    ("xs", "ys", "message"),
+    [
+        ([torch.randn(5, 3)], [torch.randn(6, 4)], "target layer 0 has 6 rows, but the first layer has 5"),
+        ([torch.randn(5, 3)], [torch.full((5, 4), torch.nan)], "target layer 0: a value is not finite"),
+        (
+            [torch.randn(5, 4)],
+            [torch.randn(5, 4)],
+            r"widths of all are \(1, \[4, 4\]\), but were \(1, \[3, 4\]\) so far",
+        ),
+        ([], [torch.randn(5, 3), torch.randn(5, 4)], r"are \(0, \[3, 4\]\), but were \(1, \[3, 4\]\) so far"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(xs, ys, message):
+    found = in_chunks(*([x] for x in layers(9, 3, 4)), [9])
+    expected = found.compute()
+    with pytest.raises(ValueError, match=message):
+        found.update(xs, ys)
+    assert torch.equal(found.compute(), expected)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, 3000.7])
+def test_constant_layers_have_no_cka_in_feature_space_either(value):
+    (x,), y = layers(9, 3), torch.full((9, 4), value)
+    for chunks in ([9], [4, 5]):
+        with pytest.raises(ValueError, match="target layer 0: no variance"):
+            in_chunks([x], [y], chunks).compute()
+    with pytest.raises(ValueError, match="source layer 0: no variance, or only in one row"):
+        in_chunks([torch.eye(9)[:, :1]], [x], [9]).compute()
+    with pytest.raises(ValueError, match="at least 4 rows, not 3"):
+        in_chunks([x], [x], [3]).compute()
