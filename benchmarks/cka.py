@@ -137,6 +137,26 @@ def installed(packages: dict[str, Callable], xs: Features, ys: Features) -> dict
     return found
 
 
+def whole_job(device: str, rounds: int) -> tuple[float, float]:
+    """Median seconds of a batch of two models of GPT-2's shape: their bare bodies, and all that measure=cka does."""
+    from thinkalike.activations import token_states
+    from thinkalike.models import FrozenModel, build_mini, train_tokenizer
+    from thinkalike.models.families import FAMILIES
+
+    tokenizer = train_tokenizer(["a few words"], 300)
+    modules = [build_mini({"n_positions": N}, 50257, seed, "gpt2").to(device) for seed in (0, 1)]
+    models = [FrozenModel(module, FAMILIES["gpt2"], tokenizer, name="random", context=N) for module in modules]
+    tokens, metric = torch.randint(50257, (1, N), device=device), CKA(12, 12).to(device)
+    work = {
+        "bare": lambda: [model.module.transformer(tokens) for model in models],
+        "job": lambda: metric.update(*token_states(models, tokens)),
+    }
+    with torch.no_grad():
+        turns = [{name: seconds(call, device) for name, call in work.items()} for _ in range(rounds + 1)]
+    bare, job = (statistics.median(turn[name] for turn in turns[1:]) for name in work)
+    return bare, job
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
@@ -152,6 +172,10 @@ def main() -> None:
     metric.reset()
     memory = extra_memory(lambda: metric.update(xs, ys), options.device)
     report(xs, ys, metric, memory, options)
+    bare, job = whole_job(options.device, options.rounds // 3)
+    print(
+        f"  a batch of two models of GPT-2's shape: bodies {bare:.2f} s, with CKA {job:.2f} s, {job / bare:.2f} of it"
+    )
 
 
 def report(xs: Features, ys: Features, metric: CKA, memory: float, options: argparse.Namespace) -> None:

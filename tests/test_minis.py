@@ -7,11 +7,12 @@ import pytest
 
 from conftest import composed
 from thinkalike import jobs
-from thinkalike.config import DataConfig, ModelConfig
+from thinkalike.config import DataConfig
 from thinkalike.jobs.steps import held_out, read_corpus
 from thinkalike.models import ASSETS, load_model, same_vocabulary
 
 MINIS = sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
+NEOX = ["neox-3l-mini", "neox-4l-mini", "neox-5l-mini", "neox-5l-odd-mini", "neox-6l-mini"]
 EXPECTED = ["gelu-3l-mini", "gelu-3l-mini-s1", "gelu-4l-mini", "solu-3l-mini", "solu-3l-mini-s1", "solu-4l-mini"]
 
 
@@ -20,12 +21,20 @@ def card(name):
 
 
 def mini(name):
-    return load_model(ModelConfig(name=name, family="native", mini=True, context=256))
+    return load_model(composed(f"model={name}").model)
 
 
-def test_the_minis_are_there_and_small():
-    assert set(EXPECTED) <= set(MINIS)
-    assert sum(path.stat().st_size for name in EXPECTED for path in (ASSETS / name).iterdir()) < 12 * 2**20
+@pytest.mark.parametrize(("names", "most"), [(EXPECTED, 12), (NEOX, 10)])
+def test_the_minis_are_there_and_small(names, most):
+    assert set(names) <= set(MINIS)
+    assert sum(path.stat().st_size for name in names for path in (ASSETS / name).iterdir()) < most * 1e6
+
+
+def test_the_odd_one_departs_in_its_heads_alone():
+    odd, normal = (card(name) for name in ("neox-5l-odd-mini", "neox-5l-mini"))
+    different = {key for key in odd if odd[key] != normal[key]}
+    assert different == {"num_attention_heads", "training", "heldout"}
+    assert {key for key in odd["training"] if odd["training"][key] != normal["training"][key]} == {"command"}
 
 
 @pytest.mark.parametrize("name", MINIS)
@@ -47,7 +56,7 @@ def test_twins_are_equally_good_and_began_alike(twin):
 
 
 def test_all_minis_share_their_tokenizer():
-    first, *others = (mini(name) for name in EXPECTED)
+    first, *others = (mini(name) for name in EXPECTED + NEOX)
     for other in others:
         same_vocabulary(first, other)
 
