@@ -143,6 +143,20 @@ def test_models_of_different_tokenizers_are_compared_by_words(call, words, check
     assert "words are compared one by one" in err
 
 
+def test_a_transformer_is_compared_with_mamba(call, words, checkpoints):
+    both = [f"{side}={value}" for side, value in (("model", "local"), ("model@target", "local"))]
+    paths = [f"model.path={checkpoints['gpt_neox']}", f"target.path={checkpoints['mamba']}"]
+    status, out, err = call("analyze.py", *words, *both, *paths)
+    assert status == 0, err
+    table = pd.read_csv(result(out) / "table.csv")
+    assert table[["source", "target"]].drop_duplicates().to_numpy().tolist() == [
+        ["gpt_neox", "mamba"],
+        ["gpt_neox", "gpt_neox"],
+        ["mamba", "mamba"],
+    ]
+    assert table["value"].between(-1, 1 + 1e-6).all()
+
+
 def test_a_layer_without_variance_is_named_with_its_model(call, words, minis, tmp_path):
     flat = tiny.write_mini(tmp_path / "flat")
     weights = load_file(flat / "model.safetensors")
