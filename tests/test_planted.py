@@ -80,11 +80,12 @@ def test_procrustes_recovers_the_rotation_and_the_loss(planted):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_training_stitches_the_planted_target_back(planted, tmp_path):
     source, target, _, _ = planted
     config = composed(f"data.cache={tmp_path}")
-    corpus = read_corpus(config.data, source.tokenizer, 256, bos=False, fit_tokens=600 * 4096)
-    recipe = StitchConfig(kind="linear", steps=600, warmup=60, tokens_per_step=4096)
+    corpus = read_corpus(config.data, source.tokenizer, 256, bos=False, fit_tokens=None)
+    recipe = StitchConfig(kind="linear", steps=1500, warmup=60, tokens_per_step=4096, lr=3.0, weight_decay=0.0)
     module = StitchTraining(source, target, PAIRS, corpus.fit.tokens, recipe, 0)
     logger = composed("logger=none").logger
     fit(module, Run("planted", tmp_path, tmp_path, torch.device("cpu"), TrainerConfig(), logger, {}))

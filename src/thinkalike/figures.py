@@ -185,7 +185,7 @@ def learning_curves(curves: dict[tuple[str, str], Any], folder: Path, window: in
                 if layer >= next(iter(inside.values())).shape[1]:
                     axes.set_axis_off()
                     continue
-                for number, (label, curve) in enumerate(inside.items()):
+                for number, (label, curve) in enumerate(sorted(inside.items())):
                     smooth = pd.Series(curve[:, layer]).rolling(window, min_periods=1).mean()
                     axes.plot(smooth, color=COLOURS[number % len(COLOURS)], label=_short(label), linewidth=1)
                 axes.set_title(f"{group}, layer {layer}", fontsize=8)
