@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import multiprocessing
-import resource
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from tail import in_turn
@@ -55,11 +55,11 @@ def hooked(source: FrozenModel, target: FrozenModel, layer: int, tokens: torch.T
     phi, found = Stitch("linear", WIDTH, WIDTH).to(tokens.device), {}
     optimizer = torch.optim.SGD(phi.parameters(), lr=0.1, momentum=0.9, nesterov=True)
 
-    def seen(module: object, args: object, output: torch.Tensor) -> None:
-        found["state"] = output
+    def seen(module: object, args: object, output: tuple[torch.Tensor]) -> None:
+        (found["state"],) = output
 
-    def swapped(module: object, args: object, output: torch.Tensor) -> torch.Tensor:
-        return phi(found["state"])
+    def swapped(module: object, args: object, output: object) -> tuple[torch.Tensor]:
+        return (phi(found["state"]),)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -92,6 +92,8 @@ def peak_of_loss(chunked: bool, device: str, queue: multiprocessing.Queue) -> No
     head = torch.nn.Linear(WIDTH, VOCABULARY).requires_grad_(False).to(device)
     states = torch.randn(2**14, WIDTH, device=device, requires_grad=True)
     targets = torch.randint(VOCABULARY, (2**14,), device=device)
+    if device == "cpu":
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far, which began as the parent's
     before = _peak(device)
     (token_loss(states, head, targets) if chunked else cross_entropy(head(states), targets)).mean().backward()
     queue.put(_peak(device) - before)
@@ -99,7 +101,8 @@ def peak_of_loss(chunked: bool, device: str, queue: multiprocessing.Queue) -> No
 
 def _peak(device: str) -> int:
     if device == "cpu":
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
     return torch.cuda.max_memory_allocated()
 
 

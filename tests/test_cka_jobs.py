@@ -19,6 +19,8 @@ import tiny
 from conftest import ROOT, composed
 from thinkalike import reproduce
 from thinkalike.config import ModelConfig
+from thinkalike.errors import StoreError
+from thinkalike.jobs.cka import _resume
 from thinkalike.measures import CKA, alignment
 from thinkalike.models import load_model
 from thinkalike.reproduce import cka as experiments
@@ -155,6 +157,18 @@ def test_a_transformer_is_compared_with_mamba(call, words, checkpoints):
         ["mamba", "mamba"],
     ]
     assert table["value"].between(-1, 1 + 1e-6).all()
+
+
+def test_too_little_text_for_a_batch_of_words_is_said(call, words, pair):
+    status, _, err = call("analyze.py", *words, *pair, "measure.level=word", "measure.tokens_per_batch=1000000")
+    assert status == 1
+    assert "too little text for one batch of 1000000 words" in err
+
+
+def test_a_damaged_state_is_named(tmp_path):
+    (tmp_path / "cka.pt").write_bytes(b"half a file")
+    with pytest.raises(StoreError, match=r"cka\.pt is damaged .* deleting it is safe"):
+        _resume(CKA(2, 2), tmp_path / "cka.pt")
 
 
 def test_a_layer_without_variance_is_named_with_its_model(call, words, minis, tmp_path):

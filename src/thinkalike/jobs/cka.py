@@ -128,6 +128,8 @@ def _measure(
             if widest < measure.stop_at_width:
                 log.info("after %d batches every interval is narrower than %g", number + 1, measure.stop_at_width)
                 break
+    if not metric.update_called:
+        raise DataError(f"there is too little text for one batch of {measure.tokens_per_batch} words")
     result = metric.compute()
     if len(result.hsics) < measure.batches and not measure.stop_at_width:
         log.warning("%d batches of the %d asked for: there is no more text", len(result.hsics), measure.batches)

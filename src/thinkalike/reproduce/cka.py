@@ -245,7 +245,7 @@ def _compare(config: AnalyzeConfig, pairs: Sequence[tuple[str, str]]) -> list[Co
     for number, (source, target) in enumerate(pairs, 1):
         log.info("%d of %d: %s and %s", number, len(pairs), source, target)
         words = [f"model={source}", f"model@target={target}", f"store={config.store}", f"seed={config.seed}"]
-        job = replace(compose_job("analyze", words), measure=config.measure, threads=config.threads)
+        job = replace(compose_job("analyze", words), measure=config.measure, threads=config.threads, force=config.force)
         if config.data.name != "auto":
             job = replace(job, data=config.data)
         found.append(Comparison(source, target, jobs.cka(job)))

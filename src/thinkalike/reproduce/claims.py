@@ -45,7 +45,7 @@ def conclude(
     names = {label: folder.name for label, folder in parts.items()}
     job = Job(config.store, str(config.experiment).replace("/", "-"), key_of(settings, names), settings)
     _show(f"{config.experiment}, scale {config.scale}", claims)
-    if job.done:
+    if job.done and not config.force:
         return job.folder
     with job.running():
         draw(table, job.out() / "figures")

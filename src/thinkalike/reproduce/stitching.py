@@ -90,7 +90,7 @@ def stitches_of_figure_1(config: AnalyzeConfig) -> list[Direction]:
         log.info("%d of %d: %s into %s", number, len(wanted), source, target)
         words = [f"model={source}", f"model@target={target}", f"recipe={config.recipe}", "stitch.controls=true"]
         words += ["stitch=affine"] if config.recipe == "paper" else []
-        words += [f"store={config.store}", f"seed={config.seed}", "logger=none"]
+        words += [f"store={config.store}", f"seed={config.seed}", f"force={config.force}", "logger=none"]
         if config.scale == "mini":
             words += MINI_RECIPE
         words += [f"trainer.threads={config.threads}"] if config.threads else []
