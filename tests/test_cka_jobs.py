@@ -303,22 +303,52 @@ def test_alignment_of_the_kept_hsics_is_the_kept_value(tmp_path):
     assert alignment(torch.eye(3)).diagonal().tolist() == [1, 1, 1]
 
 
-def test_the_pythia_experiments_run_at_paper_scale_against_a_hub(run_door, words, tmp_path):
-    root, sizes = tmp_path / "hub", {"1b": 32, "1.4b": 32, "2.8b": 48}
-    for number, (size, width) in enumerate(sizes.items()):
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory):
+    """Tiny models under the names and in the formats of the paper's, with widths of their own."""
+    root = tmp_path_factory.mktemp("hub")
+    for number, size in enumerate(("70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b")):
+        width = 32 if number % 2 else 48
         tiny.write_checkpoint("gpt_neox", root / f"EleutherAI/pythia-{size}-deduped", hidden_size=width, seed=number)
+    tiny.tokenizer().save_pretrained(root / "NeelNanda" / "tokenizer")
+    for number, (name, activation) in enumerate((("SoLU", "solu_ln"), ("GELU", "gelu"))):
+        for depth in (3, 4):
+            folder = root / f"NeelNanda/{name}_{depth}L512W_C4_Code"
+            tiny.write_legacy(folder, "NeelNanda/tokenizer", seed=number, n_layers=depth, act_fn=activation)
+    return root
+
+
+EXPERIMENTS = [
+    ("figure9", 6 * 16),  # three pairs, and three models within
+    ("figure4", 3 * 9),
+    pytest.param("figure5", 3 * 16, marks=pytest.mark.slow),
+    pytest.param("figure3", (3 + 4) * 16, marks=pytest.mark.slow),
+    pytest.param("figure10", 4 * 16, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("figure", "cells"), EXPERIMENTS)
+def test_an_experiment_runs_at_paper_scale_against_a_hub(figure, cells, repositories, run_door, words):
     small = [word for word in words if not word.startswith(("measure=", "model.", "target."))]
-    with hub.serve(root) as (endpoint, asked):
-        done = run_door("analyze.py", "experiment=brown2023/figure9", *small, env={"HF_ENDPOINT": endpoint})
+    with hub.serve(repositories) as (endpoint, asked):
+        done = run_door("analyze.py", f"experiment=brown2023/{figure}", *small, env={"HF_ENDPOINT": endpoint})
     assert done.returncode == 0, done.stderr
-    assert any("pythia-2.8b-deduped/resolve" in path for path in asked)
+    assert any(path.endswith((".safetensors", ".pth")) for path in asked)
     folder = result(done.stdout)
-    table = pd.read_csv(folder / "table.csv")
-    assert table["source"].nunique() == 3
-    assert len(table) == 6 * 16  # three pairs, and three models within
-    verdicts = pd.read_csv(folder / "claims.csv")["verdict"]
-    assert set(verdicts) <= {"holds", "does not hold"}
-    assert len(list((tmp_path / "results" / "cka").iterdir())) == 3
+    assert len(pd.read_csv(folder / "table.csv")) == cells
+    assert set(pd.read_csv(folder / "claims.csv")["verdict"]) <= {"holds", "does not hold"}
+    assert (folder / "figures" / "cka.png").exists()
+
+
+def test_table_1_at_paper_scale_against_a_hub(repositories, run_door, tmp_path):
+    with hub.serve(repositories) as (endpoint, asked):
+        command = ["experiment=brown2023/table1", f"store={tmp_path}/results"]
+        done = run_door("analyze.py", *command, env={"HF_ENDPOINT": endpoint})
+    assert done.returncode == 0, done.stderr
+    table = pd.read_csv(result(done.stdout) / "table.csv").set_index("model")
+    assert len(table) == 8
+    assert table.loc["pythia-1b-deduped", "d_head"] == 32 // 4
+    assert not any(path.endswith(".safetensors") for path in asked)
 
 
 def test_table_1_reads_configurations_alone(run_door, tmp_path):
