@@ -16,7 +16,7 @@ class Stitch(nn.Module):
 
     | kind | φ(h) | parameters |
     |---|---|---|
-    | identity | h | none |
+    | identity | h | none but those of a LayerNorm |
     | linear | h + W h | d² |
     | affine | h + W h + b | d² + d |
     | low_rank | h + B A h + b, A of `rank` rows | 2 r d + d |
@@ -29,17 +29,15 @@ class Stitch(nn.Module):
 
     Raises:
         ValueError: an unknown kind or norm, a rank that is none, an identity or orthogonal map between different
-            widths, or an identity with a LayerNorm.
+            widths.
     """
 
     def __init__(self, kind: str, width_in: int, width_out: int, norm: str = "none", rank: int = 16, seed: int = 0):
         super().__init__()
         if kind not in KINDS or norm not in NORMS:
             raise ValueError(f"kind={kind}, norm={norm}: kinds are {', '.join(KINDS)}; norms are {', '.join(NORMS)}")
-        if kind == "identity" and (width_in != width_out or norm != "none"):
-            raise ValueError(f"an identity needs equal widths and norm=none, not {width_in}, {width_out}, {norm}")
-        if kind == "orthogonal" and width_in != width_out:
-            raise ValueError(f"an orthogonal stitch needs equal widths, not {width_in} and {width_out}")
+        if kind in ("identity", "orthogonal") and width_in != width_out:
+            raise ValueError(f"an {kind} stitch needs equal widths, not {width_in} and {width_out}")
         if kind == "low_rank" and not 0 < rank <= min(width_in, width_out):
             raise ValueError(f"rank={rank} must lie between 1 and the smaller width, {min(width_in, width_out)}")
         self.kind, self.residual = kind, width_in == width_out and kind != "orthogonal"
