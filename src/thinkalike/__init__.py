@@ -18,6 +18,13 @@ _HOME = {
     "hsic0": "thinkalike.measures",
     "hsic1": "thinkalike.measures",
     "leverage": "thinkalike.measures",
+    "MLEM": "thinkalike.measures",
+    "DifferentiableMLEM": "thinkalike.measures",
+    "feature_importance": "thinkalike.measures",
+    "rsa": "thinkalike.measures",
+    "mantel": "thinkalike.measures",
+    "weighted_tau": "thinkalike.measures",
+    "mds": "thinkalike.measures",
 }
 
 __all__ = list(_HOME)  # pyright: ignore

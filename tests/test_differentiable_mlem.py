@@ -1,0 +1,162 @@
+"""The trainable MLEM against the closed form, autograd and what its losses are called."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from torch import nn
+from torch.optim import LBFGS
+
+from thinkalike.measures import MLEM, DifferentiableMLEM, FeatureEncoder
+from thinkalike.measures.differentiable_mlem import pearson, soft_ranks
+
+LOSSES = ["squared_error", "pearson", "spearman"]
+
+
+class Loss(nn.Module):
+    """The loss as a forward pass, which `functional_call` wants."""
+
+    def __init__(self, model, features):
+        super().__init__()
+        self.model, self.features = model, features
+
+    def forward(self, states):
+        return self.model.loss(self.features, states)
+
+
+def drawn(n=40, f=4, d=6):
+    table = torch.randint(3, (n, f)).double()
+    states = torch.randn(n, d)
+    for k in range(f):
+        states += torch.randn(3, d)[table[:, k].long()] * (f - k) / 2
+    return table, FeatureEncoder.fit(table).encode(table), states
+
+
+@pytest.fixture(autouse=True)
+def _double(float64):
+    pass
+
+
+@pytest.mark.parametrize("weights", ["diagonal", "full"])
+@pytest.mark.parametrize("alpha", [0.0, 50.0])
+def test_training_on_squared_error_reaches_the_closed_form(weights, alpha):
+    table, features, states = drawn()
+    exact = MLEM(weights=weights, alpha=alpha, scale="none").fit(table, states)
+    model = DifferentiableMLEM(4, weights, alpha=alpha)
+    optimizer = LBFGS(model.parameters(), max_iter=2000, tolerance_grad=1e-10, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model.loss(features, states)
+        loss.backward()
+        return loss
+
+    start = closure().detach()
+    optimizer.step(closure)
+    assert closure() < start / 2
+    torch.testing.assert_close(model.weights.detach(), exact.weights_, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(model.intercept.detach(), exact.intercept_, rtol=1e-3, atol=1e-3)
+    pairs = torch.triu_indices(40, 40, 1)
+    torch.testing.assert_close(model(features.differences(pairs)), exact.predict(table), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("weights", ["diagonal", "full"])
+def test_gradients_of_weights_and_states_are_those_of_finite_differences(loss, weights):
+    _, features, states = drawn(7, f=3, d=2)
+    model = DifferentiableMLEM(3, weights, loss, alpha=0.3, strength=0.3)
+
+    whole = Loss(model, features)
+
+    def value(root, intercept, rows):
+        return torch.func.functional_call(whole, {"model.root": root, "model.intercept": intercept}, (rows,))
+
+    start = (
+        torch.randn_like(model.root).requires_grad_(),
+        torch.tensor(0.5, requires_grad=True),
+        states.requires_grad_(),
+    )
+    assert torch.autograd.gradcheck(value, start)
+    gradients = torch.autograd.grad(value(*start), start)
+    assert all(gradient.abs().max() > 0 for gradient in (gradients[0], gradients[2]))
+
+
+def test_mini_batches_of_pairs_make_up_the_whole():
+    _, features, states = drawn()
+    model, pairs = DifferentiableMLEM(4), torch.triu_indices(40, 40, 1)
+    assert torch.equal(model.loss(features, states, pairs), model.loss(features, states))
+    batches = pairs[:, torch.randperm(780)].split(130, 1)
+    parts = torch.stack([model.loss(features, states, batch) for batch in batches])
+    torch.testing.assert_close(parts.mean(), model.loss(features, states))
+    few = torch.tensor([3, 1, 8, 20])
+    inner = torch.triu_indices(4, 4, 1)
+    torch.testing.assert_close(model.loss(features.take(few), states[few]), model.loss(features, states, few[inner]))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_states_can_be_trained_to_follow_the_features(loss):
+    _, features, states = drawn(20, f=2, d=4)
+    states = torch.randn(20, 4).requires_grad_()
+    model = DifferentiableMLEM(2, loss=loss)
+    optimizer = torch.optim.Adam([states, *model.parameters()], lr=0.03)
+    losses = []
+    for _ in range(150):
+        optimizer.zero_grad()
+        losses.append(model.loss(features, states))
+        losses[-1].backward()
+        optimizer.step()
+    assert losses[-1] < losses[0] / 2
+
+
+# ---------------------------------------------------------------------------------------------------- rank correlation
+
+
+def test_soft_ranks_tend_to_mid_ranks_and_their_correlation_to_spearmans():
+    x = torch.randn(300).exp().round(decimals=2)
+    y = x.log() + torch.randn(300)
+    np.testing.assert_allclose(soft_ranks(x, 1e-6), scipy.stats.rankdata(x), atol=1e-9)
+    spearman = scipy.stats.spearmanr(x, y).statistic
+    errors = [abs(float(pearson(soft_ranks(x, s), soft_ranks(y, s))) - spearman) for s in (1.0, 0.1, 1 / 300, 1e-6)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[2] < 2e-3
+    assert errors[3] < 1e-9
+
+
+def test_a_great_strength_makes_it_pearson():
+    """So that strength 1 on values in [0, 1], in use elsewhere, is no Spearman."""
+    x = torch.randn(300).exp()
+    y = x.log() + torch.randn(300)
+    expected = scipy.stats.pearsonr(x, y).statistic
+    assert float(pearson(x, y)) == pytest.approx(expected, abs=1e-12)
+    assert float(pearson(soft_ranks(x, 1e4), soft_ranks(y, 1e4))) == pytest.approx(expected, abs=1e-4)
+    assert abs(float(pearson(soft_ranks(x, 1 / 300), soft_ranks(y, 1 / 300))) - expected) > 0.05
+
+
+def test_the_loss_of_ranks_ignores_the_unit_and_hardly_sees_monotone_maps():
+    _, features, states = drawn()
+    model, other = DifferentiableMLEM(4, loss="spearman"), DifferentiableMLEM(4, loss="pearson")
+    for one in (model, other):
+        torch.testing.assert_close(one.loss(features, 100 * states), one.loss(features, states))
+    pairs = torch.triu_indices(40, 40, 1)
+    distances = (states[pairs[0]] - states[pairs[1]]).square().sum(1)
+    predicted = model(features.differences(pairs)).detach()
+    expected = 1 - scipy.stats.spearmanr(predicted, distances).statistic
+    assert model.loss(features, states).detach() == pytest.approx(expected, abs=5e-3)
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+def test_wrong_requests_are_refused():
+    with pytest.raises(ValueError, match="weights='dense', loss='pearson'"):
+        DifferentiableMLEM(3, "dense", "pearson")
+    with pytest.raises(ValueError, match="loss='kendall'"):
+        DifferentiableMLEM(3, loss="kendall")
+    with pytest.raises(ValueError, match=r"strength=0\.0 must be positive, such as 1 / 5"):
+        soft_ranks(torch.randn(5), 0.0)
+    _, features, states = drawn()
+    for loss in ("pearson", "spearman"):
+        with pytest.raises(ValueError, match="all equal"):
+            DifferentiableMLEM(4, loss=loss).loss(features, torch.ones_like(states))

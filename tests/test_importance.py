@@ -1,0 +1,285 @@
+"""Feature importance against explicit loops, its null and its intervals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from scipy.spatial.distance import pdist
+from sklearn.linear_model import Ridge
+
+from thinkalike.measures import MLEM, feature_importance, splits, stimulus_folds
+from thinkalike.measures.importance import _shuffled
+
+WEIGHTS = (2.0, 1.0, 0.5, 0.0)
+FAST = {"folds": 3, "permutations": 2}
+
+
+def drawn(n=60, weights=WEIGHTS, d=12, noise=1.0, seed=0):
+    """Features of three levels, of which the last has no effect."""
+    g = torch.Generator().manual_seed(seed)
+    table = torch.randint(3, (n, len(weights)), generator=g).double()
+    states = noise * torch.randn(n, d, generator=g, dtype=torch.float64)
+    for k, weight in enumerate(weights):
+        states += weight * torch.randn(3, d, generator=g, dtype=torch.float64)[table[:, k].long()]
+    return table, states
+
+
+def moved(table, features, order):
+    table = table.clone()
+    table[:, features] = table[order][:, features]
+    return table
+
+
+def rho(model, table, states):
+    y = pdist(states.numpy(), "sqeuclidean")
+    return scipy.stats.spearmanr(model.predict(table).numpy(), y).statistic
+
+
+@pytest.mark.parametrize(
+    "params", [{}, {"weights": "full"}, *({"difference": "scaled", "kinds": k} for k in ("numeric", "ordinal"))]
+)
+def test_importance_is_the_loss_of_held_out_spearman_when_stimuli_swap_values(params):
+    table, states = drawn(weights=WEIGHTS[:3])
+    table[4, 1] = torch.nan
+    table[7, 0] = 0.5  # a level that some training sets do not have
+    model = MLEM(alpha=(0.1, 10.0), folds=3, **params)
+    found = feature_importance(model, table, states, folds=4, permutations=2, interactions=[(0, 2)], seed=7)
+    assert found.sets == ((0,), (1,), (2,), (0, 2))
+    generator = torch.Generator().manual_seed(7)
+    for fold, (train, test) in enumerate(splits(stimulus_folds(60, 4, 7))):
+        fitted = MLEM(**model.get_params()).fit(table[train], states[train])
+        score = rho(fitted, table[test], states[test])
+        assert found.scores[0, fold] == pytest.approx(score, abs=1e-9)
+        for repeat in range(2):
+            order = torch.randperm(len(test), generator=generator)
+            for k, features in enumerate(found.sets):
+                lost = score - rho(fitted, moved(table[test], list(features), order), states[test])
+                assert found.drops[0, fold, repeat, k] == pytest.approx(lost, abs=1e-9)
+
+
+def test_profiles_and_pair_effects_are_means_over_folds_and_permutations():
+    found = feature_importance(MLEM(alpha=1.0), *drawn(), folds=5, permutations=3, interactions=[(0, 1), (2, 0)])
+    drops = found.drops.numpy()
+    mean, low, high = (part.numpy() for part in found.profile())
+    np.testing.assert_allclose(mean, drops[..., :4].mean((1, 2)))
+    half = scipy.stats.t.ppf(0.975, 4) * np.sqrt((1 / 5 + 1 / 4) * drops[..., :4].mean(2).var(1, ddof=1))
+    np.testing.assert_allclose(high - mean, half)
+    np.testing.assert_allclose(mean - low, half)
+    score = found.scores.numpy()[:, :, None]
+    a, b, ab = (score - drops[..., k] for k in (2, 0, 5))
+    np.testing.assert_allclose(found.pair_effects()[0][:, 1], (a + b - ab - score).mean((1, 2)))
+    np.testing.assert_allclose(found.score()[0], score[..., 0].mean(1))
+
+
+def test_importance_follows_what_was_planted_and_what_is_irrelevant_may_be_negative():
+    profiles = torch.cat([feature_importance(MLEM(), *drawn(100, seed=k), **FAST).profile()[0] for k in range(6)])
+    means = profiles.mean(0)
+    assert means[0] > means[1] > means[2] > means[3]
+    assert means[3].abs() < 0.01
+    assert (profiles[:, 3] < 0).any()
+
+
+def test_a_feature_of_weight_0_has_importance_exactly_0():
+    table, states = drawn(weights=(2.0, 0.0, 0.0, 0.0))
+    zero = [
+        MLEM(alpha=1.0).fit(table[train], states[train]).weights_ == 0 for train, _ in splits(stimulus_folds(60, 3))
+    ]
+    drops = feature_importance(MLEM(alpha=1.0), table, states, **FAST).drops[0]
+    assert torch.stack(zero).any()
+    assert torch.equal(drops.eq(0).all(1), torch.stack(zero))
+
+
+def test_layers_together_are_each_alone():
+    table, states = drawn()
+    layers = [states, states[:, :5] ** 2]
+    together = feature_importance(MLEM(), table, layers, **FAST)
+    for k, layer in enumerate(layers):
+        alone = feature_importance(MLEM(), table, layer, **FAST)
+        torch.testing.assert_close(together.drops[k], alone.drops[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("distance", ["cosine", "manhattan"])
+def test_other_distances_have_importance_too(distance):
+    table, states = drawn()
+    found = feature_importance(MLEM(distance=distance, alpha=1.0), table, states, **FAST)
+    fitted = MLEM(distance=distance, alpha=1.0)
+    train, test = next(splits(stimulus_folds(60, 3)))
+    assert found.scores[0, 0] == pytest.approx(fitted.fit(table[train], states[train]).score(table[test], states[test]))
+
+
+def test_one_feature_one_permutation_and_precomputed_distances_are_enough(monkeypatch):
+    table, states = drawn(weights=(2.0,))
+    expected = feature_importance(MLEM(), table, states, permutations=1)
+    distances = torch.cdist(states, states)
+    distances = (distances + distances.T).fill_diagonal_(0) / 2
+    monkeypatch.setattr("thinkalike.measures.pairs.CHUNK", 1)
+    found = feature_importance(MLEM(distance="precomputed"), table, distances, permutations=1)
+    torch.testing.assert_close(found.drops, expected.drops, rtol=0, atol=1e-9)
+    assert found.drops.shape == (1, 5, 1, 1)
+
+
+def test_groups_stay_on_one_side_of_both_kinds_of_folds():
+    """Each stimulus is there four times, almost: folds that part the copies choose another α."""
+    table, states = drawn(30, weights=(1.0, 0.3, 0.1, 0.0))
+    table[:, 3] = torch.arange(30) // 2
+    table, states, groups = table.repeat(4, 1), states.repeat(4, 1), torch.arange(30).repeat(4)
+    states += 0.3 * torch.randn_like(states)
+    model, alphas = MLEM(alpha=(0.1, 1e2, 1e3, 1e4)), []
+    found = feature_importance(model, table, states, groups=groups, **FAST).scores[0]
+    for fold, (train, test) in enumerate(splits(stimulus_folds(120, 3, 0, groups))):
+        apart = MLEM(**model.get_params()).fit(table[train], states[train])
+        model.fit(table[train], states[train], groups[train])
+        assert found[fold] == pytest.approx(model.score(table[test], states[test]), abs=1e-9)
+        alphas.append((float(model.alpha_), float(apart.alpha_)))
+    assert any(grouped != parted for grouped, parted in alphas), "control: the inner folds matter"
+
+
+# -------------------------------------------------------------------------------------------------- the paper's recipe
+
+
+def test_the_papers_recipe_divides_and_permutes_pairs():
+    table, states = drawn(30, weights=WEIGHTS[:2])
+    found = feature_importance(MLEM(recipe="paper", alpha=1.0), table, states, folds=4, permutations=2, seed=2)
+    rows, columns = np.triu_indices(30, 1)
+    x = (table.numpy()[rows] != table.numpy()[columns]).astype(float)
+    y, generator = pdist(states.numpy(), "sqeuclidean"), torch.Generator().manual_seed(2)
+    unit = np.ptp(y)
+    for fold, (train, test) in enumerate(splits(stimulus_folds(435, 4, 2))):
+        fitted = Ridge(alpha=1.0, positive=True, tol=1e-12).fit(x[train], y[train] / unit)
+        score = scipy.stats.spearmanr(fitted.predict(x[test]), y[test]).statistic
+        assert found.scores[0, fold] == pytest.approx(score, abs=1e-9)
+        for repeat in range(2):
+            order = torch.randperm(len(test), generator=generator).numpy()
+            for k in range(2):
+                part = x[test]
+                part[:, k] = part[order, k]
+                lost = score - scipy.stats.spearmanr(fitted.predict(part), y[test]).statistic
+                assert found.drops[0, fold, repeat, k] == pytest.approx(lost, abs=1e-9)
+
+
+def test_permuting_pairs_would_understate_the_spread():
+    table, states = drawn(120)
+    spread = {}
+    for recipe in ("stimuli", "paper"):
+        found = feature_importance(MLEM(recipe=recipe, alpha=1.0), table, states, folds=3, permutations=20)
+        spread[recipe] = found.drops[0, :, :, 0].std(1).mean()
+    assert spread["stimuli"] > 1.3 * spread["paper"]
+
+
+# ------------------------------------------------------------------------------------------------------ conditionally
+
+
+def test_a_permutation_within_strata_moves_nothing_between_them():
+    generator = torch.Generator().manual_seed(0)
+    strata = torch.randint(4, (50,)).double()
+    orders = torch.stack([_shuffled(strata, generator) for _ in range(200)])
+    assert (strata[orders] == strata).all()
+    assert (orders.sort(1).values == torch.arange(50)).all()
+    alone = strata == 2
+    reached = [set(column.tolist()) for column in orders[:, alone].T]
+    assert all(where == set(alone.nonzero()[:, 0].tolist()) for where in reached), "all of the stratum"
+
+
+def test_what_is_shared_with_the_given_feature_does_not_count():
+    table, states = drawn(120, weights=(2.0, 2.0))
+    table[:, 1] = torch.where(torch.rand(120) < 0.85, table[:, 0], table[:, 1])
+    states[:, :] += 2 * torch.randn(3, 12, dtype=torch.float64)[table[:, 1].long()]
+    free = feature_importance(MLEM(alpha=1.0), table, states, **FAST).profile()[0][0]
+    given = feature_importance(MLEM(alpha=1.0), table, states, given=0, **FAST).profile()[0][0]
+    assert given[0] == 0
+    assert 0 < given[1] < free[1] / 2
+
+
+# ------------------------------------------------------------------------------------------------------------ the null
+
+
+def test_p_values_count_what_an_irrelevant_feature_reaches():
+    found = feature_importance(MLEM(alpha=1.0), *drawn(weights=(2.0, 0.0)), null=19, **FAST)
+    assert found.null.shape == (19, 1, 2)
+    p = found.p_values()[0]
+    expected = (1 + (found.null[:, 0] >= found.profile()[0][0]).sum(0)) / 20
+    torch.testing.assert_close(p, expected)
+    assert p[0] == 0.05
+    assert p[1] > 0.05
+    with pytest.raises(ValueError, match="no null distribution"):
+        feature_importance(MLEM(alpha=1.0), *drawn(), **FAST).p_values()
+
+
+def test_a_null_of_a_single_feature_may_have_no_prediction():
+    """Permuted, it often gets weight 0: nothing is then predicted, and nothing lost."""
+    found = feature_importance(MLEM(alpha=1.0), *drawn(weights=(2.0,)), null=30, **FAST)
+    assert found.null.isfinite().all()
+    assert (found.null == 0).any()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_p_values_of_an_irrelevant_feature_are_uniform():
+    """Exactly so once ties, mostly of weights that are 0, are broken at random; as counted they are never too small."""
+    generator, p, counted = np.random.default_rng(0), [], []
+    for seed in range(200):
+        found = feature_importance(MLEM(alpha=1.0), *drawn(45, (1.5, 0.0), seed=seed), null=9, **FAST)
+        null, observed = found.null[:, 0, 1].numpy(), float(found.profile()[0][0, 1])
+        p.append(((null > observed).sum() + generator.random() * (1 + (null == observed).sum())) / 10)
+        counted.append(float(found.p_values()[0, 1]))
+    assert scipy.stats.kstest(p, "uniform").pvalue > 0.01
+    for level in (0.1, 0.2, 0.5):
+        assert np.mean(np.array(counted) <= level + 1e-9) <= level + 2.6 * np.sqrt(level * (1 - level) / 200)
+    assert np.mean(counted) > 0.4
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_mean_over_data_sets():
+    parts = []
+    generator = torch.Generator().manual_seed(1)
+    effects = [torch.randn(3, 12, generator=generator, dtype=torch.float64) for _ in WEIGHTS]
+    for seed in range(150):
+        table, states = drawn(80, (0.0,) * 4, seed=seed)
+        for k, effect in enumerate(effects):
+            states += WEIGHTS[k] * effect[table[:, k].long()]
+        parts.append(torch.stack(feature_importance(MLEM(alpha=1.0), table, states, permutations=2).profile())[:, 0])
+    mean, low, high = torch.stack(parts, 1)
+    truth = mean.mean(0)
+    covered = ((low <= truth) & (truth <= high)).double().mean(0)
+    assert (covered[:3] >= 0.93).all(), covered
+    narrow = ((mean - truth).abs() <= (high - mean) / 4).double().mean(0)
+    assert (narrow[:3] < 0.9).all(), "control: intervals of a quarter of the width do not"
+    # the last one often has weight 0 in every fold, and then no width: beside a mean drop of next to nothing
+    assert truth[3].abs() < 2e-3
+    assert (covered[3] + ((low == 0) & (high == 0)).double().mean(0)[3]) >= 0.93
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("params", "options", "message"),
+    [
+        ({}, {"given": 4}, "feature 4 is not one of 0..3"),
+        ({}, {"interactions": [(0, 9)]}, "feature 9 is not one of 0..3"),
+        ({"recipe": "paper"}, {"given": 0}, "pairs, which have no strata"),
+        ({}, {"folds": 61}, "61 folds of 60 stimuli"),
+        ({}, {"folds": 25}, "pairs in a fold are too few"),
+    ],
+)
+def test_wrong_requests_are_refused(params, options, message):
+    with pytest.raises(ValueError, match=message):
+        feature_importance(MLEM(**params), *drawn(), **options)
+
+
+def test_a_feature_that_explains_nothing_alone_is_an_error():
+    """The same category is far apart: its weight would be negative, so it is 0 and the prediction constant."""
+    near = torch.zeros(40, 3, dtype=torch.float64)
+    near[:, 0] = torch.arange(40) % 20
+    with pytest.raises(ValueError, match="the prediction of layer 0 is constant"):
+        feature_importance(MLEM(alpha=1.0), (torch.arange(40) // 20)[:, None], near)
+
+
+def test_correlated_features_are_flagged_once():
+    table, states = drawn()
+    table[:, 3] = table[:, 0]
+    with pytest.warns(UserWarning, match=r"\[\[0, 3\]\] differ on much the same pairs") as seen:
+        feature_importance(MLEM(alpha=1.0), table, states, null=1, **FAST)
+    assert len(seen) == 1

@@ -1,0 +1,682 @@
+"""The closed form of MLEM against scikit-learn, explicit pairs, other solvers, and what was planted."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.stats
+import torch
+from scipy.spatial.distance import pdist, squareform
+from sklearn.base import clone
+from sklearn.linear_model import Ridge
+from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
+
+from thinkalike.measures import MLEM, FeatureEncoder, fold_interval, splits, stimulus_folds
+from thinkalike.measures.distances import NeuralDistances
+from thinkalike.measures.folds import t_quantile
+from thinkalike.measures.nnls import nnls
+from thinkalike.measures.normal_equations import normal_equations, terms_of
+from thinkalike.measures.psd import psd_least_squares, to_entries, to_matrix
+
+LEVELS = (2, 3, 3, 5, 2, 4, 12, 7)
+
+
+def drawn(n=60, f=4, d=10, missing=0.0):
+    """A table of categories, and states that depend on them, each less than the one before."""
+    table = torch.stack([torch.randint(LEVELS[k], (n,)) for k in range(f)], 1).double()
+    states = torch.randn(n, d, dtype=torch.float64)
+    for k in range(f):
+        states += torch.randn(LEVELS[k], d, dtype=torch.float64)[table[:, k].long()] * 1.5 / (1 + k)
+    table[torch.rand(n, f) < missing] = torch.nan
+    return table, states
+
+
+def explicit(table, missing="own_level"):
+    """Δ of all pairs, by loops over the definition."""
+    rows, columns = np.triu_indices(len(table), 1)
+    left, right = table.numpy()[rows], table.numpy()[columns]
+    differ = (left != right) & ~(np.isnan(left) & np.isnan(right))
+    if missing == "ignore":
+        differ &= ~np.isnan(left) & ~np.isnan(right)
+    return differ.astype(float)
+
+
+def scaled(values):
+    return (values - values.min()) / (values.max() - values.min())
+
+
+def target(states):
+    return scaled(pdist(states.numpy(), "sqeuclidean"))
+
+
+def with_products(delta):
+    f = delta.shape[1]
+    return np.stack([*delta.T, *(2 * delta[:, a] * delta[:, b] for a, b in itertools.combinations(range(f), 2))], 1)
+
+
+def upper(matrix):
+    f = len(matrix)
+    return np.array([*np.diag(matrix), *(matrix[a, b] for a, b in itertools.combinations(range(f), 2))])
+
+
+# ------------------------------------------------------------------------------------------------------ the features
+
+
+@pytest.mark.parametrize("missing", ["own_level", "ignore"])
+@pytest.mark.parametrize("kinds", ["nominal", "ordinal", "numeric"])
+def test_an_indicator_is_whether_values_differ(missing, kinds, device):
+    table, _ = drawn(missing=0.2)
+    table[3] = torch.nan
+    features = FeatureEncoder.fit(table.to(device), kinds, missing=missing).encode(table.to(device))
+    pairs = torch.triu_indices(60, 60, 1, device=device)
+    expected = torch.from_numpy(explicit(table, missing))
+    assert torch.equal(features.differences(pairs).cpu(), expected)
+    for k in range(4):
+        assert torch.equal(features.difference(k)[pairs[0], pairs[1]].double().cpu(), expected[:, k])
+    rows, columns = torch.tensor([3, 7], device=device), torch.tensor([0, 3, 59], device=device)
+    assert torch.equal(features.difference(2, rows, columns), features.difference(2)[rows][:, columns])
+    assert explicit(table, "own_level").sum() > explicit(table, "ignore").sum(), "control: the policies differ"
+
+
+def test_scaled_differences_have_the_range_and_the_ranks_of_training():
+    train = torch.tensor([[0.0, 1.0, 1.0], [10, 10, 2], [2, 100, 2]])
+    encoder = FeatureEncoder.fit(train, ["numeric", "ordinal", "nominal"], "scaled")
+    test = torch.tensor([[0.0, 1, 7], [5, 100, 1], [20, 50, 7], [torch.nan, torch.nan, torch.nan]])
+    numeric, ordinal, nominal = (encoder.encode(test).difference(k).double() for k in range(3))
+    # 50 lies between the known 10 and 100, whose ranks are 1 and 2 of 0..2
+    expected = {(0, 1): (0.5, 1, 1), (0, 2): (2, 0.75, 0), (1, 2): (1.5, 0.25, 1), (0, 3): (1, 1, 1), (2, 3): (1, 1, 1)}
+    for (i, j), values in expected.items():
+        assert (numeric[i, j], ordinal[i, j], nominal[i, j]) == values
+        assert numeric[i, j] == numeric[j, i]
+    assert (numeric[3, 3], ordinal[3, 3]) == (0, 0)
+    ignoring = FeatureEncoder.fit(train, "numeric", "scaled", "ignore").encode(test)
+    assert (ignoring.difference(0)[3] == 0).all()
+    assert ignoring.difference(0)[0, 2] == 2
+
+
+def test_a_feature_constant_in_training_has_no_scale():
+    encoder = FeatureEncoder.fit(torch.ones(3, 1), "numeric", "scaled")
+    assert (encoder.encode(torch.tensor([[1.0], [5.0]])).difference(0) == 0).all()
+
+
+def test_a_moved_feature_moves_alone_or_with_its_partner():
+    table, _ = drawn(f=3)
+    features, order = FeatureEncoder.fit(table, "numeric", "scaled").encode(table), torch.randperm(60)
+    moved = features.permuted([0, 2], order)
+    for k in (0, 2):
+        assert torch.equal(moved.difference(k), features.difference(k)[order][:, order])
+    assert torch.equal(moved.difference(1), features.difference(1))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kinds": "nominla"}, "kind 'nominla' is none of nominal, ordinal, numeric"),
+        ({"kinds": ["nominal"]}, "1 kinds for 4 features"),
+        ({"difference": "abs"}, "difference='abs' is none of indicator, scaled"),
+        ({"missing": "skip"}, "missing='skip' is none of own_level, ignore, drop, error"),
+    ],
+)
+def test_unknown_choices_of_an_encoder_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        FeatureEncoder.fit(drawn()[0], **change)
+
+
+def test_bad_tables_are_refused():
+    table, _ = drawn()
+    with pytest.raises(ValueError, match="3 features, but the encoder was fitted on 4"):
+        FeatureEncoder.fit(table).encode(table[:, :3])
+    table[5, 2] = torch.inf
+    with pytest.raises(ValueError, match="feature 2 has an infinite value"):
+        FeatureEncoder.fit(table)
+    table[5:7, 2] = torch.nan
+    for missing in ("error", "drop"):
+        with pytest.raises(ValueError, match=f"feature 2 lacks 2 values: missing='{missing}'"):
+            FeatureEncoder.fit(table, missing=missing).encode(table)
+
+
+# --------------------------------------------------------------------------------------------------------- the sums
+
+
+@pytest.mark.parametrize("missing", ["own_level", "ignore"])
+@pytest.mark.parametrize("interactions", [False, True])
+def test_sums_of_items_are_those_of_pairs(missing, interactions, device):
+    table, states = (x.to(device) for x in drawn(50, f=4, missing=0.2))
+    features = FeatureEncoder.fit(table, missing=missing).encode(table)
+    layers = [NeuralDistances.of(states + 100), NeuralDistances.of(states[:, :3], "cosine")]
+    cells, terms = torch.randint(3, (50,), device=device), terms_of(4, interactions)
+    found = normal_equations(features, layers, terms, cells)
+    precomputed = [NeuralDistances(layer.squared().sqrt(), "precomputed", torch.float64) for layer in layers]
+    torch.testing.assert_close(normal_equations(features, precomputed, terms, cells), found, rtol=1e-11, atol=1e-9)
+    one = normal_equations(features, layers, terms, torch.zeros_like(cells))
+    torch.testing.assert_close(one[0], found[0], rtol=1e-12, atol=1e-9)
+    for cell, (train, _) in enumerate(splits(cells)):
+        part = normal_equations(
+            features.take(train), [layer.take(train) for layer in layers], terms, torch.zeros_like(train)
+        )
+        torch.testing.assert_close(found[1 + cell], part[0], rtol=1e-11, atol=1e-9)
+    delta = explicit(table.cpu(), missing)
+    squared = pdist(states.cpu().numpy(), "sqeuclidean")
+    np.testing.assert_allclose(found[0, 1, -2].cpu(), delta[:, 0] @ squared, rtol=1e-12)
+    np.testing.assert_allclose(found[0, 1, 2].cpu(), delta[:, 0] @ delta[:, 1], rtol=1e-12)
+    assert found[0, 0, 0] == 50 * 49 / 2
+
+
+# ------------------------------------------------------------------------------------------------------ the solvers
+
+
+@pytest.mark.parametrize("f", [1, 3, 8, 20])
+def test_nnls_is_scipys(f):
+    designs, targets = torch.randn(30, 25, f, dtype=torch.float64), torch.randn(30, 25, dtype=torch.float64)
+    found = nnls(designs.mT @ designs, (designs.mT @ targets[..., None])[..., 0])
+    for x, y, w in zip(designs, targets, found, strict=True):
+        np.testing.assert_allclose(w, scipy.optimize.nnls(x.numpy(), y.numpy())[0], atol=1e-10)
+    assert (found >= 0).all()
+    assert (found == 0).any(), "control: the constraint binds"
+
+
+def test_nnls_gives_0_to_columns_that_add_nothing():
+    x, y = torch.rand(200, 40, 8, dtype=torch.float64), torch.rand(200, 40, dtype=torch.float64)
+    x[..., 3], x[..., 4:] = 0, x[..., :3] @ torch.rand(3, 4, dtype=torch.float64)
+    found = nnls(x.mT @ x, (x.mT @ y[..., None])[..., 0])
+    assert (found[:, 3] == 0).all()
+    assert ((found > 0).sum(1) <= 3).all(), "the others depend on three"
+    assert found.max() < 10
+    for design, target, w in zip(x.numpy(), y.numpy(), found.numpy(), strict=True):
+        np.testing.assert_allclose(design @ w, design @ scipy.optimize.nnls(design, target)[0], atol=1e-9)
+    assert torch.equal(nnls(x[0].T @ x[0], -x[0].T @ y[0]), torch.zeros(8, dtype=torch.float64))
+
+
+def test_coordinates_of_symmetric_matrices_keep_the_norm():
+    matrix = torch.randn(3, 4, 4, dtype=torch.float64)
+    matrix = matrix + matrix.mT
+    torch.testing.assert_close(to_matrix(to_entries(matrix)), matrix)
+    torch.testing.assert_close(to_entries(matrix).norm(dim=-1), matrix.norm(dim=(-2, -1)))
+
+
+def constrained(f=4, rows=40, binding=True):
+    """A least-squares problem over matrices, whose free solution is not semidefinite, or is."""
+    r = f * (f + 1) // 2
+    x = torch.randn(rows, r, dtype=torch.float64) * torch.logspace(0, -1, r, dtype=torch.float64)
+    truth = torch.randn(f, f, dtype=torch.float64)
+    truth = truth + truth.T if binding else truth @ truth.T + torch.eye(f)
+    y = x @ to_entries(truth) + 0.1 * torch.randn(rows, dtype=torch.float64)
+    return x.T @ x, x.T @ y
+
+
+@pytest.mark.parametrize("binding", [True, False])
+def test_the_semidefinite_solution_is_optimal(binding):
+    """W ⪰ 0, slope ⪰ 0, <slope, W> = 0 (Karush-Kuhn-Tucker): sufficient, as the problem is convex."""
+    gram, target = constrained(binding=binding)
+    found = psd_least_squares(gram, target)
+    matrix, slope = to_matrix(found), to_matrix(gram @ found - target)
+    size = target.abs().max()
+    assert torch.linalg.eigvalsh(matrix)[0] >= -1e-12
+    assert torch.linalg.eigvalsh(slope)[0] >= -1e-6 * size
+    assert abs(float((slope * matrix).sum())) <= 1e-6 * float(size * matrix.norm())
+    free = torch.linalg.solve(gram, target)
+    assert ((free - found).norm() > 1e-2) == binding, "control"
+
+
+def test_other_starts_and_steps_end_in_the_same_semidefinite_matrix():
+    gram, target = constrained()
+    found = psd_least_squares(gram, target)
+    step = 1 / torch.linalg.eigvalsh(gram)[-1]
+    for start in range(5):
+        weights = to_entries(torch.randn(4, 4, dtype=torch.float64) * start)
+        for _ in range(20000):
+            values, vectors = np.linalg.eigh(to_matrix(weights - step * (gram @ weights - target)).numpy())
+            before, weights = weights, to_entries(torch.from_numpy(vectors @ np.diag(values.clip(0)) @ vectors.T))
+            if (weights - before).abs().max() < 1e-12:
+                break
+        torch.testing.assert_close(found, weights, rtol=0, atol=1e-5 * float(weights.norm()))
+
+
+def test_many_semidefinite_problems_at_once_are_each():
+    problems = [constrained(binding=k % 2 == 0) for k in range(4)]
+    both = psd_least_squares(torch.stack([g for g, _ in problems]), torch.stack([t for _, t in problems]))
+    for found, problem in zip(both, problems, strict=True):
+        torch.testing.assert_close(found, psd_least_squares(*problem), rtol=0, atol=1e-7)
+
+
+def test_no_convergence_is_an_error(monkeypatch):
+    monkeypatch.setattr("thinkalike.measures.psd.LIMIT", 3)
+    with pytest.raises(ValueError, match="no optimum within 3 steps"):
+        psd_least_squares(*constrained())
+
+
+# ---------------------------------------------------------------------------------------------------------- the fit
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 1000.0])
+def test_the_fit_is_scikit_learns_non_negative_ridge_on_explicit_pairs(alpha):
+    table, states = drawn(300, f=8, d=20)
+    model = MLEM(alpha=alpha).fit(table, states)
+    x, y = explicit(table), target(states)
+    reference = Ridge(alpha=alpha, positive=True, tol=1e-12, max_iter=100000).fit(x, y)
+    np.testing.assert_allclose(model.weights_, reference.coef_, atol=1e-6)
+    assert float(model.intercept_) == pytest.approx(reference.intercept_, abs=1e-6)
+    np.testing.assert_allclose(model.predict(table), reference.predict(x), atol=1e-6)
+    assert model.score(table, states) == pytest.approx(
+        scipy.stats.spearmanr(model.predict(table), y).statistic, abs=1e-12
+    )
+
+
+@pytest.mark.parametrize("missing", ["own_level", "ignore", "drop"])
+def test_the_fit_is_least_squares_on_explicit_pairs(missing):
+    table, states = drawn(300, f=4, d=20, missing=0.1)
+    model = MLEM(alpha=0.0, missing=missing, scale="none").fit(table, states)
+    kept = ~table.isnan().any(1) if missing == "drop" else torch.ones(300, dtype=torch.bool)
+    x, y = explicit(table[kept], missing), pdist(states[kept].numpy(), "sqeuclidean")
+    x = np.column_stack([x, np.ones(len(x))])
+    solution = np.linalg.lstsq(x, y, rcond=None)[0]
+    assert (solution[:-1] > 0).all(), "so that the constraint does not bind"
+    np.testing.assert_allclose(model.weights_, solution[:-1], rtol=1e-10)
+    assert float(model.intercept_) == pytest.approx(solution[-1], rel=1e-10)
+    np.testing.assert_allclose(model.predict(table), x @ solution, rtol=1e-10)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 10.0])
+def test_the_full_fit_is_ridge_on_explicit_products(alpha):
+    """Where the free solution is semidefinite; an off-diagonal entry counts twice in Δᵀ W Δ, and in ‖W‖²."""
+    table, states = drawn(300, f=3, d=20)
+    model = MLEM(weights="full", alpha=alpha).fit(table, states)
+    x = with_products(explicit(table))
+    x, y = x - x.mean(0), target(states)
+    entries = np.linalg.solve(x.T @ x + alpha * np.diag([1, 1, 1, 2, 2, 2]), x.T @ (y - y.mean()))
+    weights = model.weights_.numpy()
+    assert np.linalg.eigvalsh(weights)[0] > 0
+    np.testing.assert_allclose(weights, weights.T)
+    np.testing.assert_allclose(upper(weights), entries, atol=1e-10)
+    np.testing.assert_allclose(model.predict(table), x @ entries + y.mean(), atol=1e-10)
+    quadratic = np.einsum("pf,fg,pg->p", explicit(table), weights, explicit(table)) + float(model.intercept_)
+    np.testing.assert_allclose(model.predict(table), quadratic, atol=1e-12)
+
+
+def embedded(table, weights):
+    """States whose squared distances are Δᵀ W Δ, for W with off-diagonal entries ≤ 0 that the diagonal outweighs.
+
+    2 Δ_f Δ_g = 2 Δ_f + 2 Δ_g - 2 Δ_fg with Δ_fg of the joint category, and Δ is ‖one-hot / √2 - one-hot / √2‖².
+    """
+    f, parts = len(weights), []
+    for a, b in itertools.combinations(range(f), 2):
+        parts.append((table[:, a] * 100 + table[:, b], -2 * weights[a, b]))
+    for a in range(f):
+        parts.append((table[:, a], weights[a, a] + 2 * (weights[a].sum() - weights[a, a])))
+    hot = [torch.nn.functional.one_hot(codes.unique(return_inverse=True)[1]) * (w / 2) ** 0.5 for codes, w in parts]
+    return torch.cat(hot, 1)
+
+
+PLANTED = {
+    "diagonal": torch.diag(torch.tensor([1.0, 0.0, 3.0, 0.2], dtype=torch.float64)),
+    "full": torch.tensor(
+        [[3.0, -0.5, -0.1, 0.0], [-0.5, 2, 0, -0.3], [-0.1, 0, 1, -0.2], [0, -0.3, -0.2, 2]], dtype=torch.float64
+    ),
+}
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+@pytest.mark.parametrize("difference", ["indicator", "scaled"])
+def test_planted_weights_are_recovered(planted, difference):
+    table, _ = drawn(200)
+    truth = PLANTED[planted]
+    model = MLEM(weights=planted, alpha=0.0, scale="none", difference=difference).fit(table, embedded(table, truth))
+    found = model.weights_ if planted == "full" else model.weights_.diag()
+    assert (found - truth).abs().max() < 1e-8
+    assert abs(float(model.intercept_)) < 1e-8
+    assert model.score(table, embedded(table, truth)) > 0.95, "rounding parts equal distances, and so ties"
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_planted_weights_on_the_edge_of_the_cone_are_recovered_from_precomputed_distances(rank):
+    table, _ = drawn(80)
+    root = torch.randn(4, rank, dtype=torch.float64)
+    squared = np.square(explicit(table) @ root.numpy()).sum(1)
+    distances = torch.from_numpy(squareform(np.sqrt(squared)))
+    model = MLEM(weights="full", distance="precomputed", alpha=0.0, scale="none").fit(table, distances)
+    assert (model.weights_ - root @ root.T).abs().max() < 1e-8
+
+
+def test_scaled_differences_enter_the_quadratic_form_squared():
+    table, states = drawn(60, f=3)
+    model = MLEM(kinds="numeric", difference="scaled", alpha=0.0, scale="none").fit(table, states)
+    spans = (table.amax(0) - table.amin(0)).numpy()
+    rows, columns = np.triu_indices(60, 1)
+    x = (np.abs(table.numpy()[rows] - table.numpy()[columns]) / spans) ** 2
+    reference = scipy.optimize.nnls(x - x.mean(0), pdist(states.numpy(), "sqeuclidean"))[0]
+    y = pdist(states.numpy(), "sqeuclidean")
+    reference = scipy.optimize.nnls(x - x.mean(0), y - y.mean())[0]
+    np.testing.assert_allclose(model.weights_, reference, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("distance", "metric"),
+    [("cosine", None), ("norm_difference", None), ("manhattan", "cityblock"), ("function", "chebyshev")],
+)
+def test_the_fit_to_a_distance_is_that_to_its_matrix(distance, metric):
+    table, states = drawn(60, f=3)
+    chebyshev = distance == "function"
+    chosen = (lambda a, b: torch.cdist(a, b, p=float("inf"))) if chebyshev else distance
+    given = (
+        squareform(pdist(states.numpy(), metric)) if metric else NeuralDistances.of(states, distance).squared().sqrt()
+    )
+    model = MLEM(distance=chosen).fit(table, states)
+    other = MLEM(distance="precomputed").fit(table, torch.as_tensor(given))
+    torch.testing.assert_close(model.weights_, other.weights_, rtol=1e-9, atol=1e-9)
+    assert model.score(table, states) == pytest.approx(other.score(table, given), abs=1e-9)
+    assert (model.weights_ - MLEM().fit(table, states).weights_).abs().max() > 1e-3, "control: not Euclidean"
+
+
+# -------------------------------------------------------------------------------------------------- ridge and layers
+
+
+def reference_alpha(table, states, folds, seed):
+    """The same choice by explicit loops."""
+    fold_of, scores = stimulus_folds(len(table), folds, seed), []
+    alphas = [10.0**k for k in range(-4, 5)]
+    for train, test in splits(fold_of):
+        x, y = explicit(table[train]), pdist(states[train].numpy(), "sqeuclidean")
+        y = scaled(y)
+        x, y = x - x.mean(0), y - y.mean()
+        rooted = [np.vstack([x, np.sqrt(alpha) * np.eye(x.shape[1])]) for alpha in alphas]
+        fits = [scipy.optimize.nnls(z, np.append(y, np.zeros(x.shape[1])))[0] for z in rooted]
+        held = explicit(table[test]), pdist(states[test].numpy(), "sqeuclidean")
+        scores.append([scipy.stats.spearmanr((held[0] @ fit).round(12), held[1]).statistic for fit in fits])
+    return alphas[int(np.mean(scores, 0).argmax())]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_alpha_is_the_best_over_folds_of_stimuli(seed):
+    table, states = drawn(60, f=4)
+    states += 3 * torch.randn(60, 10)
+    model = MLEM(folds=4, seed=seed).fit(table, states)
+    assert float(model.alpha_) == reference_alpha(table, states, 4, seed)
+    given = MLEM(alpha=float(model.alpha_)).fit(table, states)
+    torch.testing.assert_close(model.weights_, given.weights_, rtol=1e-12, atol=1e-14)
+
+
+def test_the_unit_of_the_distances_does_not_change_alpha_nor_what_it_does():
+    table, states = drawn(60)
+    model, other = MLEM().fit(table, states), MLEM().fit(table, states * 100)
+    assert model.alpha_ == other.alpha_
+    torch.testing.assert_close(model.weights_, other.weights_)
+    raw = MLEM(scale="none", alpha=100.0).fit(table, states * 100)
+    unit = MLEM(alpha=100.0).fit(table, states * 100)
+    low, high = unit.range_
+    squared = pdist(states.numpy() * 100, "sqeuclidean")
+    np.testing.assert_allclose([low, high], [squared.min(), squared.max()])
+    torch.testing.assert_close(raw.weights_, unit.weights_ * (high - low))
+    torch.testing.assert_close(raw.predict(table), unit.predict(table) * (high - low) + low)
+
+
+@pytest.mark.parametrize("weights", ["diagonal", "full"])
+@pytest.mark.parametrize("distance", ["euclidean", "manhattan"])
+def test_layers_together_are_each_alone(weights, distance):
+    table, states = drawn(50, f=3)
+    layers = [states, states[:, :4] + torch.randn(50, 4), (states**3).float()]
+    together = MLEM(weights=weights, distance=distance).fit(table, layers)
+    for k, layer in enumerate(layers):
+        alone = MLEM(weights=weights, distance=distance).fit(table, layer)
+        torch.testing.assert_close(together.weights_[k], alone.weights_, rtol=1e-7, atol=1e-9)
+        torch.testing.assert_close(together.predict(table)[k], alone.predict(table), rtol=1e-7, atol=1e-9)
+        assert together.alpha_[k] == alone.alpha_
+        assert float(together.score(table, layers)[k]) == pytest.approx(alone.score(table, layer), abs=1e-9)
+    stacked = MLEM(weights=weights, distance=distance).fit(table, torch.stack([states, states**3]))
+    torch.testing.assert_close(stacked.weights_[0], together.weights_[0], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("f", [1, 8, 9, 12, 13, 18])
+def test_the_score_is_scipys_for_few_and_many_features(f):
+    """Up to 8, to 12 and beyond, patterns of differences are numbered in different ways."""
+    table = torch.randint(2, (40, f)).double()
+    states = torch.randn(40, 6) + 2 * table[:, :1]
+    model = MLEM(alpha=1.0).fit(table, [states, states**2])
+    predicted, found = model.predict(table), model.score(table, [states, states**2])
+    for k, layer in enumerate((states, states**2)):
+        expected = scipy.stats.spearmanr(predicted[k], pdist(layer.double().numpy(), "sqeuclidean")).statistic
+        assert found[k] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("params", [{"distance": "manhattan"}, {"weights": "full"}, {"recipe": "paper"}])
+def test_the_size_of_chunks_changes_nothing(params, monkeypatch):
+    table, states = drawn(50, f=3)
+    expected = MLEM(**params).fit(table, states)
+    monkeypatch.setattr("thinkalike.measures.normal_equations.CHUNK", 70)
+    monkeypatch.setattr("thinkalike.measures.pairs.CHUNK", 1)
+    monkeypatch.setattr("thinkalike.measures.distances.PANEL", 7)
+    found = MLEM(**params).fit(table, states)
+    torch.testing.assert_close(found.weights_, expected.weights_, rtol=1e-9, atol=1e-12)
+    assert found.score(table, states) == pytest.approx(expected.score(table, states), abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_states_are_summed_in_float64(dtype):
+    table, states = drawn(80)
+    states = states.to(dtype)
+    torch.testing.assert_close(
+        MLEM().fit(table, states).weights_, MLEM().fit(table, states.double()).weights_, rtol=1e-6, atol=1e-9
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x @ torch.linalg.qr(torch.randn(10, 10, dtype=x.dtype)).Q,
+        lambda x: x + 300 * torch.randn(10, dtype=x.dtype),
+        lambda x: x * 1e3,
+    ],
+    ids=["orthogonal map", "translation", "scaling"],
+)
+def test_the_fit_ignores_what_keeps_distances(change):
+    table, states = drawn()
+    expected = MLEM().fit(table, states).weights_
+    torch.testing.assert_close(MLEM().fit(table, change(states)).weights_, expected, rtol=1e-8, atol=1e-9)
+    relabelled = torch.stack([torch.randperm(20)[column.long()] for column in table.T], 1)
+    torch.testing.assert_close(MLEM().fit(relabelled, states).weights_, expected, rtol=1e-8, atol=1e-9)
+    assert (MLEM().fit(table, states * torch.linspace(0.1, 3, 10)).weights_ - expected).abs().max() > 1e-3, "control"
+
+
+def test_the_papers_recipe_divides_pairs():
+    table, states = drawn(40, f=3)
+    model = MLEM(recipe="paper", folds=5, seed=3).fit(table, states)
+    cells, x, y = stimulus_folds(780, 5, 3).numpy(), explicit(table), target(states)
+    alphas = [10.0**k for k in range(-4, 5)]
+    scores = []
+    for k in range(5):
+        fits = [Ridge(alpha=a, positive=True, tol=1e-12).fit(x[cells != k], y[cells != k]) for a in alphas]
+        scores.append(
+            [scipy.stats.spearmanr(fit.predict(x[cells == k]).round(12), y[cells == k]).statistic for fit in fits]
+        )
+    best = alphas[int(np.mean(scores, 0).argmax())]
+    assert float(model.alpha_) == best
+    np.testing.assert_allclose(model.weights_, Ridge(alpha=best, positive=True, tol=1e-12).fit(x, y).coef_, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------- warnings and errors
+
+
+@pytest.mark.parametrize("weights", ["diagonal", "full"])
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_a_constant_feature_gets_exactly_0_and_a_warning(weights, alpha):
+    table, states = drawn(60, f=4)
+    table[:, 1], table[:, 3] = 7, torch.arange(60)
+    with pytest.warns(UserWarning, match=r"features \[1, 3\] are constant and get weight 0"):
+        model = MLEM(weights=weights, alpha=alpha).fit(table, states)
+    found = model.weights_[[1, 3]]
+    assert (found == 0).all()
+    assert model.correlation_[1].isnan().all()
+    rest = MLEM(weights=weights, alpha=alpha).fit(table[:, [0, 2]], states).weights_
+    both = model.weights_[[0, 2]] if weights == "diagonal" else model.weights_[[0, 2]][:, [0, 2]]
+    torch.testing.assert_close(both, rest, rtol=1e-7, atol=1e-9)
+
+
+def test_features_that_differ_on_the_same_pairs_are_named():
+    table, states = drawn(60, f=3)
+    table[:, 2] = 5 - table[:, 0]
+    with pytest.warns(UserWarning, match=r"features \[\[0, 2\]\] differ on much the same pairs"):
+        model = MLEM(alpha=0.0).fit(table, states)
+    assert model.condition_number_ > 1e12
+    assert min(model.weights_[0], model.weights_[2]) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = MLEM().fit(*drawn())
+    np.testing.assert_allclose(MLEM().fit(table[:, :2], states).correlation_, np.corrcoef(explicit(table[:, :2]).T))
+    assert 1 <= model.condition_number_ < 10
+
+
+def test_a_constant_prediction_has_no_score():
+    table = (torch.arange(40) // 20)[:, None]
+    states = (torch.arange(40) % 20)[:, None].double()  # other stimuli of the same category are far, some others at 0
+    model = MLEM(alpha=0.0).fit(table, states)
+    assert model.weights_ == 0
+    with pytest.raises(ValueError, match="the prediction of layer 0 is constant"):
+        model.score(table, states)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"weights": "dense"}, "weights='dense' is none of diagonal, full"),
+        ({"recipe": "pairs"}, "recipe='pairs' is none of stimuli, paper"),
+        ({"scale": "std"}, "scale='std' is none of minmax, none"),
+        ({"alpha": -1.0}, "alpha=-1.0 is no number >= 0"),
+        ({"alpha": ()}, r"alpha=\(\) is no number >= 0"),
+        ({"alpha": (1.0, float("nan"))}, "is no number >= 0"),
+        ({"distance": "l2"}, "distance='l2' is none of"),
+        ({"folds": 61}, "61 folds of 60 stimuli"),
+        ({"folds": 30}, "1 pairs in a fold are too few"),
+    ],
+)
+def test_parameters_are_checked(params, message):
+    with pytest.raises(ValueError, match=message):
+        MLEM(**params).fit(*drawn())
+
+
+def test_data_that_do_not_fit_are_refused():
+    table, states = drawn()
+    with pytest.raises(ValueError, match=r"layer 1 has shape \(59, 10\); X has 60 stimuli"):
+        MLEM().fit(table, [states, states[1:]])
+    with pytest.raises(ValueError, match=r"X has shape \(60,\)"):
+        MLEM().fit(table[:, 0], states)
+    with pytest.raises(ValueError, match="every feature is constant"):
+        MLEM().fit(torch.ones(60, 2), states)
+    with pytest.raises(ValueError, match="all distances of layer 0 are equal"):
+        MLEM(alpha=1.0, distance="precomputed").fit(table, 1 - torch.eye(60))
+    with pytest.raises(ValueError, match="the distances of layer 0 is constant"):
+        MLEM(distance="precomputed").fit(table, 1 - torch.eye(60))
+    with pytest.raises(ValueError, match="cannot keep groups together"):
+        MLEM(recipe="paper").fit(table, states, groups=torch.arange(60))
+    with pytest.raises(ValueError, match="2 layers, but the model was fitted on 1"):
+        MLEM().fit(table, states).score(table, [states, states])
+    for call in (lambda m: m.predict(table), lambda m: m.score(table, states), lambda m: m.save("nowhere")):
+        with pytest.raises(ValueError, match="not fitted"):
+            call(MLEM())
+
+
+# ------------------------------------------------------------------------------------------------------ scikit-learn
+
+
+def test_scikit_learn_can_clone_it_validate_it_and_search_its_parameters():
+    table, states = (x.numpy() for x in drawn(80))
+    model = MLEM(alpha=1.0, kinds=["nominal"] * 4)
+    copy = clone(model)
+    assert copy is not model
+    assert copy.get_params() == model.get_params()
+    folds = KFold(4, shuffle=True, random_state=0)
+    scores = cross_val_score(model, table, states, cv=folds)
+    for score, (train, test) in zip(scores, folds.split(table), strict=True):
+        fitted = clone(model).fit(table[train], states[train])
+        y = pdist(states[test], "sqeuclidean")
+        assert score == pytest.approx(scipy.stats.spearmanr(fitted.predict(table[test]), y).statistic, abs=1e-12)
+    search = GridSearchCV(model, {"alpha": [1.0, 1e9], "weights": ["diagonal", "full"]}, cv=folds).fit(table, states)
+    assert set(search.best_params_) == {"alpha", "weights"}
+    assert model.set_params(alpha=3.0, missing="ignore").alpha == 3.0
+    with pytest.raises(ValueError, match="no parameter 'lambda'; there is weights, distance, alpha"):
+        model.set_params(**{"lambda": 1})
+
+
+@pytest.mark.parametrize("params", [{}, {"weights": "full", "difference": "scaled", "kinds": ["ordinal"] * 4}])
+@pytest.mark.parametrize("many", [False, True])
+def test_what_is_saved_comes_back(tmp_path, params, many):
+    table, states = drawn()
+    states = [states, states**2] if many else states
+    model = MLEM(**params).fit(table, states)
+    model.save(tmp_path / "fit.pt")
+    loaded = MLEM.load(tmp_path / "fit.pt")
+    assert loaded.get_params() == model.get_params()
+    assert torch.equal(loaded.predict(table), model.predict(table))
+    assert torch.equal(loaded.weights_, model.weights_)
+    np.testing.assert_array_equal(loaded.score(table, states), model.score(table, states))
+    loaded.set_params(distance=lambda a, b: a)
+    with pytest.raises(ValueError, match="a distance that is a function cannot be saved"):
+        loaded.save(tmp_path / "fit.pt")
+
+
+def test_the_same_call_gives_the_same_bits_and_any_order_of_stimuli_the_same_weights():
+    table, states = drawn()
+    assert torch.equal(MLEM().fit(table, states).weights_, MLEM().fit(table, states).weights_)
+    order = torch.randperm(60)
+    torch.testing.assert_close(
+        MLEM(alpha=1.0).fit(table[order], states[order]).weights_, MLEM(alpha=1.0).fit(table, states).weights_
+    )
+
+
+# -------------------------------------------------------------------------------------------------------------- folds
+
+
+@pytest.mark.parametrize("n", [10, 23, 200])
+@pytest.mark.parametrize("folds", [2, 5, 10])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_no_stimulus_and_no_group_is_on_both_sides(n, folds, grouped):
+    groups = torch.randint(n, (n,)) // 2 * 7 if grouped else None
+    if grouped and len(groups.unique()) < folds:
+        groups = torch.arange(n)
+    fold_of = stimulus_folds(n, folds, 0, groups)
+    seen = torch.zeros(n)
+    for train, test in splits(fold_of):
+        assert not set(train.tolist()) & set(test.tolist())
+        assert len(train) + len(test) == n
+        if grouped:
+            assert not set(groups[train].tolist()) & set(groups[test].tolist())
+        seen[test] += 1
+    assert (seen == 1).all()
+    sizes = torch.bincount(fold_of, minlength=folds)
+    largest = 1 if groups is None else int(groups.unique(return_counts=True)[1].max())
+    assert sizes.max() - sizes.min() <= largest
+    assert torch.equal(fold_of, stimulus_folds(n, folds, 0, groups))
+    assert grouped or not torch.equal(fold_of, stimulus_folds(n, folds, 1, groups))
+
+
+def test_folds_of_pairs_do_have_stimuli_on_both_sides():
+    """The control: what the paper's recipe does."""
+    rows, columns = torch.triu_indices(20, 20, 1)
+    for train, test in splits(stimulus_folds(190, 5)):
+        assert set(rows[train].tolist() + columns[train].tolist()) & set(rows[test].tolist())
+
+
+def test_too_many_folds_are_refused():
+    with pytest.raises(ValueError, match="4 folds of 3 groups"):
+        stimulus_folds(9, 4, 0, torch.arange(9) // 3)
+    with pytest.raises(ValueError, match="1 folds of 9 stimuli"):
+        stimulus_folds(9, 1)
+
+
+@pytest.mark.parametrize("degrees", range(1, 12))
+@pytest.mark.parametrize("probability", [0.6, 0.9, 0.975, 0.9995])
+def test_the_t_quantile_is_scipys(degrees, probability):
+    assert t_quantile(probability, degrees) == pytest.approx(scipy.stats.t.ppf(probability, degrees), rel=1e-9)
+
+
+def test_the_interval_over_folds_is_nadeau_and_bengios():
+    values = torch.randn(3, 5, dtype=torch.float64)
+    mean, low, high = fold_interval(values, 0.9)
+    half = scipy.stats.t.ppf(0.95, 4) * np.sqrt((1 / 5 + 1 / 4) * values.numpy().var(1, ddof=1))
+    np.testing.assert_allclose(mean, values.mean(1))
+    np.testing.assert_allclose(low, values.mean(1) - half)
+    np.testing.assert_allclose(high, values.mean(1) + half)
+    with pytest.raises(ValueError, match="needs two"):
+        fold_interval(values[:, :1])

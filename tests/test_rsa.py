@@ -1,0 +1,366 @@
+"""Distances, ranks, RSA, profiles and their map against SciPy, scikit-learn and their definitions."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from scipy.spatial.distance import pdist, squareform
+from sklearn.manifold import smacof
+
+from thinkalike.measures import mantel, matrix_agreement, mds, mid_ranks, rsa, spearman, weighted_tau
+from thinkalike.measures.distances import NeuralDistances
+from thinkalike.measures.ranks import spearman_of_patterns, unit_ranks
+
+N, D = 40, 12
+
+
+def drawn(count=3, n=N, d=D, dtype=torch.float64, device="cpu"):
+    """Layers that share something."""
+    shared = torch.randn(n, d, dtype=torch.float64)
+    return [(shared + (k + 1) * torch.randn(n, d, dtype=torch.float64)).to(device, dtype) for k in range(count)]
+
+
+def condensed(square):
+    rows, columns = np.triu_indices(len(square), 1)
+    return np.asarray(square)[rows, columns]
+
+
+# ----------------------------------------------------------------------------------------------------------- distances
+
+
+@pytest.mark.parametrize(
+    ("distance", "reference"),
+    [
+        ("euclidean", lambda x: pdist(x) ** 2),
+        ("cosine", lambda x: 2 * pdist(x, "cosine")),
+        ("manhattan", lambda x: pdist(x, "cityblock") ** 2),
+        ("norm_difference", lambda x: pdist(np.linalg.norm(x, axis=1)[:, None]) ** 2),
+        (lambda a, b: torch.cdist(a, b, p=3), lambda x: pdist(x, "minkowski", p=3) ** 2),
+    ],
+    ids=["euclidean", "cosine", "manhattan", "norm_difference", "function"],
+)
+def test_squared_distances_are_scipys(distance, reference, device):
+    (states,) = drawn(1, device=device)
+    layer = NeuralDistances.of(states, distance)
+    expected = reference(states.cpu().numpy())
+    np.testing.assert_allclose(condensed(layer.squared().cpu()), expected, rtol=1e-10)
+    low, high = layer.extremes()
+    np.testing.assert_allclose([float(low), float(high)], [expected.min(), expected.max()], rtol=1e-10)
+    part = torch.tensor([3, 1, 20], device=device)
+    np.testing.assert_allclose(
+        condensed(layer.take(part).squared().cpu()),
+        condensed(squareform(expected)[[3, 1, 20]][:, [3, 1, 20]]),
+        rtol=1e-10,
+    )
+
+
+def test_precomputed_distances_are_squared():
+    given = torch.from_numpy(squareform(pdist(drawn(1)[0].numpy(), "chebyshev")))
+    layer = NeuralDistances.of(given, "precomputed")
+    torch.testing.assert_close(layer.squared(), given.square())
+    part = torch.tensor([5, 2, 9, 4])
+    torch.testing.assert_close(layer.take(part).squared(), given[part][:, part].square())
+    assert layer.extremes()[1] == given.square().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_identical_rows_are_at_exactly_0_and_equally_far_from_all_others(dtype):
+    states = torch.randn(301, 77).to(dtype)
+    states[:150] = states[150:300]
+    squared = NeuralDistances.of(states + 100).squared()
+    assert (squared.diagonal() == 0).all()
+    assert (squared[range(150), range(150, 300)] == 0).all()
+    assert torch.equal(squared[:150], squared[150:300])
+    assert (squared == 0).sum() == 301 + 300, "control: others are apart"
+
+
+def test_close_rows_keep_their_digits():
+    """‖x‖² + ‖y‖² - 2 x·y would leave two digits of a distance of 1e-7."""
+    states = torch.randn(50, 20, dtype=torch.float64)
+    states[25:] = states[:25] + 1e-7 * torch.randn(25, 20, dtype=torch.float64)
+    squared = NeuralDistances.of(states).squared()
+    np.testing.assert_allclose(condensed(squared), pdist(states.numpy(), "sqeuclidean"), rtol=1e-8)
+    product = states @ states.T
+    naive = product.diag()[:, None] + product.diag() - 2 * product
+    error = (naive - squared)[range(25), range(25, 50)].abs() / squared[range(25), range(25, 50)]
+    assert error.max() > 1e-3, "control"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_narrow_states_have_the_extremes_of_wide_ones(dtype):
+    states = torch.randn(700, 30).to(dtype)
+    states[600] = states[0] + 0.02
+    expected = pdist(states.double().numpy(), "sqeuclidean")
+    low, high = NeuralDistances.of(states).extremes()
+    np.testing.assert_allclose([float(low), float(high)], [expected.min(), expected.max()], rtol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("states", "distance", "message"),
+    [
+        (torch.ones(3, 2), "euclid", "'euclid' is none of euclidean"),
+        (torch.tensor([[1.0, torch.nan], [1, 2]]), "euclidean", "states of layer are not finite"),
+        (torch.tensor([[1.0, torch.inf], [1, 2]]), "euclidean", "not finite"),
+        (torch.tensor([[1.0, 2], [0, 0]]), "cosine", "row 1 of layer is zero"),
+        (torch.ones(3, 2), "precomputed", "no matrix of distances"),
+        (torch.ones(2, 2), "precomputed", "no matrix of distances"),
+        (torch.tensor([[0.0, 1], [2, 0]]), "precomputed", "no matrix of distances"),
+        (torch.tensor([[0.0, -1], [-1, 0]]), "precomputed", "no matrix of distances"),
+    ],
+)
+def test_what_has_no_distances_is_refused(states, distance, message):
+    with pytest.raises(ValueError, match=message):
+        NeuralDistances.of(states, distance)
+
+
+def test_a_function_that_gives_another_shape_is_refused():
+    with pytest.raises(ValueError, match=r"gave \(40,\) for 40 and 40 states"):
+        NeuralDistances.of(drawn(1)[0], lambda a, b: a.norm(dim=1)).squared()
+
+
+# --------------------------------------------------------------------------------------------------------------- ranks
+
+
+def valued(kind, n=500):
+    values = torch.randn(n, dtype=torch.float64)
+    return {
+        "all different": values,
+        "ties": values.round(decimals=1),
+        "two values": (values > 1).double(),
+        "zeros of both signs": torch.where(values > 0, 0.0, -0.0) + (values > 1.5),
+        "float32": values.float(),
+        "tiny and huge": values.exp() ** 40,
+        "infinite": torch.where(values > 2, torch.inf, values),
+    }[kind]
+
+
+KINDS = ["all different", "ties", "two values", "zeros of both signs", "float32", "tiny and huge", "infinite"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ranks_are_scipys_mid_ranks(kind, device):
+    values = valued(kind)
+    np.testing.assert_array_equal(mid_ranks(values.to(device)).cpu(), scipy.stats.rankdata(values.numpy()))
+
+
+@pytest.mark.parametrize("kinds", itertools.product(KINDS, KINDS[:4]), ids="-".join)
+def test_spearman_is_scipys(kinds):
+    x, y = (valued(kind) for kind in kinds)
+    expected = scipy.stats.spearmanr(x.numpy(), y.numpy()).statistic
+    assert spearman(x, y.to(x.dtype)) == pytest.approx(expected, abs=1e-12)
+
+
+def test_ordinal_ranks_would_be_wrong():
+    x, y = valued("two values"), valued("all different")
+    y = y + x
+    ordinal = np.corrcoef(x.argsort(stable=True).argsort(), y.argsort().argsort())[0, 1]
+    assert abs(ordinal - spearman(x, y)) > 0.01
+
+
+def test_spearman_of_rows_is_that_of_each():
+    x, y = torch.randn(2, 3, 50), torch.randn(2, 3, 50)
+    each = [[spearman(x[a, b], y[a, b]) for b in range(3)] for a in range(2)]
+    torch.testing.assert_close(spearman(x, y), torch.tensor(each, dtype=torch.float64))
+
+
+def test_spearman_of_patterns_is_that_of_the_values_written_out():
+    counts = torch.randint(1, 9, (3, 40))[0].double()
+    predictions, targets = torch.randn(2, 40, dtype=torch.float64).round(decimals=1), torch.randn(int(counts.sum()))
+    code = torch.repeat_interleave(torch.arange(40), counts.long())
+    sums = torch.zeros(1, 2, 40, dtype=torch.float64).index_add_(2, code, unit_ranks([targets, -targets])[None])
+    found = spearman_of_patterns(predictions, counts[None], sums)[0]
+    for row in range(2):
+        expected = scipy.stats.spearmanr(predictions[row, code].numpy(), (-1) ** row * targets.numpy()).statistic
+        assert found[row] == pytest.approx(expected, abs=1e-12)
+    assert spearman_of_patterns(torch.ones(2, 40), counts[None], sums).isnan().all()
+
+
+@pytest.mark.parametrize("values", [torch.ones(5), torch.tensor([0.0, -0.0, 0.0]), torch.ones(1)])
+def test_a_constant_has_no_ranks(values):
+    with pytest.raises(ValueError, match=f"row 0 is constant over its {len(values)} values"):
+        spearman(values, torch.randn(len(values)))
+    with pytest.raises(ValueError, match="row 1 is constant"):
+        unit_ranks([torch.arange(5.0), torch.ones(5)])
+
+
+# ----------------------------------------------------------------------------------------------------------------- rsa
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_rsa_is_scipys_spearman_of_scipys_distances(dtype, device):
+    layers = drawn(4, dtype=dtype, device=device)
+    layers.append(layers[0][:, :5].contiguous())
+    layers[2][1:9] = layers[2][0]
+    distances = [pdist(layer.double().cpu().numpy()) for layer in layers]
+    found = rsa(layers).cpu()
+    for (a, x), (b, y) in itertools.product(enumerate(distances), repeat=2):
+        assert found[a, b] == pytest.approx(scipy.stats.spearmanr(x, y).statistic, abs=1e-7)
+    torch.testing.assert_close(rsa(layers[:2], layers[2:]).cpu(), found[:2, 2:])
+
+
+def test_few_distinct_rows_are_many_exact_ties():
+    """An embedding of ten words: scipy sees ties, a product of rows would see noise."""
+    words, layer = torch.randn(10, 16, dtype=torch.float64), torch.randn(200, 8, dtype=torch.float64)
+    which = torch.randint(10, (200,))
+    found = rsa([words[which], layer])[0, 1]
+    expected = scipy.stats.spearmanr(pdist(words[which].numpy()), pdist(layer.numpy())).statistic
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x @ torch.linalg.qr(torch.randn(D, D, dtype=x.dtype)).Q,
+        lambda x: x + 300 * torch.randn(D, dtype=x.dtype),
+        lambda x: x * 1e-3,
+        lambda x: torch.cat([x, torch.zeros_like(x)], 1),
+    ],
+    ids=["orthogonal map", "translation", "scaling", "zero columns"],
+)
+def test_rsa_ignores_what_keeps_distances(change):
+    layers = drawn()
+    assert rsa(layers, [change(x) for x in layers]).sub(rsa(layers)).abs().max() < 1e-7
+    assert rsa(layers, [x * torch.linspace(0.1, 3, D) for x in layers]).sub(rsa(layers)).abs().max() > 1e-2, "control"
+
+
+def test_rsa_ignores_the_order_of_stimuli_but_not_that_of_one_side():
+    layers, order = drawn(), torch.randperm(N)
+    torch.testing.assert_close(rsa([x[order] for x in layers]), rsa(layers))
+    assert rsa(layers, [x[order] for x in layers]).abs().max() < 0.3
+
+
+def test_states_of_a_model_that_is_being_trained_leave_no_graph():
+    layers = [x.requires_grad_() for x in drawn()]
+    assert not rsa(layers).requires_grad
+
+
+def test_a_layer_is_like_itself():
+    found = rsa(torch.stack(drawn()))
+    torch.testing.assert_close(found.diagonal(), torch.ones(3, dtype=torch.float64))
+    assert found.abs().max() <= 1 + 1e-12
+
+
+def test_layers_of_other_stimuli_and_constant_ones_are_refused():
+    layers = drawn()
+    with pytest.raises(ValueError, match="layer 1 has 39 stimuli, not 40"):
+        rsa([layers[0], layers[1][1:]])
+    with pytest.raises(ValueError, match="layer 0 has 39 stimuli, not 40"):
+        rsa(layers, [layers[1][1:]])
+    with pytest.raises(ValueError, match=r"distances of layer 1 .*constant"):
+        rsa([layers[0], torch.ones(N, 3)])
+
+
+# -------------------------------------------------------------------------------------------------------------- mantel
+
+
+def test_mantel_counts_permutations_of_stimuli():
+    layers = drawn(2, n=12)
+    found, p = mantel(layers, permutations=99, seed=5)
+    torch.testing.assert_close(found, rsa(layers))
+    generator, reached = torch.Generator().manual_seed(5), torch.ones(2, 2)
+    for _ in range(99):
+        order = torch.randperm(12, generator=generator)
+        reached += rsa(layers, [x[order] for x in layers]) >= found
+    torch.testing.assert_close(p, reached.double() / 100)
+    assert torch.equal(mantel(layers, permutations=99, seed=5)[1], p)
+
+
+def test_mantel_finds_what_is_alike_and_its_p_values_are_uniform_where_nothing_is():
+    (states,) = drawn(1)
+    assert mantel([states, states + torch.randn(N, D)], permutations=99)[1].max() == 0.01
+    apart = [[torch.randn(10, 4)] for _ in range(400)]
+    p = [float(mantel(x, y, permutations=39, seed=k)[1]) for k, (x, y) in enumerate(itertools.pairwise(apart))][::2]
+    assert scipy.stats.kstest(np.array(p) - np.random.default_rng(0).random(len(p)) / 40, "uniform").pvalue > 0.01
+
+
+def test_mantel_needs_a_permutation():
+    with pytest.raises(ValueError, match="permutations=0"):
+        mantel(drawn(), permutations=0)
+
+
+def test_agreement_of_matrices_is_spearman_of_their_upper_triangles():
+    a, b = (rsa(drawn(6)) for _ in range(2))
+    expected = scipy.stats.spearmanr(condensed(a), condensed(b)).statistic
+    assert matrix_agreement(a, b) == pytest.approx(expected, abs=1e-12)
+    assert matrix_agreement(a, a) == pytest.approx(1)
+    with pytest.raises(ValueError, match="constant"):
+        matrix_agreement(a, torch.eye(6, dtype=torch.float64))
+
+
+# ------------------------------------------------------------------------------------------------------------ profiles
+
+
+@pytest.mark.parametrize("decimals", [9, 1, 0], ids=["no ties", "ties", "many ties"])
+@pytest.mark.parametrize("f", [2, 8, 30])
+def test_weighted_tau_is_scipys(decimals, f):
+    profiles, others = torch.randn(7, f, dtype=torch.float64), torch.randn(5, f, dtype=torch.float64)
+    profiles[0], profiles[1] = torch.arange(f), -torch.arange(f)
+    profiles, others = (x.round(decimals=decimals) + 0.0 for x in (profiles, others))
+    profiles, others = (x[(x != x[:, :1]).any(1)] for x in (profiles, others))
+    for left, right, found in (
+        (profiles, others, weighted_tau(profiles, others)),
+        (profiles, profiles, weighted_tau(profiles)),
+    ):
+        for (a, x), (b, y) in itertools.product(enumerate(left), enumerate(right)):
+            expected = scipy.stats.weightedtau(x.numpy(), y.numpy()).statistic
+            assert found[a, b] == pytest.approx(expected, abs=1e-12)
+
+
+def test_weighted_tau_sees_the_top_more_than_the_bottom():
+    profile = torch.arange(8.0)[None]
+    top, bottom = profile.clone(), profile.clone()
+    top[0, [7, 6]], bottom[0, [1, 0]] = profile[0, [6, 7]], profile[0, [0, 1]]
+    assert weighted_tau(profile) == 1
+    assert weighted_tau(profile, -profile) == -1
+    assert weighted_tau(profile, top) < weighted_tau(profile, bottom) < 1
+
+
+def test_a_constant_profile_is_refused():
+    with pytest.raises(ValueError, match="profile 1 is constant"):
+        weighted_tau(torch.tensor([[1.0, 2.0], [3.0, 3.0]]))
+
+
+# ----------------------------------------------------------------------------------------------------------------- mds
+
+
+def test_a_flat_configuration_is_found_again():
+    points = torch.randn(9, 2, dtype=torch.float64)
+    distances = torch.cdist(points, points)
+    found, stress = mds(distances)
+    assert stress < 1e-9
+    torch.testing.assert_close(torch.cdist(found, found), distances, rtol=0, atol=1e-8)
+    assert mds(distances, 1)[1] > 0.1, "control: a line does not do"
+
+
+def test_the_map_is_no_worse_than_the_best_of_scikit_learns_and_always_the_same():
+    given = 1 - rsa(drawn(10))
+    given = (given + given.T).fill_diagonal_(0).clamp(min=0)
+    found, stress = mds(given)
+    distances = torch.cdist(found, found)
+    assert stress == pytest.approx(float((distances - given).square().sum().sqrt() / distances.norm()))
+    best = smacof(given.numpy(), n_init=8, eps=1e-12, max_iter=3000, random_state=0, normalized_stress=False)[1]
+    raw = float((distances - given).square().sum() / 2)
+    assert raw <= best * 1.05
+    assert torch.equal(mds(given)[0], found)
+    torch.testing.assert_close(found.mean(0), torch.zeros(2, dtype=torch.float64))
+    assert (found.gather(0, found.abs().argmax(0, keepdim=True)) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "dimensions", "message"),
+    [
+        (torch.tensor([[0.0, 1], [2, 0]]), 1, "must be symmetric"),
+        (torch.tensor([[0.0, -1], [-1, 0]]), 1, "not negative"),
+        (torch.ones(3, 3), 2, "0 on the diagonal"),
+        (torch.zeros(3, 3), 2, "not all 0"),
+        (1 - torch.eye(3), 3, "dimensions=3 of 3 layers"),
+        (1 - torch.eye(3), 0, "dimensions=0 of 3 layers"),
+    ],
+)
+def test_what_cannot_be_mapped_is_refused(given, dimensions, message):
+    with pytest.raises(ValueError, match=message):
+        mds(given, dimensions)
