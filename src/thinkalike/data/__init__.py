@@ -1,6 +1,25 @@
-"""Data: documents of text, and the rows of tokens that models read."""
+"""Data: documents of text and the rows of tokens that models read; stimuli and the features that describe them."""
 
+from thinkalike.data.feature_files import read_arrays, read_conllu, read_table
+from thinkalike.data.grammar import controlled_sentences
 from thinkalike.data.sources import documents, identity
+from thinkalike.data.stimuli import Codes, FeatureCorrelation, Stimuli, controlled_stimuli
 from thinkalike.data.tokens import Corpus, TokenRows, held_out_texts, read_tokens, training_texts
 
-__all__ = ["Corpus", "TokenRows", "documents", "held_out_texts", "identity", "read_tokens", "training_texts"]
+__all__ = [
+    "Codes",
+    "Corpus",
+    "FeatureCorrelation",
+    "Stimuli",
+    "TokenRows",
+    "controlled_sentences",
+    "controlled_stimuli",
+    "documents",
+    "held_out_texts",
+    "identity",
+    "read_arrays",
+    "read_conllu",
+    "read_table",
+    "read_tokens",
+    "training_texts",
+]

@@ -1,0 +1,839 @@
+"""Stimuli: the grammar yields table S1 and nothing twice; samples balance; files give what they say, or an error."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from itertools import combinations, product
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from thinkalike.data import (
+    Stimuli,
+    controlled_sentences,
+    controlled_stimuli,
+    read_arrays,
+    read_conllu,
+    read_table,
+)
+from thinkalike.data.grammar import MORE, SMALL, Pattern, derivations, lexicon, patterns, with_ed
+from thinkalike.data.stimuli import from_sentences, natural
+from thinkalike.errors import DataError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Salle et al. 2024, table S1: word, then the features in the order of its columns.
+TABLE_S1 = """
+the       3 NaN    NaN      Det       NaN     NaN 0 False
+woman     5 female singular Noun      NaN     3   1 False
+plays     5 NaN    singular Verb      present 3   2 False
+
+no        2 NaN    NaN      Det       NaN     NaN 0 False
+prince    6 male   singular Noun      NaN     3   1 False
+sings     5 NaN    singular Verb      present 3   2 False
+
+Mary      4 female singular Noun      NaN     3   0 False
+fell      4 NaN    NaN      Verb      past    NaN 1 False
+
+I         1 NaN    singular Pronoun   NaN     1   0 False
+vanished  8 NaN    NaN      Verb      past    NaN 1 False
+
+do        2 NaN    singular Auxiliary present NaN 0 True
+you       3 NaN    NaN      Pronoun   NaN     2   1 True
+sing      4 NaN    NaN      Verb      present NaN 2 True
+
+which     5 NaN    NaN      Wh-word   NaN     NaN 0 True
+men       3 male   plural   Noun      NaN     3   1 True
+sneezed   7 NaN    NaN      Verb      past    NaN 2 True
+"""
+SENTENCES = [[row.split() for row in block.splitlines()] for block in TABLE_S1.strip().split("\n\n")]
+COLUMNS = ["Word length", "Gender", "Number", "PoS", "Tense", "Person", "Word position", "Question"]
+
+
+def printed(value) -> str:
+    """As table S1 prints it."""
+    if pd.isna(value):
+        return "NaN"
+    return str(int(value)) if isinstance(value, float) else value
+
+
+def rows_of(text: str, size="small") -> list[list[str]]:
+    """The table of the one derivation of a sentence."""
+    (derived,) = derivations(text, size)
+    stimuli = from_sentences([derived])
+    assert list(stimuli.features) == COLUMNS
+    values = stimuli.features.astype(object).to_numpy().tolist()
+    return [[word, *map(printed, row)] for word, row in zip(stimuli.words, values, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------------------------- grammar
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("rows", SENTENCES, ids=lambda rows: " ".join(row[0] for row in rows))
+def test_every_row_of_table_s1_is_derived_exactly(rows, size):
+    assert rows_of(" ".join(row[0] for row in rows), size) == rows
+
+
+def test_table_s1_was_typed_in_whole():
+    assert [len(rows) for rows in SENTENCES] == [3, 3, 2, 2, 3, 3]
+    assert {len(row) for rows in SENTENCES for row in rows} == {9}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "they sing",
+        "did you sing",
+        "does no woman know me",
+        "which princes did Mary see",
+        "who saw them",
+        "these boys love her",
+        "you thank every king",
+        "a wife cried",
+    ],
+)
+def test_a_grammatical_sentence_has_one_derivation(text):
+    assert len(derivations(text)) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "they sings",
+        "the woman play",
+        "does you sing",
+        "did you sang",
+        "do Mary see him",
+        "this boys sing",
+        "these boy sings",
+        "which men sneezes",
+        "who sing",
+        "I see me",
+        "we saw us",
+        "him sings",
+        "Mary vanished him",
+        "Mary saw",
+        "the Mary sings",
+        "the tall woman sings",  # of the large grammar only
+        "the woman sings in the garden",
+    ],
+)
+def test_an_ungrammatical_one_has_none(text):
+    assert derivations(text) == []
+
+
+@pytest.mark.parametrize("text", ["the tall woman sings", "which brave girls did a teacher hug near the garden"])
+def test_the_large_grammar_has_adjectives_and_places(text):
+    assert len(derivations(text, "large")) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "word", "tense", "number", "person"),
+    [
+        ("they sing", "sing", "present", "plural", None),
+        ("I sing", "sing", "present", "singular", None),
+        ("you sing", "sing", "present", "singular", None),
+        ("he sings", "sings", "present", "singular", "3"),
+        ("they sang", "sang", "past", None, None),
+        ("did he sing", "sing", "past", None, None),
+        ("did he sing", "did", "past", None, None),
+        ("does he sing", "does", "present", "singular", "3"),
+        ("do they sing", "do", "present", "plural", None),
+        ("who sings", "sings", "present", "singular", "3"),
+    ],
+)
+def test_verbs_carry_what_their_rules_say(text, word, tense, number, person):
+    (derived,) = derivations(text)
+    (found,) = [each for each in derived.words if each.form == word]
+    assert (found.tense, found.number, found.person) == (tense, number, person)
+
+
+def shared(rules: tuple[Pattern, ...]) -> int:
+    """How many pairs of patterns have a sentence in common; a slot that has a form twice counts, too."""
+    forms = [[{word.form for word in slot} for slot in slots] for _, slots in rules]
+    twice = sum(
+        len(slot) > len(form)
+        for rule, sets in zip(rules, forms, strict=True)
+        for slot, form in zip(rule.slots, sets, strict=True)
+    )
+    return twice + sum(
+        len(a) == len(b) and not any(x.isdisjoint(y) for x, y in zip(a, b, strict=True))
+        for a, b in combinations(forms, 2)
+    )
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_no_sentence_is_made_twice(size):
+    """So that features are functions of the sentence, and the sizes of patterns add up to the size of the language."""
+    rules = patterns(size)
+    assert shared(rules) == 0
+    assert shared((*rules, rules[0])) == 1, "control: a pattern with a twin"
+    doubled = rules[0]._replace(slots=[rules[0].slots[0] + rules[0].slots[0][:1], *rules[0].slots[1:]])
+    assert shared((doubled,)) == 1, "control: a word with a twin"
+
+
+def test_the_small_grammar_counts_its_sentences_right():
+    rules = [rule for rule in patterns() if rule.kind in ("intransitive", "do-question", "wh-question")]
+    texts = {" ".join(word.form for word in words) for rule in rules for words in product(*rule.slots)}
+    assert len(texts) == sum(rule.size for rule in rules) > 5000
+
+
+def test_every_small_sentence_is_a_large_one_with_the_same_features():
+    large = patterns("large")
+    for kind, slots in patterns("small"):
+        assert any(
+            kind == other
+            and len(slots) == len(wider)
+            and all(set(a) <= set(b) for a, b in zip(slots, wider, strict=True))
+            for other, wider in large
+        )
+
+
+@pytest.mark.parametrize("size", ["small", "large"])
+def test_the_lexicon_keeps_its_promises(size):
+    words = lexicon(size)
+    for group in words:
+        assert len(words[group]) == len(set(words[group])), group
+    for group in ("female", "male", "neither", "adjectives", "places"):
+        assert [word for word in words[group] if word[0] in "aeiou"] == [], "'a' goes with all of them"
+    verbs = [entry.partition("/") for group in ("intransitive", "transitive") for entry in words[group]]
+    assert [base for base, _, past in verbs if (past or with_ed(base)) == base] == []
+    assert set(SMALL) <= set(MORE)
+
+
+def test_a_corpus_of_a_few_hundred_thousand_words_is_drawn():
+    drawn = controlled_sentences(50_000, size="large")
+    words = [word.form for sentence in drawn for word in sentence.words]
+    assert len({sentence.text for sentence in drawn}) == 50_000
+    assert len(words) > 250_000
+    assert len(set(words)) > 2 * len({word.form for s in controlled_sentences(5001) for word in s.words})
+
+
+def test_questions_and_tenses_are_half_of_the_sentences_and_kinds_are_alike():
+    drawn = controlled_sentences(2000, seed=1, size="large")
+    kinds = Counter(sentence.kind for sentence in drawn)
+    for kind, count in kinds.items():
+        share = 1 / 10 if "question" in kind else 1 / 4
+        assert abs(count / 2000 - share) < 4 * (share / 2000) ** 0.5
+    assert len(kinds) == 7
+    past = sum(any(word.tense == "past" for word in sentence.words) for sentence in drawn)
+    assert abs(past - 1000) < 4 * 500**0.5
+
+
+def test_the_same_seed_draws_the_same_in_another_process():
+    code = "from thinkalike.data import *; print(controlled_stimuli(300, 7).sample(100, 7, 'PoS').fingerprint())"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": "77"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    here = controlled_stimuli(300, 7).sample(100, 7, "PoS")
+    assert run.stdout.strip() == here.fingerprint()
+    assert controlled_stimuli(300, 8).sample(100, 7, "PoS").fingerprint() != here.fingerprint()
+    assert controlled_stimuli(300, 7).sample(100, 8, "PoS").fingerprint() != here.fingerprint()
+
+
+@pytest.mark.parametrize("call", [controlled_sentences, controlled_stimuli])
+@pytest.mark.parametrize(
+    ("count", "size", "message"),
+    [
+        (0, "small", "count=0 must lie between 1 and"),
+        (10**9, "small", r"count=1000000000 must lie between 1 and \d+, the sentences of the small grammar"),
+        (5, "lagre", "size=lagre is not known; did you mean 'large'"),
+    ],
+)
+def test_what_the_grammar_cannot_draw_is_refused(call, count, size, message):
+    with pytest.raises(DataError, match=message):
+        call(count, size=size)
+
+
+# ------------------------------------------------------------------------------------------------------------- stimuli
+
+
+@pytest.fixture(scope="module")
+def words() -> Stimuli:
+    return controlled_stimuli(400, seed=3)
+
+
+def made(features: dict | pd.DataFrame, **changes) -> Stimuli:
+    """Stimuli a, b, c, … with these features, each a text of its own."""
+    table = pd.DataFrame(features)
+    letters = [chr(ord("a") + row) for row in range(len(table))]
+    parts = {
+        "texts": letters,
+        "sentence": np.arange(len(table)),
+        "span": [(0, 1)] * len(table),
+        "words": letters,
+        "features": table,
+        "source": "made",
+    }
+    return Stimuli(**{**parts, **changes})
+
+
+def same(a: Stimuli, b: Stimuli) -> bool:
+    return a.fingerprint() == b.fingerprint()
+
+
+def test_a_span_cuts_its_word_out_of_its_sentence(words):
+    cut = [words.texts[number][slice(*span)] for number, span in zip(words.sentence, words.span, strict=True)]
+    assert cut == words.words == [word for text in words.texts for word in text.split()]
+    assert [len(word) for word in words.words] == words.features["Word length"].to_list()
+    positions = [place for text in words.texts for place in range(len(text.split()))]
+    assert words.features["Word position"].to_list() == positions
+    assert len(set(words.ids)) == len(words)
+
+
+@pytest.mark.parametrize("rows", [[5, 3, 40], slice(7, 90, 4), "Verb"], ids=["numbers", "slice", "mask"])
+def test_taking_stimuli_takes_all_that_is_theirs(words, rows):
+    rows = words.features["PoS"] == rows if isinstance(rows, str) else rows
+    part, numbers = words.take(rows), np.arange(len(words))[rows]
+    assert part.words == [words.words[row] for row in numbers]
+    assert part.ids == [words.ids[row] for row in numbers]
+    assert [part.texts[number] for number in part.sentence] == [words.texts[words.sentence[row]] for row in numbers]
+    assert len(part.texts) == len(set(part.sentence))
+    assert part.kinds == words.kinds
+    torch.testing.assert_close(part.codes().table, words.codes().table[numbers], equal_nan=True, rtol=0, atol=0)
+
+
+def test_levels_keep_their_numbers_when_most_of_them_are_gone(words):
+    verbs = words.take(words.features["PoS"] == "Verb")
+    assert verbs.codes().levels == words.codes().levels
+    assert set(verbs.features["PoS"]) == {"Verb"}, "control"
+
+
+def test_codes_and_levels_give_the_features_back(words):
+    table, levels = words.codes()
+    assert table.dtype == torch.float64
+    assert table.isnan().any(), "control"
+    for column, name in enumerate(words.names):
+        values = table[:, column].tolist()
+        if name in levels:
+            values = [value if np.isnan(value) else levels[name][int(value)] for value in values]
+        pd.testing.assert_series_equal(
+            pd.Series(values, dtype=object), words.features[name].astype(object), check_names=False
+        )
+    assert levels["Person"] == ["1", "2", "3"]
+
+
+@pytest.mark.parametrize("balance", ["PoS", ["PoS", "Number"], ("Question", "Word position")])
+def test_a_balanced_sample_has_equal_parts(words, balance):
+    names = [balance] if isinstance(balance, str) else list(balance)
+    cells = Counter(words.features[names].astype(object).fillna("NaN").itertuples(index=False, name=None))
+    n = len(cells) * min(cells.values()) - 1
+    drawn = words.sample(n, seed=1, balance=balance)
+    found = Counter(drawn.features[names].astype(object).fillna("NaN").itertuples(index=False, name=None))
+    assert len(drawn) == n
+    assert set(found) == set(cells)
+    assert max(found.values()) - min(found.values()) == 1
+    assert len(set(drawn.ids)) == n
+    order = [words.ids.index(name) for name in drawn.ids]
+    assert order == sorted(order)
+    plain = words.sample(n, seed=1)
+    alone = Counter(plain.features[names].astype(object).fillna("NaN").itertuples(index=False, name=None))
+    assert max(alone.values()) - min(alone.values()) > 5, "control: it is not balanced by itself"
+    assert same(drawn, words.sample(n, seed=1, balance=balance))
+    assert not same(drawn, words.sample(n, seed=2, balance=balance))
+
+
+def test_every_stimulus_can_be_drawn():
+    stimuli = made({"f": list("xxxyyy")})
+    drawn = Counter(word for seed in range(40) for word in stimuli.sample(3, seed, "f").words)
+    assert set(drawn) == set("abcdef")
+    assert sum(drawn[word] for word in "abc") not in (40, 80), "the part of two is not always the same"
+
+
+def test_the_most_that_can_be_balanced_is_what_the_error_says():
+    stimuli = made({"f": ["x"] * 5 + ["y"] * 2 + [None] * 4})
+    for n in (9, 11):
+        with pytest.raises(DataError, match="made: only 2 stimuli have f=y, so n=") as caught:
+            stimuli.sample(n, balance="f")
+    assert "n=8 can" in str(caught.value)
+    for seed in range(9):
+        drawn = stimuli.sample(8, seed, "f").features["f"].astype(object).fillna("none")
+        assert Counter(drawn) == {"x": 3, "y": 2, "none": 3}
+
+
+def explicit(stimuli: Stimuli) -> np.ndarray:
+    """The correlation with every pair written out; NaN equals NaN."""
+    values = stimuli.features.astype(object).fillna("NaN").to_numpy()
+    i, j = np.triu_indices(len(values), 1)
+    return np.corrcoef((values[i] != values[j]).T.astype(float))
+
+
+def test_the_correlation_is_that_of_all_pairs(words):
+    part = words.sample(200, balance="PoS")
+    found = part.correlation().table
+    np.testing.assert_allclose(found.to_numpy(), explicit(part), rtol=0, atol=1e-12)
+    assert list(found) == list(found.index) == COLUMNS
+    assert 0.2 < found.loc["PoS", "Tense"] < 0.9, "control: it is not a matrix of 0 and 1"
+
+
+def test_the_correlation_knows_neither_names_of_levels_nor_the_order_of_stimuli():
+    table = pd.DataFrame({"f": list("xyzxyzzz"), "g": [1, 2, None, 1, 1, None, 2, 2]})
+    found = made(table).correlation().table
+    renamed = made({"f": table.f.map({"x": "q", "y": "a", "z": "m"}), "g": table.g * 7 - 3}).correlation().table
+    shuffled = made(table.sample(frac=1, random_state=0)).correlation().table
+    pd.testing.assert_frame_equal(found, renamed)
+    pd.testing.assert_frame_equal(found, shuffled)
+    merged = made(table.assign(f=table.f.replace("x", "y"))).correlation().table
+    assert not np.allclose(found, merged), "control"
+
+
+def test_the_strongest_pairs_come_first():
+    f = ["x", "x", "y", "y", "z", "z"]
+    correlation = made({"f": f, "noise": list("ababab"), "copy": [name * 2 for name in f]}).correlation()
+    (a, b, value), *rest = correlation.strongest(3)
+    assert (a, b) == ("f", "copy")
+    assert value == pytest.approx(1)
+    assert abs(rest[0][2]) >= abs(rest[1][2])
+    assert len(correlation.strongest(1)) == 1
+
+
+def test_kinds_follow_from_types_unless_they_are_declared():
+    table = pd.DataFrame(
+        {
+            "text": ["b", None, "a"],
+            "truth": [True, False, True],
+            "truth or nothing": [True, None, False],
+            "whole": [1, 2, 10],
+            "whole or nothing": pd.array([3, None, 4], dtype="Int64"),
+            "ordered": pd.Categorical(["low", "high", None], ["low", "high"], ordered=True),
+            "person": [1.0, None, 10.0],
+            "person2": np.array([1, 10, 2], dtype=np.float32),
+            "rank": [10, -2, -1.5],
+            "size": ["s", "l", "m"],
+            "category": pd.Categorical(["s", "l", "m"]),
+            "unordered": pd.Categorical(["s", "l", "m"], ["s", "m", "l"], ordered=True),
+        }
+    )
+    kinds = {"person": "nominal", "person2": "nominal", "rank": "ordinal", "size": ["s", "m", "l", "xl"]}
+    kinds |= {"category": ["s", "m", "l"], "unordered": "nominal"}
+    stimuli = made(table, kinds=kinds)
+    nominal = ("text", "truth", "truth or nothing", "person", "person2", "unordered")
+    ordinal = ("ordered", "rank", "size", "category")
+    assert stimuli.kinds == {
+        name: "nominal" if name in nominal else "ordinal" if name in ordinal else "numeric" for name in table
+    }
+    codes, levels = stimuli.codes()
+    assert levels == {
+        "text": ["a", "b"],
+        "truth": ["False", "True"],
+        "truth or nothing": ["False", "True"],
+        "ordered": ["low", "high"],
+        "person": ["1", "10"],
+        "person2": ["1", "2", "10"],
+        "rank": ["-2", "-1.5", "10"],
+        "size": ["s", "m", "l", "xl"],
+        "category": ["s", "m", "l"],
+        "unordered": ["l", "m", "s"],
+    }
+    nan = float("nan")
+    expected = [[1, nan, 0], [1, 0, 1], [1, nan, 0], [1, 2, 10], [3, nan, 4], [0, 1, nan], [0, nan, 1]]
+    expected += [[0, 2, 1], [2, 0, 1], [0, 2, 1], [0, 2, 1], [2, 0, 1]]
+    torch.testing.assert_close(codes.T, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
+
+
+def test_the_index_of_a_table_does_not_move_its_rows():
+    table = pd.DataFrame({"f": list("xyz"), "g": [1.0, 2.0, 3.0]}, index=[2, 0, 1])
+    assert made(table).codes().table[:, 1].tolist() == [1, 2, 3]
+    assert made(table).features["f"].to_list() == ["x", "y", "z"]
+
+
+def test_names_in_natural_order_are_the_same_in_every_run():
+    assert sorted(["l10", "l2", "a", "10", "2", "l2b"], key=natural) == ["2", "10", "a", "l2", "l2b", "l10"]
+    assert natural("01") != natural("1"), "a tie would fall as the hashes do"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"texts": ["ax", "b", "c"]},
+        {"sentence": np.array([0, 1, 1])},
+        {"texts": ["aa", "b", "c"], "span": [(1, 2), (0, 1), (0, 1)]},
+        {"features": pd.DataFrame({"f": ["x", "y", None], "g": [1, 2, 4]})},
+        {"features": pd.DataFrame({"f": ["x", "y", "y"], "g": [1, 2, 3]})},
+        {"features": pd.DataFrame({"f": ["x", "z", None], "g": [1, 2, 3]})},
+        {"kinds": {"g": "nominal"}},
+    ],
+)
+def test_the_fingerprint_says_whether_stimuli_are_the_same(changes):
+    table = pd.DataFrame({"f": ["x", "y", None], "g": [1, 2, 3]})
+    assert same(made(table), made(table))
+    assert not same(made(table), made(**{"features": table, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"words": ["a", "b"]}, "made: row counts differ: .*'words': 2, 'sentence': 3"),
+        ({"features": pd.DataFrame(index=range(3))}, "made is empty: 3 stimuli with 0 features"),
+        ({"ids": ["p", "q", "p"]}, "made: the id p is there more than once"),
+        ({"span": [(0, 1), (0, 2), (0, 1)]}, "made row 2: the span 0-2 is empty or outside its text of 1 char"),
+        ({"span": [(0, 1), (0, 1), (-1, 1)]}, "made row 3: the span -1-1 is empty or outside"),
+        ({"span": [(0, 1), (0, 1), (1, 1)]}, "made row 3: the span 1-1 is empty or outside"),
+        ({"sentence": np.array([0, 1, 3])}, "made row 3: sentence 3 is not among the 3 texts"),
+        ({"features": pd.DataFrame([[1, 2]] * 3, columns=["f", "f"])}, "made: the feature f is there more than once"),
+        ({"kinds": {"ff": "nominal"}}, "made: kinds has no feature ff; did you mean 'f'"),
+        ({"kinds": {"f": "nomnal"}}, "made: kinds.f=nomnal is not known; did you mean 'nominal'"),
+        ({"kinds": {"f": "ordinal"}}, r"made: f is ordinal; give its levels in order: kinds.f=\['x', 'y'\]"),
+        ({"kinds": {"f": ["x", "z"]}}, r"made row 2: f=y is not among its levels \['x', 'z'\]"),
+        ({"kinds": {"f": "numeric"}}, "made row 1: f=x is no finite number; .*kinds.f=nominal"),
+        ({"features": pd.DataFrame({"g": [1, 2, float("-inf")]})}, "made row 3: g=-inf is no finite number"),
+    ],
+)
+def test_stimuli_that_do_not_fit_together_are_refused(changes, message):
+    table = pd.DataFrame({"f": ["x", "y", None], "g": [1, 2, 3]})
+    made(table)
+    with pytest.raises(DataError, match=message) as caught:
+        made(**{"features": table, **changes})
+    assert "\n" not in str(caught.value)
+
+
+def test_no_stimuli_at_all_are_refused():
+    with pytest.raises(DataError, match="made is empty: 0 stimuli with 1 features"):
+        made({"f": []})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s: s.sample(0), "made: n=0 must lie between 1 and 4, the number of stimuli"),
+        (lambda s: s.sample(5), "made: n=5 must lie between 1 and 4"),
+        (lambda s: s.sample(2, balance="ff"), "made: balance=ff is no feature; did you mean 'f'"),
+        (lambda s: s.correlation(), "made: unique differs between all stimuli; group its values, or leave it out"),
+        (lambda s: s.take([0, 2]).correlation(), "made: f has one level, or leave it out"),
+    ],
+)
+def test_a_question_that_stimuli_cannot_answer_is_refused(call, message):
+    with pytest.raises(DataError, match=message):
+        call(made({"f": list("xyxy"), "unique": [1, 2, 3, 4]}))
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def write_table(path: Path, frame: pd.DataFrame) -> Path:
+    if path.suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        frame.to_csv(path, index=False, sep="\t" if path.suffix == ".tsv" else ",")
+    return path
+
+
+def as_table(stimuli: Stimuli) -> pd.DataFrame:
+    ends = pd.DataFrame(stimuli.span, columns=["start", "stop"])
+    texts = [stimuli.texts[number] for number in stimuli.sentence]
+    return pd.concat([pd.DataFrame({"id": stimuli.ids, "text": texts}), ends, stimuli.features], axis=1)
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.tsv", "x.parquet"])
+def test_stimuli_written_as_a_table_are_read_as_they_were(name, words, tmp_path):
+    path = write_table(tmp_path / name, as_table(words))
+    back = read_table(path, kinds={"Person": "nominal"})
+    assert same(back, words)
+    assert (back.words, back.ids, back.source) == (words.words, words.ids, str(path))
+    assert not same(read_table(path, features=COLUMNS[1:], kinds={"Person": "nominal"}), words), "control"
+
+
+def test_a_word_is_found_in_its_text(tmp_path):
+    """As a word before as a part of one: `he` is not looked for in `she`."""
+    rows = [("she said he ran", "he"), ("a (null) value", "null"), ("NA is None", "NA"), ("天気がいい", "天気")]
+    path = write_table(tmp_path / "x.csv", pd.DataFrame(rows, columns=["text", "word"]).assign(f=list("xyxy")))
+    stimuli = read_table(path)
+    assert stimuli.words == [word for _, word in rows]
+    assert stimuli.span == [(9, 11), (3, 7), (0, 2), (0, 2)]
+
+
+def test_a_table_without_words_has_whole_texts_and_equal_ones_are_one(tmp_path):
+    path = write_table(tmp_path / "x.csv", pd.DataFrame({"text": ["b, c", "a", "b, c"], "f": [1, 2, 3]}))
+    stimuli = read_table(path)
+    assert stimuli.words == ["b, c", "a", "b, c"]
+    assert (stimuli.texts, stimuli.sentence.tolist(), stimuli.ids) == (["b, c", "a"], [0, 1, 0], ["1", "2", "3"])
+
+
+def test_columns_may_have_other_names_and_features_are_chosen(tmp_path):
+    frame = pd.DataFrame({"sentence": ["a b", "a c"], "target": ["b", "c"], "f": [1, 2], "g": ["x", "y"], "h": [1, 1]})
+    path = write_table(tmp_path / "x.csv", frame)
+    stimuli = read_table(path, columns={"text": "sentence", "word": "target"}, features=["g", "f"])
+    assert (stimuli.names, stimuli.words) == (["g", "f"], ["b", "c"])
+
+
+def test_cells_say_numbers_levels_or_nothing(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("\ufefftext,f,g,h,i\n\na,1,x,True,1\nb,,NaN,False,2\nc,1e3,None,NaN,three\n", encoding="utf-8")
+    stimuli = read_table(path)
+    assert stimuli.kinds == {"f": "numeric", "g": "nominal", "h": "nominal", "i": "nominal"}
+    assert [[printed(value) for value in column] for _, column in stimuli.features.items()] == [
+        ["1", "NaN", "1000"],
+        ["x", "NaN", "None"],
+        ["True", "False", "NaN"],
+        ["1", "2", "three"],
+    ]
+
+
+def test_parquet_keeps_its_types(tmp_path):
+    size = pd.Categorical(["1", "10", "2"], ["10", "2", "1"], ordered=True)
+    frame = pd.DataFrame({"text": list("abc"), "size": size, "f": [1.5, None, 2], "truth": [True, None, False]})
+    stimuli = read_table(write_table(tmp_path / "x.parquet", frame))
+    assert stimuli.kinds == {"size": "ordinal", "f": "numeric", "truth": "nominal"}
+    assert stimuli.codes().table[:, 0].tolist() == [2, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("", {}, "x.csv is empty: it has no rows below a header"),
+        ("text,f\n", {}, "x.csv is empty: it has no rows below a header"),
+        ("txt,f\na,1\nb,2\n", {}, "x.csv has no column text; did you mean 'txt'"),
+        ("text,f\na,1\nb,2\n", {"columns": {"word": "wrd"}}, "x.csv has no column wrd; there is: f, text"),
+        ("text,f\na,1\nb,2\n", {"columns": {"txt": "text"}}, "columns has no role txt; did you mean 'text'"),
+        ("text,f\na,1\nb,2\n", {"features": ["ff"]}, "x.csv has no feature ff; did you mean 'f'"),
+        ("text,f\na,1\nb,2\n", {"features": ["text"]}, "x.csv has no feature text; there is: f"),
+        ("text,f\na,1\nb,2\n", {"features": []}, "x.csv is empty: 2 stimuli with 0 features"),
+        ("text\na\nb\n", {}, "x.csv is empty: 2 stimuli with 0 features"),
+        ("text,f\na,1\nb,inf\n", {}, "x.csv row 2: f=inf is no finite number"),
+        ("text,f\na,1\nb,1\n", {}, "x.csv: f has one level only, 1.0; leave it out of features"),
+        ("text,f\na,\nb,NaN\n", {}, "x.csv: f has one level only, nan; leave it out"),
+        ("id,text,f\np,a,1\np,b,2\n", {}, "x.csv: the id p is there more than once"),
+        ("text,f,f\na,1,2\nb,2,3\n", {}, "x.csv: the column f is there more than once"),
+        ("text,f\na,1\nb\n", {}, "x.csv row 2 has 1 cells, the header 2"),
+        ("text,f\na,b,1\n", {}, "x.csv row 1 has 3 cells, the header 2; quote all commas"),
+        ('text,f\n"a,1\n', {}, "cannot read .*x.csv: Error: unexpected end of data"),
+        ("text,f\na,1\n,2\n", {}, "x.csv row 2: the span 0-0 is empty or outside its text of 0"),
+        ("text,word,f\na b,c,1\n", {}, "x.csv row 1: the word 'c' is 0 times in 'a b'; add columns start and stop"),
+        ("text,word,f\na b,,1\n", {}, "x.csv row 1: the word '' is 0 times"),
+        ("text,word,f\na b,b,1\na a,a,2\n", {}, "x.csv row 2: the word 'a' is 2 times in 'a a'"),
+        ("text,start,f\na,0,1\n", {}, "x.csv has only one of the columns start and stop"),
+        ("text,start,stop,f\na,0,1,1\nb,0,2,2\n", {}, "x.csv row 2: the span 0-2 is empty or outside its text of 1"),
+        ("text,start,stop,f\na,0,1.5,1\n", {}, "x.csv row 1: start=0, stop=1.5 are not whole numbers"),
+        ("text,word,start,stop,f\nab,a,1,2,1\n", {}, "x.csv row 1: at 1-2 is 'b', not 'a'"),
+    ],
+)
+def test_a_table_that_is_wrong_is_refused(text, options, message, tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text(text)
+    with pytest.raises(DataError, match=message) as caught:
+        read_table(path, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("read", [read_table, read_conllu, lambda path: read_arrays(path, made({"f": [1, 2]}))])
+def test_a_file_that_cannot_be_read_is_named(read, tmp_path):
+    with pytest.raises(DataError, match=r"x\.doc is none of \."):
+        read(tmp_path / "x.doc")
+    for suffix in ("csv", "tsv", "parquet", "conllu", "npz", "safetensors"):
+        path = tmp_path / f"x.{suffix}"
+        for harm in (path.touch, lambda path=path: path.write_bytes(b"\xff\xfe garbage"), path.unlink):
+            harm()
+            with pytest.raises(DataError, match=rf"x\.{suffix}") as caught:
+                read(path)
+            assert "\n" not in str(caught.value)
+
+
+def test_a_column_of_lists_is_no_feature(tmp_path):
+    frame = pd.DataFrame({"text": list("abc"), "vector": [[1, 2], [3], [4]], "f": [1, 2, 3]})
+    path = write_table(tmp_path / "x.parquet", frame)
+    with pytest.raises(DataError, match=r"x\.parquet: vector holds lists; leave it out of features"):
+        read_table(path)
+    assert read_table(path, features=["f"]).names == ["f"]
+
+
+def test_an_error_of_another_library_stays_on_one_line(tmp_path, monkeypatch):
+    def fail(path):
+        raise RuntimeError("first\nsecond")
+
+    monkeypatch.setattr(pd, "read_parquet", fail)
+    with pytest.raises(DataError, match=r"cannot read .*x\.parquet: RuntimeError: first$"):
+        read_table(tmp_path / "x.parquet")
+
+
+# ------------------------------------------------------------------------------------------------------------- CoNLL-U
+
+
+def conllu(*lines: str) -> str:
+    """Of ID|FORM|UPOS|FEATS|MISC, with ; where the file has a bar."""
+    made = []
+    for line in lines:
+        if "|" in line:
+            number, form, upos, feats, misc = (cell.replace(";", "|") for cell in line.split("|"))
+            made.append("\t".join([number, form, "_", upos, "_", feats, "_", "_", "_", misc]))
+        else:
+            made.append(line)
+    return "\n".join(made) + "\n"
+
+
+TREES = conllu(
+    "# newdoc id = d1",
+    "# sent_id = s1",
+    "# text = a comment that is not read",
+    "1|She|PRON|Gender=Fem;Number=Sing|_",
+    "2-3|don't|_|_|_",
+    "2|do|AUX|Tense=Pres|_",
+    "3|n't|PART|_|_",
+    "4|eat|VERB|_|_",
+    "4.1|eat|VERB|_|_",
+    "5-6|du|_|_|SpaceAfter=No",
+    "5|de|ADP|_|SpaceAfter=No",
+    "6|le|DET|Number=Sing|_",
+    "7|.|PUNCT|_|Comment=x;SpaceAfter=No",
+    "",
+    "",
+    "1|10 000|NUM|_|SpacesAfter=x",
+    "2|null|_|Number=Plur|_",
+)
+
+
+def test_a_conllu_file_becomes_text_spans_and_features(tmp_path):
+    path = tmp_path / "x.conllu"
+    path.write_text(TREES)
+    stimuli = read_conllu(path)
+    assert stimuli.texts == ["She don't eat du.", "10 000 null"]
+    assert stimuli.words == ["She", "do", "n't", "eat", "de", "le", ".", "10 000", "null"]
+    assert stimuli.span == [(0, 3), (4, 6), (6, 9), (10, 13), (14, 16), (14, 16), (16, 17), (0, 6), (7, 11)]
+    assert stimuli.sentence.tolist() == [0] * 7 + [1] * 2
+    assert stimuli.ids == [*(f"s1:{place}" for place in range(1, 8)), "2:1", "2:2"]
+    nan = "NaN"
+    assert {name: [printed(value) for value in column] for name, column in stimuli.features.items()} == {
+        "UPOS": ["PRON", "AUX", "PART", "VERB", "ADP", "DET", "PUNCT", "NUM", nan],
+        "Gender": ["Fem", *[nan] * 8],
+        "Number": ["Sing", *[nan] * 4, "Sing", nan, nan, "Plur"],
+        "Tense": [nan, "Pres", *[nan] * 7],
+        "Word length": ["3", "2", "3", "3", "2", "2", "1", "6", "4"],
+        "Word position": ["0", "1", "2", "3", "4", "5", "6", "0", "1"],
+    }
+
+
+def test_windows_line_ends_a_missing_last_one_and_strange_spaces_do_not_matter(tmp_path):
+    path, other = tmp_path / "x.conllu", tmp_path / "y.conllu"
+    lines = conllu("1|a\u2028b|NOUN|_|_", "2|\u00a0c d|VERB|_|_")
+    path.write_bytes(lines.encode())
+    other.write_bytes(b"\xef\xbb\xbf" + lines.rstrip("\n").replace("\n", "\r\n").encode())
+    assert read_conllu(path).words == ["a\u2028b", "\u00a0c d"]
+    assert same(read_conllu(path, features=["UPOS"]), read_conllu(other, features=["UPOS"]))
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "message"),
+    [
+        (["# only a comment"], {}, "x.conllu is empty: it has no line of a word"),
+        (["1|a|X|_|_", "2 b"], {}, "x.conllu line 2: 1 columns, not 10; between columns stands one tab"),
+        (["1|a|X|_|_", "3|b|Y|_|_"], {}, "x.conllu line 2: the ID 3 where 2 is due; an empty line"),
+        (["1|a|X|_|_", "1|b|Y|_|_"], {}, "x.conllu line 2: the ID 1 where 2 is due"),
+        (["x|a|X|_|_"], {}, "x.conllu line 1: the ID x where 1 is due"),
+        (["1-|a|X|_|_"], {}, "x.conllu line 1: the ID 1- where 1 is due"),
+        (["1-1|a|X|_|_"], {}, "x.conllu line 1: the ID 1-1 where 1 is due"),
+        (["1-3|a|X|_|_", "1|a|X|_|_", "2-3|a|X|_|_"], {}, "x.conllu line 3: the ID 2-3 where 2 is due"),
+        (["1-3|a|X|_|_", "1|a|X|_|_", ""], {}, "x.conllu line 3: the sentence ends within the multiword token 1-3"),
+        (["1||X|_|_"], {}, "x.conllu line 1: there is no FORM"),
+        (["1|a|X|Sing|_"], {}, r"x.conllu line 1: FEATS 'Sing' are not Name=Value\|Name=Value, or _"),
+        (["1|a|X|Number=|_"], {}, "x.conllu line 1: FEATS 'Number='"),
+        (["1|a|X|A=b;|_"], {}, "x.conllu line 1: FEATS"),
+        (["1|a|X||_"], {}, "x.conllu line 1: FEATS ''"),
+        (["1|a|X|_|_", "2|b|X|_|_"], {}, "x.conllu: UPOS has one level only, X; leave it out"),
+        (["1|a|X|_|_", "2|b|Y|_|_"], {"features": ["Nmber"]}, "x.conllu has no feature Nmber; there is: UPOS"),
+        (
+            ["# sent_id = s", "1|a|X|_|_", "", "# sent_id = s", "1|b|Y|_|_"],
+            {"features": ["UPOS"]},
+            "the id s:1 is there",
+        ),
+    ],
+)
+def test_a_malformed_conllu_file_is_refused(lines, options, message, tmp_path):
+    path = tmp_path / "x.conllu"
+    path.write_text(conllu(*lines))
+    with pytest.raises(DataError, match=message) as caught:
+        read_conllu(path, **options)
+    assert "\n" not in str(caught.value)
+
+
+# -------------------------------------------------------------------------------------------------------------- arrays
+
+
+def write_arrays(path: Path, arrays: dict[str, torch.Tensor]) -> Path:
+    if path.suffix == ".npz":
+        np.savez(path, **{name: array.numpy() for name, array in arrays.items()})
+    else:
+        save_file(arrays, path)
+    return path
+
+
+@pytest.fixture
+def pictures(tmp_path) -> Stimuli:
+    """Things without a text."""
+    frame = pd.DataFrame({"id": ["p1", "p2", "p3"], "category": ["face", "house", "face"], "word": [1, 2, 3]})
+    return read_table(write_table(tmp_path / "pictures.csv", frame), columns={"text": None})
+
+
+def test_what_has_no_text_is_named_by_its_id(pictures):
+    assert pictures.words == pictures.texts == pictures.ids == ["p1", "p2", "p3"]
+    assert pictures.names == ["category", "word"], "a word in no text is a feature"
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_one_array_and_one_for_each_layer_are_the_same(name, dtype, pictures, tmp_path):
+    states = torch.randn(12, 3, 5).to(dtype)
+    whole = read_arrays(write_arrays(tmp_path / name, {"states": states}), pictures)
+    each = {f"layer{number}": layer.clone() for number, layer in enumerate(states)}
+    layers = read_arrays(write_arrays(tmp_path / f"each_{name}", each), pictures)
+    assert list(whole) == [str(number) for number in range(12)]
+    assert list(layers) == [f"layer{number}" for number in range(12)], "layer2 comes before layer10"
+    assert torch.equal(torch.stack(list(whole.values())), states)
+    assert torch.equal(torch.stack(list(layers.values())), states)
+    assert layers["layer0"].dtype == dtype
+
+
+def test_layers_may_have_other_widths_and_counts_become_float64(pictures, tmp_path):
+    spikes = {"V1": torch.tensor([[1, 2], [3, 4], [5, 2**40]]), "IT": torch.ones(3, 7)}
+    layers = read_arrays(write_arrays(tmp_path / "x.npz", spikes), pictures)
+    assert {name: tuple(layer.shape) for name, layer in layers.items()} == {"IT": (3, 7), "V1": (3, 2)}
+    assert layers["V1"].dtype == torch.float64
+    assert layers["V1"][2, 1] == 2**40
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({}, "is empty: it has no arrays"),
+        ({"V1": torch.ones(4, 2)}, r"V1 has 4 rows, but .*pictures.csv 3; one for each is needed"),
+        ({"states": torch.ones(2, 4, 2)}, r"0 has 4 rows, but .*pictures.csv 3"),
+        ({"V1": torch.ones(3)}, r"V1 is torch.float32 of shape \(3,\); give real numbers"),
+        ({"V1": torch.ones(3, 0)}, r"V1 is torch.float32 of shape \(3, 0\)"),
+        ({"V1": torch.ones(3, 2), "IT": torch.ones(2, 3, 2)}, r"IT is torch.float32 of shape \(2, 3, 2\)"),
+        ({"V1": torch.ones(3, 2, dtype=torch.complex64)}, r"V1 is torch.complex64 of shape \(3, 2\)"),
+        ({"V1": torch.tensor([[1, 2], [3, float("nan")], [5, 6]])}, "V1 is nan in row 2, column 2; leave the row out"),
+        ({"V1": torch.tensor([[1, 2], [3, 4], [float("inf"), 6]])}, "V1 is inf in row 3, column 1"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused(name, arrays, message, pictures, tmp_path):
+    with pytest.raises(DataError, match=rf"{re.escape(name)}.*{message}"):
+        read_arrays(write_arrays(tmp_path / name, arrays), pictures)
+
+
+def test_pickled_objects_are_not_loaded(pictures, tmp_path):
+    np.savez(tmp_path / "x.npz", V1=np.array([{}, {}, {}]))
+    with pytest.raises(DataError, match=r"cannot read .*x\.npz: ValueError: Object arrays cannot be loaded"):
+        read_arrays(tmp_path / "x.npz", pictures)
+
+
+# ---------------------------------------------------------------------------------------------------------------- docs
+
+
+def test_the_examples_of_the_documentation_hold(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "stimuli.md").read_text()
+    for name, language in (("words.csv", "csv"), ("trees.conllu", "conllu")):
+        (tmp_path / name).write_text(re.search(rf"```{language}\n(.*?)```", page, re.DOTALL)[1])
+    monkeypatch.chdir(tmp_path)
+    examples = doctest.DocTestParser().get_doctest(page, {}, "stimuli.md", None, 0)
+    runner = doctest.DocTestRunner()
+    runner.run(examples)
+    assert (runner.failures, runner.tries) == (0, len(examples.examples))
+    assert runner.tries > 15
