@@ -23,7 +23,7 @@ EQUAL = 1e-12  # scores as near as that differ by rounding; most α give the ver
 CONSTANT = 1e-12  # variance of a Δ below which only rounding is left
 
 
-class Estimate(NamedTuple):
+class Fitted(NamedTuple):
     """Weights of the terms in each layer, in units of the squared neural distance."""
 
     terms: list[Term]
@@ -97,7 +97,7 @@ def divide(pairs: PairSet, folds: int, seed: int, groups: Int[Tensor, " n"] | No
 
 def estimate(
     features: Features, pairs: PairSet, division: Division, alphas: Sequence[float], interactions: bool
-) -> Estimate:
+) -> Fitted:
     """Fit every layer on all pairs, with the α of the best mean Spearman's ρ over the parts, the first of equals.
 
     For a part the fit is on the pairs of the others. A constant prediction counts as ρ = -1.
@@ -121,7 +121,7 @@ def estimate(
     means = sums[0, 0] / sums[0, 0, 0]
     intercept = means[len(terms) :] - weights @ means[1 : len(terms)]
     covariance = centred(sums)[0, :, : len(terms) - 1] / sums[0, 0, 0]
-    return Estimate(terms, weights, intercept, path.new_tensor(alphas)[best], covariance)
+    return Fitted(terms, weights, intercept, path.new_tensor(alphas)[best], covariance)
 
 
 def _norms(terms: Sequence[Term]) -> Float[Tensor, " r"]:
@@ -146,7 +146,7 @@ def _path(sums: Float[Tensor, "s t u"], terms: Sequence[Term], alphas: Sequence[
     return solve(gram, target.expand(shape)) * scale
 
 
-def describe(found: Estimate) -> tuple[Float[Tensor, "f f"], float]:
+def describe(found: Fitted) -> tuple[Float[Tensor, "f f"], float]:
     """Pearson correlation of the features' Δ over the pairs, NaN for a constant one, and its condition number.
 
     Warns of features that are constant, and of such as differ on much the same pairs.

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.estimate import Division, Estimate, Table, describe
+from thinkalike.measures.estimate import Division, Fitted, Table, describe
 from thinkalike.measures.folds import fold_interval, splits, stimulus_folds
 from thinkalike.measures.mlem import MLEM
 from thinkalike.measures.pairs import PairSet, check_scores
@@ -143,7 +143,7 @@ def _plan(
 
 def _drops(
     model: MLEM, values: Float[Tensor, "n f"], fold: _Fold, sets: Sequence[Set]
-) -> tuple[Estimate, Float[Tensor, " l"], Float[Tensor, "l r t"]]:
+) -> tuple[Fitted, Float[Tensor, " l"], Float[Tensor, "l r t"]]:
     """The fit to a fold's training part, its score on the rest, and the drops; NaN if a prediction is constant."""
     features = model.encoder(values[fold.train.index]).encode(values)
     found, test = model.estimate(features, fold.train, fold.division), fold.test

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.measures.distances import Distance
-from thinkalike.measures.estimate import Division, Estimate, Table, describe, divide, estimate, read, read_values
+from thinkalike.measures.estimate import Division, Fitted, Table, describe, divide, estimate, read, read_values
 from thinkalike.measures.features import FeatureEncoder, Features
 from thinkalike.measures.pairs import PairSet, check_scores, predict, upper
 
@@ -153,7 +153,7 @@ class MLEM:
         """Read what `save` wrote."""
         found = torch.load(path, weights_only=True)
         model, state = cls(**found["params"]), found["state"]
-        vars(model).update(state, _found=Estimate(*state["_found"]), encoder_=FeatureEncoder(**state["encoder_"]))
+        vars(model).update(state, _found=Fitted(*state["_found"]), encoder_=FeatureEncoder(**state["encoder_"]))
         return model
 
     def read(self, X: Any, Y: Any, groups: Any = None) -> Table:
@@ -171,7 +171,7 @@ class MLEM:
         """The folds for the choice of α, if there is one."""
         return divide(pairs, self.folds if len(self._alphas()) > 1 else 1, self.seed, groups)
 
-    def estimate(self, features: Features, pairs: PairSet, division: Division) -> Estimate:
+    def estimate(self, features: Features, pairs: PairSet, division: Division) -> Fitted:
         """Weights, in units of the squared distances."""
         return estimate(features, pairs, division, self._alphas(), self.weights == "full")
 
@@ -181,7 +181,7 @@ class MLEM:
             raise ValueError(f"alpha={self.alpha} is no number >= 0, nor several")
         return tuple(float(alpha) for alpha in alphas)
 
-    def _keep(self, found: Estimate, table: Table) -> None:
+    def _keep(self, found: Fitted, table: Table) -> None:
         ends = found.weights.new_tensor([[0.0, 1.0]]).expand(len(found.weights), 2)
         if self.scale == "minmax":
             ends = torch.stack([torch.stack(layer.extremes()) for layer in table.pairs.layers])

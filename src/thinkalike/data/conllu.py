@@ -1,0 +1,112 @@
+"""Users' own stimuli in CoNLL-U files: words of parsed sentences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from thinkalike.data.stimuli import Kinds, Stimuli
+from thinkalike.data.tables import Names, Span, chosen, read_with, varied
+from thinkalike.errors import DataError
+
+
+def read_conllu(path: str | Path, *, features: Names = None, kinds: Kinds | None = None) -> Stimuli:
+    """The words of a CoNLL-U file, with UPOS, all FEATS, and their length and position.
+
+    The text of a sentence is put together from its forms. The words of a multiword token have a part of it each where
+    they spell it (don't = do + n't), else all of it (du = de + le). Empty nodes are left out.
+
+    Args:
+        features: such as UPOS, Number; none given: all that there are.
+        kinds: see `Stimuli`.
+
+    Raises:
+        DataError: the file cannot be read or is empty, a line is malformed, or a feature has one level.
+    """
+    text = read_with(Path(path), {".conllu": partial(Path.read_text, encoding="utf-8-sig")})
+    found = list(_sentences(path, text.split("\n")))  # splitlines would cut at U+2028, too
+    if not found:
+        raise DataError(f"{path} is empty: it has no line of a word")
+    words, spans, rows = ([x for each in found for x in getattr(each, name)] for name in ("words", "spans", "rows"))
+    sentence = np.repeat(np.arange(len(found)), [len(each.words) for each in found])
+    ids = [f"{each.name or n}:{place}" for n, each in enumerate(found, 1) for place in range(1, len(each.words) + 1)]
+    ends = ["Word length", "Word position"]
+    names = ["UPOS", *sorted({name for row in rows for name in row} - {"UPOS", *ends}), *ends]
+    table = pd.DataFrame(rows)[chosen(path, features, names)]
+    return varied(Stimuli([each.text for each in found], sentence, spans, words, table, kinds or {}, ids, str(path)))
+
+
+def _sentences(path: str | Path, lines: Sequence[str]) -> Iterator[_Sentence]:
+    sentence = _Sentence()
+    for number, line in enumerate([*lines, ""], 1):
+        try:
+            if line.startswith("#"):
+                key, _, value = line[1:].partition("=")
+                sentence.name = value.strip() if key.strip() == "sent_id" else sentence.name
+            elif line.strip():
+                sentence.add(line.split("\t"))
+            else:
+                sentence.end()
+                if sentence.words:
+                    yield sentence
+                sentence = _Sentence()
+        except ValueError as error:
+            raise DataError(f"{path} line {number}: {error}") from None
+
+
+@dataclass
+class _Sentence:
+    """What the lines so far say; its methods raise ValueErrors that say what is wrong with a line."""
+
+    name: str = ""
+    text: str = ""
+    words: list[str] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    multiword: list[tuple[int, int, Span]] = field(default_factory=list)  # first word, last word, characters
+
+    def add(self, cells: list[str]) -> None:
+        if len(cells) != 10:
+            raise ValueError(f"{len(cells)} columns, not 10; between columns stands one tab")
+        number, form, upos, feats, misc = (cells[column] for column in (0, 1, 3, 5, 9))
+        if re.fullmatch(r"\d+\.\d+", number):  # an empty node
+            return
+        due, covered = len(self.words) + 1, self.multiword[-1][1] if self.multiword else 0
+        first, dash, last = number.partition("-")
+        if first != str(due) or (dash and not (last.isdecimal() and covered < due < int(last))):
+            raise ValueError(f"the ID {number} where {due} is due; an empty line stands between sentences")
+        if not form:
+            raise ValueError("there is no FORM")
+        span = len(self.text), len(self.text) + len(form)
+        if due > covered:
+            self.text += form if "SpaceAfter=No" in misc.split("|") else form + " "
+        if dash:
+            self.multiword.append((due, int(last), span))
+            return
+        self.words.append(form)
+        self.spans.append(span if due > covered else self.multiword[-1][2])
+        ours = {"UPOS": None if upos == "_" else upos, "Word length": len(form), "Word position": due - 1}
+        self.rows.append(_feats(feats) | ours)
+
+    def end(self) -> None:
+        for first, last, (start, stop) in self.multiword:
+            if len(self.words) < last:
+                raise ValueError(f"the sentence ends within the multiword token {first}-{last}")
+            forms = self.words[first - 1 : last]
+            if "".join(forms) == self.text[start:stop]:
+                self.spans[first - 1 : last] = pairwise(accumulate(map(len, forms), initial=start))
+        self.text = self.text.rstrip(" ")
+
+
+def _feats(cell: str) -> dict[str, str]:
+    if cell != "_" and not re.fullmatch(r"[^=|]+=[^=|]+(\|[^=|]+=[^=|]+)*", cell):
+        raise ValueError(f"FEATS {cell!r} are not Name=Value|Name=Value, or _")
+    return dict(re.findall(r"([^=|]+)=([^=|]+)", cell))
