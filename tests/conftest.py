@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -89,6 +92,30 @@ def call(monkeypatch, capsys):
         return status, *capsys.readouterr()
 
     return run
+
+
+def kill_and_resume(command: Callable[[str], list[str]], folder: Path, kind: str, state: str) -> tuple[Path, Path]:
+    """Kill a job when its state is there, run it again, and run another whole: the folders of both results.
+
+    Args:
+        command: the command line, given the name of a store in `folder`.
+        kind: of the job in its store.
+        state: the file in its checkpoints that it goes on from.
+    """
+    process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not list(folder.glob(f"killed/{kind}/*.partial/checkpoints/{state}")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not list(folder.glob(f"killed/{kind}/*/result.json"))
+    resumed = subprocess.run(command("killed"), capture_output=True, text=True, timeout=240)
+    assert "going on from" in resumed.stderr, resumed.stderr
+    subprocess.run(command("whole"), check=True, capture_output=True, timeout=240)
+    killed, whole = (next(folder.glob(f"{store}/{kind}/*/table.csv")).parent for store in ("killed", "whole"))
+    return killed, whole
 
 
 @pytest.fixture

@@ -1,11 +1,7 @@
 """measure=cka and the experiments on it: what the door leaves, and that statistics find what was planted."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 import hub
 import tiny
-from conftest import ROOT, composed
+from conftest import ROOT, composed, kill_and_resume
 from thinkalike import reproduce
 from thinkalike.config import ModelConfig
 from thinkalike.errors import StoreError
@@ -200,19 +196,8 @@ def test_a_killed_job_goes_on_to_the_same_values(words, pair, tmp_path):
         long = ["measure.batches=220", "measure.tokens_per_batch=32", f"store={tmp_path}/{store}"]
         return [sys.executable, str(ROOT / "analyze.py"), *words[:-1], *pair, *long]
 
-    process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("killed/cka/*.partial/checkpoints/cka.pt")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    resumed = subprocess.run(command("killed"), capture_output=True, text=True, timeout=240)
-    assert "going on from" in resumed.stderr, resumed.stderr
-    subprocess.run(command("whole"), check=True, capture_output=True, timeout=240)
-    killed, whole = (next(tmp_path.glob(f"{store}/cka/*/table.csv")) for store in ("killed", "whole"))
-    assert killed.read_bytes() == whole.read_bytes()
+    killed, whole = kill_and_resume(command, tmp_path, "cka", "cka.pt")
+    assert (killed / "table.csv").read_bytes() == (whole / "table.csv").read_bytes()
 
 
 # ----------------------------------------------------------------------------------------------------- the experiments

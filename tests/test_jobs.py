@@ -1,11 +1,7 @@
 """The doors: what a user sees, what is left in the store, and what bad input says."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import tiny
-from conftest import ROOT
+from conftest import ROOT, kill_and_resume
 from thinkalike.errors import ConfigError
 from thinkalike.jobs.stitching import layer_pairs
 from thinkalike.jobs.table import byte_count, warn_of_far_states
@@ -118,22 +114,9 @@ def test_a_killed_run_goes_on_to_the_same_table(words, tmp_path):
         long = ["stitch.steps=60", "trainer.checkpoint_every=5", "trainer.threads=1", f"store={tmp_path}/{store}"]
         return [sys.executable, str(ROOT / "train.py"), *words[:-2], words[-1], *long]
 
-    process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("killed/stitching/*.partial/checkpoints/last.ckpt")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert not list(tmp_path.glob("killed/stitching/*/result.json"))
-    resumed = subprocess.run(command("killed"), capture_output=True, text=True, timeout=240)
-    assert "going on from" in resumed.stderr, resumed.stderr
-    subprocess.run(command("whole"), check=True, capture_output=True, timeout=240)
-    killed, whole = (next(tmp_path.glob(f"{store}/stitching/*/table.csv")) for store in ("killed", "whole"))
-    assert killed.read_bytes() == whole.read_bytes()
-    stitches = [path.with_name("stitch.safetensors").read_bytes() for path in (killed, whole)]
-    assert stitches[0] == stitches[1]
+    killed, whole = kill_and_resume(command, tmp_path, "stitching", "last.ckpt")
+    for name in ("table.csv", "stitch.safetensors"):
+        assert (killed / name).read_bytes() == (whole / name).read_bytes()
 
 
 BAD = {

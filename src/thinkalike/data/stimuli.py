@@ -229,6 +229,7 @@ def controlled_stimuli(count: int, seed: int = 0, size: str = "small") -> Stimul
 
 
 def from_sentences(sentences: Sequence[Sentence], source: str = "the grammar") -> Stimuli:
+    """Every word of these sentences, with the features of table S1; `source` is what errors call them."""
     rows, sentence, span, words, ids = [], [], [], [], []
     for number, each in enumerate(sentences):
         start = 0

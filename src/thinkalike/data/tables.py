@@ -66,6 +66,11 @@ def _frame(path: Path) -> pd.DataFrame:
 
 
 def read_with(path: Path, readers: Mapping[str, Callable[[Path], Any]]) -> Any:
+    """What the reader of a file's ending makes of it.
+
+    Raises:
+        DataError: there is no reader for its ending, or it cannot be read.
+    """
     if path.suffix not in readers:
         raise DataError(f"{path} is none of {', '.join(readers)}")
     try:

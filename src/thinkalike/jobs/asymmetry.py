@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -55,10 +55,9 @@ def _directions(config: AnalyzeConfig) -> Iterator[tuple[Path, Path]]:
 
 def asymmetries(there: Path, back: Path) -> pd.DataFrame:
     """One row per layer that both results stitch to itself: penalty there minus penalty back, in nats per token."""
-    table = pd.read_csv(there / "table.csv")
-    mean, low, high = penalty_difference(there, back)
-    columns = {"layer": _same_layers(there), "asymmetry": mean, "low": low, "high": high}
-    return pd.DataFrame({"source": table["source"].iloc[0], "target": table["target"].iloc[0], **columns})
+    table = _same_layers(there)[["source", "target", "source_layer"]]
+    mean, low, high = (values.numpy() for values in penalty_difference(there, back))
+    return table.rename(columns={"source_layer": "layer"}).assign(asymmetry=mean, low=low, high=high)
 
 
 def penalty_difference(more: Path, less: Path) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,22 +66,20 @@ def penalty_difference(more: Path, less: Path) -> tuple[Tensor, Tensor, Tensor]:
     Raises:
         StoreError: they report on different documents or layers.
     """
-    arrays = [np.load(folder / "arrays.npz") for folder in (more, less)]
-    tokens = [torch.from_numpy(found["tokens"]) for found in arrays]
-    layers = [_same_layers(folder) for folder in (more, less)]
-    if not torch.equal(*tokens) or layers[0] != layers[1]:
+    (layers, first, tokens), (others, second, counts) = _penalties(more), _penalties(less)
+    if not torch.equal(tokens, counts) or layers != others:
         raise StoreError(f"{more} and {less} report on different documents or layers; force=true computes them anew")
-    first, second = (_penalties(folder, found) for folder, found in zip((more, less), arrays, strict=True))
-    return bootstrap_interval(first - second, tokens[0])
+    return bootstrap_interval(first - second, tokens)
 
 
-def _penalties(folder: Path, arrays: Mapping[str, np.ndarray]) -> Tensor:
-    """Penalty sums (layers, documents) of the same-layer pairs."""
+def _penalties(folder: Path) -> tuple[list[int], Tensor, Tensor]:
+    """The same-layer pairs' layers and penalty sums (layers, documents), and the tokens of each document."""
+    table, arrays = _same_layers(folder), np.load(folder / "arrays.npz")
+    sums = torch.from_numpy(arrays["stitch"][table.index] - arrays["target"])
+    return table["source_layer"].tolist(), sums, torch.from_numpy(arrays["tokens"])
+
+
+def _same_layers(folder: Path) -> pd.DataFrame:
+    """The rows of a result's table, under their numbers, that stitch a layer to itself."""
     table = pd.read_csv(folder / "table.csv")
-    chosen = (table["source_layer"] == table["target_layer"]).to_numpy()
-    return torch.from_numpy(arrays["stitch"][chosen] - arrays["target"])
-
-
-def _same_layers(folder: Path) -> list[int]:
-    table = pd.read_csv(folder / "table.csv")
-    return table.loc[table["source_layer"] == table["target_layer"], "source_layer"].tolist()
+    return table[table["source_layer"] == table["target_layer"]]

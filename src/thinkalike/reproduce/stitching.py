@@ -61,14 +61,14 @@ def figure6(config: AnalyzeConfig) -> Path:
     """brown2023, figure 6: the learning curves of the stitches of figure 1."""
     directions = [each for each in stitches_of_figure_1(config) if "seed" not in each.group]
 
-    def draw(_: pd.DataFrame, folder: Path) -> None:
-        curves = {(each.group, each.label): np.load(each.folder / "arrays.npz")["curve"] for each in directions}
-        figures.learning_curves(curves, folder)
+    curves = {each: np.load(each.folder / "arrays.npz")["curve"] for each in directions}
 
-    last = {each.label: np.load(each.folder / "arrays.npz")["curve"][-30:].mean(0) for each in directions}
-    first = {each.label: np.load(each.folder / "arrays.npz")["curve"][:10].mean(0) for each in directions}
-    fallen = all((last[label] < first[label]).all() for label in last if label.split(" → ")[0] != label.split(" → ")[1])
-    worst = max(float((last[label] - first[label]).max()) for label in last)
+    def draw(_: pd.DataFrame, folder: Path) -> None:
+        figures.learning_curves({(each.group, each.label): curve for each, curve in curves.items()}, folder)
+
+    changes = {each: curve[-30:].mean(0) - curve[:10].mean(0) for each, curve in curves.items()}
+    fallen = all((change < 0).all() for each, change in changes.items() if each.source != each.target)
+    worst = max(float(change.max()) for change in changes.values())
     claims = [Claim("every stitch between two models learns", fallen, f"largest change of the loss {worst:+.3f} nats")]
     return _finish(config, directions, claims, draw)
 
