@@ -35,10 +35,12 @@ class ModelConfig:
     bos: bool = False  # rows begin with the beginning-of-sequence token
     context: Optional[int] = None  # tokens per row; null: what the model can take, at most 1024
     mini: bool = False  # trained by this project and shipped inside it
+    cls_sep: bool = False  # task=pretrain: the tokenizer puts [CLS] before a text and [SEP] after it
     index: int = 0  # which of a numbered population
     architecture: dict[str, Any] = field(default_factory=dict)  # what task=pretrain builds
     seed: int = 0  # of the initial weights and of the order of the training data
     pretrain_tokens: int = 0
+    pretrain_vocabulary: int = 1024
 
     def __post_init__(self) -> None:
         one_of("model.family", self.family, FAMILIES)
@@ -53,8 +55,9 @@ class DataConfig:
     """Text, and how it becomes rows of tokens."""
 
     name: str = MISSING
-    source: Optional[str] = None  # stdlib | text | hub
+    source: Optional[str] = None  # stdlib | grammar | text | hub
     files: Optional[list[str]] = None  # source=text: files or globs; .txt .jsonl .jsonl.gz .jsonl.zst .parquet
+    sentences: Optional[int] = None  # source=grammar: how many
     hub_id: Optional[str] = None
     subset: Optional[str] = None
     split: Optional[str] = None
@@ -63,6 +66,7 @@ class DataConfig:
     field: Optional[str] = None  # the field that holds the text
     context: Optional[int] = None  # tokens per row; null: the models'
     bos: Optional[bool] = None  # begin each row with BOS; null: what the source model expects
+    aligned: Optional[bool] = None  # begin each row with a document; what is left of the one before is dropped
     fit_tokens: Optional[int] = None  # null: as many as training sees
     report_tokens: Optional[int] = None
     report_share: Optional[float] = None  # share of the documents that only the report sees
@@ -71,10 +75,10 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         if self.source is not None:
-            one_of("data.source", self.source, ("stdlib", "text", "hub"))
+            one_of("data.source", self.source, ("stdlib", "grammar", "text", "hub"))
         if self.source == "text" and not self.files:
             raise ConfigError("data=text needs data.files=[...]: files or globs of .txt, .jsonl[.gz|.zst] or .parquet")
-        for key in ("context", "fit_tokens", "report_tokens"):
+        for key in ("sentences", "context", "fit_tokens", "report_tokens"):
             value = getattr(self, key)
             if value is not None and value <= 0:
                 raise ConfigError(f"data.{key}={value} must be positive")

@@ -1,4 +1,4 @@
-"""Where documents come from: the standard library, local files, or a streamed set of the hub."""
+"""Where documents come from: the standard library, a grammar, local files, or a streamed set of the hub."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.config import DataConfig
+from thinkalike.data import grammar
 from thinkalike.errors import DataError, nearest
 
 HUB_SECONDS = 8  # how long to wait for an answer of the hub
@@ -27,6 +28,8 @@ def documents(config: DataConfig) -> Iterator[str]:
     """
     if config.source == "stdlib":
         return _by_content(path.read_text(encoding="utf-8", errors="replace") for path in _stdlib_files())
+    if config.source == "grammar":
+        return _sentences(config)
     if config.source == "text":
         return _texts(config)
     return _hub(config)
@@ -37,8 +40,10 @@ def identity(config: DataConfig) -> str:
     if config.source == "hub":
         parts = (config.hub_id, config.subset, config.split, config.revision, config.hub_files, config.field)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-    paths = _stdlib_files() if config.source == "stdlib" else _files(config)
-    digest = hashlib.sha256(repr(config.field).encode())
+    paths = {"stdlib": _stdlib_files, "grammar": lambda: [Path(grammar.__file__)]}.get(
+        str(config.source), lambda: _files(config)
+    )()
+    digest = hashlib.sha256(repr(config.sentences or config.field).encode())
     for path in paths:
         digest.update(path.name.partition(".")[2].encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -58,6 +63,14 @@ def _stdlib_files() -> list[Path]:
     root = Path(sysconfig.get_paths()["stdlib"])
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     return sorted(path for path in root.rglob("*.py") if not left_out & set(path.relative_to(root).parts))
+
+
+def _sentences(config: DataConfig) -> Iterator[str]:
+    """Sentences of the large grammar; those of words of the small one alone, which probe models, are left out."""
+    probing = {word.form for pattern in grammar.patterns("small") for slot in pattern.slots for word in slot}
+    for sentence in grammar.controlled_sentences(config.sentences or 60_000, size="large"):
+        if not probing.issuperset(word.form for word in sentence.words):
+            yield sentence.text
 
 
 def _files(config: DataConfig) -> list[Path]:

@@ -29,7 +29,7 @@ from thinkalike.errors import DataError
 
 log = logging.getLogger(__name__)
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,7 @@ def read_tokens(
         "report_tokens": report_tokens,
         "report_share": config.report_share,
         "same_split": config.same_split,
+        "aligned": config.aligned,
     }
     name = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
     path = cache_folder(config) / "tokens" / f"{name}.safetensors"
@@ -130,10 +131,13 @@ def _split(texts: Iterable[str], config: DataConfig, counts: dict[str, int]) -> 
 
 
 class _Packer:
-    """Joins documents into one stream of tokens, up to a limit, and cuts it into rows."""
+    """Joins documents into one stream of tokens, up to a limit, and cuts it into rows.
 
-    def __init__(self, limit: int | None, context: int, bos: int | None):
-        self.limit, self.context, self.bos = limit, context, bos
+    Where it is `aligned`, a document that passes the end of a row is cut there, and the next begins a row.
+    """
+
+    def __init__(self, limit: int | None, context: int, bos: int | None, aligned: bool = False):
+        self.limit, self.context, self.bos, self.aligned, self.cut = limit, context, bos, aligned, 0
         self.tokens = array("i")  # four bytes a token, where a list takes thirty
         self.lengths: list[int] = []
 
@@ -147,11 +151,13 @@ class _Packer:
         return self.limit is not None and len(self.tokens) >= max(self.limit // self.context, 1) * self.payload
 
     def add(self, tokens: list[int]) -> None:
-        self.tokens.extend(tokens)
-        self.lengths.append(len(tokens))
+        kept = tokens[: self.payload - len(self.tokens) % self.payload] if self.aligned else tokens
+        self.tokens.extend(kept)
+        self.lengths.append(len(kept))
+        self.cut += len(tokens) - len(kept)
 
     def rows(self) -> tuple[TokenRows, int]:
-        """The rows, and how many tokens did not fill one."""
+        """The rows, and how many tokens are in none."""
         if not self.tokens:
             return TokenRows(*torch.zeros(2, 0, self.context, dtype=torch.int32)), 0
         count = len(self.tokens) // self.payload
@@ -164,7 +170,7 @@ class _Packer:
         if self.bos is not None:
             tokens = torch.cat([torch.full((count, 1), self.bos, dtype=torch.int32), tokens], 1)
             owners = torch.cat([owners[:, :1], owners], 1)
-        return TokenRows(tokens, owners), len(self.tokens) - used
+        return TokenRows(tokens, owners), len(self.tokens) - used + self.cut
 
 
 def _pack(
@@ -176,7 +182,7 @@ def _pack(
         raise DataError("the tokenizer has no EOS token to separate documents with; choose another model")
     if bos and start is None:
         raise DataError("the tokenizer has no BOS token to begin rows with; data.bos=false")
-    fit, report = _Packer(fit_tokens, context, start), _Packer(report_tokens, context, start)
+    fit, report = (_Packer(limit, context, start, bool(config.aligned)) for limit in (fit_tokens, report_tokens))
     counts = {"duplicate_documents": 0}
     pairs = _split(documents(config), config, counts)
     while batch := list(islice(pairs, 64)):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+from torch import nn
 
 from thinkalike.config import TrainConfig, as_dict
 from thinkalike.data import Corpus, identity, training_texts
@@ -16,9 +17,14 @@ from thinkalike.errors import ConfigError
 from thinkalike.jobs.steps import finished, held, held_out, prepare, provenance, read_corpus
 from thinkalike.models import ASSETS, FrozenModel, build_mini, load_model, pick_device, save_mini, train_tokenizer
 from thinkalike.store import Job, key_of
-from thinkalike.training import Pretraining, Run, fit, logged
+from thinkalike.training import MaskedPretraining, Pretraining, Run, fit, logged
 
 log = logging.getLogger(__name__)
+
+TEXTS = {  # what cards say of a source
+    "stdlib": "the source of Python's standard library without its tests",
+    "grammar": "sentences of this project's large grammar, none of them of the words of the small one alone",
+}
 
 
 def pretrain(config: TrainConfig) -> Path:
@@ -32,10 +38,10 @@ def pretrain(config: TrainConfig) -> Path:
         return job.folder
     with held(job, config.trainer) as partial:
         prepare(config.seed, config.trainer.threads)
-        tokenizer = train_tokenizer(training_texts(config.data), config.pretrain.vocabulary)
+        tokenizer = train_tokenizer(training_texts(config.data), config.pretrain.vocabulary, model.cls_sep)
         corpus = read_corpus(config.data, tokenizer, int(model.context or 256), bos=model.bos, fit_tokens=None)
         module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
-        trained = Pretraining(module, corpus.fit.tokens, config.pretrain, model.seed)
+        trained = _objective(config, module, corpus, tokenizer)
         device = torch.device(pick_device(model.device))
         run = Run(model.name, partial, job.store, device, config.trainer, config.logger, settings)
         with logged(run) as loggers:
@@ -54,6 +60,11 @@ def pretrain(config: TrainConfig) -> Path:
         return job.finish(
             numbers, pd.DataFrame([{"model": model.name, **numbers}]), provenance(config, corpus.facts(), mini)
         )
+
+
+def _objective(config: TrainConfig, module: nn.Module, corpus: Corpus, tokenizer: Any) -> Pretraining:
+    options = (module, corpus.fit.tokens, config.pretrain, config.model.seed)
+    return MaskedPretraining(*options, tokenizer) if config.model.family == "bert" else Pretraining(*options)
 
 
 def _training_facts(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
@@ -77,18 +88,18 @@ def _card(config: TrainConfig, facts: dict[str, Any], mini: FrozenModel) -> str:
         "architecture": f"{config.model.family}: {shape}",
         "parameters": f"{parameters:,}, of them {blocks:,} in the blocks",
         "tokenizer": f"byte-level BPE, {config.pretrain.vocabulary} entries, trained on the same text",
-        "data": "the source of Python's standard library without its tests; "
+        "data": f"{TEXTS.get(str(config.data.source), config.data.name)}; "
         f"{training['distinct_tokens']:,} distinct tokens",
         "tokens seen": f"{training['tokens_seen']:,} in {training['steps']:,} steps",
         "held-out loss": f"{heldout['loss']:.4f} nats per token (95 % interval over documents: "
         f"{heldout['loss_low']:.3f} to {heldout['loss_high']:.3f})",
         "unigram entropy of the same tokens": f"{heldout['unigram_entropy']:.4f} nats",
-        "seed": f"{facts['seed']}; minis of one seed and depth share initial weights and data order",
+        "seed": f"{facts['seed']}: the order of the data, and initial weights that minis of one shape share",
         "made by": f"`{training['command']}`",
         "weights": "half precision; the loss above is theirs",
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
     return (
-        f"# {config.model.name}\n\nA small decoder-only transformer to compare representations with, trained from "
+        f"# {config.model.name}\n\nA small language model to compare representations with, trained from "
         f"scratch by this project.\n\n| | |\n|---|---|\n{table}\n"
     )

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, TrainConfig, TrainerConfig
 from thinkalike.data import Corpus, read_tokens
 from thinkalike.measures import bootstrap_interval, sum_by_document, unigram_entropy
 from thinkalike.models import FrozenModel, pick_device
 from thinkalike.store import Job
-from thinkalike.training import next_token_losses, own_device, rank
+from thinkalike.training import masked_losses, next_token_losses, own_device, rank
 
 log = logging.getLogger(__name__)
 
@@ -63,17 +65,35 @@ def read_corpus(data: DataConfig, tokenizer: Any, context: int, *, bos: bool, fi
 
 @torch.no_grad()
 def held_out(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
-    """Loss on the report rows with its interval over documents, and the unigram entropy of the same tokens, in nats."""
+    """Loss on the report rows with its interval over documents, and the unigram entropy of the same tokens, in nats.
+
+    A model that predicts hidden tokens is asked for those that `masked_losses` hides, the same each time.
+    """
     rows = corpus.report
     count, batch = int(rows.documents.max()) + 1, max(BATCH_TOKENS // rows.tokens.shape[1], 1)
     sums, tokens = torch.zeros(2, count, dtype=torch.float64)
-    for part, owners in zip(rows.tokens.long().split(batch), rows.documents[:, 1:].split(batch), strict=True):
-        losses = next_token_losses(model, [model.head(part, model.n_layers - 1)], part)[0].flatten().cpu()
-        sums = sums + sum_by_document(losses, owners.flatten(), count)
-        tokens = tokens + sum_by_document(torch.ones_like(losses), owners.flatten(), count)
+    asked, generator = [], torch.Generator().manual_seed(0)
+    for part, documents in zip(rows.tokens.long().split(batch), rows.documents.split(batch), strict=True):
+        losses, predicted = _losses(model, part, generator)
+        owners = documents[predicted]
+        sums = sums + sum_by_document(losses, owners, count)
+        tokens = tokens + sum_by_document(torch.ones_like(losses), owners, count)
+        asked.append(part[predicted])
     mean, low, high = (float(value) for value in bootstrap_interval(sums, tokens))
-    entropy = unigram_entropy(rows.tokens[:, 1:].flatten())
-    return {"loss": mean, "loss_low": low, "loss_high": high, "unigram_entropy": entropy}
+    return {"loss": mean, "loss_low": low, "loss_high": high, "unigram_entropy": unigram_entropy(torch.cat(asked))}
+
+
+def _losses(
+    model: FrozenModel, tokens: Int[Tensor, "b t"], generator: torch.Generator
+) -> tuple[Float[Tensor, " n"], Bool[Tensor, "b t"]]:
+    """Losses of the tokens that the model predicts, and which they are."""
+    if not model.predicts_next:
+        losses, hidden = masked_losses(model.module, tokens.to(model.device), model.tokenizer, generator)
+        return losses.cpu(), hidden.cpu()
+    losses = next_token_losses(model, [model.head(tokens, model.n_layers - 1)], tokens)[0].flatten().cpu()
+    later = torch.ones_like(tokens, dtype=torch.bool)
+    later[:, 0] = False
+    return losses, later
 
 
 def provenance(config: TrainConfig | AnalyzeConfig, text: dict[str, Any], *models: FrozenModel) -> dict[str, Any]:

@@ -69,6 +69,11 @@ class FrozenModel:
         return self._embedding.dtype
 
     @property
+    def predicts_next(self) -> bool:
+        """Whether it predicts each next token; BERT predicts hidden ones."""
+        return self.family.unembed is not None
+
+    @property
     def _embedding(self) -> Tensor:
         """The token embedding: the first matrix of the body, (vocabulary, d_model)."""
         body = self.module.get_submodule(self.family.body)

@@ -27,10 +27,11 @@ def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family:
         architecture: in the names of the family's own configuration class.
     """
     if family != "native":
-        from transformers import AutoConfig, AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
         torch.manual_seed(seed)
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, vocab_size=vocabulary, **architecture))
+        kind = AutoModelForMaskedLM if family == "bert" else AutoModelForCausalLM
+        return kind.from_config(AutoConfig.for_model(family, vocab_size=vocabulary, **architecture))
     from transformer_lens.model_bridge import TransformerBridge
 
     config = {**architecture, "d_vocab": vocabulary, "seed": seed}

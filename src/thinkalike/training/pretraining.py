@@ -1,4 +1,4 @@
-"""How a mini is made: next-token cross-entropy, AdamW, linear warm-up, cosine to a tenth of the rate."""
+"""How a mini is made: the next token, or masked tokens, with AdamW, linear warm-up, cosine to a tenth of the rate."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -23,20 +23,23 @@ def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
 
 
 class Pretraining(SteppedModule):
-    """Trains a whole language model on rows of tokens."""
+    """Trains a whole language model on rows of tokens to predict the next one."""
 
     def __init__(self, model: nn.Module, rows: Int[Tensor, "rows context"], config: PretrainConfig, seed: int):
         super().__init__(rows, config.tokens_per_step, max(config.tokens // config.tokens_per_step, 1), seed)
         self.model, self.config = model, config
 
     def training_step(self, tokens: Int[Tensor, "b t"], _: int) -> Tensor:
-        output = self.model(tokens[:, :-1])
-        logits = output if isinstance(output, Tensor) else output.logits
-        loss = cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+        loss = self.loss(tokens)
         step = self.over_processes(loss)
         self.check_finite(step, f"lower pretrain.lr={self.config.lr}")
         self.log("loss", step)
         return loss
+
+    def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
+        output = self.model(tokens[:, :-1])
+        logits = output if isinstance(output, Tensor) else output.logits
+        return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     def configure_optimizers(self) -> Any:
         config = self.config
@@ -50,3 +53,33 @@ class Pretraining(SteppedModule):
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+
+
+class MaskedPretraining(Pretraining):
+    """Trains it to predict tokens that it does not see, as BERT was."""
+
+    def __init__(
+        self, model: nn.Module, rows: Int[Tensor, "rows context"], config: PretrainConfig, seed: int, tokenizer: Any
+    ):
+        super().__init__(model, rows, config, seed)
+        self.tokenizer, self.seed = tokenizer, seed
+
+    def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.global_step)
+        return masked_losses(self.model, tokens, self.tokenizer, generator)[0].mean()
+
+
+def masked_losses(
+    model: nn.Module, tokens: Int[Tensor, "b t"], tokenizer: Any, generator: torch.Generator
+) -> tuple[Float[Tensor, " hidden"], Bool[Tensor, "b t"]]:
+    """Cross-entropies of hidden tokens in nats, and which they were (Devlin et al. 2019, section 3.1).
+
+    15 % of the tokens that are not special are chosen; of these 80 % become [MASK], 10 % a random token, and 10 % stay.
+    """
+    chance, action = (torch.rand(tokens.shape, generator=generator).to(tokens.device) for _ in range(2))
+    noise = torch.randint(len(tokenizer), tokens.shape, generator=generator).to(tokens.device)
+    special = torch.isin(tokens, torch.tensor(tokenizer.all_special_ids, device=tokens.device))
+    chosen = (chance < 0.15) & ~special
+    shown = torch.where(chosen & (action < 0.8), tokenizer.mask_token_id, tokens)
+    shown = torch.where(chosen & (action >= 0.9), noise, shown)
+    return cross_entropy(model(shown)[0][chosen], tokens[chosen], reduction="none"), chosen
