@@ -1,6 +1,7 @@
 """Measure language models, and reproduce the papers' figures.
 
 python analyze.py measure=loss model=gelu-3l-mini               held-out loss: offline, seconds
+python analyze.py measure=mlem model=gpt2-mini                  which features explain each layer: offline, seconds
 python analyze.py experiment=brown2023/figure1 scale=mini       a figure and its claims: offline, minutes
 """
 
@@ -12,8 +13,7 @@ def main(config: AnalyzeConfig):
     from thinkalike import jobs
     from thinkalike.reproduce import reproduce
 
-    measures = {"loss": jobs.loss, "asymmetry": jobs.asymmetry, "cka": jobs.cka}
-    return reproduce(config) if config.experiment else measures[config.measure.kind](config)
+    return reproduce(config) if config.experiment else getattr(jobs, config.measure.kind)(config)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from thinkalike.config.compose import (
     to_yaml,
 )
 from thinkalike.config.doors import door
+from thinkalike.config.measures import CKAConfig, MeasureConfig, MLEMConfig, RSAConfig, StimuliConfig
 from thinkalike.config.schemas import (
     AnalyzeConfig,
     DataConfig,
     LoggerConfig,
-    MeasureConfig,
     ModelConfig,
     PretrainConfig,
     StitchConfig,
@@ -27,11 +27,15 @@ from thinkalike.config.schemas import (
 __all__ = [
     "CONF",
     "AnalyzeConfig",
+    "CKAConfig",
     "DataConfig",
     "LoggerConfig",
+    "MLEMConfig",
     "MeasureConfig",
     "ModelConfig",
     "PretrainConfig",
+    "RSAConfig",
+    "StimuliConfig",
     "StitchConfig",
     "TrainConfig",
     "TrainerConfig",

@@ -12,11 +12,11 @@ from hydra.core.override_parser.types import ChoiceSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from thinkalike.config.measures import CKAConfig, MeasureConfig, MLEMConfig, RSAConfig, StimuliConfig
 from thinkalike.config.schemas import (
     AnalyzeConfig,
     DataConfig,
     LoggerConfig,
-    MeasureConfig,
     ModelConfig,
     PretrainConfig,
     StitchConfig,
@@ -34,9 +34,11 @@ GROUPS: dict[str, type] = {
     "data": DataConfig,
     "stitch": StitchConfig,
     "measure": MeasureConfig,
+    "stimuli": StimuliConfig,
     "trainer": TrainerConfig,
     "logger": LoggerConfig,
 }
+MEASURES: dict[str, type] = {"cka": CKAConfig, "mlem": MLEMConfig, "rsa": RSAConfig}  # of the group measure
 
 
 def register() -> None:
@@ -46,6 +48,8 @@ def register() -> None:
         store.store(name=f"{name}_schema", node=schema)
     for group, schema in GROUPS.items():
         store.store(group=group, name="schema", node=schema)
+    for name, schema in MEASURES.items():
+        store.store(group="measure", name=f"{name}_schema", node=schema)
     OmegaConf.register_new_resolver("at_scale", _at_scale, replace=True)
     OmegaConf.register_new_resolver("by_recipe", _by_recipe, replace=True)
 
@@ -143,8 +147,13 @@ def _check_key(key: str, schema: Any) -> None:
     for part in parts:
         if not dataclasses.is_dataclass(schema):
             return  # inside a free dictionary
-        fields = {item.name: item for item in dataclasses.fields(schema)}
+        fields = {item.name for kind in _kinds(schema) for item in dataclasses.fields(kind)}
         if part not in fields:
             raise ConfigError(f"'{key}' is not a setting; {nearest(walked + part, [walked + name for name in fields])}")
         schema, walked = GROUPS.get("model" if part == "target" else part), f"{walked}{part}."
         schema = PretrainConfig if part == "pretrain" else schema
+
+
+def _kinds(schema: type) -> list[type]:
+    """The schema, and of a measure those of all kinds."""
+    return [schema, *MEASURES.values()] if schema is MeasureConfig else [schema]

@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
+from thinkalike.config.measures import MeasureConfig, StimuliConfig
 from thinkalike.errors import ConfigError, one_of
 
 TRAINED = ("linear", "affine", "low_rank", "orthogonal")
@@ -161,38 +162,6 @@ class PretrainConfig:
 
 
 @dataclass
-class MeasureConfig:
-    """What analyze.py measures."""
-
-    kind: str = "loss"
-    batches: int = 64
-    tokens_per_batch: int = 1024  # words, where the models' tokenizers differ
-    level: str = "auto"  # token | word; auto: words where the tokenizers differ
-    embed: bool = False  # also the site before block 0
-    estimator: str = "unbiased"  # of HSIC: unbiased | biased
-    aggregate: str = "ratio_of_means"  # over batches; mean_of_ratios, as brown2023 prints it
-    kernel: str = "linear"  # linear | rbf, with the median distance as bandwidth
-    flatten: str = "token"  # what a row is: token | sample | mean (over the tokens of a row of text)
-    skip_first_tokens: int = 0  # of every row of text; the first is often massive
-    skip_special_tokens: bool = False
-    null: bool = False  # beside each value that of permuted rows
-    stop_at_width: Optional[float] = None  # stop when every interval is narrower
-
-    def __post_init__(self) -> None:
-        one_of("measure.kind", self.kind, ("loss", "asymmetry", "cka"))
-        one_of("measure.level", self.level, ("auto", "token", "word"))
-        one_of("measure.estimator", self.estimator, ("unbiased", "biased"))
-        one_of("measure.aggregate", self.aggregate, ("ratio_of_means", "mean_of_ratios"))
-        one_of("measure.kernel", self.kernel, ("linear", "rbf"))
-        one_of("measure.flatten", self.flatten, ("token", "sample", "mean"))
-        for key in ("batches", "tokens_per_batch"):
-            if getattr(self, key) <= 0:
-                raise ConfigError(f"measure.{key}={getattr(self, key)} must be positive")
-        if self.skip_first_tokens < 0:
-            raise ConfigError(f"measure.skip_first_tokens={self.skip_first_tokens} must not be negative")
-
-
-@dataclass
 class TrainerConfig:
     """How Lightning runs, and how often it keeps a state to go on from; the device is the target's."""
 
@@ -254,6 +223,8 @@ class AnalyzeConfig:
     """All that `analyze.py` needs to know."""
 
     measure: MeasureConfig = field(default_factory=MeasureConfig)
+    stimuli: StimuliConfig = field(default_factory=StimuliConfig)  # of measures that look at words
+    activations: Optional[str] = None  # .npz or .safetensors with states of the stimuli; takes the place of model
     experiment: Optional[str] = None  # a paper's figure or table; takes the place of measure
     recipe: str = "honest"  # of an experiment's training: honest | paper
     threads: Optional[int] = None

@@ -3,7 +3,9 @@
 from thinkalike.jobs.asymmetry import asymmetries, asymmetry, penalty_difference
 from thinkalike.jobs.cka import cka
 from thinkalike.jobs.loss import loss
+from thinkalike.jobs.mlem import mlem
 from thinkalike.jobs.pretraining import pretrain
+from thinkalike.jobs.rsa import rsa
 from thinkalike.jobs.stitching import stitch
 
-__all__ = ["asymmetries", "asymmetry", "cka", "loss", "penalty_difference", "pretrain", "stitch"]
+__all__ = ["asymmetries", "asymmetry", "cka", "loss", "mlem", "penalty_difference", "pretrain", "rsa", "stitch"]

@@ -31,7 +31,7 @@ def asymmetry(config: AnalyzeConfig) -> Path:
             f"{config.store} holds no stitches of {config.model.name} into {config.target.name} and back with one "
             f"recipe; make them: python train.py -m model={names} model@target={names}"
         )
-    settings = as_dict(config)
+    settings = as_dict(config) | {"stimuli": None}
     job = Job(config.store, "asymmetry", key_of(settings, {"there": there.name, "back": back.name}), settings)
     if finished(job, config.force):
         return job.folder

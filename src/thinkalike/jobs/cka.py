@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.activations import counted, pieces, sites, token_states, word_states
-from thinkalike.config import AnalyzeConfig, MeasureConfig, as_dict
+from thinkalike.config import AnalyzeConfig, CKAConfig, as_dict
 from thinkalike.data import held_out_texts, identity
 from thinkalike.errors import DataError, StoreError
 from thinkalike.jobs.steps import finished, prepare, provenance, read_corpus
@@ -45,7 +45,7 @@ class _Batches(NamedTuple):
 
 def cka(config: AnalyzeConfig) -> Path:
     """CKA of all layers of `model` with all layers of `model@target`, and within each; leaves table and heatmap."""
-    settings = as_dict(config)
+    settings = as_dict(config) | {"stimuli": None}
     digests = {"data": identity(config.data), "model": content(config.model), "target": content(config.target)}
     job = Job(config.store, "cka", key_of(settings, digests), settings)
     if finished(job, config.force):
@@ -107,7 +107,7 @@ def _by_word(config: AnalyzeConfig, source: FrozenModel, target: FrozenModel) ->
 
 
 def _measure(
-    measure: MeasureConfig, source: FrozenModel, target: FrozenModel, batches: _Batches, partial: Path
+    measure: CKAConfig, source: FrozenModel, target: FrozenModel, batches: _Batches, partial: Path
 ) -> CKAResult:
     """All batches, or as many as make every interval narrow enough; goes on from the state that an earlier run left."""
     options = {key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "null")}

@@ -15,7 +15,7 @@ from thinkalike.store import Job, key_of
 
 def loss(config: AnalyzeConfig) -> Path:
     """Next-token loss of `model` on `data`, in nats per token."""
-    settings = as_dict(config) | {"target": None}
+    settings = as_dict(config) | {"target": None, "stimuli": None}
     digests = {"data": identity(config.data), "model": content(config.model)}
     job = Job(config.store, "loss", key_of(settings, digests), settings)
     if finished(job, config.force):

@@ -19,7 +19,7 @@ from thinkalike.measures.mlem import MLEM
 from thinkalike.measures.profiles import mds, weighted_tau
 from thinkalike.measures.properties import PROPERTIES, Properties
 from thinkalike.measures.ranks import mid_ranks, spearman
-from thinkalike.measures.rsa import mantel, matrix_agreement, rsa
+from thinkalike.measures.rsa import mantel, matrix_agreement, rsa, rsa_estimate
 from thinkalike.measures.stitch import Stitch
 
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "procrustes",
     "reduced_rank",
     "rsa",
+    "rsa_estimate",
     "same_top_token",
     "spearman",
     "splits",

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.measures.distances import Distance, NeuralDistances
+from thinkalike.measures.folds import splits, stimulus_folds
+from thinkalike.measures.jackknife import Estimate, jackknife
 from thinkalike.measures.pairs import upper
 from thinkalike.measures.ranks import spearman, unit_ranks
 
@@ -28,6 +30,32 @@ def rsa(layers: Layers, others: Layers | None = None, distance: Distance = "eucl
     """
     ranks = _ranks(layers, distance)
     return ranks @ (ranks if others is None else _ranks(others, distance, len(layers[0]))).T
+
+
+def rsa_estimate(
+    layers: Layers,
+    others: Layers | None = None,
+    distance: Distance = "euclidean",
+    groups: Int[Tensor, " n"] | None = None,
+    folds: int = 10,
+    seed: int = 0,
+) -> Estimate:
+    """`rsa` with a 95 % interval: a jackknife that leaves out one fold of the stimuli at a time, and all their pairs.
+
+    Args:
+        groups: (n) numbers; stimuli of a group, such as the words of a sentence, are left out together.
+
+    Raises:
+        ValueError: see `rsa` and `stimulus_folds`.
+    """
+    owners = stimulus_folds(len(layers[0]), folds, seed, groups).to(layers[0].device)
+    kept = [train for train, _ in splits(owners)]
+
+    def without(given: Layers | None, rows: Tensor) -> list[Tensor] | None:
+        return None if given is None else [layer[rows] for layer in given]
+
+    replicates = [rsa([layer[rows] for layer in layers], without(others, rows), distance) for rows in kept]
+    return jackknife(rsa(layers, others, distance), torch.stack(replicates))
 
 
 def mantel(

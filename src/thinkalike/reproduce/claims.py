@@ -41,7 +41,7 @@ def conclude(
         parts: what each result is called, and its folder.
         draw: draws figures of the table into a folder.
     """
-    settings = as_dict(config) | dict.fromkeys(("model", "target", "data", "measure"))
+    settings = as_dict(config) | dict.fromkeys(("model", "target", "data", "measure", "stimuli"))
     names = {label: folder.name for label, folder in parts.items()}
     job = Job(config.store, str(config.experiment).replace("/", "-"), key_of(settings, names), settings)
     _show(f"{config.experiment}, scale {config.scale}", claims)

@@ -1,0 +1,59 @@
+"""How all figures look, and what several of them are made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "svg.fonttype": "none",  # text stays text, to be set in a paper's own font
+    "svg.hashsalt": "thinkalike",
+}
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart by colour-blind readers, too
+
+
+def heatmap(axes: Any, cells: pd.DataFrame, scale: Any, colours: Any) -> Any:
+    """A matrix with layer 0 at the bottom left; rows are the source's layers, columns the target's."""
+    image = axes.imshow(cells.to_numpy(), origin="lower", norm=scale, cmap=colours)
+    for axis, layers in ((axes.xaxis, cells.columns), (axes.yaxis, cells.index)):
+        places = range(0, len(layers), max(1, round(len(layers) / 8)))
+        axis.set_ticks(places, ["embed" if int(layers[place]) < 0 else str(layers[place]) for place in places])
+    axes.spines[:].set_visible(False)
+    return image
+
+
+def write_values(axes: Any, values: np.ndarray, image: Any) -> None:
+    """Each cell's number, in whichever of black and white can be read on its colour."""
+    for (row, column), value in np.ndenumerate(values):
+        red, green, blue, _ = image.cmap(image.norm(value))
+        colour = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
+        axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=colour, fontsize=7)
+
+
+def line(
+    axes: Any, table: pd.DataFrame, column: str, ends: tuple[str, str], label: str, colour: str, style: str
+) -> None:
+    values = table[column]
+    errors = [(values - table[ends[0]]).clip(lower=0), (table[ends[1]] - values).clip(lower=0)]
+    axes.errorbar(range(len(table)), values, yerr=errors, fmt=style, color=colour, label=label, capsize=3, markersize=4)
+
+
+def short(name: str) -> str:
+    return name.replace("-mini", "")
+
+
+def save(figure: Any, folder: Path, name: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{name}.png", dpi=200)
+    figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    plt.close(figure)
