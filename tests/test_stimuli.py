@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from importlib import resources
 from itertools import combinations, product
 from pathlib import Path
 
@@ -31,32 +32,9 @@ from thinkalike.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Salle et al. 2024, table S1: word, then the features in the order of its columns.
-TABLE_S1 = """
-the       3 NaN    NaN      Det       NaN     NaN 0 False
-woman     5 female singular Noun      NaN     3   1 False
-plays     5 NaN    singular Verb      present 3   2 False
-
-no        2 NaN    NaN      Det       NaN     NaN 0 False
-prince    6 male   singular Noun      NaN     3   1 False
-sings     5 NaN    singular Verb      present 3   2 False
-
-Mary      4 female singular Noun      NaN     3   0 False
-fell      4 NaN    NaN      Verb      past    NaN 1 False
-
-I         1 NaN    singular Pronoun   NaN     1   0 False
-vanished  8 NaN    NaN      Verb      past    NaN 1 False
-
-do        2 NaN    singular Auxiliary present NaN 0 True
-you       3 NaN    NaN      Pronoun   NaN     2   1 True
-sing      4 NaN    NaN      Verb      present NaN 2 True
-
-which     5 NaN    NaN      Wh-word   NaN     NaN 0 True
-men       3 male   plural   Noun      NaN     3   1 True
-sneezed   7 NaN    NaN      Verb      past    NaN 2 True
-"""
-SENTENCES = [[row.split() for row in block.splitlines()] for block in TABLE_S1.strip().split("\n\n")]
-COLUMNS = ["Word length", "Gender", "Number", "PoS", "Tense", "Person", "Word position", "Question"]
+TABLE_S1 = pd.read_csv(resources.files("thinkalike.reproduce") / "table_s1.csv", dtype=str, keep_default_na=False)
+SENTENCES = [rows.drop(columns="sentence").to_numpy().tolist() for _, rows in TABLE_S1.groupby("sentence")]
+COLUMNS = list(TABLE_S1.columns[2:])
 
 
 def printed(value) -> str:

@@ -41,6 +41,8 @@ class ModelConfig:
     architecture: dict[str, Any] = field(default_factory=dict)  # what task=pretrain builds
     seed: int = 0  # of the initial weights and of the order of the training data
     pretrain_tokens: int = 0
+    pretrain_tokens_per_step: int = 2048
+    pretrain_lr: float = 2e-3
     pretrain_vocabulary: int = 1024
 
     def __post_init__(self) -> None:

@@ -55,7 +55,12 @@ def mlem(config: AnalyzeConfig) -> Path:
         if len(tables["similarity"]):
             figures.similarity({"weighted τ of profiles": tables["similarity"]}, job.out() / "figures")
         _show(table, tables["scores"], stimuli)
-        arrays = {"weights": model.weights_, "correlation": model.correlation_, "scores": importance.scores}
+        arrays = {
+            "weights": model.weights_,
+            "correlation": model.correlation_,
+            "scores": importance.scores,
+            "importances": importance.by_fold(),
+        }
         return job.finish(
             {"mean_score": float(tables["scores"]["score"].mean()), "stimuli": float(len(stimuli))},
             table,

@@ -38,7 +38,11 @@ class Importance:
 
         A feature of weight 0 in every fold has importance 0, and an interval without width.
         """
-        return fold_interval(self._by_fold([term for term in self.sets if len(term) == 1]), level)
+        return fold_interval(self.by_fold(), level)
+
+    def by_fold(self) -> Float[Tensor, "l f k"]:
+        """Importance of each feature in each layer on each fold."""
+        return self._by_fold([term for term in self.sets if len(term) == 1])
 
     def pair_effects(self, level: float = 0.95) -> Interval:
         """S_a + S_b - S_ab - S of each pair asked for, (l, pairs): the drop of both minus the two drops.

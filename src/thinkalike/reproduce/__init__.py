@@ -7,7 +7,7 @@ from pathlib import Path
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import one_of
-from thinkalike.reproduce import cka, stitching
+from thinkalike.reproduce import cka, layers, profiles, stimuli, stitching
 
 EXPERIMENTS: dict[str, Callable[[AnalyzeConfig], Path]] = {
     "brown2023/figure1": stitching.figure1,
@@ -18,6 +18,11 @@ EXPERIMENTS: dict[str, Callable[[AnalyzeConfig], Path]] = {
     "brown2023/figure9": cka.figure9,
     "brown2023/figure10": cka.figure10,
     "brown2023/table1": cka.table1,
+    "salle2024/figure2": layers.figure2,
+    "salle2024/figure3": profiles.figure3,
+    "salle2024/figure4": layers.figure4,
+    "salle2024/figure_s5": stimuli.figure_s5,
+    "salle2024/table_s1": stimuli.table_s1,
 }
 
 

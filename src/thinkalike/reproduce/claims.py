@@ -38,10 +38,10 @@ def conclude(
     """Print the claims, and keep them with the table and the figures of the results that they rest on.
 
     Args:
-        parts: what each result is called, and its folder.
+        parts: what each result is called, and its folder, of which the name counts.
         draw: draws figures of the table into a folder.
     """
-    settings = as_dict(config) | dict.fromkeys(("model", "target", "data", "measure", "stimuli"))
+    settings = as_dict(config) | dict.fromkeys(("model", "target", "data", "measure"))
     names = {label: folder.name for label, folder in parts.items()}
     job = Job(config.store, str(config.experiment).replace("/", "-"), key_of(settings, names), settings)
     _show(f"{config.experiment}, scale {config.scale}", claims)
