@@ -97,6 +97,6 @@ def test_a_job_composed_inside_a_job_leaves_hydra_as_it_was():
     from thinkalike.config import compose_job
 
     before = GlobalHydra.instance().hydra
-    assert compose_job("train", ["model=gpt2"]).model.hub_id == "gpt2"
+    assert compose_job("train", ["model=gpt2"]).model.hub_id == "openai-community/gpt2"
     assert GlobalHydra.instance().hydra is before
     assert torch.get_default_dtype() == torch.float32

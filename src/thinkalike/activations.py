@@ -89,23 +89,33 @@ def _fitting(text: str, spans: list[Span], models: Sequence[FrozenModel]) -> Ite
 def word_states(model: FrozenModel, batch: Pieces, embed: bool = False) -> list[Float[Tensor, "words d"]]:
     """States of all words of a batch at all layers of a model; a word's state is that of its last token.
 
+    A text has the special tokens that its tokenizer gives it, and BOS before it if the model expects that.
+
     Raises:
         DataError: the tokenizer knows no character offsets, or no token ends a word.
     """
     if not model.tokenizer.is_fast:
         raise DataError(f"the tokenizer of {model.name} knows no character offsets, which words are found by")
-    encoded = [model.tokenizer(text, return_offsets_mapping=True, verbose=False) for text in batch.texts]
-    longest = max(len(each["input_ids"]) for each in encoded)
+    encoded = [_encoded(model, text) for text in batch.texts]
+    longest = max(len(tokens) for tokens, _ in encoded)
     tokens, mask = torch.zeros(2, len(encoded), longest, dtype=torch.long)
     chosen = []
-    for row, each in enumerate(encoded):
-        length = len(each["input_ids"])
-        tokens[row, :length], mask[row, :length] = torch.tensor(each["input_ids"]), 1
-        ends = last_tokens(batch.texts[row], batch.words[row], each["offset_mapping"], model.name)
+    for row, (numbers, offsets) in enumerate(encoded):
+        tokens[row, : len(numbers)], mask[row, : len(numbers)] = torch.tensor(numbers), 1
+        ends = last_tokens(batch.texts[row], batch.words[row], offsets, model.name)
         chosen += [row * longest + end for end in ends]
     states = model.residuals(tokens, sites(model, embed), mask)
     places = torch.tensor(chosen, device=model.device)
     return [state.flatten(0, 1)[places] for state in states]
+
+
+def _encoded(model: FrozenModel, text: str) -> tuple[list[int], list[Span]]:
+    """Tokens and the characters of each; special tokens have none."""
+    encoded = model.tokenizer(text, return_offsets_mapping=True, verbose=False)
+    numbers, offsets, bos = encoded["input_ids"], encoded["offset_mapping"], model.tokenizer.bos_token_id
+    if model.bos_each_row and bos is not None and numbers[:1] != [bos]:
+        return [bos, *numbers], [(0, 0), *offsets]
+    return numbers, offsets
 
 
 def last_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], name: str) -> list[int]:

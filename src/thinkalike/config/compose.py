@@ -154,6 +154,6 @@ def _check_key(key: str, schema: Any) -> None:
         schema = PretrainConfig if part == "pretrain" else schema
 
 
-def _kinds(schema: type) -> list[type]:
+def _kinds(schema: Any) -> list[Any]:
     """The schema, and of a measure those of all kinds."""
     return [schema, *MEASURES.values()] if schema is MeasureConfig else [schema]

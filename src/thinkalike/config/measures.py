@@ -110,8 +110,8 @@ class StimuliConfig:
     grammar: str = "small"  # kind=controlled: small | large
     path: Optional[str] = None  # kind=table, conllu: the file
     features: Optional[list[str]] = None  # null: all
-    kinds: dict[str, Any] = field(default_factory=dict)  # feature: nominal | ordinal | numeric | [its levels in order]
-    columns: dict[str, Any] = field(default_factory=dict)  # kind=table: the columns of text, word, start, stop, id
+    kinds: Any = None  # {feature: nominal | ordinal | numeric | [its levels in order]}
+    columns: Any = None  # kind=table: {text | word | start | stop | id: column}
     sample: Optional[int] = None  # how many stimuli; null: all
     balance: list[str] = field(default_factory=list)  # features whose combinations come equally often in the sample
     seed: int = 0
@@ -120,5 +120,8 @@ class StimuliConfig:
         one_of("stimuli.kind", self.kind, ("controlled", "table", "conllu"))
         if self.kind != "controlled" and not self.path:
             raise ConfigError(f"stimuli={self.kind} needs stimuli.path=FILE")
+        for key in ("kinds", "columns"):
+            if not isinstance(getattr(self, key) or {}, dict):
+                raise ConfigError(f"stimuli.{key}={getattr(self, key)} must be of the form {{name: value, ...}}")
         if self.balance and not self.sample:
             raise ConfigError("stimuli.balance needs stimuli.sample=N: how many stimuli")

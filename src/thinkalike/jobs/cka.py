@@ -45,6 +45,8 @@ class _Batches(NamedTuple):
 
 def cka(config: AnalyzeConfig) -> Path:
     """CKA of all layers of `model` with all layers of `model@target`, and within each; leaves table and heatmap."""
+    measure = config.measure
+    assert isinstance(measure, CKAConfig)
     settings = as_dict(config) | {"stimuli": None}
     digests = {"data": identity(config.data), "model": content(config.model), "target": content(config.target)}
     job = Job(config.store, "cka", key_of(settings, digests), settings)
@@ -54,28 +56,28 @@ def cka(config: AnalyzeConfig) -> Path:
         prepare(config.seed, config.threads)
         source = load_model(config.model)
         target = source if config.target == config.model else load_model(config.target)
-        batches = _batches(config, source, target)
-        result = _measure(config.measure, source, target, batches, partial)
-        table = cells(result, source, target, config.measure.embed)
-        _warn_of_leverage(result, source, target, config.measure.embed)
+        batches = _batches(config, measure, source, target)
+        result = _measure(measure, source, target, batches, partial)
+        table = cells(result, source, target, measure.embed)
+        _warn_of_leverage(result, source, target, measure.embed)
         figures.cka(table, job.out() / "figures")
         scalars = _scalars(result)
         _show(source, target, result, scalars)
         return job.finish(scalars, table, provenance(config, batches.facts, source, target), _arrays(result))
 
 
-def _batches(config: AnalyzeConfig, source: FrozenModel, target: FrozenModel) -> _Batches:
-    level = config.measure.level
+def _batches(config: AnalyzeConfig, measure: CKAConfig, source: FrozenModel, target: FrozenModel) -> _Batches:
+    level = measure.level
     if level == "auto":
         level = "token" if source.tokenizer.get_vocab() == target.tokenizer.get_vocab() else "word"
         if level == "word":
             log.info("%s and %s have different tokenizers: compared word by word", source.name, target.name)
-    return (_by_token if level == "token" else _by_word)(config, source, target)
+    return (_by_token if level == "token" else _by_word)(config, measure, source, target)
 
 
-def _by_token(config: AnalyzeConfig, source: FrozenModel, target: FrozenModel) -> _Batches:
+def _by_token(config: AnalyzeConfig, measure: CKAConfig, source: FrozenModel, target: FrozenModel) -> _Batches:
     same_vocabulary(source, target)  # the same rows must be the same text
-    measure, context = config.measure, min(source.context, target.context)
+    context = min(source.context, target.context)
     data = replace(config.data, report_tokens=measure.batches * measure.tokens_per_batch)
     corpus = read_corpus(data, source.tokenizer, context, bos=source.bos_each_row, fit_tokens=1)
     rows = corpus.report.tokens.split(max(measure.tokens_per_batch // corpus.report.tokens.shape[1], 1))
@@ -89,8 +91,7 @@ def _by_token(config: AnalyzeConfig, source: FrozenModel, target: FrozenModel) -
     return _Batches(starting, len(rows), corpus.facts())
 
 
-def _by_word(config: AnalyzeConfig, source: FrozenModel, target: FrozenModel) -> _Batches:
-    measure = config.measure
+def _by_word(config: AnalyzeConfig, measure: CKAConfig, source: FrozenModel, target: FrozenModel) -> _Batches:
     if measure.flatten != "token" or measure.skip_first_tokens or measure.skip_special_tokens:
         raise DataError(
             "words are compared one by one: flatten, skip_first_tokens and skip_special_tokens are for tokens"

@@ -17,7 +17,7 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MLEMConfig
 from thinkalike.data import Stimuli
 from thinkalike.errors import DataError, nearest
-from thinkalike.jobs.states import States, job_of, origin, read_states, read_stimuli
+from thinkalike.jobs.states import States, job_of, numbered, origin, read_states, read_stimuli
 from thinkalike.jobs.steps import finished, prepare
 from thinkalike.measures import MLEM, Importance, feature_importance, weighted_tau
 
@@ -117,7 +117,7 @@ def _fit(config: AnalyzeConfig, stimuli: Stimuli, found: Sequence[States]) -> tu
             )
     except ValueError as error:
         remedy = "; measure.together=stimulus lets folds divide a text" if "groups" in str(error) else ""
-        raise DataError(f"{stimuli.source}: {error}{remedy}") from error
+        raise DataError(f"{stimuli.source}: {error}{remedy}{numbered(found)}") from error
     return model, importance
 
 

@@ -13,7 +13,7 @@ from thinkalike.config import AnalyzeConfig, RSAConfig
 from thinkalike.data import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.jobs.mlem import matrix
-from thinkalike.jobs.states import States, job_of, origin, read_states, read_stimuli
+from thinkalike.jobs.states import job_of, numbered, origin, read_states, read_stimuli
 from thinkalike.jobs.steps import finished, prepare
 from thinkalike.measures import Estimate, mantel, rsa_estimate
 
@@ -22,23 +22,23 @@ FOLDS = 10  # of the jackknife
 
 def rsa(config: AnalyzeConfig) -> Path:
     """RSA of all layers of `model`, and of `model@target` if that is another, with all of them."""
-    assert isinstance(config.measure, RSAConfig)
+    measure = config.measure
+    assert isinstance(measure, RSAConfig)
     stimuli = read_stimuli(config.stimuli)
     job = job_of(config, stimuli)
     if finished(job, config.force):
         return job.folder
     with job.running():
         prepare(config.seed, config.threads)
-        found = read_states(config, stimuli, config.measure.embed)
+        found = read_states(config, stimuli, measure.embed)
         layers = [layer for each in found for layer in each.states]
         try:
-            result = _estimate(config.measure, layers, stimuli, config.seed)
+            result = _estimate(measure, layers, stimuli, config.seed)
             more = {"low": result.low, "high": result.high}
-            if config.measure.permutations:
-                options = {"permutations": config.measure.permutations, "seed": config.seed}
-                more["p"] = mantel(layers, distance=config.measure.distance, **options)[1]
+            if measure.permutations:
+                more["p"] = mantel(layers, None, measure.distance, measure.permutations, config.seed)[1]
         except ValueError as error:
-            raise DataError(f"{stimuli.source}, layers {_names(found)}: {error}") from error
+            raise DataError(f"{stimuli.source}: {error}{numbered(found)}") from error
         table = matrix(result.value, found, **more)
         figures.similarity({"Spearman's ρ of distances": table}, job.out() / "figures")
         _show(table)
@@ -56,18 +56,14 @@ def _estimate(measure: RSAConfig, layers: list[torch.Tensor], stimuli: Stimuli, 
     return rsa_estimate(layers, distance=measure.distance, groups=groups, folds=FOLDS, seed=seed)
 
 
-def _names(found: list[States]) -> str:
-    names = [f"{each.name} {layer}" for each in found for layer in each.layers]
-    return ", ".join(f"{number} = {name}" for number, name in enumerate(names))
-
-
 def _show(table: pd.DataFrame) -> None:
     """Print the pairs of layers that are most and least alike."""
     itself = (table["source"] == table["target"]) & (table["source_layer"] == table["target_layer"])
     pairs = table[~itself]
     if pairs.empty:
         return
-    for word, row in (("most", pairs.loc[pairs["value"].idxmax()]), ("least", pairs.loc[pairs["value"].idxmin()])):
+    for word, rows in (("most", pairs.nlargest(1, "value")), ("least", pairs.nsmallest(1, "value"))):
+        (row,) = rows.itertuples()
         print(
             f"{word} alike: {row.source} layer {row.source_layer} and {row.target} layer {row.target_layer}, "
             f"ρ {row.value:+.3f} ({row.low:+.3f} to {row.high:+.3f})"

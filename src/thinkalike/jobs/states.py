@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,6 +117,12 @@ def _check_lengths(model: FrozenModel, texts: list[str], stimuli: Stimuli) -> No
                 f"{stimuli.source}: a text of {length} tokens is longer than the {model.context} of {model.name}; "
                 f"split it: {text[:80]}"
             )
+
+
+def numbered(found: Sequence[States]) -> str:
+    """What a measure's error calls the layers."""
+    names = [f"{each.name} {layer}" for each in found for layer in each.layers]
+    return "; layers are numbered " + ", ".join(f"{number} {name}" for number, name in enumerate(names))
 
 
 def origin(config: AnalyzeConfig, stimuli: Stimuli, found: list[States]) -> dict[str, Any]:

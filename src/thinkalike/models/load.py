@@ -79,8 +79,8 @@ def _load(config: ModelConfig) -> FrozenModel:
         context, revision = module.cfg.n_ctx, "embedded"
     else:
         family = _family_of(config) if family == "auto" else family
-        bridge, revision = _boot(config, family, dtype)
-        tokenizer, context = bridge.tokenizer, bridge.cfg.n_ctx
+        bridge, tokenizer, revision = _boot(config, family, dtype)
+        context = bridge.cfg.n_ctx
         module = _unwrap(bridge, config)
     return FrozenModel(
         module.to(device=device, dtype=dtype),
@@ -141,21 +141,27 @@ def _family_of(config: ModelConfig) -> str:
     return kind
 
 
-def _boot(config: ModelConfig, family: str, dtype: torch.dtype) -> tuple[Any, str]:
-    """The TransformerLens bridge, on the CPU, and the commit that it came from."""
+def _boot(config: ModelConfig, family: str, dtype: torch.dtype) -> tuple[Any, Any, str]:
+    """The TransformerLens bridge, on the CPU, the checkpoint's own tokenizer, and the commit that both came from.
+
+    The bridge's tokenizer puts BOS before every text, which GPT-2 and Pythia were not trained with.
+    """
     from transformer_lens.model_bridge import TransformerBridge
+    from transformers import AutoTokenizer
 
     if config.path:
-        bridge = TransformerBridge.boot_transformers(str(Path(config.path).resolve()), device="cpu", dtype=dtype)
-        return bridge, "embedded" if config.mini else "local"
+        folder = str(Path(config.path).resolve())
+        bridge = TransformerBridge.boot_transformers(folder, device="cpu", dtype=dtype)
+        return bridge, AutoTokenizer.from_pretrained(folder), "embedded" if config.mini else "local"
     with _hub(str(config.hub_id), config.revision) as commit:
         if family == "legacy":
             bridge = TransformerBridge.boot_tl_legacy(config.hub_id, device="cpu", dtype=dtype)
+            tokenizer = bridge.tokenizer
         else:
-            bridge = TransformerBridge.boot_transformers(
-                config.hub_id, device="cpu", dtype=dtype, revision=config.revision
-            )
-    return bridge, commit
+            options = {"revision": config.revision}
+            bridge = TransformerBridge.boot_transformers(config.hub_id, device="cpu", dtype=dtype, **options)
+            tokenizer = AutoTokenizer.from_pretrained(config.hub_id, **options)
+    return bridge, tokenizer, commit
 
 
 def _unwrap(bridge: Any, config: ModelConfig) -> Any:

@@ -52,7 +52,8 @@ def conclude(
         verdicts = pd.DataFrame([{**asdict(claim), "verdict": claim.verdict} for claim in claims])
         verdicts.drop(columns="holds").to_csv(job.out() / "claims.csv", index=False)
         holding = sum(claim.holds is True for claim in claims)
-        return job.finish({"claims": len(claims), "claims_that_hold": holding}, table, {"parts": names})
+        scalars = {"claims": float(len(claims)), "claims_that_hold": float(holding)}
+        return job.finish(scalars, table, {"parts": names})
 
 
 def _show(title: str, claims: Sequence[Claim]) -> None:

@@ -59,8 +59,12 @@ def _distances(config: AnalyzeConfig, rows: pd.DataFrame) -> tuple[dict[str, Pat
         log.info("distances, %d of %d: %s and %s", number, len(pairs), first, second)
         folder = jobs.rsa(replace(job_of(config, first, second), measure=measure))
         parts[f"{first}, {second}"] = folder
-        for cell in pd.read_csv(folder / "table.csv").itertuples():
-            values[place[cell.source, cell.source_layer], place[cell.target, cell.target_layer]] = cell.value
+        cells = pd.read_csv(folder / "table.csv")
+        ends = [
+            [place[key] for key in cells[[side, f"{side}_layer"]].itertuples(index=False, name=None)]
+            for side in ("source", "target")
+        ]
+        values[ends] = torch.from_numpy(cells["value"].to_numpy())
     return parts, values
 
 
@@ -116,7 +120,7 @@ def _seeds(matrices: dict[str, Float[Tensor, "l l"]], rows: pd.DataFrame) -> Cla
         wins.append(same > different)
     return Claim(
         "two seeds of one architecture are more alike than two architectures",
-        all(wins),
+        bool(all(wins)),
         "mean likeness of their layers, " + "; ".join(numbers),
     )
 

@@ -134,7 +134,7 @@ def _predicts(found: Sequence[Profiled]) -> Claim:
     means = {each.name: each.scores()["score"].mean() for each in found}
     return Claim(
         f"MLEMs predict held-out distances, typically above {GOOD_SCORE}",
-        min(means.values()) > GOOD_SCORE,
+        bool(min(means.values()) > GOOD_SCORE),
         "mean Spearman's ρ over layers: " + ", ".join(f"{name} {value:.2f}" for name, value in means.items()),
     )
 

@@ -1,0 +1,455 @@
+"""measure=mlem, measure=rsa and the experiments on them: what the door leaves, users' own data, planted claims."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+from scipy.spatial.distance import pdist
+from scipy.stats import spearmanr
+
+import hub
+import tiny
+from conftest import composed
+from thinkalike import reproduce
+from thinkalike.data import controlled_stimuli, read_table
+from thinkalike.jobs import mlem
+from thinkalike.jobs.states import stimulus_states
+from thinkalike.measures import MLEM, feature_importance, rsa, weighted_tau
+from thinkalike.models import load_model
+from thinkalike.reproduce import layers, profiles
+
+SENTENCES = 40
+
+
+@pytest.fixture
+def words(tmp_path):
+    """The command line of a small job, models apart."""
+    return [f"stimuli.sentences={SENTENCES}", f"store={tmp_path}/results"]
+
+
+def local(path, side="model"):
+    chosen = "model@target" if side == "target" else side
+    return [f"{chosen}=local", f"{side}.path={path}"]
+
+
+def result(out):
+    return Path(out.split("results: ")[1].strip())
+
+
+def states_of(folder: Path, stimuli) -> list[torch.Tensor]:
+    """States of words at all blocks, by transformers alone: each text by itself, a word's last token by its offsets."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder).eval()
+    found = []
+    for sentence, (_, stop) in zip(stimuli.sentence, stimuli.span, strict=True):
+        encoded = tokenizer(stimuli.texts[sentence], return_offsets_mapping=True)
+        place = max(number for number, (first, last) in enumerate(encoded["offset_mapping"]) if first < stop <= last)
+        seen: list = []
+        hooks = [block.register_forward_hook(lambda *args, seen=seen: seen.append(args[2])) for block in blocks(model)]
+        with torch.no_grad():
+            model(torch.tensor([encoded["input_ids"]]))
+        for hook in hooks:
+            hook.remove()
+        found.append([(out if isinstance(out, torch.Tensor) else out[0])[0, place] for out in seen])
+    return [torch.stack(layer) for layer in zip(*found, strict=True)]
+
+
+def blocks(model):
+    return next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "mamba"])
+def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, call, words, checkpoints):
+    status, out, err = call("analyze.py", "measure=mlem", *local(checkpoints[family]), *words)
+    assert status == 0, err
+    folder, stimuli = result(out), controlled_stimuli(SENTENCES)
+    states = states_of(checkpoints[family], stimuli)
+    assert len(states) == tiny.LAYERS
+    model, groups = MLEM(), torch.from_numpy(stimuli.sentence)
+    features = stimuli.codes().table
+    expected = feature_importance(model, features, states, groups=groups)
+    table = pd.read_csv(folder / "table.csv")
+    assert list(table.columns) == ["model", "layer", "feature", "importance", "low", "high", "weight"]
+    assert list(table["feature"][:8]) == stimuli.names
+    for column, values in zip(("importance", "low", "high"), expected.profile(), strict=True):
+        assert np.abs(table[column].to_numpy() - values.flatten().numpy()).max() < 2e-3  # float32 states, in batches
+    weights = model.fit(features, states, groups).weights_
+    assert np.abs(table["weight"].to_numpy() - weights.flatten().numpy()).max() < 1e-4
+    scores = pd.read_csv(folder / "scores.csv")
+    assert np.abs(scores["score"].to_numpy() - expected.score()[0].numpy()).max() < 1e-3
+    arrays = np.load(folder / "arrays.npz")
+    assert arrays["importances"].shape == (tiny.LAYERS, 8, 5)
+    similarity = pd.read_csv(folder / "similarity.csv")["value"].to_numpy().reshape(tiny.LAYERS, -1)
+    made = weighted_tau(torch.from_numpy(arrays["importances"]).mean(-1))
+    assert np.abs(similarity - made.numpy()).max() < 1e-12
+    record = json.loads((folder / "result.json").read_text())
+    assert record["provenance"]["stimuli"]["count"] == len(stimuli)
+    assert {path.stem for path in (folder / "figures").iterdir()} == {"profiles", "similarity"}
+    assert "already done" in call("analyze.py", "measure=mlem", *local(checkpoints[family]), *words)[2]
+
+
+def test_rsa_of_two_models_is_scipys(call, words, checkpoints):
+    both = [*local(checkpoints["bert"]), *local(checkpoints["mamba"], "target")]
+    more = ["measure.permutations=9", "measure.distance=cosine"]
+    status, out, err = call("analyze.py", "measure=rsa", *both, *words, *more)
+    assert status == 0, err
+    assert "least alike" in out
+    table, stimuli = pd.read_csv(result(out) / "table.csv"), controlled_stimuli(SENTENCES)
+    states = [layer for family in ("bert", "mamba") for layer in states_of(checkpoints[family], stimuli)]
+    distances = [pdist(layer.double().numpy(), "cosine") for layer in states]
+    expected = np.array([[spearmanr(a, b).statistic for b in distances] for a in distances])
+    assert np.abs(table["value"].to_numpy().reshape(8, 8) - expected).max() < 1e-4
+    assert (table["low"] <= table["value"] + 1e-12).all()
+    assert table["p"].between(0.1, 1).all()
+    assert list(table["source"][[0, 63]]) == ["bert", "mamba"]
+
+
+OPTIONS = [
+    ["measure.distance=cosine"],
+    ["measure.weights=full", "measure.interactions=[[PoS,Number]]"],
+    ["measure.together=stimulus"],
+    ["measure.given=PoS"],
+    ["measure.missing=drop", "stimuli.features=[PoS,Word length,Person]"],
+    ["measure.difference=scaled"],
+    ["measure.folds=3"],
+    ["measure.permutations=2"],
+    ["measure.null=2"],
+    ["measure.embed=true"],
+    ["measure.alphas=[1.0]"],
+    ["recipe=paper"],
+    ["stimuli.sentences=41"],
+    ["stimuli.seed=1"],
+    ["stimuli.sample=60", "stimuli.balance=[Number]"],
+    ["seed=1"],
+]
+
+
+def test_every_option_changes_the_table(call, words, checkpoints):
+    seen = set()
+    for more in ([], *OPTIONS):
+        status, out, err = call("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words, *more)
+        assert status == 0, err
+        folder = result(out)
+        seen.add((folder / "table.csv").read_text() + (folder / "scores.csv").read_text())
+        if "measure.null=2" in more:
+            assert pd.read_csv(folder / "table.csv")["p"].min() >= 1 / 3
+        if "measure.weights=full" in more:
+            assert list(pd.read_csv(folder / "interactions.csv")["features"]) == ["PoS x Number"] * tiny.LAYERS
+    assert len(seen) == 1 + len(OPTIONS)
+
+
+def test_models_share_a_job_and_keep_their_numbers(call, words, checkpoints):
+    one, two = local(checkpoints["bert"]), local(checkpoints["gpt2"], "target")
+    tables = []
+    for models in ([*one, *two], one):
+        status, out, err = call("analyze.py", "measure=mlem", *models, *words)
+        assert status == 0, err
+        tables.append(pd.read_csv(result(out) / "table.csv"))
+    assert list(tables[0]["model"].unique()) == ["bert", "gpt2"]
+    pd.testing.assert_frame_equal(tables[0].iloc[: len(tables[1])], tables[1])
+
+
+def test_rows_of_one_text_may_lie_apart(checkpoints):
+    model = load_model(composed(*local(checkpoints["bert"]), door="analyze").model)
+    stimuli = controlled_stimuli(SENTENCES)
+    order = torch.randperm(len(stimuli)).numpy()
+    straight, mixed = (stimulus_states(model, each) for each in (stimuli, stimuli.take(order)))
+    for first, second in zip(straight, mixed, strict=True):
+        torch.testing.assert_close(first[order], second, atol=1e-5, rtol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------- users' own data
+
+
+def write_table(path, texts, colours):
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["text", "word", "colour", "size"])
+        for number, (text, colour) in enumerate(zip(texts, colours, strict=True)):
+            writer.writerow([text, text.split()[-1], colour, number % 5])
+    return path
+
+
+@pytest.fixture
+def table(tmp_path):
+    texts = [f"xx yy {chr(97 + number // 26)}{chr(97 + number % 26)}" for number in range(60)]
+    return write_table(tmp_path / "words.csv", texts, [("red", "green", "blue")[number % 3] for number in range(60)])
+
+
+@pytest.fixture
+def recording(tmp_path, table):
+    """Two layers in which colour decides the distances, and nothing else; they are called 2 and 10."""
+    codes = read_table(table).codes().table
+    colour = torch.nn.functional.one_hot(codes[:, 0].long()).double()
+    layers = {"10": colour, "2": colour + 0.01 * torch.randn(60, 3).double()}
+    np.savez(tmp_path / "brain.npz", **{name: layer.numpy() for name, layer in layers.items()})
+    save_file(layers, tmp_path / "brain.safetensors")
+    return tmp_path / "brain.npz"
+
+
+def test_words_of_a_table_are_probed(call, words, table, checkpoints):
+    own = ["stimuli=table", f"stimuli.path={table}", "stimuli.kinds={size: ordinal}", "measure.difference=scaled"]
+    status, out, err = call("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words[1:], *own)
+    assert status == 0, err
+    assert set(pd.read_csv(result(out) / "table.csv")["feature"]) == {"colour", "size"}
+
+
+def test_words_of_a_treebank_are_probed(call, words, tmp_path, checkpoints):
+    rows = []
+    for number in range(30):
+        noun, verb = ("Plur", "ran") if number % 2 else ("Sing", "runs")
+        rows += [
+            f"1\tcat{number}\tcat\tNOUN\t_\tNumber={noun}\t2\tnsubj\t_\t_",
+            f"2\t{verb}\trun\tVERB\t_\t_\t0\troot\t_\t_",
+            "",
+        ]
+    (tmp_path / "tree.conllu").write_text("\n".join(rows) + "\n")
+    own = ["stimuli=conllu", f"stimuli.path={tmp_path}/tree.conllu", "stimuli.features=[UPOS,Number]"]
+    status, out, err = call("analyze.py", "measure=mlem", *local(checkpoints["bert"]), *words[1:], *own)
+    assert status == 0, err
+    assert set(pd.read_csv(result(out) / "table.csv")["feature"]) == {"UPOS", "Number"}
+
+
+@pytest.mark.parametrize("ending", [".npz", ".safetensors"])
+def test_a_recording_takes_the_place_of_the_model(ending, call, words, table, recording):
+    own = [f"activations={recording.with_suffix(ending)}", "stimuli=table", f"stimuli.path={table}"]
+    status, out, err = call("analyze.py", "measure=mlem", *own, *words[1:])
+    assert status == 0, err
+    found = pd.read_csv(result(out) / "table.csv").set_index(["model", "layer", "feature"])["importance"]
+    assert [layer for _, layer, _ in found.index[::2]] == [2, 10]
+    assert (found[:, :, "colour"] > 0.5).all()
+    assert (found[:, :, "size"].abs() < 0.1).all()
+    changed = table.with_name("words2.csv")
+    changed.write_text(table.read_text().replace("red", "pink"))
+    other = call("analyze.py", "measure=mlem", *own[:-1], f"stimuli.path={changed}", *words[1:])[1]
+    assert result(other) != result(out), "another table is another job"
+
+
+def test_a_recording_is_compared_with_a_model(call, words, table, recording, checkpoints):
+    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}"]
+    both = [*own, "stimuli.columns={word: null}", "stimuli.features=[colour,size]"]
+    status, out, err = call("analyze.py", "measure=rsa", *both, *local(checkpoints["gpt2"], "target"), *words[1:])
+    assert status == 0, err
+    cells = pd.read_csv(result(out) / "table.csv")
+    assert list(dict.fromkeys(cells["source"])) == ["brain", "gpt2"]
+    assert len(cells) == (2 + tiny.LAYERS) ** 2
+
+
+BAD = {
+    "a file that is not there": (["stimuli=table", "stimuli.path=no.csv"], "cannot read no.csv"),
+    "no file": (["stimuli=table"], "stimuli=table needs stimuli.path=FILE"),
+    "a feature that is not there": (
+        ["stimuli=table", "stimuli.path=TABLE", "stimuli.features=[color]"],
+        "mean 'colour'",
+    ),
+    "a recording that is not there": (["activations=no.npz"], "cannot read activations=no.npz"),
+    "a recording of other stimuli": (["activations=BRAIN"], "has 60 rows, but the small grammar"),
+    "a stratum that is not there": (["measure.given=Nmber"], "did you mean 'Number'?"),
+    "an interaction that is not there": (["measure.interactions=[[PoS,x]]"], "has no feature x"),
+    "half an interaction": (["measure.interactions=[[PoS]]"], "holds pairs of features, not ['PoS']"),
+    "a typo of a setting": (["measure.permutation=3"], "did you mean 'measure.permutations'?"),
+    "a distance": (["measure.distance=euclid"], "did you mean 'euclidean'?"),
+    "one fold": (["measure.folds=1"], "measure.folds=1 must be at least 2"),
+    "no alpha": (["measure.alphas=[]"], "must be at least one number"),
+    "a negative number of permutations": (["measure=rsa", "measure.permutations=-1"], "must not be negative"),
+    "kinds that are no mapping": (["stimuli.kinds=ordinal"], "must be of the form {name: value, ...}"),
+    "a sample without a size": (["stimuli.balance=[Number]"], "needs stimuli.sample=N"),
+    "one text in all folds": (["stimuli=table", "stimuli.path=ONE"], "measure.together=stimulus lets folds divide"),
+    "constant distances": (["activations=FLAT", "stimuli=table", "stimuli.path=TABLE"], "1 flat b"),
+    "constant distances in rsa": (
+        ["measure=rsa", "activations=FLAT", "stimuli=table", "stimuli.path=TABLE"],
+        "the distances of layer 1 is constant over",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_done_is_one_line(case, call, words, table, recording, tmp_path):
+    more, message = BAD[case]
+    line = "one two three four five six seven"
+    rows = "\n".join(f"{line},{word},{number % 2}" for number, word in enumerate(line.split()))
+    (tmp_path / "one.csv").write_text(f"text,word,odd\n{rows}\n")
+    np.savez(tmp_path / "flat.npz", a=np.random.default_rng(0).normal(size=(60, 3)), b=np.ones((60, 3)))
+    paths = {"TABLE": table, "BRAIN": recording, "ONE": tmp_path / "one.csv", "FLAT": tmp_path / "flat.npz"}
+    for name, path in paths.items():
+        more = [word.replace(name, str(path)) for word in more]
+    kind = [] if any(word.startswith("measure=") for word in more) else ["measure=mlem"]
+    status, _, err = call("analyze.py", *kind, "model=gelu-3l-mini", *words, *more)
+    assert status == 1
+    assert message in err
+    assert err.strip().splitlines()[-1].startswith("error: ")
+    assert not list(tmp_path.glob("results/*/*/result.json"))
+
+
+def test_a_text_that_is_too_long_is_named(call, words, tmp_path, checkpoints):
+    long = tmp_path / "long.csv"
+    long.write_text("text,colour\n" + "abc " * 100 + ",red\nabc,green\n")
+    own = ["stimuli=table", f"stimuli.path={long}"]
+    status, _, err = call("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words[1:], *own)
+    assert status == 1
+    assert "is longer than the 64 of gpt2; split it: abc abc" in err
+
+
+def test_a_profile_that_ranks_nothing_leaves_the_likeness_out(call, words, table, recording):
+    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "stimuli.features=[colour]"]
+    status, out, err = call("analyze.py", "measure=mlem", *own, *words[1:])
+    assert status == 0, err
+    assert "layers are not compared by their profiles: profile 0 is constant" in err
+    assert not (result(out) / "similarity.csv").exists()
+
+
+def test_features_that_can_hardly_be_told_apart_are_warned_of(call, words, tmp_path, recording):
+    rows = "\n".join(f"t{number},{number % 3},{'abc'[number % 3]}" for number in range(60))
+    (tmp_path / "twins.csv").write_text(f"text,first,second\n{rows}\n")
+    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={tmp_path}/twins.csv"]
+    status, _, err = call("analyze.py", "measure=mlem", *own, *words[1:])
+    assert status == 0, err
+    assert "features [[0, 1]] differ on much the same pairs" in err
+    assert "0 first, 1 second" in err
+
+
+# ----------------------------------------------------------------------------------------------------- the experiments
+
+
+def profiled(folder, name, importances, noise=0.01):
+    """A finished job whose folds scatter about these importances (l, f) of PoS, Number and word position."""
+    importances = torch.as_tensor(importances, dtype=torch.float64)
+    place = folder / name
+    place.mkdir()
+    scatter = torch.randn(*importances.shape, 5, generator=torch.Generator().manual_seed(1)).double()
+    np.savez(place / "arrays.npz", importances=(importances[..., None] + noise * scatter).numpy())
+    layers = [number for number in range(len(importances)) for _ in range(3)]
+    features = ["PoS", "Number", "Word position"] * len(importances)
+    pd.DataFrame({"model": name, "layer": layers, "feature": features}).to_csv(place / "table.csv", index=False)
+    scores = pd.DataFrame({"model": name, "layer": range(len(importances)), "score": 0.8})
+    scores.to_csv(place / "scores.csv", index=False)
+    return profiles.Profiled(name, place)
+
+
+STEADY = [[0.5, 0.2, 0.1]] * 6
+TURNING = [[0.5, 0.2, 0.1], *[[0.1, 0.2, 0.1]], *[[0.1, 0.1, 0.4]] * 3, [0.5, 0.1, 0.4]]
+CLAIMS = [
+    (profiles._part_of_speech_leads, STEADY, TURNING),
+    (profiles._leads_at_the_ends, TURNING, STEADY),
+    (profiles._position_rises, TURNING, STEADY),
+    (profiles._number_fades, TURNING, STEADY),
+    (layers._has_blocks, TURNING, STEADY),
+]
+
+
+@pytest.mark.parametrize(("claim", "so", "otherwise"), CLAIMS, ids=[claim.__name__ for claim, *_ in CLAIMS])
+def test_a_claim_holds_where_it_was_planted_and_only_there(claim, so, otherwise, tmp_path):
+    assert claim(profiled(tmp_path, "a", so)).holds is True
+    assert claim(profiled(tmp_path, "b", otherwise)).holds is False
+
+
+def test_scores_are_judged_by_the_weakest_model(tmp_path):
+    found = [profiled(tmp_path, name, STEADY) for name in ("a", "b")]
+    assert profiles._predicts(found).holds
+    scores = found[1].scores().assign(score=0.6)
+    scores.to_csv(found[1].folder / "scores.csv", index=False)
+    assert not profiles._predicts(found).holds
+
+
+def test_matrices_agree_with_themselves_and_not_with_noise():
+    points = torch.randn(12, 3, dtype=torch.float64)
+    likeness = 1 - torch.cdist(points, points) / 10
+    likeness = (likeness + likeness.T) / 2
+    assert layers._agree(likeness, likeness.square()).holds
+    noise = torch.rand(12, 12, dtype=torch.float64)
+    assert not layers._agree(likeness, ((noise + noise.T) / 2).fill_diagonal_(1)).holds
+
+
+def test_seeds_and_architectures_are_told_apart():
+    rows = pd.DataFrame({"model": ["a-mini", "b-mini", "a-mini-s1", "b-mini-s1"], "layer": [0] * 4})
+    alike = torch.tensor([[1, 0.1, 0.9, 0.1], [0.1, 1, 0.1, 0.9], [0.9, 0.1, 1, 0.1], [0.1, 0.9, 0.1, 1]])
+    assert layers._seeds({"A": alike}, rows).holds
+    assert not layers._seeds({"A": 1 - alike}, rows).holds
+
+
+def test_leaders_of_a_contrast():
+    table = pd.DataFrame({"feature": ["PoS", "Number"], "x": [0.5, 0.1], "y": [0.4, 0.1]})
+    contrast = layers.figures.Contrast("most alike, τ = +1.00", ("bert layer 1", "mamba layer 2"), table, (), "PoS")
+    assert layers._shared_leader(contrast).holds
+    assert not layers._shared_leader(contrast._replace(importance=table.assign(y=[0.1, 0.4]))).holds
+    assert layers._split_leader(contrast).holds
+    assert not layers._split_leader(contrast._replace(feature="Number")).holds
+
+
+@pytest.mark.parametrize("experiment", ["table_s1", "figure_s5"])
+def test_experiments_without_a_model(experiment, call, words):
+    status, out, err = call("analyze.py", f"experiment=salle2024/{experiment}", *words, "stimuli.sample=100")
+    assert status == 0, err
+    assert list(pd.read_csv(result(out) / "claims.csv")["verdict"]) == ["holds"]
+
+
+def test_table_s1_says_how_many_rows_differ(call, words, monkeypatch):
+    monkeypatch.setattr(reproduce.stimuli, "printed", lambda value: "NaN" if pd.isna(value) else str(value).lower())
+    status, out, err = call("analyze.py", "experiment=salle2024/table_s1", *words)
+    assert status == 0, err
+    claims = pd.read_csv(result(out) / "claims.csv")
+    assert list(claims["verdict"]) == ["does not hold"]
+    assert claims["numbers"][0] != "16 of 16 rows"
+
+
+@pytest.fixture(scope="module")
+def repositories(tmp_path_factory):
+    """Tiny models under the names and in the formats of the paper's."""
+    root = tmp_path_factory.mktemp("hub")
+    names = {
+        "bert": "google-bert/bert-base-uncased",
+        "gpt2": "openai-community/gpt2",
+        "mamba": "state-spaces/mamba-130m-hf",
+    }
+    for family, name in names.items():
+        tiny.write_checkpoint(family, root / name)
+    return root
+
+
+def test_experiments_run_at_paper_scale_against_a_hub(repositories, run_door, words, tmp_path):
+    small = [*words, "stimuli.sample=120"]
+    with hub.serve(repositories) as (endpoint, asked):
+        for figure, kinds in (("figure3", 1), ("figure2", 2), ("figure4", 2)):
+            done = run_door("analyze.py", f"experiment=salle2024/{figure}", *small, env={"HF_ENDPOINT": endpoint})
+            assert done.returncode == 0, done.stderr
+            folder = result(done.stdout)
+            assert set(pd.read_csv(folder / "claims.csv")["verdict"]) <= {"holds", "does not hold"}
+            assert list((folder / "figures").glob("*.png"))
+            assert len({path.parts[-3] for path in tmp_path.glob("results/*/*/result.json")} & {"mlem", "rsa"}) == kinds
+        again = run_door("analyze.py", "experiment=salle2024/figure2", *small, env={"HF_ENDPOINT": endpoint})
+    assert result(again.stdout).name
+    assert len(list(tmp_path.glob("results/mlem/*"))) == 3
+    assert len(list(tmp_path.glob("results/rsa/*"))) == 3
+    assert any(path.endswith(".safetensors") for path in asked)
+
+
+def test_mini_scale_takes_the_minis(monkeypatch, tmp_path):
+    asked = []
+
+    def stop(config):
+        asked.append(config)
+        return tmp_path
+
+    monkeypatch.setattr(profiles.jobs, "mlem", stop)
+    config = composed("experiment=salle2024/figure3", "scale=mini", "recipe=paper", "seed=3", door="analyze")
+    profiles.profiled(config)
+    assert [job.model.name for job in asked] == list(profiles.MODELS["mini"])
+    assert {(job.recipe, job.seed, job.stimuli.sample, job.model.mini) for job in asked} == {("paper", 3, 1500, True)}
+
+
+def test_the_least_and_the_most_of_a_job_are_on_the_screen(call, words, checkpoints):
+    out = call("analyze.py", "measure=mlem", *local(checkpoints["bert"]), *words)[1]
+    lines = [line for line in out.splitlines() if line.startswith("  bert layer")]
+    assert len(lines) == tiny.LAYERS
+    assert all(name in mlem.__doc__ for name in ("table.csv", "scores.csv", "similarity.csv", "interactions.csv"))
+
+
+def test_rsa_of_a_layer_with_itself_is_one():
+    layer = torch.randn(30, 4)
+    assert float(rsa([layer], [layer])[0, 0]) == pytest.approx(1)
