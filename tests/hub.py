@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+REVISIONS = ("main", COMMIT, "refs%2Fconvert%2Fparquet")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -62,7 +63,7 @@ class _Handler(BaseHTTPRequestHandler):
         folder = self.root / name
         if not folder.is_dir() or not _files(folder):
             return self._missing("RepoNotFound")
-        if revision not in (None, "main", COMMIT):
+        if revision is not None and revision not in REVISIONS:
             return self._missing("RevisionNotFound")
         files = [{"rfilename": str(path.relative_to(folder))} for path in _files(folder)]
         return self._json({"id": name, "sha": COMMIT, "siblings": files, "tags": [], "private": False, "downloads": 0})

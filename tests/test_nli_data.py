@@ -1,0 +1,383 @@
+"""Pairs for language inference: every published format gives the same pairs, or an error that says what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+import hub
+from thinkalike.data import EncodedPairs, PairBatch, Pairs, batches, encode, hub_pairs, read_hans, read_mnli
+from thinkalike.data.nli import HANS, MNLI
+from thinkalike.errors import DataError
+
+# premise, hypothesis, class; one has a quotation mark that is never closed, one a line separator, one no agreed label
+ROWS = [
+    ("The doctor danced.", "A doctor moved.", "entailment"),
+    ('He said "no.', "He said\u2028yes.", "contradiction"),
+    ("The new rights are nice enough", "Everyone likes them", "neutral"),
+    ("One of our number", "A member of my team", "-"),
+    ("Ça va, 100%?", "NULL", "entailment"),
+]
+HARD = [
+    ("The doctor saw the actor .", "The actor saw the doctor .", "non-entailment", "lexical_overlap", "ln_swap"),
+    ("The doctor and the actor danced .", "The actor danced .", "entailment", "subsequence", "se_conjunction"),
+    ("If the actor slept , the judge ran .", "The judge ran .", "non-entailment", "constituent", "cn_after_if_clause"),
+]
+
+
+def published(rows) -> pd.DataFrame:
+    names = ["sentence1", "sentence2", "gold_label", "heuristic", "subcase"]
+    frame = pd.DataFrame(rows, columns=names[: len(rows[0])])
+    return frame.assign(pairID=[f"ex{row}" for row in range(len(rows))], sentence1_parse='(ROOT (S "))')
+
+
+def of_the_hub(rows) -> pd.DataFrame:
+    names = ["premise", "hypothesis", "label", "heuristic", "subcase"]
+    frame = pd.DataFrame(rows, columns=names[: len(rows[0])])
+    classes = HANS if len(rows[0]) > 3 else MNLI
+    return frame.assign(label=[classes.index(name) if name in classes else -1 for name in frame["label"]], genre="x")
+
+
+def write(rows, path: Path) -> Path:
+    """As it is published in the format of the ending."""
+    if path.suffix == ".parquet":
+        of_the_hub(rows).to_parquet(path)
+    elif path.suffix == ".jsonl":
+        lines = [json.dumps(record) for record in published(rows).to_dict("records")]
+        path.write_text("\n".join(lines) + "\n")
+    else:
+        frame = published(rows)
+        lines = ["\t".join(frame), *("\t".join(row) for row in frame.to_numpy())]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def pairs_of(rows) -> Pairs:
+    """By another way than files."""
+    classes = HANS if len(rows[0]) > 3 else MNLI
+    columns = [list(column) for column in zip(*(row for row in rows if row[2] in classes), strict=True)]
+    labels = torch.tensor([classes.index(label) for label in columns[2]])
+    return Pairs(columns[0], columns[1], labels, classes, *columns[3:])
+
+
+# ------------------------------------------------------------------------------------------------------------- formats
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".tsv", ".txt", ".parquet"])
+def test_every_format_of_mnli_gives_the_same_pairs_without_those_of_no_agreed_label(ending, tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        pairs = read_mnli(write(ROWS, tmp_path / f"dev_matched{ending}"))
+    assert list(zip(pairs.premises, pairs.hypotheses, strict=True)) == [row[:2] for row in ROWS if row[2] != "-"]
+    assert [pairs.classes[label] for label in pairs.labels] == [row[2] for row in ROWS if row[2] != "-"]
+    assert pairs.fingerprint() == pairs_of(ROWS).fingerprint()
+    assert pairs.heuristics == pairs.subcases == [""] * 4
+    assert pairs.unlabelled == pairs.take([0]).unlabelled == 1
+    assert "left out 1 of 5 pairs" in caplog.text
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".txt", ".parquet"])
+def test_every_format_of_hans_gives_the_same_pairs_with_their_heuristics(ending, tmp_path):
+    pairs = read_hans(write(HARD, tmp_path / f"heuristics_evaluation_set{ending}"))
+    assert pairs.classes == HANS
+    assert pairs.labels.tolist() == [1, 0, 1]
+    assert list(zip(pairs.heuristics, pairs.subcases, strict=True)) == [row[3:] for row in HARD]
+    assert pairs.fingerprint() == pairs_of(HARD).fingerprint()
+
+
+def test_lines_may_end_as_on_windows(tmp_path):
+    path = write(HARD, tmp_path / "hans.txt")
+    before = read_hans(path).fingerprint()
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert read_hans(path).fingerprint() == before
+
+
+def harmed(rows, path: Path, old: str, new: str) -> Path:
+    text = write(rows, path).read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("ending", "old", "new", "message"),
+    [
+        (
+            ".jsonl",
+            '"neutral"',
+            '"neutrl"',
+            r"bad.jsonl row 3: the label 'neutrl' is not known; there is: entailment, neu",
+        ),
+        (
+            ".tsv",
+            "\tneutral",
+            "\t3",
+            r"bad.tsv row 3: the label '3' is not known; there is: entailment, neutral, contra",
+        ),
+        (".jsonl", '"neutral"', "null", r"bad.jsonl row 3 has no text in column gold_label, but None"),
+        (".jsonl", '"One of our number"', "7.5", r"bad.jsonl row 4 has no text in column sentence1, but 7.5"),
+        (".jsonl", '{"sentence1": "One', '{"sentence1: "One', r"bad.jsonl line 4 is no JSON object"),
+        (".jsonl", '{"sentence1": "The doc', '3\n{"sentence1": "The doc', r"bad.jsonl line 1 is no JSON object"),
+        (".tsv", "One of our number\t", "One of our number ", r"bad.tsv line 5 has 4 cells, the header 5"),
+        (".tsv", "sentence2", "sentnce2", r"bad.tsv has no column sentence2; did you mean 'sentnce2'"),
+        (".jsonl", '"gold_label"', '"gold-label"', r"bad.jsonl has no column gold_label; did you mean 'gold-label'"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_named_with_its_place(ending, old, new, message, tmp_path):
+    with pytest.raises(DataError, match=message) as caught:
+        read_mnli(harmed(ROWS, tmp_path / f"bad{ending}", old, new))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".tsv", ".parquet"])
+@pytest.mark.parametrize("harm", ["missing", "empty"])
+def test_a_file_that_is_not_there_or_holds_nothing_is_named(ending, harm, tmp_path):
+    path = tmp_path / f"none{ending}"
+    if harm == "empty":
+        write(ROWS, path)
+        if ending == ".parquet":
+            of_the_hub(ROWS).iloc[:0].to_parquet(path)
+        else:
+            path.write_text("")
+    with pytest.raises(DataError, match=f"none{ending}"):
+        read_mnli(path)
+
+
+def test_an_unknown_ending_and_a_damaged_parquet_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"dev\.csv is none of \.jsonl, \.tsv, \.txt, \.parquet"):
+        read_mnli(tmp_path / "dev.csv")
+    (tmp_path / "dev.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"cannot read .*dev\.parquet"):
+        read_mnli(tmp_path / "dev.parquet")
+
+
+def test_one_set_is_not_taken_for_the_other(tmp_path):
+    with pytest.raises(DataError, match="'non-entailment' is not known; there is: entailment, neutral, contradiction"):
+        read_mnli(write(HARD, tmp_path / "hans.txt"))
+    with pytest.raises(DataError, match="has no column heuristic"):
+        read_hans(write(ROWS, tmp_path / "mnli.jsonl"))
+    with pytest.raises(DataError, match="row 2: the label '-' is not known"):
+        read_hans(harmed(HARD, tmp_path / "hans.jsonl", '"entailment"', '"-"'))
+
+
+def test_a_file_without_one_agreed_label_is_empty(tmp_path):
+    with pytest.raises(DataError, match=r"mnli\.tsv is empty: it has no labelled pairs"):
+        read_mnli(write(ROWS[3:4], tmp_path / "mnli.tsv"))
+
+
+# --------------------------------------------------------------------------------------------------------------- pairs
+
+
+def test_pairs_are_selected_by_class_and_heuristic():
+    pairs = pairs_of(HARD)
+    assert pairs.select(label="non-entailment").subcases == ["ln_swap", "cn_after_if_clause"]
+    assert pairs.select("non-entailment", "constituent").premises == [HARD[2][0]]
+    assert pairs.select().fingerprint() == pairs.fingerprint()
+
+
+@pytest.mark.parametrize("choice", [("entailed", None), (None, "lexical"), ("entailment", "constituent")])
+def test_a_selection_that_leaves_nothing_says_what_there_is(choice):
+    there = r"there is: entailment subsequence \(1\), non-entailment constituent \(1\), non-entailment lexical_overlap"
+    with pytest.raises(DataError, match=rf"label={choice[0]}, heuristic={choice[1]}; {there}"):
+        pairs_of(HARD).select(*choice)
+
+
+def test_a_sample_is_of_different_pairs_in_their_order_and_decided_by_its_seed():
+    numbers = [str(number) for number in range(50)]
+    pairs = Pairs(numbers, numbers, torch.arange(50) % 3, MNLI)
+    sample = pairs.sample(20, seed=3)
+    assert sorted(set(sample.premises), key=int) == sample.premises
+    assert len(sample) == 20
+    assert [int(text) % 3 for text in sample.premises] == sample.labels.tolist()
+    assert sample.fingerprint() == pairs.sample(20, seed=3).fingerprint() != pairs.sample(20, seed=4).fingerprint()
+    for n in (0, 51):
+        with pytest.raises(DataError, match=f"n={n} must lie between 1 and 50"):
+            pairs.sample(n, seed=0)
+
+
+@pytest.mark.parametrize("field", ["premises", "hypotheses", "labels", "heuristics", "subcases"])
+def test_the_fingerprint_is_of_every_field(field):
+    rows = [list(row) for row in HARD]
+    place = ["premises", "hypotheses", "labels", "heuristics", "subcases"].index(field)
+    rows[0][place] = "entailment" if field == "labels" else "other"
+    changed, same = pairs_of(rows).fingerprint(), pairs_of(HARD).fingerprint()
+    assert changed != same
+    assert len(same) == 16
+    int(same, 16)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hypotheses": ["h"]}, "row counts differ: {'premises': 2, 'hypotheses': 1"),
+        ({"labels": torch.tensor([0, 3])}, "label 3 is not the place of one of the classes"),
+        ({"labels": torch.tensor([-1, 0])}, "label -1 is not the place"),
+        ({"premises": [], "hypotheses": [], "labels": torch.tensor([], dtype=torch.long)}, "is empty"),
+    ],
+)
+def test_fields_that_do_not_fit_together_are_refused(changes, message):
+    fields = {"premises": ["p", "q"], "hypotheses": ["h", "i"], "labels": torch.tensor([0, 1]), "classes": MNLI}
+    assert len(Pairs(**fields)) == 2
+    with pytest.raises(DataError, match=f"pairs.*{message}"):
+        Pairs(**{**fields, **changes})
+
+
+# ----------------------------------------------------------------------------------------------------------------- hub
+
+LOADING = """
+from thinkalike.data import hub_pairs
+from thinkalike.errors import DataError
+for name in ("mnli", "hans"):
+    try:
+        print(hub_pairs(name).fingerprint())
+    except DataError as error:
+        print(error)
+"""
+
+
+def loaded(endpoint: str, cache: Path) -> list[str]:
+    """What a new process, which reads its hub's address at import, prints of both sets."""
+    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", LOADING]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, **settings})
+    assert run.returncode == 0, run.stderr
+    return run.stdout.splitlines()
+
+
+def test_both_sets_are_streamed_from_a_hub_and_hans_from_its_parquet_branch(tmp_path):
+    mnli, hans = tmp_path / "hub/nyu-mll/multi_nli/data", tmp_path / "hub/jhu-cogsci/hans/plain_text"
+    for folder, split in ((mnli, "validation_matched-00000-of-00001"), (hans, "validation/0000")):
+        (folder / split).parent.mkdir(parents=True)
+    write(ROWS, mnli / "validation_matched-00000-of-00001.parquet")
+    write(HARD, hans / "validation/0000.parquet")
+    for path in (mnli / "train-00000-of-00001.parquet", hans / "train/0000.parquet"):
+        path.parent.mkdir(exist_ok=True)
+        write(HARD[:1], path)  # another split, which is not for us
+    with hub.serve(tmp_path / "hub") as (endpoint, asked):
+        assert loaded(endpoint, tmp_path / "cache") == [pairs_of(ROWS).fingerprint(), pairs_of(HARD).fingerprint()]
+    assert "/api/datasets/jhu-cogsci/hans/revision/refs%2Fconvert%2Fparquet" in asked
+
+
+def test_without_a_hub_both_sets_are_one_line_with_a_remedy(tmp_path):
+    lines = loaded("http://127.0.0.1:9", tmp_path)
+    assert [line.partition(":")[0] for line in lines] == [
+        "cannot stream mnli (nyu-mll/multi_nli)",
+        "cannot stream hans (jhu-cogsci/hans)",
+    ]
+    assert all(f"use a local file (read_{name})" in line for name, line in zip(("mnli", "hans"), lines, strict=True))
+
+
+def test_a_set_that_is_not_on_the_hub_is_refused():
+    with pytest.raises(DataError, match=r"pairs=hens are not on the hub; did you mean 'hans'\?"):
+        hub_pairs("hens")
+
+
+# ------------------------------------------------------------------------------------------------------------- batches
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Whole words, and pairs as BERT has them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", *"abcdefgh"]
+    built = Tokenizer(models.WordLevel({word: place for place, word in enumerate(words)}, unk_token="[UNK]"))
+    built.pre_tokenizer = pre_tokenizers.Whitespace()
+    built.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    special = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+    return PreTrainedTokenizerFast(tokenizer_object=built, **special)
+
+
+@pytest.fixture
+def lettered() -> Pairs:
+    """Pairs of 1 to 14 letters each."""
+    premises = [" ".join("abcdefgh"[: 1 + row % 8]) for row in range(23)]
+    hypotheses = [" ".join("hgfedcba"[: 1 + row % 6]) for row in range(23)]
+    return Pairs(premises, hypotheses, torch.arange(23) % 3, MNLI)
+
+
+def test_a_pair_is_cls_premise_sep_hypothesis_sep(tokenizer, lettered):
+    encoded = encode(lettered, tokenizer, context=32)
+    for row in range(len(lettered)):
+        first, second = (tokenizer.convert_tokens_to_ids(texts[row].split())
+                         for texts in (lettered.premises, lettered.hypotheses))  # fmt: skip
+        assert encoded.tokens[row] == [1, *first, 2, *second, 2]
+        assert encoded.types[row] == [0] * (len(first) + 2) + [1] * (len(second) + 1)
+    assert encoded.truncated == 0
+
+
+def test_the_longer_text_of_a_long_pair_is_cut_and_the_pairs_are_counted(tokenizer, caplog):
+    pairs = Pairs(["a b c d e f", "a b", "a"], ["g h", "c d", "a b c d e f g"], torch.tensor([0, 1, 2]), MNLI)
+    with caplog.at_level("INFO"):
+        encoded = encode(pairs, tokenizer, context=8)
+    words = [tokenizer.convert_ids_to_tokens(tokens) for tokens in encoded.tokens]
+    assert [" ".join(row) for row in words] == [
+        "[CLS] a b c [SEP] g h [SEP]",
+        "[CLS] a b [SEP] c d [SEP]",
+        "[CLS] a [SEP] a b c d [SEP]",
+    ]
+    assert encoded.truncated == 2
+    assert "cut 2 of 3 pairs to 8 tokens" in caplog.text
+    with pytest.raises(DataError, match="pairs row 1 has 11 tokens, but context=8; raise it, or allow truncation"):
+        encode(pairs, tokenizer, context=8, truncate=False)
+    assert encode(pairs, tokenizer, context=11, truncate=False).tokens[1] == encoded.tokens[1]
+    with pytest.raises(DataError, match="context=4 has no room for a pair; 5 tokens are the least"):
+        encode(pairs, tokenizer, context=4)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_tokenizer_that_joins_pairs_without_their_marks_is_refused(named, lettered):
+    import tiny
+
+    joining = tiny.tokenizer()
+    if named:  # it has the tokens, but does not set them
+        joining = type(joining)(tokenizer_object=joining.backend_tokenizer, cls_token="a", sep_token="b", pad_token="c")
+    with pytest.raises(DataError, match=r"does not write pairs as \[CLS\] premise \[SEP\]"):
+        encode(lettered, joining, context=64)
+
+
+@pytest.mark.parametrize("size", [1, 4, 23, 100])
+def test_batches_hold_each_pair_once_with_what_it_was_encoded_as(size, tokenizer, lettered):
+    encoded, seen = encode(lettered, tokenizer, context=32), []
+    for batch in batches(encoded, size):
+        lengths = batch.mask.sum(1)
+        assert batch.tokens.shape[1] == lengths.max()
+        assert len(batch.rows) <= size
+        for place, row in enumerate(batch.rows.tolist()):
+            length = int(lengths[place])
+            assert batch.mask[place, :length].all()
+            assert batch.tokens[place].tolist() == encoded.tokens[row] + [0] * (batch.tokens.shape[1] - length)
+            assert batch.types[place, :length].tolist() == encoded.types[row]
+            seen.append(row)
+    assert sorted(seen) == list(range(23))
+
+
+def test_batches_pad_little_and_put_the_longest_first(tokenizer, lettered):
+    encoded = encode(lettered, tokenizer, context=32)
+    sizes = [batch.tokens.shape[1] for batch in batches(encoded, 4)]
+    assert sizes == sorted(sizes, reverse=True)
+
+    def padded(found: list[PairBatch]) -> int:
+        return sum(int((~batch.mask).sum()) for batch in found)
+
+    in_order = [encoded.batch(range(start, min(start + 4, 23))) for start in range(0, 23, 4)]
+    assert padded(list(batches(encoded, 4))) < padded(in_order) / 4
+
+
+def test_results_go_back_in_the_order_of_the_pairs(tokenizer, lettered):
+    encoded, lengths = encode(lettered, tokenizer, context=32), torch.zeros(23, dtype=torch.long)
+    for batch in batches(encoded, 5):
+        lengths[batch.rows] = batch.mask.sum(1)
+    assert lengths.tolist() == [len(tokens) for tokens in encoded.tokens]
+
+
+def test_a_batch_size_must_be_positive():
+    with pytest.raises(DataError, match="size=0 must be at least 1"):
+        next(batches(EncodedPairs([[1]], [[0]], 0, 0), 0))
