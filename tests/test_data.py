@@ -7,6 +7,7 @@ import json
 import logging
 import sysconfig
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 
 import tiny
 from thinkalike.config import DataConfig
-from thinkalike.data import Corpus, TokenRows, documents, identity, read_tokens, training_texts
+from thinkalike.data import Corpus, TokenRows, derivations, documents, identity, read_tokens, training_texts
 from thinkalike.data.sources import content_hash
 from thinkalike.errors import DataError
 
@@ -369,6 +370,31 @@ def pieces(rows: TokenRows) -> list[str]:
     """The whole documents in rows without BOS."""
     text = "".join(map(chr, rows.tokens.flatten().tolist()))
     return text.split(chr(EOS))[:-1]
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_aligned_rows_begin_with_documents_and_lose_their_last_ones_end(bos, config):
+    source = config(aligned=True)
+    corpus = read_tokens(source, Letters(), context=CONTEXT, bos=bos, fit_tokens=None, report_tokens=ALL)
+    whole = {text: [*map(ord, text), EOS] for text in documents(source)}
+    starts = {tuple(tokens[:5]) for tokens in whole.values()}
+    total = 0
+    for rows in (corpus.fit, corpus.report):
+        payload = rows.tokens[:, int(bos) :]
+        assert {tuple(row[:5]) for row in payload.tolist()} <= starts
+        total += payload.numel()
+        first = [owners[0] for owners in rows.documents.tolist()]
+        assert first == sorted(set(first)), "no document is in two rows"
+    assert total + corpus.counts["dropped_tokens"] == sum(map(len, whole.values()))
+
+
+def test_the_grammar_gives_sentences_that_probing_does_not_use():
+    source = DataConfig(name="grammar", source="grammar", sentences=400)
+    found = list(documents(source))
+    assert found == list(documents(source))
+    assert 300 < len(found) < 400
+    assert all(derivations(text, "large") and not derivations(text, "small") for text in found)
+    assert identity(source) != identity(replace(source, sentences=500))
 
 
 def test_no_document_is_on_both_sides_and_copies_are_dropped_and_counted(tmp_path, config):

@@ -8,10 +8,12 @@ import pytest
 from conftest import composed
 from thinkalike import jobs
 from thinkalike.config import DataConfig
+from thinkalike.data import controlled_stimuli
 from thinkalike.jobs.steps import held_out, read_corpus
 from thinkalike.models import ASSETS, load_model, same_vocabulary
 
 MINIS = sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
+GRAMMAR = [f"{kind}-mini{seed}" for kind in ("bert", "gpt2", "mamba") for seed in ("", "-s1")]
 NEOX = ["neox-3l-mini", "neox-4l-mini", "neox-5l-mini", "neox-5l-odd-mini", "neox-6l-mini"]
 EXPECTED = ["gelu-3l-mini", "gelu-3l-mini-s1", "gelu-4l-mini", "solu-3l-mini", "solu-3l-mini-s1", "solu-4l-mini"]
 
@@ -24,7 +26,7 @@ def mini(name):
     return load_model(composed(f"model={name}").model)
 
 
-@pytest.mark.parametrize(("names", "most"), [(EXPECTED, 12), (NEOX, 10)])
+@pytest.mark.parametrize(("names", "most"), [(EXPECTED, 12), (NEOX, 10), (GRAMMAR, 6)])
 def test_the_minis_are_there_and_small(names, most):
     assert set(names) <= set(MINIS)
     assert sum(path.stat().st_size for name in names for path in (ASSETS / name).iterdir()) < most * 1e6
@@ -55,10 +57,40 @@ def test_twins_are_equally_good_and_began_alike(twin):
     assert gelu["heldout"]["tokens"] == solu["heldout"]["tokens"]
 
 
-def test_all_minis_share_their_tokenizer():
-    first, *others = (mini(name) for name in EXPECTED + NEOX)
+@pytest.mark.parametrize("names", [EXPECTED + NEOX, GRAMMAR])
+def test_minis_of_one_text_share_their_tokenizer(names):
+    first, *others = (mini(name) for name in names)
     for other in others:
         same_vocabulary(first, other)
+
+
+def test_minis_of_the_grammar_differ_in_their_architecture_alone():
+    cards = [card(name) for name in GRAMMAR]
+    assert len({each["heldout"]["tokens"] for each in cards}) == 1
+    assert len({json.dumps(each["training"] | {"command": ""}) for each in cards}) == 1
+    models = [mini(name) for name in GRAMMAR]
+    assert {(model.n_layers, model.d_model, model.context) for model in models} == {(6, 64, 32)}
+    assert len({model.fingerprint() for model in models}) == len(GRAMMAR)
+
+
+def test_some_words_of_the_grammar_split_and_all_are_whole_again():
+    model = mini("bert-mini")
+    stimuli = controlled_stimuli(100)
+    counts = [len(model.tokenizer.tokenize(word)) for word in stimuli.words]
+    assert 0.1 < sum(count > 1 for count in counts) / len(counts) < 0.5
+    encoded = model.tokenizer(stimuli.texts[0])["input_ids"]
+    assert model.tokenizer.decode(encoded, skip_special_tokens=True).strip() == stimuli.texts[0]
+    assert encoded[0] == model.tokenizer.cls_token_id
+    assert encoded[-1] == model.tokenizer.sep_token_id
+
+
+@pytest.mark.parametrize("name", ["bert-mini", "gpt2-mini"])
+def test_the_card_of_a_mini_of_the_grammar_is_recomputed(name, tmp_path):
+    config = composed(f"model={name}", f"data.cache={tmp_path}")
+    model = mini(name)
+    again = held_out(model, read_corpus(config.data, model.tokenizer, 32, bos=True, fit_tokens=1))
+    for key, value in again.items():
+        assert value == pytest.approx(card(name)["heldout"][key], abs=1e-3)
 
 
 def test_a_card_is_recomputed_from_the_shipped_files(tmp_path):

@@ -13,13 +13,15 @@ from conftest import composed
 from thinkalike.config import LoggerConfig, PretrainConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
 from thinkalike.measures import least_squares
-from thinkalike.models import load_model
+from thinkalike.models import build_mini, load_model, train_tokenizer
 from thinkalike.training import (
+    MaskedPretraining,
     Pretraining,
     Run,
     StitchTraining,
     document_sums,
     fit,
+    masked_losses,
     own_device,
     peak_rate,
     rank,
@@ -351,6 +353,38 @@ def test_pretraining_learns_and_decays_matrices_only(rows, run):
     assert {weight.dim() for weight in groups[1]["params"]} == {1}
     fit(module, run)
     assert module.trainer.callback_metrics["loss"] < 1 < math.log(300)
+
+
+def test_bert_learns_hidden_tokens(run):
+    tokenizer = train_tokenizer([tiny.document(seed) for seed in range(20)], 290, cls_sep=True)
+    architecture = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+    model = build_mini(architecture, len(tokenizer), 0, "bert")
+    fixed = torch.arange(10, 42, dtype=torch.int32).repeat(60, 1)
+    config = PretrainConfig(tokens=60 * 128, tokens_per_step=128, lr=1e-2, warmup=5)
+    before = masked_losses(model, fixed.long(), tokenizer, torch.Generator().manual_seed(0))[0].mean()
+    fit(MaskedPretraining(model, fixed, config, 0, tokenizer), run)
+    after = masked_losses(model.eval(), fixed.long(), tokenizer, torch.Generator().manual_seed(0))[0].mean()
+    assert after < before - 2
+
+
+def test_hidden_tokens_are_15_percent_and_never_special():
+    tokenizer = train_tokenizer([tiny.document(seed) for seed in range(20)], 290, cls_sep=True)
+    shown = []
+
+    def model(tokens):
+        shown.append(tokens)
+        return (torch.nn.functional.one_hot(tokens, 290).float() * 100,)  # sure of what it sees
+
+    tokens = torch.randint(len(tokenizer), (300, 100))
+    losses, hidden = masked_losses(model, tokens, tokenizer, torch.Generator().manual_seed(0))
+    special = torch.isin(tokens, torch.tensor(tokenizer.all_special_ids))
+    assert not (hidden & special).any()
+    assert hidden.sum() / (~special).sum() == pytest.approx(0.15, abs=0.01)
+    (seen,) = shown
+    assert torch.equal(seen[~hidden], tokens[~hidden])
+    assert (seen[hidden] == tokenizer.mask_token_id).double().mean() == pytest.approx(0.8, abs=0.02)
+    assert (seen[hidden] == tokens[hidden]).double().mean() == pytest.approx(0.1, abs=0.02)
+    assert (losses < 1e-6).double().mean() == pytest.approx(0.1, abs=0.02)
 
 
 def test_pretraining_that_diverges_says_where(rows, run):

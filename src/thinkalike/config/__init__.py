@@ -11,6 +11,7 @@ from thinkalike.config.compose import (
     to_yaml,
 )
 from thinkalike.config.doors import door
+from thinkalike.config.inference import NLIConfig, PairsConfig
 from thinkalike.config.measures import CKAConfig, MeasureConfig, MLEMConfig, RSAConfig, StimuliConfig
 from thinkalike.config.schemas import (
     AnalyzeConfig,
@@ -33,6 +34,8 @@ __all__ = [
     "MLEMConfig",
     "MeasureConfig",
     "ModelConfig",
+    "NLIConfig",
+    "PairsConfig",
     "PretrainConfig",
     "RSAConfig",
     "StimuliConfig",

@@ -12,6 +12,7 @@ from hydra.core.override_parser.types import ChoiceSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from thinkalike.config.inference import NLIConfig, PairsConfig
 from thinkalike.config.measures import CKAConfig, MeasureConfig, MLEMConfig, RSAConfig, StimuliConfig
 from thinkalike.config.schemas import (
     AnalyzeConfig,
@@ -35,6 +36,7 @@ GROUPS: dict[str, type] = {
     "stitch": StitchConfig,
     "measure": MeasureConfig,
     "stimuli": StimuliConfig,
+    "pairs": PairsConfig,
     "trainer": TrainerConfig,
     "logger": LoggerConfig,
 }
@@ -151,7 +153,7 @@ def _check_key(key: str, schema: Any) -> None:
         if part not in fields:
             raise ConfigError(f"'{key}' is not a setting; {nearest(walked + part, [walked + name for name in fields])}")
         schema, walked = GROUPS.get("model" if part == "target" else part), f"{walked}{part}."
-        schema = PretrainConfig if part == "pretrain" else schema
+        schema = {"pretrain": PretrainConfig, "nli": NLIConfig}.get(part, schema)
 
 
 def _kinds(schema: Any) -> list[Any]:

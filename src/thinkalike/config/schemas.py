@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
+from thinkalike.config.inference import NLIConfig, PairsConfig
 from thinkalike.config.measures import MeasureConfig, StimuliConfig
 from thinkalike.errors import ConfigError, one_of
 
@@ -206,6 +207,8 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     stitch: StitchConfig = field(default_factory=StitchConfig)
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
+    nli: NLIConfig = field(default_factory=NLIConfig)
+    pairs: PairsConfig = field(default_factory=PairsConfig)  # of task=nli
     scale: str = "auto"  # size of the recipe: mini | paper; auto: mini for minis
     recipe: str = "honest"  # paper: as brown2023 states it, a LayerNorm in φ, fitted and reported on the same text
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
@@ -215,7 +218,7 @@ class TrainConfig:
     force: bool = False
 
     def __post_init__(self) -> None:
-        one_of("task", self.task, ("stitch", "pretrain"))
+        one_of("task", self.task, ("stitch", "pretrain", "nli"))
         one_of("scale", self.scale, ("auto", "mini", "paper"))
         one_of("recipe", self.recipe, ("honest", "paper"))
 
@@ -226,6 +229,7 @@ class AnalyzeConfig:
 
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     stimuli: StimuliConfig = field(default_factory=StimuliConfig)  # of measures that look at words
+    pairs: PairsConfig = field(default_factory=PairsConfig)  # of experiments on classifiers
     activations: Optional[str] = None  # .npz or .safetensors with states of the stimuli; takes the place of model
     experiment: Optional[str] = None  # a paper's figure or table; takes the place of measure
     recipe: str = "honest"  # of an experiment's training: honest | paper

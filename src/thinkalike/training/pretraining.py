@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -70,11 +71,14 @@ class MaskedPretraining(Pretraining):
 
 
 def masked_losses(
-    model: nn.Module, tokens: Int[Tensor, "b t"], tokenizer: Any, generator: torch.Generator
+    model: Callable[[Tensor], Any], tokens: Int[Tensor, "b t"], tokenizer: Any, generator: torch.Generator
 ) -> tuple[Float[Tensor, " hidden"], Bool[Tensor, "b t"]]:
     """Cross-entropies of hidden tokens in nats, and which they were (Devlin et al. 2019, section 3.1).
 
     15 % of the tokens that are not special are chosen; of these 80 % become [MASK], 10 % a random token, and 10 % stay.
+
+    Args:
+        model: tokens to a tuple that begins with logits (b, t, v).
     """
     chance, action = (torch.rand(tokens.shape, generator=generator).to(tokens.device) for _ in range(2))
     noise = torch.randint(len(tokenizer), tokens.shape, generator=generator).to(tokens.device)

@@ -1,0 +1,57 @@
+"""What can be configured of natural language inference: pairs of sentences, and the training of classifiers on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional
+
+from thinkalike.errors import ConfigError, one_of
+
+
+# ruff: noqa: UP045
+@dataclass
+class PairsConfig:
+    """Pairs of a premise and a hypothesis: to fit on, to report on, and a challenge."""
+
+    source: str = "templates"  # templates: made offline | hub: MNLI and HANS | files
+    fit: Optional[str] = None  # source=files: MNLI to fine-tune on, .jsonl .tsv .txt .parquet
+    report: Optional[str] = None  # source=files: MNLI that is reported on
+    challenge: Optional[str] = None  # source=files: HANS
+    fit_pairs: Optional[int] = None  # how many of each; null: all
+    report_pairs: Optional[int] = None
+    challenge_pairs: Optional[int] = None
+    heuristic: Optional[str] = "lexical_overlap"  # which part of the challenge is reported on; null: all
+    label: Optional[str] = "non-entailment"
+    counterexamples: float = 0.02  # source=templates: share of training pairs against the heuristics
+    truncate: bool = True  # cut pairs that are longer than the model can take; false refuses them
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        one_of("pairs.source", self.source, ("templates", "hub", "files"))
+        for key in ("fit_pairs", "report_pairs", "challenge_pairs"):
+            value = getattr(self, key)
+            if value is not None and value <= 0:
+                raise ConfigError(f"pairs.{key}={value} must be positive")
+            if value is None and self.source == "templates":
+                raise ConfigError(f"pairs=templates needs pairs.{key}=N")
+
+
+@dataclass
+class NLIConfig:
+    """How task=nli fine-tunes a classifier: AdamW, warm-up and cosine."""
+
+    index: int = 0  # which of a population; it decides the head's initial weights and the order of the pairs
+    epochs: int = 3
+    pairs_per_step: int = 32
+    lr: float = 2e-5
+    weight_decay: float = 0.01
+    warmup: float = 0.1  # share of the steps
+    clip: float = 1.0
+    context: int = 128  # tokens of a pair
+
+    def __post_init__(self) -> None:
+        for key in ("epochs", "pairs_per_step", "lr", "context"):
+            if getattr(self, key) <= 0:
+                raise ConfigError(f"nli.{key}={getattr(self, key)} must be positive")
+        if not 0 <= self.warmup < 1:
+            raise ConfigError(f"nli.warmup={self.warmup} must lie in [0, 1)")

@@ -1,0 +1,45 @@
+"""How a classifier of pairs is made from a pretrained BERT: AdamW, linear warm-up, cosine to nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from thinkalike.config import NLIConfig
+from thinkalike.data import EncodedPairs
+from thinkalike.training.pretraining import cosine
+from thinkalike.training.run import SteppedModule
+
+
+class Finetuning(SteppedModule):
+    """Trains a classifier on pairs, in an order that the seed decides."""
+
+    def __init__(self, model: nn.Module, pairs: EncodedPairs, labels: Int[Tensor, " n"], config: NLIConfig, seed: int):
+        steps = max(config.epochs * len(pairs) // config.pairs_per_step, 1)
+        places = torch.arange(len(pairs))[:, None]  # a row is the number of a pair
+        super().__init__(places, config.pairs_per_step, steps, seed)
+        self.model, self.pairs, self.labels, self.config = model, pairs, labels, config
+
+    def training_step(self, places: Int[Tensor, "b 1"], _: int) -> Tensor:
+        batch = self.pairs.batch(places[:, 0].tolist())
+        tokens, mask, types = (part.to(self.device) for part in (batch.tokens, batch.mask.long(), batch.types))
+        logits = self.model(tokens, attention_mask=mask, token_type_ids=types).logits
+        loss = cross_entropy(logits, self.labels[batch.rows].to(self.device))
+        step = self.over_processes(loss)
+        self.check_finite(step, f"lower nli.lr={self.config.lr}")
+        self.log("loss", step)
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        config = self.config
+        optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+        warmup = round(config.warmup * self.steps)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, self.steps, warmup, 0.0))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
