@@ -11,7 +11,7 @@ from thinkalike.config import TrainConfig, door
 def main(config: TrainConfig):
     from thinkalike import jobs
 
-    return {"stitch": jobs.stitch, "pretrain": jobs.pretrain}[config.task](config)
+    return getattr(jobs, config.task)(config)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,15 @@ from thinkalike.config.compose import (
     to_yaml,
 )
 from thinkalike.config.doors import door
-from thinkalike.config.inference import NLIConfig, PairsConfig
-from thinkalike.config.measures import CKAConfig, MeasureConfig, MLEMConfig, RSAConfig, StimuliConfig
+from thinkalike.config.inference import NLIConfig, PairsConfig, PopulationConfig
+from thinkalike.config.measures import (
+    CKAConfig,
+    MeasureConfig,
+    MLEMConfig,
+    PopulationMeasureConfig,
+    RSAConfig,
+    StimuliConfig,
+)
 from thinkalike.config.schemas import (
     AnalyzeConfig,
     DataConfig,
@@ -36,6 +43,8 @@ __all__ = [
     "ModelConfig",
     "NLIConfig",
     "PairsConfig",
+    "PopulationConfig",
+    "PopulationMeasureConfig",
     "PretrainConfig",
     "RSAConfig",
     "StimuliConfig",

@@ -12,8 +12,15 @@ from hydra.core.override_parser.types import ChoiceSweep
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from thinkalike.config.inference import NLIConfig, PairsConfig
-from thinkalike.config.measures import CKAConfig, MeasureConfig, MLEMConfig, RSAConfig, StimuliConfig
+from thinkalike.config.inference import NLIConfig, PairsConfig, PopulationConfig
+from thinkalike.config.measures import (
+    CKAConfig,
+    MeasureConfig,
+    MLEMConfig,
+    PopulationMeasureConfig,
+    RSAConfig,
+    StimuliConfig,
+)
 from thinkalike.config.schemas import (
     AnalyzeConfig,
     DataConfig,
@@ -37,10 +44,16 @@ GROUPS: dict[str, type] = {
     "measure": MeasureConfig,
     "stimuli": StimuliConfig,
     "pairs": PairsConfig,
+    "population": PopulationConfig,
     "trainer": TrainerConfig,
     "logger": LoggerConfig,
 }
-MEASURES: dict[str, type] = {"cka": CKAConfig, "mlem": MLEMConfig, "rsa": RSAConfig}  # of the group measure
+MEASURES: dict[str, type] = {  # of the group measure
+    "cka": CKAConfig,
+    "mlem": MLEMConfig,
+    "rsa": RSAConfig,
+    "population": PopulationMeasureConfig,
+}
 
 
 def register() -> None:

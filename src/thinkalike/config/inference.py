@@ -1,9 +1,9 @@
-"""What can be configured of natural language inference: pairs of sentences, and the training of classifiers on them."""
+"""What can be configured of natural language inference: pairs, the training of classifiers on them, populations."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 from thinkalike.errors import ConfigError, one_of
 
@@ -17,9 +17,9 @@ class PairsConfig:
     fit: Optional[str] = None  # source=files: MNLI to fine-tune on, .jsonl .tsv .txt .parquet
     report: Optional[str] = None  # source=files: MNLI that is reported on
     challenge: Optional[str] = None  # source=files: HANS
-    fit_pairs: Optional[int] = None  # how many of each; null: all
-    report_pairs: Optional[int] = None
-    challenge_pairs: Optional[int] = None
+    fit_pairs: Optional[int] = 12000  # how many of each; null: all that there are
+    report_pairs: Optional[int] = 1000
+    challenge_pairs: Optional[int] = 3000
     heuristic: Optional[str] = "lexical_overlap"  # which part of the challenge is reported on; null: all
     label: Optional[str] = "non-entailment"
     counterexamples: float = 0.02  # source=templates: share of training pairs against the heuristics
@@ -33,7 +33,7 @@ class PairsConfig:
             if value is not None and value <= 0:
                 raise ConfigError(f"pairs.{key}={value} must be positive")
             if value is None and self.source == "templates":
-                raise ConfigError(f"pairs=templates needs pairs.{key}=N")
+                raise ConfigError(f"pairs.{key} must be a number: templates give as many pairs as are asked for")
 
 
 @dataclass
@@ -55,3 +55,27 @@ class NLIConfig:
                 raise ConfigError(f"nli.{key}={getattr(self, key)} must be positive")
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"nli.warmup={self.warmup} must lie in [0, 1)")
+
+
+@dataclass
+class PopulationConfig:
+    """Classifiers of one architecture, in two groups."""
+
+    name: str = "bert-mini"
+    base: Optional[str] = None  # the model that task=nli fine-tunes `size` times, where they are not there yet
+    members: Optional[str] = None  # or the model of which they are numbers; local: they are folders
+    size: int = 20
+    per_group: int = 6  # of the fine-tuned: the most and the least accurate on the challenge
+    generalizing: Optional[list[Any]] = None  # null: by accuracy
+    heuristic: Optional[list[Any]] = None
+    cluster: Optional[list[Any]] = None  # a published grouping: these against all others
+
+    def __post_init__(self) -> None:
+        for key in ("generalizing", "heuristic"):
+            group = getattr(self, key)
+            if self.members and (group is None or len(group) < 2):
+                raise ConfigError(f"population.{key}={group} needs at least two models of {self.members}")
+        if self.base and not 2 <= self.per_group <= self.size // 2:
+            raise ConfigError(
+                f"population.per_group={self.per_group} must lie between 2 and half of population.size={self.size}"
+            )

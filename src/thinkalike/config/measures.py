@@ -16,7 +16,7 @@ class MeasureConfig:
     kind: str = "loss"
 
     def __post_init__(self) -> None:
-        one_of("measure.kind", self.kind, ("loss", "asymmetry", "cka", "mlem", "rsa"))
+        one_of("measure.kind", self.kind, ("loss", "asymmetry", "cka", "mlem", "rsa", "population"))
 
 
 @dataclass
@@ -99,6 +99,26 @@ class MLEMConfig(RSAConfig):
         for pair in self.interactions:
             if len(pair) != 2:
                 raise ConfigError(f"measure.interactions holds pairs of features, not {pair}")
+
+
+@dataclass
+class PopulationMeasureConfig(MeasureConfig):
+    """Identity stitching and CKA of all pairs of a population."""
+
+    kind: str = "population"
+    side: str = "report"  # of the pairs: report | challenge
+    site: str = "resid_post"  # of CKA: resid_post | update, what a block adds last, as brown2023 had it
+    include_padding: bool = False  # in CKA, as brown2023 did
+    tokens_per_batch: int = 1024  # of CKA
+    at_once: int = 4  # sources that run through a target's blocks together
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("measure.side", self.side, ("report", "challenge"))
+        one_of("measure.site", self.site, ("resid_post", "update"))
+        for key in ("tokens_per_batch", "at_once"):
+            if getattr(self, key) <= 0:
+                raise ConfigError(f"measure.{key}={getattr(self, key)} must be positive")
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
-from thinkalike.config.inference import NLIConfig, PairsConfig
+from thinkalike.config.inference import NLIConfig, PairsConfig, PopulationConfig
 from thinkalike.config.measures import MeasureConfig, StimuliConfig
 from thinkalike.errors import ConfigError, one_of
 
@@ -230,6 +230,7 @@ class AnalyzeConfig:
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     stimuli: StimuliConfig = field(default_factory=StimuliConfig)  # of measures that look at words
     pairs: PairsConfig = field(default_factory=PairsConfig)  # of experiments on classifiers
+    population: PopulationConfig = field(default_factory=PopulationConfig)
     activations: Optional[str] = None  # .npz or .safetensors with states of the stimuli; takes the place of model
     experiment: Optional[str] = None  # a paper's figure or table; takes the place of measure
     recipe: str = "honest"  # of an experiment's training: honest | paper

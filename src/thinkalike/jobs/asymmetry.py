@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, as_dict
+from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import StoreError
-from thinkalike.jobs.steps import finished
+from thinkalike.jobs.steps import finished, settings_of
 from thinkalike.measures import bootstrap_interval
 from thinkalike.store import Job, finished_results, key_of
 
@@ -31,7 +31,7 @@ def asymmetry(config: AnalyzeConfig) -> Path:
             f"{config.store} holds no stitches of {config.model.name} into {config.target.name} and back with one "
             f"recipe; make them: python train.py -m model={names} model@target={names}"
         )
-    settings = as_dict(config) | {"stimuli": None}
+    settings = settings_of(config, "model", "target", "measure")
     job = Job(config.store, "asymmetry", key_of(settings, {"there": there.name, "back": back.name}), settings)
     if finished(job, config.force):
         return job.folder

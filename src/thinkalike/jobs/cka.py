@@ -17,10 +17,10 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.activations import counted, pieces, sites, token_states, word_states
-from thinkalike.config import AnalyzeConfig, CKAConfig, as_dict
+from thinkalike.config import AnalyzeConfig, CKAConfig
 from thinkalike.data import held_out_texts, identity
 from thinkalike.errors import DataError, StoreError
-from thinkalike.jobs.steps import finished, prepare, provenance, read_corpus
+from thinkalike.jobs.steps import finished, prepare, provenance, read_corpus, settings_of
 from thinkalike.measures import CKA, CKAResult, Estimate
 from thinkalike.models import FrozenModel, content, load_model, same_vocabulary
 from thinkalike.store import Job, key_of
@@ -47,7 +47,7 @@ def cka(config: AnalyzeConfig) -> Path:
     """CKA of all layers of `model` with all layers of `model@target`, and within each; leaves table and heatmap."""
     measure = config.measure
     assert isinstance(measure, CKAConfig)
-    settings = as_dict(config) | {"stimuli": None}
+    settings = settings_of(config, "model", "target", "data", "measure")
     digests = {"data": identity(config.data), "model": content(config.model), "target": content(config.target)}
     job = Job(config.store, "cka", key_of(settings, digests), settings)
     if finished(job, config.force):

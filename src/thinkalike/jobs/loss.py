@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pandas as pd
 
-from thinkalike.config import AnalyzeConfig, as_dict
+from thinkalike.config import AnalyzeConfig
 from thinkalike.data import identity
-from thinkalike.jobs.steps import finished, held_out, prepare, provenance, read_corpus
+from thinkalike.jobs.steps import finished, held_out, prepare, provenance, read_corpus, settings_of
 from thinkalike.models import content, load_model
 from thinkalike.store import Job, key_of
 
 
 def loss(config: AnalyzeConfig) -> Path:
     """Next-token loss of `model` on `data`, in nats per token."""
-    settings = as_dict(config) | {"target": None, "stimuli": None}
+    settings = settings_of(config, "model", "data", "measure")
     digests = {"data": identity(config.data), "model": content(config.model)}
     job = Job(config.store, "loss", key_of(settings, digests), settings)
     if finished(job, config.force):

@@ -11,10 +11,10 @@ import pandas as pd
 import torch
 from torch import nn
 
-from thinkalike.config import TrainConfig, as_dict
+from thinkalike.config import TrainConfig
 from thinkalike.data import Corpus, identity, training_texts
 from thinkalike.errors import ConfigError
-from thinkalike.jobs.steps import finished, held, held_out, prepare, provenance, read_corpus
+from thinkalike.jobs.steps import finished, held, held_out, prepare, provenance, read_corpus, settings_of
 from thinkalike.models import ASSETS, FrozenModel, build_mini, load_model, pick_device, save_mini, train_tokenizer
 from thinkalike.store import Job, key_of
 from thinkalike.training import MaskedPretraining, Pretraining, Run, fit, logged
@@ -32,7 +32,7 @@ def pretrain(config: TrainConfig) -> Path:
     model = config.model
     if not model.architecture:
         raise ConfigError(f"model={model.name} has no architecture to train; task=pretrain makes minis: gelu-3l-mini")
-    settings = as_dict(config) | {"target": None, "stitch": None, "layers": None}
+    settings = settings_of(config, "model", "data", "pretrain")
     job = Job(config.store, "pretraining", key_of(settings, {"data": identity(config.data)}), settings)
     if finished(job, config.force):
         return job.folder

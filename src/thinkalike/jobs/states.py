@@ -14,9 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.activations import Pieces, sites, word_states
-from thinkalike.config import AnalyzeConfig, ModelConfig, StimuliConfig, as_dict
+from thinkalike.config import AnalyzeConfig, ModelConfig, StimuliConfig
 from thinkalike.data import Stimuli, controlled_stimuli, read_arrays, read_conllu, read_table
 from thinkalike.errors import DataError
+from thinkalike.jobs.steps import settings_of
 from thinkalike.models import FrozenModel, content, load_model
 from thinkalike.store import Job, key_of
 
@@ -34,7 +35,7 @@ class States(NamedTuple):
 
 def job_of(config: AnalyzeConfig, stimuli: Stimuli) -> Job:
     """The job of a measure on these stimuli."""
-    settings = as_dict(config) | {"data": None}
+    settings = settings_of(config, "model", "target", "measure", "stimuli", "activations")
     digests = {"stimuli": stimuli.fingerprint(), "target": content(config.target)}
     if config.activations:
         settings |= {"model": None, "target": None if config.target == config.model else settings["target"]}

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, TrainConfig, TrainerConfig
+from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, TrainConfig, TrainerConfig, as_dict
 from thinkalike.data import Corpus, read_tokens
 from thinkalike.measures import bootstrap_interval, sum_by_document, unigram_entropy
 from thinkalike.models import FrozenModel, pick_device
@@ -22,6 +22,16 @@ from thinkalike.training import masked_losses, next_token_losses, own_device, ra
 log = logging.getLogger(__name__)
 
 BATCH_TOKENS = 8192  # of a report
+
+
+# parts of a configuration that some jobs do not read
+PARTS = ("model", "target", "data", "layers", "stitch", "pretrain", "nli", "measure", "stimuli", "activations", "pairs",
+         "population")  # fmt: skip
+
+
+def settings_of(config: TrainConfig | AnalyzeConfig, *used: str) -> dict[str, Any]:
+    """The configuration of a job that reads these parts; what it does not read cannot give it another key."""
+    return {key: None if key in PARTS and key not in used else value for key, value in as_dict(config).items()}
 
 
 def finished(job: Job, force: bool) -> bool:

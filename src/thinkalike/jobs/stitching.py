@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.config import StitchConfig, TrainConfig, as_dict
+from thinkalike.config import StitchConfig, TrainConfig
 from thinkalike.data import Corpus, identity
 from thinkalike.errors import ConfigError
-from thinkalike.jobs.steps import BATCH_TOKENS, finished, held, placed, prepare, provenance, read_corpus
+from thinkalike.jobs.steps import BATCH_TOKENS, finished, held, placed, prepare, provenance, read_corpus, settings_of
 from thinkalike.jobs.table import byte_count, penalties, show, warn_of_far_states
 from thinkalike.measures import (
     AffineMap,
@@ -83,7 +83,7 @@ class _Setting:
 
 def stitch(config: TrainConfig) -> Path:
     """Stitch `model` to `target` at `layers`; leaves table, stitches, learning curves and figure."""
-    settings = as_dict(config) | {"pretrain": None}
+    settings = settings_of(config, "model", "target", "data", "layers", "stitch")
     digests = {"data": identity(config.data), "model": content(config.model), "target": content(config.target)}
     job = Job(config.store, "stitching", key_of(settings, digests), settings)
     if finished(job, config.force):

@@ -7,14 +7,17 @@ from pathlib import Path
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import one_of
-from thinkalike.reproduce import cka, layers, profiles, stimuli, stitching
+from thinkalike.reproduce import cka, layers, nli, profiles, stimuli, stitching
 
 EXPERIMENTS: dict[str, Callable[[AnalyzeConfig], Path]] = {
     "brown2023/figure1": stitching.figure1,
+    "brown2023/figure2": nli.figure2,
     "brown2023/figure3": cka.figure3,
     "brown2023/figure4": cka.figure4,
     "brown2023/figure5": cka.figure5,
     "brown2023/figure6": stitching.figure6,
+    "brown2023/figure7": nli.figure7,
+    "brown2023/figure8": nli.figure8,
     "brown2023/figure9": cka.figure9,
     "brown2023/figure10": cka.figure10,
     "brown2023/table1": cka.table1,

@@ -11,7 +11,8 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from thinkalike.config import AnalyzeConfig, as_dict
+from thinkalike.config import AnalyzeConfig
+from thinkalike.jobs.steps import settings_of
 from thinkalike.store import Job, key_of
 
 
@@ -41,7 +42,7 @@ def conclude(
         parts: what each result is called, and its folder, of which the name counts.
         draw: draws figures of the table into a folder.
     """
-    settings = as_dict(config) | dict.fromkeys(("model", "target", "data", "measure"))
+    settings = settings_of(config)
     names = {label: folder.name for label, folder in parts.items()}
     job = Job(config.store, str(config.experiment).replace("/", "-"), key_of(settings, names), settings)
     _show(f"{config.experiment}, scale {config.scale}", claims)

@@ -1,0 +1,71 @@
+"""Figures of populations of classifiers (Brown et al. 2023, figures 2, 7, 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+
+from thinkalike.figures.style import COLOURS, STYLE, save
+
+LABELS = {"accuracy_penalty": "accuracy penalty", "value": "CKA"}
+
+
+def groups_by_depth(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
+    """Means over pairs of models by kind of pair, against depth, with intervals over models.
+
+    Args:
+        tables: by title: pair (such as "generalizing into heuristic"), place, mean, low, high; and column, what it is.
+    """
+    with plt.rc_context(STYLE):
+        figure, panels = plt.subplots(
+            1, len(tables), figsize=(4.1 * len(tables), 3.3), squeeze=False, layout="constrained"
+        )
+        for axes, (title, table) in zip(panels[0], tables.items(), strict=True):
+            for number, (pair, rows) in enumerate(table.groupby("pair", sort=False)):
+                errors = [rows["mean"] - rows["low"], rows["high"] - rows["mean"]]
+                style = {"color": COLOURS[number % len(COLOURS)], "label": pair, "capsize": 3, "markersize": 4}
+                axes.errorbar(rows["place"], rows["mean"], yerr=np.clip(errors, 0, None), fmt="o-", **style)
+            places = sorted(table["place"].unique())
+            axes.set_xticks(places, ["embed" if place < 0 else str(place) for place in places])
+            axes.set_xlabel(str(table["axis"].iloc[0]))
+            axes.set_ylabel(LABELS[str(table["column"].iloc[0])])
+            axes.set_title(title, fontsize=9)
+            axes.legend(frameon=False, fontsize=7)
+        save(figure, folder, "groups")
+
+
+def distances(table: pd.DataFrame, folder: Path) -> None:
+    """Distances of all pairs of models: as a matrix in the order of the groups, and each kind of pair side by side.
+
+    Args:
+        table: source, target, pair, value.
+    """
+    names = list(dict.fromkeys(table["source"]))
+    cells = table.pivot(index="source", columns="target", values="value").loc[names, names]
+    with plt.rc_context(STYLE):
+        figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.6), layout="constrained")
+        image = left.imshow(cells.to_numpy(), origin="lower", cmap="viridis")
+        edge = (table.drop_duplicates("source")["group_of_source"] == "generalizing").sum() - 0.5
+        left.axhline(edge, color="white", linewidth=1)
+        left.axvline(edge, color="white", linewidth=1)
+        left.set_xlabel("model, the generalizing first")
+        left.set_ylabel("model, the generalizing first")
+        figure.colorbar(image, ax=left, label="distance (equation 2)", shrink=0.85)
+        kinds = [(str(pair), rows["value"]) for pair, rows in table[table["source"] < table["target"]].groupby("pair")]
+        _spread(right, kinds)
+        save(figure, folder, "distances")
+
+
+def _spread(axes: Any, kinds: list[tuple[str, pd.Series]]) -> None:
+    axes.boxplot([values for _, values in kinds], widths=0.5, showfliers=False, medianprops={"color": "0.2"})
+    shift = np.random.default_rng(0)
+    for place, (_, values) in enumerate(kinds, 1):
+        across = place + shift.uniform(-0.15, 0.15, len(values))
+        axes.plot(across, values, "o", color=COLOURS[(place - 1) % len(COLOURS)], markersize=2.5, alpha=0.6)
+    axes.set_xticks(range(1, len(kinds) + 1), [name.replace(" and ", "\nand ") for name, _ in kinds])
+    axes.set_ylabel("distance (equation 2)")

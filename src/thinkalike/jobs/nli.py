@@ -1,0 +1,105 @@
+"""task=nli: a classifier of pairs from a pretrained BERT, one member of a population."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from thinkalike.classification import Outcome, class_losses
+from thinkalike.config import ModelConfig, TrainConfig
+from thinkalike.data import EncodedPairs, Pairs, batches, encode
+from thinkalike.jobs.pairs import asked, parts_of, read_pairs
+from thinkalike.jobs.steps import finished, prepare, settings_of
+from thinkalike.models import FrozenModel, content, load_model, new_classifier, pick_device
+from thinkalike.store import Job, key_of
+from thinkalike.training import Finetuning, Run, fit, logged
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT = "model"  # the folder in a result
+BATCH = 256  # pairs of a report
+
+
+def nli(config: TrainConfig) -> Path:
+    """Fine-tune `model` on pairs; leaves a checkpoint in Hugging Face format and what it gets right.
+
+    Members of a population differ in `nli.index` alone, which decides the head's initial weights and the order of the
+    pairs.
+    """
+    settings = settings_of(config, "model", "nli", "pairs")
+    pairs = {side: read_pairs(config.pairs, side) for side in ("fit", "report", "challenge")}
+    digests = {side: each.fingerprint() for side, each in pairs.items()} | {"model": content(config.model)}
+    job = Job(config.store, "nli", key_of(settings, digests), settings)
+    if finished(job, config.force):
+        return job.folder
+    with job.running() as partial:
+        prepare(config.nli.index, config.trainer.threads)
+        module, tokenizer = new_classifier(config.model, pairs["fit"].classes)
+        encoded = encode(pairs["fit"], tokenizer, config.nli.context, config.pairs.truncate)
+        trained = Finetuning(module.train(), encoded, pairs["fit"].labels, config.nli, config.nli.index)
+        name = f"{config.model.name}-nli-{config.nli.index}"
+        run = Run(
+            name,
+            partial,
+            job.store,
+            torch.device(pick_device(config.model.device)),
+            config.trainer,
+            config.logger,
+            settings,
+        )
+        with logged(run) as loggers:
+            fit(trained, run, loggers)
+        folder = job.out() / CHECKPOINT
+        trained.model.cpu().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        model = load_model(
+            ModelConfig(name=name, path=str(folder), device=config.model.device, context=config.nli.context)
+        )
+        table = _table(model, pairs, config)
+        scalars = {
+            "heldout_accuracy": accuracy(table, "report"),
+            "challenge_accuracy": accuracy(table, "asked"),
+        }
+        log.info("%s: held-out accuracy %.3f, challenge %.3f", name, *scalars.values())
+        return job.finish(
+            scalars, table, {"models": [model.describe()], "pairs": digests, "truncated": encoded.truncated}
+        )
+
+
+def accuracy(table: pd.DataFrame, part: str) -> float:
+    return float(table.set_index("set")["accuracy"][part])
+
+
+def _table(model: FrozenModel, pairs: dict[str, Pairs], config: TrainConfig) -> pd.DataFrame:
+    """Accuracy and loss on held-out pairs, on the part of the challenge that is asked for, and on every part of it."""
+    challenge = pairs["challenge"]
+    report = outcomes(model, pairs["report"], config.pairs.truncate)
+    whole = outcomes(model, challenge, config.pairs.truncate)
+    chosen = asked(config.pairs, challenge)
+    rows = [_row("report", report, range(len(pairs["report"])))]
+    rows.append(_row("asked", outcomes(model, chosen, config.pairs.truncate), range(len(chosen))))
+    for (heuristic, label), places in parts_of(challenge).items():
+        rows.append(_row(f"{heuristic}, {label}", whole, places))
+    return pd.DataFrame([{"model": model.name, **row} for row in rows])
+
+
+def _row(name: str, outcome: Outcome, places: Any) -> dict[str, Any]:
+    index = torch.tensor(list(places))
+    mean = {"accuracy": outcome.correct[index].double().mean(), "loss": outcome.losses[index].mean()}
+    return {"set": name, "pairs": len(index), **{key: float(value) for key, value in mean.items()}}
+
+
+@torch.no_grad()
+def outcomes(model: FrozenModel, pairs: Pairs, truncate: bool = True) -> Outcome:
+    """What a classifier gets right, pair by pair."""
+    encoded: EncodedPairs = encode(pairs, model.tokenizer, model.context, truncate)
+    losses, correct = torch.zeros(len(pairs), dtype=torch.float64), torch.zeros(len(pairs), dtype=torch.bool)
+    for batch in batches(encoded, BATCH):
+        logits = model.full(batch.tokens, batch.mask.long(), batch.types).cpu()
+        found = class_losses(logits, pairs.labels[batch.rows], model.classes, pairs.classes)
+        losses[batch.rows], correct[batch.rows] = found.losses, found.correct
+    return Outcome(losses, correct)
