@@ -93,7 +93,7 @@ def test_padding_does_not_move_the_states_of_words(models, tokens):
 
 def test_a_fault_in_a_tail_is_found_at_load(monkeypatch):
     right = FrozenModel.advance
-    monkeypatch.setattr(FrozenModel, "advance", lambda self, h, start, stop: right(self, h, min(start + 1, stop), stop))
+    monkeypatch.setattr(FrozenModel, "advance", lambda self, h, i, stop, mask: right(self, h, min(i + 1, stop), stop))
     with pytest.raises(ModelError, match="cannot be cut at its blocks"):
         tiny.frozen()
 

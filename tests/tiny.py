@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -45,11 +46,40 @@ def _model(family: str, hidden_size: int, seed: int):
 def write_checkpoint(family: str, folder: Path, hidden_size: int = 32, seed: int = 1) -> Path:
     """A checkpoint as `save_pretrained` writes it, with larger weights than an initialisation has."""
     model = _model(family, hidden_size, seed)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.mul_(3)  # so that every block matters
+    _enlarge(model)
     model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def _enlarge(model: torch.nn.Module) -> None:
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.mul_(3)  # so that every block matters
+
+
+def write_classifier(
+    folder: Path, classes: Sequence[str] | int = 3, seed: int = 1, *, binary: bool = False, layers: int = LAYERS
+) -> Path:
+    """A BERT that tells classes of texts apart, untrained.
+
+    Args:
+        classes: as its config.json names them, or only how many.
+        binary: weights as pytorch_model.bin.
+    """
+    import transformers as hf
+
+    size = {"vocab_size": len(tokenizer()), "num_hidden_layers": layers, "hidden_size": 32}
+    heads = {"num_attention_heads": 4, "intermediate_size": 64, "max_position_embeddings": 64}
+    names = {"num_labels": classes} if isinstance(classes, int) else {"id2label": dict(enumerate(classes))}
+    torch.manual_seed(seed)
+    model = hf.BertForSequenceClassification(hf.BertConfig(**size, **heads, **names))
+    _enlarge(model)
+    model.save_pretrained(folder)
+    if binary:
+        (folder / "model.safetensors").unlink()
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
     tokenizer().save_pretrained(folder)
     return folder
 

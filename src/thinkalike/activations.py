@@ -23,18 +23,41 @@ def sites(model: FrozenModel, embed: bool) -> list[int]:
 
 @torch.no_grad()
 def token_states(
-    models: Sequence[FrozenModel], rows: Int[Tensor, "b t"], embed: bool = False
+    models: Sequence[FrozenModel],
+    rows: Int[Tensor, "b t"],
+    embed: bool = False,
+    *,
+    mask: Int[Tensor, "b t"] | None = None,
+    types: Int[Tensor, "b t"] | None = None,
+    site: str = "resid_post",
 ) -> list[list[Float[Tensor, "b t _"]]]:
-    """For each model its residuals at all layers; a model that is named twice runs once. No unembedding runs."""
-    found = {id(model): model.residuals(rows.long(), sites(model, embed)) for model in models}
+    """For each model its residuals at all layers; a model that is named twice runs once. No unembedding runs.
+
+    Args:
+        mask, types: of rows that are padded texts or pairs of texts; `counted` says which of their tokens to compare.
+        site: "update" for what each block of a BERT adds last.
+    """
+    found = {id(model): model.residuals(rows.long(), sites(model, embed), mask, types, site) for model in models}
     return [found[id(model)] for model in models]
 
 
-def counted(rows: Int[Tensor, "b t"], skip_first: int = 0, special: Iterable[int] = ()) -> Bool[Tensor, "b t"]:
-    """Which tokens count: not the first few of a row, and none of these special ones."""
+def counted(
+    rows: Int[Tensor, "b t"],
+    skip_first: int = 0,
+    special: Iterable[int] = (),
+    *,
+    mask: Int[Tensor, "b t"] | None = None,
+    include_padding: bool = False,
+) -> Bool[Tensor, "b t"]:
+    """Which tokens count: not the first few of a row, none of these special ones, and no padding.
+
+    Args:
+        mask: 1 for tokens and 0 for padding; None: there is none.
+        include_padding: let it count, as Brown et al. (2023, appendix C.2) do.
+    """
     kept = ~torch.isin(rows, torch.tensor(sorted(special), dtype=rows.dtype))
     kept[:, :skip_first] = False
-    return kept
+    return kept if mask is None or include_padding else kept & mask.bool()
 
 
 def words_of(text: str) -> list[Span]:

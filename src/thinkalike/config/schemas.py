@@ -15,7 +15,7 @@ from thinkalike.errors import ConfigError, one_of
 
 TRAINED = ("linear", "affine", "low_rank", "orthogonal")
 CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
-FAMILIES = ("auto", "native", "legacy", "gpt_neox", "gpt2", "mamba", "bert")
+FAMILIES = ("auto", "native", "legacy", "gpt_neox", "gpt2", "mamba", "bert", "bert_classifier")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -39,6 +39,7 @@ class ModelConfig:
     mini: bool = False  # trained by this project and shipped inside it
     cls_sep: bool = False  # task=pretrain: the tokenizer puts [CLS] before a text and [SEP] after it
     index: int = 0  # which of a numbered population
+    classes: Optional[list[str]] = None  # of a classifier, in the order of its logits; null: as config.json has them
     architecture: dict[str, Any] = field(default_factory=dict)  # what task=pretrain builds
     seed: int = 0  # of the initial weights and of the order of the training data
     pretrain_tokens: int = 0

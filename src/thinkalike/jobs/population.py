@@ -143,9 +143,10 @@ def _stitched(models: list[FrozenModel], encoded: EncodedPairs, pairs: Pairs, at
     losses, correct = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.bool)
     parts = list(batches(encoded, STITCH_BATCH))
     for number, batch in enumerate(parts, 1):
-        labels = pairs.labels[batch.rows]
-        beside = {"mask": batch.mask.long(), "types": batch.types, "at_once": at_once}
-        found = identity_stitches(models, batch.tokens, labels, pairs.classes, **beside)
+        labels, mask = pairs.labels[batch.rows], batch.mask.long()
+        found = identity_stitches(
+            models, batch.tokens, labels, pairs.classes, mask=mask, types=batch.types, at_once=at_once
+        )
         losses[..., batch.rows], correct[..., batch.rows] = found.losses, found.correct
         if number % 10 == 0:
             log.info("stitched batch %d of %d", number, len(parts))

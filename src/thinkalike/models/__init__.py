@@ -1,8 +1,10 @@
 """Models: from a name in the configuration to a FrozenModel."""
 
-from thinkalike.models.frozen import EMBED, FrozenModel, randomised
+from thinkalike.models.classifiers import new_classifier
+from thinkalike.models.frozen import EMBED, FrozenModel
 from thinkalike.models.load import content, head_dimensions, load_model, pick_device
 from thinkalike.models.minis import ASSETS, build_mini, save_mini
+from thinkalike.models.randomised import randomised
 from thinkalike.models.tokenizers import same_vocabulary, train_tokenizer
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "content",
     "head_dimensions",
     "load_model",
+    "new_classifier",
     "pick_device",
     "randomised",
     "same_vocabulary",

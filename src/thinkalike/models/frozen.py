@@ -9,17 +9,17 @@ logits for BERT.)
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from thinkalike.errors import ModelError
 from thinkalike.models.families import Family
+from thinkalike.models.samples import Rows, sample_padding, sample_tokens
 
 EMBED = -1  # the site before block 0, as a layer
 
@@ -36,6 +36,9 @@ class FrozenModel:
         n_layers, d_model, vocabulary, context: blocks, width, rows of the embedding, longest row of tokens.
         bos_each_row: whether the model expects rows to begin with BOS.
         revision, kernels: what was loaded and which code runs it, for the provenance.
+        classes: what a classifier's logits are of, in their order.
+
+    `mask` is 1 for tokens and 0 for padding, `types` tells the two texts of a pair apart; None: no padding, one text.
 
     Raises:
         ModelError: tail(l, head(l, x)) is not the full pass at the middle layer, for x a few fixed tokens.
@@ -52,10 +55,12 @@ class FrozenModel:
         bos_each_row: bool = False,
         revision: str = "",
         kernels: str = "torch",
+        classes: Sequence[str] = (),
     ):
         self.module = module.eval().requires_grad_(False)
         self.family, self.tokenizer, self.name = family, tokenizer, name
         self.context, self.bos_each_row, self.revision, self.kernels = context, bos_each_row, revision, kernels
+        self.classes = tuple(classes)
         self.n_layers = len(self._blocks)
         self.vocabulary, self.d_model = self._embedding.shape
         self.prove()
@@ -70,8 +75,17 @@ class FrozenModel:
 
     @property
     def predicts_next(self) -> bool:
-        """Whether it predicts each next token; BERT predicts hidden ones."""
-        return self.family.unembed is not None
+        """Whether it predicts each next token; BERT predicts hidden ones.
+
+        Raises:
+            ModelError: it is a classifier, which predicts no tokens at all.
+        """
+        if self.family.predicts == "class":
+            raise self._no_language_model()
+        return self.family.predicts == "next"
+
+    def _no_language_model(self) -> ModelError:
+        return ModelError(f"{self.name} predicts the class of a whole text and no tokens; choose a language model")
 
     @property
     def _embedding(self) -> Tensor:
@@ -84,26 +98,38 @@ class FrozenModel:
         return self.module.get_submodule(self.family.blocks)
 
     def residuals(
-        self, tokens: Int[Tensor, "b t"], layers: Sequence[int], mask: Int[Tensor, "b t"] | None = None
+        self,
+        tokens: Rows,
+        layers: Sequence[int],
+        mask: Rows | None = None,
+        types: Rows | None = None,
+        site: str = "resid_post",
     ) -> list[Float[Tensor, "b t d"]]:
         """Residual stream after each block of `layers` (EMBED: before block 0), one pass up to the deepest.
 
+        Args:
+            site: "update": what a BERT's block adds last to its residual stream, in its place.
+
         Raises:
-            ModelError: a layer is out of range.
+            ModelError: a layer is out of range or has no such site.
         """
-        self.check_layers(layers)
+        self.check_layers(layers, site)
         found: dict[int, Tensor] = {}
         with contextlib.ExitStack() as hooks:
             for layer in set(layers):
-                hooks.enter_context(self._seen(layer, found))
-            self._run(tokens, 0, max(max(layers) + 1, 1), mask)
+                hooks.enter_context(self._seen(layer, site, found))
+            self._run(tokens, 0, max(max(layers) + 1, 1), mask, types)
         return [found[layer] for layer in layers]
 
-    def head(self, tokens: Int[Tensor, "b t"], layer: int) -> Float[Tensor, "b t d"]:
+    def head(
+        self, tokens: Rows, layer: int, mask: Rows | None = None, types: Rows | None = None
+    ) -> Float[Tensor, "b t d"]:
         """Residual stream after block `layer`; later blocks do not run."""
-        return self.residuals(tokens, [layer])[0]
+        return self.residuals(tokens, [layer], mask, types)[0]
 
-    def advance(self, residual: Float[Tensor, "b t d"], start: int, stop: int) -> Float[Tensor, "b t d"]:
+    def advance(
+        self, residual: Float[Tensor, "b t d"], start: int, stop: int, mask: Rows | None = None
+    ) -> Float[Tensor, "b t d"]:
         """Residual stream after blocks start..stop-1, given the one before block `start`. Differentiable."""
         if start >= stop:
             return residual
@@ -114,35 +140,40 @@ class FrozenModel:
         placeholder = torch.zeros(residual.shape[:2], dtype=torch.long, device=self.device)
         handle = self._blocks[start].register_forward_pre_hook(swap, with_kwargs=True)
         try:
-            return self._run(placeholder, start, stop)
+            return self._run(placeholder, start, stop, mask)
         finally:
             handle.remove()
 
-    def finish(self, residual: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
-        """Logits of the last block's residual: final norm and unembedding. Differentiable.
+    def finish(self, residual: Float[Tensor, "*b d"]) -> Float[Tensor, "... v"]:
+        """Logits of the last block's residual: final norm and unembedding, or the pooler and classes. Differentiable.
 
         Raises:
-            ModelError: the family has no next-token logits.
+            ModelError: the family has no logits, or single tokens are given to a classifier.
         """
+        if self.family.predicts == "class" and residual.dim() != 3:
+            raise self._no_language_model()
         if self.family.norm is None or self.family.unembed is None:
             raise ModelError(f"{self.name} predicts no next token, so it has no tail; its residuals can be compared")
         normed = self.module.get_submodule(self.family.norm)(residual)
         return self.module.get_submodule(self.family.unembed)(normed)
 
-    def tail(self, residual: Float[Tensor, "b t d"], layer: int) -> Float[Tensor, "b t v"]:
+    def tail(self, residual: Float[Tensor, "b t d"], layer: int, mask: Rows | None = None) -> Float[Tensor, "b ... v"]:
         """Logits, given the residual stream after block `layer`; earlier blocks do not run. Differentiable."""
-        return self.finish(self.advance(residual, layer + 1, self.n_layers))
+        return self.finish(self.advance(residual, layer + 1, self.n_layers, mask))
 
-    def check_layers(self, layers: Sequence[int]) -> None:
+    def check_layers(self, layers: Sequence[int], site: str = "resid_post") -> None:
+        if site not in self.family.sites or (site != "resid_post" and EMBED in layers):
+            known = ", ".join(self.family.sites)
+            raise ModelError(f"{self.name} has no site {site} at layers {list(layers)}: its blocks have {known}")
         for layer in layers:
             if not EMBED <= layer < self.n_layers:
                 raise ModelError(f"{self.name} has no layer {layer}: its layers are 0 to {self.n_layers - 1}")
 
-    def full(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
+    def full(self, tokens: Rows, mask: Rows | None = None, types: Rows | None = None) -> Float[Tensor, "b ... v"]:
         """The model's own full pass: logits, or the last hidden state of a family without a tail."""
         with torch.no_grad():
             module = self.module if self.family.unembed else self.module.get_submodule(self.family.body)
-            output = module(tokens.to(self.device))
+            output = module(tokens.to(self.device), **self._beside(mask, types))
         return output if isinstance(output, Tensor) else output[0]
 
     def prove(self) -> None:
@@ -152,9 +183,10 @@ class FrozenModel:
             ModelError: they do not, or the model's output is not finite.
         """
         tokens = sample_tokens(self.vocabulary, self.context)
-        full, middle = self.full(tokens), max(self.n_layers // 2 - 1, 0)
+        mask, types = (None, None) if self.family.predicts == "next" else sample_padding(tokens)
+        full, middle = self.full(tokens, mask, types), max(self.n_layers // 2 - 1, 0)
         with torch.no_grad():
-            joined = self.advance(self.head(tokens, middle), middle + 1, self.n_layers)
+            joined = self.advance(self.head(tokens, middle, mask, types), middle + 1, self.n_layers, mask)
             joined = self.finish(joined) if self.family.unembed else joined
         error = ((joined - full).abs().max() / full.abs().max()).item()
         if not error <= TOLERANCE[self.dtype]:  # NaN fails, too
@@ -199,21 +231,28 @@ class FrozenModel:
             "device": str(self.device),
         }
 
-    def _run(self, tokens: Tensor, start: int, stop: int, mask: Tensor | None = None) -> Tensor:
+    def _run(
+        self, tokens: Tensor, start: int, stop: int, mask: Tensor | None = None, types: Tensor | None = None
+    ) -> Tensor:
         """The body with blocks start..stop-1 only, neither final norm nor unembedding."""
         replaced: dict[str, nn.Module] = {self.family.blocks: nn.ModuleList(list(self._blocks)[start:stop])}
         if self.family.norm:
             replaced[self.family.norm] = nn.Identity()
         if self.family.body_holds_unembed and self.family.unembed:
             replaced[self.family.unembed] = nn.Identity()
-        extra = {} if mask is None else {"attention_mask": mask.to(self.device)}
+        body, beside = self.module.get_submodule(self.family.body), self._beside(mask, types)
         with swapped(self.module, replaced):
-            output = self.module.get_submodule(self.family.body)(tokens.to(self.device), **extra)
+            output = body(tokens.to(self.device), **beside)
         return output if isinstance(output, Tensor) else output[0]
 
+    def _beside(self, mask: Tensor | None, types: Tensor | None) -> dict[str, Tensor]:
+        """What a forward pass takes beside tokens."""
+        named = {"attention_mask": mask, "token_type_ids": types}
+        return {name: tensor.to(self.device) for name, tensor in named.items() if tensor is not None}
+
     @contextlib.contextmanager
-    def _seen(self, layer: int, found: dict[int, Tensor]) -> Iterator[None]:
-        """While open, the residual stream at `layer` of any pass lands in `found`."""
+    def _seen(self, layer: int, site: str, found: dict[int, Tensor]) -> Iterator[None]:
+        """While open, the state at a site of `layer` of any pass lands in `found`."""
 
         def before(module: nn.Module, args: tuple) -> None:
             found[layer] = args[0]
@@ -224,36 +263,11 @@ class FrozenModel:
         if layer == EMBED:
             handle = self._blocks[0].register_forward_pre_hook(before)
         else:
-            handle = self._blocks[layer].register_forward_hook(after)
+            handle = self._blocks[layer].get_submodule(self.family.sites[site]).register_forward_hook(after)
         try:
             yield
         finally:
             handle.remove()
-
-
-def randomised(model: FrozenModel, seed: int) -> FrozenModel:
-    """The same architecture, never trained: every matrix drawn anew from a normal of its own spread."""
-    module = copy.deepcopy(model.module)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for weight in module.parameters():
-            if weight.dim() > 1:
-                noise = torch.randn(weight.shape, generator=generator)
-                weight.copy_(noise * weight.float().std().cpu())
-    return FrozenModel(
-        module,
-        model.family,
-        model.tokenizer,
-        name=f"{model.name} (random)",
-        context=model.context,
-        bos_each_row=model.bos_each_row,
-        kernels=model.kernels,
-    )
-
-
-def sample_tokens(vocabulary: int, context: int) -> Int[Tensor, "b t"]:
-    """A few fixed tokens to check a model with."""
-    return torch.randint(vocabulary, (2, min(16, context)), generator=torch.Generator().manual_seed(0))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,176 @@
+"""Populations of models: clusters from distances alone, and how far and from which layer on two groups part.
+
+What a pair has may have a direction: row of the source, column of the target. A model beside itself is never a pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from thinkalike.measures.jackknife import Estimate, student_t
+
+
+class Grouped(NamedTuple):
+    """Means over pairs of models."""
+
+    within: Estimate  # both of one group
+    between: Estimate  # of two groups, in both directions
+    difference: Estimate  # within - between
+    cells: Estimate  # (g, g, ..): source of one group and target of another; groups in the order of their first models
+
+
+def symmetric(penalties: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
+    """(P + Pᵀ) / 2: penalties have a direction, and a distance between two models has none."""
+    return (penalties + penalties.transpose(0, 1)) / 2
+
+
+def cluster(distances: Float[Tensor, "m m"], k: int) -> Int[Tensor, " m"]:
+    """Number of each model's cluster by average linkage: the two of least mean distance merge until k are left.
+
+    Raises:
+        ValueError: distances are not finite or have a direction, or there cannot be k clusters.
+    """
+    if not distances.isfinite().all() or not torch.allclose(distances, distances.T):
+        raise ValueError("distances must be finite and symmetric; `symmetric` gives the mean of two directions")
+    if not 1 <= k <= len(distances):
+        raise ValueError(f"{len(distances)} models cannot form {k} clusters")
+    members = torch.eye(len(distances), dtype=torch.float64, device=distances.device)  # (clusters, m)
+    while len(members) > k:
+        sizes = members.sum(1)
+        linkage = members @ distances.double() @ members.T / sizes.outer(sizes)
+        first, second = divmod(int(linkage.fill_diagonal_(torch.inf).argmin()), len(members))
+        members[first] += members[second]
+        members = torch.cat([members[:second], members[second + 1 :]])
+    return members.argmax(0)
+
+
+def agreement(labels: Int[Tensor, " m"], groups: Sequence[Hashable]) -> float:
+    """Adjusted Rand index of two partitions (Hubert and Arabie 1985, eq. 5): 1 if they are the same, 0 by chance.
+
+    Raises:
+        ValueError: they are not of the same models.
+    """
+    found, known = _members(labels.tolist(), len(labels)).double(), _members(groups, len(labels)).double()
+    both, whole = float(_pairs(found.T @ known)), float(_pairs(torch.tensor(len(found))))
+    ours, theirs = float(_pairs(found.sum(0))), float(_pairs(known.sum(0)))
+    most = (ours + theirs) / 2
+    if most * whole == ours * theirs:  # both have a single cluster, or only single models
+        return 1.0
+    return (both - ours * theirs / whole) / (most - ours * theirs / whole)
+
+
+def grouped(
+    values: Float[Tensor, "m m *s"], groups: Sequence[Hashable], *, examples: bool = False, level: float = 0.95
+) -> Grouped:
+    """Means over pairs within and between groups, with jackknife intervals that leave out models, never pairs.
+
+    Pairs that share a model are not independent, so one model and all its pairs are left out at a time (Arvesen 1969).
+    The squared errors Σ_g (n_g - 1) / n_g Σ (replicate - mean)² over models and var / n over examples add up, and t is
+    Student's with one degree of freedom less than models in the smallest group. The one pair of a group of two models
+    tells nothing: the interval of its cell is (-∞, ∞).
+
+    Args:
+        groups: of each model.
+        examples: the last axis of `values` holds examples: it is averaged over, and intervals are over examples, too.
+
+    Raises:
+        ValueError: there are fewer than two groups, a group has fewer than two models, or a value is not finite.
+    """
+    members = _members(groups, len(values))
+    without, sizes = torch.cat([torch.ones(1, len(members)), 1 - torch.eye(len(members))]), members.sum(0)
+    means = _means(values.mean(-1) if examples else values, members, without)
+    whole, replicates = means[0], means[1:]
+    variance = sum((n - 1) * replicates[own].var(0, correction=0) for own, n in zip(members.T, sizes, strict=True))
+    if examples:
+        variance = variance + _means(values, members, without[:1])[0].var(-1) / values.shape[-1]
+    half = student_t(level, int(sizes.min()) - 1) * variance.sqrt().nan_to_num(torch.inf)
+    ends = whole, whole - half, whole + half
+    within, between, difference = (Estimate(*(end[i] for end in ends)) for i in range(3))
+    cells = Estimate(*(end[3:].unflatten(0, (len(sizes), len(sizes))) for end in ends))
+    return Grouped(within, between, difference, cells)
+
+
+def parting(
+    values: Float[Tensor, "m m l"],
+    groups: Sequence[Hashable],
+    *,
+    level: float = 0.95,
+    resamples: int = 1000,
+    seed: int = 0,
+) -> Estimate:
+    """The place in the last axis from which on groups have parted: the `change_point` of within - between of `grouped`.
+
+    The interval is a percentile bootstrap over models. A resample weighs each by a draw from Dirichlet(1, .., 1) in its
+    group (Rubin 1981) and a pair by the product of two weights, so that no model meets itself and no group runs empty.
+
+    Raises:
+        ValueError: as `grouped` and `change_point`.
+    """
+    members = _members(groups, len(values))
+    own, generator = members.double(), torch.Generator().manual_seed(seed)
+    draws = torch.empty(resamples, len(own), dtype=torch.float64).exponential_(generator=generator)
+    weights = torch.cat([torch.ones_like(draws[:1]), draws / (draws @ (own / own.sum(0)) @ own.T)])
+    places = change_point(_means(values, members, weights)[:, 2])
+    ends = zip(((1 - level) / 2, (1 + level) / 2), ("lower", "higher"), strict=True)
+    low, high = (places[1:].double().quantile(end, interpolation=side).long() for end, side in ends)
+    return Estimate(places[0], low, high)
+
+
+def change_point(curve: Float[Tensor, "*b l"]) -> Int[Tensor, "*b"]:
+    """First place after the step of the one-step function nearest to a curve by least squares, in [1, l - 1].
+
+    That is the k where a step explains the most: k (l - k) / l (mean after - mean before)².
+
+    Raises:
+        ValueError: a curve is flat or a single place.
+    """
+    length = curve.shape[-1]
+    if length < 2 or (curve.amax(-1) == curve.amin(-1)).any():
+        raise ValueError(f"a curve of {length} places without any change has no step")
+    k = torch.arange(1, length, dtype=torch.float64, device=curve.device)
+    before = curve.double().cumsum(-1)
+    total, before = before[..., -1:], before[..., :-1]
+    explained = k * (length - k) / length * ((total - before) / (length - k) - before / k).square()
+    return explained.argmax(-1) + 1
+
+
+def _means(
+    values: Float[Tensor, "m m *s"], members: Bool[Tensor, "m g"], weights: Float[Tensor, "r m"]
+) -> Float[Tensor, "r k *s"]:
+    """Means within, between, their difference, and of each group with each, where models have weights."""
+    values = values.double().clone()
+    values.diagonal().fill_(0)  # in no kind of pair, whatever is there
+    if not values.isfinite().all():
+        raise ValueError("a value of a pair of models is not finite")
+    kinds, weights = _kinds(members).to(values.device), weights.to(values)
+    pairs = torch.einsum("ri,rj,kij->rkij", weights, weights, kinds)
+    sums = torch.einsum("rkij,ij...->rk...", pairs, values)
+    means = sums / pairs.sum((2, 3)).view(*sums.shape[:2], *[1] * (sums.ndim - 2))
+    within, between = means[:, :1], means[:, 1:2]
+    return torch.cat([within, between, within - between, means[:, 2:]], 1)
+
+
+def _members(groups: Sequence[Hashable], count: int) -> Bool[Tensor, "m g"]:
+    """Which model is in which group, in the order in which groups come."""
+    if len(groups) != count:
+        raise ValueError(f"there are groups of {len(groups)} models, but {count} models")
+    return torch.tensor([[group == name for name in dict.fromkeys(groups)] for group in groups])
+
+
+def _kinds(members: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
+    """Which pairs are within, between, and of each group with each."""
+    sizes = members.sum(0)
+    if len(sizes) < 2 or sizes.min() < 2:
+        raise ValueError(f"groups of {sizes.tolist()} models: there must be two groups, and two models in each")
+    within = (members[:, None] & members).any(-1)
+    cells = members.T[:, None, :, None] & members.T[None, :, None, :]
+    return torch.cat([within[None], ~within[None], cells.flatten(0, 1)]).double() * (1 - torch.eye(len(members)))
+
+
+def _pairs(counts: Tensor) -> Tensor:
+    return (counts * (counts - 1) / 2).sum()

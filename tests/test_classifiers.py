@@ -1,0 +1,328 @@
+"""Classifiers: cut anywhere they are the model that was loaded, and their classes are those that are stated."""
+
+import json
+import math
+from itertools import permutations
+
+import pytest
+import torch
+from sklearn.metrics import accuracy_score, log_loss
+
+import hub
+import tiny
+from conftest import composed
+from thinkalike.activations import counted, token_states
+from thinkalike.classification import check_labels, class_losses
+from thinkalike.config import ModelConfig
+from thinkalike.errors import DataError, ModelError
+from thinkalike.measures import cka
+from thinkalike.models import EMBED, FrozenModel, load_model, randomised
+
+THREE = ["contradiction", "entailment", "neutral"]
+TWO = ["entailment", "non-entailment"]
+CUTS = range(EMBED, tiny.LAYERS)
+
+
+def local(folder, classes=None, **options):
+    return ModelConfig(name="local", path=str(folder), classes=classes, **options)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny.write_classifier(tmp_path_factory.mktemp("classifier") / "c")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return load_model(local(folder, THREE))
+
+
+def pairs(rows=5, length=24):
+    """Tokens, mask and types of padded pairs of texts."""
+    lengths = torch.arange(rows) * 3 % (length // 2) + length // 2
+    places = torch.arange(length)
+    mask = (places < lengths[:, None]).long()
+    types = ((places >= lengths[:, None] // 2) & mask.bool()).long()
+    return torch.randint(1, len(tiny.tokenizer()), (rows, length)) * mask, mask, types
+
+
+def reference(folder, dtype=torch.float32):
+    import transformers
+
+    return transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=dtype).eval()
+
+
+# -------------------------------------------------------------------------------------------------------------- cutting
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_tail_of_head_is_the_full_pass_of_padded_pairs(model, folder, cut):
+    tokens, mask, types = pairs()
+    joined = model.tail(model.head(tokens, cut, mask, types), cut, mask)
+    torch.testing.assert_close(joined, model.full(tokens, mask, types), atol=1e-5, rtol=0)
+    with torch.no_grad():
+        expected = reference(folder)(tokens, attention_mask=mask, token_type_ids=types).logits
+    torch.testing.assert_close(joined, expected, atol=1e-5, rtol=0)
+
+
+def test_mask_and_types_matter_in_every_part_that_takes_them(model):
+    tokens, mask, types = pairs()
+    state, full = model.head(tokens, 1, mask, types), model.full(tokens, mask, types)
+    for other in (
+        model.full(tokens, None, types),
+        model.full(tokens, mask),
+        model.tail(state, 1),
+        model.tail(model.head(tokens, 1, None, types), 1, mask),
+        model.tail(model.head(tokens, 1, mask), 1, mask),
+    ):
+        assert (other - full).abs().max() > 1e-3
+
+
+def test_what_padding_holds_moves_no_logit(model):
+    tokens, mask, types = pairs()
+    other = torch.where(mask.bool(), tokens, 7)
+    torch.testing.assert_close(model.full(other, mask, types), model.full(tokens, mask, types), atol=1e-5, rtol=0)
+    assert (model.full(other) - model.full(tokens)).abs().max() > 1e-3
+
+
+def test_a_tail_that_forgets_the_mask_is_found_at_load(monkeypatch, folder):
+    right = FrozenModel.advance
+    monkeypatch.setattr(FrozenModel, "advance", lambda self, h, start, stop, mask: right(self, h, start, stop))
+    with pytest.raises(ModelError, match="cannot be cut at its blocks"):
+        load_model(local(folder, THREE))
+
+
+def test_gradients_reach_the_state(model):
+    tokens, mask, types = pairs()
+    state = model.head(tokens, 1, mask, types).clone().requires_grad_()
+    model.tail(state, 1, mask).square().sum().backward()
+    assert state.grad[mask.bool()].abs().sum() > 0
+    assert state.grad[~mask.bool()].abs().max() < 1e-6  # padding is not attended to
+
+
+def test_the_update_is_what_the_last_layer_norm_of_a_block_adds_to_its_attentions_output(model, folder):
+    tokens, mask, types = pairs()
+    updates = model.residuals(tokens, range(tiny.LAYERS), mask, types, "update")
+    states = model.residuals(tokens, range(tiny.LAYERS), mask, types)
+    blocks, added = reference(folder).bert.encoder.layer, []
+    other = reference(folder)
+    for block in other.bert.encoder.layer:
+        block.attention.register_forward_hook(lambda _, __, output: added.append(output[0]))
+    with torch.no_grad():
+        other(tokens, attention_mask=mask, token_type_ids=types)
+        for block, update, before, state in zip(blocks, updates, added, states, strict=True):
+            torch.testing.assert_close(block.output.LayerNorm(update + before), state, atol=1e-5, rtol=0)
+            assert (update - state).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(("layers", "site"), [([0], "attention"), ([EMBED, 0], "update")])
+def test_a_site_that_is_not_there(model, layers, site):
+    with pytest.raises(ModelError, match=rf"no site {site} at layers .*: its blocks have resid_post, update"):
+        model.residuals(pairs()[0], layers, site=site)
+
+
+def test_a_family_without_updates_says_so():
+    with pytest.raises(ModelError, match=r"tiny-0 has no site update at layers .*: its blocks have resid_post"):
+        tiny.frozen().residuals(pairs()[0], [0], site="update")
+
+
+@pytest.mark.parametrize("site", ["resid_post", "update"])
+def test_states_of_pairs_leave_padding_out_unless_it_is_asked_for(model, site):
+    tokens, mask, types = pairs()
+    ((state, *_),) = token_states([model], tokens, mask=mask, types=types, site=site)
+    torch.testing.assert_close(state, model.residuals(tokens, [0], mask, types, site)[0])
+    kept, everything = counted(tokens, mask=mask), counted(tokens, mask=mask, include_padding=True)
+    assert torch.equal(kept, mask.bool())
+    assert everything.all()
+    other = token_states([randomised(model, 0)], tokens, mask=mask, types=types, site=site)[0][0]
+    padded, clean = (cka(state[rows], other[rows]) for rows in (everything, kept))
+    assert (padded - clean).abs() > 0.01
+
+
+# ------------------------------------------------------------------------------------------------------ language models
+
+
+@pytest.mark.parametrize("ask", [lambda m: m.predicts_next, lambda m: m.finish(torch.randn(6, 32))])
+def test_a_classifier_is_no_language_model(model, ask):
+    with pytest.raises(ModelError, match="predicts the class of a whole text and no tokens; choose a language model"):
+        ask(model)
+
+
+@pytest.mark.parametrize("door", ["train.py", "analyze.py"])
+def test_jobs_of_language_models_refuse_it_in_one_line(call, text_files, tmp_path, door):
+    folder = tiny.write_classifier(tmp_path / "c", THREE)
+    size = {"train.py": ("stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=64"), "analyze.py": ()}[door]
+    words = [
+        "model=local", f"model.path={folder}", "data=text", *size,
+        f"data.files=[{text_files}/*.txt]", "data.report_tokens=4096", "data.context=32", "data.report_share=0.4",
+        f"store={tmp_path}/results", f"data.cache={tmp_path}/cache",
+    ]  # fmt: skip
+    status, _, errors = call(door, *words)
+    assert status == 1
+    assert errors.count("error: ") == 1
+    assert "Traceback" not in errors
+    assert "choose a language model" in errors
+
+
+# ----------------------------------------------------------------------------------------------------- names of classes
+
+
+@pytest.mark.parametrize(
+    ("named", "stated", "expected"),
+    [
+        (3, THREE, THREE),
+        (THREE, None, THREE),
+        (["ENTAILMENT", "not_entailment"], None, TWO),
+        (["CONTRADICTION", "ENTAILMENT", "NEUTRAL"], THREE, THREE),
+        (["a", "b"], TWO, TWO),
+    ],
+)
+def test_classes_are_those_stated_or_those_of_the_checkpoint(tmp_path, named, stated, expected):
+    model = load_model(local(tiny.write_classifier(tmp_path / "c", named, layers=1), stated))
+    assert list(model.classes) == list(randomised(model, 0).classes) == expected
+
+
+@pytest.mark.parametrize(
+    ("named", "stated", "message"),
+    [
+        (3, TWO, r"model\.classes=\['entailment', 'non-entailment'\] names 2, but the head has 3"),
+        (3, None, r"its classes are \['label-0', 'label-1', 'label-2'\]; say in the order of its logits"),
+        (3, ["entailment", "neutral", "maybe"], r"its classes are \['entailment', 'neutral', 'maybe'\]; say"),
+        (3, ["neutral", "neutral", "entailment"], "say in the order of its logits which is which of"),
+        (THREE, sorted(THREE, reverse=True), r"but its config\.json says \['contradiction', 'entailment', 'neutral'\]"),
+    ],
+)
+def test_classes_that_cannot_be_are_one_line(tmp_path, named, stated, message):
+    with pytest.raises(ModelError, match=message) as caught:
+        load_model(local(tiny.write_classifier(tmp_path / "c", named, layers=1), stated))
+    assert "\n" not in str(caught.value)
+
+
+def test_classes_are_for_classifiers(checkpoints):
+    with pytest.raises(ModelError, match="is for classifiers, and this is a gpt2"):
+        load_model(local(checkpoints["gpt2"], THREE))
+
+
+def test_a_checkpoint_without_its_head_is_refused(tmp_path, checkpoints):
+    """transformers would draw the head at random and say so in a warning."""
+    config = local(checkpoints["bert"], THREE, family="bert_classifier")
+    with pytest.raises(ModelError, match=r"holds no trained classifier, because it has no .*classifier\.weight"):
+        load_model(config)
+
+
+def test_the_family_is_read_from_config_json(checkpoints, folder):
+    assert json.loads((folder / "config.json").read_text())["model_type"] == "bert"
+    assert load_model(local(folder, THREE)).family.predicts == "class"
+    assert load_model(local(checkpoints["bert"])).family.predicts == "hidden"
+
+
+def test_a_feather_bert_comes_from_the_hub_as_pytorch_weights(monkeypatch, tmp_path):
+    home = tiny.write_classifier(tmp_path / "hub" / "connectivity" / "feather_berts_7", binary=True)
+    config = composed("model=feather-bert", "model.index=7").model
+    with hub.serve(tmp_path / "hub") as (endpoint, asked):
+        files = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        places = {"ENDPOINT": endpoint, "HUGGINGFACE_CO_URL_TEMPLATE": files, "HF_HUB_CACHE": str(tmp_path / "cache")}
+        for name, value in places.items():
+            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+        model = load_model(config)
+    assert any(path.endswith("pytorch_model.bin") for path in asked)
+    assert not any("discussions" in path for path in asked)  # nobody is asked to convert it
+    assert (model.name, model.revision, model.classes) == ("feather-bert-7", hub.COMMIT, tuple(THREE))
+    assert model.fingerprint() == load_model(local(home, THREE)).fingerprint()
+
+
+def test_the_feather_berts_state_their_order():
+    config = composed("model=feather-bert", "model.index=7").model
+    assert (config.family, config.classes) == ("bert_classifier", THREE)
+
+
+# ----------------------------------------------------------------------------------------------------------- evaluation
+
+
+def test_accuracy_and_loss_are_those_of_transformers_and_sklearn(folder):
+    model, own = load_model(local(folder, THREE, dtype="float64")), reference(folder, torch.float64)
+    tokens, mask, types = pairs(rows=40)
+    labels = torch.randint(3, (40,))
+    with torch.no_grad():
+        chances = own(tokens, attention_mask=mask, token_type_ids=types).logits.softmax(-1).numpy()
+    losses, correct = class_losses(model.full(tokens, mask, types), labels, model.classes, THREE)
+    assert correct.double().mean().item() == accuracy_score(labels, chances.argmax(1))
+    assert losses.mean().item() == pytest.approx(log_loss(labels, chances, labels=[0, 1, 2]), abs=1e-12)
+    assert losses.dtype == torch.float64
+
+
+def test_the_order_of_the_datas_classes_may_be_another(float64):
+    logits, labels, other = torch.randn(30, 3), torch.randint(3, (30,)), ["entailment", "neutral", "contradiction"]
+    ours = class_losses(logits, labels, THREE, THREE)
+    renamed = class_losses(logits, torch.tensor([other.index(THREE[label]) for label in labels]), THREE, other)
+    assert torch.equal(ours.correct, renamed.correct)
+    torch.testing.assert_close(ours.losses, renamed.losses)
+    assert not torch.equal(ours.correct, class_losses(logits, labels, THREE, other).correct)
+
+
+def test_data_of_two_classes_joins_neutral_and_contradiction(float64):
+    logits, labels = torch.randn(60, 3), torch.randint(2, (60,))
+    losses, correct = class_losses(logits, labels, THREE, TWO)
+    chances = logits.softmax(-1)
+    two = torch.stack([chances[:, 1], chances[:, 0] + chances[:, 2]], 1).numpy()
+    assert losses.mean().item() == pytest.approx(log_loss(labels, two, labels=[0, 1]), abs=1e-12)
+    predicted = (logits.argmax(1) != 1).long()
+    assert correct.double().mean().item() == accuracy_score(labels, predicted)
+    assert (predicted != torch.as_tensor(two.argmax(1))).any()  # control: argmax of three, not of the two sums
+
+
+def test_losses_of_many_stitches_are_those_of_each(float64):
+    logits, labels = torch.randn(2, 4, 7, 3), torch.randint(2, (7,))
+    losses, correct = class_losses(logits, labels, THREE, TWO)
+    alone = class_losses(logits[1, 2], labels, THREE, TWO)
+    assert torch.equal(losses[1, 2], alone.losses)
+    assert torch.equal(correct[1, 2], alone.correct)
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels", "classes", "wanted", "error", "message"),
+    [
+        (torch.zeros(2, 2), [0, 1], TWO, THREE, ModelError, "cannot be asked for"),
+        (torch.zeros(2, 3), [0, 3], THREE, THREE, DataError, r"labels are 0 to 2 \(.*\), not 3"),
+        (torch.zeros(2, 3), [-1, 0], THREE, THREE, DataError, "not -1"),
+        (torch.full((2, 3), math.nan), [0, 1], THREE, THREE, ModelError, "not finite"),
+    ],
+)
+def test_what_cannot_be_scored_is_named(logits, labels, classes, wanted, error, message):
+    with pytest.raises(error, match=message):
+        class_losses(logits, torch.tensor(labels), classes, wanted)
+
+
+# -------------------------------------------------------------------------------------------------- permuted label maps
+
+
+def graded(accuracy, n=300):
+    """Logits of a model that is right with this chance, in the order THREE."""
+    labels = torch.randint(3, (n,))
+    guesses = torch.where(torch.rand(n) < accuracy, labels, torch.randint(3, (n,)))
+    return 3 * torch.nn.functional.one_hot(guesses, 3) + torch.randn(n, 3), labels
+
+
+@pytest.mark.parametrize("order", list(permutations(THREE)))
+def test_every_permutation_of_the_classes_is_caught_and_put_right(order):
+    logits, labels = graded(0.8)
+    places = [THREE.index(name) for name in order]
+    assert check_labels(logits[:, places], labels, order, THREE) > 0.7
+    if list(order) != THREE:
+        with pytest.raises(ModelError, match=f"in the order {', '.join(order)} it would be right on 0.[789]"):
+            check_labels(logits[:, places], labels, THREE, THREE)
+
+
+def test_exchanged_classes_that_leave_a_model_above_chance_are_caught_all_the_same():
+    labels = torch.tensor([0] * 120 + [1] * 90 + [2] * 90)
+    logits = torch.nn.functional.one_hot(labels, 3).double()
+    with pytest.raises(ModelError, match=r"is right on 0\.400 of 300 examples \(at least 0\.333 is expected\)"):
+        check_labels(logits[:, [0, 2, 1]], labels, THREE, THREE)
+
+
+def test_a_poor_model_in_the_right_order_passes_unless_more_is_asked_for():
+    logits, labels = graded(0.3)
+    accuracy = check_labels(logits, labels, THREE, THREE)
+    assert 0.35 < accuracy < 0.65
+    with pytest.raises(ModelError, match=r"feather is right on 0\.\d+ of 300 examples \(at least 0\.800"):
+        check_labels(logits, labels, THREE, THREE, floor=0.8, name="feather")

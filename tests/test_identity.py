@@ -1,0 +1,113 @@
+"""Identity stitches of a population: what weights moved by hand give, to the bit, for about half the passes."""
+
+import copy
+
+import pytest
+import torch
+
+import tiny
+from test_classifiers import THREE, local, pairs
+from thinkalike.classification import class_losses, identity_stitches
+from thinkalike.errors import ModelError
+from thinkalike.models import EMBED, load_model
+
+CUTS = list(range(EMBED, tiny.LAYERS))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("population")
+    return [load_model(local(tiny.write_classifier(root / str(seed), seed=seed), THREE)) for seed in range(3)]
+
+
+@pytest.fixture
+def batch():
+    tokens, mask, types = pairs(rows=6)
+    return {"tokens": tokens, "labels": torch.randint(3, (6,)), "wanted": THREE, "mask": mask, "types": types}
+
+
+def transplanted(source, target, cut):
+    """A whole classifier whose embeddings and blocks up to the cut are those of another."""
+    module = copy.deepcopy(target.module)
+    module.bert.embeddings = source.module.bert.embeddings
+    for layer in range(cut + 1):
+        module.bert.encoder.layer[layer] = source.module.bert.encoder.layer[layer]
+    return module
+
+
+@torch.no_grad()
+def by_hand(models, batch, cuts=CUTS):
+    found = []
+    for source in models:
+        for target in models:
+            for cut in cuts:
+                module = transplanted(source, target, cut)
+                logits = module(batch["tokens"], attention_mask=batch["mask"], token_type_ids=batch["types"]).logits
+                found.append(class_losses(logits, batch["labels"], target.classes, batch["wanted"]))
+    shape = (len(models), len(models), len(cuts))
+    return [torch.stack(parts).unflatten(0, shape) for parts in zip(*found, strict=True)]
+
+
+def test_every_stitch_is_the_transplanted_model_to_the_bit(models, batch):
+    ours, theirs = identity_stitches(models, **batch), by_hand(models, batch)
+    assert torch.equal(ours.losses, theirs[0])
+    assert torch.equal(ours.correct, theirs[1])
+    spread = ours.losses.std(0)
+    assert (spread[:, 1:] > 1e-3).all()  # control: it matters whose blocks the first ones are
+
+
+@pytest.mark.parametrize("at_once", [2, 3, 9])
+def test_sources_together_give_the_same(models, batch, at_once):
+    alone, together = identity_stitches(models, **batch), identity_stitches(models, **batch, at_once=at_once)
+    torch.testing.assert_close(together.losses, alone.losses, atol=1e-5, rtol=0)
+
+
+def test_a_model_stitched_to_itself_is_itself_at_every_cut(models, batch):
+    found = identity_stitches(models, **batch)
+    for number, model in enumerate(models):
+        logits = model.full(batch["tokens"], batch["mask"], batch["types"])
+        own = class_losses(logits, batch["labels"], model.classes, THREE)
+        for cut in range(len(CUTS)):
+            assert torch.equal(found.losses[number, number, cut], own.losses)
+            assert torch.equal(found.correct[number, number, cut], own.correct)
+
+
+def test_only_the_wanted_cuts_run(models, batch):
+    every, some = identity_stitches(models, **batch), identity_stitches(models, **batch, cuts=[2, 0])
+    assert torch.equal(some.losses, every.losses[:, :, [3, 1]])
+
+
+def test_a_target_reads_its_logits_in_its_own_order(models, batch):
+    first, second = models[0], copy.copy(models[1])
+    second.classes = tuple(reversed(THREE))
+    ours, plain = (identity_stitches([first, other], **batch).losses for other in (second, models[1]))
+    assert torch.equal(ours[:, 0], plain[:, 0])
+    assert (ours[:, 1] != plain[:, 1]).any()
+
+
+def block_passes(models, run):
+    """Rows that went through a block, as multiples of the batch."""
+    rows = []
+    blocks = [block for model in models for block in model.module.bert.encoder.layer]
+    handles = [block.register_forward_hook(lambda _, args, __: rows.append(len(args[0]))) for block in blocks]
+    run()
+    for handle in handles:
+        handle.remove()
+    return sum(rows) / 6
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_tails_of_cached_states_need_the_passes_that_they_should(models, batch, at_once):
+    depth, m = tiny.LAYERS, len(models)
+    ours = block_passes(models, lambda: identity_stitches(models, **batch, at_once=at_once))
+    assert ours == m * depth + m * m * depth * (depth + 1) / 2
+    naive = (depth + 1) * depth * m * m
+    assert naive / ours == pytest.approx(2 * m * (depth + 1) / (2 + m * (depth + 1)))
+
+
+def test_models_that_the_identity_cannot_stitch_are_named(models, batch, tmp_path):
+    short = load_model(local(tiny.write_classifier(tmp_path / "short", layers=2), THREE))
+    with pytest.raises(ModelError, match=r"does not stitch short \(2 layers of 32\) to 0 \(4 of 32\)"):
+        identity_stitches([models[0], short], **batch)
+    with pytest.raises(ModelError, match="tiny-0 is no classifier"):
+        identity_stitches([tiny.frozen()], **batch)
