@@ -54,7 +54,7 @@ def nli(config: TrainConfig) -> Path:
         with logged(run) as loggers:
             fit(trained, run, loggers)
         folder = job.out() / CHECKPOINT
-        trained.model.cpu().save_pretrained(folder)
+        module.cpu().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         model = load_model(
             ModelConfig(name=name, path=str(folder), device=config.model.device, context=config.nli.context)
