@@ -10,11 +10,19 @@ from thinkalike import config as conf
 from thinkalike.config import (
     CONF,
     AnalyzeConfig,
+    CKAConfig,
     DataConfig,
     LoggerConfig,
     MeasureConfig,
+    MLEMConfig,
     ModelConfig,
+    NLIConfig,
+    PairsConfig,
+    PopulationConfig,
+    PopulationMeasureConfig,
     PretrainConfig,
+    RSAConfig,
+    StimuliConfig,
     StitchConfig,
     TrainConfig,
     TrainerConfig,
@@ -29,7 +37,9 @@ NEEDED = {
     "model=local": ["model.path=/tmp", "model@target=gelu-3l-mini"],
     "data=text": ["data.files=[a.txt]"],
 }
-EVERY = [f"{group}={name}" for group in ("model", "data", "stitch", "trainer", "logger") for name in options(group)]
+EVERY = [
+    f"{group}={name}" for group in ("model", "data", "stitch", "pairs", "trainer", "logger") for name in options(group)
+]
 
 
 @pytest.mark.parametrize("override", EVERY)
@@ -42,20 +52,32 @@ def test_every_option_of_every_group_composes(override):
         assert chosen.kind == name
     if group == "data":
         assert chosen.name == ("stdlib" if name == "auto" else name)
-        assert chosen.source in ("stdlib", "text", "hub")
+        assert chosen.source in ("stdlib", "grammar", "text", "hub")
     if group == "model":
         assert chosen.corpus in options("data")
         assert chosen.name == name or name == "feather-bert", "a model is named as its file"
 
 
 def test_the_groups_hold_what_the_parametrisation_assumes():
-    groups = set(composing.GROUPS) - {"measure"}  # which the other door has
+    groups = set(composing.GROUPS) - {"measure", "stimuli", "population"}  # which the other door has
     assert len(EVERY) == sum(len(list((CONF / group).glob("*.yaml"))) for group in groups) >= 50
 
 
 @pytest.mark.parametrize("name", options("measure"))
 def test_every_measure_composes(name):
     assert composed(f"measure={name}", door="analyze").measure.kind == name
+
+
+@pytest.mark.parametrize("name", options("stimuli"))
+def test_every_kind_of_stimuli_composes(name):
+    needed = [] if name == "controlled" else ["stimuli.path=words"]
+    assert composed(f"stimuli={name}", *needed, door="analyze").stimuli.kind == name
+
+
+@pytest.mark.parametrize("name", options("population"))
+def test_every_population_composes(name):
+    groups = [f"population.{group}=[a,b]" for group in ("generalizing", "heuristic")] if name == "local" else []
+    assert composed(f"population={name}", *groups, door="analyze").population.name == name
 
 
 def test_a_population_is_numbered():
@@ -231,14 +253,49 @@ IMPOSSIBLE = [
     (LoggerConfig, {"kind": "tensorboard"}, r"logger\.kind=tensorboard is not known; there is: csv, none, wandb"),
     (TrainConfig, {"task": "stich"}, r"task=stich is not known; did you mean 'stitch'"),
     (MeasureConfig, {"kind": "los"}, r"measure\.kind=los is not known; did you mean 'loss'"),
-    (MeasureConfig, {"level": "byte"}, r"measure\.level=byte is not known; there is: auto, token, word"),
-    (MeasureConfig, {"estimator": "based"}, r"measure\.estimator=based .*'biased'"),
-    (MeasureConfig, {"aggregate": "mean"}, r"measure\.aggregate=mean is not known"),
-    (MeasureConfig, {"kernel": "rbv"}, r"measure\.kernel=rbv .*'rbf'"),
-    (MeasureConfig, {"flatten": "tokens"}, r"measure\.flatten=tokens .*'token'"),
-    (MeasureConfig, {"batches": 0}, r"measure\.batches=0 must be positive"),
-    (MeasureConfig, {"tokens_per_batch": -1}, r"measure\.tokens_per_batch=-1 must be positive"),
-    (MeasureConfig, {"skip_first_tokens": -1}, r"measure\.skip_first_tokens=-1 must not be negative"),
+    (CKAConfig, {"level": "byte"}, r"measure\.level=byte is not known; there is: auto, token, word"),
+    (CKAConfig, {"estimator": "based"}, r"measure\.estimator=based .*'biased'"),
+    (CKAConfig, {"aggregate": "mean"}, r"measure\.aggregate=mean is not known"),
+    (CKAConfig, {"kernel": "rbv"}, r"measure\.kernel=rbv .*'rbf'"),
+    (CKAConfig, {"flatten": "tokens"}, r"measure\.flatten=tokens .*'token'"),
+    (CKAConfig, {"batches": 0}, r"measure\.batches=0 must be positive"),
+    (CKAConfig, {"tokens_per_batch": -1}, r"measure\.tokens_per_batch=-1 must be positive"),
+    (CKAConfig, {"skip_first_tokens": -1}, r"measure\.skip_first_tokens=-1 must not be negative"),
+    (RSAConfig, {"distance": "euclid"}, r"measure\.distance=euclid .*'euclidean'"),
+    (RSAConfig, {"permutations": -1}, r"measure\.permutations=-1 must not be negative"),
+    (MLEMConfig, {"weights": "ful"}, r"measure\.weights=ful .*'full'"),
+    (MLEMConfig, {"difference": "scale"}, r"measure\.difference=scale .*'scaled'"),
+    (MLEMConfig, {"missing": "dropped"}, r"measure\.missing=dropped .*'drop'"),
+    (MLEMConfig, {"scale": "max"}, r"measure\.scale=max"),
+    (MLEMConfig, {"together": "words"}, r"measure\.together=words"),
+    (MLEMConfig, {"folds": 1}, r"measure\.folds=1 must be at least 2"),
+    (MLEMConfig, {"permutations": 0}, r"measure\.permutations=0 must be at least 1"),
+    (MLEMConfig, {"null": -1}, r"measure\.null=-1 must be at least 0"),
+    (MLEMConfig, {"alphas": [-1.0]}, r"measure\.alphas=\[-1\.0\] must be at least one number"),
+    (MLEMConfig, {"interactions": [["a"]]}, r"holds pairs of features, not \['a'\]"),
+    (PopulationMeasureConfig, {"side": "fit"}, r"measure\.side=fit is not known; there is: challenge, report"),
+    (PopulationMeasureConfig, {"site": "updates"}, r"measure\.site=updates .*'update'"),
+    (PopulationMeasureConfig, {"at_once": 0}, r"measure\.at_once=0 must be positive"),
+    (StimuliConfig, {"kind": "tables"}, r"stimuli\.kind=tables .*'table'"),
+    (StimuliConfig, {"kind": "conllu"}, r"stimuli=conllu needs stimuli\.path=FILE"),
+    (StimuliConfig, {"columns": "word"}, r"stimuli\.columns=word must be of the form"),
+    (StimuliConfig, {"balance": ["Number"]}, r"stimuli\.balance needs stimuli\.sample=N"),
+    (PairsConfig, {"source": "file"}, r"pairs\.source=file .*'files'"),
+    (PairsConfig, {"fit_pairs": 0}, r"pairs\.fit_pairs=0 must be positive"),
+    (PairsConfig, {"report_pairs": None}, r"pairs\.report_pairs must be a number"),
+    (NLIConfig, {"lr": 0.0}, r"nli\.lr=0\.0 must be positive"),
+    (NLIConfig, {"warmup": 1.0}, r"nli\.warmup=1\.0 must lie in \[0, 1\)"),
+    (
+        PopulationConfig,
+        {"members": "feather-bert", "heuristic": [1]},
+        r"population\.generalizing=None needs at least two",
+    ),
+    (
+        PopulationConfig,
+        {"members": "local", "generalizing": ["a", "b"], "heuristic": ["c"]},
+        r"population\.heuristic=\['c'\] needs at least two models of local",
+    ),
+    (PopulationConfig, {"base": "bert-mini", "size": 4, "per_group": 3}, r"per_group=3 must lie between 2 and half"),
     (TrainerConfig, {"num_nodes": 2}, r"trainer\.num_nodes are for several processes; add trainer=ddp"),
 ]
 

@@ -39,14 +39,10 @@ def cluster(distances: Float[Tensor, "m m"], k: int) -> Int[Tensor, " m"]:
         raise ValueError("distances must be finite and symmetric; `symmetric` gives the mean of two directions")
     if not 1 <= k <= len(distances):
         raise ValueError(f"{len(distances)} models cannot form {k} clusters")
-    members = torch.eye(len(distances), dtype=torch.float64, device=distances.device)  # (clusters, m)
-    while len(members) > k:
-        sizes = members.sum(1)
-        linkage = members @ distances.double() @ members.T / sizes.outer(sizes)
-        first, second = divmod(int(linkage.fill_diagonal_(torch.inf).argmin()), len(members))
-        members[first] += members[second]
-        members = torch.cat([members[:second], members[second + 1 :]])
-    return members.argmax(0)
+    from sklearn.cluster import AgglomerativeClustering
+
+    found = AgglomerativeClustering(k, metric="precomputed", linkage="average").fit_predict(distances.cpu().numpy())
+    return torch.from_numpy(found)
 
 
 def agreement(labels: Int[Tensor, " m"], groups: Sequence[Hashable]) -> float:
@@ -55,13 +51,12 @@ def agreement(labels: Int[Tensor, " m"], groups: Sequence[Hashable]) -> float:
     Raises:
         ValueError: they are not of the same models.
     """
-    found, known = _members(labels.tolist(), len(labels)).double(), _members(groups, len(labels)).double()
-    both, whole = float(_pairs(found.T @ known)), float(_pairs(torch.tensor(len(found))))
-    ours, theirs = float(_pairs(found.sum(0))), float(_pairs(known.sum(0)))
-    most = (ours + theirs) / 2
-    if most * whole == ours * theirs:  # both have a single cluster, or only single models
-        return 1.0
-    return (both - ours * theirs / whole) / (most - ours * theirs / whole)
+    from sklearn.metrics import adjusted_rand_score
+
+    known = [list(dict.fromkeys(groups)).index(group) for group in groups]
+    if len(known) != len(labels):
+        raise ValueError(f"there are groups of {len(known)} models, but {len(labels)} models")
+    return float(adjusted_rand_score(known, labels.tolist()))
 
 
 def grouped(
@@ -170,7 +165,3 @@ def _kinds(members: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
     within = (members[:, None] & members).any(-1)
     cells = members.T[:, None, :, None] & members.T[None, :, None, :]
     return torch.cat([within[None], ~within[None], cells.flatten(0, 1)]).double() * (1 - torch.eye(len(members)))
-
-
-def _pairs(counts: Tensor) -> Tensor:
-    return (counts * (counts - 1) / 2).sum()
