@@ -17,27 +17,36 @@ MORE_COLOURS = (*COLOURS, "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f",
 MARKS = "osD^vP*X"
 
 
-def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path) -> None:
-    """Importance of each feature against layer with its interval, a panel per model; below, held-out scores."""
+def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: int = 3) -> None:
+    """Importance of each feature against layer with its interval, a panel per model; below each, held-out scores."""
     models, features = list(dict.fromkeys(table["model"])), list(dict.fromkeys(table["feature"]))
     with plt.rc_context(STYLE):
-        size = (3.0 * len(models) + 1.4, 4.2)
-        shape = {"squeeze": False, "sharey": "row", "sharex": "col", "height_ratios": (3, 1)}
-        figure, panels = plt.subplots(2, len(models), figsize=size, layout="constrained", **shape)  # type: ignore
-        for (upper, lower), model in zip(panels.T, models, strict=True):
+        rows, columns = -(-len(models) // across), min(len(models), across)
+        shape: dict[str, Any] = {"squeeze": False, "sharex": "col", "height_ratios": (3, 1) * rows}
+        size = (3.0 * columns + 1.4, 4.2 * rows)
+        figure, panels = plt.subplots(2 * rows, columns, figsize=size, layout="constrained", **shape)
+        pairs = [(panels[2 * row, column], panels[2 * row + 1, column]) for row, column in np.ndindex(rows, columns)]
+        for pair in pairs[len(models) :]:
+            for axes in pair:
+                axes.set_axis_off()
+        for (upper, lower), model in zip(pairs, models, strict=False):
+            if model != models[0]:
+                upper.sharey(pairs[0][0])
+                lower.sharey(pairs[0][1])
             inside = table[table["model"] == model]
             for number, feature in enumerate(features):
-                rows = inside[inside["feature"] == feature]
+                part = inside[inside["feature"] == feature]
                 style = {"color": _colour(number), "marker": MARKS[number % len(MARKS)]}
-                _band(upper, rows, "importance", feature, **style)
+                _band(upper, part, "importance", feature, **style)
             held_out = scores[scores["model"] == model]
             _band(lower, held_out, "score", "", color="0.3", marker="o")
             upper.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             _name_layers(lower, list(held_out["layer"]))
             lower.set_xlabel("layer")
             upper.set_title(short(model), fontsize=9)
-        panels[0][0].set_ylabel("feature importance [drop of ρ]")
-        panels[1][0].set_ylabel("held-out ρ")
+        for row in range(rows):
+            panels[2 * row, 0].set_ylabel("feature importance [drop of ρ]")
+            panels[2 * row + 1, 0].set_ylabel("held-out ρ")
         figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
         save(figure, folder, "profiles")
 
@@ -161,7 +170,8 @@ def scatter(contrasts: list[Contrast], folder: Path) -> None:
 def _against(axes: Any, contrast: Contrast) -> None:
     table = contrast.importance
     axes.scatter(table["x"], table["y"], color=[_colour(number) for number in range(len(table))], s=18, zorder=3)
-    for row in table.itertuples():
+    telling = table[table[["x", "y"]].max(axis=1) > 0.04 * table[["x", "y"]].max(axis=None)]
+    for row in telling.itertuples():  # the others lie on each other at 0
         axes.annotate(row.feature, (row.x, row.y), fontsize=6, xytext=(3, 2), textcoords="offset points")
     low, high = (np.array([table[axis].agg(end) for axis in "xy"]) for end in ("min", "max"))
     ends = [min(low.min(), 0), 1.1 * high.max()]

@@ -64,7 +64,7 @@ def _distances(config: AnalyzeConfig, rows: pd.DataFrame) -> tuple[dict[str, Pat
             [place[key] for key in cells[[side, f"{side}_layer"]].itertuples(index=False, name=None)]
             for side in ("source", "target")
         ]
-        values[ends] = torch.from_numpy(cells["value"].to_numpy())
+        values[tuple(ends)] = torch.from_numpy(cells["value"].to_numpy())
     return parts, values
 
 
