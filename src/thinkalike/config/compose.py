@@ -86,8 +86,9 @@ def resolve(composed: DictConfig, schema: type[Config]) -> Config:
     An experiment has models of its own, so there `auto` stays until their jobs are composed.
     """
     OmegaConf.set_struct(composed, False)
-    if "target" in composed and composed.target.name == composed.model.name == "local":
-        composed.target.path = composed.target.path or composed.model.path
+    if "target" in composed and composed.target.name == "local" and not composed.target.path:
+        for key in ("name", "path", "classes"):  # the same folder, unless another is named
+            composed.target[key] = composed.model[key]
     if composed.data.name == "auto" and not composed.get("experiment"):
         plain: Any = OmegaConf.to_container(composed.data, resolve=False)
         chosen = {key: value for key, value in plain.items() if value is not None and key != "name"}

@@ -109,10 +109,12 @@ def _blocks(axes: Any, table: pd.DataFrame) -> Any:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(range(0, len(names), every), names[::every], fontsize=6)
     middles = ends - counts / 2 - 0.5
+    size = 8 if len(counts) <= 3 else 6
     for model, middle in middles.items():
         place = (middle + 0.5) / len(names)
-        axes.text(place, -0.1, short(str(model)), ha="center", va="top", transform=axes.transAxes)
-        axes.text(-0.1, place, short(str(model)), ha="right", va="center", rotation=90, transform=axes.transAxes)
+        style: dict[str, Any] = {"transform": axes.transAxes, "fontsize": size}
+        axes.text(place, -0.09, short(str(model)), ha="center", va="top", **style)
+        axes.text(-0.09, place, short(str(model)), ha="right", va="center", rotation=90, **style)
     axes.spines[:].set_visible(False)
     return image
 
@@ -124,7 +126,7 @@ def _plane(axes: Any, points: pd.DataFrame) -> None:
             name = (_layer_name(row.layer), (row.x, row.y))
             axes.annotate(*name, fontsize=6, xytext=(3, 3), textcoords="offset points")
     axes.set_title(f"layers by their likeness, stress {points['stress'].iloc[0]:.2f}", fontsize=9)
-    axes.legend(frameon=False, fontsize=7)
+    axes.legend(frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0))
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_xticks([])
     axes.set_yticks([])
