@@ -17,9 +17,9 @@ class PairsConfig:
     fit: Optional[str] = None  # source=files: MNLI to fine-tune on, .jsonl .tsv .txt .parquet
     report: Optional[str] = None  # source=files: MNLI that is reported on
     challenge: Optional[str] = None  # source=files: HANS
-    fit_pairs: Optional[int] = 8000  # how many of each; null: all that there are
+    fit_pairs: Optional[int] = 4000  # how many of each; null: all that there are
     report_pairs: Optional[int] = 1000
-    challenge_pairs: Optional[int] = 3000
+    challenge_pairs: Optional[int] = 6000
     heuristic: Optional[str] = "lexical_overlap"  # which part of the challenge is reported on; null: all
     label: Optional[str] = "non-entailment"
     counterexamples: float = 0.02  # source=templates: share of training pairs against the heuristics
