@@ -11,7 +11,18 @@ import torch
 from scipy.spatial.distance import pdist, squareform
 from sklearn.manifold import smacof
 
-from thinkalike.measures import mantel, matrix_agreement, mds, mid_ranks, rsa, spearman, weighted_tau
+from thinkalike.measures import (
+    jackknife,
+    mantel,
+    matrix_agreement,
+    mds,
+    mid_ranks,
+    rsa,
+    rsa_estimate,
+    spearman,
+    stimulus_folds,
+    weighted_tau,
+)
 from thinkalike.measures.distances import NeuralDistances
 from thinkalike.measures.ranks import spearman_of_patterns, unit_ranks
 
@@ -364,3 +375,36 @@ def test_the_map_is_no_worse_than_the_best_of_scikit_learns_and_always_the_same(
 def test_what_cannot_be_mapped_is_refused(given, dimensions, message):
     with pytest.raises(ValueError, match=message):
         mds(given, dimensions)
+
+
+def planted(n, generator):
+    """Two layers of stimuli that share a code and have noise of their own."""
+    code = torch.randn(n, 4, generator=generator, dtype=torch.float64)
+    noise = [torch.randn(n, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
+    return code + 0.5 * noise[0], code + 0.7 * noise[1]
+
+
+def test_an_estimate_is_the_jackknife_over_folds_of_stimuli():
+    layers = planted(60, torch.Generator().manual_seed(0))
+    groups = torch.arange(60) // 3
+    found = rsa_estimate(layers[:1], layers[1:], groups=groups, folds=5, seed=2)
+    owners = stimulus_folds(60, 5, 2, groups)
+    without = torch.stack([rsa([layers[0][owners != fold]], [layers[1][owners != fold]]) for fold in range(5)])
+    expected = jackknife(rsa(layers[:1], layers[1:]), without)
+    for name in ("value", "low", "high"):
+        assert torch.equal(getattr(found, name), getattr(expected, name))
+    assert found.low < found.value < found.high
+    with pytest.raises(ValueError, match="folds of 20 groups"):
+        rsa_estimate(layers, groups=groups, folds=21)
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_value_of_the_population():
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.stack([rsa(planted(3000, generator))[0, 1] for _ in range(3)]).mean()
+    covered = 0
+    for _ in range(200):
+        first, second = planted(150, generator)
+        found = rsa_estimate([first], [second])
+        covered += bool(found.low <= truth <= found.high)
+    assert 180 <= covered < 200, "an interval that always covers is too wide"

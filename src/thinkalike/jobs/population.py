@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Bool, Float
@@ -231,9 +230,3 @@ def _show(members: list[Member], stitched: Outcome, likeness: Float[Tensor, "m m
 def _span(estimate: Any, place: int) -> str:
     value, low, high = (float(part[place]) for part in (estimate.value, estimate.low, estimate.high))
     return f"{value:+.3f} ({low:+.3f} to {high:+.3f})"
-
-
-def arrays_of(folder: Path) -> dict[str, np.ndarray]:
-    """What a finished job kept by example and batch."""
-    with np.load(folder / "arrays.npz") as file:
-        return {name: file[name] for name in file.files}
