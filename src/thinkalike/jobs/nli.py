@@ -12,7 +12,7 @@ import torch
 from thinkalike.classification import Outcome, class_losses
 from thinkalike.config import ModelConfig, TrainConfig
 from thinkalike.data import EncodedPairs, Pairs, batches, encode
-from thinkalike.jobs.pairs import asked, parts_of, read_pairs
+from thinkalike.jobs.pairs import WHOLE, parts_of, read_pairs
 from thinkalike.jobs.steps import finished, prepare, settings_of
 from thinkalike.models import FrozenModel, content, load_model, new_classifier, pick_device
 from thinkalike.store import Job, key_of
@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 CHECKPOINT = "model"  # the folder in a result
 BATCH = 256  # pairs of a report
+REPORT = "held-out"  # the name of its row
 
 
 def nli(config: TrainConfig) -> Path:
@@ -31,6 +32,7 @@ def nli(config: TrainConfig) -> Path:
     pairs.
     """
     settings = settings_of(config, "model", "nli", "pairs")
+    settings["pairs"] |= {"heuristic": None, "label": None}  # of a report: here all parts are
     pairs = {side: read_pairs(config.pairs, side) for side in ("fit", "report", "challenge")}
     digests = {side: each.fingerprint() for side, each in pairs.items()} | {"model": content(config.model)}
     job = Job(config.store, "nli", key_of(settings, digests), settings)
@@ -60,10 +62,7 @@ def nli(config: TrainConfig) -> Path:
             ModelConfig(name=name, path=str(folder), device=config.model.device, context=config.nli.context)
         )
         table = _table(model, pairs, config)
-        scalars = {
-            "heldout_accuracy": accuracy(table, "report"),
-            "challenge_accuracy": accuracy(table, "asked"),
-        }
+        scalars = {"heldout_accuracy": accuracy(table, REPORT), "challenge_accuracy": accuracy(table, WHOLE)}
         log.info("%s: held-out accuracy %.3f, challenge %.3f", name, *scalars.values())
         return job.finish(
             scalars, table, {"models": [model.describe()], "pairs": digests, "truncated": encoded.truncated}
@@ -75,15 +74,10 @@ def accuracy(table: pd.DataFrame, part: str) -> float:
 
 
 def _table(model: FrozenModel, pairs: dict[str, Pairs], config: TrainConfig) -> pd.DataFrame:
-    """Accuracy and loss on held-out pairs, on the part of the challenge that is asked for, and on every part of it."""
-    challenge = pairs["challenge"]
-    report = outcomes(model, pairs["report"], config.pairs.truncate)
-    whole = outcomes(model, challenge, config.pairs.truncate)
-    chosen = asked(config.pairs, challenge)
-    rows = [_row("report", report, range(len(pairs["report"])))]
-    rows.append(_row("asked", outcomes(model, chosen, config.pairs.truncate), range(len(chosen))))
-    for (heuristic, label), places in parts_of(challenge).items():
-        rows.append(_row(f"{heuristic}, {label}", whole, places))
+    """Accuracy and loss on held-out pairs, on the challenge, and on every part of it."""
+    report, whole = (outcomes(model, pairs[side], config.pairs.truncate) for side in ("report", "challenge"))
+    rows = [_row(REPORT, report, range(len(pairs["report"])))]
+    rows += [_row(name, whole, places) for name, places in parts_of(pairs["challenge"]).items()]
     return pd.DataFrame([{"model": model.name, **row} for row in rows])
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from thinkalike.config import PairsConfig
 from thinkalike.data import Pairs, hub_pairs, nli_challenge, nli_training, read_hans, read_mnli
 from thinkalike.errors import ConfigError
 
-SIDES = ("fit", "report", "challenge")
+WHOLE = "challenge"  # the name of all of it
 
 
 def read_pairs(config: PairsConfig, side: str) -> Pairs:
@@ -49,8 +47,16 @@ def asked(config: PairsConfig, challenge: Pairs) -> Pairs:
     return challenge.select(config.label, config.heuristic)
 
 
-def parts_of(challenge: Pairs) -> dict[tuple[str, str], Any]:
-    """The rows of each heuristic and label of a challenge."""
-    labels = [challenge.classes[place] for place in challenge.labels.tolist()]
-    kinds = list(zip(challenge.heuristics, labels, strict=True))
-    return {kind: [row for row, other in enumerate(kinds) if other == kind] for kind in sorted(set(kinds))}
+def part_name(config: PairsConfig) -> str:
+    """What `parts_of` calls the part of the challenge that is reported on."""
+    return ", ".join(filter(None, (config.heuristic, config.label))) or WHOLE
+
+
+def parts_of(challenge: Pairs) -> dict[str, list[int]]:
+    """The rows of each heuristic, label, and both, of a challenge, and of all of it."""
+    found: dict[str, list[int]] = {WHOLE: list(range(len(challenge)))}
+    for row, (heuristic, place) in enumerate(zip(challenge.heuristics, challenge.labels.tolist(), strict=True)):
+        label = challenge.classes[place]
+        for name in (heuristic, label, f"{heuristic}, {label}"):
+            found.setdefault(name, []).append(row)
+    return found

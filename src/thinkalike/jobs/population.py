@@ -20,7 +20,7 @@ from thinkalike.config import AnalyzeConfig, ModelConfig, PopulationMeasureConfi
 from thinkalike.data import EncodedPairs, PairBatch, Pairs, batches, encode
 from thinkalike.errors import DataError, ModelError
 from thinkalike.jobs.nli import CHECKPOINT, accuracy, nli
-from thinkalike.jobs.pairs import asked, read_pairs
+from thinkalike.jobs.pairs import asked, part_name, read_pairs
 from thinkalike.jobs.steps import finished, prepare, settings_of
 from thinkalike.measures import CKA
 from thinkalike.models import EMBED, FrozenModel, content, load_model, same_vocabulary
@@ -105,7 +105,7 @@ def _finetuned(config: AnalyzeConfig) -> list[Member]:
         job = compose_job("train", words)
         job.pairs, job.trainer.threads = config.pairs, config.threads
         folder = nli(job)
-        found.append((accuracy(pd.read_csv(folder / "table.csv"), "asked"), index, folder))
+        found.append((accuracy(pd.read_csv(folder / "table.csv"), part_name(config.pairs)), index, folder))
     ranked = sorted(found, reverse=True)
     groups = {"generalizing": ranked[: chosen.per_group], "heuristic": ranked[-chosen.per_group :]}
     return [
