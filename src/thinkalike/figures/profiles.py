@@ -172,7 +172,7 @@ def scatter(contrasts: list[Contrast], folder: Path) -> None:
 def _against(axes: Any, contrast: Contrast) -> None:
     table = contrast.importance
     axes.scatter(table["x"], table["y"], color=[_colour(number) for number in range(len(table))], s=18, zorder=3)
-    telling = table[table[["x", "y"]].max(axis=1) > 0.04 * table[["x", "y"]].max(axis=None)]
+    telling = table[table[["x", "y"]].max(axis=1) > 0.04 * table[["x", "y"]].to_numpy().max()]
     for row in telling.itertuples():  # the others lie on each other at 0
         axes.annotate(row.feature, (row.x, row.y), fontsize=6, xytext=(3, 2), textcoords="offset points")
     low, high = (np.array([table[axis].agg(end) for axis in "xy"]) for end in ("min", "max"))

@@ -12,6 +12,7 @@ import torch
 from thinkalike.classification import Outcome, class_losses
 from thinkalike.config import ModelConfig, TrainConfig
 from thinkalike.data import EncodedPairs, Pairs, batches, encode
+from thinkalike.errors import DataError, nearest
 from thinkalike.jobs.pairs import WHOLE, parts_of, read_pairs
 from thinkalike.jobs.steps import finished, prepare, settings_of
 from thinkalike.models import FrozenModel, content, load_model, new_classifier, pick_device
@@ -70,7 +71,15 @@ def nli(config: TrainConfig) -> Path:
 
 
 def accuracy(table: pd.DataFrame, part: str) -> float:
-    return float(table.set_index("set")["accuracy"][part])
+    """Of the row of a finished job that is called so.
+
+    Raises:
+        DataError: there is no such part.
+    """
+    found = dict(zip(table["set"], table["accuracy"], strict=True))
+    if part not in found:
+        raise DataError(f"the pairs have no part '{part}'; {nearest(part, found)}")
+    return float(found[part])
 
 
 def _table(model: FrozenModel, pairs: dict[str, Pairs], config: TrainConfig) -> pd.DataFrame:
