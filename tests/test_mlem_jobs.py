@@ -18,6 +18,7 @@ import tiny
 from conftest import composed
 from thinkalike import reproduce
 from thinkalike.data import controlled_stimuli, read_table
+from thinkalike.errors import DataError
 from thinkalike.jobs import mlem
 from thinkalike.jobs.states import stimulus_states
 from thinkalike.measures import MLEM, feature_importance, rsa, weighted_tau
@@ -347,6 +348,11 @@ CLAIMS = [
 def test_a_claim_holds_where_it_was_planted_and_only_there(claim, so, otherwise, tmp_path):
     assert claim(profiled(tmp_path, "a", so)).holds is True
     assert claim(profiled(tmp_path, "b", otherwise)).holds is False
+
+
+def test_a_claim_about_a_feature_that_is_not_there(tmp_path):
+    with pytest.raises(DataError, match="claims are about Tense, which these stimuli do not have; measure=mlem takes"):
+        profiled(tmp_path, "a", STEADY).of("Tense")
 
 
 def test_scores_are_judged_by_the_weakest_model(tmp_path):

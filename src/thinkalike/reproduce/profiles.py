@@ -21,6 +21,7 @@ from torch import Tensor
 
 from thinkalike import figures, jobs
 from thinkalike.config import AnalyzeConfig, compose_job
+from thinkalike.errors import DataError
 from thinkalike.measures import fold_interval
 from thinkalike.reproduce.claims import Claim, conclude
 
@@ -58,6 +59,15 @@ class Profiled:
         return torch.from_numpy(np.load(self.folder / "arrays.npz")["importances"]).movedim(-1, 0)
 
     def of(self, feature: str) -> Float[Tensor, "k l"]:
+        """Importance of a feature in every layer on every fold.
+
+        Raises:
+            DataError: the stimuli do not have it.
+        """
+        if feature not in self.features:
+            raise DataError(
+                f"the paper's claims are about {feature}, which these stimuli do not have; measure=mlem takes any"
+            )
         return self.importances[..., self.features.index(feature)]
 
     @property
