@@ -145,3 +145,25 @@ def write_legacy(folder: Path, tokenizer_name: str, seed: int = 0, **changes) ->
     config = {**shape, "d_vocab": len(tokenizer()), "attn_only": False, "normalization": shape["normalization_type"]}
     (folder / "config.json").write_text(json.dumps({**config, "tokenizer_name": tokenizer_name}))
     return module.eval()
+
+
+@cache
+def pair_tokenizer(vocabulary: int = 300):
+    """One that writes pairs as BERT's does, and knows the words of the templates."""
+    from thinkalike.data import nli_challenge, nli_training
+    from thinkalike.models import train_tokenizer
+
+    pairs = nli_training(120), nli_challenge(120)
+    return train_tokenizer([text for part in pairs for text in (*part.premises, *part.hypotheses)], vocabulary, True)
+
+
+def write_pairs(pairs, path: Path) -> Path:
+    """As MNLI and HANS are published: .jsonl, or cells between tabs."""
+    texts, labels = (pairs.premises, pairs.hypotheses), [pairs.classes[place] for place in pairs.labels.tolist()]
+    columns = ("sentence1", "sentence2", "gold_label", "heuristic", "subcase")
+    rows = list(zip(*texts, labels, pairs.heuristics, pairs.subcases, strict=True))
+    lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in rows]
+    if path.suffix != ".jsonl":
+        lines = ["\t".join(row) for row in [columns, *rows]]
+    path.write_text("\n".join(lines) + "\n")
+    return path

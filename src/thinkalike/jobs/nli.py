@@ -12,9 +12,9 @@ import torch
 from thinkalike.classification import Outcome, class_losses
 from thinkalike.config import ModelConfig, TrainConfig
 from thinkalike.data import EncodedPairs, Pairs, batches, encode
-from thinkalike.errors import DataError, nearest
+from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.jobs.pairs import WHOLE, parts_of, read_pairs
-from thinkalike.jobs.steps import finished, prepare, settings_of
+from thinkalike.jobs.steps import finished, held, prepare, settings_of
 from thinkalike.models import FrozenModel, content, load_model, new_classifier, pick_device
 from thinkalike.store import Job, key_of
 from thinkalike.training import Finetuning, Run, fit, logged
@@ -39,11 +39,14 @@ def nli(config: TrainConfig) -> Path:
     job = Job(config.store, "nli", key_of(settings, digests), settings)
     if finished(job, config.force):
         return job.folder
-    with job.running() as partial:
+    with held(job, config.trainer) as partial:
         prepare(config.nli.index, config.trainer.threads)
         module, tokenizer = new_classifier(config.model, pairs["fit"].classes)
-        encoded = encode(pairs["fit"], tokenizer, config.nli.context, config.pairs.truncate)
-        trained = Finetuning(module.train(), encoded, pairs["fit"].labels, config.nli, config.nli.index)
+        if config.nli.context > (longest := module.config.max_position_embeddings):
+            raise ConfigError(f"nli.context={config.nli.context} is longer than the {longest} of {config.model.name}")
+        options = tokenizer, config.nli.context, config.pairs.truncate
+        encoded = {side: encode(each, *options) for side, each in pairs.items()}
+        trained = Finetuning(module.train(), encoded["fit"], pairs["fit"].labels, config.nli, config.nli.index)
         name = f"{config.model.name}-nli-{config.nli.index}"
         run = Run(
             name,
@@ -62,12 +65,11 @@ def nli(config: TrainConfig) -> Path:
         model = load_model(
             ModelConfig(name=name, path=str(folder), device=config.model.device, context=config.nli.context)
         )
-        table = _table(model, pairs, config)
+        table = _table(model, pairs, encoded)
         scalars = {"heldout_accuracy": accuracy(table, REPORT), "challenge_accuracy": accuracy(table, WHOLE)}
         log.info("%s: held-out accuracy %.3f, challenge %.3f", name, *scalars.values())
-        return job.finish(
-            scalars, table, {"models": [model.describe()], "pairs": digests, "truncated": encoded.truncated}
-        )
+        truncated = {side: each.truncated for side, each in encoded.items()}
+        return job.finish(scalars, table, {"models": [model.describe()], "pairs": digests, "truncated": truncated})
 
 
 def accuracy(table: pd.DataFrame, part: str) -> float:
@@ -82,9 +84,9 @@ def accuracy(table: pd.DataFrame, part: str) -> float:
     return float(found[part])
 
 
-def _table(model: FrozenModel, pairs: dict[str, Pairs], config: TrainConfig) -> pd.DataFrame:
+def _table(model: FrozenModel, pairs: dict[str, Pairs], encoded: dict[str, EncodedPairs]) -> pd.DataFrame:
     """Accuracy and loss on held-out pairs, on the challenge, and on every part of it."""
-    report, whole = (outcomes(model, pairs[side], config.pairs.truncate) for side in ("report", "challenge"))
+    report, whole = (_outcomes(model, pairs[side], encoded[side]) for side in ("report", "challenge"))
     rows = [_row(REPORT, report, range(len(pairs["report"])))]
     rows += [_row(name, whole, places) for name, places in parts_of(pairs["challenge"]).items()]
     return pd.DataFrame([{"model": model.name, **row} for row in rows])
@@ -97,9 +99,8 @@ def _row(name: str, outcome: Outcome, places: Any) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def outcomes(model: FrozenModel, pairs: Pairs, truncate: bool = True) -> Outcome:
+def _outcomes(model: FrozenModel, pairs: Pairs, encoded: EncodedPairs) -> Outcome:
     """What a classifier gets right, pair by pair."""
-    encoded: EncodedPairs = encode(pairs, model.tokenizer, model.context, truncate)
     losses, correct = torch.zeros(len(pairs), dtype=torch.float64), torch.zeros(len(pairs), dtype=torch.bool)
     for batch in batches(encoded, BATCH):
         logits = model.full(batch.tokens, batch.mask.long(), batch.types).cpu()

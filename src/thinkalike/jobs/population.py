@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,14 +12,15 @@ from typing import Any
 
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.activations import counted, token_states
 from thinkalike.classification import Outcome, check_labels, identity_stitches
 from thinkalike.config import AnalyzeConfig, ModelConfig, PopulationMeasureConfig, compose_job
 from thinkalike.data import EncodedPairs, PairBatch, Pairs, batches, encode
-from thinkalike.errors import DataError, ModelError
+from thinkalike.data.nli import MNLI
+from thinkalike.errors import ConfigError, DataError, ModelError
 from thinkalike.jobs.nli import CHECKPOINT, accuracy, nli
 from thinkalike.jobs.pairs import asked, part_name, read_pairs
 from thinkalike.jobs.steps import finished, prepare, settings_of
@@ -53,6 +55,8 @@ def population(config: AnalyzeConfig) -> Path:
     pairs = read_pairs(config.pairs, measure.side)
     pairs = asked(config.pairs, pairs) if measure.side == "challenge" else pairs
     members = members_of(config)
+    if twice := [name for name, count in Counter(each.name for each in members).items() if count > 1]:
+        raise ConfigError(f"population={config.population.name} names {twice[0]} twice")
     digests = {"pairs": pairs.fingerprint()} | {each.name: content(each.config) for each in members}
     settings = settings_of(config, "measure", "pairs", "population")
     job = Job(config.store, "population", key_of(settings, digests), settings)
@@ -61,7 +65,7 @@ def population(config: AnalyzeConfig) -> Path:
     with job.running():
         prepare(config.seed, config.threads)
         models = _load(members, config, pairs)
-        encoded = encode(pairs, models[0].tokenizer, models[0].context, config.pairs.truncate)
+        encoded = _encode(pairs, models, config)
         stitched = _stitched(models, encoded, pairs, measure.at_once)
         likeness, hsics = _likeness(models, encoded, measure)
         table = _table(members, models[0].n_layers, stitched)
@@ -89,21 +93,20 @@ def members_of(config: AnalyzeConfig) -> list[Member]:
 
 
 def _published(name: str, number: Any) -> ModelConfig:
-    where = f"model.path={number}" if name == "local" else f"model.index={number}"
-    config: ModelConfig = compose_job("train", [f"model={name}", where]).model
     if name == "local":
-        config.name = Path(str(number)).name
+        return ModelConfig(name=str(number), path=str(number))
+    config: ModelConfig = compose_job("train", [f"model={name}", f"model.index={number}"]).model
     return config
 
 
 def _finetuned(config: AnalyzeConfig) -> list[Member]:
     """The most and the least accurate on the challenge of as many fine-tunings as the population has."""
     chosen, found = config.population, []
+    asked(config.pairs, read_pairs(config.pairs, "challenge"))  # an empty part is refused now, not after training
     for index in range(chosen.size):
         log.info("member %d of %d", index + 1, chosen.size)
-        words = ["task=nli", f"model={chosen.base}", f"nli.index={index}", f"store={config.store}", "logger=none"]
-        job = compose_job("train", words)
-        job.pairs, job.trainer.threads = config.pairs, config.threads
+        job = compose_job("train", ["task=nli", f"model={chosen.base}", f"nli.index={index}", "logger=none"])
+        job.store, job.pairs, job.trainer.threads = config.store, config.pairs, config.threads
         folder = nli(job)
         found.append((accuracy(pd.read_csv(folder / "table.csv"), part_name(config.pairs)), index, folder))
     ranked = sorted(found, reverse=True)
@@ -126,14 +129,19 @@ def _load(members: list[Member], config: AnalyzeConfig, pairs: Pairs) -> list[Fr
         if not model.classes:
             raise ModelError(f"{model.name} is no classifier; a population is of classifiers of pairs")
         same_vocabulary(models[0], model)
-    known = pairs if pairs.classes == models[0].classes else read_pairs(config.pairs, "report")
+    own = "report" if len(models[0].classes) == len(MNLI) else "challenge"
+    known = pairs if pairs.classes == MNLI else read_pairs(config.pairs, own)
     part = known.sample(min(CHECKED, len(known)), config.seed)
-    encoded = encode(part, models[0].tokenizer, models[0].context, config.pairs.truncate)
-    whole = encoded.batch(range(len(part)))
+    whole = _encode(part, models, config).batch(range(len(part)))
     for model in models:
         logits = model.full(whole.tokens, whole.mask.long(), whole.types).cpu()
         check_labels(logits, part.labels, model.classes, part.classes, name=model.name)
     return models
+
+
+def _encode(pairs: Pairs, models: list[FrozenModel], config: AnalyzeConfig) -> EncodedPairs:
+    context = min(model.context for model in models)
+    return encode(pairs, models[0].tokenizer, context, config.pairs.truncate)
 
 
 def _stitched(models: list[FrozenModel], encoded: EncodedPairs, pairs: Pairs, at_once: int) -> Outcome:
@@ -158,8 +166,11 @@ def _likeness(
     """CKA of every two models at each layer, and the HSIC of each batch that it comes from."""
     metrics = [CKA(len(models), len(models)) for _ in range(models[0].n_layers)]
     for rows in _rows(models, encoded, measure):
-        for metric, layer in zip(metrics, rows, strict=True):
-            metric.update(layer, layer)
+        for number, (metric, layer) in enumerate(zip(metrics, rows, strict=True)):
+            try:
+                metric.update(layer, layer)
+            except ValueError as error:  # what it calls layers are models
+                raise DataError(f"block {number} of {', '.join(model.name for model in models)}: {error}") from error
     if not metrics[0].update_called:
         raise DataError(f"too few pairs for measure.tokens_per_batch={measure.tokens_per_batch}; lower it")
     results, m = [metric.compute() for metric in metrics], len(models)
@@ -183,8 +194,8 @@ def _rows(
 
 def _states(models: list[FrozenModel], batch: PairBatch, measure: PopulationMeasureConfig) -> list[list[Tensor]]:
     """States of the tokens that count, by layer and model."""
-    mask: Bool[Tensor, "b t"] = batch.mask
-    states = token_states(models, batch.tokens, mask=mask.long(), types=batch.types, site=measure.site)
+    mask = batch.mask.long()
+    states = token_states(models, batch.tokens, mask=mask, types=batch.types, site=measure.site)
     chosen = counted(batch.tokens, mask=mask, include_padding=measure.include_padding)
     return [[own[layer].cpu()[chosen] for own in states] for layer in range(models[0].n_layers)]
 

@@ -54,7 +54,8 @@ def new_classifier(config: ModelConfig, classes: Sequence[str]) -> tuple[Any, An
     names = dict(enumerate(classes))
     with explained(config), checkpoint(config) as (place, _):
         revision = {"revision": config.revision or "main"}
-        kind = AutoConfig.from_pretrained(place, **revision).model_type
+        own = config.family in ("native", "legacy")  # of no class of transformers
+        kind = config.family if own else AutoConfig.from_pretrained(place, **revision).model_type
         if kind != "bert":
             raise ModelError(f"task=nli fine-tunes BERT; {config.name} is a {kind}: choose model=bert-mini, for one")
         options = {"id2label": names, "label2id": {name: number for number, name in names.items()}, **revision}

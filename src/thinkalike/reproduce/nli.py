@@ -25,6 +25,7 @@ from thinkalike.populations import Grouped, agreement, cluster, grouped, parting
 from thinkalike.reproduce.claims import Claim, conclude
 
 SMALL = 0.02  # of an accuracy: what "almost no penalty" may cost
+NO_LATE = "no cut is late in models of fewer than 5 blocks"
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def _at_scale(config: AnalyzeConfig) -> AnalyzeConfig:
         return config
     paper = compose_job("analyze", ["pairs=mnli", "population=feather-berts"])
     pairs = paper.pairs if config.pairs.source == "templates" else config.pairs
-    population = paper.population if config.population.base else config.population
+    population = paper.population if config.population.base == "bert-mini" else config.population
     return replace(config, pairs=pairs, population=population)
 
 
@@ -153,7 +154,6 @@ def _stitching_claims(penalties: Grouped, found: Compared, where: str) -> list[C
     early = [cut for cut in range(cuts) if cut <= blocks / 2]
     late = [cut for cut in range(cuts) if 0.75 * blocks < cut < blocks]
     within, between, difference = penalties.within, penalties.between, penalties.difference
-    step = parting(-found.penalties().mean(-1), found.groups)
     return [
         Claim(
             f"stitches at early cuts cost almost nothing {where}",
@@ -162,15 +162,15 @@ def _stitching_claims(penalties: Grouped, found: Compared, where: str) -> list[C
         ),
         Claim(
             f"late stitches between the groups cost more than within {where}",
-            all(bool(difference.high[cut] < 0) for cut in late),
+            all(bool(difference.high[cut] < 0) for cut in late) if late else None,
             "within minus between "
-            + ", ".join(f"{cut - 1}: {_span(difference, cut)}" for cut in late)
-            + f"; they part at cut {int(step.value) - 1} ({int(step.low) - 1} to {int(step.high) - 1})",
+            + (", ".join(f"{cut - 1}: {_span(difference, cut)}" for cut in late) or NO_LATE)
+            + f"; {_parting(-found.penalties().mean(-1), found.groups, 'cut', -1)}",
         ),
         Claim(
             f"late stitches within a group cost almost nothing {where}",
-            bool(within.value[late].max() < SMALL),
-            "within groups " + ", ".join(f"{cut - 1}: {_span(within, cut)}" for cut in late),
+            bool(within.value[late].max() < SMALL) if late else None,
+            "within groups " + (", ".join(f"{cut - 1}: {_span(within, cut)}" for cut in late) or NO_LATE),
         ),
     ]
 
@@ -178,15 +178,23 @@ def _stitching_claims(penalties: Grouped, found: Compared, where: str) -> list[C
 def _late_layers_part(alike: Grouped, found: Compared) -> Claim:
     layers = alike.difference.value.shape[0]
     early, late = range(layers // 2), range(layers - max(layers // 4, 1), layers)
-    step = parting(found.likeness(), found.groups)
     parted = [bool(alike.difference.low[layer] > 0) for layer in late]
     return Claim(
         "CKA tells the groups apart in late layers, and not in early ones",
         all(parted) and not any(bool(alike.difference.low[layer] > 0) for layer in early),
         "within minus between "
         + ", ".join(f"{layer}: {_span(alike.difference, layer)}" for layer in range(layers))
-        + f"; they part at layer {int(step.value)} ({int(step.low)} to {int(step.high)})",
+        + f"; {_parting(found.likeness(), found.groups, 'layer', 0)}",
     )
+
+
+def _parting(values: Float[Tensor, "m m l"], groups: list[str], place: str, first: int) -> str:
+    try:
+        step = parting(values, groups)
+    except ValueError:  # no change at all, of these models or of a resample
+        return f"they part at no {place}"
+    value, low, high = (int(end) + first for end in (step.value, step.low, step.high))
+    return f"they part at {place} {value} ({low} to {high})"
 
 
 def _clusters(config: AnalyzeConfig, found: Compared) -> list[Claim]:
@@ -197,7 +205,8 @@ def _clusters(config: AnalyzeConfig, found: Compared) -> list[Claim]:
     known: dict[str, list[Any]] = {"accuracy on the challenge": found.groups}
     population = _at_scale(config).population
     if population.cluster:
-        inside = [f"{population.members}-{number}" for number in population.cluster]
+        local = population.members == "local"
+        inside = [str(number) if local else f"{population.members}-{number}" for number in population.cluster]
         known["the published cluster"] = [name in inside for name in found.names]
     claims = []
     for what, matrix in (("stitching penalties", costs), ("CKA distances", found.distances())):

@@ -22,9 +22,10 @@ class Finetuning(SteppedModule):
         steps = max(config.epochs * len(pairs) // config.pairs_per_step, 1)
         places = torch.arange(len(pairs))[:, None]  # a row is the number of a pair
         super().__init__(places, config.pairs_per_step, steps, seed)
-        self.model, self.pairs, self.labels, self.config = model, pairs, labels, config
+        self.model, self.pairs, self.labels, self.config, self.seed = model, pairs, labels, config, seed
 
     def training_step(self, places: Int[Tensor, "b 1"], _: int) -> Tensor:
+        torch.manual_seed(self.seed * 1_000_003 + self.global_step)  # dropout depends on the step alone, as batches do
         batch = self.pairs.batch(places[:, 0].tolist())
         tokens, mask, types = (part.to(self.device) for part in (batch.tokens, batch.mask.long(), batch.types))
         logits = self.model(tokens, attention_mask=mask, token_type_ids=types).logits

@@ -1,0 +1,253 @@
+"""task=nli: what the door leaves, what an index decides, and what cannot be done in one line."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch.nn.functional import cross_entropy
+
+import tiny
+from conftest import ROOT, composed, kill_and_resume
+from thinkalike import jobs
+from thinkalike.data import nli_challenge, nli_training
+from thinkalike.errors import ConfigError
+from thinkalike.jobs.nli import CHECKPOINT
+from thinkalike.training.run import StepBatches
+
+FIT, REPORT, CHALLENGE = 64, 40, 120
+DRAWN = nli_training(FIT + REPORT, 0, 0.02)
+FITTED, REPORTED, HARD = DRAWN.take(range(FIT)), DRAWN.take(range(FIT, FIT + REPORT)), nli_challenge(CHALLENGE, 1)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    """A tiny BERT with dropout, whose tokenizer knows the templates."""
+    tokenizer = tiny.pair_tokenizer()
+    size = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
+    shape = transformers.BertConfig(vocab_size=len(tokenizer), max_position_embeddings=72, **size)
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp("bert")
+    transformers.BertForMaskedLM(shape).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def words(bert, tmp_path):
+    """The command line of a small job, its number apart."""
+    counts = [f"pairs.fit_pairs={FIT}", f"pairs.report_pairs={REPORT}", f"pairs.challenge_pairs={CHALLENGE}"]
+    model = ["model=local", f"model.path={bert}", "nli.context=72", "nli.lr=1e-3", "logger=none"]
+    return ["task=nli", *model, *counts, f"store={tmp_path}/results"]
+
+
+def result(out):
+    return Path(out.split("results: ")[1].strip())
+
+
+def weights_of(folder):
+    return (folder / CHECKPOINT / "model.safetensors").read_bytes()
+
+
+@torch.no_grad()
+def asked_of_transformers(folder, pairs):
+    """Accuracy and mean loss, by transformers alone; neutral and contradiction are one class where the pairs say so."""
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(
+        pairs.premises, pairs.hypotheses, return_tensors="pt", padding=True, return_token_type_ids=True
+    )  # fmt: skip
+    logits = model(**inputs).logits.double()
+    assert model.config.id2label == {0: "entailment", 1: "neutral", 2: "contradiction"}
+    guesses = logits.argmax(-1)
+    if len(pairs.classes) == 2:
+        chance = logits.softmax(-1)
+        logits, guesses = torch.stack([chance[:, 0], chance[:, 1:].sum(-1)], -1).log(), guesses.clamp(max=1)
+    return (guesses == pairs.labels).double().mean().item(), cross_entropy(logits, pairs.labels).item()
+
+
+def test_a_job_leaves_a_checkpoint_that_transformers_finds_as_right_as_the_table_says(call, words):
+    status, out, err = call("train.py", *words, "nli.epochs=20")
+    assert status == 0, err
+    folder = result(out)
+    table = pd.read_csv(folder / "table.csv").set_index("set")
+    parts = {"held-out": REPORTED, "challenge": HARD}
+    parts |= {f"{of}, {label}": HARD.select(label, of) for of in set(HARD.heuristics) for label in HARD.classes}
+    parts |= {of: HARD.select(heuristic=of) for of in set(HARD.heuristics)}
+    parts |= {label: HARD.select(label) for label in HARD.classes}
+    assert set(table.index) == set(parts)
+    for name, pairs in parts.items():
+        accuracy, loss = asked_of_transformers(folder / CHECKPOINT, pairs)
+        assert table.loc[name, "pairs"] == len(pairs)
+        assert table.loc[name, "accuracy"] == pytest.approx(accuracy, abs=1e-12)
+        assert table.loc[name, "loss"] == pytest.approx(loss, abs=1e-5)
+    assert table["accuracy"].nunique() > 2, "control: the parts can be told apart"
+    record = json.loads((folder / "result.json").read_text())
+    assert record["scalars"]["heldout_accuracy"] == table.loc["held-out", "accuracy"]
+    assert record["scalars"]["challenge_accuracy"] == table.loc["challenge", "accuracy"]
+    assert record["provenance"]["truncated"] == {"fit": 0, "report": 0, "challenge": 0}
+    assert "already done" in call("train.py", *words, "nli.epochs=20")[2]
+
+
+def test_an_index_decides_the_head_and_the_order_and_nothing_else(call, words, bert, monkeypatch):
+    seen = []
+    monkeypatch.setattr(importlib.import_module("thinkalike.jobs.nli"), "fit", lambda module, *_: seen.append(module))
+    for index in (0, 1):
+        assert call("train.py", *words, f"nli.index={index}")[0] == 0
+    first, second = seen
+    base, ours = load_file(bert / "model.safetensors"), [module.model.state_dict() for module in seen]
+    body = [name for name in ours[0] if name.startswith("bert.") and "pooler" not in name]
+    assert len(body) > 30
+    assert all(torch.equal(weights[name], base[name]) for weights in ours for name in body)
+    assert all(name in body or "pooler" in name or "classifier" in name for name in ours[0])
+    assert not torch.equal(*(weights["classifier.weight"] for weights in ours))
+    assert (first.pairs, first.labels.tolist(), first.config.lr) == (second.pairs, FITTED.labels.tolist(), 1e-3)
+    orders = [torch.cat([StepBatches(*module._batches)[step] for step in (0, 1)])[:, 0].tolist() for module in seen]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(FIT))  # an epoch is every pair, once
+
+
+def test_the_same_index_gives_the_same_bytes_and_another_does_not(call, words):
+    made = [result(call("train.py", *words, *more)[1]) for more in ([], ["nli.index=1"])]
+    before = [weights_of(folder) for folder in made]
+    again = call("train.py", *words, "force=true", "trainer.checkpoint_every=1")
+    assert result(again[1]) == made[0]
+    assert weights_of(made[0]) == before[0] != before[1]
+
+
+def test_a_killed_job_goes_on_to_the_same_weights(words, tmp_path):
+    def command(store):
+        long = ["nli.epochs=40", "trainer.checkpoint_every=5", f"store={tmp_path}/{store}"]
+        return [sys.executable, str(ROOT / "train.py"), *words[:-1], *long]
+
+    killed, whole = kill_and_resume(command, tmp_path, "nli", "last.ckpt")
+    assert weights_of(killed) == weights_of(whole)
+    assert (killed / "table.csv").read_bytes() == (whole / "table.csv").read_bytes()
+
+
+# --------------------------------------------------------------------------------------------------------------- pairs
+
+
+def write_files(folder):
+    """The templates' pairs, as MNLI and HANS are published."""
+    for name, pairs in (("fit", FITTED), ("report", REPORTED)):
+        tiny.write_pairs(pairs, folder / f"{name}.jsonl")
+    tiny.write_pairs(HARD, folder / "hans.txt")
+    return ["pairs=files", f"pairs.fit={folder}/fit.jsonl", f"pairs.report={folder}/report.jsonl"]
+
+
+def without_counts(words):
+    return [word for word in words if "_pairs=" not in word]
+
+
+def test_pairs_from_files_give_what_the_same_pairs_of_the_templates_give(call, words, tmp_path):
+    files = [*write_files(tmp_path), f"pairs.challenge={tmp_path}/hans.txt"]
+    tables, weights = [], []
+    for line in (words, [*without_counts(words), *files], [*without_counts(words), *files, "pairs.fit_pairs=40"]):
+        status, out, err = call("train.py", *line)
+        assert status == 0, err
+        tables.append((result(out) / "table.csv").read_text())
+        weights.append(weights_of(result(out)))
+    assert tables[0] == tables[1] != tables[2]
+    assert weights[0] == weights[1] != weights[2]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ([], "pairs=files needs pairs.challenge=FILE"),
+        (["pairs.challenge=nowhere.txt"], "cannot read nowhere.txt"),
+        (["pairs.challenge=HANS", "pairs.report=null"], "pairs=files needs pairs.report=FILE"),
+        (["pairs.challenge=BAD"], "the label 'maybe' is not known; there is: entailment, non-entailment"),
+        (
+            ["pairs.challenge=HANS", "pairs.heuristic=lexical"],
+            "has no pairs of label=non-entailment, heuristic=lexical",
+        ),
+    ],
+)
+def test_files_that_do_not_fit_are_one_line(more, message, call, words, tmp_path):
+    files = write_files(tmp_path)
+    hans = tmp_path / "hans.txt"
+    (tmp_path / "bad.txt").write_text(hans.read_text().replace("\tnon-entailment\t", "\tmaybe\t", 1))
+    more = [word.replace("HANS", str(hans)).replace("BAD", f"{tmp_path}/bad.txt") for word in more]
+    status, _, err = call("train.py", *without_counts(words), *files, *more)
+    assert status == 1
+    assert message in err
+    assert err.strip().splitlines()[-1].startswith("error: ")
+    assert "step 1 of" not in err, "before any training"
+    assert not list(tmp_path.glob("results/*/*/result.json"))
+
+
+def test_pairs_that_are_too_long_are_counted_or_refused(call, words):
+    short = [*words, "nli.context=24"]
+    status, out, err = call("train.py", *short)
+    assert status == 0, err
+    encode, sides = tiny.pair_tokenizer(), {"fit": FITTED, "report": REPORTED, "challenge": HARD}
+    lengths = {side: map(len, encode(each.premises, each.hypotheses)["input_ids"]) for side, each in sides.items()}
+    cut = {side: sum(length > 24 for length in each) for side, each in lengths.items()}
+    assert 0 < cut["fit"] < FIT
+    assert json.loads((result(out) / "result.json").read_text())["provenance"]["truncated"] == cut
+    assert f"cut {cut['fit']} of {FIT} pairs to 24 tokens" in err
+    status, _, err = call("train.py", *short, "pairs.truncate=false")
+    assert status == 1
+    assert "tokens, but context=24; raise it, or allow truncation" in err
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+def test_what_is_no_bert_is_one_line(call, words, checkpoints):
+    for model, message in (
+        (["model=local", f"model.path={checkpoints['gpt2']}"], "gpt2: choose model=bert-mini"),
+        (["model=gelu-3l-mini"], "gelu-3l-mini is a native: choose model=bert-mini"),
+        (["model=local", "model.path=/nowhere"], "/nowhere holds no checkpoint"),
+    ):
+        status, _, err = call("train.py", *[word for word in words if not word.startswith("model")], *model)
+        assert status == 1
+        assert message in err
+        assert err.strip().splitlines()[-1].startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["nli.context=128"], "nli.context=128 is longer than the 72 of local"),
+        (["nli.lr=1e30", "nli.epochs=20"], "lower nli.lr=1e+30"),
+        (["nli.lr=0"], "nli.lr=0.0 must be positive"),
+        (["nli.epoch=2"], "did you mean 'nli.epochs'?"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_line(more, message, call, words):
+    status, _, err = call("train.py", *words, *more)
+    assert status == 1
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        *[
+            ([f"nli.{key}=0"], rf"nli\.{key}=0(\.0)? must be positive")
+            for key in ("epochs", "pairs_per_step", "context")
+        ],
+        (["nli.warmup=1"], r"nli\.warmup=1\.0 must lie in \[0, 1\)"),
+        (["pairs.report_pairs=0"], r"pairs\.report_pairs=0 must be positive"),
+        (["pairs.fit_pairs=null"], r"pairs\.fit_pairs must be a number"),
+        (["pairs.source=hans"], r"pairs\.source=hans is not known"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_by_their_schemas(words, message):
+    with pytest.raises(ConfigError, match=message):
+        composed("task=nli", *words)
+
+
+def test_the_recipe_is_of_the_models_scale():
+    recipes = [composed("task=nli", *more).nli for more in (["model=bert-mini"], ["model=bert-base-uncased"])]
+    assert [(recipe.lr, recipe.context) for recipe in recipes] == [(1e-3, 64), (2e-5, 128)]
+    assert jobs.nli.__name__ == "nli"

@@ -1,0 +1,253 @@
+"""Figures 2, 7 and 8 of Brown et al. 2023: claims where they are planted, classifiers that are made and fetched."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import hub
+from conftest import composed
+from test_nli_data import of_the_hub
+from test_nli_jobs import THREE, loaded, relabelled, result, write_base, write_sibling
+from thinkalike import reproduce
+from thinkalike.data import nli_challenge, nli_training
+from thinkalike.jobs.nli import CHECKPOINT
+from thinkalike.reproduce import nli as experiments
+from thinkalike.training import Finetuning
+
+BLOCKS, EACH, TEXTS = 6, 3, 400
+GROUPS = ["generalizing"] * EACH + ["heuristic"] * EACH
+
+
+# -------------------------------------------------------------------------------------------------------------- claims
+
+
+def planted(folder, *, early=0.0, within=0.0, between=0.3, cka=0.5, gap=0.5, noise=0.003, groups=GROUPS, blocks=BLOCKS):
+    """A finished job where stitches lose these shares of the texts, in late cuts; `early` in all.
+
+    Args:
+        cka: of late blocks of two groups; it is 0.95 of all others.
+        gap: by how much the second group is worse on its own.
+        groups: where penalties and CKA part; the stated groups are always the first and last three.
+    """
+    m, folder = len(GROUPS), folder / "planted"
+    folder.mkdir()
+    same = np.array([[a == b for b in groups] for a in groups])
+    lost = np.full((m, m, blocks + 1), early)
+    lost[..., blocks // 2 + 1 :] = np.where(same, within, between)[..., None]
+    lost[range(m), range(m)] = 0
+    own = np.array([1 if group == "generalizing" else 1 - gap for group in GROUPS])
+    places = (np.arange(TEXTS) + 0.5) / TEXTS
+    correct = places < (own[None, :, None] * (1 - lost))[..., None]
+    likeness = np.full((m, m, blocks), 0.95)
+    likeness[..., blocks // 2 :] = np.where(same, 0.95, cka)[..., None]
+    scatter = np.random.default_rng(1).normal(0, noise, likeness.shape)
+    likeness += scatter + scatter.transpose(1, 0, 2)
+    likeness[range(m), range(m)] = 1
+    np.savez(folder / "arrays.npz", correct=correct, losses=lost, cka=likeness, hsics=np.stack([likeness] * 2))
+    names = [f"x-{number}" for number in range(m)]
+    rows = [(names[a], names[b], GROUPS[a], GROUPS[b], cut, correct[a, b, cut + 1].mean())
+            for a in range(m) for b in range(m) for cut in range(-1, blocks)]  # fmt: skip
+    columns = ["source", "target", "group_of_source", "group_of_target", "cut", "accuracy"]
+    pd.DataFrame(rows, columns=columns).to_csv(folder / "table.csv", index=False)
+    return folder
+
+
+@pytest.fixture
+def verdicts(monkeypatch, tmp_path):
+    """The claims of an experiment on a planted job."""
+
+    def run(figure, *words, **changes):
+        folder = planted(tmp_path, **changes)
+        monkeypatch.setattr(experiments.jobs, "population", lambda _: folder)
+        config = composed(f"experiment=brown2023/{figure}", "scale=mini", f"store={tmp_path}/r", *words, door="analyze")
+        made = reproduce.reproduce(config)
+        assert list((made / "figures").glob("*.png"))
+        return pd.read_csv(made / "claims.csv").set_index("claim")
+
+    return run
+
+
+EARLY, LATE, CHEAP = "stitches at early cuts", "late stitches between the groups", "late stitches within a group"
+PART, STITCHED, DISTANT = "CKA tells the groups apart", "two clusters from stitching", "two clusters from CKA"
+GAP, NEARER = "the two groups differ", "models of one group are nearer"
+OF = {
+    "figure2": (EARLY, LATE, CHEAP, PART, STITCHED, DISTANT),
+    "figure7": (GAP, EARLY, LATE, CHEAP),
+    "figure8": (NEARER, STITCHED, DISTANT),
+}
+MIXED = ["generalizing", "heuristic"] * EACH
+CASES = [
+    ("figure2", {}, ()),
+    ("figure7", {}, ()),
+    ("figure8", {}, ()),
+    ("figure2", {"early": 0.1}, (EARLY,)),
+    ("figure2", {"within": 0.3}, (LATE, CHEAP, STITCHED)),
+    ("figure2", {"within": 0.1}, (CHEAP,)),
+    ("figure7", {"within": 0.1}, (CHEAP,)),
+    ("figure2", {"cka": 0.95}, (PART, DISTANT)),
+    ("figure8", {"cka": 0.95}, (NEARER, DISTANT)),
+    ("figure2", {"cka": 0.99}, (PART, DISTANT)),
+    ("figure7", {"gap": 0.05}, (GAP,)),
+    ("figure8", {"groups": MIXED}, (NEARER, STITCHED, DISTANT)),
+    ("figure2", {"groups": MIXED}, (LATE, CHEAP, PART, STITCHED, DISTANT)),
+]
+
+
+@pytest.mark.parametrize(("figure", "changes", "failing"), CASES, ids=[f"{case[0]} {case[1]}"[:60] for case in CASES])
+def test_a_claim_holds_where_it_was_planted_and_only_there(figure, changes, failing, verdicts):
+    claims = verdicts(figure, **changes)["verdict"]
+    found = {begin: verdict for begin in OF[figure] for claim, verdict in claims.items() if claim.startswith(begin)}
+    assert found == {begin: "does not hold" if begin in failing else "holds" for begin in OF[figure]}
+    assert len(claims) == len(found)
+
+
+def numbers(claims, begin):
+    return next(text for claim, text in claims["numbers"].items() if claim.startswith(begin))
+
+
+def test_the_numbers_are_those_that_were_planted(verdicts):
+    groups = ["population.generalizing=[0,1,2]", "population.heuristic=[3,4,5]", "population.cluster=[3,4,5]"]
+    claims = verdicts("figure2", *groups, "population.members=x", "population.base=null", noise=0)
+    assert "4: -0.225 (" in numbers(claims, LATE)  # 0.3 of 1 and of 0.5
+    assert numbers(claims, LATE).endswith("they part at cut 3 (3 to 3)")
+    assert numbers(claims, PART).endswith("they part at layer 3 (3 to 3)")
+    assert "5: +0.450 (" in numbers(claims, PART)
+    for begin in (STITCHED, DISTANT):
+        assert numbers(claims, begin).endswith("the published cluster 1.00")
+
+
+def test_a_published_cluster_of_other_models_does_not_agree(verdicts):
+    groups = ["population.generalizing=[0,1,2]", "population.heuristic=[3,4,5]", "population.cluster=[0,2,4]"]
+    claims = verdicts("figure8", *groups, "population.members=x", "population.base=null")
+    assert numbers(claims, DISTANT).endswith("the published cluster -0.11")
+
+
+def test_distances_are_those_of_equation_2(tmp_path):
+    found = experiments.Compared(planted(tmp_path, noise=0)).distances()
+    assert found[0, 1].item() == pytest.approx((BLOCKS * np.arccos(0.95) ** 2) ** 0.5)
+    assert found[0, 5].item() == pytest.approx((3 * np.arccos(0.95) ** 2 + 3 * np.arccos(0.5) ** 2) ** 0.5)
+    assert (found.diagonal() == 0).all()
+
+
+def test_models_of_four_blocks_have_no_late_cuts(verdicts):
+    claims = verdicts("figure2", blocks=4)
+    for begin in (LATE, CHEAP):
+        assert "no cut is late" in numbers(claims, begin)
+    assert list(claims["verdict"]).count("not testable here") == 2
+
+
+def test_models_that_never_differ_part_nowhere(verdicts):
+    claims = verdicts("figure2", between=0, cka=0.95, noise=0)
+    assert numbers(claims, LATE).endswith("they part at no cut")
+    assert numbers(claims, PART).endswith("they part at no layer")
+
+
+# ---------------------------------------------------------------------------------------------------------- mini scale
+
+
+def scales(*words):
+    config = composed("experiment=brown2023/figure2", *words, door="analyze")
+    found = experiments._at_scale(config)
+    return found.pairs.source, found.population.name, found.population.base
+
+
+def test_the_papers_scale_has_the_papers_models_and_pairs_unless_others_are_asked_for():
+    assert scales() == ("hub", "feather-berts", None)
+    assert scales("scale=mini") == ("templates", "bert-mini", "bert-mini")
+    assert scales("population.base=bert-base-uncased") == ("hub", "bert-mini", "bert-base-uncased")
+    local = ["population=local", "population.generalizing=[a,b]", "population.heuristic=[c,d]"]
+    assert scales(*local, "pairs=files") == ("files", "local", None)
+
+
+@pytest.mark.slow
+def test_classifiers_are_made_once_and_from_where_it_was_interrupted(call, tmp_path, monkeypatch):
+    counts = ["pairs.fit_pairs=600", "pairs.report_pairs=60", "pairs.challenge_pairs=120"]
+    size = [*counts, "population.size=4", "population.per_group=2", "measure.tokens_per_batch=256"]
+    store = f"store={tmp_path}/results"
+    step = Finetuning.training_step
+
+    def killed(self, places, number):
+        if self.seed == 1 and self.global_step == 55:
+            raise RuntimeError("killed")
+        return step(self, places, number)
+
+    def run(figure):
+        return call("analyze.py", f"experiment=brown2023/{figure}", "scale=mini", *size, store)
+
+    monkeypatch.setattr(Finetuning, "training_step", killed)
+    with pytest.raises(RuntimeError, match="killed"):
+        run("figure2")
+    monkeypatch.setattr(Finetuning, "training_step", step)
+    assert len(list(tmp_path.glob("results/nli/*/result.json"))) == 1
+    status, out, err = run("figure2")
+    assert status == 0, err
+    assert err.count("already done") == 1
+    assert err.count("going on from") == 1
+    made = {path: path.stat().st_mtime_ns for path in tmp_path.glob("results/*/*/result.json")}
+    assert len(made) == 4 + 1 + 1
+    table = pd.read_csv(next(tmp_path.glob("results/population/*/table.csv")))
+    accuracies = {}
+    for path in tmp_path.glob("results/nli/*/table.csv"):
+        row = pd.read_csv(path).set_index("set").loc["constituent, non-entailment"]
+        accuracies[row["model"]] = (row["accuracy"], row["model"])
+    ranked = sorted(accuracies, key=accuracies.get, reverse=True)
+    assert list(dict.fromkeys(table["source"])) == ranked  # all four here: the best first
+    assert list(table.drop_duplicates("source")["group_of_source"]) == ["generalizing"] * 2 + ["heuristic"] * 2
+    for figure, new in (("figure2", 0), ("figure8", 1), ("figure7", 2)):  # only the challenge is stitched anew
+        before = len(list(tmp_path.glob("results/*/*/result.json")))
+        status, out, err = run(figure)
+        assert status == 0, err
+        assert len(list(tmp_path.glob("results/*/*/result.json"))) == before + new
+        assert list((result(out) / "figures").glob("*.svg"))
+    assert all(path.stat().st_mtime_ns == when for path, when in made.items())
+    one = ["task=nli", "model=bert-mini", "nli.index=1", "logger=none", *counts, f"store={tmp_path}/alone"]
+    whole = result(call("train.py", *one)[1]) / CHECKPOINT / "model.safetensors"
+    assert whole.read_bytes() == Path(str(whole).replace("/alone/", "/results/")).read_bytes()
+
+
+# --------------------------------------------------------------------------------------------------------- paper scale
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """Four classifiers, MNLI and HANS under the names and in the formats of the paper's."""
+    root = tmp_path_factory.mktemp("hub")
+    base = write_base(tmp_path_factory.mktemp("base"), THREE)
+    for number in range(4):
+        folder = write_sibling(root / f"connectivity/feather_berts_{number}", base, number)
+        torch.save(loaded(folder).state_dict(), folder / "pytorch_model.bin")
+        (folder / "model.safetensors").unlink()
+    for pairs, path in (
+        (nli_training(60), "nyu-mll/multi_nli/data/validation_matched-00000-of-00001.parquet"),
+        (nli_challenge(120), "jhu-cogsci/hans/plain_text/validation/0000.parquet"),
+    ):
+        right = relabelled(pairs, loaded(base)) if len(pairs.classes) == 3 else pairs
+        labels = [right.classes[label] for label in right.labels.tolist()]
+        columns = [right.premises, right.hypotheses, labels]
+        columns += [right.heuristics, right.subcases] if len(pairs.classes) == 2 else []
+        (root / path).parent.mkdir(parents=True)
+        of_the_hub(list(zip(*columns, strict=True))).to_parquet(root / path)
+    return root
+
+
+def test_experiments_run_at_paper_scale_against_a_hub(published, run_door, tmp_path):
+    groups = ["population.generalizing=[0,1]", "population.heuristic=[2,3]", "population.cluster=[2]"]
+    figures = "experiment=brown2023/figure2,brown2023/figure7,brown2023/figure8"
+    small = ["measure=population", "measure.tokens_per_batch=256"]  # named: a sweep reads settings without experiments
+    own = ["population=feather-berts", *groups, *small, f"store={tmp_path}/results"]
+    with hub.serve(published) as (endpoint, asked):
+        done = run_door("analyze.py", "-m", figures, *own, env={"HF_ENDPOINT": endpoint})
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("results/population/*/result.json"))) == 2
+    for figure in (2, 7, 8):
+        (folder,) = tmp_path.glob(f"results/brown2023-figure{figure}/*")
+        claims = pd.read_csv(folder / "claims.csv")
+        assert set(claims["verdict"]) <= {"holds", "does not hold", "not testable here"}
+        assert list((folder / "figures").glob("*.png"))
+        assert (figure != 7) == any("the published cluster" in text for text in claims["numbers"])
+    tables = [pd.read_csv(path) for path in tmp_path.glob("results/population/*/table.csv")]
+    assert all(list(dict.fromkeys(table["source"])) == [f"feather-bert-{n}" for n in range(4)] for table in tables)
+    assert any("feather_berts_3" in path and path.endswith("pytorch_model.bin") for path in asked)
