@@ -14,10 +14,9 @@ from torch.nn.functional import cross_entropy
 
 import tiny
 from conftest import ROOT, composed, kill_and_resume
-from thinkalike import jobs
 from thinkalike.data import nli_challenge, nli_training
-from thinkalike.errors import ConfigError
-from thinkalike.jobs.nli import CHECKPOINT
+from thinkalike.errors import ConfigError, DataError
+from thinkalike.jobs.nli import CHECKPOINT, accuracy
 from thinkalike.training.run import StepBatches
 
 FIT, REPORT, CHALLENGE = 64, 40, 120
@@ -164,10 +163,6 @@ def test_pairs_from_files_give_what_the_same_pairs_of_the_templates_give(call, w
         (["pairs.challenge=nowhere.txt"], "cannot read nowhere.txt"),
         (["pairs.challenge=HANS", "pairs.report=null"], "pairs=files needs pairs.report=FILE"),
         (["pairs.challenge=BAD"], "the label 'maybe' is not known; there is: entailment, non-entailment"),
-        (
-            ["pairs.challenge=HANS", "pairs.heuristic=lexical"],
-            "has no pairs of label=non-entailment, heuristic=lexical",
-        ),
     ],
 )
 def test_files_that_do_not_fit_are_one_line(more, message, call, words, tmp_path):
@@ -249,5 +244,11 @@ def test_values_that_cannot_be_are_refused_by_their_schemas(words, message):
 
 def test_the_recipe_is_of_the_models_scale():
     recipes = [composed("task=nli", *more).nli for more in (["model=bert-mini"], ["model=bert-base-uncased"])]
-    assert [(recipe.lr, recipe.context) for recipe in recipes] == [(1e-3, 64), (2e-5, 128)]
-    assert jobs.nli.__name__ == "nli"
+    assert [(recipe.lr, recipe.epochs, recipe.context) for recipe in recipes] == [(5e-4, 4, 64), (2e-5, 3, 128)]
+
+
+def test_a_part_that_is_not_there_is_named():
+    table = pd.DataFrame({"set": ["held-out", "constituent"], "accuracy": [0.9, 0.5]})
+    assert accuracy(table, "held-out") == 0.9
+    with pytest.raises(DataError, match="the pairs have no part 'constituents'; did you mean 'constituent'"):
+        accuracy(table, "constituents")

@@ -162,6 +162,14 @@ def test_the_papers_scale_has_the_papers_models_and_pairs_unless_others_are_aske
     assert scales(*local, "pairs=files") == ("files", "local", None)
 
 
+def test_a_part_of_the_challenge_that_is_not_there_is_refused_before_any_training(call, tmp_path):
+    words = ["measure=population", "pairs.heuristic=lexical", f"store={tmp_path}/results"]
+    status, _, err = call("analyze.py", *words)
+    assert status == 1
+    assert "has no pairs of label=non-entailment, heuristic=lexical; there is:" in err
+    assert "member" not in err
+
+
 @pytest.mark.slow
 def test_classifiers_are_made_once_and_from_where_it_was_interrupted(call, tmp_path, monkeypatch):
     counts = ["pairs.fit_pairs=600", "pairs.report_pairs=60", "pairs.challenge_pairs=120"]
