@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -72,6 +74,20 @@ def test_every_measure_composes(name):
 def test_every_kind_of_stimuli_composes(name):
     needed = [] if name == "controlled" else ["stimuli.path=words"]
     assert composed(f"stimuli={name}", *needed, door="analyze").stimuli.kind == name
+
+
+def test_the_groups_of_the_published_berts_are_those_of_the_paper():
+    """By the published accuracies, whose mean and standard deviation the source gives."""
+    found = composed("population=feather-berts", door="analyze").population
+    assert found.generalizing == [99, 8, 37, 6, 95, 10, 39, 31, 67, 98]
+    assert found.heuristic == [44, 73, 89, 48, 26, 70, 42, 15, 63, 25]
+    heldout, challenge = (found.published[key] for key in ("heldout", "challenge"))
+    assert statistics.mean(challenge) == pytest.approx(0.276572, abs=1e-9)
+    assert statistics.stdev(challenge) == pytest.approx(0.123642852, abs=1e-8)
+    assert statistics.mean(heldout) == pytest.approx(0.843392765, abs=1e-5)
+    assert statistics.stdev(heldout) == pytest.approx(0.00241974, abs=1e-5)
+    chosen = ["population.generalizing=[0,1]", "population.heuristic=[2,3]"]
+    assert composed("population=feather-berts", *chosen, door="analyze").population.heuristic == [2, 3]
 
 
 @pytest.mark.parametrize("name", options("population"))

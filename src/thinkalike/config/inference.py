@@ -65,12 +65,17 @@ class PopulationConfig:
     base: Optional[str] = None  # the model that task=nli fine-tunes `size` times, where they are not there yet
     members: Optional[str] = None  # or the model of which they are numbers; local: they are folders
     size: int = 20
-    per_group: int = 6  # of the fine-tuned: the most and the least accurate on the challenge
-    generalizing: Optional[list[Any]] = None  # null: by accuracy
+    per_group: int = 6  # where groups are not named: the most and the least accurate on the challenge
+    generalizing: Optional[list[Any]] = None
     heuristic: Optional[list[Any]] = None
+    published: Optional[dict[str, list[float]]] = None  # accuracies of the members by number: heldout, challenge
     cluster: Optional[list[Any]] = None  # a published grouping: these against all others
 
     def __post_init__(self) -> None:
+        if self.published and not (self.generalizing or self.heuristic):
+            accuracies = self.published["challenge"]
+            ranked = sorted(range(len(accuracies)), key=lambda number: -accuracies[number])
+            self.generalizing, self.heuristic = ranked[: self.per_group], ranked[: -self.per_group - 1 : -1]
         for key in ("generalizing", "heuristic"):
             group = getattr(self, key)
             if self.members and (group is None or len(group) < 2):
