@@ -73,7 +73,7 @@ def test_verdicts_have_three_words():
 
 def test_an_unknown_experiment_names_the_nearest():
     config = composed("model=gelu-3l-mini", door="analyze")
-    config.experiment = "brown2023/figure7"
+    config.experiment = "brown2023/figure77"
     with pytest.raises(ConfigError, match="did you mean 'brown2023/figure"):
         reproduce.reproduce(config)
 
