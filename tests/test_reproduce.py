@@ -78,6 +78,13 @@ def test_an_unknown_experiment_names_the_nearest():
         reproduce.reproduce(config)
 
 
+@pytest.mark.parametrize("name", ["brown2023/figure2", "brown2023/figure3", "salle2024/figure2", "salle2024/figure3"])
+def test_an_experiment_with_a_measure_of_another_kind_is_refused(name):
+    config = composed(f"experiment={name}", "measure=loss", door="analyze")
+    with pytest.raises(ConfigError, match=f"experiment={name} is about measure=[a-z]+, not measure=loss"):
+        reproduce.reproduce(config)
+
+
 @pytest.mark.parametrize("scale", ["paper", "mini"])
 def test_the_jobs_of_figure_1_compose_at_both_scales(scale, monkeypatch, tmp_path):
     asked = []

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from thinkalike.config import AnalyzeConfig
-from thinkalike.errors import one_of
+from thinkalike.errors import ConfigError, one_of
 from thinkalike.reproduce import cka, layers, nli, profiles, stimuli, stitching
 
 EXPERIMENTS: dict[str, Callable[[AnalyzeConfig], Path]] = {
@@ -27,13 +27,22 @@ EXPERIMENTS: dict[str, Callable[[AnalyzeConfig], Path]] = {
     "salle2024/figure_s5": stimuli.figure_s5,
     "salle2024/table_s1": stimuli.table_s1,
 }
+KINDS: dict[Callable[[AnalyzeConfig], Path], str] = {  # of the measure that an experiment hands on to its jobs
+    **dict.fromkeys((cka.figure3, cka.figure4, cka.figure5, cka.figure9, cka.figure10), "cka"),
+    **dict.fromkeys((layers.figure2, layers.figure4, profiles.figure3), "mlem"),
+    **dict.fromkeys((nli.figure2, nli.figure7, nli.figure8), "population"),
+}
 
 
 def reproduce(config: AnalyzeConfig) -> Path:
     """Run an experiment of a paper.
 
     Raises:
-        ConfigError: there is no such experiment.
+        ConfigError: there is no such experiment, or it is not about the measure that is given.
     """
-    one_of("experiment", str(config.experiment), EXPERIMENTS)
-    return EXPERIMENTS[str(config.experiment)](config)
+    name = str(config.experiment)
+    one_of("experiment", name, EXPERIMENTS)
+    kind = KINDS.get(EXPERIMENTS[name])
+    if kind not in (None, config.measure.kind):
+        raise ConfigError(f"experiment={name} is about measure={kind}, not measure={config.measure.kind}")
+    return EXPERIMENTS[name](config)
