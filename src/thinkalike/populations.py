@@ -24,6 +24,12 @@ class Grouped(NamedTuple):
     cells: Estimate  # (g, g, ..): source of one group and target of another; groups in the order of their first models
 
 
+def penalties(values: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
+    """What a target loses of its own value, that beside itself, under each source."""
+    own = torch.arange(len(values))
+    return values[own, own][None] - values
+
+
 def symmetric(penalties: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
     """(P + Pᵀ) / 2: penalties have a direction, and a distance between two models has none."""
     return (penalties + penalties.transpose(0, 1)) / 2

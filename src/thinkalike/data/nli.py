@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from thinkalike.data.sources import HUB_SECONDS
+from thinkalike.data.sources import streamed
 from thinkalike.data.tables import read_with
 from thinkalike.errors import DataError, nearest
 
@@ -190,22 +190,9 @@ def hub_pairs(name: str, split: str | None = None) -> Pairs:
     if name not in HUB:
         raise DataError(f"pairs={name} are not on the hub; {nearest(name, HUB)}")
     repository, classes, default, revision = HUB[name]
-    import datasets
-    from huggingface_hub import HfApi
-    from huggingface_hub.utils import logging as hub_logging
-
-    datasets.disable_progress_bars()
-    hub_logging.set_verbosity_error()
-    try:
-        HfApi().dataset_info(repository, revision=revision, timeout=HUB_SECONDS)  # fails at once, or never
-        records = list(datasets.load_dataset(repository, split=split or default, revision=revision, streaming=True))
-    except Exception as error:  # no hub, no such split, a damaged shard
-        reason = next((line for line in str(error).splitlines() if line.strip()), "")[:200]
-        raise DataError(
-            f"cannot stream {name} ({repository}): {type(error).__name__}: {reason}; "
-            f"use a local file (read_{name}) or the templates (nli_training, nli_challenge)"
-        ) from error
-    return _pairs(records, classes, f"{repository} {split or default}")
+    split, remedy = split or default, f"use a local file (read_{name}) or the templates (nli_training, nli_challenge)"
+    records = list(streamed(name, repository, split, revision, remedy))
+    return _pairs(records, classes, f"{repository} {split}")
 
 
 # -------------------------------------------------------------------------------------------------- from rows to pairs

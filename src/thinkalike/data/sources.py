@@ -40,9 +40,10 @@ def identity(config: DataConfig) -> str:
     if config.source == "hub":
         parts = (config.hub_id, config.subset, config.split, config.revision, config.hub_files, config.field)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-    paths = {"stdlib": _stdlib_files, "grammar": lambda: [Path(grammar.__file__)]}.get(
-        str(config.source), lambda: _files(config)
-    )()
+    if config.source == "grammar":
+        paths = [Path(grammar.__file__)]
+    else:
+        paths = _stdlib_files() if config.source == "stdlib" else _files(config)
     digest = hashlib.sha256(repr(config.sentences or config.field).encode())
     for path in paths:
         digest.update(path.name.partition(".")[2].encode())
@@ -139,27 +140,35 @@ def _value(record: dict[str, Any], field: str, place: str) -> str:
 
 
 def _hub(config: DataConfig) -> Iterator[str]:
+    files: dict[str, Any] = {"data_files": list(config.hub_files)} if config.hub_files else {}
+    remedy = "use local files (data=text 'data.files=[...]') or data=stdlib"
+    split, name = config.split or "train", f"data={config.name}"
+    records = streamed(name, str(config.hub_id), split, config.revision, remedy, config.subset, **files)
+    for number, record in enumerate(records):
+        yield _value(record, str(config.field or "text"), f"{config.hub_id} row {number}")
+
+
+def streamed(
+    name: str, repository: str, split: str, revision: str | None, remedy: str, subset: str | None = None, **options: Any
+) -> Iterator[dict[str, Any]]:
+    """The records of a data set of the hub.
+
+    Args:
+        name, remedy: what the error calls the set, and what it says to do.
+
+    Raises:
+        DataError: the hub cannot be reached, there is no such set or split, or a shard is damaged.
+    """
     import datasets
     from huggingface_hub import HfApi
     from huggingface_hub.utils import logging as hub_logging
 
     datasets.disable_progress_bars()
     hub_logging.set_verbosity_error()
-    options: dict[str, Any] = {"split": config.split or "train", "streaming": True, "revision": config.revision}
-    if config.hub_files:
-        options["data_files"] = list(config.hub_files)
+    options |= {"split": split, "streaming": True, "revision": revision}
     try:
-        HfApi().dataset_info(
-            str(config.hub_id), revision=config.revision, timeout=HUB_SECONDS
-        )  # fails at once, or never
-        stream = datasets.load_dataset(str(config.hub_id), config.subset, **options)
-        for number, record in enumerate(stream):
-            yield _value(record, str(config.field or "text"), f"{config.hub_id} row {number}")
-    except DataError:
-        raise
-    except Exception as error:  # no hub, no such set, a damaged shard
+        HfApi().dataset_info(repository, revision=revision, timeout=HUB_SECONDS)  # fails at once, or never
+        yield from datasets.load_dataset(repository, subset, **options)
+    except Exception as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), "")[:200]
-        raise DataError(
-            f"cannot stream data={config.name} ({config.hub_id}): {type(error).__name__}: {reason}; "
-            f"use local files (data=text 'data.files=[...]') or data=stdlib"
-        ) from error
+        raise DataError(f"cannot stream {name} ({repository}): {type(error).__name__}: {reason}; {remedy}") from error

@@ -43,6 +43,7 @@ def write_values(axes: Any, values: np.ndarray, image: Any) -> None:
 def line(
     axes: Any, table: pd.DataFrame, column: str, ends: tuple[str, str], label: str, colour: str, style: str
 ) -> None:
+    """A column against its rows, with error bars from the columns of its lower and upper ends."""
     values = table[column]
     errors = [(values - table[ends[0]]).clip(lower=0), (table[ends[1]] - values).clip(lower=0)]
     axes.errorbar(range(len(table)), values, yerr=errors, fmt=style, color=colour, label=label, capsize=3, markersize=4)

@@ -6,7 +6,6 @@ import logging
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -146,7 +145,7 @@ def interactions(measure: MLEMConfig, importance: Importance, found: Sequence[St
 def scores(model: MLEM, importance: Importance, found: Sequence[States]) -> pd.DataFrame:
     """One row per model and layer: held-out Spearman's ρ with its interval over folds, and the α of the fit."""
     columns = dict(zip(("score", "low", "high"), importance.score(), strict=True)) | {"alpha": model.alpha_}
-    return pd.DataFrame({**_places(found), **{name: values.numpy() for name, values in columns.items()}})
+    return places(found).assign(**{name: values.numpy() for name, values in columns.items()})
 
 
 def similarity(importance: Importance, found: Sequence[States]) -> pd.DataFrame:
@@ -156,28 +155,28 @@ def similarity(importance: Importance, found: Sequence[States]) -> pd.DataFrame:
     except ValueError as error:
         log.warning("warning: layers are not compared by their profiles: %s", error)
         return pd.DataFrame()
-    return matrix(values, found)
+    return matrix(values, places(found))
 
 
-def matrix(values: Tensor, found: Sequence[States], **more: Tensor) -> pd.DataFrame:
-    """A matrix of all layers of all models as long rows."""
-    places = _places(found)
-    rows, columns = np.indices(values.shape).reshape(2, -1)
-    table = {"source": places["model"][rows], "target": places["model"][columns]}
-    table |= {"source_layer": places["layer"][rows], "target_layer": places["layer"][columns]}
+def matrix(values: Tensor, rows: pd.DataFrame, **more: Tensor) -> pd.DataFrame:
+    """A matrix of layers, whose `places` are given, as long rows."""
+    first, second = (rows.iloc[index].reset_index(drop=True) for index in np.indices(values.shape).reshape(2, -1))
+    table = {"source": first["model"], "target": second["model"]}
+    table |= {"source_layer": first["layer"], "target_layer": second["layer"]}
     return pd.DataFrame({**table, **{key: cells.flatten().numpy() for key, cells in {"value": values, **more}.items()}})
 
 
-def _places(found: Sequence[States]) -> dict[str, np.ndarray]:
-    models = [each.name for each in found for _ in each.layers]
-    return {"model": np.array(models, object), "layer": np.array([name for each in found for name in each.layers])}
+def places(found: Sequence[States]) -> pd.DataFrame:
+    """Model and layer of all layers of all models."""
+    return pd.DataFrame([(each.name, layer) for each in found for layer in each.layers], columns=["model", "layer"])
 
 
 def _by_layer(found: Sequence[States], columns: dict[str, Tensor], what: str, names: Sequence[str]) -> pd.DataFrame:
     """Columns (l, f) as long rows."""
-    places: dict[str, Any] = {key: values.repeat(len(names)) for key, values in _places(found).items()}
+    rows = places(found)
+    table = rows.loc[rows.index.repeat(len(names))].reset_index(drop=True)
     values = {key: column.flatten().numpy() for key, column in columns.items()}
-    return pd.DataFrame({**places, what: list(names) * (len(places["layer"]) // len(names)), **values})
+    return table.assign(**{what: list(names) * len(rows)}, **values)
 
 
 def _show(table: pd.DataFrame, scores: pd.DataFrame, stimuli: Stimuli) -> None:

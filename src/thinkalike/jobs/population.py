@@ -24,9 +24,9 @@ from thinkalike.errors import ConfigError, DataError, ModelError
 from thinkalike.jobs.nli import CHECKPOINT, accuracy, nli
 from thinkalike.jobs.pairs import asked, part_name, read_pairs
 from thinkalike.jobs.steps import finished, prepare, settings_of
-from thinkalike.measures import CKA
+from thinkalike.measures import CKA, Estimate
 from thinkalike.models import EMBED, FrozenModel, content, load_model, same_vocabulary
-from thinkalike.populations import grouped
+from thinkalike.populations import grouped, penalties
 from thinkalike.store import Job, key_of
 
 log = logging.getLogger(__name__)
@@ -203,12 +203,11 @@ def _states(models: list[FrozenModel], batch: PairBatch, measure: PopulationMeas
 def _table(members: list[Member], layers: int, stitched: Outcome) -> pd.DataFrame:
     """One row per source, target and cut; the penalty is what the target loses of its own accuracy and loss."""
     accuracy, loss = stitched.correct.double().mean(-1), stitched.losses.mean(-1)
-    own = torch.arange(len(members))
     values = {
         "accuracy": accuracy,
         "loss": loss,
-        "accuracy_penalty": accuracy[own, own][None] - accuracy,
-        "loss_penalty": loss - loss[own, own][None],
+        "accuracy_penalty": penalties(accuracy),
+        "loss_penalty": -penalties(loss),
     }
     return _long(members, range(EMBED, layers), "cut", values)
 
@@ -229,15 +228,14 @@ def _long(members: list[Member], places: range, place: str, values: dict[str, Te
 def _show(members: list[Member], stitched: Outcome, likeness: Float[Tensor, "m m l"]) -> None:
     groups = [each.group for each in members]
     accuracy = stitched.correct.double().mean(-1)
-    own = torch.arange(len(members))
-    penalty = grouped(accuracy[own, own][None] - accuracy, groups)
+    penalty = grouped(penalties(accuracy), groups)
     alike = grouped(likeness, groups)
     print("mean over pairs of models, 95 % intervals over models: within a group, and between")
     for cut in range(accuracy.shape[-1]):
-        line = f"  cut {cut - 1:3d}   accuracy penalty {_span(penalty.within, cut)}   {_span(penalty.between, cut)}"
-        print(line + (f"   CKA {_span(alike.within, cut - 1)}   {_span(alike.between, cut - 1)}" if cut else ""))
+        line = f"  cut {cut - 1:3d}   accuracy penalty {span(penalty.within, cut)}   {span(penalty.between, cut)}"
+        print(line + (f"   CKA {span(alike.within, cut - 1)}   {span(alike.between, cut - 1)}" if cut else ""))
 
 
-def _span(estimate: Any, place: int) -> str:
+def span(estimate: Estimate, place: int) -> str:
     value, low, high = (float(part[place]) for part in (estimate.value, estimate.low, estimate.high))
     return f"{value:+.3f} ({low:+.3f} to {high:+.3f})"

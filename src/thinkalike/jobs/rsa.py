@@ -12,7 +12,7 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, RSAConfig
 from thinkalike.data import Stimuli
 from thinkalike.errors import DataError
-from thinkalike.jobs.mlem import matrix
+from thinkalike.jobs.mlem import matrix, places
 from thinkalike.jobs.states import job_of, numbered, origin, read_states, read_stimuli
 from thinkalike.jobs.steps import finished, prepare
 from thinkalike.measures import Estimate, mantel, rsa_estimate
@@ -39,7 +39,7 @@ def rsa(config: AnalyzeConfig) -> Path:
                 more["p"] = mantel(layers, None, measure.distance, measure.permutations, config.seed)[1]
         except ValueError as error:
             raise DataError(f"{stimuli.source}: {error}{numbered(found)}") from error
-        table = matrix(result.value, found, **more)
+        table = matrix(result.value, places(found), **more)
         figures.similarity({"Spearman's ρ of distances": table}, job.out() / "figures")
         _show(table)
         off = ~np.eye(len(layers), dtype=bool)

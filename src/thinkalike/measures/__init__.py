@@ -3,7 +3,7 @@
 from thinkalike.measures.centring import leverage
 from thinkalike.measures.cka import alignment, cka
 from thinkalike.measures.cka_metric import CKA
-from thinkalike.measures.cka_result import CKAResult, Distance
+from thinkalike.measures.cka_result import CKAResult, Distance, arc_length
 from thinkalike.measures.closed_forms import AffineMap, Moments, bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.measures.differentiable_mlem import DifferentiableMLEM
 from thinkalike.measures.distances import NeuralDistances
@@ -40,6 +40,7 @@ __all__ = [
     "Properties",
     "Stitch",
     "alignment",
+    "arc_length",
     "bias_only",
     "bootstrap_interval",
     "cka",

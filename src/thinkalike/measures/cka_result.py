@@ -55,7 +55,7 @@ class CKAResult(Estimate):
         if depths[0] != depths[1]:
             raise ValueError(f"the distance pairs up layers of equally deep models, not of {tuple(depths)} layers")
         pairs, replicates = (self._across(mean).diagonal(dim1=-2, dim2=-1) for mean in (_mean, leave_one_out))
-        found = jackknife(_arc_length(pairs), _arc_length(replicates))
+        found = jackknife(arc_length(pairs), arc_length(replicates))
         return Distance(found.value, found.low, found.high, int((pairs.abs() > 1).sum()))
 
     def convergence(self) -> Float[Tensor, "b l m"]:
@@ -121,5 +121,6 @@ def _running_mean(values: Float[Tensor, " b *s"]) -> Float[Tensor, " b *s"]:
     return values.cumsum(0) / counts
 
 
-def _arc_length(ckas: Float[Tensor, "*b l"]) -> Float[Tensor, "*b"]:
+def arc_length(ckas: Float[Tensor, "*b l"]) -> Float[Tensor, "*b"]:
+    """√Σ arccos²(CKA) over layers, in [0, π √l] radians; CKA is clipped to [-1, 1] (Brown et al. 2023, eq. 2)."""
     return ckas.clamp(-1, 1).arccos().square().sum(-1).sqrt()

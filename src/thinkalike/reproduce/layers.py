@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from thinkalike import figures, jobs
 from thinkalike.config import AnalyzeConfig, RSAConfig
 from thinkalike.data import Stimuli
+from thinkalike.jobs.mlem import matrix
 from thinkalike.jobs.states import read_stimuli, stimulus_states
 from thinkalike.measures import mantel, matrix_agreement, mds, weighted_tau
 from thinkalike.models import load_model
@@ -32,11 +34,11 @@ WORDS_SHOWN = 300
 def figure2(config: AnalyzeConfig) -> Path:
     """Likeness of all layers by feature profiles (A), and by distances (B)."""
     found = profiled(config)
-    rows = pd.concat([each.scores()[["model", "layer"]] for each in found], ignore_index=True)
-    feature_based = weighted_tau(torch.cat([each.importances.mean(0) for each in found]))
+    rows, profiles = _layers(found)
+    feature_based = weighted_tau(profiles)
     parts, agnostic = _distances(config, rows)
     matrices = {"A: weighted τ of feature profiles": feature_based, "B: Spearman's ρ of distances": agnostic}
-    tables = {title: _long(values, rows) for title, values in matrices.items()}
+    tables = {title: matrix(values, rows) for title, values in matrices.items()}
     maps = {title: _map(values, rows) for title, values in matrices.items()}
     table = pd.concat([part.assign(matrix=title[0]) for title, part in tables.items()], ignore_index=True)
 
@@ -47,6 +49,12 @@ def figure2(config: AnalyzeConfig) -> Path:
     if config.scale == "mini":
         claims += [_seeds(matrices, rows)]
     return conclude(config, {each.name: each.folder for each in found} | parts, table, claims, draw)
+
+
+def _layers(found: Sequence[Profiled]) -> tuple[pd.DataFrame, Float[Tensor, "l f"]]:
+    """Model, layer and profile of all layers of all models."""
+    rows = pd.concat([each.scores()[["model", "layer"]] for each in found], ignore_index=True)
+    return rows, torch.cat([each.importances.mean(0) for each in found])
 
 
 def _distances(config: AnalyzeConfig, rows: pd.DataFrame) -> tuple[dict[str, Path], Float[Tensor, "l l"]]:
@@ -66,19 +74,6 @@ def _distances(config: AnalyzeConfig, rows: pd.DataFrame) -> tuple[dict[str, Pat
         ]
         values[tuple(ends)] = torch.from_numpy(cells["value"].to_numpy())
     return parts, values
-
-
-def _long(values: Float[Tensor, "l l"], rows: pd.DataFrame) -> pd.DataFrame:
-    first, second = (rows.iloc[index].reset_index(drop=True) for index in np.indices(values.shape).reshape(2, -1))
-    return pd.DataFrame(
-        {
-            "source": first["model"],
-            "target": second["model"],
-            "source_layer": first["layer"],
-            "target_layer": second["layer"],
-            "value": values.flatten().numpy(),
-        }
-    )
 
 
 def _map(values: Float[Tensor, "l l"], rows: pd.DataFrame) -> pd.DataFrame:
@@ -120,7 +115,7 @@ def _seeds(matrices: dict[str, Float[Tensor, "l l"]], rows: pd.DataFrame) -> Cla
         wins.append(same > different)
     return Claim(
         "two seeds of one architecture are more alike than two architectures",
-        bool(all(wins)),
+        all(wins),
         "mean likeness of their layers, " + "; ".join(numbers),
     )
 
@@ -134,8 +129,7 @@ def _one_architecture(rows: pd.DataFrame) -> np.ndarray:
 def figure4(config: AnalyzeConfig) -> Path:
     """The two layers of different architectures whose profiles are most alike, and the two least alike."""
     found = profiled(config)
-    rows = pd.concat([each.scores()[["model", "layer"]] for each in found], ignore_index=True)
-    profiles = torch.cat([each.importances.mean(0) for each in found])
+    rows, profiles = _layers(found)
     likeness = weighted_tau(profiles)
     chosen = torch.from_numpy(np.triu(~_one_architecture(rows)))
     pairs = {

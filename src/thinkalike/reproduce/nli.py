@@ -20,8 +20,9 @@ from torch import Tensor
 
 from thinkalike import figures, jobs
 from thinkalike.config import AnalyzeConfig, PopulationMeasureConfig, compose_job
-from thinkalike.measures import Estimate, alignment
-from thinkalike.populations import Grouped, agreement, cluster, grouped, parting, symmetric
+from thinkalike.jobs.population import span
+from thinkalike.measures import arc_length
+from thinkalike.populations import Grouped, agreement, cluster, grouped, parting, penalties, symmetric
 from thinkalike.reproduce.claims import Claim, conclude
 
 SMALL = 0.02  # of an accuracy: what "almost no penalty" may cost
@@ -36,9 +37,6 @@ class Compared:
 
     def table(self) -> pd.DataFrame:
         return pd.read_csv(self.folder / "table.csv")
-
-    def cells(self) -> pd.DataFrame:
-        return pd.read_csv(self.folder / "cka.csv")
 
     @property
     def names(self) -> list[str]:
@@ -55,19 +53,14 @@ class Compared:
 
     def penalties(self) -> Float[Tensor, "m m c n"]:
         """Accuracy of the target minus that of the stitched model, of each pair of texts: -1, 0 or 1."""
-        correct = torch.from_numpy(self.arrays["correct"]).double()
-        own = torch.arange(len(correct))
-        return correct[own, own][None] - correct
+        return penalties(torch.from_numpy(self.arrays["correct"]).double())
 
     def likeness(self) -> Float[Tensor, "m m l"]:
         return torch.from_numpy(self.arrays["cka"])
 
     def distances(self) -> Float[Tensor, "m m"]:
         """√Σ arccos²(CKA) over layers (equation 2)."""
-        hsics = torch.from_numpy(self.arrays["hsics"]).mean(0)
-        layers = torch.stack([alignment(hsics[..., layer]) for layer in range(hsics.shape[-1])], -1)
-        found = layers.clamp(-1, 1).arccos().square().sum(-1).sqrt()
-        return symmetric(found).fill_diagonal_(0)
+        return symmetric(arc_length(self.likeness())).fill_diagonal_(0)
 
 
 def figure2(config: AnalyzeConfig) -> Path:
@@ -122,7 +115,7 @@ def figure8(config: AnalyzeConfig) -> Path:
     claim = Claim(
         "models of one group are nearer to each other than models of two",
         bool(apart.high[0] < 0),
-        f"mean distance within minus between {_span(apart, 0)}",
+        f"mean distance within minus between {span(apart, 0)}",
     )
 
     def draw(table: pd.DataFrame, folder: Path) -> None:
@@ -158,19 +151,19 @@ def _stitching_claims(penalties: Grouped, found: Compared, where: str) -> list[C
         Claim(
             f"stitches at early cuts cost almost nothing {where}",
             bool(max(between.value[early].max(), within.value[early].max()) < SMALL),
-            "between groups " + ", ".join(f"{cut - 1}: {_span(between, cut)}" for cut in early),
+            "between groups " + ", ".join(f"{cut - 1}: {span(between, cut)}" for cut in early),
         ),
         Claim(
             f"late stitches between the groups cost more than within {where}",
             all(bool(difference.high[cut] < 0) for cut in late) if late else None,
             "within minus between "
-            + (", ".join(f"{cut - 1}: {_span(difference, cut)}" for cut in late) or NO_LATE)
+            + (", ".join(f"{cut - 1}: {span(difference, cut)}" for cut in late) or NO_LATE)
             + f"; {_parting(-found.penalties().mean(-1), found.groups, 'cut', -1)}",
         ),
         Claim(
             f"late stitches within a group cost almost nothing {where}",
             bool(within.value[late].max() < SMALL) if late else None,
-            "within groups " + (", ".join(f"{cut - 1}: {_span(within, cut)}" for cut in late) or NO_LATE),
+            "within groups " + (", ".join(f"{cut - 1}: {span(within, cut)}" for cut in late) or NO_LATE),
         ),
     ]
 
@@ -183,7 +176,7 @@ def _late_layers_part(alike: Grouped, found: Compared) -> Claim:
         "CKA tells the groups apart in late layers, and not in early ones",
         all(parted) and not any(bool(alike.difference.low[layer] > 0) for layer in early),
         "within minus between "
-        + ", ".join(f"{layer}: {_span(alike.difference, layer)}" for layer in range(layers))
+        + ", ".join(f"{layer}: {span(alike.difference, layer)}" for layer in range(layers))
         + f"; {_parting(found.likeness(), found.groups, 'layer', 0)}",
     )
 
@@ -242,8 +235,3 @@ def _pairs_of(found: Compared, values: Float[Tensor, "m m"]) -> pd.DataFrame:
         pair = " and ".join(sorted((found.groups[i], found.groups[j])))
         rows.append((source, target, found.groups[i], found.groups[j], pair, float(values[i, j])))
     return pd.DataFrame(rows, columns=["source", "target", "group_of_source", "group_of_target", "pair", "value"])
-
-
-def _span(estimate: Estimate, place: int) -> str:
-    value, low, high = (float(part[place]) for part in (estimate.value, estimate.low, estimate.high))
-    return f"{value:+.3f} ({low:+.3f} to {high:+.3f})"

@@ -159,6 +159,6 @@ def profiled(config: AnalyzeConfig) -> list[Profiled]:
 
 
 def job_of(config: AnalyzeConfig, model: str, target: str) -> AnalyzeConfig:
-    job = compose_job("analyze", [f"model={model}", f"model@target={target}", f"store={config.store}"])
-    kept = ("measure", "stimuli", "seed", "recipe", "threads", "force")
+    job = compose_job("analyze", [f"model={model}", f"model@target={target}"])
+    kept = ("store", "measure", "stimuli", "seed", "recipe", "threads", "force")
     return replace(job, **{key: getattr(config, key) for key in kept})
