@@ -5,16 +5,7 @@ python analyze.py measure=mlem model=gpt2-mini                  which features e
 python analyze.py experiment=brown2023/figure1 scale=mini       a figure and its claims: offline, minutes
 """
 
-from thinkalike.config import AnalyzeConfig, door
-
-
-@door("analyze")
-def main(config: AnalyzeConfig):
-    from thinkalike import jobs
-    from thinkalike.reproduce import reproduce
-
-    return reproduce(config) if config.experiment else getattr(jobs, config.measure.kind)(config)
-
+from thinkalike.cli import analyze as main
 
 if __name__ == "__main__":
     main()

@@ -4,15 +4,7 @@ python train.py                                     gelu-3l-mini stitched to its
 python train.py model=solu-3l stitch=linear         the same for a real model
 """
 
-from thinkalike.config import TrainConfig, door
-
-
-@door("train")
-def main(config: TrainConfig):
-    from thinkalike import jobs
-
-    return getattr(jobs, config.task)(config)
-
+from thinkalike.cli import train as main
 
 if __name__ == "__main__":
     main()

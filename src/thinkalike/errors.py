@@ -30,6 +30,10 @@ class TrainingError(ThinkalikeError):
     """Training cannot go on."""
 
 
+class ShareDone(Exception):
+    """This process has done its share of a job; all that is left is done by the first of the processes."""
+
+
 def one_of(key: str, value: str, choices: Iterable[str]) -> None:
     """Raise a ConfigError that names the nearest valid value, unless `value` is among `choices`."""
     names = list(choices)

@@ -1,4 +1,4 @@
-"""The results store: a folder per finished job, named by what could change its numbers.
+"""The results store: a folder per finished job, named by what could change its numbers, and the one way to read it.
 
 `<store>/<kind>/<key>/` appears only when it is complete. While a job runs, `<key>.partial/` holds what it needs to go
 on, and a lock, so that two processes never work on the same job; the lock ends with its process, however that ends.
@@ -8,64 +8,138 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
-import resource
 import shutil
-import subprocess
-import time
-from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from thinkalike.config import from_yaml, to_yaml
 from thinkalike.errors import StoreError, TrainingError
 
-# what cannot change the numbers of a job
-IRRELEVANT = {"store", "force", "logger", "cache", "path", "files", "device", "checkpoint_every", "ship", "threads"}
-PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy")
+
+@dataclass(frozen=True)
+class Result:
+    """A finished job, read from its folder; each file is read when it is first asked for."""
+
+    folder: Path
+
+    @cached_property
+    def _record(self) -> dict[str, Any]:
+        return json.loads((self.folder / "result.json").read_text())  # type: ignore[no-any-return]
+
+    @property
+    def kind(self) -> str:
+        """The kind of the job, such as stitching or cka."""
+        return str(self._record["kind"])
+
+    @property
+    def key(self) -> str:
+        """The hash of all that could change the numbers, which names the folder."""
+        return str(self._record["key"])
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """The headline numbers."""
+        return dict(self._record["scalars"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that entered the key: those that can change numbers and are not the defaults."""
+        return dict(self._record["settings"])
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Versions, commit, seed, models and data with their fingerprints, wall time and peak memory."""
+        return dict(self._record["provenance"])
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration; a part that the job does not read is None."""
+        return from_yaml((self.folder / "config.yaml").read_text())
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """The tidy table of the result."""
+        return self._read("table")
+
+    @cached_property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """All tables by name; the one that every result has is `table`."""
+        return {path.stem: self._read(path.stem) for path in sorted(self.folder.glob("*.csv"))}
+
+    def _read(self, name: str) -> pd.DataFrame:
+        return pd.read_csv(self.folder / f"{name}.csv", float_precision="round_trip")
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by name; none if the job leaves none."""
+        path = self.folder / "arrays.npz"
+        if not path.exists():
+            return {}
+        with np.load(path) as file:
+            return {name: file[name] for name in file.files}
+
+    @property
+    def figures(self) -> list[Path]:
+        """The files of the figures, PNG and SVG."""
+        return sorted((self.folder / "figures").glob("*"))
 
 
-def key_of(config: dict[str, Any], content: dict[str, str]) -> str:
-    """The name of a job: a hash of its resolved configuration and of the local files that it reads.
+def open_result(folder: str | os.PathLike[str]) -> Result:
+    """Open the folder of a finished job.
 
-    Args:
-        content: digests of local weights and texts, which can change under the same path.
+    Raises:
+        StoreError: the folder holds no finished result.
     """
-    text = json.dumps([_relevant(config), content], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+    result = Result(Path(folder).expanduser())
+    if not (result.folder / "result.json").exists():
+        raise StoreError(f"{result.folder} holds no finished result; it would have a result.json")
+    return result
 
 
-def _relevant(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _relevant(item) for key, item in value.items() if key not in IRRELEVANT}
-    return value
-
-
-def finished_results(store: str, kind: str) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Folder and configuration of every finished job of a kind; of the configuration, what could change its numbers."""
+def finished(store: str | os.PathLike[str], kind: str = "*") -> Iterator[Result]:
+    """Yield all finished results of a store, or those of one kind."""
     for record in sorted(Path(store).expanduser().glob(f"{kind}/*/result.json")):
-        yield record.parent, _relevant(from_yaml((record.parent / "config.yaml").read_text()))
+        if record.parent.suffix != ".partial":
+            yield Result(record.parent)
+
+
+def results(store: str | os.PathLike[str]) -> pd.DataFrame:
+    """Return one row for each finished result of a store: kind, key, folder, models and headline numbers."""
+    rows = []
+    for result in finished(store):
+        models = ", ".join(model["name"] for model in result.provenance.get("models", []))
+        rows.append({"kind": result.kind, "key": result.key, "models": models, **result.scalars})
+        rows[-1]["folder"] = str(result.folder)
+    return pd.DataFrame(rows)
 
 
 class Job:
-    """One computation and the folder of its results."""
+    """One computation and the folder of its result."""
 
-    def __init__(self, store: str, kind: str, key: str, config: dict[str, Any]):
-        self.kind, self.key, self.config, self.store = kind, key, config, Path(store).expanduser()
+    def __init__(self, store: str, kind: str, key: str):
+        self.kind, self.key, self.store = kind, key, Path(store).expanduser()
         self.folder = self.store / kind / key
         self.partial = self.folder.with_name(f"{key}.partial")
-        self._out = self.partial / "result"
 
     @property
     def done(self) -> bool:
+        """Whether the result is there."""
         return (self.folder / "result.json").exists()
+
+    @property
+    def aside(self) -> Path:
+        """The folder that becomes the result, for files of a job's own."""
+        folder = self.partial / "result"
+        folder.mkdir(exist_ok=True)
+        return folder
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Path]:
@@ -75,7 +149,6 @@ class Job:
             StoreError: the store cannot be written, or another process is at the same job.
         """
         with self._locked():
-            self._start = time.monotonic()
             try:
                 yield self.partial
             except BaseException as error:
@@ -110,58 +183,34 @@ class Job:
                 self.partial.parent.rmdir()
                 self.partial.parent.parent.rmdir()
 
-    def out(self) -> Path:
-        """The folder that becomes the result, for files of a job's own."""
-        self._out.mkdir(exist_ok=True)
-        return self._out
-
-    def finish(
+    def write(
         self,
-        scalars: dict[str, float],
-        table: pd.DataFrame,
-        provenance: dict[str, Any],
-        arrays: dict[str, np.ndarray] | None = None,
-    ) -> Path:
-        """Write the result aside, then let it appear whole."""
-        out = self.out()
-        (out / "config.yaml").write_text(to_yaml(self.config))
-        table.to_csv(out / "table.csv", index=False)
+        config: dict[str, Any],
+        record: dict[str, Any],
+        tables: Mapping[str, pd.DataFrame],
+        arrays: Mapping[str, np.ndarray],
+    ) -> Result:
+        """Write a result aside, and open it there.
+
+        Args:
+            record: scalars, settings and provenance, for result.json.
+        """
+        out = self.aside
+        (out / "config.yaml").write_text(to_yaml(config))
+        for name, table in tables.items():
+            table.to_csv(out / f"{name}.csv", index=False)
         if arrays:
             np.savez_compressed(out / "arrays.npz", **arrays)  # type: ignore[arg-type]
-        record = {
-            "kind": self.kind,
-            "key": self.key,
-            "scalars": scalars,
-            "provenance": {**environment(), **provenance, "wall_seconds": round(time.monotonic() - self._start, 1)},
-        }
-        (out / "result.json").write_text(json.dumps(record, indent=1) + "\n")
+        (out / "result.json").write_text(json.dumps({"kind": self.kind, "key": self.key, **record}, indent=1) + "\n")
+        return Result(out)
+
+    def appear(self) -> Result:
+        """Let the result that was written aside appear whole."""
+        out = self.aside
         if (self.partial / "curves").exists():
             shutil.move(str(self.partial / "curves"), str(out / "curves"))
         if self.folder.exists():
             shutil.rmtree(self.folder)
         os.replace(out, self.folder)
         shutil.rmtree(self.partial)
-        return self.folder
-
-
-def environment() -> dict[str, Any]:
-    """Versions, commit and peak memory of this process."""
-    versions = {}
-    for package in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    gpu = {"peak_gpu_bytes": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {}
-    return {
-        "versions": versions,
-        "git_commit": _commit(),
-        "threads": torch.get_num_threads(),
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        **gpu,
-    }
-
-
-def _commit() -> str:
-    """The commit of the checkout that this code runs from."""
-    here = Path(__file__).parent
-    run = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True)
-    return run.stdout.strip() or "unknown"
+        return Result(self.folder)

@@ -1,52 +1,28 @@
 """Configuration: it ends at the door. Nothing outside this package imports hydra or omegaconf."""
 
-from thinkalike.config.compose import (
-    CONF,
-    check_overrides,
-    compose_job,
-    from_yaml,
-    options,
-    register,
-    resolve,
-    to_yaml,
-)
+from thinkalike.config.compose import CONF, compose_job, from_yaml, measure_schema, options, register, resolve, to_yaml
 from thinkalike.config.doors import door
-from thinkalike.config.inference import NLIConfig, PairsConfig, PopulationConfig
-from thinkalike.config.measures import (
-    CKAConfig,
-    MeasureConfig,
-    MLEMConfig,
-    PopulationMeasureConfig,
-    RSAConfig,
-    StimuliConfig,
-)
-from thinkalike.config.schemas import (
-    AnalyzeConfig,
-    DataConfig,
-    LoggerConfig,
-    ModelConfig,
-    PretrainConfig,
-    StitchConfig,
-    TrainConfig,
-    TrainerConfig,
-    as_dict,
-)
+from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
+from thinkalike.config.registry import MEASURES, TASKS
+from thinkalike.config.relevance import NEUTRAL, neutral, relevant
+from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
+from thinkalike.config.spelling import check_overrides
+from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, StitchConfig, TrainerConfig
 
 __all__ = [
     "CONF",
+    "MEASURES",
+    "NEUTRAL",
+    "TASKS",
     "AnalyzeConfig",
-    "CKAConfig",
     "DataConfig",
     "LoggerConfig",
-    "MLEMConfig",
     "MeasureConfig",
     "ModelConfig",
     "NLIConfig",
     "PairsConfig",
     "PopulationConfig",
-    "PopulationMeasureConfig",
     "PretrainConfig",
-    "RSAConfig",
     "StimuliConfig",
     "StitchConfig",
     "TrainConfig",
@@ -56,8 +32,11 @@ __all__ = [
     "compose_job",
     "door",
     "from_yaml",
+    "measure_schema",
+    "neutral",
     "options",
     "register",
+    "relevant",
     "resolve",
     "to_yaml",
 ]

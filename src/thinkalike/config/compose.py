@@ -1,39 +1,26 @@
-"""From `conf/` and a command line to a configuration dataclass, with misspellings named."""
+"""From `conf/` and a command line to a configuration dataclass."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep
+from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, flag_override
 
-from thinkalike.config.inference import NLIConfig, PairsConfig, PopulationConfig
-from thinkalike.config.measures import (
-    CKAConfig,
-    MeasureConfig,
-    MLEMConfig,
-    PopulationMeasureConfig,
-    RSAConfig,
-    StimuliConfig,
-)
-from thinkalike.config.schemas import (
-    AnalyzeConfig,
-    DataConfig,
-    LoggerConfig,
-    ModelConfig,
-    PretrainConfig,
-    StitchConfig,
-    TrainConfig,
-    TrainerConfig,
-)
-from thinkalike.errors import ConfigError, nearest, one_of
+from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
+from thinkalike.config.registry import MEASURES
+from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig
+from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
+from thinkalike.errors import ConfigError, one_of
 
-CONF = Path(__file__).resolve().parents[3] / "conf"
+_CHECKOUT = Path(__file__).resolve().parents[3] / "conf"
+CONF = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "conf"  # where a wheel has it
 
 Config = TypeVar("Config", TrainConfig, AnalyzeConfig)
 SCHEMAS: dict[str, type] = {"train": TrainConfig, "analyze": AnalyzeConfig}
@@ -48,25 +35,72 @@ GROUPS: dict[str, type] = {
     "trainer": TrainerConfig,
     "logger": LoggerConfig,
 }
-MEASURES: dict[str, type] = {  # of the group measure
-    "cka": CKAConfig,
-    "mlem": MLEMConfig,
-    "rsa": RSAConfig,
-    "population": PopulationMeasureConfig,
-}
 
 
-def register() -> None:
-    """Tell Hydra the schemas, and two resolvers that pick one of two values: at_scale and by_recipe."""
+def register(measures: Iterable[str] = ()) -> None:
+    """Tell Hydra the schemas, and two resolvers that pick one of two values: at_scale and by_recipe.
+
+    Args:
+        measures: those whose settings may be given; of the others Hydra gets the name alone, as their files take
+            seconds to import.
+    """
     store = ConfigStore.instance()
     for name, schema in SCHEMAS.items():
         store.store(name=f"{name}_schema", node=schema)
     for group, schema in GROUPS.items():
         store.store(group=group, name="schema", node=schema)
-    for name, schema in MEASURES.items():
-        store.store(group="measure", name=f"{name}_schema", node=schema)
+    written = {path.stem for path in (CONF / "measure").glob("*.yaml")}  # recipes, on top of the schema
+    for kind in MEASURES:
+        node = measure_schema(kind) if kind in measures else {"kind": kind}
+        store.store(group="measure", name=f"{kind}_schema" if kind in written else kind, node=node)
     OmegaConf.register_new_resolver("at_scale", _at_scale, replace=True)
     OmegaConf.register_new_resolver("by_recipe", _by_recipe, replace=True)
+
+
+def measure_schema(kind: str) -> type[MeasureConfig]:
+    """Return the schema of a kind of measure, which stands in the file of its instrument."""
+    schema: type[MeasureConfig] = import_module(MEASURES[kind]).Config
+    return schema
+
+
+def parse_overrides(words: Sequence[str]) -> list[Override]:
+    """Return the overrides of a command line.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return OverridesParser.create().parse_overrides(list(words))
+    except HydraException as error:
+        raise ConfigError(f"cannot read the command line: {str(error).splitlines()[0]}") from None
+
+
+def values_of(override: Override) -> list[Any]:
+    """Return the values of an override: several in a sweep."""
+    value = override.value()
+    return list(value.list) if isinstance(value, ChoiceSweep) else [value]
+
+
+def measures_of(parsed: Sequence[Override]) -> list[str]:
+    """Return the kinds of measure that a command line asks for, by itself or by its experiments."""
+    named = {override.key_or_group: values_of(override) for override in parsed}
+    if "measure" in named:
+        return [str(kind) for kind in named["measure"]]
+    kinds = [_measure_of(str(name)) for name in named.get("experiment", [None])]
+    return [kind for kind in kinds if kind] or ["loss"]
+
+
+def _measure_of(experiment: str) -> str | None:
+    path = CONF / "experiment" / f"{experiment}.yaml"
+    defaults = OmegaConf.load(path).get("defaults", []) if path.exists() else []
+    return next((item["override /measure"] for item in defaults if "override /measure" in item), None)
+
+
+def options(group: str) -> list[str]:
+    """Return the names that a configuration group offers: `options("model")`."""
+    root = CONF / group
+    written = {str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml")}
+    return sorted(written | set(MEASURES if group == "measure" else ()))
 
 
 def _at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
@@ -80,96 +114,53 @@ def _by_recipe(honest: Any, paper: Any, *, _root_: DictConfig) -> Any:
     return honest if _root_.recipe == "honest" else paper
 
 
-def resolve(composed: DictConfig, schema: type[Config]) -> Config:
-    """A composed configuration as its dataclass, with `data=auto` replaced by what suits the model.
+def resolve(composed: DictConfig, schema: type[Config], overrides: Sequence[str] = ()) -> Config:
+    """Return a composed configuration as its dataclass, with `data=auto` replaced by what suits the model.
 
-    An experiment has models of its own, so there `auto` stays until their jobs are composed.
+    An experiment has models of its own, so there `auto` stays until their jobs are composed; `chosen` keeps the words
+    of the command line, so that it knows what was asked for.
     """
     OmegaConf.set_struct(composed, False)
+    if "measure" in composed and OmegaConf.get_type(composed.measure) is dict:  # its name alone, see `register`
+        composed.measure = OmegaConf.merge(measure_schema(composed.measure.kind), composed.measure)
+    if "chosen" in composed:
+        composed.chosen = list(overrides)
     if "target" in composed and composed.target.name == "local" and not composed.target.path:
         for key in ("name", "path", "classes"):  # the same folder, unless another is named
             composed.target[key] = composed.model[key]
     if composed.data.name == "auto" and not composed.get("experiment"):
         plain: Any = OmegaConf.to_container(composed.data, resolve=False)
-        chosen = {key: value for key, value in plain.items() if value is not None and key != "name"}
-        corpus = OmegaConf.load(CONF / "data" / f"{composed.model.corpus}.yaml")
-        assert isinstance(corpus, DictConfig)
+        kept = {key: value for key, value in plain.items() if value is not None and key != "name"}
+        corpus: Any = OmegaConf.load(CONF / "data" / f"{composed.model.corpus}.yaml")
         corpus.pop("defaults", None)
-        composed.data = OmegaConf.merge(composed.data, corpus, chosen)
+        composed.data = OmegaConf.merge(composed.data, corpus, kept)
     return OmegaConf.to_object(OmegaConf.merge(schema, composed))  # type: ignore[return-value]
 
 
-def compose_job(door: str, overrides: list[str]) -> Any:
-    """The configuration dataclass of a command line, without a command line."""
-    from hydra import compose, initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
+def compose_job(door: str, overrides: Sequence[str]) -> Any:
+    """Return the configuration dataclass of a command line, without a command line.
 
-    register()
-    around = dict(GlobalHydra.instance().__dict__)  # this may happen inside a job of Hydra's own
-    GlobalHydra.instance().clear()
-    try:
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            return resolve(compose(door, overrides), SCHEMAS[door])
-    finally:
-        GlobalHydra.instance().__dict__.update(around)
+    Hydra's `compose` works on a global state, which a job of Hydra's own may be using: its loader does without.
+    """
+    from hydra import version
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.utils import create_config_search_path
+    from hydra.types import RunMode
+
+    register(measures_of(parse_overrides(overrides)) if door == "analyze" else ())
+    version.setbase("1.3")
+    loader = ConfigLoaderImpl(create_config_search_path(str(CONF)))
+    composed = loader.load_configuration(door, list(overrides), run_mode=RunMode.RUN, from_shell=False)
+    with flag_override(composed, ["struct", "readonly"], [False, False]):
+        del composed["hydra"]
+    return resolve(composed, SCHEMAS[door], overrides)
 
 
 def to_yaml(config: dict[str, Any]) -> str:
-    """The text of a `config.yaml`."""
+    """Return the text of a `config.yaml`."""
     return OmegaConf.to_yaml(OmegaConf.create(config))
 
 
 def from_yaml(text: str) -> dict[str, Any]:
-    """The configuration of a `config.yaml`."""
+    """Return the configuration of a `config.yaml`."""
     return OmegaConf.to_container(OmegaConf.create(text))  # type: ignore[return-value]
-
-
-def options(group: str) -> list[str]:
-    """The names that a configuration group offers: `options("model")`."""
-    root = CONF / group
-    return sorted(str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml"))
-
-
-def check_overrides(overrides: list[str], schema: type) -> None:
-    """Refuse misspelt groups, options and keys of a command line with the nearest right one.
-
-    Raises:
-        ConfigError: an override names what does not exist, or is no override at all.
-    """
-    try:
-        parsed = OverridesParser.create().parse_overrides(overrides)
-    except HydraException as error:
-        raise ConfigError(f"cannot read the command line: {str(error).splitlines()[0]}") from None
-    for override in parsed:
-        key = override.key_or_group
-        if override.is_add() or override.is_delete() or key.split(".")[0].split("/")[0] == "hydra":
-            continue
-        value = override.value()
-        foreign = key in GROUPS and key not in {item.name for item in dataclasses.fields(schema)}
-        if (CONF / key).is_dir() and not foreign:
-            _check_option(key, value.list if isinstance(value, ChoiceSweep) else [value])
-        else:
-            _check_key(key, schema)
-
-
-def _check_option(group: str, values: list[Any]) -> None:
-    for value in values:
-        if isinstance(value, str) and value not in options(group):
-            raise ConfigError(f"{group}={value} is not known; {nearest(value, options(group))}")
-
-
-def _check_key(key: str, schema: Any) -> None:
-    parts, walked = key.split("."), ""
-    for part in parts:
-        if not dataclasses.is_dataclass(schema):
-            return  # inside a free dictionary
-        fields = {item.name for kind in _kinds(schema) for item in dataclasses.fields(kind)}
-        if part not in fields:
-            raise ConfigError(f"'{key}' is not a setting; {nearest(walked + part, [walked + name for name in fields])}")
-        schema, walked = GROUPS.get("model" if part == "target" else part), f"{walked}{part}."
-        schema = {"pretrain": PretrainConfig, "nli": NLIConfig}.get(part, schema)
-
-
-def _kinds(schema: Any) -> list[Any]:
-    """The schema, and of a measure those of all kinds."""
-    return [schema, *MEASURES.values()] if schema is MeasureConfig else [schema]

@@ -17,12 +17,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from thinkalike.config.compose import CONF, SCHEMAS, check_overrides, register, resolve
-from thinkalike.errors import ConfigError, ThinkalikeError
+from thinkalike.config.compose import CONF, SCHEMAS, measures_of, parse_overrides, register, resolve
+from thinkalike.config.spelling import check_overrides
+from thinkalike.errors import ConfigError, ShareDone, ThinkalikeError
 
 USER_ERRORS = (ThinkalikeError, OmegaConfBaseException, HydraException)
 FAILURES = "THINKALIKE_SWEEP_FAILURES"  # environment variable: the file that the jobs of a sweep share
@@ -42,19 +44,22 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
             logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
             logging.getLogger("thinkalike").setLevel(logging.INFO)
             with _noted_failure() if os.environ.get(FAILURES) else _one_line_errors():
-                config = resolve(composed, schema)
+                config = resolve(composed, schema, HydraConfig.get().overrides.task)
                 _refuse_processes_in_a_sweep(config)
-                print(f"results: {job(config)}", flush=True)
+                with contextlib.suppress(ShareDone):
+                    print(f"results: {job(config)}", flush=True)
 
         def main() -> None:
             import hydra
 
-            register()
             os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors come here, and not to the screen
             words = sys.argv[1:]
+            asking = {"--help", "-h", "--hydra-help"} & set(words)  # which needs no settings of any measure
             run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)
             with _one_line_errors():
-                check_overrides([word for word in words if "=" in word and not word.startswith("-")], schema)
+                overrides = [word for word in words if "=" in word and not word.startswith("-")]
+                check_overrides(overrides, schema)
+                register(measures_of(parse_overrides(overrides)) if name == "analyze" and not asking else ())
                 _sweep(run, words) if {"-m", "--multirun"} & set(words) else run()
 
         return main
@@ -85,7 +90,6 @@ def _sweep(run: Callable[[], Any], words: list[str]) -> None:
 
 def _refuse_processes_in_a_sweep(config: Any) -> None:
     """Processes of a DDP job start from the same command line, so each would begin the whole sweep."""
-    from hydra.core.hydra_config import HydraConfig
     from hydra.types import RunMode
 
     trainer = getattr(config, "trainer", None)
@@ -103,8 +107,6 @@ class _noted_failure:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         if not isinstance(error, Exception):
             return False
-        from hydra.core.hydra_config import HydraConfig
-
         words = " ".join(HydraConfig.get().overrides.task)
         if not isinstance(error, USER_ERRORS):
             traceback.print_exception(error)

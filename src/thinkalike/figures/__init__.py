@@ -1,23 +1,33 @@
-"""Figures of results; nothing here computes a measure."""
+"""Drawing: what figures of results are made of; nothing here computes a measure.
 
-from thinkalike.figures.cka import cka
-from thinkalike.figures.populations import distances, groups_by_depth
-from thinkalike.figures.profiles import Contrast, correlation, profiles, scatter, similarity
-from thinkalike.figures.stitching import asymmetry, directions, learning_curves, penalties, penalty_map, stitches
+Each name is loaded when it is first used, because matplotlib takes a second to import.
+"""
 
-__all__ = [
-    "Contrast",
-    "asymmetry",
-    "cka",
-    "correlation",
-    "directions",
-    "distances",
-    "groups_by_depth",
-    "learning_curves",
-    "penalties",
-    "penalty_map",
-    "profiles",
-    "scatter",
-    "similarity",
-    "stitches",
-]
+from importlib import import_module
+from typing import Any
+
+_HOME = {
+    "COLOURS": "style",
+    "canvas": "style",
+    "heatmap": "style",
+    "line": "style",
+    "save": "style",
+    "layer_heatmaps": "matrices",
+    "similarity": "likeness",
+    "Contrast": "features",
+    "correlation": "features",
+    "profiles": "features",
+    "scatter": "features",
+    "directions": "stitching",
+    "learning_curves": "stitching",
+    "penalties": "stitching",
+    "penalty_map": "stitching",
+    "distances": "populations",
+    "groups_by_depth": "populations",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'thinkalike.figures' has no attribute '{name}'")
+    return getattr(import_module(f"thinkalike.figures.{_HOME[name]}"), name)

@@ -6,25 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 
-from thinkalike.figures.style import COLOURS, STYLE, save
+from thinkalike.figures.style import COLOURS, canvas, save
 
 LABELS = {"accuracy_penalty": "accuracy penalty", "value": "CKA"}
 
 
 def groups_by_depth(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
-    """Means over pairs of models by kind of pair, against depth, with intervals over models.
+    """Draw means over pairs of models by kind of pair, against depth, with intervals over models.
 
     Args:
         tables: by title: pair (such as "generalizing into heuristic"), place, mean, low, high; and column, what it is.
     """
-    with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(
-            1, len(tables), figsize=(4.1 * len(tables), 3.3), squeeze=False, layout="constrained"
-        )
+    with canvas(4.1 * len(tables), 3.3, 1, len(tables), squeeze=False) as (figure, panels):
         for axes, (title, table) in zip(panels[0], tables.items(), strict=True):
             for number, (pair, rows) in enumerate(table.groupby("pair", sort=False)):
                 errors = [rows["mean"] - rows["low"], rows["high"] - rows["mean"]]
@@ -40,15 +36,14 @@ def groups_by_depth(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
 
 
 def distances(table: pd.DataFrame, folder: Path) -> None:
-    """Distances of all pairs of models: as a matrix in the order of the groups, and each kind of pair side by side.
+    """Draw the distances of all pairs of models: a matrix in the order of the groups, and the kinds of pairs.
 
     Args:
         table: source, target, pair, value.
     """
     names = list(dict.fromkeys(table["source"]))
     cells = table.pivot(index="source", columns="target", values="value").loc[names, names]
-    with plt.rc_context(STYLE):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(8.4, 3.6), layout="constrained")
+    with canvas(8.4, 3.6, 1, 2) as (figure, (left, right)):
         image = left.imshow(cells.to_numpy(), origin="lower", cmap="viridis")
         edge = (table.drop_duplicates("source")["group_of_source"] == "generalizing").sum() - 0.5
         left.axhline(edge, color="white", linewidth=1)

@@ -5,27 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.colors import LogNorm
 
-from thinkalike.figures.style import COLOURS, STYLE, heatmap, line, save, short, write_values
-
-
-def stitches(table: pd.DataFrame, folder: Path) -> None:
-    """The figure of a stitching job: a map where every source layer was stitched to every target layer, else a line."""
-    cells = table.pivot(index="source_layer", columns="target_layer", values="penalty")
-    if len(cells.columns) > 1 and len(cells) > 1 and cells.notna().all(axis=None):
-        penalty_map(cells, f"{table['source'].iloc[0]} into {table['target'].iloc[0]}", folder)
-    else:
-        penalties(table, folder)
+from thinkalike.figures.style import COLOURS, canvas, heatmap, line, save, short, write_values
 
 
 def penalty_map(cells: pd.DataFrame, title: str, folder: Path) -> None:
-    """Penalties of all layer pairs; the colours are logarithmic, because a few pairs cost ten times the others."""
-    with plt.rc_context(STYLE):
-        size = 0.45 * max(cells.shape) + 1.2
-        figure, axes = plt.subplots(figsize=(size + 0.8, size), layout="constrained")
+    """Draw penalties of all layer pairs; the colours are logarithmic, because a few pairs cost ten times the others."""
+    size = 0.45 * max(cells.shape) + 1.2
+    with canvas(size + 0.8, size) as (figure, axes):
         values = cells.to_numpy()
         least = max(values.min(), values.max() / 100, 1e-3)
         image = heatmap(axes, cells, LogNorm(least, max(values.max(), 2 * least), clip=True), "viridis_r")
@@ -37,24 +26,9 @@ def penalty_map(cells: pd.DataFrame, title: str, folder: Path) -> None:
         save(figure, folder, "penalty")
 
 
-def asymmetry(table: pd.DataFrame, folder: Path) -> None:
-    """What one direction costs more than the other, against layer, with its interval."""
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(4.2, 2.6), layout="constrained")
-        line(axes, table, "asymmetry", ("low", "high"), "", COLOURS[0], "o-")
-        axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
-        axes.set_xticks(range(len(table)), table["layer"].astype(str))
-        axes.set_xlabel("layer of the stitch")
-        axes.set_ylabel("asymmetry [nats per token]")
-        first = table.iloc[0]
-        axes.set_title(f"{first.source} into {first.target}, minus the reverse", fontsize=9)
-        save(figure, folder, "asymmetry")
-
-
 def penalties(table: pd.DataFrame, folder: Path) -> None:
-    """Penalty against layer with its interval, and that of φ = identity where there is one."""
-    with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(4.2, 2.8), layout="constrained")
+    """Draw the penalty against layer with its interval, and that of φ = identity where there is one."""
+    with canvas(4.2, 2.8) as (figure, axes):
         first = table.iloc[0]
         line(axes, table, "penalty", ("penalty_low", "penalty_high"), f"φ {first.stitch}, trained", COLOURS[0], "o-")
         if "identity_penalty" in table and first.stitch != "identity":
@@ -74,12 +48,9 @@ def _site(row: Any) -> str:
 
 
 def directions(table: pd.DataFrame, folder: Path) -> None:
-    """Penalty against layer with its interval, one panel per group of models, one line per direction."""
+    """Draw the penalty against layer with its interval, one panel per group of models, one line per direction."""
     groups = list(dict.fromkeys(table["group"]))
-    with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(
-            1, len(groups), figsize=(3.1 * len(groups), 3.3), sharey=True, squeeze=False, layout="constrained"
-        )
+    with canvas(3.1 * len(groups), 3.3, 1, len(groups), sharey=True, squeeze=False) as (figure, panels):
         for axes, group in zip(panels[0], groups, strict=True):
             inside = table[table["group"] == group]
             for number, ((source, target), rows) in enumerate(inside.groupby(["source", "target"], sort=True)):
@@ -96,22 +67,15 @@ def directions(table: pd.DataFrame, folder: Path) -> None:
 
 
 def learning_curves(curves: dict[tuple[str, str], Any], folder: Path, window: int = 10) -> None:
-    """Loss against step, a running mean of `window` steps: a row per group of models, a panel per layer.
+    """Draw the loss against step, a running mean of `window` steps: a row per group of models, a panel per layer.
 
     Args:
         curves: (group, direction) to losses (steps, layers), in nats per token.
     """
     groups = list(dict.fromkeys(group for group, _ in curves))
     layers = max(curve.shape[1] for curve in curves.values())
-    with plt.rc_context(STYLE):
-        figure, panels = plt.subplots(
-            len(groups),
-            layers,
-            figsize=(2.3 * layers, 2.3 * len(groups)),
-            sharey=True,
-            squeeze=False,
-            layout="constrained",
-        )
+    size = 2.3 * layers, 2.3 * len(groups)
+    with canvas(*size, len(groups), layers, sharey=True, squeeze=False) as (figure, panels):
         for row, group in zip(panels, groups, strict=True):
             inside = {label: curve for (name, label), curve in curves.items() if name == group}
             for layer, axes in enumerate(row):

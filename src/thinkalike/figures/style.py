@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +22,18 @@ STYLE: dict[Any, Any] = {
     "svg.hashsalt": "thinkalike",
 }
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart by colour-blind readers, too
+MORE_COLOURS = (*COLOURS, "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22")
+
+
+@contextlib.contextmanager
+def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield a figure of this size in inches and its axes, one or an array of them, in the style of all figures."""
+    with plt.rc_context(STYLE):
+        yield plt.subplots(rows, columns, figsize=(width, height), layout="constrained", **options)
 
 
 def heatmap(axes: Any, cells: pd.DataFrame, scale: Any, colours: Any) -> Any:
-    """A matrix with layer 0 at the bottom left; rows are the source's layers, columns the target's."""
+    """Draw a matrix with layer 0 at the bottom left; rows are the source's layers, columns the target's."""
     image = axes.imshow(cells.to_numpy(), origin="lower", norm=scale, cmap=colours)
     for axis, layers in ((axes.xaxis, cells.columns), (axes.yaxis, cells.index)):
         places = range(0, len(layers), max(1, round(len(layers) / 8)))
@@ -33,7 +43,7 @@ def heatmap(axes: Any, cells: pd.DataFrame, scale: Any, colours: Any) -> Any:
 
 
 def write_values(axes: Any, values: np.ndarray, image: Any) -> None:
-    """Each cell's number, in whichever of black and white can be read on its colour."""
+    """Write each cell's number, in whichever of black and white can be read on its colour."""
     for (row, column), value in np.ndenumerate(values):
         red, green, blue, _ = image.cmap(image.norm(value))
         colour = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
@@ -43,18 +53,30 @@ def write_values(axes: Any, values: np.ndarray, image: Any) -> None:
 def line(
     axes: Any, table: pd.DataFrame, column: str, ends: tuple[str, str], label: str, colour: str, style: str
 ) -> None:
-    """A column against its rows, with error bars from the columns of its lower and upper ends."""
+    """Draw a column against its rows, with error bars from the columns of its lower and upper ends."""
     values = table[column]
     errors = [(values - table[ends[0]]).clip(lower=0), (table[ends[1]] - values).clip(lower=0)]
     axes.errorbar(range(len(table)), values, yerr=errors, fmt=style, color=colour, label=label, capsize=3, markersize=4)
 
 
 def short(name: str) -> str:
+    """Return the name of a model as figures print it."""
     return name.replace("-mini", "")
 
 
 def save(figure: Any, folder: Path, name: str) -> None:
+    """Save a figure as PNG and SVG, and close it."""
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / f"{name}.png", dpi=200)
     figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
     plt.close(figure)
+
+
+def colour_of(number: int) -> str:
+    """Return the colour of the series of a number."""
+    return MORE_COLOURS[number % len(MORE_COLOURS)]
+
+
+def layer_name(layer: Any) -> str:
+    """Return what figures call a layer."""
+    return "embed" if str(layer) == "-1" else str(layer)

@@ -2,7 +2,8 @@
 
 from thinkalike.models.classifiers import new_classifier
 from thinkalike.models.frozen import EMBED, FrozenModel
-from thinkalike.models.load import content, head_dimensions, load_model, pick_device
+from thinkalike.models.load import content as checkpoint_fingerprint
+from thinkalike.models.load import head_dimensions, load_model, pick_device
 from thinkalike.models.minis import ASSETS, build_mini, save_mini
 from thinkalike.models.randomised import randomised
 from thinkalike.models.tokenizers import same_vocabulary, train_tokenizer
@@ -12,7 +13,7 @@ __all__ = [
     "EMBED",
     "FrozenModel",
     "build_mini",
-    "content",
+    "checkpoint_fingerprint",
     "head_dimensions",
     "load_model",
     "new_classifier",

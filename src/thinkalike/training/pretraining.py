@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from thinkalike.config import PretrainConfig
+from thinkalike.evaluation import masked_losses
 from thinkalike.training.run import SteppedModule
 
 
@@ -68,22 +68,3 @@ class MaskedPretraining(Pretraining):
     def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.global_step)
         return masked_losses(self.model, tokens, self.tokenizer, generator)[0].mean()
-
-
-def masked_losses(
-    model: Callable[[Tensor], Any], tokens: Int[Tensor, "b t"], tokenizer: Any, generator: torch.Generator
-) -> tuple[Float[Tensor, " hidden"], Bool[Tensor, "b t"]]:
-    """Cross-entropies of hidden tokens in nats, and which they were (Devlin et al. 2019, section 3.1).
-
-    15 % of the tokens that are not special are chosen; of these 80 % become [MASK], 10 % a random token, and 10 % stay.
-
-    Args:
-        model: tokens to a tuple that begins with logits (b, t, v).
-    """
-    chance, action = (torch.rand(tokens.shape, generator=generator).to(tokens.device) for _ in range(2))
-    noise = torch.randint(len(tokenizer), tokens.shape, generator=generator).to(tokens.device)
-    special = torch.isin(tokens, torch.tensor(tokenizer.all_special_ids, device=tokens.device))
-    chosen = (chance < 0.15) & ~special
-    shown = torch.where(chosen & (action < 0.8), tokenizer.mask_token_id, tokens)
-    shown = torch.where(chosen & (action >= 0.9), noise, shown)
-    return cross_entropy(model(shown)[0][chosen], tokens[chosen], reduction="none"), chosen

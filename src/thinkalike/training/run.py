@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytorch_lightning as pl
 import torch
 from jaxtyping import Float, Int
@@ -25,7 +24,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from thinkalike.config import LoggerConfig, TrainerConfig
-from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
+from thinkalike.errors import ConfigError, DataError, ShareDone, StoreError, TrainingError
+from thinkalike.models import pick_device
+from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
 CHATTY = (  # devices, tips, "fit stopped", "initializing distributed"
@@ -139,6 +140,7 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
 
     Raises:
         ConfigError: several processes are asked for, but not how many.
+        ShareDone: this process only helps the first one, and is done.
         StoreError: that state is damaged.
         TrainingError: the loss is not finite.
     """
@@ -166,8 +168,8 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
             enable_model_summary=False,
             default_root_dir=run.partial,
         ).fit(module, ckpt_path=state if state.exists() else None)
-    if rank(trainer):
-        sys.exit(0)  # its share is done; all that follows is the first process's
+    if _helps(trainer):
+        raise ShareDone  # all that follows is the first process's
 
 
 def _processes(run: Run) -> dict[str, Any]:
@@ -185,15 +187,16 @@ def _processes(run: Run) -> dict[str, Any]:
     }
 
 
-def rank(trainer: TrainerConfig) -> int:
-    """Which of a job's processes this is; the first, 0, does all but its share of the training alone, too."""
-    return int(getattr(rank_zero_only, "rank", 0)) if trainer.strategy == "ddp" else 0
+def _helps(trainer: TrainerConfig) -> bool:
+    """Whether this is one of the processes that share a job, and not the first of them."""
+    return trainer.strategy == "ddp" and getattr(rank_zero_only, "rank", 0) > 0
 
 
 def own_device(device: str, trainer: TrainerConfig) -> str:
-    """Where this process puts what should be on `device`: of the processes that share a job, each has a GPU."""
-    if trainer.strategy != "ddp" or not device.startswith("cuda"):
-        return device
+    """Return where this process puts what should be on `device`: of the processes that share a job, each has a GPU."""
+    place = pick_device(device)
+    if trainer.strategy != "ddp" or not place.startswith("cuda"):
+        return place
     return f"cuda:{os.environ.get('LOCAL_RANK', os.environ.get('SLURM_LOCALID', '0'))}"
 
 
@@ -208,7 +211,7 @@ def _check_state(path: Path) -> None:
 
 def _loggers(run: Run) -> list[Logger]:
     config = run.logger
-    if rank(run.trainer):
+    if _helps(run.trainer):
         return []
     if config.kind == "csv":
         return [CSVLogger(run.partial, name="curves", version="")]
@@ -250,15 +253,17 @@ def logged(run: Run) -> Iterator[list[Logger]]:
             wandb.finish(exit_code=int(failed))
 
 
-def upload(loggers: Sequence[Logger], table: pd.DataFrame, folder: Path, name: str) -> None:
-    """Give W&B the table, the figures of a result's folder as images, and its stitches as an artifact."""
+def upload(loggers: Sequence[Logger], name: str, result: Result) -> None:
+    """Give W&B the table of a result, its figures as images, and its stitches as an artifact."""
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             import wandb
 
-            images = {f"figures/{path.stem}": wandb.Image(str(path)) for path in (folder / "figures").glob("*.png")}
-            logger.experiment.log({"table": wandb.Table(dataframe=table), **images})
-            for path in folder.glob("*.safetensors"):
+            images = {
+                f"figures/{path.stem}": wandb.Image(str(path)) for path in result.figures if path.suffix == ".png"
+            }
+            logger.experiment.log({"table": wandb.Table(dataframe=result.table), **images})
+            for path in result.folder.glob("*.safetensors"):
                 artifact = wandb.Artifact(re.sub(r"[^\w.-]+", "-", name), type="stitch")
                 artifact.add_file(str(path))
                 logger.experiment.log_artifact(artifact)

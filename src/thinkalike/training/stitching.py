@@ -14,11 +14,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from thinkalike.config import StitchConfig
-from thinkalike.measures import Stitch, token_kl, token_loss
+from thinkalike.evaluation import LayerPair, last_states, next_token_losses
+from thinkalike.measures import Stitch, token_kl
 from thinkalike.models import FrozenModel
 from thinkalike.training.run import SteppedModule
-
-Pair = tuple[int, int]  # layer of the source, layer of the target
 
 
 def rate(step: int, config: StitchConfig) -> float:
@@ -43,39 +42,6 @@ def peak_rate(config: StitchConfig) -> float:
     return config.lr * (1 - config.momentum) if config.scale_lr_by_momentum else config.lr
 
 
-def last_states(target: FrozenModel, entering: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
-    """Run states that enter the target after different layers to its end, every block once for all of them.
-
-    Args:
-        entering: (layer m, state as after block m), each state (b, t, d).
-
-    Returns:
-        The last block's residual of each, in the order given.
-    """
-    order = sorted(range(len(entering)), key=lambda i: entering[i][0])
-    carried: list[Tensor] = []
-    depth = 0
-    for i in order:
-        layer, state = entering[i]
-        if carried:
-            joined = target.advance(torch.cat(carried), depth, layer + 1)
-            carried = list(joined.chunk(len(carried)))
-        carried.append(state.to(target.device, target.dtype))
-        depth = layer + 1
-    finished = target.advance(torch.cat(carried), depth, target.n_layers).chunk(len(carried))
-    return [finished[order.index(i)] for i in range(len(entering))]
-
-
-def next_token_losses(
-    model: FrozenModel, states: Sequence[Float[Tensor, "b t d"]], tokens: Int[Tensor, "b t"]
-) -> list[Float[Tensor, "b u"]]:
-    """Cross-entropy in nats of tokens 1.. (u = t - 1), given each of several last residuals."""
-    following = tokens[:, 1:].to(model.device)
-    joined = torch.stack([state[:, :-1] for state in states])
-    losses = token_loss(joined.flatten(0, 2), model.finish, following.repeat(len(states), 1, 1).flatten())
-    return list(losses.view(len(states), *following.shape))
-
-
 class StitchTraining(SteppedModule):
     """Trains one φ per layer pair between two frozen models; its state holds the φs and never the models.
 
@@ -86,7 +52,7 @@ class StitchTraining(SteppedModule):
         self,
         source: FrozenModel,
         target: FrozenModel,
-        pairs: Sequence[Pair],
+        pairs: Sequence[LayerPair],
         rows: Int[Tensor, "rows context"],
         config: StitchConfig,
         seed: int,

@@ -1,0 +1,18 @@
+"""The one list of instruments: what `task=` and `measure=` can be, and the module that holds each.
+
+They are strings because configuration stands below what it configures; a module is imported when it is needed.
+"""
+
+TASKS = {
+    "stitch": "thinkalike.instruments.stitching",
+    "pretrain": "thinkalike.instruments.pretraining",
+    "nli": "thinkalike.instruments.finetuning",
+}
+MEASURES = {
+    "loss": "thinkalike.instruments.loss",
+    "asymmetry": "thinkalike.instruments.asymmetry",
+    "cka": "thinkalike.instruments.cka",
+    "mlem": "thinkalike.instruments.mlem",
+    "rsa": "thinkalike.instruments.rsa",
+    "population": "thinkalike.instruments.population",
+}

@@ -1,0 +1,62 @@
+"""The command line, checked before anything is composed: what is misspelt or out of place is refused with a remedy."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from thinkalike.config.compose import CONF, GROUPS, measure_schema, measures_of, options, parse_overrides, values_of
+from thinkalike.config.registry import MEASURES
+from thinkalike.config.training import NLIConfig, PretrainConfig
+from thinkalike.errors import ConfigError, nearest
+
+PARTS = GROUPS | {"target": GROUPS["model"], "pretrain": PretrainConfig, "nli": NLIConfig}
+
+
+def check_overrides(words: Sequence[str], schema: type) -> None:
+    """Refuse groups, options and keys of a command line that do not exist, with the nearest ones that do.
+
+    Raises:
+        ConfigError: an override names what does not exist, belongs to another measure, or is no override at all.
+    """
+    parsed = parse_overrides(words)
+    own = {item.name for item in dataclasses.fields(schema)}
+    measures = measures_of(parsed)
+    for override in parsed:
+        key = override.key_or_group
+        if override.is_add() or override.is_delete() or key.split(".")[0].split("/")[0] == "hydra":
+            continue
+        foreign = key in GROUPS and key not in own
+        if (key == "measure" or (CONF / key).is_dir()) and not foreign:
+            _check_option(key, values_of(override))
+        else:
+            _check_key(key, schema, measures)
+
+
+def _check_option(group: str, values: list[Any]) -> None:
+    for value in values:
+        if isinstance(value, str) and value not in options(group):
+            raise ConfigError(f"{group}={value} is not known; {nearest(value, options(group))}")
+
+
+def _check_key(key: str, schema: Any, measures: Sequence[str]) -> None:
+    walked = ""
+    for part in key.split("."):
+        if not dataclasses.is_dataclass(schema):
+            return  # inside a free dictionary
+        kinds = [measure_schema(kind) for kind in measures if kind in MEASURES] if walked == "measure." else [schema]
+        known = {item.name for kind in kinds for item in dataclasses.fields(kind)}
+        if part not in known:
+            if walked == "measure.":
+                _refuse_foreign(part, measures)
+            raise ConfigError(f"'{key}' is not a setting; {nearest(walked + part, [walked + name for name in known])}")
+        schema, walked = PARTS.get(part), f"{walked}{part}."
+
+
+def _refuse_foreign(setting: str, measures: Sequence[str]) -> None:
+    """Raise a ConfigError if this is a setting of other measures only."""
+    owners = [kind for kind in MEASURES if setting in {item.name for item in dataclasses.fields(measure_schema(kind))}]
+    if owners:
+        theirs, given = (" and ".join(f"measure={kind}" for kind in kinds) for kinds in (owners, measures))
+        raise ConfigError(f"measure.{setting} is a setting of {theirs}, and this is {given}")

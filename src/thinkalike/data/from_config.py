@@ -1,0 +1,107 @@
+"""From a configuration to data: rows of tokens, pairs of sentences, stimuli."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from thinkalike.config import DataConfig, PairsConfig, StimuliConfig
+from thinkalike.data.conllu import read_conllu
+from thinkalike.data.nli import Pairs, hub_pairs, read_hans, read_mnli
+from thinkalike.data.nli_templates import nli_challenge, nli_training
+from thinkalike.data.stimuli import Stimuli, controlled_stimuli
+from thinkalike.data.tables import read_table
+from thinkalike.data.tokens import Corpus, read_tokens
+from thinkalike.errors import ConfigError
+
+WHOLE = "challenge"  # what the whole of a challenge is called
+
+
+def read_corpus(data: DataConfig, tokenizer: Any, context: int, *, bos: bool, fit_tokens: int | None) -> Corpus:
+    """Return the token rows that a configuration describes, with what it leaves open filled in.
+
+    Args:
+        context, bos: of the models that read them.
+        fit_tokens: as many as training sees; None: all that there are.
+
+    Raises:
+        DataError: see `read_tokens`.
+    """
+    return read_tokens(
+        data,
+        tokenizer,
+        context=data.context or context,
+        bos=bos if data.bos is None else data.bos,
+        fit_tokens=data.fit_tokens or fit_tokens,
+        report_tokens=data.report_tokens or 262144,
+    )
+
+
+def read_stimuli(config: StimuliConfig) -> Stimuli:
+    """Return the stimuli that a configuration describes.
+
+    Raises:
+        DataError: a file is missing, damaged or lacks what is asked for, or there are too few stimuli for the sample.
+    """
+    if config.kind == "controlled":
+        stimuli = controlled_stimuli(config.sentences, config.seed, config.grammar)
+        if config.features:
+            stimuli = replace(stimuli, features=stimuli.features[list(config.features)], kinds={})
+    elif config.kind == "conllu":
+        stimuli = read_conllu(str(config.path), features=config.features, kinds=config.kinds)
+    else:
+        stimuli = read_table(str(config.path), features=config.features, kinds=config.kinds, columns=config.columns)
+    return stimuli.sample(config.sample, config.seed, config.balance) if config.sample else stimuli
+
+
+def read_pairs(config: PairsConfig, side: str) -> Pairs:
+    """Return the pairs to fit on, to report on, or of the challenge: the whole of it, whichever part is reported on.
+
+    Raises:
+        ConfigError: source=files, and there is no file for this side.
+        DataError: pairs cannot be had or read.
+    """
+    count = getattr(config, f"{side}_pairs")
+    if config.source == "templates":
+        return _from_templates(config, side)
+    if config.source == "files":
+        path = getattr(config, side)
+        if not path:
+            raise ConfigError(f"pairs=files needs pairs.{side}=FILE")
+        pairs = read_hans(path) if side == "challenge" else read_mnli(path)
+    else:
+        pairs = hub_pairs(*{"fit": ("mnli", "train"), "report": ("mnli",), "challenge": ("hans",)}[side])
+    return pairs.sample(min(count, len(pairs)), config.seed) if count else pairs
+
+
+def _from_templates(config: PairsConfig, side: str) -> Pairs:
+    """Fitted and reported pairs are of one draw, in which no pair is there twice."""
+    fit, report = int(config.fit_pairs or 0), int(config.report_pairs or 0)
+    if side == "challenge":
+        return nli_challenge(int(config.challenge_pairs or 0), config.seed + 1)
+    drawn = nli_training(fit + report, config.seed, config.counterexamples)
+    return drawn.take(range(fit) if side == "fit" else range(fit, fit + report))
+
+
+def reported_part(config: PairsConfig, challenge: Pairs) -> Pairs:
+    """Return the part of the challenge that is reported on.
+
+    Raises:
+        DataError: there is no such part.
+    """
+    return challenge.select(config.label, config.heuristic)
+
+
+def part_name(config: PairsConfig) -> str:
+    """Return what `parts_of` calls the part of the challenge that is reported on."""
+    return ", ".join(filter(None, (config.heuristic, config.label))) or WHOLE
+
+
+def parts_of(challenge: Pairs) -> dict[str, list[int]]:
+    """Return the rows of each heuristic, label, and both, of a challenge, and of all of it."""
+    rows: dict[str, list[int]] = {WHOLE: list(range(len(challenge)))}
+    for row, (heuristic, place) in enumerate(zip(challenge.heuristics, challenge.labels.tolist(), strict=True)):
+        label = challenge.classes[place]
+        for name in (heuristic, label, f"{heuristic}, {label}"):
+            rows.setdefault(name, []).append(row)
+    return rows

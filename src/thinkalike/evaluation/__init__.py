@@ -1,0 +1,22 @@
+"""What models, stitches and classifiers lose on text, without any training."""
+
+from thinkalike.evaluation.classifiers import ClassLosses, check_labels, class_losses, identity_stitches
+from thinkalike.evaluation.language import held_out_loss, masked_losses, next_token_losses, rows_at_once
+from thinkalike.evaluation.stitches import LayerPair, Maps, byte_count, document_sums, last_states, state_moments
+
+__all__ = [
+    "ClassLosses",
+    "LayerPair",
+    "Maps",
+    "byte_count",
+    "check_labels",
+    "class_losses",
+    "document_sums",
+    "held_out_loss",
+    "identity_stitches",
+    "last_states",
+    "masked_losses",
+    "next_token_losses",
+    "rows_at_once",
+    "state_moments",
+]

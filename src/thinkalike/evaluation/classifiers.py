@@ -1,0 +1,158 @@
+"""What classifiers get right, alone and stitched to each other by the identity (Brown et al. 2023, section 4)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from thinkalike.errors import DataError, ModelError
+from thinkalike.models import EMBED, FrozenModel
+
+
+class ClassLosses(NamedTuple):
+    """What classifiers lose, and where they are right."""
+
+    losses: Float[Tensor, "*s n"]  # cross-entropy of each example in nats, float64
+    correct: Bool[Tensor, "*s n"]
+
+
+def class_losses(
+    logits: Float[Tensor, "*s n c"], labels: Int[Tensor, " n"], classes: Sequence[str], wanted: Sequence[str]
+) -> ClassLosses:
+    """Return the cross-entropy and the correctness of each example.
+
+    Where the data says no more than non-entailment, the likeliest of the model's own classes is the prediction, and
+    the probabilities of neutral and contradiction are added: -log Σ p(c) over the classes c that the label stands for.
+
+    Args:
+        labels: places in `wanted`, the classes of the data.
+        classes: of the model, in the order of its logits.
+
+    Raises:
+        ModelError: the model cannot tell the classes of the data apart, or a logit is not finite.
+        DataError: a label is none of them.
+    """
+    owners = torch.tensor(_owners(classes, wanted), device=logits.device)
+    if not logits.isfinite().all():
+        raise ModelError("a classifier's logits are not finite; run it in a wider dtype")
+    labels = labels.to(logits.device)
+    if wrong := sorted({*labels.tolist()} - {*range(len(wanted))}):
+        raise DataError(f"labels are 0 to {len(wanted) - 1} ({', '.join(wanted)}), not {wrong[0]}")
+    stands_for = owners[:, None] == torch.arange(len(wanted), device=logits.device)
+    scores = logits.double().log_softmax(-1).unsqueeze(-1)
+    joined = scores.where(stands_for, -torch.inf).logsumexp(-2)
+    losses = -joined.gather(-1, labels.expand(joined.shape[:-1]).unsqueeze(-1)).squeeze(-1)
+    return ClassLosses(losses, owners[logits.argmax(-1)] == labels)
+
+
+def _owners(classes: Sequence[str], wanted: Sequence[str]) -> list[int]:
+    """Return for each class of a model its place among those of the data."""
+    coarse = "non-entailment" in wanted
+    named = ["non-entailment" if coarse and name in ("neutral", "contradiction") else name for name in classes]
+    if {*named} != {*wanted}:
+        raise ModelError(f"a model of the classes {list(classes)} cannot be asked for {list(wanted)}")
+    return [list(wanted).index(name) for name in named]
+
+
+def check_labels(
+    logits: Float[Tensor, "n c"],
+    labels: Int[Tensor, " n"],
+    classes: Sequence[str],
+    wanted: Sequence[str],
+    *,
+    floor: float | None = None,
+    name: str = "the classifier",
+) -> float:
+    """Return the accuracy on a few hundred examples, refused where it says that classes are permuted.
+
+    Exchanging two of three classes leaves a good model about at chance, so that being below it is not all: no other
+    order of the classes may be right more often by three standard errors of the difference (McNemar 1947).
+
+    Args:
+        floor: the least accuracy; None: chance, one in as many classes as the data has.
+
+    Raises:
+        ModelError: accuracy is below the floor, or the classes in another order are right more often.
+    """
+    orders = list(itertools.permutations(classes))  # the first is the one that is stated
+    correct = torch.stack([class_losses(logits, labels, order, wanted).correct for order in orders])
+    accuracies = correct.double().mean(1)
+    best = int(accuracies.argmax())
+    gained, lost = (correct[best] & ~correct[0]).sum(), (correct[0] & ~correct[best]).sum()
+    accuracy, least = float(accuracies[0]), 1 / len(wanted) if floor is None else floor
+    if accuracy < least or gained - lost > 3 * (gained + lost).sqrt():
+        raise ModelError(
+            f"{name} is right on {accuracy:.3f} of {len(labels)} examples (at least {least:.3f} is expected) with the "
+            f"classes {', '.join(classes)}; in the order {', '.join(orders[best])} it would be right on "
+            f"{accuracies[best]:.3f}: check model.classes and the labels of the data"
+        )
+    return accuracy
+
+
+@torch.no_grad()
+def identity_stitches(
+    models: Sequence[FrozenModel],
+    tokens: Int[Tensor, "b t"],
+    labels: Int[Tensor, " b"],
+    wanted: Sequence[str],
+    *,
+    mask: Int[Tensor, "b t"] | None = None,
+    types: Int[Tensor, "b t"] | None = None,
+    cuts: Sequence[int] | None = None,
+    at_once: int = 1,
+) -> ClassLosses:
+    """Stitch every model's first blocks, up to each cut, to the later blocks, pooler and classes of every model.
+
+    Each model runs once to the deepest cut, and from there only tails run: with cuts EMBED, 0, .., L - 1 a pair costs
+    L (L + 1) / 2 passes through a block and its share of the one run, where whole stitched models cost L (L + 1).
+
+    Args:
+        labels, wanted: as for `class_losses`.
+        cuts: layers; None: EMBED and all.
+        at_once: sources that run through a tail together. One at a time, results are those of whole stitched models to
+            the bit; more are faster, and may differ in the last.
+
+    Returns:
+        Losses and correctness, (source, target, cut, b) on the CPU; where source is target, of the model itself.
+
+    Raises:
+        ModelError: a model is no classifier, or they differ in depth or width.
+    """
+    _check_alike(models)
+    cuts = range(EMBED, models[0].n_layers) if cuts is None else cuts
+    states = [model.residuals(tokens, cuts, mask, types) for model in models]
+    outcomes = []
+    for target in models:
+        by_cut = [_tails(target, [own[i] for own in states], cut, mask, at_once) for i, cut in enumerate(cuts)]
+        outcomes.append(class_losses(torch.stack(by_cut, 1), labels, target.classes, wanted))
+    losses, correct = (torch.stack([part.cpu() for part in parts], 1) for parts in zip(*outcomes, strict=True))
+    return ClassLosses(losses, correct)
+
+
+def _tails(
+    target: FrozenModel, states: Sequence[Tensor], cut: int, mask: Tensor | None, at_once: int
+) -> Float[Tensor, "source b c"]:
+    logits: list[Tensor] = []
+    for start in range(0, len(states), at_once):
+        group = [state.to(target.device, target.dtype) for state in states[start : start + at_once]]
+        masks = None if mask is None else mask.repeat(len(group), 1)
+        logits += target.tail(torch.cat(group), cut, masks).chunk(len(group))
+    return torch.stack(logits)
+
+
+def _check_alike(models: Sequence[FrozenModel]) -> None:
+    for model in models:
+        if not model.classes:
+            raise ModelError(f"{model.name} is no classifier, and identity stitches of classifiers were asked for")
+    first, *others = models
+    for other in others:
+        if (other.n_layers, other.d_model) != (first.n_layers, first.d_model):
+            raise ModelError(
+                f"the identity does not stitch {other.name} ({other.n_layers} layers of {other.d_model}) to "
+                f"{first.name} ({first.n_layers} of {first.d_model}); their depth and width must be the same"
+            )

@@ -1,0 +1,123 @@
+"""What a stitch is measured by: sums over documents of every loss and distance, all on the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from thinkalike.evaluation.language import next_token_losses
+from thinkalike.measures import Moments, same_top_token, sum_by_document, token_kl
+from thinkalike.models import FrozenModel
+
+LayerPair = tuple[int, int]  # layer of the source, layer of the target
+Maps = Sequence[Callable[[Tensor], Tensor]]  # one map from source states to target states for every layer pair
+
+
+def last_states(target: FrozenModel, entering: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
+    """Run states that enter the target after different layers to its end, every block once for all of them.
+
+    Args:
+        entering: (layer m, state as after block m), each state (b, t, d).
+
+    Returns:
+        The last block's residual of each, in the order given.
+    """
+    order = sorted(range(len(entering)), key=lambda i: entering[i][0])
+    carried: list[Tensor] = []
+    depth = 0
+    for i in order:
+        layer, state = entering[i]
+        if carried:
+            joined = target.advance(torch.cat(carried), depth, layer + 1)
+            carried = list(joined.chunk(len(carried)))
+        carried.append(state.to(target.device, target.dtype))
+        depth = layer + 1
+    finished = target.advance(torch.cat(carried), depth, target.n_layers).chunk(len(carried))
+    return [finished[order.index(i)] for i in range(len(entering))]
+
+
+@torch.no_grad()
+def document_sums(
+    source: FrozenModel,
+    target: FrozenModel,
+    pairs: Sequence[LayerPair],
+    maps: Mapping[str, Maps],
+    rows: Int[Tensor, "rows context"],
+    documents: Int[Tensor, "rows context"],
+    batch: int,
+) -> dict[str, Tensor]:
+    """Run the report's rows through all maps, and sum what they lose by document.
+
+    Args:
+        maps: by name; `stitch` is the one that is also compared with the target's output and states.
+        documents: number of each token's document.
+        batch: rows at a time.
+
+    Returns:
+        Sums over the predicted tokens of each document, float64. By the name of each map, its loss (pairs, documents)
+        in nats; `target` and `source`, the models' own losses (documents,), and `tokens`, how many there are; for
+        `stitch` also (pairs, documents): `kl` to the target's output in nats, `top1` agreements with it,
+        `distance` = |φ(h) - t| / |t| and `norm` = |φ(h)| / |t| with t the target's own state.
+    """
+    count, last, layers = int(documents.max()) + 1, target.n_layers - 1, [layer for layer, _ in pairs]
+    totals: dict[str, Tensor] = {}
+    for part, owners in zip(rows.split(batch), documents.split(batch), strict=True):
+        tokens, owner = part.long(), owners[:, 1:].flatten()
+        *states, own = source.residuals(tokens, [*layers, source.n_layers - 1])
+        *goals, standard = target.residuals(tokens, [*(depth for _, depth in pairs), last])
+        values = {
+            "source": next_token_losses(source, [own], tokens)[0],
+            "target": next_token_losses(target, [standard], tokens)[0],
+        }
+        values["tokens"] = torch.ones_like(values["target"])
+        for name, functions in maps.items():
+            mapped = [function(state.to(target.device)) for function, state in zip(functions, states, strict=True)]
+            ends = last_states(target, [(depth, state) for (_, depth), state in zip(pairs, mapped, strict=True)])
+            values[name] = torch.stack(next_token_losses(target, ends, tokens))
+            if name == "stitch":
+                values |= _matches(target, mapped, goals, ends, standard)
+        for name, each in values.items():
+            totals[name] = totals.get(name, 0) + sum_by_document(each.flatten(-2).cpu(), owner, count)
+    return totals
+
+
+def _matches(
+    target: FrozenModel, mapped: list[Tensor], goals: list[Tensor], ends: list[Tensor], standard: Tensor
+) -> dict[str, Tensor]:
+    """Return how near each map's states and outputs are to the target's own, per predicted token: (pairs, b, t - 1)."""
+    shape = standard[:, :-1].shape[:2]
+    rows = [end[:, :-1].flatten(0, 1) for end in ends]
+    own = standard[:, :-1].flatten(0, 1)
+    states = [(state[:, :-1].float(), goal[:, :-1].float()) for state, goal in zip(mapped, goals, strict=True)]
+    return {
+        "kl": torch.stack([token_kl(row, target.finish, own).view(shape) for row in rows]),
+        "top1": torch.stack([same_top_token(row, target.finish, own).float().view(shape) for row in rows]),
+        "distance": torch.stack([(state - goal).norm(dim=-1) / goal.norm(dim=-1) for state, goal in states]),
+        "norm": torch.stack([state.norm(dim=-1) / goal.norm(dim=-1) for state, goal in states]),
+    }
+
+
+@torch.no_grad()
+def state_moments(
+    source: FrozenModel, target: FrozenModel, pairs: Sequence[LayerPair], rows: Int[Tensor, "rows context"], batch: int
+) -> Moments:
+    """Return sufficient statistics of the closed-form maps of all pairs, from one pass over fit rows."""
+    moments = Moments(pairs)
+    for part in rows.split(batch):
+        tokens = part.long()
+        mine = source.residuals(tokens, range(source.n_layers))
+        theirs = target.residuals(tokens, range(target.n_layers))
+        moments.update(
+            [state.flatten(0, 1).to(target.device) for state in mine], [state.flatten(0, 1) for state in theirs]
+        )
+    return moments
+
+
+def byte_count(tokenizer: Any, rows: Int[Tensor, "rows context"]) -> int:
+    """Return the bytes of the text of all predicted tokens, to within a character per row."""
+    texts = tokenizer.batch_decode(rows[:, 1:].tolist(), skip_special_tokens=True)
+    return sum(len(text.encode()) for text in texts)

@@ -1,0 +1,114 @@
+"""Figures of feature profiles and of features (Salle et al. 2024, figures 3, 4, S5)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import Normalize
+
+from thinkalike.figures.style import canvas, colour_of, layer_name, save, short, write_values
+
+MARKS = "osD^vP*X"
+
+
+def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: int = 3) -> None:
+    """Draw the importance of each feature against layer with its interval, a panel per model, above held-out scores."""
+    models, features = list(dict.fromkeys(table["model"])), list(dict.fromkeys(table["feature"]))
+    rows, columns = -(-len(models) // across), min(len(models), across)
+    shape: dict[str, Any] = {"squeeze": False, "sharex": "col", "height_ratios": (3, 1) * rows}
+    with canvas(3.0 * columns + 1.4, 4.2 * rows, 2 * rows, columns, **shape) as (figure, panels):
+        pairs = [(panels[2 * row, column], panels[2 * row + 1, column]) for row, column in np.ndindex(rows, columns)]
+        for pair in pairs[len(models) :]:
+            for axes in pair:
+                axes.set_axis_off()
+        for (upper, lower), model in zip(pairs, models, strict=False):
+            if model != models[0]:
+                upper.sharey(pairs[0][0])
+                lower.sharey(pairs[0][1])
+            inside = table[table["model"] == model]
+            for number, feature in enumerate(features):
+                part = inside[inside["feature"] == feature]
+                style = {"color": colour_of(number), "marker": MARKS[number % len(MARKS)]}
+                _band(upper, part, "importance", feature, **style)
+            held_out = scores[scores["model"] == model]
+            _band(lower, held_out, "score", "", color="0.3", marker="o")
+            upper.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+            _name_layers(lower, list(held_out["layer"]))
+            lower.set_xlabel("layer")
+            upper.set_title(short(model), fontsize=9)
+        for row in range(rows):
+            panels[2 * row, 0].set_ylabel("feature importance [drop of ρ]")
+            panels[2 * row + 1, 0].set_ylabel("held-out ρ")
+        figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
+        save(figure, folder, "profiles")
+
+
+def _band(axes: Any, rows: pd.DataFrame, column: str, label: str, **style: Any) -> None:
+    places = range(len(rows))
+    axes.plot(places, rows[column], label=label, markersize=3.5, linewidth=1.2, **style)
+    axes.fill_between(places, rows["low"], rows["high"], color=style["color"], alpha=0.15, linewidth=0)
+
+
+def _name_layers(axes: Any, layers: list[Any]) -> None:
+    places = range(0, len(layers), max(1, round(len(layers) / 8)))
+    axes.set_xticks(places, [layer_name(layers[place]) for place in places])
+
+
+def correlation(table: pd.DataFrame, folder: Path) -> None:
+    """Draw the correlations of all features with all: a table with named rows and columns."""
+    side = 0.55 * len(table) + 1.2
+    with canvas(side + 0.8, side) as (figure, axes):
+        image = axes.imshow(table.to_numpy(), cmap="RdBu_r", norm=Normalize(-1, 1))
+        write_values(axes, table.to_numpy(), image)
+        axes.set_xticks(range(len(table)), table.columns, rotation=45, ha="right")
+        axes.set_yticks(range(len(table)), table.columns)
+        axes.spines[:].set_visible(False)
+        figure.colorbar(image, ax=axes, label="correlation of differences over pairs", shrink=0.8)
+        save(figure, folder, "correlation")
+
+
+class Contrast(NamedTuple):
+    """Two layers side by side."""
+
+    title: str
+    names: tuple[str, str]
+    importance: pd.DataFrame  # feature, x, y: importance in either layer
+    words: tuple[pd.DataFrame, pd.DataFrame]  # x, y, level, stress: the words of either layer in a plane
+    feature: str  # that colours them
+
+
+def scatter(contrasts: list[Contrast], folder: Path) -> None:
+    """Draw for each contrast the importance of all features in one layer against the other, and the words of both."""
+    with canvas(9.6, 3.2 * len(contrasts), len(contrasts), 3, squeeze=False) as (figure, panels):
+        for (left, middle, right), contrast in zip(panels, contrasts, strict=True):
+            for axes, name, words in zip((left, right), contrast.names, contrast.words, strict=True):
+                _words(axes, words, f"{name}, by {contrast.feature}")
+            left.legend(frameon=False, fontsize=6, markerscale=2)
+            _against(middle, contrast)
+        save(figure, folder, "contrasts")
+
+
+def _against(axes: Any, contrast: Contrast) -> None:
+    table = contrast.importance
+    axes.scatter(table["x"], table["y"], color=[colour_of(number) for number in range(len(table))], s=18, zorder=3)
+    telling = table[table[["x", "y"]].max(axis=1) > 0.04 * table[["x", "y"]].to_numpy().max()]
+    for row in telling.itertuples():  # the others lie on each other at 0
+        axes.annotate(row.feature, (row.x, row.y), fontsize=6, xytext=(3, 2), textcoords="offset points")
+    low, high = (np.array([table[axis].agg(end) for axis in "xy"]) for end in ("min", "max"))
+    ends = [min(low.min(), 0), 1.1 * high.max()]
+    axes.plot(ends, ends, color="0.6", linewidth=0.8, zorder=0)
+    axes.set_xlabel(f"importance in {contrast.names[0]}")
+    axes.set_ylabel(f"importance in {contrast.names[1]}")
+    axes.set_title(contrast.title, fontsize=9)
+
+
+def _words(axes: Any, words: pd.DataFrame, title: str) -> None:
+    for number, (level, rows) in enumerate(words.groupby("level", sort=True)):
+        axes.scatter(rows["x"], rows["y"], s=5, color=colour_of(number), label=str(level), linewidths=0)
+    axes.set_title(f"{title}\nstress {words['stress'].iloc[0]:.2f}", fontsize=8)
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_xticks([])
+    axes.set_yticks([])

@@ -1,0 +1,38 @@
+"""Instruments: one file each, with its settings, its run, its table, its figure and what it prints.
+
+Which there are stands in `thinkalike.config.registry`. A module here holds the schema `Config` of a measure and one
+subclass of `Instrument`; it imports at its top what is quick, and inside functions what is not.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+from thinkalike.config import MEASURES, TASKS, AnalyzeConfig, TrainConfig
+from thinkalike.errors import one_of
+from thinkalike.job import Instrument, perform
+from thinkalike.store import Result
+
+
+@cache
+def instrument(module: str) -> Instrument:
+    """Return the instrument that a module holds."""
+    import_module(module)
+    return Instrument.known[module]()
+
+
+def run_job(config: TrainConfig | AnalyzeConfig) -> Result:
+    """Do the job that a configuration describes, or return its result if that is in the store.
+
+    Raises:
+        ConfigError: there is no such task or measure.
+        ThinkalikeError: see the instrument.
+    """
+    if isinstance(config, TrainConfig):
+        return perform(instrument(TASKS[config.task]), config)
+    one_of("measure", config.measure.kind, MEASURES)
+    return perform(instrument(MEASURES[config.measure.kind]), config)
+
+
+__all__ = ["instrument", "run_job"]

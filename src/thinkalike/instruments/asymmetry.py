@@ -1,0 +1,119 @@
+"""measure=asymmetry: what stitching one way costs more than the other way, from two results of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from thinkalike import figures
+from thinkalike.config import AnalyzeConfig, MeasureConfig
+from thinkalike.errors import StoreError
+from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.measures import Estimate, bootstrap_interval
+from thinkalike.store import Result, finished
+
+
+@dataclass
+class Config(MeasureConfig):
+    """The asymmetry has no settings of its own."""
+
+    kind: str = "asymmetry"
+
+
+class Asymmetry(Instrument, kind="asymmetry", reads=("model", "target")):
+    """Subtracts the penalty of `target` into `model` from that of `model` into `target`, by layer.
+
+    It takes the newest two results of the store that differ in nothing but their direction.
+    """
+
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        there, back = newest_directions(config)
+        return {"there": there.key, "back": back.key}
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        folder = Path(config.store).expanduser() / "stitching"
+        there, back = (Result(folder / work.inputs[side]) for side in ("there", "back"))
+        table = asymmetries(there, back)
+        facts = {"parts": [str(there.folder), str(back.folder)]}
+        return Outcome(table, {"mean_asymmetry": float(table["asymmetry"].mean())}, facts=facts)
+
+    def draw(self, result: Result, folder: Path) -> None:
+        table, first = result.table, result.table.iloc[0]
+        with figures.canvas(4.2, 2.6) as (figure, axes):
+            figures.line(axes, table, "asymmetry", ("low", "high"), "", figures.COLOURS[0], "o-")
+            axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+            axes.set_xticks(range(len(table)), table["layer"].astype(str))
+            axes.set_xlabel("layer of the stitch")
+            axes.set_ylabel("asymmetry [nats per token]")
+            axes.set_title(f"{first.source} into {first.target}, minus the reverse", fontsize=9)
+            figures.save(figure, folder, "asymmetry")
+
+    def show(self, result: Result) -> None:
+        print(result.table.to_string(index=False, float_format="{:+.4f}".format))
+
+
+def newest_directions(config: AnalyzeConfig) -> tuple[Result, Result]:
+    """Return the newest result from `model` into `target`, and the one that differs from it in direction only.
+
+    Raises:
+        StoreError: the store does not hold both directions with one recipe.
+    """
+    both = max(_directions(config), key=lambda both: both[0].folder.stat().st_mtime, default=None)
+    if both is None:
+        names = f"{config.model.name},{config.target.name}"
+        raise StoreError(
+            f"{config.store} holds no stitches of {config.model.name} into {config.target.name} and back with one "
+            f"recipe; make them: python train.py -m model={names} model@target={names}"
+        )
+    return both
+
+
+def _directions(config: AnalyzeConfig) -> Iterator[tuple[Result, Result]]:
+    """Yield all results from `model` into `target` in the store, each with the one that differs in direction only."""
+    stitches = list(finished(config.store, "stitching"))
+    for there in stitches:
+        settings = there.settings
+        if (settings["model"]["name"], settings["target"]["name"]) == (config.model.name, config.target.name):
+            reverse = settings | {"model": settings["target"], "target": settings["model"]}
+            yield from ((there, back) for back in stitches if back.settings == reverse)
+
+
+def asymmetries(there: Result, back: Result) -> pd.DataFrame:
+    """Return one row per layer that both results stitch to itself: penalty there minus penalty back, nats per token."""
+    table = _same_layers(there)[["source", "target", "source_layer"]]
+    mean, low, high = penalty_difference(there, back)
+    columns = {"asymmetry": mean.numpy(), "low": low.numpy(), "high": high.numpy()}
+    return table.rename(columns={"source_layer": "layer"}).assign(**columns)
+
+
+def penalty_difference(more: Result, less: Result) -> Estimate:
+    """Return the penalty of one stitching result minus another's at every same-layer pair, by the same documents.
+
+    Raises:
+        StoreError: they report on different documents or layers.
+    """
+    (layers, first, tokens), (others, second, counts) = _penalties(more), _penalties(less)
+    if not torch.equal(tokens, counts) or layers != others:
+        raise StoreError(
+            f"{more.folder} and {less.folder} report on different documents or layers; force=true computes them anew"
+        )
+    return bootstrap_interval(first - second, tokens)
+
+
+def _penalties(result: Result) -> tuple[list[int], Tensor, Tensor]:
+    """Return the same-layer pairs' layers, penalty sums (layers, documents), and the tokens of each document."""
+    table, arrays = _same_layers(result), result.arrays
+    sums: np.ndarray = arrays["stitch"][table.index] - arrays["target"]
+    return table["source_layer"].tolist(), torch.from_numpy(sums), torch.from_numpy(arrays["tokens"])
+
+
+def _same_layers(result: Result) -> pd.DataFrame:
+    """Return the rows of a result's table, under their numbers, that stitch a layer to itself."""
+    return result.table[result.table["source_layer"] == result.table["target_layer"]]

@@ -1,0 +1,90 @@
+"""measure=cka: unbiased CKA of every layer pair of two models, batch by batch (Brown et al. 2023, appendix C.1)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import torch
+
+from thinkalike.config import AnalyzeConfig
+from thinkalike.errors import DataError, one_of
+from thinkalike.instruments.layer_pairs import LayerPairs, LayerPairsConfig
+from thinkalike.models import FrozenModel
+from thinkalike.states import StateBatches
+from thinkalike.store import Result
+
+log = logging.getLogger(__name__)
+
+LEVERAGE = 0.2  # share of one row in a layer's variance that is warned of
+
+
+@dataclass
+class Config(LayerPairsConfig):
+    """The settings of CKA."""
+
+    kind: str = "cka"
+    estimator: str = "unbiased"  # of HSIC: unbiased | biased
+    aggregate: str = "ratio_of_means"  # over batches; mean_of_ratios, as brown2023 prints it
+    kernel: str = "linear"  # linear | rbf, with the median distance as bandwidth
+    flatten: str = "token"  # what a row is: token | sample | mean (over the tokens of a row of text)
+    null: bool = False  # beside each value that of permuted rows
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("measure.estimator", self.estimator, ("unbiased", "biased"))
+        one_of("measure.aggregate", self.aggregate, ("ratio_of_means", "mean_of_ratios"))
+        one_of("measure.kernel", self.kernel, ("linear", "rbf"))
+        one_of("measure.flatten", self.flatten, ("token", "sample", "mean"))
+
+
+class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measure")):
+    """Compares all layers of `model` with all of `model@target`, and those of each with each other."""
+
+    name = "CKA"
+
+    def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
+        from thinkalike.measures import CKA  # torchmetrics takes seconds to import
+
+        options = {key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "null")}
+        return CKA(source_layers, target_layers, **options)
+
+    def batches(self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> StateBatches:
+        batches = super().batches(measure, config, models)
+        if batches.level == "word" and measure.flatten != "token":
+            raise DataError(f"words are compared one by one, so measure.flatten={measure.flatten} is for tokens only")
+        return batches
+
+    def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
+        extra = {"null": estimates.null, "calibrated": estimates.calibrated}
+        return {name: estimate.value for name, estimate in extra.items() if estimate}
+
+    def arrays(self, estimates: Any) -> dict[str, torch.Tensor]:
+        return {"hsics": estimates.hsics, "convergence": estimates.convergence()}
+
+    def scalars(self, estimates: Any) -> dict[str, float]:
+        if estimates.value.shape[0] != estimates.value.shape[1]:
+            return {}
+        distance = estimates.distance()
+        ends = {"distance": distance.value, "distance_low": distance.low, "distance_high": distance.high}
+        return {name: float(end) for name, end in ends.items()} | {"clipped": float(distance.clipped)}
+
+    def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame) -> None:
+        sides = [(rows, estimates.leverage_source), (columns, estimates.leverage_target)]
+        for layers, leverages in sides[: 1 if rows.equals(columns) else 2]:
+            for layer, value in zip(layers.itertuples(), leverages.tolist(), strict=True):
+                if value > LEVERAGE:
+                    log.warning(
+                        "warning: %s layer %d: in some batch one token carries %.0f %% of the variance and decides "
+                        "CKA; measure.skip_first_tokens=1 leaves the usual one out",
+                        layer.model, layer.layer, 100 * value,
+                    )  # fmt: skip
+
+    def show(self, result: Result) -> None:
+        super().show(result)
+        if "distance" in result.scalars:
+            print("  distance between the models (equation 2): {distance:.4f}, "
+                  "{distance_low:.4f} to {distance_high:.4f}".format(**result.scalars))  # fmt: skip

@@ -1,0 +1,106 @@
+"""task=nli: a classifier of pairs of sentences from a pretrained BERT, one member of a population."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import torch
+
+from thinkalike.config import ModelConfig, TrainConfig
+from thinkalike.data import WHOLE, EncodedPairs, Pairs, batches, encode, parts_of, read_pairs
+from thinkalike.errors import ConfigError, DataError, nearest
+from thinkalike.evaluation import ClassLosses, class_losses
+from thinkalike.job import Instrument, Outcome, Work, fingerprints
+from thinkalike.models import FrozenModel, load_model, new_classifier, pick_device
+from thinkalike.training import Finetuning, Run, fit, logged
+
+log = logging.getLogger(__name__)
+
+CHECKPOINT = "model"  # the folder in a result
+BATCH = 256  # pairs of a report
+REPORT = "held-out"  # the name of its row
+
+
+class ClassifierFinetuning(Instrument, kind="nli", config=TrainConfig, reads=("model", "nli", "pairs", "trainer")):
+    """Fine-tunes `model` on pairs; leaves a checkpoint in Hugging Face format and what it gets right.
+
+    Members of a population differ in `nli.index` alone, which decides the head's initial weights and the order of the
+    pairs.
+    """
+
+    def inputs(self, config: TrainConfig) -> Mapping[str, Any]:
+        pairs = {side: read_pairs(config.pairs, side) for side in ("fit", "report", "challenge")}
+        return pairs | fingerprints(config, ("model",))
+
+    def narrowed(self, config: TrainConfig) -> TrainConfig:
+        return replace(config, pairs=replace(config.pairs, heuristic=None, label=None))  # all parts are reported
+
+    def seed(self, config: TrainConfig) -> int:
+        return config.nli.index
+
+    def run(self, config: TrainConfig, work: Work) -> Outcome:
+        pairs: dict[str, Pairs] = {side: work.inputs[side] for side in ("fit", "report", "challenge")}
+        module, tokenizer = new_classifier(config.model, pairs["fit"].classes)
+        if config.nli.context > (longest := module.config.max_position_embeddings):
+            raise ConfigError(f"nli.context={config.nli.context} is longer than the {longest} of {config.model.name}")
+        options = tokenizer, config.nli.context, config.pairs.truncate
+        encoded = {side: encode(each, *options) for side, each in pairs.items()}
+        trained = Finetuning(module.train(), encoded["fit"], pairs["fit"].labels, config.nli, config.nli.index)
+        name = f"{config.model.name}-nli-{config.nli.index}"
+        device = torch.device(pick_device(config.model.device))
+        run = Run(name, work.job.partial, work.job.store, device, config.trainer, config.logger, work.settings)
+        fit(trained, run, work.opened.enter_context(logged(run)))
+        folder = work.job.aside / CHECKPOINT
+        module.cpu().save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        model = load_model(
+            ModelConfig(name=name, path=str(folder), device=config.model.device, context=config.nli.context)
+        )
+        table = _table(model, pairs, encoded)
+        scalars = {"heldout_accuracy": accuracy(table, REPORT), "challenge_accuracy": accuracy(table, WHOLE)}
+        log.info("%s: held-out accuracy %.3f, challenge %.3f", name, *scalars.values())
+        truncated = {side: each.truncated for side, each in encoded.items()}
+        fingerprint = {side: each.fingerprint() for side, each in pairs.items()}
+        facts = {"pairs": fingerprint, "truncated": truncated}
+        return Outcome(table, scalars, models=[model.describe()], facts=facts)
+
+
+def accuracy(table: pd.DataFrame, part: str) -> float:
+    """Return the accuracy on one part of the challenge, or on held-out pairs, in [0, 1].
+
+    Raises:
+        DataError: there is no such part.
+    """
+    accuracies = dict(zip(table["set"], table["accuracy"], strict=True))
+    if part not in accuracies:
+        raise DataError(f"the pairs have no part '{part}'; {nearest(part, accuracies)}")
+    return float(accuracies[part])
+
+
+def _table(model: FrozenModel, pairs: dict[str, Pairs], encoded: dict[str, EncodedPairs]) -> pd.DataFrame:
+    """Return accuracy and loss on held-out pairs, on the challenge, and on every part of it."""
+    report, whole = (_evaluated(model, pairs[side], encoded[side]) for side in ("report", "challenge"))
+    rows = [_row(REPORT, report, range(len(pairs["report"])))]
+    rows += [_row(name, whole, places) for name, places in parts_of(pairs["challenge"]).items()]
+    return pd.DataFrame([{"model": model.name, **row} for row in rows])
+
+
+def _row(name: str, losses: ClassLosses, places: Sequence[int]) -> dict[str, Any]:
+    index = torch.tensor(list(places))
+    mean = {"accuracy": losses.correct[index].double().mean(), "loss": losses.losses[index].mean()}
+    return {"set": name, "pairs": len(index), **{key: float(value) for key, value in mean.items()}}
+
+
+@torch.no_grad()
+def _evaluated(model: FrozenModel, pairs: Pairs, encoded: EncodedPairs) -> ClassLosses:
+    """Return what a classifier loses, and what it gets right, pair by pair."""
+    losses, correct = torch.zeros(len(pairs), dtype=torch.float64), torch.zeros(len(pairs), dtype=torch.bool)
+    for batch in batches(encoded, BATCH):
+        logits = model.full(batch.tokens, batch.mask.long(), batch.types).cpu()
+        part = class_losses(logits, pairs.labels[batch.rows], model.classes, pairs.classes)
+        losses[batch.rows], correct[batch.rows] = part.losses, part.correct
+    return ClassLosses(losses, correct)

@@ -1,0 +1,168 @@
+"""What measures of all layer pairs of two models have in common: batches of text in, a matrix with intervals out.
+
+A measure of this sort gives a metric: an object with `update(source_states, target_states, mask, number)`, `compute()`,
+`state_dict()` and `load_state_dict()`, such as `CKA` or `BatchMeans`.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Optional
+
+import pandas as pd
+import torch
+
+from thinkalike import figures
+from thinkalike.config import AnalyzeConfig, MeasureConfig
+from thinkalike.errors import ConfigError, DataError, one_of
+from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.models import FrozenModel, load_model
+from thinkalike.states import StateBatches, sites, text_batches
+from thinkalike.store import Result
+from thinkalike.tables import layer_rows, matrix_rows
+
+log = logging.getLogger(__name__)
+
+KEPT_EVERY = 50  # batches
+LOOK_EVERY = 10  # batches, how often stop_at_width looks at the intervals
+
+
+# ruff: noqa: UP045
+@dataclass
+class LayerPairsConfig(MeasureConfig):
+    """The settings that all measures of layer pairs have."""
+
+    batches: int = 64
+    tokens_per_batch: int = 1024  # words, where the models' tokenizers differ
+    level: str = "auto"  # token | word; auto: words where the tokenizers differ
+    embed: bool = False  # also the site before block 0
+    skip_first_tokens: int = 0  # of every row of text; the first is often massive
+    skip_special_tokens: bool = False
+    stop_at_width: Optional[float] = None  # stop when every interval is narrower
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("measure.level", self.level, ("auto", "token", "word"))
+        for key in ("batches", "tokens_per_batch"):
+            if getattr(self, key) <= 0:
+                raise ConfigError(f"measure.{key}={getattr(self, key)} must be positive")
+        if self.skip_first_tokens < 0:
+            raise ConfigError(f"measure.skip_first_tokens={self.skip_first_tokens} must not be negative")
+
+
+class LayerPairs(Instrument):
+    """A measure of every layer of `model` with every layer of `model@target`, and within each."""
+
+    name: ClassVar[str]  # as tables and figures print it
+    scale: ClassVar[tuple[float, float]] = (0, 1)  # of the colours
+
+    @abstractmethod
+    def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
+        """Return what gathers the batches."""
+
+    def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
+        """Return further columns (l, m) of the rows across the two models."""
+        return {}
+
+    def scalars(self, estimates: Any) -> dict[str, float]:
+        """Return further headline numbers."""
+        return {}
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        measure: Any = config.measure
+        source = load_model(config.model)
+        target = source if config.target == config.model else load_model(config.target)
+        batches = self.batches(measure, config, [source, target])
+        rows, columns = (layer_rows(model.name, sites(model, measure.embed)) for model in (source, target))
+        metric = self.metric(measure, len(rows), len(columns))
+        estimates = _gathered(metric, measure, batches, (source.name, target.name), work)
+        self.warn(estimates, rows, columns)
+        ends = {"value": estimates.value, "low": estimates.low, "high": estimates.high}
+        parts = [matrix_rows(rows, columns, **ends, **self.columns(estimates))]
+        if source is not target:
+            for layers, within in ((rows, estimates.within_source), (columns, estimates.within_target)):
+                parts.append(matrix_rows(layers, layers, value=within.value, low=within.low, high=within.high))
+        arrays = {"value": estimates.value, "within_source": estimates.within_source.value}
+        arrays |= {"within_target": estimates.within_target.value, **self.arrays(estimates)}
+        scalars = {"batches": float(estimates.batches), "widest_interval": estimates.widest_interval()}
+        return Outcome(
+            pd.concat(parts, ignore_index=True),
+            scalars | self.scalars(estimates),
+            {name: values.cpu().numpy() for name, values in arrays.items()},
+            models=[source.describe(), target.describe()],
+            facts=batches.facts,
+        )
+
+    def batches(self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> StateBatches:
+        """Return the batches of states that are compared."""
+        return text_batches(
+            models,
+            config.data,
+            batches=measure.batches,
+            tokens_per_batch=measure.tokens_per_batch,
+            level=measure.level,
+            embed=measure.embed,
+            skip_first_tokens=measure.skip_first_tokens,
+            skip_special_tokens=measure.skip_special_tokens,
+        )
+
+    def arrays(self, estimates: Any) -> dict[str, torch.Tensor]:
+        """Return further arrays to keep."""
+        return {}
+
+    def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame) -> None:
+        """Warn of what makes the numbers doubtful."""
+
+    def draw(self, result: Result, folder: Path) -> None:
+        figures.layer_heatmaps(result.table, folder, self.kind, self.name, self.scale)
+
+    def show(self, result: Result) -> None:
+        """Print what fits on a screen: the cells of equal relative depth."""
+        table, scalars = result.table, result.scalars
+        source, target = table["source"].iloc[0], table["target"].iloc[0]
+        across = table[(table["source"] == source) & (table["target"] == target)]
+        rows, columns = (sorted(across[f"{side}_layer"].unique()) for side in ("source", "target"))
+        count = int(scalars["batches"])
+        print(f"{self.name} of {source} and {target}, {count} batches, 95 % intervals over batches")
+        cells = across.set_index(["source_layer", "target_layer"])
+        for number, layer in enumerate(rows):
+            column = columns[round(number * (len(columns) - 1) / max(len(rows) - 1, 1))]
+            cell = cells.loc[(layer, column)]
+            ends = f"{cell['low']:+.4f} to {cell['high']:+.4f}"
+            print(f"  layer {layer:3d} with {column:3d}   {cell['value']:+.4f}   {ends}")
+
+
+def _gathered(metric: Any, measure: Any, batches: StateBatches, names: tuple[str, str], work: Work) -> Any:
+    """Return the estimates from all batches, or from as many as make every interval narrow enough.
+
+    Goes on from the state that an earlier run left.
+    """
+    kept = work.resume("batches")
+    first = 0 if kept is None else int(kept["batches"])
+    if kept is not None:
+        metric.load_state_dict(kept["metric"])
+    for number, batch in enumerate(batches.starting(first), first):
+        mine, theirs = batch.states
+        place = mine[0].device
+        theirs = mine if theirs is mine else [layer.to(place) for layer in theirs]
+        try:
+            metric.update(mine, theirs, None if batch.mask is None else batch.mask.to(place), number)
+        except ValueError as error:
+            raise DataError(f"batch {number} of {names[0]} (source) and {names[1]} (target): {error}") from error
+        if (number + 1) % KEPT_EVERY == 0:
+            work.keep("batches", {"metric": metric.state_dict(), "batches": number + 1})
+            log.info("batch %d of %d", number + 1, batches.total)
+        if measure.stop_at_width and (number + 1) % LOOK_EVERY == 0:
+            if metric.compute().widest_interval() < measure.stop_at_width:
+                log.info("after %d batches every interval is narrower than %g", number + 1, measure.stop_at_width)
+                break
+    if not metric.update_called:
+        raise DataError(f"there is too little text for one batch of {measure.tokens_per_batch} {batches.level}s")
+    estimates = metric.compute()
+    if estimates.batches < measure.batches and not measure.stop_at_width:
+        log.warning("%d batches of the %d asked for: there is no more text", estimates.batches, measure.batches)
+    return estimates

@@ -1,0 +1,40 @@
+"""measure=loss: a model's own loss on held-out text, beside the unigram entropy of the same tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from thinkalike.config import AnalyzeConfig, MeasureConfig
+from thinkalike.data import read_corpus
+from thinkalike.evaluation import held_out_loss
+from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.models import load_model
+from thinkalike.store import Result
+
+
+@dataclass
+class Config(MeasureConfig):
+    """The loss has no settings of its own."""
+
+    kind: str = "loss"
+
+
+class Loss(Instrument, kind="loss", reads=("model", "data")):
+    """Measures the next-token loss of `model` on `data`, in nats per token."""
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        model = load_model(config.model)
+        corpus = read_corpus(config.data, model.tokenizer, model.context, bos=model.bos_each_row, fit_tokens=1)
+        numbers = held_out_loss(model, corpus)
+        table = pd.DataFrame([{"model": model.name, **numbers}])
+        facts = {"data": {"name": config.data.name, **corpus.facts()}}
+        return Outcome(table, numbers, models=[model.describe()], facts=facts)
+
+    def show(self, result: Result) -> None:
+        row = result.table.iloc[0]
+        print(
+            f"{row['model']} on {result.config['data']['name']}: {row['loss']:.4f} nats per token "
+            f"({row['loss_low']:.4f} to {row['loss_high']:.4f}); unigram entropy {row['unigram_entropy']:.4f}"
+        )

@@ -1,0 +1,210 @@
+"""measure=mlem: which features explain the distances of stimuli in each layer (Salle et al. 2024)."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import pandas as pd
+import torch
+
+from thinkalike import figures
+from thinkalike.config import AnalyzeConfig
+from thinkalike.data import Stimuli
+from thinkalike.errors import ConfigError, DataError, nearest, one_of
+from thinkalike.instruments import rsa
+from thinkalike.instruments.of_stimuli import OfStimuli, rows_of_sides, stimuli_facts
+from thinkalike.job import Outcome, Work
+from thinkalike.measures import MLEM, Importance, feature_importance, weighted_tau
+from thinkalike.states import StimulusStates, numbered, stimulus_states_of
+from thinkalike.store import Result
+from thinkalike.tables import matrix_rows, repeated_rows
+
+log = logging.getLogger(__name__)
+
+SHOWN = 3  # features of each layer on the screen
+
+
+# ruff: noqa: UP045
+@dataclass
+class Config(rsa.Config):
+    """The settings of a metric-learning encoding model of every layer, and of the importance of the features in it."""
+
+    kind: str = "mlem"
+    weights: str = "diagonal"  # diagonal | full, with an interaction of every two features
+    alphas: list[float] = field(default_factory=lambda: [10.0**power for power in range(-4, 5)])
+    difference: str = "indicator"  # indicator, as salle2024 has it | scaled, of numeric and ordinal features
+    missing: str = "own_level"  # NaN is a value of its own | ignore | drop | error
+    scale: str = "minmax"  # of the squared distances, over the training pairs; none
+    folds: int = 5  # outer and inner
+    together: str = "sentence"  # what a fold keeps together: sentence | stimulus
+    permutations: int = 5  # of each feature, on each fold
+    given: Optional[str] = None  # a feature within whose levels the others are permuted
+    interactions: list[list[str]] = field(default_factory=list)  # pairs of features that are also permuted together
+    null: int = 0  # how often each feature is made irrelevant, for p-values
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("measure.weights", self.weights, ("diagonal", "full"))
+        one_of("measure.difference", self.difference, ("indicator", "scaled"))
+        one_of("measure.missing", self.missing, ("own_level", "ignore", "drop", "error"))
+        one_of("measure.scale", self.scale, ("minmax", "none"))
+        one_of("measure.together", self.together, ("sentence", "stimulus"))
+        for key, least in (("folds", 2), ("permutations", 1), ("null", 0)):
+            if getattr(self, key) < least:
+                raise ConfigError(f"measure.{key}={getattr(self, key)} must be at least {least}")
+        if not self.alphas or min(self.alphas) < 0:
+            raise ConfigError(f"measure.alphas={self.alphas} must be at least one number, none of them negative")
+        for pair in self.interactions:
+            if len(pair) != 2:
+                raise ConfigError(f"measure.interactions holds pairs of features, not {pair}")
+
+
+class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure", "stimuli", "recipe", "seed")):
+    """Finds the feature profiles of all layers of `model`, and of `model@target` if that is another.
+
+    Leaves the profiles in table.csv, held-out scores in scores.csv, the likeness of layers in similarity.csv, and pair
+    effects in interactions.csv if there are any.
+    """
+
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        inputs = super().inputs(config)
+        _check_features(config.measure, inputs["stimuli"])
+        return inputs
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        measure: Any = config.measure
+        stimuli: Stimuli = work.inputs["stimuli"]
+        sides = stimulus_states_of(config, stimuli, measure.embed)
+        model, importance = _fit(config, stimuli, sides)
+        rows = rows_of_sides(sides)
+        scores = _scores(model, importance, rows)
+        tables = {
+            "scores": scores,
+            "similarity": _similarity(importance, rows),
+            "interactions": _interactions(measure, importance, rows),
+        }
+        arrays = {
+            "weights": model.weights_,
+            "correlation": model.correlation_,
+            "scores": importance.scores,
+            "importances": importance.by_fold(),
+        }
+        return Outcome(
+            _profiles(model, importance, stimuli, rows),
+            {"mean_score": float(scores["score"].mean()), "stimuli": float(len(stimuli))},
+            {name: values.numpy() for name, values in arrays.items()},
+            {name: table for name, table in tables.items() if len(table)},
+            models=[side.origin for side in sides],
+            facts=stimuli_facts(stimuli),
+        )
+
+    def draw(self, result: Result, folder: Path) -> None:
+        figures.profiles(result.table, result.tables["scores"], folder)
+        if "similarity" in result.tables:
+            figures.similarity({"weighted τ of profiles": result.tables["similarity"]}, folder)
+
+    def show(self, result: Result) -> None:
+        stimuli = result.provenance["stimuli"]
+        count, source = stimuli["count"], stimuli["source"]
+        print(f"{count} stimuli of {source}; held-out Spearman's ρ, and the most important features")
+        for row in result.tables["scores"].itertuples():
+            layer = result.table[(result.table["model"] == row.model) & (result.table["layer"] == row.layer)]
+            top = layer.nlargest(SHOWN, "importance")
+            named = zip(top["feature"], top["importance"], strict=True)
+            score = f"{row.score:+.3f} ({row.low:+.3f} to {row.high:+.3f})"
+            words = ", ".join(f"{name} {value:.3f}" for name, value in named)
+            print(f"  {row.model} layer {row.layer!s:>3}   {score}   {words}")
+
+
+def _check_features(measure: Any, stimuli: Stimuli) -> None:
+    named = [*([measure.given] if measure.given else []), *(name for pair in measure.interactions for name in pair)]
+    for name in named:
+        if name not in stimuli.names:
+            raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
+
+
+def _fit(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> tuple[MLEM, Importance]:
+    measure: Any = config.measure
+    names, by_pairs = stimuli.names, config.recipe == "paper"
+    model = MLEM(
+        weights=measure.weights,
+        distance=measure.distance,
+        alpha=measure.alphas,
+        kinds=[str(stimuli.kinds[name]) for name in names],
+        difference=measure.difference,
+        missing=measure.missing,
+        scale=measure.scale,
+        recipe="paper" if by_pairs else "stimuli",
+        folds=measure.folds,
+        seed=config.seed,
+    )
+    features, layers = stimuli.codes().table, [layer for side in sides for layer in side.states]
+    apart = by_pairs or measure.together == "stimulus"
+    groups = None if apart else torch.from_numpy(np.ascontiguousarray(stimuli.sentence))
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model.fit(features, layers, groups)
+        for warning in caught:
+            log.warning("warning: %s", _named(str(warning.message), names))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the same again on every fold
+            importance = feature_importance(
+                model,
+                features,
+                layers,
+                folds=measure.folds,
+                permutations=measure.permutations,
+                groups=groups,
+                given=None if measure.given is None else names.index(measure.given),
+                interactions=[(names.index(a), names.index(b)) for a, b in measure.interactions],
+                null=measure.null,
+                seed=config.seed,
+            )
+    except ValueError as error:
+        remedy = "; measure.together=stimulus lets folds divide a text" if "groups" in str(error) else ""
+        raise DataError(f"{stimuli.source}: {error}{remedy}{numbered(sides)}") from error
+    return model, importance
+
+
+def _named(message: str, names: Sequence[str]) -> str:
+    """Return a measure's message with the names of features beside their numbers."""
+    return f"{message}; features are numbered " + ", ".join(f"{place} {name}" for place, name in enumerate(names))
+
+
+def _profiles(model: MLEM, importance: Importance, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per layer and feature: importance with its interval over folds, weight, and p if it was asked."""
+    weights = model.weights_ if model.weights_.dim() == 2 else model.weights_.diagonal(dim1=1, dim2=2)
+    columns = dict(zip(("importance", "low", "high"), importance.profile(), strict=True)) | {"weight": weights}
+    if importance.null is not None:
+        columns["p"] = importance.p_values()
+    return repeated_rows(rows, "feature", stimuli.names, **columns)
+
+
+def _interactions(measure: Any, importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per layer and pair of features: the pair effect S_a + S_b - S_ab - S with its interval."""
+    if not measure.interactions:
+        return pd.DataFrame()
+    columns = dict(zip(("effect", "low", "high"), importance.pair_effects(), strict=True))
+    return repeated_rows(rows, "features", [" x ".join(pair) for pair in measure.interactions], **columns)
+
+
+def _scores(model: MLEM, importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per layer: held-out Spearman's ρ with its interval over folds, and the α of the fit."""
+    columns = dict(zip(("score", "low", "high"), importance.score(), strict=True)) | {"alpha": model.alpha_}
+    return rows.assign(**{name: values.numpy() for name, values in columns.items()})
+
+
+def _similarity(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return weighted Kendall τ of the profiles of every two layers; nothing if a profile ranks no feature."""
+    try:
+        return matrix_rows(rows, rows, value=weighted_tau(importance.profile()[0]))
+    except ValueError as error:
+        log.warning("warning: layers are not compared by their profiles: %s", error)
+        return pd.DataFrame()

@@ -1,0 +1,105 @@
+"""task=pretrain: how a mini is made, and what its card says."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+import torch
+from torch import nn
+
+from thinkalike.config import TrainConfig
+from thinkalike.data import Corpus, read_corpus, training_texts
+from thinkalike.errors import ConfigError
+from thinkalike.evaluation import held_out_loss
+from thinkalike.job import Instrument, Outcome, Work, fingerprints
+from thinkalike.models import ASSETS, FrozenModel, build_mini, load_model, pick_device, save_mini, train_tokenizer
+from thinkalike.training import MaskedPretraining, Pretraining, Run, fit, logged
+
+log = logging.getLogger(__name__)
+
+TEXTS = {  # what cards say of a source
+    "stdlib": "the source of Python's standard library without its tests",
+    "grammar": "sentences of this project's large grammar, none of them of the words of the small one alone",
+}
+
+
+class MiniPretraining(
+    Instrument, kind="pretraining", config=TrainConfig, reads=("model", "data", "pretrain", "trainer", "seed")
+):
+    """Trains the mini that `model` describes; leaves weights, tokenizer and card, and ships them if asked."""
+
+    def inputs(self, config: TrainConfig) -> dict[str, str]:
+        if not config.model.architecture:
+            name = config.model.name
+            raise ConfigError(f"model={name} has no architecture to train; task=pretrain makes minis: gelu-3l-mini")
+        return fingerprints(config, ("data",))
+
+    def run(self, config: TrainConfig, work: Work) -> Outcome:
+        model = config.model
+        tokenizer = train_tokenizer(training_texts(config.data), config.pretrain.vocabulary, model.cls_sep)
+        corpus = read_corpus(config.data, tokenizer, int(model.context or 256), bos=model.bos, fit_tokens=None)
+        module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
+        trained = _objective(config, module, corpus, tokenizer)
+        device = torch.device(pick_device(model.device))
+        run = Run(model.name, work.job.partial, work.job.store, device, config.trainer, config.logger, work.settings)
+        fit(trained, run, work.opened.enter_context(logged(run)))
+        facts = {"architecture": model.architecture, "seed": model.seed, "training": _training_facts(config, corpus)}
+        folder = work.job.aside / model.name
+        save_mini(folder, trained.model, tokenizer, facts, card="")
+        mini = load_model(replace(model, path=str(folder)))
+        numbers = held_out_loss(mini, corpus)  # of the half-precision weights that are shipped
+        facts["heldout"] = {**numbers, "tokens": corpus.fingerprint()}
+        for place in [folder, ASSETS / model.name] if config.pretrain.ship else [folder]:
+            save_mini(place, trained.model, tokenizer, facts, _card(config, facts, mini))
+        log.info(
+            "%s: held-out loss %.4f, unigram entropy %.4f", model.name, numbers["loss"], numbers["unigram_entropy"]
+        )
+        table = pd.DataFrame([{"model": model.name, **numbers}])
+        data = {"name": config.data.name, **corpus.facts()}
+        return Outcome(table, numbers, models=[mini.describe()], facts={"data": data})
+
+
+def _objective(config: TrainConfig, module: nn.Module, corpus: Corpus, tokenizer: Any) -> Pretraining:
+    options = (module, corpus.fit.tokens, config.pretrain, config.model.seed)
+    return MaskedPretraining(*options, tokenizer) if config.model.family == "bert" else Pretraining(*options)
+
+
+def _training_facts(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
+    steps = max(config.pretrain.tokens // config.pretrain.tokens_per_step, 1)
+    return {
+        "data": config.data.name,
+        "tokens_seen": steps * config.pretrain.tokens_per_step,
+        "distinct_tokens": corpus.counts["fit_tokens"],
+        "steps": steps,
+        "learning_rate": config.pretrain.lr,
+        "command": f"python train.py task=pretrain model={config.model.name}",
+    }
+
+
+def _card(config: TrainConfig, facts: dict[str, Any], mini: FrozenModel) -> str:
+    """Return the model card."""
+    training, heldout = facts["training"], facts["heldout"]
+    parameters, blocks = mini.parameters()
+    shape = ", ".join(f"{name} {value}" for name, value in facts["architecture"].items())
+    rows = {
+        "architecture": f"{config.model.family}: {shape}",
+        "parameters": f"{parameters:,}, of them {blocks:,} in the blocks",
+        "tokenizer": f"byte-level BPE, {config.pretrain.vocabulary} entries, trained on the same text",
+        "data": f"{TEXTS.get(str(config.data.source), config.data.name)}; "
+        f"{training['distinct_tokens']:,} distinct tokens",
+        "tokens seen": f"{training['tokens_seen']:,} in {training['steps']:,} steps",
+        "held-out loss": f"{heldout['loss']:.4f} nats per token (95 % interval over documents: "
+        f"{heldout['loss_low']:.3f} to {heldout['loss_high']:.3f})",
+        "unigram entropy of the same tokens": f"{heldout['unigram_entropy']:.4f} nats",
+        "seed": f"{facts['seed']}: the order of the data, and initial weights that minis of one shape share",
+        "made by": f"`{training['command']}`",
+        "weights": "half precision; the loss above is theirs",
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    return (
+        f"# {config.model.name}\n\nA small language model to compare representations with, trained from "
+        f"scratch by this project.\n\n| | |\n|---|---|\n{table}\n"
+    )

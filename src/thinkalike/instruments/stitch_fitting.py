@@ -1,0 +1,225 @@
+"""How the φ of every layer pair is had: trained, or in closed form; and the controls beside it."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from thinkalike.config import StitchConfig, TrainConfig
+from thinkalike.data import Corpus, read_corpus
+from thinkalike.errors import ConfigError
+from thinkalike.evaluation import LayerPair, Maps, document_sums, rows_at_once, state_moments
+from thinkalike.measures import AffineMap, Moments, Stitch, bias_only, least_squares, procrustes, reduced_rank
+from thinkalike.models import FrozenModel, load_model, randomised, same_vocabulary
+from thinkalike.training import Run, StitchTraining, fit, own_device, peak_rate
+
+log = logging.getLogger(__name__)
+
+TOKENS_PER_PARAMETER = 20  # of φ; with fewer fit tokens than that it overfits
+CONTROL_TOKENS = 2**18  # that the closed forms of controls and starts are fitted on
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a job works with: two models, the layer pairs, text, and statistics for closed forms if it needs any."""
+
+    config: StitchConfig
+    seed: int
+    source: FrozenModel
+    target: FrozenModel
+    layer_pairs: Sequence[LayerPair]
+    corpus: Corpus
+    moments: Moments | None
+
+    @classmethod
+    def of(cls, config: TrainConfig) -> Setting:
+        """Load models and text, and check that they go together.
+
+        Raises:
+            ConfigError: the kind of map does not fit the models' widths, or layers do not exist.
+            ModelError: a model cannot be had, or the tokenizers differ.
+            DataError: there is too little text.
+        """
+        source = load_model(replace(config.model, device=own_device(config.model.device, config.trainer)))
+        target = source
+        if config.target != config.model:
+            target = load_model(replace(config.target, device=own_device(config.target.device, config.trainer)))
+        same_vocabulary(source, target)
+        _check_widths(config.stitch, source, target)
+        layer_pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
+        needed = config.stitch.steps * config.stitch.tokens_per_step
+        context = min(source.context, target.context)
+        corpus = read_corpus(config.data, source.tokenizer, context, bos=source.bos_each_row, fit_tokens=max(needed, 1))
+        moments = _moments(config.stitch, source, target, layer_pairs, corpus)
+        return cls(config.stitch, config.seed, source, target, layer_pairs, corpus, moments)
+
+    @property
+    def equal_widths(self) -> bool:
+        return self.source.d_model == self.target.d_model
+
+    def identity(self) -> Maps:
+        return [Stitch("identity", self.source.d_model, self.target.d_model)] * len(self.layer_pairs)
+
+    def closed_forms(self, kind: str) -> list[AffineMap]:
+        if self.moments is None:
+            raise ValueError(f"no statistics were gathered for the closed form {kind}")
+        return [_closed_form(kind, self.moments, pair, self.config) for pair in self.layer_pairs]
+
+    def sums(self, maps: Mapping[str, Maps], source: FrozenModel | None = None) -> dict[str, Tensor]:
+        """Return losses by document of all maps on the report's rows, see `document_sums`."""
+        rows, batch = self.corpus.report, rows_at_once(self.corpus)
+        return document_sums(
+            source or self.source, self.target, self.layer_pairs, maps, rows.tokens, rows.documents, batch
+        )
+
+
+class Fitted(NamedTuple):
+    """The φ of every layer pair, what of them is kept, and the learning curves."""
+
+    maps: Maps
+    weights: dict[str, Tensor]
+    arrays: dict[str, np.ndarray]
+
+
+def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
+    """Train the φ of every layer pair, or solve for them."""
+    config, source, target = setting.config, setting.source, setting.target
+    if not config.trained and config.kind == "identity":
+        return Fitted(setting.identity(), {}, {})
+    if not config.trained:
+        closed = setting.closed_forms(config.kind)
+        parts = ("weight", "bias")
+        weights = {f"{i}.map.{part}": getattr(phi, part).cpu() for i, phi in enumerate(closed) for part in parts}
+        return Fitted(closed, weights, {})
+    module = StitchTraining(source, target, setting.layer_pairs, setting.corpus.fit.tokens, config, setting.seed)
+    _warn_of_overfitting(module, setting.corpus)
+    if config.init != "identity":
+        for phi, start in zip(module.stitches, setting.closed_forms(config.init), strict=True):
+            phi.start_from(start.weight, start.bias)  # type: ignore[operator]
+    log.info("%d stitches, %d steps, peak rate %g", len(setting.layer_pairs), config.steps, peak_rate(config))
+    with source.compiled(run.trainer.compile), target.compiled(run.trainer.compile and target is not source):
+        fit(module, run, loggers)
+    module.to(target.device).eval()
+    weights = {name: weight.cpu().contiguous() for name, weight in module.stitches.state_dict().items()}
+    return Fitted(list(module.stitches), weights, {"curve": module.curve.cpu().numpy()})
+
+
+def reported(setting: Setting, phis: Maps) -> dict[str, Tensor]:
+    """Return sums by document of φ, of the identity where widths match, and of the controls if asked for."""
+    maps: dict[str, Maps] = {"stitch": phis}
+    if setting.equal_widths:
+        maps["identity"] = setting.identity()
+    if setting.config.controls:
+        maps |= _controls(setting, phis)
+    sums = setting.sums(maps)
+    if setting.config.controls:
+        sums["random_source"] = _random_source(setting)
+    return sums
+
+
+def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
+    """Return the pairs (source layer, target layer) that `layers=` means.
+
+    Raises:
+        ConfigError: it is neither same, all, nor a list of pairs of layers that exist.
+    """
+    if layers == "same":
+        return [(layer, layer) for layer in range(min(source_layers, target_layers))]
+    if layers == "all":
+        return list(itertools.product(range(source_layers), range(target_layers)))
+    wellformed = isinstance(layers, list) and layers and all(_is_pair(pair) for pair in layers)
+    if not wellformed:
+        raise ConfigError(f"layers={layers} is not known; give same, all, or a list of pairs such as [[0,0],[1,2]]")
+    pairs = [(pair[0], pair[1]) for pair in layers]
+    for layer, depth in pairs:
+        if not (0 <= layer < source_layers and 0 <= depth < target_layers):
+            raise ConfigError(
+                f"layers: [{layer},{depth}] is out of range; the source has layers 0 to {source_layers - 1}, "
+                f"the target 0 to {target_layers - 1}"
+            )
+    return pairs
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(layer, int) for layer in value)
+
+
+def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
+    widths = f"{source.name} has {source.d_model}, {target.name} {target.d_model}"
+    if config.kind in ("identity", "orthogonal", "bias") and source.d_model != target.d_model:
+        raise ConfigError(f"stitch={config.kind} needs equal widths, and {widths}; use stitch=linear")
+    if "procrustes" in (config.kind, config.init) and source.d_model > target.d_model:
+        raise ConfigError(f"procrustes keeps lengths, so it cannot go to a smaller width: {widths}")
+    limited = {"low_rank", "reduced_rank"} & {config.kind, config.init}
+    if limited and config.rank > min(source.d_model, target.d_model):
+        raise ConfigError(f"stitch.rank={config.rank} is more than the smaller width: {widths}")
+
+
+def _warn_of_overfitting(module: StitchTraining, corpus: Corpus) -> None:
+    parameters = sum(weight.numel() for weight in module.stitches[0].parameters())
+    tokens, seen = corpus.counts["fit_tokens"], module.config.steps * module.config.tokens_per_step
+    if tokens < TOKENS_PER_PARAMETER * parameters:
+        log.warning(
+            "warning: %s fit tokens are fewer than %d per parameter of φ (%s): expect overfitting; give more text",
+            f"{tokens:,}",
+            TOKENS_PER_PARAMETER,
+            f"{parameters:,}",
+        )
+    if seen > 1.01 * tokens:
+        log.warning("warning: training reads the fit tokens %.1f times over: there are no more", seen / tokens)
+
+
+def _moments(
+    config: StitchConfig, source: FrozenModel, target: FrozenModel, layer_pairs: Sequence[LayerPair], corpus: Corpus
+) -> Moments | None:
+    """Return statistics for the closed forms that this job needs, if any."""
+    closed = not config.trained and config.kind != "identity"
+    if not (closed or config.controls or config.init != "identity"):
+        return None
+    rows = corpus.fit.tokens
+    rows = rows if closed else rows[: CONTROL_TOKENS // rows.shape[1]]
+    return state_moments(source, target, layer_pairs, rows, rows_at_once(corpus))
+
+
+def _closed_form(kind: str, moments: Moments, pair: LayerPair, config: StitchConfig) -> AffineMap:
+    if kind == "least_squares":
+        return least_squares(moments, pair, config.ridge)
+    if kind == "reduced_rank":
+        return reduced_rank(moments, pair, config.rank, config.ridge)
+    return {"procrustes": procrustes, "bias": bias_only}[kind](moments, pair)
+
+
+def _controls(setting: Setting, phis: Maps) -> dict[str, Maps]:
+    """Return what φ has to beat: closed forms, a mere shift, and itself on the states of other tokens."""
+    kinds = ["least_squares", *(["procrustes", "bias"] if setting.equal_widths else [])]
+    maps: dict[str, Maps] = {kind: setting.closed_forms(kind) for kind in kinds}
+    maps["shuffled"] = [_Shuffled(phi, setting.seed) for phi in phis]
+    return maps
+
+
+class _Shuffled:
+    """φ on the states of other tokens of the batch: what is left when the source says nothing of the token."""
+
+    def __init__(self, phi: Any, seed: int):
+        self.phi, self.seed = phi, seed
+
+    def __call__(self, state: Tensor) -> Tensor:
+        mapped = self.phi(state)
+        rows = mapped.flatten(0, 1)
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))
+        return rows[order.to(rows.device)].view_as(mapped)
+
+
+def _random_source(setting: Setting) -> Tensor:
+    """Return the loss by document of least squares from a source that was never trained."""
+    untrained = randomised(setting.source, setting.seed)
+    moments = _moments(setting.config, untrained, setting.target, setting.layer_pairs, setting.corpus)
+    maps = replace(setting, moments=moments).closed_forms("least_squares")
+    return setting.sums({"random_source": maps}, untrained)["random_source"]

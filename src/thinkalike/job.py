@@ -1,0 +1,247 @@
+"""The frame of every job: a kind is declared once, and key, lock, seed, provenance and results follow from that.
+
+    class Loss(Instrument, kind="loss", version=1, reads=("model", "data")):
+        def run(self, config, work): ...       # the computation, from models and data to tables
+        def draw(self, result, folder): ...    # its figure, from the result
+        def show(self, result): ...            # what the screen says, from the result
+
+`perform(Loss(), config)` does the rest, and returns the finished `Result`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import resource
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import torch
+
+from thinkalike.config import AnalyzeConfig, TrainConfig, as_dict, relevant
+from thinkalike.data import text_fingerprint
+from thinkalike.errors import StoreError
+from thinkalike.models import checkpoint_fingerprint
+from thinkalike.store import Job, Result
+
+log = logging.getLogger(__name__)
+
+ALWAYS = ("store", "force", "seed", "threads", "trainer", "logger")  # parts that the frame itself reads
+PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy")
+RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # where launchers say which of a job's processes this is
+
+
+@dataclass
+class Outcome:
+    """What a job computed, before it is stored."""
+
+    table: pd.DataFrame
+    scalars: dict[str, float]
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)  # beside `table`, by name
+    models: Sequence[dict[str, Any]] = ()  # what the provenance says of each
+    facts: dict[str, Any] = field(default_factory=dict)  # what it says of data
+
+
+@dataclass
+class Work:
+    """What a running job is given.
+
+    Attributes:
+        job: its folders: `job.partial` for a state to go on from, `job.aside` for files of the result.
+        settings: the configuration as dictionaries, without the parts that the job does not read.
+        inputs: what `Instrument.inputs` read.
+        opened: contexts that stay open until the result is there.
+        publish: functions of the result that are called when it is drawn and not there yet.
+    """
+
+    job: Job
+    settings: dict[str, Any]
+    inputs: Mapping[str, Any]
+    opened: contextlib.ExitStack
+    publish: list[Callable[[Result], None]] = field(default_factory=list)
+
+    def resume(self, name: str) -> dict[str, Any] | None:
+        """Return the state that an earlier run kept under a name, or None.
+
+        Raises:
+            StoreError: the state is damaged.
+        """
+        path = self._state(name)
+        if not path.exists():
+            return None
+        try:
+            state: dict[str, Any] = torch.load(path, weights_only=True)
+        except Exception as error:  # whatever reading half a file raises
+            raise StoreError(f"the state {path} is damaged ({type(error).__name__}); deleting it is safe") from error
+        log.info("going on from %s", path)
+        return state
+
+    def keep(self, name: str, state: dict[str, Any]) -> None:
+        """Keep a state of tensors and plain values under a name, in place of the one before."""
+        path = self._state(name)
+        path.parent.mkdir(exist_ok=True)
+        torch.save(state, path.with_suffix(".aside"))
+        os.replace(path.with_suffix(".aside"), path)
+
+    def _state(self, name: str) -> Path:
+        return self.job.partial / "checkpoints" / f"{name}.pt"
+
+
+class Instrument(ABC):
+    """A kind of job.
+
+    Args:
+        kind: the folder of its results in a store.
+        version: raised when its numbers change for one and the same configuration.
+        config: which door's configuration it takes.
+        reads: the parts of it that can change the numbers.
+
+    Raises:
+        TypeError: a part does not exist.
+    """
+
+    kind: ClassVar[str]
+    version: ClassVar[int]
+    reads: ClassVar[tuple[str, ...]]
+    shown_again: ClassVar[bool] = False  # whether a result that is there is printed anew
+    known: ClassVar[dict[str, type[Instrument]]] = {}  # by module
+
+    def __init_subclass__(
+        cls, *, kind: str = "", reads: Sequence[str] = (), version: int = 1, config: type = AnalyzeConfig, **more: Any
+    ):
+        super().__init_subclass__(**more)
+        if not kind:
+            return  # what several kinds have in common
+        parts = {item.name for item in fields(config)}
+        if unknown := set(reads) - parts:
+            raise TypeError(f"{cls.__name__} reads {sorted(unknown)}, and {config.__name__} has {sorted(parts)}")
+        cls.kind, cls.reads, cls.version = kind, tuple(reads), version
+        Instrument.known[cls.__module__] = cls
+
+    def inputs(self, config: Any) -> Mapping[str, Any]:
+        """Read what decides, beside the settings, what the numbers will be, before the job begins.
+
+        Returns:
+            By name a fingerprint, or something that has one as `.fingerprint()`. Unless a kind says otherwise, the
+            fingerprints of the models' checkpoints and of the text, if it reads them.
+        """
+        return fingerprints(config, self.reads)
+
+    def narrowed(self, config: Any) -> Any:
+        """Return the configuration with defaults for what this very job does not read of its parts."""
+        return config
+
+    def seed(self, config: Any) -> int:
+        """Return the seed of torch's global generator."""
+        return int(config.seed) if "seed" in self.reads else 0
+
+    @abstractmethod
+    def run(self, config: Any, work: Work) -> Outcome:
+        """Compute the numbers."""
+
+    def draw(self, result: Result, folder: Path) -> None:  # noqa: B027
+        """Draw the figures of a result into a folder; a kind may have none."""
+
+    def show(self, result: Result) -> None:  # noqa: B027
+        """Print what a reader wants to know at once."""
+
+
+def fingerprints(config: Any, parts: Sequence[str]) -> dict[str, str]:
+    """Return the fingerprints of checkpoints and text, as far as they are among these parts."""
+    read = {"model": checkpoint_fingerprint, "target": checkpoint_fingerprint, "data": text_fingerprint}
+    given = {part: getattr(config, part) for part in parts if part in read}
+    return {part: read[part](value) for part, value in given.items() if value is not None}
+
+
+def perform(instrument: Instrument, config: TrainConfig | AnalyzeConfig) -> Result:
+    """Do a job, or return its result if that is in the store.
+
+    Raises:
+        StoreError: the store cannot be written, or another process is at the same job.
+        ThinkalikeError: see the instrument.
+    """
+    inputs, narrowed = instrument.inputs(config), instrument.narrowed(config)
+    entered = {name: part for name, part in relevant(narrowed).items() if name in instrument.reads}
+    job = Job(config.store, instrument.kind, key_of(instrument, entered, inputs))
+    if job.done and not config.force:
+        log.info("already done; force=true does it again")
+        if instrument.shown_again:
+            instrument.show(Result(job.folder))
+        return Result(job.folder)
+    shown = (*instrument.reads, *ALWAYS)
+    settings = {name: part if name in shown else None for name, part in as_dict(narrowed).items()}
+    began = time.monotonic()
+    with _held(job, config), contextlib.ExitStack() as opened:
+        torch.manual_seed(instrument.seed(config))  # the jobs of a sweep share a process
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        work = Work(job, settings, inputs, opened)
+        outcome = instrument.run(config, work)
+        facts = {"seed": config.seed, "models": list(outcome.models), **outcome.facts}
+        provenance = {**environment(), **facts, "wall_seconds": round(time.monotonic() - began, 1)}
+        record = {"version": instrument.version, "scalars": outcome.scalars, "settings": entered}
+        tables = {"table": outcome.table, **outcome.tables}
+        result = job.write(settings, {**record, "provenance": provenance}, tables, outcome.arrays)
+        instrument.draw(result, result.folder / "figures")
+        for publish in work.publish:
+            publish(result)
+        instrument.show(result)
+        opened.close()
+        return job.appear()
+
+
+def key_of(instrument: Instrument, entered: dict[str, Any], inputs: Mapping[str, Any]) -> str:
+    """Return the name of a job: a hash of its kind's version, of its settings and of the content of what it reads."""
+    content = {name: part if isinstance(part, str) else part.fingerprint() for name, part in inputs.items()}
+    text = json.dumps([instrument.kind, instrument.version, entered, content], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def rank(config: TrainConfig | AnalyzeConfig) -> int:
+    """Return which of a job's processes this is; the first, 0, does all but its share of the training alone."""
+    if not (isinstance(config, TrainConfig) and config.trainer.strategy == "ddp"):
+        return 0
+    return next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
+
+
+def _held(job: Job, config: TrainConfig | AnalyzeConfig) -> contextlib.AbstractContextManager[Any]:
+    """Of the processes that share a job only the first holds its lock, and only the first tells what happens."""
+    if not rank(config):
+        return job.running()
+    logging.getLogger("thinkalike").setLevel(logging.ERROR)
+    return contextlib.nullcontext()
+
+
+def environment() -> dict[str, Any]:
+    """Return versions, commit, threads and peak memory of this process."""
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[package] = version(package)
+    gpu = {"peak_gpu_bytes": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {}
+    return {
+        "versions": versions,
+        "git_commit": _commit(),
+        "threads": torch.get_num_threads(),
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        **gpu,
+    }
+
+
+def _commit() -> str:
+    """The commit of the checkout that this code runs from."""
+    here = Path(__file__).parent
+    run = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True)
+    return run.stdout.strip() or "unknown"

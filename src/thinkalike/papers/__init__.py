@@ -1,0 +1,39 @@
+"""The papers' figures and tables; which there are stands in `conf/experiment/`."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from thinkalike.config import AnalyzeConfig, options
+from thinkalike.errors import one_of
+from thinkalike.job import perform
+from thinkalike.papers.experiment import Experiment
+from thinkalike.store import Result
+
+PAPERS = {  # the modules that hold the experiments of each
+    "brown2023": ("brown2023_stitching", "brown2023_cka", "brown2023_population"),
+    "salle2024": ("salle2024_profiles", "salle2024_layers", "salle2024_stimuli"),
+}
+
+
+def experiment(name: str) -> Experiment:
+    """Return an experiment by its name, such as brown2023/figure1.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    one_of("experiment", name, options("experiment"))
+    modules = (import_module(f"{__name__}.{module}") for module in PAPERS[name.partition("/")[0]])
+    return next(module.EXPERIMENTS[name] for module in modules if name in module.EXPERIMENTS)
+
+
+def reproduce(config: AnalyzeConfig) -> Result:
+    """Do an experiment: compute what the store lacks, draw, and check each claim.
+
+    Raises:
+        ConfigError: there is no such experiment, or it cannot be done as asked.
+    """
+    name = str(config.experiment)
+    found = experiment(name)
+    found.kind = name.replace("/", "-")  # the folder of its results
+    return perform(found, config)

@@ -1,0 +1,204 @@
+"""A paper's figure or table as data: its models at either scale, the jobs that it rests on, and what it claims.
+
+The jobs run where the store lacks them; what follows from their results is a job like any other, of a kind of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from thinkalike.config import AnalyzeConfig, ModelConfig, compose_job
+from thinkalike.errors import ConfigError
+from thinkalike.instruments import run_job
+from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.store import Result
+
+log = logging.getLogger(__name__)
+
+FORWARDED = ("measure", "stimuli", "pairs", "population", "recipe", "seed", "store", "threads", "force")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a paper says, whether it is so here (None: not testable here), and the numbers."""
+
+    claim: str
+    holds: bool | None
+    numbers: str
+
+    @property
+    def verdict(self) -> str:
+        return {True: "holds", False: "does not hold", None: "not testable here"}[self.holds]
+
+
+class Model(NamedTuple):
+    """A model of an experiment, and the words of a command line that choose it."""
+
+    words: tuple[str, ...]
+    config: ModelConfig
+
+    @property
+    def name(self) -> str:
+        return self.config.name if self.config.name != "local" else Path(str(self.config.path)).name
+
+    @classmethod
+    def of(cls, *words: str) -> Model:
+        return cls(words, compose_job("analyze", words).model)
+
+    def as_target(self) -> tuple[str, ...]:
+        """Return the words that choose it as the target."""
+        return tuple(
+            word.replace("model=", "model@target=", 1) if word.startswith("model=") else f"target{word[len('model') :]}"
+            for word in self.words
+        )
+
+
+@dataclass(frozen=True)
+class Part:
+    """A job that an experiment rests on: what its result is called, the words of its command line, what they lack."""
+
+    label: str
+    words: tuple[str, ...] = ()
+    door: str = "analyze"
+    changes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Case:
+    """An experiment with its configuration, its models, and the results of its parts by their labels."""
+
+    config: AnalyzeConfig
+    models: Sequence[Model]
+    results: Mapping[str, Result] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What follows from the results: a table, further ones, the claims, and a function that draws into a folder."""
+
+    table: pd.DataFrame
+    claims: Sequence[Claim]
+    draw: Callable[[Path], Any] = lambda folder: None
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+
+
+class Experiment(Instrument, kind="experiment", reads=("experiment", "scale", "recipe", "seed", "stimuli")):
+    """A figure or table of a paper.
+
+    Args:
+        conclude: what follows from the results of the parts.
+        models: names of the models that it is about, by scale.
+        parts: the jobs that it rests on, given configuration and models.
+        measure: the kind of measure whose settings its jobs take; None: it has none.
+        takes: how many models `model=` and `model@target=` may put in the place of its own.
+    """
+
+    shown_again: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        conclude: Callable[[Case], Conclusion],
+        models: Mapping[str, Sequence[str]],
+        parts: Callable[[Case], Sequence[Part]] = lambda case: (),
+        measure: str | None = None,
+        takes: Sequence[int] = (),
+    ):
+        self.conclude, self.models, self.parts, self.measure, self.takes = conclude, models, parts, measure, takes
+
+    def check(self, config: AnalyzeConfig) -> None:
+        """Raise a ConfigError if the command line asks for what this experiment has not."""
+        named = [word for word in config.chosen if word.startswith("measure")]
+        if self.measure is None and named:
+            raise ConfigError(f"experiment={config.experiment} has no measure, so {named[0]} does not go with it")
+        if self.measure not in (None, config.measure.kind):
+            raise ConfigError(
+                f"experiment={config.experiment} is about measure={self.measure}, not measure={config.measure.kind}"
+            )
+
+    def case(self, config: AnalyzeConfig) -> Case:
+        """Return configuration and models, those of the command line in the place of its own where it can take them.
+
+        Raises:
+            ConfigError: it cannot.
+        """
+        own = self.models["mini" if config.scale == "mini" else "paper"]
+        given = _given(config.chosen)
+        if not given:
+            return Case(config, [Model.of(f"model={name}") for name in own])
+        if len(given) not in self.takes:
+            counts = " or ".join(str(count) for count in self.takes)
+            instead = f"it takes {counts} by model= and model@target=" if counts else "it takes no others"
+            raise ConfigError(f"experiment={config.experiment} is about {', '.join(own)}; {instead}")
+        return Case(config, [Model.of(*words) for words in given])
+
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        """Run the jobs that the store lacks; returns the result of each."""
+        self.check(config)
+        case = self.case(config)
+        parts = list(self.parts(case))
+        results = {}
+        for number, part in enumerate(parts, 1):
+            log.info("%d of %d: %s", number, len(parts), part.label)
+            results[part.label] = run_job(job_of(config, part))
+        return {"case": _Finished(replace(case, results=results))}
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        case = work.inputs["case"].case
+        conclusion = self.conclude(case)
+        work.publish.append(lambda result: conclusion.draw(result.folder / "figures"))
+        claims = pd.DataFrame([{**asdict(claim), "verdict": claim.verdict} for claim in conclusion.claims])
+        holding = sum(claim.holds is True for claim in conclusion.claims)
+        return Outcome(
+            conclusion.table,
+            {"claims": float(len(claims)), "claims_that_hold": float(holding)},
+            tables={"claims": claims.drop(columns="holds"), **conclusion.tables},
+            facts={"parts": {label: result.folder.name for label, result in case.results.items()}},
+        )
+
+    def show(self, result: Result) -> None:
+        printed = Table(title=f"{result.config['experiment']}, scale {result.config['scale']}", show_lines=True)
+        for column in ("claim", "verdict", "numbers"):
+            printed.add_column(column)
+        for row in result.tables["claims"].itertuples():
+            printed.add_row(row.claim, row.verdict, row.numbers)
+        Console(width=max(Console().width, 140)).print(printed)
+
+
+class _Finished(NamedTuple):
+    """A case whose parts are finished; their keys are its fingerprint."""
+
+    case: Case
+
+    def fingerprint(self) -> str:
+        return repr([*(model.name for model in self.case.models), *(r.key for r in self.case.results.values())])
+
+
+def job_of(config: AnalyzeConfig, part: Part) -> Any:
+    """Return the configuration of a part's job, with what the experiment's own configuration says of it."""
+    if part.door == "train":
+        words = [f"store={config.store}", f"seed={config.seed}", f"force={config.force}", "logger=none"]
+        words += [f"recipe={config.recipe}"] + ([f"trainer.threads={config.threads}"] if config.threads else [])
+        job = compose_job("train", [*part.words, *words])
+    else:
+        job = compose_job("analyze", part.words)
+        job = replace(job, **({name: getattr(config, name) for name in FORWARDED} | dict(part.changes)))
+    return job if config.data.name == "auto" else replace(job, data=config.data)
+
+
+def _given(chosen: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the models that a command line names, as the words that choose each as `model`."""
+    first = tuple(word for word in chosen if word.startswith(("model=", "model.")))
+    second = tuple(
+        word.replace("model@target=", "model=", 1) if word.startswith("model@") else f"model{word[len('target') :]}"
+        for word in chosen
+        if word.startswith(("model@target=", "target."))
+    )
+    return [words for words in (first, second) if words]

@@ -1,0 +1,146 @@
+"""Feature profiles of BERT, GPT-2 and Mamba: figure 3 of Salle et al. 2024.
+
+What the paper reads off its figures is stated here as a statistic of the feature profiles of a model's layers, taken on
+each fold of the stimuli by itself, with an interval over the folds (`fold_interval`). Early and late are the first and
+the last third of the layers; Mamba's change is looked for at 0.4 of its depth, layer 10 of 24 in the paper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike import figures
+from thinkalike.errors import DataError
+from thinkalike.measures import fold_interval
+from thinkalike.papers.experiment import Case, Claim, Conclusion, Experiment, Model, Part
+from thinkalike.store import Result
+
+MODELS = {  # BERT, GPT-2, Mamba; the minis in two seeds
+    "paper": ["bert-base-uncased", "gpt2", "mamba-130m"],
+    "mini": ["bert-mini", "gpt2-mini", "mamba-mini", "bert-mini-s1", "gpt2-mini-s1", "mamba-mini-s1"],
+}
+TURN = 0.4  # of Mamba's depth, where word position becomes important
+GOOD_SCORE = 0.7  # what MLEMs typically reach in the paper
+
+
+@dataclass(frozen=True)
+class Profiles:
+    """The feature profiles of one model, from the result of its job."""
+
+    model: Model
+    result: Result
+
+    @property
+    def name(self) -> str:
+        return self.model.name
+
+    @property
+    def recurrent(self) -> bool:
+        return self.model.config.family == "mamba"
+
+    @property
+    def features(self) -> list[str]:
+        return list(dict.fromkeys(self.result.table["feature"]))
+
+    @property
+    def importances(self) -> Float[Tensor, "k l f"]:
+        """The importance of every feature in every layer on every fold."""
+        return torch.from_numpy(self.result.arrays["importances"]).movedim(-1, 0)
+
+    def of(self, feature: str) -> Float[Tensor, "k l"]:
+        """Return the importance of a feature in every layer on every fold.
+
+        Raises:
+            DataError: the stimuli do not have it.
+        """
+        if feature not in self.features:
+            raise DataError(
+                f"the paper's claims are about {feature}, which these stimuli do not have; measure=mlem takes any"
+            )
+        return self.importances[..., self.features.index(feature)]
+
+    @property
+    def leading(self) -> list[str]:
+        """The most important feature of each layer."""
+        return [self.features[place] for place in self.importances.mean(0).argmax(-1)]
+
+
+def parts(case: Case) -> list[Part]:
+    """Return the jobs that give the profiles of each model."""
+    return [Part(model.name, (*model.words, *model.as_target())) for model in case.models]
+
+
+def all_profiles(case: Case) -> list[Profiles]:
+    """Return the profiles of all models."""
+    return [Profiles(model, case.results[model.name]) for model in case.models]
+
+
+def _figure3(case: Case) -> Conclusion:
+    """Feature profiles over the layers of BERT, GPT-2 and Mamba."""
+    profiles = all_profiles(case)
+    claims = [_part_of_speech_leads(each) for each in profiles if not each.recurrent]
+    for each in profiles:
+        claims += [_leads_at_the_ends(each), _position_rises(each)] if each.recurrent else []
+    claims += [*(_number_fades(each) for each in profiles), _predicts(profiles)]
+    scores = pd.concat([each.result.tables["scores"] for each in profiles], ignore_index=True)
+    table = pd.concat([each.result.table for each in profiles], ignore_index=True)
+    return Conclusion(table, claims, partial(figures.profiles, table, scores), {"scores": scores})
+
+
+def _part_of_speech_leads(model: Profiles) -> Claim:
+    pos = model.of("PoS")
+    others = model.importances[..., [name != "PoS" for name in model.features]]
+    second = others.mean(0).argmax(-1)  # in each layer the strongest of the others
+    lead = pos - others.gather(-1, second.expand(len(others), -1)[..., None])[..., 0]
+    words = f"it is first in {model.leading.count('PoS')} of {len(model.leading)} layers; it leads the next by"
+    return over_folds(f"PoS is the dominant feature of {model.name}", lead.mean(-1), words)
+
+
+def _leads_at_the_ends(model: Profiles) -> Claim:
+    leading = model.leading
+    return Claim(
+        f"PoS dominates only in the first and last layer of {model.name}",
+        [name == "PoS" for name in leading] == [True, *[False] * (len(leading) - 2), True],
+        "first by layer: " + ", ".join(leading),
+    )
+
+
+def _position_rises(model: Profiles) -> Claim:
+    position = model.of("Word position")
+    turn = round(TURN * position.shape[1])
+    rise = position[:, turn:].mean(1) - position[:, :turn].mean(1)
+    words = f"importance from layer {turn} on minus that before"
+    return over_folds(f"word position gains importance midway in {model.name}", rise, words)
+
+
+def _number_fades(model: Profiles) -> Claim:
+    number = model.of("Number")
+    third = max(number.shape[1] // 3, 1)
+    fall = number[:, :third].mean(1) - number[:, -third:].mean(1)
+    words = f"importance in the first {third} layers minus that in the last {third}"
+    return over_folds(f"number fades from early to late layers of {model.name}", fall, words)
+
+
+def over_folds(claim: str, statistic: Float[Tensor, " k"], words: str) -> Claim:
+    """Return a claim that holds if the statistic is above 0 beyond its interval over folds."""
+    mean = fold_interval(statistic)
+    return Claim(claim, bool(mean.low > 0), f"{words} {mean:+.3f}")
+
+
+def _predicts(profiles: Sequence[Profiles]) -> Claim:
+    means = {each.name: each.result.tables["scores"]["score"].mean() for each in profiles}
+    return Claim(
+        f"MLEMs predict held-out distances, typically above {GOOD_SCORE}",
+        bool(min(means.values()) > GOOD_SCORE),
+        "mean Spearman's ρ over layers: " + ", ".join(f"{name} {value:.2f}" for name, value in means.items()),
+    )
+
+
+EXPERIMENTS = {"salle2024/figure3": Experiment(_figure3, MODELS, parts, "mlem", takes=(1, 2))}

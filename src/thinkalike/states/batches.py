@@ -1,0 +1,172 @@
+"""One iterator for every measure: models and what they read, to batches of states, each model run once per batch."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from thinkalike.config import DataConfig
+from thinkalike.data import EncodedPairs, PairBatch, held_out_texts, read_corpus
+from thinkalike.errors import DataError
+from thinkalike.models import FrozenModel, same_vocabulary
+from thinkalike.states.tokens import counted, token_states
+from thinkalike.states.words import pieces, word_states
+
+log = logging.getLogger(__name__)
+
+PAIRS_AT_ONCE = 64  # pairs of sentences that run together
+
+
+class StateBatch(NamedTuple):
+    """States of one batch: by model in the order asked for, then by layer; a model asked for twice has one list."""
+
+    states: list[list[Tensor]]  # each (b, t, d) of tokens, or (n, d) of rows
+    mask: Bool[Tensor, "b t"] | None = None  # the tokens that count; None: all do
+
+
+@dataclass(frozen=True)
+class StateBatches:
+    """Batches of states, which can be read from any of them on.
+
+    Attributes:
+        starting: gives the batches from the one of a number on.
+        total: how many there are, as far as that is known beforehand.
+        level: what a row of a batch is: token or word, or stimulus.
+        facts: what the provenance of a result says of the data.
+    """
+
+    starting: Callable[[int], Iterator[StateBatch]]
+    total: int
+    level: str
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def text_batches(
+    models: Sequence[FrozenModel],
+    data: DataConfig,
+    *,
+    batches: int,
+    tokens_per_batch: int,
+    level: str = "auto",
+    embed: bool = False,
+    skip_first_tokens: int = 0,
+    skip_special_tokens: bool = False,
+) -> StateBatches:
+    """Return batches of the states of several models on held-out text.
+
+    Args:
+        tokens_per_batch: tokens, or words where the level is that of words.
+        level: token, word, or auto: words where the tokenizers differ.
+        embed: also the site before block 0.
+
+    Raises:
+        ModelError: at the level of tokens the tokenizers differ.
+        DataError: tokens are to be left out at the level of words; see `read_tokens`, `word_states`.
+    """
+    if level == "auto":
+        vocabularies = [model.tokenizer.get_vocab() for model in models]
+        level = "token" if all(each == vocabularies[0] for each in vocabularies) else "word"
+        if level == "word":
+            log.info(
+                "%s have different tokenizers: compared word by word", " and ".join(model.name for model in models)
+            )
+    if level == "token":
+        return _by_token(models, data, batches, tokens_per_batch, embed, skip_first_tokens, skip_special_tokens)
+    if skip_first_tokens or skip_special_tokens:
+        raise DataError("words are compared one by one: skip_first_tokens and skip_special_tokens are for tokens")
+    return _by_word(models, data, batches, tokens_per_batch, embed)
+
+
+def _by_token(
+    models: Sequence[FrozenModel],
+    data: DataConfig,
+    batches: int,
+    tokens_per_batch: int,
+    embed: bool,
+    skip_first: int,
+    skip_special: bool,
+) -> StateBatches:
+    first = models[0]
+    for model in models:
+        same_vocabulary(first, model)  # the same rows must be the same text
+    context = min(model.context for model in models)
+    data = replace(data, report_tokens=batches * tokens_per_batch)
+    corpus = read_corpus(data, first.tokenizer, context, bos=first.bos_each_row, fit_tokens=1)
+    rows = corpus.report.tokens.split(max(tokens_per_batch // corpus.report.tokens.shape[1], 1))
+    special = first.tokenizer.all_special_ids if skip_special else []
+
+    def starting(number: int) -> Iterator[StateBatch]:
+        for part in rows[number:]:
+            yield StateBatch(token_states(models, part, embed), counted(part, skip_first, special))
+
+    return StateBatches(starting, len(rows), "token", {"data": {"name": data.name, **corpus.facts()}})
+
+
+def _by_word(
+    models: Sequence[FrozenModel], data: DataConfig, batches: int, words_per_batch: int, embed: bool
+) -> StateBatches:
+    different = list(dict.fromkeys(models))
+
+    def starting(number: int) -> Iterator[StateBatch]:
+        texts = pieces(held_out_texts(data), different, words_per_batch)
+        for batch in itertools.islice(texts, number, batches):
+            states = {id(model): word_states(model, batch, embed) for model in different}
+            yield StateBatch([states[id(model)] for model in models])
+
+    return StateBatches(starting, batches, "word", {"data": {"name": data.name, "level": "word"}})
+
+
+def pair_batches(
+    models: Sequence[FrozenModel],
+    encoded: EncodedPairs,
+    *,
+    tokens_per_batch: int,
+    site: str = "resid_post",
+    include_padding: bool = False,
+) -> StateBatches:
+    """Return batches of exactly so many tokens of pairs of sentences, rows (n, d); what is left at the end is dropped.
+
+    Pairs come in random order, because batches serve as folds.
+    """
+    order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def states_of(batch: PairBatch) -> list[list[Float[Tensor, "n _"]]]:
+        mask = batch.mask.long()
+        states = token_states(models, batch.tokens, mask=mask, types=batch.types, site=site)
+        chosen = counted(batch.tokens, mask=mask, include_padding=include_padding)
+        return [[layer.cpu()[chosen] for layer in own] for own in states]
+
+    def everything() -> Iterator[StateBatch]:
+        waiting: list[list[list[Tensor]]] = []
+        for start in range(0, len(order), PAIRS_AT_ONCE):
+            waiting.append(states_of(encoded.batch(order[start : start + PAIRS_AT_ONCE])))
+            while sum(len(part[0][0]) for part in waiting) >= tokens_per_batch:
+                whole = [[torch.cat(parts) for parts in zip(*own, strict=True)] for own in zip(*waiting, strict=True)]
+                yield StateBatch([[layer[:tokens_per_batch] for layer in own] for own in whole])
+                waiting = [[[layer[tokens_per_batch:] for layer in own] for own in whole]]
+
+    return StateBatches(lambda number: itertools.islice(everything(), number, None), 0, "token")
+
+
+def array_batches(sides: Sequence[Sequence[Float[Tensor, "n _"]]], rows_per_batch: int) -> StateBatches:
+    """Return batches of states that the user brings: for each side its layers, with one row for each of n stimuli.
+
+    Raises:
+        DataError: layers differ in n.
+    """
+    counts = sorted({len(layer) for side in sides for layer in side})
+    if len(counts) > 1:
+        raise DataError(f"layers have {counts} rows, and row i of each must belong to the same stimulus")
+
+    def starting(number: int) -> Iterator[StateBatch]:
+        for start in range(number * rows_per_batch, counts[0], rows_per_batch):
+            yield StateBatch([[layer[start : start + rows_per_batch] for layer in side] for side in sides])
+
+    return StateBatches(starting, -(-counts[0] // rows_per_batch), "stimulus", {"data": {"rows": counts[0]}})
