@@ -156,13 +156,16 @@ def _gathered(metric: Any, measure: Any, batches: StateBatches, names: tuple[str
         if (number + 1) % KEPT_EVERY == 0:
             work.keep("batches", {"metric": metric.state_dict(), "batches": number + 1})
             log.info("batch %d of %d", number + 1, batches.total)
-        if measure.stop_at_width and (number + 1) % LOOK_EVERY == 0:
-            if metric.compute().widest_interval() < measure.stop_at_width:
-                log.info("after %d batches every interval is narrower than %g", number + 1, measure.stop_at_width)
-                break
+        if measure.stop_at_width and (number + 1) % LOOK_EVERY == 0 and _narrow(metric, measure.stop_at_width):
+            log.info("after %d batches every interval is narrower than %g", number + 1, measure.stop_at_width)
+            break
     if not metric.update_called:
         raise DataError(f"there is too little text for one batch of {measure.tokens_per_batch} {batches.level}s")
     estimates = metric.compute()
     if estimates.batches < measure.batches and not measure.stop_at_width:
         log.warning("%d batches of the %d asked for: there is no more text", estimates.batches, measure.batches)
     return estimates
+
+
+def _narrow(metric: Any, width: float) -> bool:
+    return bool(metric.compute().widest_interval() < width)

@@ -63,14 +63,10 @@ def _directions(case: Case) -> list[Direction]:
 
 
 def _parts(case: Case) -> list[Part]:
-    recipe = ("stitch=affine",) if case.config.recipe == "paper" else ()
+    recipe = ("stitch.controls=true", *(["stitch=affine"] if case.config.recipe == "paper" else []))
     recipe += MINI_RECIPE if case.config.scale == "mini" else ()
     return [
-        Part(
-            each.label,
-            (f"model={each.source}", f"model@target={each.target}", "stitch.controls=true", *recipe),
-            "train",
-        )
+        Part(each.label, (f"model={each.source}", f"model@target={each.target}", *recipe), "train")
         for each in _directions(case)
     ]
 

@@ -74,9 +74,8 @@ def text_batches(
         vocabularies = [model.tokenizer.get_vocab() for model in models]
         level = "token" if all(each == vocabularies[0] for each in vocabularies) else "word"
         if level == "word":
-            log.info(
-                "%s have different tokenizers: compared word by word", " and ".join(model.name for model in models)
-            )
+            names = " and ".join(model.name for model in models)
+            log.info("%s have different tokenizers: compared word by word", names)
     if level == "token":
         return _by_token(models, data, batches, tokens_per_batch, embed, skip_first_tokens, skip_special_tokens)
     if skip_first_tokens or skip_special_tokens:

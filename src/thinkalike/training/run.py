@@ -259,9 +259,8 @@ def upload(loggers: Sequence[Logger], name: str, result: Result) -> None:
         if isinstance(logger, WandbLogger):
             import wandb
 
-            images = {
-                f"figures/{path.stem}": wandb.Image(str(path)) for path in result.figures if path.suffix == ".png"
-            }
+            drawn = [path for path in result.figures if path.suffix == ".png"]
+            images = {f"figures/{path.stem}": wandb.Image(str(path)) for path in drawn}
             logger.experiment.log({"table": wandb.Table(dataframe=result.table), **images})
             for path in result.folder.glob("*.safetensors"):
                 artifact = wandb.Artifact(re.sub(r"[^\w.-]+", "-", name), type="stitch")
