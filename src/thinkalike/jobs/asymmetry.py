@@ -14,7 +14,7 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import StoreError
 from thinkalike.jobs.steps import finished, settings_of
-from thinkalike.measures import bootstrap_interval
+from thinkalike.measures import Estimate, bootstrap_interval
 from thinkalike.store import Job, finished_results, key_of
 
 
@@ -60,7 +60,7 @@ def asymmetries(there: Path, back: Path) -> pd.DataFrame:
     return table.rename(columns={"source_layer": "layer"}).assign(asymmetry=mean, low=low, high=high)
 
 
-def penalty_difference(more: Path, less: Path) -> tuple[Tensor, Tensor, Tensor]:
+def penalty_difference(more: Path, less: Path) -> Estimate:
     """Penalty of one stitching result minus another's at every same-layer pair, by the same documents: mean, interval.
 
     Raises:

@@ -151,7 +151,7 @@ def scores(model: MLEM, importance: Importance, found: Sequence[States]) -> pd.D
 def similarity(importance: Importance, found: Sequence[States]) -> pd.DataFrame:
     """Weighted Kendall τ of the profiles of every two layers; empty if a profile ranks no feature."""
     try:
-        values = weighted_tau(importance.profile()[0])
+        values = weighted_tau(importance.profile().value)
     except ValueError as error:
         log.warning("warning: layers are not compared by their profiles: %s", error)
         return pd.DataFrame()

@@ -24,9 +24,8 @@ from thinkalike.errors import ConfigError, DataError, ModelError
 from thinkalike.jobs.nli import CHECKPOINT, accuracy, nli
 from thinkalike.jobs.pairs import asked, part_name, read_pairs
 from thinkalike.jobs.steps import finished, prepare, settings_of
-from thinkalike.measures import CKA, Estimate
+from thinkalike.measures import CKA, Estimate, grouped, population_penalties
 from thinkalike.models import EMBED, FrozenModel, content, load_model, same_vocabulary
-from thinkalike.populations import grouped, penalties
 from thinkalike.store import Job, key_of
 
 log = logging.getLogger(__name__)
@@ -206,8 +205,8 @@ def _table(members: list[Member], layers: int, stitched: Outcome) -> pd.DataFram
     values = {
         "accuracy": accuracy,
         "loss": loss,
-        "accuracy_penalty": penalties(accuracy),
-        "loss_penalty": -penalties(loss),
+        "accuracy_penalty": population_penalties(accuracy),
+        "loss_penalty": -population_penalties(loss),
     }
     return _long(members, range(EMBED, layers), "cut", values)
 
@@ -228,7 +227,7 @@ def _long(members: list[Member], places: range, place: str, values: dict[str, Te
 def _show(members: list[Member], stitched: Outcome, likeness: Float[Tensor, "m m l"]) -> None:
     groups = [each.group for each in members]
     accuracy = stitched.correct.double().mean(-1)
-    penalty = grouped(penalties(accuracy), groups)
+    penalty = grouped(population_penalties(accuracy), groups)
     alike = grouped(likeness, groups)
     print("mean over pairs of models, 95 % intervals over models: within a group, and between")
     for cut in range(accuracy.shape[-1]):

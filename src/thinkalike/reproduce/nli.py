@@ -21,8 +21,16 @@ from torch import Tensor
 from thinkalike import figures, jobs
 from thinkalike.config import AnalyzeConfig, PopulationMeasureConfig, compose_job
 from thinkalike.jobs.population import span
-from thinkalike.measures import arc_length
-from thinkalike.populations import Grouped, agreement, cluster, grouped, parting, penalties, symmetric
+from thinkalike.measures import (
+    Grouped,
+    agreement,
+    arc_length,
+    cluster,
+    grouped,
+    parting,
+    population_penalties,
+    symmetric,
+)
 from thinkalike.reproduce.claims import Claim, conclude
 
 SMALL = 0.02  # of an accuracy: what "almost no penalty" may cost
@@ -53,7 +61,7 @@ class Compared:
 
     def penalties(self) -> Float[Tensor, "m m c n"]:
         """Accuracy of the target minus that of the stitched model, of each pair of texts: -1, 0 or 1."""
-        return penalties(torch.from_numpy(self.arrays["correct"]).double())
+        return population_penalties(torch.from_numpy(self.arrays["correct"]).double())
 
     def likeness(self) -> Float[Tensor, "m m l"]:
         return torch.from_numpy(self.arrays["cka"])
