@@ -139,7 +139,7 @@ def many(count: int) -> None:
     start = time.process_time()
     found = feature_importance(MLEM(), table, layers)
     middle = time.process_time()
-    agreement = matrix_agreement(weighted_tau(found.profile()[0]), rsa(layers))
+    agreement = matrix_agreement(weighted_tau(found.profile().value), rsa(layers))
     end = time.process_time()
     print(
         f"{count} layers of 1500 stimuli, width 768: {end - start:.1f} s, of which RSA {end - middle:.1f} s", end="; "

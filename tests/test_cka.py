@@ -13,8 +13,7 @@ import scipy.stats
 import torch
 import torch.multiprocessing
 
-from thinkalike.measures import CKA, PROPERTIES, FeatureSpaceCKA, cka, hsic0, hsic1, leverage
-from thinkalike.measures.jackknife import jackknife, leave_one_out, student_t
+from thinkalike.measures import CKA, PROPERTIES, FeatureSpaceCKA, cka, hsic0, hsic1, jackknife, leave_one_out, leverage
 
 F64 = torch.float64
 
@@ -599,12 +598,6 @@ def test_the_jackknife_of_a_mean_is_its_t_interval():
     low, high = scipy.stats.t.interval(0.95, 6, values.mean(0), scipy.stats.sem(values))
     same(found.low, low, 1e-8)
     same(found.high, high, 1e-8)
-
-
-@pytest.mark.parametrize("freedom", [1, 2, 3, 10, 100, 10_000])
-@pytest.mark.parametrize("level", [0.5, 0.95, 0.999])
-def test_quantiles_of_student_t_are_those_of_scipy(level, freedom):
-    assert student_t(level, freedom) == pytest.approx(scipy.stats.t.ppf((1 + level) / 2, freedom), rel=1e-5)
 
 
 def test_one_batch_has_no_interval_but_a_value():

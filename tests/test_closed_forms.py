@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from thinkalike.measures.closed_forms import AffineMap, Moments, bias_only, least_squares, procrustes, reduced_rank
+from thinkalike.measures import AffineMap, Moments, bias_only, least_squares, procrustes, reduced_rank
 
 N, D, E = 97, 6, 9
 CHUNKS = (1, 10, 97)

@@ -7,9 +7,10 @@ import itertools
 import pytest
 import torch
 
-from thinkalike.measures import gram_products, hsic0, hsic1
-from thinkalike.measures.gram_products import dense_statistics, linear_statistics
-from thinkalike.measures.hsic import all_hsics
+from thinkalike.measures import hsic0, hsic1
+from thinkalike.measures.kernels import gram_products
+from thinkalike.measures.kernels.gram_products import dense_statistics, linear_statistics
+from thinkalike.measures.kernels.hsic import all_hsics
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -10,7 +10,7 @@ from scipy.spatial.distance import pdist
 from sklearn.linear_model import Ridge
 
 from thinkalike.measures import MLEM, feature_importance, splits, stimulus_folds
-from thinkalike.measures.importance import _shuffled
+from thinkalike.measures.mlem.importance import _shuffled
 
 WEIGHTS = (2.0, 1.0, 0.5, 0.0)
 FAST = {"folds": 3, "permutations": 2}
@@ -69,12 +69,12 @@ def test_profiles_and_pair_effects_are_means_over_folds_and_permutations():
     np.testing.assert_allclose(mean - low, half)
     score = found.scores.numpy()[:, :, None]
     a, b, ab = (score - drops[..., k] for k in (2, 0, 5))
-    np.testing.assert_allclose(found.pair_effects()[0][:, 1], (a + b - ab - score).mean((1, 2)))
-    np.testing.assert_allclose(found.score()[0], score[..., 0].mean(1))
+    np.testing.assert_allclose(found.pair_effects().value[:, 1], (a + b - ab - score).mean((1, 2)))
+    np.testing.assert_allclose(found.score().value, score[..., 0].mean(1))
 
 
 def test_importance_follows_what_was_planted_and_what_is_irrelevant_may_be_negative():
-    profiles = torch.cat([feature_importance(MLEM(), *drawn(100, seed=k), **FAST).profile()[0] for k in range(6)])
+    profiles = torch.cat([feature_importance(MLEM(), *drawn(100, seed=k), **FAST).profile().value for k in range(6)])
     means = profiles.mean(0)
     assert means[0] > means[1] > means[2] > means[3]
     assert means[3].abs() < 0.01
@@ -114,7 +114,7 @@ def test_one_feature_one_permutation_and_precomputed_distances_are_enough(monkey
     expected = feature_importance(MLEM(), table, states, permutations=1)
     distances = torch.cdist(states, states)
     distances = (distances + distances.T).fill_diagonal_(0) / 2
-    monkeypatch.setattr("thinkalike.measures.pairs.CHUNK", 1)
+    monkeypatch.setattr("thinkalike.measures.mlem.stimulus_pairs.CHUNK", 1)
     found = feature_importance(MLEM(distance="precomputed"), table, distances, permutations=1)
     torch.testing.assert_close(found.drops, expected.drops, rtol=0, atol=1e-9)
     assert found.drops.shape == (1, 5, 1, 1)
@@ -186,8 +186,8 @@ def test_what_is_shared_with_the_given_feature_does_not_count():
     table, states = drawn(120, weights=(2.0, 2.0))
     table[:, 1] = torch.where(torch.rand(120) < 0.85, table[:, 0], table[:, 1])
     states[:, :] += 2 * torch.randn(3, 12, dtype=torch.float64)[table[:, 1].long()]
-    free = feature_importance(MLEM(alpha=1.0), table, states, **FAST).profile()[0][0]
-    given = feature_importance(MLEM(alpha=1.0), table, states, given=0, **FAST).profile()[0][0]
+    free = feature_importance(MLEM(alpha=1.0), table, states, **FAST).profile().value[0]
+    given = feature_importance(MLEM(alpha=1.0), table, states, given=0, **FAST).profile().value[0]
     assert given[0] == 0
     assert 0 < given[1] < free[1] / 2
 
@@ -199,7 +199,7 @@ def test_p_values_count_what_an_irrelevant_feature_reaches():
     found = feature_importance(MLEM(alpha=1.0), *drawn(weights=(2.0, 0.0)), null=19, **FAST)
     assert found.null.shape == (19, 1, 2)
     p = found.p_values()[0]
-    expected = (1 + (found.null[:, 0] >= found.profile()[0][0]).sum(0)) / 20
+    expected = (1 + (found.null[:, 0] >= found.profile().value[0]).sum(0)) / 20
     torch.testing.assert_close(p, expected)
     assert p[0] == 0.05
     assert p[1] > 0.05
@@ -221,7 +221,7 @@ def test_p_values_of_an_irrelevant_feature_are_uniform():
     generator, p, counted = np.random.default_rng(0), [], []
     for seed in range(200):
         found = feature_importance(MLEM(alpha=1.0), *drawn(45, (1.5, 0.0), seed=seed), null=9, **FAST)
-        null, observed = found.null[:, 0, 1].numpy(), float(found.profile()[0][0, 1])
+        null, observed = found.null[:, 0, 1].numpy(), float(found.profile().value[0, 1])
         p.append(((null > observed).sum() + generator.random() * (1 + (null == observed).sum())) / 10)
         counted.append(float(found.p_values()[0, 1]))
     assert scipy.stats.kstest(p, "uniform").pvalue > 0.01
@@ -239,7 +239,7 @@ def test_intervals_cover_the_mean_over_data_sets():
         table, states = drawn(80, (0.0,) * 4, seed=seed)
         for k, effect in enumerate(effects):
             states += WEIGHTS[k] * effect[table[:, k].long()]
-        parts.append(torch.stack(feature_importance(MLEM(alpha=1.0), table, states, permutations=2).profile())[:, 0])
+        parts.append(torch.stack([*feature_importance(MLEM(alpha=1.0), table, states, permutations=2).profile()])[:, 0])
     mean, low, high = torch.stack(parts, 1)
     truth = mean.mean(0)
     covered = ((low <= truth) & (truth <= high)).double().mean(0)

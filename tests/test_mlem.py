@@ -16,11 +16,11 @@ from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 
 from thinkalike.measures import MLEM, FeatureEncoder, fold_interval, splits, stimulus_folds
-from thinkalike.measures.distances import NeuralDistances
-from thinkalike.measures.folds import t_quantile
-from thinkalike.measures.nnls import nnls
-from thinkalike.measures.normal_equations import normal_equations, terms_of
-from thinkalike.measures.psd import psd_least_squares, to_entries, to_matrix
+from thinkalike.measures.distances.neural import NeuralDistances
+from thinkalike.measures.mlem.nonnegative import nnls
+from thinkalike.measures.mlem.normal_equations import normal_equations
+from thinkalike.measures.mlem.semidefinite import psd_least_squares, to_entries, to_matrix
+from thinkalike.measures.mlem.terms import terms_of
 
 LEVELS = (2, 3, 3, 5, 2, 4, 12, 7)
 
@@ -244,7 +244,7 @@ def test_many_semidefinite_problems_at_once_are_each():
 
 
 def test_no_convergence_is_an_error(monkeypatch):
-    monkeypatch.setattr("thinkalike.measures.psd.LIMIT", 3)
+    monkeypatch.setattr("thinkalike.measures.mlem.semidefinite.LIMIT", 3)
     with pytest.raises(ValueError, match="no optimum within 3 steps"):
         psd_least_squares(*constrained())
 
@@ -445,9 +445,9 @@ def test_the_score_is_scipys_for_few_and_many_features(f):
 def test_the_size_of_chunks_changes_nothing(params, monkeypatch):
     table, states = drawn(50, f=3)
     expected = MLEM(**params).fit(table, states)
-    monkeypatch.setattr("thinkalike.measures.normal_equations.CHUNK", 70)
-    monkeypatch.setattr("thinkalike.measures.pairs.CHUNK", 1)
-    monkeypatch.setattr("thinkalike.measures.distances.PANEL", 7)
+    monkeypatch.setattr("thinkalike.measures.mlem.pair_sums.CHUNK", 70)
+    monkeypatch.setattr("thinkalike.measures.mlem.stimulus_pairs.CHUNK", 1)
+    monkeypatch.setattr("thinkalike.measures.distances.neural.PANEL", 7)
     found = MLEM(**params).fit(table, states)
     torch.testing.assert_close(found.weights_, expected.weights_, rtol=1e-9, atol=1e-12)
     assert found.score(table, states) == pytest.approx(expected.score(table, states), abs=1e-12)
@@ -663,12 +663,6 @@ def test_too_many_folds_are_refused():
         stimulus_folds(9, 4, 0, torch.arange(9) // 3)
     with pytest.raises(ValueError, match="1 folds of 9 stimuli"):
         stimulus_folds(9, 1)
-
-
-@pytest.mark.parametrize("degrees", range(1, 12))
-@pytest.mark.parametrize("probability", [0.6, 0.9, 0.975, 0.9995])
-def test_the_t_quantile_is_scipys(degrees, probability):
-    assert t_quantile(probability, degrees) == pytest.approx(scipy.stats.t.ppf(probability, degrees), rel=1e-9)
 
 
 def test_the_interval_over_folds_is_nadeau_and_bengios():

@@ -83,7 +83,7 @@ def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, 
     weights = model.fit(features, states, groups).weights_
     assert np.abs(table["weight"].to_numpy() - weights.flatten().numpy()).max() < 1e-4
     scores = pd.read_csv(folder / "scores.csv")
-    assert np.abs(scores["score"].to_numpy() - expected.score()[0].numpy()).max() < 1e-3
+    assert np.abs(scores["score"].to_numpy() - expected.score().value.numpy()).max() < 1e-3
     arrays = np.load(folder / "arrays.npz")
     assert arrays["importances"].shape == (tiny.LAYERS, 8, 5)
     similarity = pd.read_csv(folder / "similarity.csv")["value"].to_numpy().reshape(tiny.LAYERS, -1)

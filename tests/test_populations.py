@@ -6,7 +6,7 @@ import torch
 from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_rand_score
 
-from thinkalike.populations import agreement, change_point, cluster, grouped, parting, symmetric
+from thinkalike.measures import agreement, change_point, cluster, grouped, parting, symmetric
 
 TEN = ["generalizing"] * 10 + ["heuristic"] * 10
 PAIR = ["a", "a", "b", "b"]

@@ -23,8 +23,8 @@ from thinkalike.measures import (
     stimulus_folds,
     weighted_tau,
 )
-from thinkalike.measures.distances import NeuralDistances
-from thinkalike.measures.ranks import spearman_of_patterns, unit_ranks
+from thinkalike.measures.distances.neural import NeuralDistances
+from thinkalike.measures.distances.ranks import spearman_of_patterns, unit_ranks
 
 N, D = 40, 12
 

@@ -1,26 +1,45 @@
-"""Measures: torch only, pure functions of tensors and small modules. They know no models, files or configuration."""
+"""Measures: torch only, pure functions of tensors and small modules. They know no models, files or configuration.
 
-from thinkalike.measures.centring import leverage
-from thinkalike.measures.cka import alignment, cka
-from thinkalike.measures.cka_metric import CKA
-from thinkalike.measures.cka_result import CKAResult, Distance, arc_length
-from thinkalike.measures.closed_forms import AffineMap, Moments, bias_only, least_squares, procrustes, reduced_rank
-from thinkalike.measures.differentiable_mlem import DifferentiableMLEM
-from thinkalike.measures.distances import NeuralDistances
-from thinkalike.measures.feature_space import FeatureSpaceCKA
-from thinkalike.measures.features import FeatureEncoder, Features
-from thinkalike.measures.folds import fold_interval, splits, stimulus_folds
-from thinkalike.measures.hsic import hsic0, hsic1
-from thinkalike.measures.importance import Importance, feature_importance
-from thinkalike.measures.intervals import bootstrap_interval, sum_by_document
-from thinkalike.measures.jackknife import Estimate, jackknife, leave_one_out
-from thinkalike.measures.loss import same_top_token, token_kl, token_loss, unigram_entropy
-from thinkalike.measures.mlem import MLEM
-from thinkalike.measures.profiles import mds, weighted_tau
-from thinkalike.measures.properties import PROPERTIES, Properties
-from thinkalike.measures.ranks import mid_ranks, spearman
-from thinkalike.measures.rsa import mantel, matrix_agreement, rsa, rsa_estimate
-from thinkalike.measures.stitch import Stitch
+Code outside imports from here: `kernels` (HSIC, CKA), `mlem` (metric-learning encoding models), `distances` (RSA and
+rank correlations), `stitching` (maps between models, and their losses), `statistics` (estimates with their intervals).
+"""
+
+from thinkalike.measures.distances.kendall import weighted_tau
+from thinkalike.measures.distances.neural import NeuralDistances
+from thinkalike.measures.distances.ranks import mid_ranks, spearman
+from thinkalike.measures.distances.representational_similarity import mantel, matrix_agreement, rsa, rsa_estimate
+from thinkalike.measures.distances.scaling import mds
+from thinkalike.measures.kernels.centring import leverage
+from thinkalike.measures.kernels.feature_space import FeatureSpaceCKA
+from thinkalike.measures.kernels.hsic import hsic0, hsic1
+from thinkalike.measures.kernels.kernel_alignment import alignment, cka
+from thinkalike.measures.kernels.metric import CKA
+from thinkalike.measures.kernels.result import CKAResult, ModelDistance, arc_length
+from thinkalike.measures.kernels.rows import rows_of
+from thinkalike.measures.mlem.differentiable import DifferentiableMLEM
+from thinkalike.measures.mlem.encoding_model import MLEM
+from thinkalike.measures.mlem.features import FeatureEncoder, Features
+from thinkalike.measures.mlem.importance import Importance, feature_importance
+from thinkalike.measures.statistics.bootstrapping import bootstrap_interval, sum_by_document
+from thinkalike.measures.statistics.estimate import Estimate
+from thinkalike.measures.statistics.folds import fold_interval, splits, stimulus_folds
+from thinkalike.measures.statistics.jackknifing import jackknife, leave_one_out
+from thinkalike.measures.statistics.populations import (
+    Grouped,
+    agreement,
+    change_point,
+    cluster,
+    grouped,
+    parting,
+    population_penalties,
+    symmetric,
+)
+from thinkalike.measures.statistics.properties import PROPERTIES, Properties
+from thinkalike.measures.statistics.student import student_t
+from thinkalike.measures.stitching.closed_forms import AffineMap, bias_only, least_squares, procrustes, reduced_rank
+from thinkalike.measures.stitching.losses import same_top_token, token_kl, token_loss, unigram_entropy
+from thinkalike.measures.stitching.moments import Moments
+from thinkalike.measures.stitching.stitch import Stitch
 
 __all__ = [
     "CKA",
@@ -29,23 +48,28 @@ __all__ = [
     "AffineMap",
     "CKAResult",
     "DifferentiableMLEM",
-    "Distance",
     "Estimate",
     "FeatureEncoder",
     "FeatureSpaceCKA",
     "Features",
+    "Grouped",
     "Importance",
+    "ModelDistance",
     "Moments",
     "NeuralDistances",
     "Properties",
     "Stitch",
+    "agreement",
     "alignment",
     "arc_length",
     "bias_only",
     "bootstrap_interval",
+    "change_point",
     "cka",
+    "cluster",
     "feature_importance",
     "fold_interval",
+    "grouped",
     "hsic0",
     "hsic1",
     "jackknife",
@@ -56,15 +80,20 @@ __all__ = [
     "matrix_agreement",
     "mds",
     "mid_ranks",
+    "parting",
+    "population_penalties",
     "procrustes",
     "reduced_rank",
+    "rows_of",
     "rsa",
     "rsa_estimate",
     "same_top_token",
     "spearman",
     "splits",
     "stimulus_folds",
+    "student_t",
     "sum_by_document",
+    "symmetric",
     "token_kl",
     "token_loss",
     "unigram_entropy",

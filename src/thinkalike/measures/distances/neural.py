@@ -1,0 +1,157 @@
+"""Neural distances D^N of stimuli, squared (Salle et al. 2024, appendix B)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+DISTANCES = ("euclidean", "cosine", "manhattan", "norm_difference", "precomputed")
+DistanceChoice = (
+    str | Callable[[Tensor, Tensor], Tensor]
+)  # one of those, or a function of (a, d) and (b, d) states that gives (a, b)
+Index = Int[Tensor, " _"] | slice
+CLOSE = 1e-6  # share of the squared norms below which a product of rows has lost digits of their distance
+PANEL = 256  # rows whose distances exist beside the result
+
+
+@dataclass(frozen=True, eq=False)
+class NeuralDistances:
+    """The distances of n stimuli in one layer.
+
+    | distance | (D^N)² |
+    |---|---|
+    | euclidean | ‖x - y‖² |
+    | cosine | ‖x/‖x‖ - y/‖y‖‖² = 2 (1 - cos) |
+    | norm_difference | (‖x‖ - ‖y‖)² |
+    | manhattan | (Σ abs(x - y))² |
+    | precomputed | the square of what is given |
+
+    The first three are squared Euclidean distances of some states, which is what has sums in closed form.
+    """
+
+    states: Float[Tensor, "n d"]  # float64; where `exact`, those whose squared Euclidean distances are meant, centred
+    distance: DistanceChoice
+    screen: torch.dtype  # the precision in which extremes are searched
+
+    @classmethod
+    def of(
+        cls, states: Float[Tensor, "n d"], distance: DistanceChoice = "euclidean", name: str = "layer"
+    ) -> NeuralDistances:
+        """Check and prepare the states of one layer.
+
+        Args:
+            name: What an error calls the layer.
+
+        Raises:
+            ValueError: The distance is unknown, a state is not finite, a state is zero under cosine, or a precomputed
+                matrix is not one of distances.
+        """
+        if not callable(distance) and distance not in DISTANCES:
+            raise ValueError(f"distance={distance!r} is none of {', '.join(DISTANCES)}, nor a function")
+        screen = torch.float64 if states.dtype == torch.float64 else torch.float32
+        states = states.detach().double()
+        mean = states.mean(0)
+        if not mean.isfinite().all():
+            raise ValueError(f"states of {name} are not finite; run the model in a wider dtype")
+        if distance in ("cosine", "norm_difference"):
+            norms = states.norm(dim=1, keepdim=True)
+            if distance == "cosine" and (norms == 0).any():
+                raise ValueError(f"row {int((norms == 0).nonzero()[0, 0])} of {name} is zero and has no direction")
+            states = states / norms if distance == "cosine" else norms
+            mean = states.mean(0)
+        elif distance == "precomputed":
+            square = states.shape[0] == states.shape[1]
+            if not square or (states < 0).any() or states.diagonal().any() or not torch.equal(states, states.T):
+                raise ValueError(f"{name} is no matrix of distances: symmetric, none negative, a zero diagonal")
+        distances = cls(states, distance, screen)
+        return cls(states - mean, distance, screen) if distances.exact else distances
+
+    @property
+    def exact(self) -> bool:
+        """Whether (D^N)² is the squared Euclidean distance of `states`."""
+        return self.distance in ("euclidean", "cosine", "norm_difference")
+
+    def __len__(self) -> int:
+        return len(self.states)
+
+    def take(self, index: Int[Tensor, " k"]) -> NeuralDistances:
+        """Return the distances of the stimuli at `index`."""
+        states = self.states[index][:, index] if self.distance == "precomputed" else self.states[index]
+        return NeuralDistances(states, self.distance, self.screen)
+
+    def block(self, rows: Index, columns: Index) -> Float[Tensor, "a b"]:
+        """Return (D^N)² between two sets of stimuli, in float64.
+
+        Raises:
+            ValueError: The distance is a function, and it gives another shape.
+        """
+        if self.distance == "precomputed":
+            return self.states[rows][:, columns].square()
+        left, right = self.states[rows], self.states[columns]
+        if self.exact:
+            return squared_distances(left, right)
+        if not callable(self.distance):
+            return torch.cdist(left, right, p=1).square()
+        distances = self.distance(left, right)
+        if distances.shape != (len(left), len(right)):
+            raise ValueError(f"the distance gave {tuple(distances.shape)} for {len(left)} and {len(right)} states")
+        return distances.double().square()
+
+    def squared(self) -> Float[Tensor, "n n"]:
+        """Return (D^N)² of all pairs of stimuli; identical rows are at exactly 0, and equally far from any other."""
+        squared = self.states.new_zeros(len(self), len(self))
+        for start in range(0, len(self), PANEL):  # the upper triangle, and what it says of the lower
+            end = start + PANEL
+            squared[start:end, start:] = self.block(slice(start, end), slice(start, None))
+            squared[end:, start:end] = squared[start:end, end:].T
+        if not self.exact:
+            return squared
+        first = (squared.fill_diagonal_(0) == 0).int().argmax(1)  # a product rounds copies of a row differently
+        everything = torch.arange(len(self), device=first.device)
+        return squared if torch.equal(first, everything) else squared[first][:, first]
+
+    def extremes(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """Return the least and the greatest (D^N)² of two different stimuli.
+
+        States of at most float32 are searched in float32, and the row that wins is computed in float64: which row wins
+        can move the result by 1e-7 of the range.
+        """
+        states = self.states.to(self.screen)
+        norms = states.square().sum(1)
+
+        def coarse(rows: slice, columns: slice) -> Float[Tensor, "a b"]:
+            if not self.exact:
+                return self.block(rows, columns)
+            return torch.addmm(norms[rows, None] + norms[columns], states[rows], states[columns].T, alpha=-2)
+
+        lows, highs = [], []
+        for start in range(0, len(self) - 1, PANEL):
+            block = coarse(slice(start, start + PANEL), slice(start, None))
+            highs.append(block.amax(1))
+            lows.append(block.fill_diagonal_(torch.inf).amin(1))
+        low, high = torch.cat(lows).argmin(), torch.cat(highs).argmax()
+        others = (torch.arange(len(self), device=low.device) != low).nonzero()[:, 0]
+        return self.block(low[None], others).min(), self.block(high[None], slice(None)).max()
+
+
+def upper(n: int, device: torch.device | None = None) -> Int[Tensor, " p"]:
+    """Return the flat indices of the pairs i < j in an n x n matrix, in the order of `scipy.spatial.distance.pdist`."""
+    rows, columns = torch.triu_indices(n, n, 1, device=device)
+    return rows * n + columns
+
+
+def squared_distances(left: Float[Tensor, "a d"], right: Float[Tensor, "b d"]) -> Float[Tensor, "a b"]:
+    """Return ‖x - y‖² = ‖x‖² + ‖y‖² - 2 x·y, and the square of the difference itself where that would cancel.
+
+    It is fast, and good to ten digits if the states are centred.
+    """
+    norms = left.square().sum(1)[:, None] + right.square().sum(1)
+    squared = torch.addmm(norms, left, right.T, alpha=-2)
+    close = (squared < CLOSE * norms).nonzero()
+    for rows, columns in (places.unbind(1) for places in close.split(max(1, 2**22 // left.shape[1]))):
+        squared[rows, columns] = (left[rows] - right[columns]).square().sum(1)
+    return squared

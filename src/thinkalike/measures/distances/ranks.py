@@ -1,0 +1,91 @@
+"""Ranks with ties, and Spearman correlation from them: of vectors, and of predictions that take few values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def mid_ranks(values: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
+    """Return ranks from 1 along the last axis, in float64; ties share the mean of their ranks."""
+    rows = [_row_ranks(row) for row in values.reshape(-1, values.shape[-1])]  # a long row sorts faster alone, by radix
+    return torch.stack(rows).view(values.shape)
+
+
+def _row_ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    order = _ascending(values)
+    ordered = values[order]
+    ranks = torch.arange(1, len(values) + 1, dtype=torch.float64, device=values.device)
+    if (ordered[1:] == ordered[:-1]).any():
+        _, tie, sizes = torch.unique_consecutive(ordered, return_inverse=True, return_counts=True)
+        ranks = (sizes.cumsum(0) - (sizes.double() - 1) / 2)[tie]
+    return torch.empty_like(ranks).scatter_(0, order, ranks)
+
+
+def _ascending(values: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
+    """Return the order of a row by the bits of its numbers: integers sort by radix, two to four times as fast."""
+    wide = values.dtype == torch.float64
+    bits = (values + 0.0).view(torch.int64 if wide else torch.int32)  # -0.0 becomes 0.0
+    low = 2**63 - 1 if wide else 2**31 - 1
+    bits[bits < 0] ^= low
+    return bits.sort().indices
+
+
+def unit_ranks(rows: Iterable[Float[Tensor, " n"]], name: str = "row") -> Float[Tensor, "l n"]:
+    """Return the mid-ranks of each row, centred and of norm 1, so that Spearman's ρ is a product.
+
+    Args:
+        name: What an error calls a row.
+
+    Raises:
+        ValueError: A row is constant, or has fewer than two values.
+    """
+    unit = []
+    for index, row in enumerate(rows):
+        ranks = mid_ranks(row).sub_((len(row) + 1) / 2)
+        norm = ranks.norm()
+        if norm == 0:
+            raise ValueError(f"{name} {index} is constant over its {len(row)} values and has no ranks")
+        unit.append(ranks.div_(norm))
+    return torch.stack(unit)
+
+
+def spearman(x: Float[Tensor, "*b n"], y: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:
+    """Return Spearman's ρ along the last axis, in [-1, 1], with ties at mid-ranks, as `scipy.stats.spearmanr` does.
+
+    Raises:
+        ValueError: x or y is constant, or has fewer than two values.
+    """
+    left, right = (unit_ranks(part.reshape(-1, part.shape[-1])) for part in (x, y))
+    return (left * right).sum(-1).view(x.shape[:-1])
+
+
+def spearman_of_patterns(
+    predictions: Float[Tensor, "*b l q"], counts: Float[Tensor, "v q"], rank_sums: Float[Tensor, "v l q"]
+) -> Float[Tensor, "v *b l"]:
+    """Return Spearman's ρ of predictions that are the same for all pairs of one pattern, NaN where they are constant.
+
+    Args:
+        predictions: The prediction of each pattern.
+        counts: The number of pairs of each pattern, in v sets of as many pairs.
+        rank_sums: The sums, over the pairs of each pattern, of `unit_ranks` of what is predicted.
+    """
+    middle = (1,) * (predictions.dim() - 2)
+    counts, sums = counts.view(len(counts), *middle, 1, -1), rank_sums.view(len(counts), *middle, *rank_sums.shape[1:])
+    ranks = _weighted_ranks(*torch.broadcast_tensors(predictions, counts)) - (counts[:1].sum() + 1) / 2
+    return (ranks * sums).sum(-1) / (counts * ranks.square()).sum(-1).sqrt()
+
+
+def _weighted_ranks(values: Float[Tensor, "*b n"], counts: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
+    """Return the mid-ranks of values that each stand for as many equal ones as their counts."""
+    order = values.argsort(-1)
+    ordered, sizes = values.gather(-1, order), counts.gather(-1, order)
+    ends = sizes.cumsum(-1)
+    border = ordered[..., 1:] != ordered[..., :-1]
+    first, last = (torch.nn.functional.pad(border, side, value=True) for side in ((1, 0), (0, 1)))
+    start = torch.where(first, ends - sizes, 0).cummax(-1).values
+    end = torch.where(last, ends, torch.inf).flip(-1).cummin(-1).values.flip(-1)
+    return torch.empty_like(ends).scatter_(-1, order, (start + end + 1) / 2)

@@ -1,0 +1,202 @@
+"""CKA of all layer pairs of two models, gathered batch by batch, by any number of processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+from torchmetrics import Metric
+
+from thinkalike.measures.kernels.centring import CentredRows, Workspace, centre, common_dtype
+from thinkalike.measures.kernels.hsic import enough_rows
+from thinkalike.measures.kernels.kernel_alignment import check_choices, layer_hsics, layer_names
+from thinkalike.measures.kernels.result import CKAResult, summarise
+from thinkalike.measures.kernels.rows import rows_of
+
+
+class CKA(Metric):
+    """Minibatch CKA of every layer of a source with every layer of a target (Nguyen et al. 2021).
+
+    Each `update` takes one batch of n >= 4 rows from both models and keeps its HSICs in float64, some kB. The order and
+    the split of the batches do not matter. A centred copy of the rows is in memory meanwhile, which the next batch
+    reuses. A tensor that stands for several layers, as where a model is compared with itself, costs one.
+
+    Args:
+        source_layers, target_layers: How many layers a batch brings.
+        estimator, kernel: See `cka`.
+        aggregate: "ratio_of_means", Σ HSIC / √(Σ HSIC Σ HSIC) over batches, or "mean_of_ratios", the mean of each
+            batch's CKA (Brown et al. 2023), which is off if batches have few rows.
+        flatten: What a row is, see `rows_of` (Brown et al. 2023, footnote 6).
+        null: Whether to compare also with the target's rows permuted inside each batch, for half as much time again.
+
+    Raises:
+        ValueError: An option is not known.
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    records: list[Tensor] | Tensor
+
+    def __init__(
+        self,
+        source_layers: int,
+        target_layers: int,
+        *,
+        estimator: str = "unbiased",
+        aggregate: str = "ratio_of_means",
+        kernel: str = "linear",
+        flatten: str = "token",
+        null: bool = False,
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        check_choices(estimator=estimator, aggregate=aggregate, kernel=kernel, flatten=flatten)
+        self.source_layers, self.target_layers = source_layers, target_layers
+        self.estimator, self.aggregate, self.kernel = estimator, aggregate, kernel
+        self.flatten, self.null = flatten, null
+        self.names = layer_names(source_layers, target_layers)
+        # One flat vector per batch: a process without any can still be gathered, and all that is known goes together.
+        self.add_state("records", default=[], dist_reduce_fx="cat", persistent=True)
+        self.set_dtype(torch.float64)
+        self._workspace = Workspace()
+
+    @torch.no_grad()
+    def update(
+        self,
+        source_states: Sequence[Float[Tensor, " ..."]],
+        target_states: Sequence[Float[Tensor, " ..."]],
+        mask: Shaped[Tensor, " ..."] | None = None,
+        number: int | None = None,
+    ) -> None:
+        """Add one batch: the same tokens through both models.
+
+        Args:
+            source_states: The source's states, per layer (b, t, d_l), or rows (n, d_l); widths and dtypes may differ.
+            target_states: The target's states, per layer (b, t, e_m), or rows (n, e_m).
+            mask: (b, t), True for the tokens that count.
+            number: The number of this batch in the whole run, which seeds its permutation and orders the convergence
+                curve; by default the count of batches so far. Several processes need it if these two matter.
+
+        Raises:
+            ValueError: The number of layers is not that announced, layers differ in n, n < 4, the mask does not fit, or
+                a layer is not finite or has no variance; nothing is added.
+        """
+        counts = len(source_states), len(target_states)
+        if counts != (self.source_layers, self.target_layers):
+            raise ValueError(f"{self.source_layers} and {self.target_layers} layers were announced, but {counts} came")
+        number = len(self.records) if number is None else number
+        states = [*source_states, *target_states]
+        distinct = {id(x): (name, x) for name, x in reversed(list(zip(self.names, states, strict=True)))}
+        order = {key: place for place, key in enumerate(dict.fromkeys(map(id, states)))}
+        places = [order[id(x)] for x in states]
+        permuted = list(dict.fromkeys(places[self.source_layers :])) if self.null else []
+        with torch.autocast(states[0].device.type, enabled=False):
+            layers = [
+                centre(rows, name, self._workspace.take(slot, rows))
+                for slot, (name, rows) in enumerate(self._rows([distinct[key] for key in order], mask))
+            ]
+            hsics = layer_hsics(
+                [*layers, *_permuted([layers[i] for i in permuted], number)], self.kernel, self.estimator
+            )
+        chance = [len(layers) + permuted.index(place) for place in places[self.source_layers :]] if self.null else []
+        leverages = torch.stack([layer.leverage for layer in layers])[places]
+        rows = hsics[places]
+        parts = hsics.new_tensor([number]), rows[:, places], rows[: self.source_layers, chance], leverages.double()
+        self.records = [*self._batches(), torch.cat([part.flatten() for part in parts]).to(self.device)]
+
+    def forward(self, *args: Any, **kwargs: Any) -> CKAResult:
+        """Add one batch as `update` does, and return its own CKA."""
+        result = super().forward(*args, **kwargs)
+        self._forward_cache = None  # torchmetrics could not move it to another device
+        return result
+
+    def compute(self) -> CKAResult:
+        """Return the CKA of all batches so far, with intervals.
+
+        Raises:
+            ValueError: There was no batch.
+        """
+        if not self.update_called:
+            raise ValueError("there is no CKA of no batches: call update first")
+        layers, cells = len(self.names), self.source_layers * self.target_layers
+        sizes = [1, layers**2, cells * self.null, layers]
+        table = torch.cat(self._batches()).view(-1, sum(sizes))
+        numbers, hsics, nulls, leverages = table.split(sizes, 1)
+        order = numbers.squeeze(1).argsort(stable=True)
+        return summarise(
+            hsics[order].view(-1, layers, layers),
+            nulls[order].view(-1, self.source_layers, self.target_layers) if self.null else None,
+            leverages,
+            self.source_layers,
+            self.aggregate,
+        )
+
+    def merge_state(self, incoming_state: Metric | dict[str, Any]) -> None:
+        """Add what another metric saw.
+
+        Raises:
+            ValueError: It has other options.
+        """
+        if isinstance(incoming_state, CKA):
+            self._check_options(incoming_state.get_extra_state())
+        super().merge_state(incoming_state)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Return the options, which travel with the batches in a state dict."""
+        options = ("source_layers", "target_layers", "estimator", "kernel", "flatten", "null")
+        return {name: getattr(self, name) for name in options}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Check that a loaded state has these options.
+
+        Raises:
+            ValueError: It has others.
+        """
+        self._check_options(state)
+        self.records = self._batches()  # a list of its own
+
+    @property
+    def update_called(self) -> bool:
+        """Whether there is a batch, from wherever it came."""
+        return len(self.records) > 0
+
+    def _check_options(self, options: dict[str, Any]) -> None:
+        if options != self.get_extra_state():
+            raise ValueError(
+                f"batches of other options cannot be added: {self.get_extra_state()} here, {options} there"
+            )
+
+    def _batches(self) -> list[Tensor]:
+        return [self.records] if isinstance(self.records, Tensor) else list(self.records)
+
+    def _rows(
+        self, layers: Sequence[tuple[str, Tensor]], mask: Tensor | None
+    ) -> Iterator[tuple[str, Float[Tensor, "n _"]]]:
+        """Yield the name and the rows of one layer after the other, as a mask makes a copy."""
+        dtype, n = common_dtype(layer for _, layer in layers), None
+        for name, layer in layers:
+            rows = rows_of(layer.to(dtype), self.flatten, mask)
+            n = len(rows) if n is None else n
+            if len(rows) != n:
+                raise ValueError(f"{name} has {len(rows)} rows, but {self.names[0]} has {n}: both need the same tokens")
+            enough_rows(n)
+            yield name, rows
+
+    def _wrap_compute(self, compute: Callable[[], CKAResult]) -> Callable[[], CKAResult]:
+        # torchmetrics takes results apart to squeeze 1 x 1 matrices, which a frozen one refuses: it gets a closed box
+        boxed = super()._wrap_compute(lambda: SimpleNamespace(result=compute()))
+        return wraps(compute)(lambda: boxed().result)
+
+
+def _permuted(layers: Sequence[CentredRows], number: int) -> list[CentredRows]:
+    """Return the layers with their rows permuted, all in the same way, which the number decides."""
+    if not layers:
+        return []
+    rows = torch.randperm(len(layers[0].rows), generator=torch.Generator().manual_seed(number))
+    return [layer._replace(rows=layer.rows[rows]) for layer in layers]

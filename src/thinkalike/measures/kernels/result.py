@@ -1,0 +1,131 @@
+"""What the HSICs of many batches say: CKA of all layer pairs, differences, a distance, each with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.measures.kernels.kernel_alignment import alignment
+from thinkalike.measures.statistics.estimate import Estimate
+from thinkalike.measures.statistics.jackknifing import jackknife, leave_one_out
+
+
+@dataclass(frozen=True, eq=False)
+class ModelDistance(Estimate):
+    """The distance between two models in radians, see `CKAResult.distance`."""
+
+    clipped: int  # CKA values outside [-1, 1], which only rounding can give
+
+
+@dataclass(frozen=True, eq=False)
+class CKAResult(Estimate):
+    """CKA between l layers of a source and m of a target, with 95 % jackknife intervals over batches.
+
+    `value`, `low` and `high` are (l, m). `null` is CKA with the target's rows permuted, and `calibrated` is
+    (value - null) / (1 - null), both (l, m) and None unless asked for.
+    """
+
+    within_source: Estimate  # (l, l)
+    within_target: Estimate  # (m, m)
+    null: Estimate | None
+    calibrated: Estimate | None
+    leverage_source: Float[Tensor, " l"]  # largest of any batch, see `leverage`
+    leverage_target: Float[Tensor, " m"]
+    hsics: Float[Tensor, "b k k"] = field(repr=False)  # of each batch in the order of their numbers; k = l + m
+    aggregate: str
+
+    def difference(self, first: tuple[int, int], second: tuple[int, int]) -> Estimate:
+        """Return the CKA of one layer pair minus that of another, paired over batches.
+
+        Args:
+            first, second: The layer of the source and the layer of the target.
+        """
+        (a, b), (c, d) = first, second
+        whole, replicates = self._across(_mean), self._across(leave_one_out)
+        return jackknife(whole[a, b] - whole[c, d], replicates[:, a, b] - replicates[:, c, d])
+
+    def distance(self) -> ModelDistance:
+        """Return the `arc_length` of the CKA of corresponding layers, for models of equal depth.
+
+        Raises:
+            ValueError: The models differ in depth.
+        """
+        depths = self.value.shape
+        if depths[0] != depths[1]:
+            raise ValueError(f"the distance pairs up layers of equally deep models, not of {tuple(depths)} layers")
+        layers, replicates = (self._across(mean).diagonal(dim1=-2, dim2=-1) for mean in (_mean, leave_one_out))
+        return ModelDistance(*jackknife(arc_length(layers), arc_length(replicates)), int((layers.abs() > 1).sum()))
+
+    def convergence(self) -> Float[Tensor, "b l m"]:
+        """Return the CKA of the first batch, of the first two, and so on."""
+        return self._across(_running_mean)
+
+    def widest_interval(self) -> float:
+        """Return the width of the widest interval of `value`, `within_source` and `within_target`."""
+        estimates = (self, self.within_source, self.within_target)
+        return max(float((estimate.high - estimate.low).max()) for estimate in estimates)
+
+    def _across(self, mean: Callable[[Tensor], Tensor]) -> Float[Tensor, "*b l m"]:
+        depth = len(self.value)
+        return _ckas(self.hsics, self.aggregate, mean)[..., :depth, depth:]
+
+
+def summarise(
+    hsics: Float[Tensor, "b k k"],
+    nulls: Float[Tensor, "b l m"] | None,
+    leverages: Float[Tensor, "b k"],
+    depth: int,
+    aggregate: str,
+) -> CKAResult:
+    """Return the result of a run from what each of its batches left; `depth` is the number of source layers."""
+    most = leverages.amax(0)
+    whole, replicates = (_ckas(hsics, aggregate, mean) for mean in (_mean, leave_one_out))
+    across = jackknife(whole[:depth, depth:], replicates[:, :depth, depth:])
+    null, calibrated = _null(hsics, nulls, depth, aggregate) if nulls is not None else (None, None)
+    return CKAResult(
+        *across,
+        within_source=jackknife(whole[:depth, :depth], replicates[:, :depth, :depth]),
+        within_target=jackknife(whole[depth:, depth:], replicates[:, depth:, depth:]),
+        null=null,
+        calibrated=calibrated,
+        leverage_source=most[:depth],
+        leverage_target=most[depth:],
+        hsics=hsics,
+        aggregate=aggregate,
+    )
+
+
+def _null(hsics: Tensor, nulls: Tensor, depth: int, aggregate: str) -> tuple[Estimate, Estimate]:
+    permuted = hsics.clone()
+    permuted[:, :depth, depth:] = nulls  # a permutation of rows leaves the norms as they are
+    means = _mean, leave_one_out
+    values = [_ckas(hsics, aggregate, mean)[..., :depth, depth:] for mean in means]
+    chance = [_ckas(permuted, aggregate, mean)[..., :depth, depth:] for mean in means]
+    calibrated = [(value - null) / (1 - null) for value, null in zip(values, chance, strict=True)]
+    return jackknife(*chance), jackknife(*calibrated)
+
+
+def _ckas(hsics: Tensor, aggregate: str, mean: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return CKA with the mean over batches before the ratio (Nguyen et al. 2021) or after it (Brown et al. 2023)."""
+    return alignment(mean(hsics)) if aggregate == "ratio_of_means" else mean(alignment(hsics))
+
+
+def _mean(values: Float[Tensor, " b *s"]) -> Float[Tensor, "*s"]:
+    return values.mean(0)
+
+
+def _running_mean(values: Float[Tensor, " b *s"]) -> Float[Tensor, " b *s"]:
+    counts = torch.arange(1, len(values) + 1, device=values.device).view(-1, *[1] * (values.ndim - 1))
+    return values.cumsum(0) / counts
+
+
+def arc_length(ckas: Float[Tensor, "*b l"]) -> Float[Tensor, "*b"]:
+    """Return √Σ arccos²(CKA) over l layers, in [0, π √l] radians (Brown et al. 2023, eq. 2).
+
+    CKA is clipped to [-1, 1], which the paper leaves out: rounding can take it beyond.
+    """
+    return ckas.clamp(-1, 1).arccos().square().sum(-1).sqrt()

@@ -1,0 +1,1 @@
+"""Metric-learning encoding models: which features of the stimuli explain the distances between their states."""

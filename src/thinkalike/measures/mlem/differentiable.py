@@ -1,0 +1,113 @@
+"""A metric-learning encoding model whose loss has gradients, in W and in the representations."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from thinkalike.measures.mlem.features import Features
+
+LOSSES = ("squared_error", "pearson", "spearman")
+
+
+class DifferentiableMLEM(nn.Module):
+    """The model (D_ij)² ≈ b + Δᵀ W Δ, W = R Rᵀ (symmetric positive semidefinite), or diagonal with the squares of R.
+
+    With squared_error on all pairs, training ends at the weights of `MLEM(scale="none")`, which is exact and far
+    faster. This model is for what has no closed form: another loss, or states that are trained along with it, as those
+    of a model that is to follow a feature, or to ignore it.
+
+    | loss | |
+    |---|---|
+    | squared_error | mean squared error of the squared distances, + alpha ‖W‖² / pairs |
+    | pearson | 1 - Pearson's r |
+    | spearman | 1 - Pearson's r of the soft ranks of both sides, see `soft_ranks` |
+
+    Args:
+        features: The number of features.
+        weights: "diagonal" or "full".
+        loss: A loss of the table.
+        alpha: The ridge of the squared error, as in `MLEM`.
+        strength: The strength of the soft ranks; by default 1 / pairs.
+
+    Raises:
+        ValueError: There are no such weights, or no such loss.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        weights: str = "diagonal",
+        loss: str = "squared_error",
+        alpha: float = 0.0,
+        strength: float | None = None,
+    ):
+        super().__init__()
+        if weights not in ("diagonal", "full") or loss not in LOSSES:
+            raise ValueError(f"weights={weights!r}, loss={loss!r}: there is diagonal, full; {', '.join(LOSSES)}")
+        self.kind, self.alpha, self.strength = loss, alpha, strength
+        self.root = nn.Parameter(torch.ones(features) if weights == "diagonal" else torch.eye(features))
+        self.intercept = nn.Parameter(torch.zeros(()))
+
+    @property
+    def weights(self) -> Float[Tensor, " f"] | Float[Tensor, "f f"]:
+        """W, (f) if diagonal, else (f, f)."""
+        return self.root.square() if self.root.dim() == 1 else self.root @ self.root.T
+
+    def forward(self, differences: Float[Tensor, "p f"]) -> Float[Tensor, " p"]:
+        """Return the predicted squared distances of pairs with these Δ."""
+        if self.root.dim() == 1:
+            return self.intercept + differences.square() @ self.root.square()
+        return self.intercept + (differences @ self.root).square().sum(-1)
+
+    def loss(
+        self, features: Features, states: Float[Tensor, "n d"], pairs: Int[Tensor, "2 p"] | None = None
+    ) -> Float[Tensor, ""]:
+        """Return the loss on pairs of stimuli, differentiable in W and in `states`; at least 0.
+
+        Args:
+            features: The features of the same n stimuli.
+            pairs: The pairs of stimuli; by default all i < j.
+
+        Raises:
+            ValueError: Under pearson and spearman, predictions or distances are all equal, or not finite.
+        """
+        if pairs is None:
+            pairs = torch.triu_indices(len(states), len(states), 1, device=states.device)
+        predicted = self(features.differences(pairs).to(self.root.dtype))
+        distances = (states[pairs[0]] - states[pairs[1]]).square().sum(-1)
+        if self.kind == "squared_error":
+            error = (predicted - distances).square().mean()
+            return error + self.alpha / pairs.shape[1] * self.weights.square().sum()
+        if self.kind == "spearman":
+            strength = 1 / pairs.shape[1] if self.strength is None else self.strength
+            predicted, distances = soft_ranks(predicted, strength), soft_ranks(distances, strength)
+        return 1 - pearson(predicted, distances)
+
+
+def pearson(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> Float[Tensor, ""]:
+    """Return Pearson's r of two vectors, in [-1, 1].
+
+    Raises:
+        ValueError: A vector is constant, or not finite.
+    """
+    x, y = x - x.mean(), y - y.mean()
+    norm = x.norm() * y.norm()
+    if not norm > 0:
+        raise ValueError(f"{len(x)} predictions or distances are all equal, or not finite, and have no correlation")
+    return x @ y / norm
+
+
+def soft_ranks(values: Float[Tensor, " p"], strength: float) -> Float[Tensor, " p"]:
+    """Return ranks from 1 that have gradients: r_i = 1/2 + Σ_j σ((x_i - x_j) / (strength · standard deviation)).
+
+    At strength → 0 they are the mid-ranks; at strength → ∞ they are linear in x, so that their correlation is Pearson's
+    and no longer Spearman's. Neighbours are about 1/p of the spread apart: that is the strength to have. Memory is p².
+
+    Raises:
+        ValueError: The strength is not positive.
+    """
+    if strength <= 0:
+        raise ValueError(f"strength={strength} must be positive, such as 1 / {len(values)}")
+    return 0.5 + ((values[:, None] - values) / (strength * values.std())).sigmoid().sum(1)

@@ -1,0 +1,208 @@
+"""Metric-learning encoding models (Salle et al. 2024, appendix B), fitted exactly."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.measures.distances.neural import DistanceChoice, upper
+from thinkalike.measures.mlem.features import FeatureEncoder, Features
+from thinkalike.measures.mlem.prediction import check_scores, predict
+from thinkalike.measures.mlem.solver import Division, Fitted, describe, divide, fit_weights
+from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
+from thinkalike.measures.mlem.tables import Table, read, read_values
+
+ALPHAS = tuple(10.0**power for power in range(-4, 5))
+CHOICES = {"weights": ("diagonal", "full"), "recipe": ("stimuli", "paper"), "scale": ("minmax", "none")}
+
+
+class MLEM:
+    """A model of the squared neural distances of pairs of stimuli: a metric over their features.
+
+    (D_ij)² ≈ b + Δᵀ W Δ with Δ the differences of the features. W is diagonal and non-negative, or symmetric positive
+    semidefinite, and minimises Σ_{i<j} (b + Δᵀ W Δ - (D^N_ij)²)² + α ‖W‖²; b is free, as in scikit-learn's
+    `Ridge(positive=True)`. The solution is exact; only the folds are random. All layers, of all models, share what does
+    not depend on them. scikit-learn's `clone`, `cross_val_score` and the like accept the model.
+
+    Args:
+        weights: "diagonal", or "full" with an interaction W_fg of every two features.
+        distance: The neural distance D^N, see `NeuralDistances`.
+        alpha: One ridge, or several, of which each layer gets the one with the best mean Spearman's ρ over the folds.
+            It has no unit: for any α the weights are proportional to the squared distances.
+        kinds, difference, missing: See `FeatureEncoder`.
+        scale: "minmax" puts the squared distances of the training pairs into [0, 1]; "none" leaves them.
+        recipe: "stimuli": folds divide stimuli; "paper": they divide pairs, so that training and test share stimuli.
+        folds, seed: The number and the seed of the folds that choose alpha.
+
+    Attributes:
+        weights_: W, (f) if diagonal, else (f, f); it and the next three have a first axis of layers if Y has one.
+        intercept_, alpha_: b and α.
+        range_: The squared distances that are 0 and 1 in the scale of the fit.
+        correlation_: (f, f), Pearson's r of the features' Δ over the pairs (figure S5), NaN beside a constant.
+        condition_number_: The condition number of that matrix without the constant features.
+    """
+
+    def __init__(
+        self,
+        *,
+        weights: str = "diagonal",
+        distance: DistanceChoice = "euclidean",
+        alpha: float | Sequence[float] = ALPHAS,
+        kinds: str | Sequence[str] = "nominal",
+        difference: str = "indicator",
+        missing: str = "own_level",
+        scale: str = "minmax",
+        recipe: str = "stimuli",
+        folds: int = 5,
+        seed: int = 0,
+    ):
+        self.weights, self.distance, self.alpha = weights, distance, alpha
+        self.kinds, self.difference, self.missing = kinds, difference, missing
+        self.scale, self.recipe, self.folds, self.seed = scale, recipe, folds, seed
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return what the constructor was given."""
+        return {name: getattr(self, name) for name in inspect.signature(MLEM).parameters}
+
+    def set_params(self, **params: Any) -> MLEM:
+        """Change some parameters of the constructor.
+
+        Raises:
+            ValueError: There is no such parameter.
+        """
+        for name, value in params.items():
+            if name not in self.get_params():
+                raise ValueError(f"MLEM has no parameter {name!r}; there is {', '.join(self.get_params())}")
+            setattr(self, name, value)
+        return self
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.base import BaseEstimator  # only scikit-learn calls this
+
+        return BaseEstimator().__sklearn_tags__()
+
+    def fit(self, X: Any, Y: Any, groups: Any = None) -> MLEM:
+        """Fit all layers, with a warning of constant features, and of features that differ on much the same pairs.
+
+        Args:
+            X: (n, f), a table of numbers, NaN where a value is missing.
+            Y: (n, d) states, or (n, n) precomputed distances; or a sequence of layers, of any models and widths.
+            groups: (n) numbers; stimuli of a group, such as the words of a sentence, stay in one fold.
+
+        Raises:
+            ValueError: A parameter has no such choice, the tables do not fit together, every feature is constant, or
+                all distances of a layer are equal; see `NeuralDistances`, `FeatureEncoder`, `stimulus_folds`.
+        """
+        table = self.read(X, Y, groups)
+        self.encoder_ = self.encoder(table.values)
+        features = self.encoder_.encode(table.values)
+        fitted = self.fit_weights(features, table.stimulus_pairs, self.divide(table.stimulus_pairs, table.groups))
+        self.correlation_, self.condition_number_ = describe(fitted)
+        self._keep(fitted, table)
+        return self
+
+    def predict(self, X: Any) -> Float[Tensor, "*l p"]:
+        """Return the squared distances of all pairs i < j of stimuli, in the scale of the fit.
+
+        Pairs come in the order of SciPy's `pdist`. Under missing="drop" stimuli that lack a value are left out.
+
+        Raises:
+            ValueError: The model was not fitted; see `FeatureEncoder.encode`.
+        """
+        self._check_fitted()
+        features = self.encoder_.encode(read_values(X, self.missing == "drop", self._fitted.weights.device)[0])
+        chosen = upper(len(features), features.levels.device)
+        differences = [features.difference(feature).flatten()[chosen] for feature in range(len(features.scaled))]
+        predicted = predict(differences, self._fitted.terms, self._fitted.weights) + self._fitted.intercept[:, None]
+        return predicted[0] if self._single else predicted
+
+    def score(self, X: Any, Y: Any) -> float | Float[Tensor, " l"]:
+        """Return Spearman's ρ of predicted and neural distances over all pairs; one number, or one per layer.
+
+        Raises:
+            ValueError: The prediction is constant, or the number of layers is not that of the fit; see `fit`.
+        """
+        self._check_fitted()
+        table = self.read(X, Y)
+        pairs, fitted = table.stimulus_pairs, self._fitted
+        if len(pairs.layers) != len(fitted.weights):
+            raise ValueError(f"{len(pairs.layers)} layers, but the model was fitted on {len(fitted.weights)}")
+        differences = pairs.differences(self.encoder_.encode(table.values))
+        scores = check_scores(pairs.score([differences], fitted.terms, fitted.weights)[0])
+        return float(scores[0]) if table.single else scores
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the parameters and the fit to a file.
+
+        Raises:
+            ValueError: The distance is a function, or the model was not fitted.
+        """
+        if callable(self.distance):
+            raise ValueError("a distance that is a function cannot be saved: precompute the distances")
+        self._check_fitted()
+        state = {name: value for name, value in vars(self).items() if name not in (*self.get_params(), "_fitted")}
+        state |= {"_found": tuple(self._fitted), "encoder_": vars(self.encoder_)}
+        torch.save({"params": self.get_params(), "state": state}, path)
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> MLEM:
+        """Read a model that `save` wrote."""
+        content = torch.load(path, weights_only=True)
+        model, state = cls(**content["params"]), content["state"]
+        fitted = Fitted(*state.pop("_found"))
+        vars(model).update(state, _fitted=fitted, encoder_=FeatureEncoder(**state["encoder_"]))
+        return model
+
+    def read(self, X: Any, Y: Any, groups: Any = None) -> Table:
+        """Check this model's choices, and the data of a fit.
+
+        Raises:
+            ValueError: See `fit`.
+        """
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(choices)}")
+        return read(X, Y, groups, self.distance, self.missing == "drop", self.recipe == "paper")
+
+    def encoder(self, values: Float[Tensor, "n f"]) -> FeatureEncoder:
+        """Return an encoder that knows the levels of these stimuli."""
+        return FeatureEncoder.fit(values, self.kinds, self.difference, self.missing)
+
+    def divide(self, stimulus_pairs: StimulusPairs, groups: Tensor | None) -> Division:
+        """Return the folds for the choice of α, if there is a choice."""
+        return divide(stimulus_pairs, self.folds if len(self._alphas()) > 1 else 1, self.seed, groups)
+
+    def fit_weights(self, features: Features, stimulus_pairs: StimulusPairs, division: Division) -> Fitted:
+        """Return the weights, in units of the squared distances."""
+        return fit_weights(features, stimulus_pairs, division, self._alphas(), self.weights == "full")
+
+    def _alphas(self) -> tuple[float, ...]:
+        alphas = tuple(self.alpha) if isinstance(self.alpha, Sequence) else (self.alpha,)
+        if not alphas or not all(0 <= alpha < float("inf") for alpha in alphas):
+            raise ValueError(f"alpha={self.alpha} is no number >= 0, nor several")
+        return tuple(float(alpha) for alpha in alphas)
+
+    def _keep(self, fitted: Fitted, table: Table) -> None:
+        """Keep the fit in the scale that was asked for."""
+        ends = fitted.weights.new_tensor([[0.0, 1.0]]).expand(len(fitted.weights), 2)
+        if self.scale == "minmax":
+            ends = torch.stack([torch.stack(layer.extremes()) for layer in table.stimulus_pairs.layers])
+        unit = ends[:, 1] - ends[:, 0]
+        if (unit == 0).any():
+            raise ValueError(f"all distances of layer {int((unit == 0).nonzero()[0])} are equal")
+        self._single = table.single
+        intercept = (fitted.intercept - ends[:, 0]) / unit
+        fitted = fitted._replace(weights=fitted.weights / unit[:, None], intercept=intercept)
+        kept = fitted.matrices, fitted.intercept, fitted.alpha, ends
+        self.weights_, self.intercept_, self.alpha_, self.range_ = (x[0] if table.single else x for x in kept)
+        self._fitted = fitted
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "encoder_"):
+            raise ValueError("this MLEM is not fitted: call fit first")

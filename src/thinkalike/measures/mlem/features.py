@@ -1,0 +1,148 @@
+"""Feature tables and the differences Δ of their stimuli (Salle et al. 2024, appendix B)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+KINDS = ("nominal", "ordinal", "numeric")
+DIFFERENCES = ("indicator", "scaled")
+MISSING = ("own_level", "ignore", "drop", "error")
+
+
+@dataclass(frozen=True, eq=False)
+class Features:
+    """An encoded table of the f features of n stimuli.
+
+    Δ_f(i, j) = 0 where the levels are equal, or where either is ignored (a negative level); else 1, or for a scaled
+    feature the distance of the two positions.
+    """
+
+    levels: Int[Tensor, "n f"]
+    positions: Float[Tensor, "n f"]  # NaN where there is none
+    scaled: tuple[bool, ...]
+
+    def __len__(self) -> int:
+        return len(self.levels)
+
+    def take(self, index: Int[Tensor, " k"]) -> Features:
+        """Return the stimuli at `index`."""
+        return Features(self.levels[index], self.positions[index], self.scaled)
+
+    def permuted(self, features: Sequence[int], order: Int[Tensor, " n"]) -> Features:
+        """Return a table in which these features have moved between stimuli, together, and the others have not."""
+        levels, positions = self.levels.clone(), self.positions.clone()
+        for feature in features:
+            levels[:, feature] = levels[order, feature]
+            positions[:, feature] = positions[order, feature]
+        return Features(levels, positions, self.scaled)
+
+    def difference(
+        self, feature: int, rows: Int[Tensor, " a"] | None = None, columns: Int[Tensor, " b"] | None = None
+    ) -> Bool[Tensor, "a b"] | Float[Tensor, "a b"]:
+        """Return Δ_f between stimuli `rows` and `columns`, by default all: bool for an indicator, else float64 >= 0."""
+        left, right = (self if index is None else self.take(index) for index in (rows, columns))
+        differ = _differ(left.levels[:, feature, None], right.levels[:, feature])
+        if not self.scaled[feature]:
+            return differ
+        return _apart(left.positions[:, feature, None], right.positions[:, feature]) * differ
+
+    def differences(self, pairs: Int[Tensor, "2 p"]) -> Float[Tensor, "p f"]:
+        """Return Δ of these pairs of stimuli, in float64."""
+        left, right = self.take(pairs[0]), self.take(pairs[1])
+        return _apart(left.positions, right.positions) * _differ(left.levels, right.levels)
+
+
+def _differ(left: Int[Tensor, "*a"], right: Int[Tensor, "*b"]) -> Bool[Tensor, "*c"]:
+    differ = left != right
+    ignored = left < 0, right < 0
+    return differ & ~ignored[0] & ~ignored[1] if any(part.any() for part in ignored) else differ
+
+
+def _apart(left: Float[Tensor, "*a"], right: Float[Tensor, "*b"]) -> Float[Tensor, "*c"]:
+    """Return |left - right|, or 1 where there is no position: an indicator, or a missing value beside any other."""
+    return (left - right).abs().nan_to_num(1.0)
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureEncoder:
+    """The levels of each feature that the training stimuli have, and how two levels differ.
+
+    A nominal feature has Δ = 1[f_i ≠ f_j], and in the paper every feature does (difference="indicator"). With "scaled",
+    a numeric feature has Δ = |f_i - f_j| / range, and an ordinal one the same of the ranks of its levels; a value that
+    training did not have takes a place between its neighbours' ranks, and Δ can pass 1. A missing value is NaN: with
+    "own_level" it equals NaN and is at distance 1 from any value, with "ignore" at distance 0 from everything; "drop"
+    leaves the stimulus out, and "error" refuses it.
+    """
+
+    kinds: tuple[str, ...]
+    difference: str
+    missing: str
+    known: tuple[Float[Tensor, " _"], ...]  # sorted
+
+    @classmethod
+    def fit(
+        cls,
+        values: Float[Tensor, "n f"],
+        kinds: str | Sequence[str] = "nominal",
+        difference: str = "indicator",
+        missing: str = "own_level",
+    ) -> FeatureEncoder:
+        """Return an encoder that knows the levels of these values.
+
+        Args:
+            values: Categories as numbers; NaN is missing.
+            kinds: The kind of each feature, or of all: nominal, ordinal or numeric.
+
+        Raises:
+            ValueError: A kind, `difference` or `missing` is unknown, the number of kinds is not f, or a value is
+                infinite.
+        """
+        kinds = (kinds,) * values.shape[1] if isinstance(kinds, str) else tuple(kinds)
+        for name, chosen, choices in (("difference", difference, DIFFERENCES), ("missing", missing, MISSING)):
+            if chosen not in choices:
+                raise ValueError(f"{name}={chosen!r} is none of {', '.join(choices)}")
+        if unknown := set(kinds) - set(KINDS):
+            raise ValueError(f"kind {unknown.pop()!r} is none of {', '.join(KINDS)}")
+        if len(kinds) != values.shape[1]:
+            raise ValueError(f"{len(kinds)} kinds for {values.shape[1]} features")
+        if values.isinf().any():
+            raise ValueError(f"feature {int(values.isinf().any(0).nonzero()[0])} has an infinite value")
+        known = tuple(column[~column.isnan()].unique() for column in values.double().T)
+        return cls(kinds, difference, missing, known)
+
+    def encode(self, values: Float[Tensor, "n f"]) -> Features:
+        """Return the table in terms of the known levels.
+
+        Raises:
+            ValueError: The number of features differs, or a value is missing under missing="error", or under "drop",
+                which wants such stimuli left out beforehand.
+        """
+        if values.shape[1] != len(self.kinds):
+            raise ValueError(f"{values.shape[1]} features, but the encoder was fitted on {len(self.kinds)}")
+        absent = values.isnan()
+        if self.missing in ("error", "drop") and absent.any():
+            feature = int(absent.any(0).nonzero()[0])
+            raise ValueError(
+                f"feature {feature} lacks {int(absent[:, feature].sum())} values: missing={self.missing!r}"
+            )
+        lack = -1 if self.missing == "ignore" else 0
+        levels = [torch.unique(column, return_inverse=True)[1] + 1 for column in values.nan_to_num(0.0).T]
+        scaled = tuple(self.difference == "scaled" and kind != "nominal" for kind in self.kinds)
+        positions = torch.full_like(values, torch.nan, dtype=torch.float64)
+        for feature in (feature for feature, is_scaled in enumerate(scaled) if is_scaled):
+            positions[:, feature] = self._position(feature, values[:, feature].double().contiguous())
+        return Features(torch.stack(levels, 1).where(~absent, lack).int(), positions, scaled)
+
+    def _position(self, feature: int, column: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+        known = self.known[feature]
+        if len(known) < 2:
+            return torch.where(column.isnan(), torch.nan, 0.0)  # constant in training: no scale to measure by
+        if self.kinds[feature] == "numeric":
+            return column / (known[-1] - known[0])
+        both = torch.searchsorted(known, column) + torch.searchsorted(known, column, right=True)
+        return torch.where(column.isnan(), torch.nan, both / (2 * (len(known) - 1)))

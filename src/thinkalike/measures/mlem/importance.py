@@ -1,0 +1,173 @@
+"""Feature importance: what held-out Spearman's ρ loses when a feature is permuted (Salle et al. 2024, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.measures.mlem.encoding_model import MLEM
+from thinkalike.measures.mlem.prediction import check_scores
+from thinkalike.measures.mlem.solver import Division, Fitted, describe
+from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
+from thinkalike.measures.mlem.tables import Table
+from thinkalike.measures.statistics.estimate import Estimate
+from thinkalike.measures.statistics.folds import fold_interval, splits, stimulus_folds
+
+ROUNDING = 1e-13  # a drop as small is 0: that of a feature of weight 0, which null distributions tie with
+FeatureSet = tuple[int, ...]  # features that are permuted together
+
+
+@dataclass(frozen=True, eq=False)
+class Importance:
+    """The held-out scores of l layers on k folds, and their drops when t sets of features are permuted r times each."""
+
+    sets: tuple[FeatureSet, ...]  # each feature, then the pairs of features asked for
+    scores: Float[Tensor, "l k"]
+    drops: Float[Tensor, "l k r t"]  # negative ones are kept
+    null: Float[Tensor, "b l f"] | None  # importance of each feature after it was made irrelevant
+
+    def score(self, level: float = 0.95) -> Estimate:
+        """Return the mean ρ of each layer, (l), with its interval over folds, see `fold_interval`."""
+        return fold_interval(self.scores, level)
+
+    def profile(self, level: float = 0.95) -> Estimate:
+        """Return the importance of each feature in each layer, (l, f): the mean drop, with its interval over folds.
+
+        A feature of weight 0 in every fold has importance 0, and an interval without width.
+        """
+        return fold_interval(self.by_fold(), level)
+
+    def by_fold(self) -> Float[Tensor, "l f k"]:
+        """Return the importance of each feature in each layer on each fold."""
+        return self._by_fold([each for each in self.sets if len(each) == 1])
+
+    def pair_effects(self, level: float = 0.95) -> Estimate:
+        """Return S_a + S_b - S_ab - S of each pair of features asked for, (l, pairs), with its interval over folds.
+
+        It is the drop of both minus the two drops; S_ab is the score when the values of a and b move between stimuli
+        together.
+        """
+        feature_pairs = [each for each in self.sets if len(each) == 2]
+        alone = [self._by_fold([(each[side],) for each in feature_pairs]) for side in (0, 1)]
+        return fold_interval(self._by_fold(feature_pairs) - alone[0] - alone[1], level)
+
+    def p_values(self) -> Float[Tensor, "l f"]:
+        """Return (1 + #{null ≥ importance}) / (1 + #null), the chance of such an importance of an irrelevant feature.
+
+        Raises:
+            ValueError: No null was drawn.
+        """
+        if self.null is None:
+            raise ValueError("no null distribution was drawn: ask for one, such as null=199")
+        return (1 + (self.null >= _mean(self.drops)[:, : self.null.shape[-1]]).sum(0)) / (1 + len(self.null))
+
+    def _by_fold(self, sets: Sequence[FeatureSet]) -> Float[Tensor, "l t k"]:
+        return self.drops.mean(2)[:, :, [self.sets.index(each) for each in sets]].mT
+
+
+class _Fold(NamedTuple):
+    train: StimulusPairs
+    test: StimulusPairs
+    division: Division
+    orders: list[Int[Tensor, " k"]]  # of the test stimuli, one per permutation
+
+
+def feature_importance(
+    model: MLEM,
+    X: Any,
+    Y: Any,
+    *,
+    folds: int = 5,
+    permutations: int = 5,
+    groups: Any = None,
+    given: int | None = None,
+    interactions: Sequence[FeatureSet] = (),
+    null: int = 0,
+    seed: int = 0,
+) -> Importance:
+    """Return the importance of every feature in every layer, by cross-validation over stimuli.
+
+    On each fold the model is fitted to the others, α chosen by folds within them; then the values of a feature move
+    between held-out stimuli, and all their pairs are predicted anew. All layers see the same folds and permutations.
+    Under recipe="paper" folds and permutations are of pairs instead.
+
+    Args:
+        model: The parameters of the fits; the model itself is not changed.
+        X, Y, groups: See `MLEM.fit`.
+        given: A feature within whose levels the values move, so that what it shares with others is not counted; its
+            own importance is then 0.
+        interactions: Pairs (a, b) of features that are also permuted together, see `Importance.pair_effects`.
+        null: How often each feature is made irrelevant, its values permuted over all stimuli (within `given`) before
+            everything else is repeated; that many times f more work.
+        seed: The seed of folds and permutations.
+
+    Raises:
+        ValueError: A held-out prediction is constant, `given` comes with folds of pairs, or there is no such feature;
+            see `MLEM.fit` and `stimulus_folds`.
+    """
+    table = model.read(X, Y, groups)
+    n, f = table.values.shape
+    sets = (*((feature,) for feature in range(f)), *((a, b) for a, b in interactions))
+    if bad := {feature for each in sets for feature in each if not 0 <= feature < f} or ({given} - {None, *range(f)}):
+        raise ValueError(f"feature {bad.pop()} is not one of 0..{f - 1}")
+    if given is not None and table.stimulus_pairs.chosen is not None:
+        raise ValueError("recipe='paper' permutes pairs, which have no strata: given needs recipe='stimuli'")
+    strata = torch.zeros(n) if given is None else table.values[:, given].nan_to_num(torch.inf)
+    generator = torch.Generator().manual_seed(seed)
+    plan: Iterable[_Fold] = _plan(model, table, folds, permutations, strata, generator, seed)
+    if null:  # ranks of held-out pairs are kept, as they are needed again and again
+        plan = [fold._replace(division=fold.division._replace(parts=list(fold.division.parts))) for fold in plan]
+    parts = [_drops(model, table.values, fold, sets) for fold in plan]
+    describe(parts[0][0])
+    scores = check_scores(torch.stack([score for _, score, _ in parts], 1))
+    drops = check_scores(torch.stack([drop for _, _, drop in parts], 1))
+
+    def irrelevant(feature: int) -> Float[Tensor, " l"]:
+        values = table.values.clone()
+        values[:, feature] = values[_shuffled(strata, generator), feature]
+        drawn = torch.stack([_drops(model, values, fold, [(feature,)])[2] for fold in plan], 1)
+        return _mean(drawn.nan_to_num(0.0))[:, 0]  # where no feature has weight there is no score, and none to lose
+
+    draws = [torch.stack([irrelevant(feature) for feature in range(f)], -1) for _ in range(null)]
+    return Importance(sets, scores, drops, torch.stack(draws) if draws else None)
+
+
+def _plan(
+    model: MLEM, table: Table, folds: int, permutations: int, strata: Tensor, generator: torch.Generator, seed: int
+) -> Iterator[_Fold]:
+    pairs = table.stimulus_pairs
+    for train_units, test_units in splits(stimulus_folds(len(pairs), folds, seed, table.groups).to(strata.device)):
+        train, test = pairs.part(train_units), pairs.part(test_units)
+        division = model.divide(train, None if table.groups is None else table.groups[train_units])
+        within = strata[test_units] if pairs.chosen is None else torch.zeros(len(test_units))
+        yield _Fold(train, test, division, [_shuffled(within, generator) for _ in range(permutations)])
+
+
+def _drops(
+    model: MLEM, values: Float[Tensor, "n f"], fold: _Fold, sets: Sequence[FeatureSet]
+) -> tuple[Fitted, Float[Tensor, " l"], Float[Tensor, "l r t"]]:
+    """Return the fit to a fold's training part, its score on the rest, and the drops; NaN for a constant prediction."""
+    features = model.encoder(values[fold.train.index]).encode(values)
+    fitted, test = model.fit_weights(features, fold.train, fold.division), fold.test
+    columns = test.differences(features)
+    moved = [test.permuted(features, columns, each, order) for order in fold.orders for each in sets]
+    score, *after = test.score([columns, *moved], fitted.terms, fitted.weights)
+    lost = score - torch.stack(after).view(len(fold.orders), len(sets), len(score))
+    return fitted, score, torch.where(lost.abs() <= ROUNDING, 0, lost).movedim(-1, 0)
+
+
+def _mean(drops: Float[Tensor, "l k r t"]) -> Float[Tensor, "l t"]:
+    return drops.mean((1, 2))
+
+
+def _shuffled(strata: Float[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
+    """Return a random permutation that moves nothing out of its stratum."""
+    order = torch.randperm(len(strata), generator=generator).to(strata.device)
+    within = torch.empty_like(order)
+    within[strata.argsort(stable=True)] = order[strata[order].argsort(stable=True)]
+    return within

@@ -1,0 +1,129 @@
+"""The weights of a metric-learning encoding model, and its ridge, from sums over pairs (Salle et al. 2024, app. B)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.measures.mlem.features import Features
+from thinkalike.measures.mlem.nonnegative import nnls
+from thinkalike.measures.mlem.normal_equations import centred
+from thinkalike.measures.mlem.semidefinite import psd_least_squares, to_matrix
+from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
+from thinkalike.measures.mlem.terms import Term, terms_of
+from thinkalike.measures.statistics.folds import stimulus_folds
+
+ALIKE = 0.9  # correlation of two features' Δ from which a warning says so
+EQUAL = 1e-12  # scores as near as that differ by rounding; most α give the very same ranks
+CONSTANT = 1e-12  # variance of a Δ below which only rounding is left
+
+
+class Fitted(NamedTuple):
+    """Weights of the terms in each layer, in units of the squared neural distance."""
+
+    terms: list[Term]
+    weights: Float[Tensor, "l r"]  # W_f of a feature, 2 W_fg of two; exactly 0 where a feature is constant
+    intercept: Float[Tensor, " l"]
+    alpha: Float[Tensor, " l"]
+    covariance: Float[Tensor, "r r"]  # of the terms over the pairs
+
+    @property
+    def matrices(self) -> Float[Tensor, "l f"] | Float[Tensor, "l f f"]:
+        """W of each layer, its diagonal alone if nothing else was fitted."""
+        scale = _norms(self.terms).to(self.weights)
+        return to_matrix(self.weights / scale) if (scale > 1).any() else self.weights
+
+
+class Division(NamedTuple):
+    """Folds for the choice of the ridge."""
+
+    cells: Int[Tensor, " k"]  # the fold of each stimulus, or pair
+    parts: Iterable[StimulusPairs]  # made one by one: their ranks are most of the memory
+
+
+def divide(stimulus_pairs: StimulusPairs, folds: int, seed: int, groups: Int[Tensor, " n"] | None = None) -> Division:
+    """Divide stimuli, or pairs where folds are of pairs, into folds; one fold is no division.
+
+    Raises:
+        ValueError: See `stimulus_folds`.
+    """
+    units = stimulus_pairs.index if stimulus_pairs.chosen is None else stimulus_pairs.chosen
+    if folds == 1:
+        return Division(torch.zeros_like(units), [])
+    cells = stimulus_folds(len(units), folds, seed, groups).to(units.device)
+    return Division(cells, (stimulus_pairs.part((cells == fold).nonzero()[:, 0]) for fold in range(folds)))
+
+
+def fit_weights(
+    features: Features, stimulus_pairs: StimulusPairs, division: Division, alphas: Sequence[float], interactions: bool
+) -> Fitted:
+    """Fit every layer on all pairs, with the α of the best mean Spearman's ρ over the parts, the first of equals.
+
+    The fit that a part judges is on the pairs of the others. A constant prediction counts as ρ = -1.
+
+    Raises:
+        ValueError: Every feature is constant.
+    """
+    terms = terms_of(len(features.scaled), interactions)
+    sums = stimulus_pairs.sums(features, terms, division.cells)
+    path = _path(sums, terms, alphas)
+    layers = torch.arange(path.shape[2], device=path.device)
+    best = torch.zeros_like(layers)
+    if len(alphas) > 1:
+        scores = [
+            part.score([part.differences(features)], terms, path[:, 1 + fold])[0]
+            for fold, part in enumerate(division.parts)
+        ]
+        mean = torch.stack(scores).nan_to_num(-1.0).mean(0)
+        best = (mean >= mean.amax(0) - EQUAL).int().argmax(0)
+    weights = path[best, 0, layers]
+    means = sums[0, 0] / sums[0, 0, 0]
+    intercept = means[len(terms) :] - weights @ means[1 : len(terms)]
+    covariance = centred(sums)[0, :, : len(terms) - 1] / sums[0, 0, 0]
+    return Fitted(terms, weights, intercept, path.new_tensor(alphas)[best], covariance)
+
+
+def _norms(terms: Sequence[Term]) -> Float[Tensor, " r"]:
+    """Return 1 for W_ff and √2 for W_fg: factors from the upper triangle to coordinates of the same norm as W."""
+    return torch.tensor([1.0 if f == g else 2**0.5 for f, g in terms[1:]], dtype=torch.float64)
+
+
+def _path(sums: Float[Tensor, "s t u"], terms: Sequence[Term], alphas: Sequence[float]) -> Float[Tensor, "a s l r"]:
+    """Return the weights at every α, on every set of pairs, of every layer."""
+    moments, r = centred(sums), len(terms) - 1
+    variance = (moments[0, :, :r] / sums[0, 0, 0]).diagonal()
+    constant = {f for (f, g), spread in zip(terms[1:], variance, strict=True) if f == g and spread <= CONSTANT}
+    if all(f in constant for f, _ in terms[1:]):
+        raise ValueError("every feature is constant: nothing can be predicted from them")
+    # ‖W‖² counts W_fg twice: in the coordinates √2 W_fg it is a plain sum of squares
+    scale = _norms(terms).to(moments) * moments.new_tensor([not constant & set(term) for term in terms[1:]])
+    target = (moments[..., r:] * scale[:, None]).mT
+    shape = (len(alphas), *target.shape)
+    ridge = moments.new_tensor(alphas)[:, None, None, None, None] * torch.eye(r, dtype=scale.dtype, device=scale.device)
+    gram = ((moments[..., :r] * scale[:, None] * scale)[:, None] + ridge).expand(*shape, r)
+    solve = nnls if terms[-1][0] == terms[-1][1] else psd_least_squares
+    return solve(gram, target.expand(shape)) * scale
+
+
+def describe(fitted: Fitted) -> tuple[Float[Tensor, "f f"], float]:
+    """Return the Pearson correlation of the features' Δ over the pairs, NaN for a constant one, and its condition.
+
+    Constant features, and features that differ on much the same pairs, raise a warning.
+    """
+    f = sum(first == second for first, second in fitted.terms[1:])
+    covariance = fitted.covariance[:f, :f]
+    spread = covariance.diagonal().where(covariance.diagonal() > CONSTANT, torch.nan).sqrt()
+    correlation, varies = covariance / spread[:, None] / spread, ~spread.isnan()
+    values = torch.linalg.eigvalsh(correlation[varies][:, varies])
+    condition = float(values[-1] / values[0].clamp(min=0))
+    if constant := (~varies).nonzero()[:, 0].tolist():
+        warnings.warn(f"features {constant} are constant and get weight 0", stacklevel=3)
+    if alike := (correlation.abs().triu(1) >= ALIKE).nonzero().tolist():
+        message = f"features {alike} differ on much the same pairs, so that their weights are hard to tell apart"
+        warnings.warn(f"{message} (condition number {condition:.0f})", stacklevel=3)
+    return correlation, condition

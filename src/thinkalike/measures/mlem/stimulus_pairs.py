@@ -1,0 +1,135 @@
+"""Sets of pairs of stimuli: all pairs of some stimuli, or, for the paper's own recipe, some pairs of all stimuli."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.measures.distances.neural import NeuralDistances, upper
+from thinkalike.measures.distances.ranks import spearman_of_patterns, unit_ranks
+from thinkalike.measures.mlem.features import Features
+from thinkalike.measures.mlem.normal_equations import normal_equations
+from thinkalike.measures.mlem.pair_sums import sums_of_given_pairs
+from thinkalike.measures.mlem.prediction import pattern_codes, predict
+from thinkalike.measures.mlem.terms import Term
+
+CHUNK = 2**22  # pairs, or sums of ranks, that exist at the same time
+DENSE = 12  # features up to which all patterns of their differences are counted, met or not
+
+
+class StimulusPairs:
+    """Pairs of stimuli with their neural distances in every layer: what a fit takes sums of, and a score ranks.
+
+    Args:
+        layers: The distances of the same stimuli in each layer.
+        index: Which rows of the feature table these stimuli are; by default all.
+        chosen: Flat indices of the pairs, which folds then divide; by default all i < j, and folds divide stimuli.
+        targets: The squared distances of the pairs, if they are known.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[NeuralDistances],
+        index: Int[Tensor, " n"] | None = None,
+        chosen: Int[Tensor, " p"] | None = None,
+        targets: Float[Tensor, "l p"] | None = None,
+    ):
+        self.layers = layers
+        self.index = torch.arange(len(layers[0]), device=layers[0].states.device) if index is None else index
+        self.chosen = chosen
+        self._targets = targets
+
+    def __len__(self) -> int:
+        """Return the number of stimuli, or of pairs, that folds divide."""
+        return len(self.index) if self.chosen is None else len(self.chosen)
+
+    def part(self, units: Int[Tensor, " k"]) -> StimulusPairs:
+        """Return the pairs of these stimuli, or these pairs."""
+        if self.chosen is not None:
+            return StimulusPairs(self.layers, self.index, self.chosen[units], self.targets()[:, units])
+        return StimulusPairs([layer.take(units) for layer in self.layers], self.index[units])
+
+    @cached_property
+    def flat(self) -> Int[Tensor, " p"]:
+        """The pairs, as indices into a flat matrix of all stimuli by all stimuli."""
+        return upper(len(self.index), self.index.device) if self.chosen is None else self.chosen
+
+    def targets(self) -> Float[Tensor, "l p"]:
+        """Return the squared neural distances."""
+        return torch.stack(list(self._squares()))
+
+    def _squares(self) -> Iterable[Float[Tensor, " p"]]:
+        if self._targets is not None:
+            return self._targets
+        return (layer.squared().flatten()[self.flat] for layer in self.layers)
+
+    @cached_property
+    def ranks(self) -> Float[Tensor, "l p"]:
+        """Unit ranks of the distances, computed once.
+
+        Raises:
+            ValueError: There are fewer than three pairs, or all distances of a layer are equal.
+        """
+        if len(self.flat) < 3:
+            raise ValueError(f"{len(self.flat)} pairs in a fold are too few to rank: use fewer folds, or more stimuli")
+        return unit_ranks(self._squares(), "the distances of layer")
+
+    def differences(self, features: Features) -> list[Tensor]:
+        """Return Δ of the pairs, feature by feature: bool for an indicator, else float64."""
+        own = features.take(self.index)
+        return [own.difference(feature).flatten()[self.flat] for feature in range(len(features.scaled))]
+
+    def permuted(
+        self, features: Features, differences: Sequence[Tensor], moved: Sequence[int], order: Int[Tensor, " k"]
+    ) -> list[Tensor]:
+        """Return the differences after the features `moved` have gone, together, to other stimuli, or to other pairs.
+
+        Args:
+            order: Where each stimulus, or pair, has its new values from.
+        """
+        if self.chosen is not None:
+            return [column[order] if feature in moved else column for feature, column in enumerate(differences)]
+        own = features.take(self.index).permuted(moved, order)
+        return [
+            own.difference(feature).flatten()[self.flat] if feature in moved else column
+            for feature, column in enumerate(differences)
+        ]
+
+    def sums(self, features: Features, terms: Sequence[Term], cells: Int[Tensor, " k"]) -> Float[Tensor, "s t u"]:
+        """Return the sums of `normal_equations` of all pairs, and without each cell that divides stimuli or pairs."""
+        if self.chosen is None:
+            return normal_equations(features.take(self.index), self.layers, terms, cells)
+        return sums_of_given_pairs(self.differences(features), self.targets(), terms, cells)
+
+    def score(
+        self, variants: Sequence[Sequence[Tensor]], terms: Sequence[Term], weights: Float[Tensor, "*b l r"]
+    ) -> Float[Tensor, "v *b l"]:
+        """Return Spearman's ρ of Σ weight · Δ_f Δ_g and the distances, for v variants of the differences.
+
+        It is NaN where the prediction is constant. Indicators leave at most 2^f different Δ: with the number of pairs
+        and the sum of ranks of each, no pairs are sorted, whatever the weights.
+        """
+        patterns = min(2 ** len(variants[0]), len(self.flat))
+        step = max(1, CHUNK // max(len(self.flat), len(self.ranks) * patterns))
+        parts = [self._score(variants[start : start + step], terms, weights) for start in range(0, len(variants), step)]
+        return torch.cat(parts)
+
+    def _score(self, variants: Sequence[Sequence[Tensor]], terms: Sequence[Term], weights: Tensor) -> Tensor:
+        if any(column.is_floating_point() for column in variants[0]):
+            ones, sums = torch.ones_like(self.ranks[:1]), self.ranks[None]
+            return torch.cat([spearman_of_patterns(predict(v, terms, weights), ones, sums) for v in variants])
+        codes, f = torch.stack([pattern_codes(differences) for differences in variants]), len(variants[0])
+        met = torch.arange(2 ** min(f, DENSE), device=codes.device)
+        if f > DENSE:
+            met, codes = codes.unique(return_inverse=True)
+        counts = torch.stack([torch.bincount(code, minlength=len(met)) for code in codes])
+        sums = self.ranks.new_zeros(len(codes), len(self.ranks), len(met))
+        for code, total in zip(codes, sums, strict=True):
+            total.index_add_(1, code, self.ranks)
+        some = counts.any(0)
+        patterns = (met[some] >> torch.arange(f, device=met.device)[:, None] & 1).double()
+        return spearman_of_patterns(predict(list(patterns), terms, weights), counts[:, some].double(), sums[..., some])

@@ -1,0 +1,1 @@
+"""Statistics: estimates with their intervals, folds of stimuli, groups of models, and what each measure promises."""

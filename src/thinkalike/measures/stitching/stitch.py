@@ -1,0 +1,103 @@
+"""The map φ between two residual streams (Brown et al. 2023, section 2: g after φ after f)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal
+
+KINDS = ("identity", "linear", "affine", "low_rank", "orthogonal")
+NORMS = ("none", "pre", "post")
+
+
+class Stitch(nn.Module):
+    """A trainable φ from width d to width e.
+
+    | kind | φ(h) | parameters |
+    |---|---|---|
+    | identity | h | none but those of a LayerNorm |
+    | linear | h + W h | d² |
+    | affine | h + W h + b | d² + d |
+    | low_rank | h + B A h + b, A of `rank` rows | 2 r d + d |
+    | orthogonal | Q h + b, QᵀQ = 1 | d² + d |
+
+    The map is a departure from the identity that starts at zero, so that weight decay pulls to the identity (as in
+    tuned-lens); an orthogonal map starts at Q = 1. Where the widths differ there is no identity: the h alone is left
+    out, and the map starts orthogonal. `norm` puts a LayerNorm before or after the map; the paper has one, but does not
+    say where. With it φ cannot be the identity.
+
+    Raises:
+        ValueError: The kind or norm is unknown, the rank is not in 1..min(d, e), or an identity or orthogonal map is
+            to go between different widths.
+    """
+
+    def __init__(self, kind: str, width_in: int, width_out: int, norm: str = "none", rank: int = 16, seed: int = 0):
+        super().__init__()
+        if kind not in KINDS or norm not in NORMS:
+            raise ValueError(f"kind={kind}, norm={norm}: kinds are {', '.join(KINDS)}; norms are {', '.join(NORMS)}")
+        if kind in ("identity", "orthogonal") and width_in != width_out:
+            raise ValueError(f"an {kind} stitch needs equal widths, not {width_in} and {width_out}")
+        if kind == "low_rank" and not 0 < rank <= min(width_in, width_out):
+            raise ValueError(f"rank={rank} must lie between 1 and the smaller width, {min(width_in, width_out)}")
+        self.kind, self.residual = kind, width_in == width_out and kind != "orthogonal"
+        self.pre = nn.LayerNorm(width_in) if norm == "pre" else nn.Identity()
+        self.post = nn.LayerNorm(width_out) if norm == "post" else nn.Identity()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.map = self._new_map(kind, width_in, width_out, rank)
+
+    def _new_map(self, kind: str, width_in: int, width_out: int, rank: int) -> nn.Module | None:
+        if kind == "identity":
+            return None
+        if kind == "low_rank":
+            inner, outer = nn.Linear(width_in, rank, bias=False), nn.Linear(rank, width_out)
+            nn.init.orthogonal_(inner.weight)
+            _start(outer, zero=self.residual)
+            return nn.Sequential(inner, outer)
+        linear = nn.Linear(width_in, width_out, bias=kind != "linear")
+        _start(linear, zero=self.residual)
+        if kind == "orthogonal":
+            with torch.no_grad():
+                linear.weight.copy_(torch.eye(width_in))
+            return orthogonal(linear)
+        return linear
+
+    def forward(self, residual: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
+        state = self.pre(residual)
+        if self.map is not None:
+            state = state + self.map(state) if self.residual else self.map(state)
+        return self.post(state)
+
+    @torch.no_grad()
+    def start_from(self, weight: Float[Tensor, "e d"], bias: Float[Tensor, " e"]) -> None:
+        """Make φ(h) = weight h + bias, as far as its kind can: linear drops the bias, low_rank what is beyond its rank.
+
+        Raises:
+            ValueError: The map is an identity, which cannot be anything else.
+        """
+        if self.map is None:
+            raise ValueError("an identity stitch has nothing to start from")
+        departure = weight - torch.eye(len(weight)).to(weight) if self.residual else weight
+        if isinstance(self.map, nn.Sequential):
+            inner, outer = (part for part in self.map if isinstance(part, nn.Linear))
+            left, singular, right = torch.linalg.svd(departure, full_matrices=False)
+            rank = len(inner.weight)
+            inner.weight.copy_(right[:rank])
+            outer.weight.copy_(left[:, :rank] * singular[:rank])
+            outer.bias.copy_(bias)
+            return
+        assert isinstance(self.map, nn.Linear)
+        if self.kind == "orthogonal":
+            self.map.weight = departure.to(self.map.weight.dtype)
+        else:
+            self.map.weight.copy_(departure)
+        if self.map.bias is not None:
+            self.map.bias.copy_(bias)
+
+
+def _start(linear: nn.Linear, *, zero: bool) -> None:
+    with torch.no_grad():
+        nn.init.zeros_(linear.weight) if zero else nn.init.orthogonal_(linear.weight)
+        if linear.bias is not None:
+            linear.bias.zero_()
