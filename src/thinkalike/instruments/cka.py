@@ -60,7 +60,7 @@ class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measur
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
         extra = {"null": estimates.null, "calibrated": estimates.calibrated}
-        return {name: estimate.value for name, estimate in extra.items() if estimate}
+        return {name: estimate.value for name, estimate in extra.items() if estimate is not None}
 
     def arrays(self, estimates: Any) -> dict[str, torch.Tensor]:
         return {"hsics": estimates.hsics, "convergence": estimates.convergence()}

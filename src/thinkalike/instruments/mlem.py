@@ -204,7 +204,7 @@ def _scores(model: MLEM, importance: Importance, rows: pd.DataFrame) -> pd.DataF
 def _similarity(importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
     """Return weighted Kendall τ of the profiles of every two layers; nothing if a profile ranks no feature."""
     try:
-        return matrix_rows(rows, rows, value=weighted_tau(importance.profile()[0]))
+        return matrix_rows(rows, rows, value=weighted_tau(importance.profile().value))
     except ValueError as error:
         log.warning("warning: layers are not compared by their profiles: %s", error)
         return pd.DataFrame()

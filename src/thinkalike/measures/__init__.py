@@ -4,6 +4,8 @@ Code outside imports from here: `kernels` (HSIC, CKA), `mlem` (metric-learning e
 rank correlations), `stitching` (maps between models, and their losses), `statistics` (estimates with their intervals).
 """
 
+from typing import TYPE_CHECKING, Any
+
 from thinkalike.measures.distances.kendall import weighted_tau
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.distances.ranks import mid_ranks, spearman
@@ -13,7 +15,6 @@ from thinkalike.measures.kernels.centring import leverage
 from thinkalike.measures.kernels.feature_space import FeatureSpaceCKA
 from thinkalike.measures.kernels.hsic import hsic0, hsic1
 from thinkalike.measures.kernels.kernel_alignment import alignment, cka
-from thinkalike.measures.kernels.metric import CKA
 from thinkalike.measures.kernels.result import CKAResult, ModelDistance, arc_length
 from thinkalike.measures.kernels.rows import rows_of
 from thinkalike.measures.mlem.differentiable import DifferentiableMLEM
@@ -40,6 +41,9 @@ from thinkalike.measures.stitching.closed_forms import AffineMap, bias_only, lea
 from thinkalike.measures.stitching.losses import same_top_token, token_kl, token_loss, unigram_entropy
 from thinkalike.measures.stitching.moments import Moments
 from thinkalike.measures.stitching.stitch import Stitch
+
+if TYPE_CHECKING:
+    from thinkalike.measures.kernels.metric import CKA
 
 __all__ = [
     "CKA",
@@ -99,3 +103,11 @@ __all__ = [
     "unigram_entropy",
     "weighted_tau",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "CKA":  # the only one that needs torchmetrics, which takes seconds to import
+        from thinkalike.measures.kernels.metric import CKA
+
+        return CKA
+    raise AttributeError(f"module 'thinkalike.measures' has no attribute '{name}'")

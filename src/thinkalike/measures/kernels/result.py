@@ -38,6 +38,11 @@ class CKAResult(Estimate):
     hsics: Float[Tensor, "b k k"] = field(repr=False)  # of each batch in the order of their numbers; k = l + m
     aggregate: str
 
+    @property
+    def batches(self) -> int:
+        """The number of batches."""
+        return len(self.hsics)
+
     def difference(self, first: tuple[int, int], second: tuple[int, int]) -> Estimate:
         """Return the CKA of one layer pair minus that of another, paired over batches.
 
