@@ -112,7 +112,7 @@ class Instrument(ABC):
         TypeError: a part does not exist.
     """
 
-    kind: ClassVar[str]
+    kind: str
     version: ClassVar[int]
     reads: ClassVar[tuple[str, ...]]
     shown_again: ClassVar[bool] = False  # whether a result that is there is printed anew
@@ -160,6 +160,7 @@ class Instrument(ABC):
 
 def fingerprints(config: Any, parts: Sequence[str]) -> dict[str, str]:
     """Return the fingerprints of checkpoints and text, as far as they are among these parts."""
+    read: dict[str, Callable[[Any], str]]
     read = {"model": checkpoint_fingerprint, "target": checkpoint_fingerprint, "data": text_fingerprint}
     given = {part: getattr(config, part) for part in parts if part in read}
     return {part: read[part](value) for part, value in given.items() if value is not None}

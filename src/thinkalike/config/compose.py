@@ -92,7 +92,7 @@ def measures_of(parsed: Sequence[Override]) -> list[str]:
 
 def _measure_of(experiment: str) -> str | None:
     path = CONF / "experiment" / f"{experiment}.yaml"
-    defaults = OmegaConf.load(path).get("defaults", []) if path.exists() else []
+    defaults = from_yaml(path.read_text()).get("defaults", []) if path.exists() else []
     return next((item["override /measure"] for item in defaults if "override /measure" in item), None)
 
 

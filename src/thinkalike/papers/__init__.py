@@ -24,7 +24,7 @@ def experiment(name: str) -> Experiment:
     """
     one_of("experiment", name, options("experiment"))
     modules = (import_module(f"{__name__}.{module}") for module in PAPERS[name.partition("/")[0]])
-    return next(module.EXPERIMENTS[name] for module in modules if name in module.EXPERIMENTS)
+    return next(each for module in modules for each in module.EXPERIMENTS if each.name == name)
 
 
 def reproduce(config: AnalyzeConfig) -> Result:
@@ -33,7 +33,4 @@ def reproduce(config: AnalyzeConfig) -> Result:
     Raises:
         ConfigError: there is no such experiment, or it cannot be done as asked.
     """
-    name = str(config.experiment)
-    found = experiment(name)
-    found.kind = name.replace("/", "-")  # the folder of its results
-    return perform(found, config)
+    return perform(experiment(str(config.experiment)), config)

@@ -257,11 +257,11 @@ TABLE_1 = {
 }
 ODD = {"paper": "pythia-2.8b-deduped", "mini": "neox-5l-odd-mini"}
 
-EXPERIMENTS = {
-    "brown2023/figure3": Experiment(_figure3, FIGURE_3, _with_largest, "cka"),
-    "brown2023/figure4": Experiment(_figure_of_activations, _activations(3), _between, "cka"),
-    "brown2023/figure5": Experiment(_figure_of_activations, _activations(4), _between, "cka"),
-    "brown2023/figure9": Experiment(_figure9, FIGURE_9, _between, "cka"),
-    "brown2023/figure10": Experiment(_figure10, FIGURE_10, _within, "cka", takes=(2,)),
-    "brown2023/table1": Experiment(partial(_table1, odd_models=ODD), TABLE_1),
-}
+EXPERIMENTS = [
+    Experiment("brown2023/figure3", _figure3, FIGURE_3, _with_largest, "cka"),
+    Experiment("brown2023/figure4", _figure_of_activations, _activations(3), _between, "cka"),
+    Experiment("brown2023/figure5", _figure_of_activations, _activations(4), _between, "cka"),
+    Experiment("brown2023/figure9", _figure9, FIGURE_9, _between, "cka"),
+    Experiment("brown2023/figure10", _figure10, FIGURE_10, _within, "cka", takes=(2,)),
+    Experiment("brown2023/table1", partial(_table1, odd_models=ODD), TABLE_1),
+]

@@ -229,8 +229,8 @@ def _pairs_of(population: Population, values: Float[Tensor, "m m"]) -> pd.DataFr
 
 
 MODELS: dict[str, list[str]] = {"paper": [], "mini": []}  # a population names them
-EXPERIMENTS = {
-    "brown2023/figure2": Experiment(_figure2, MODELS, partial(_parts, side="report"), "population"),
-    "brown2023/figure7": Experiment(_figure7, MODELS, partial(_parts, side="challenge"), "population"),
-    "brown2023/figure8": Experiment(_figure8, MODELS, partial(_parts, side="report"), "population"),
-}
+EXPERIMENTS = [
+    Experiment("brown2023/figure2", _figure2, MODELS, partial(_parts, side="report"), "population"),
+    Experiment("brown2023/figure7", _figure7, MODELS, partial(_parts, side="challenge"), "population"),
+    Experiment("brown2023/figure8", _figure8, MODELS, partial(_parts, side="report"), "population"),
+]

@@ -138,7 +138,7 @@ def _all(claim: str, parts: Sequence[Claim]) -> Claim:
     return Claim(claim, all(part.holds for part in parts), "; ".join(part.numbers for part in parts))
 
 
-EXPERIMENTS = {
-    "brown2023/figure1": Experiment(_figure1, MODELS, _parts),
-    "brown2023/figure6": Experiment(_figure6, MODELS, _parts),
-}
+EXPERIMENTS = [
+    Experiment("brown2023/figure1", _figure1, MODELS, _parts),
+    Experiment("brown2023/figure6", _figure6, MODELS, _parts),
+]

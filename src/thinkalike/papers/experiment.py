@@ -94,6 +94,7 @@ class Experiment(Instrument, kind="experiment", reads=("experiment", "scale", "r
     """A figure or table of a paper.
 
     Args:
+        name: paper/figure; the folder of its results is called paper-figure.
         conclude: what follows from the results of the parts.
         models: names of the models that it is about, by scale.
         parts: the jobs that it rests on, given configuration and models.
@@ -105,13 +106,15 @@ class Experiment(Instrument, kind="experiment", reads=("experiment", "scale", "r
 
     def __init__(
         self,
+        name: str,
         conclude: Callable[[Case], Conclusion],
         models: Mapping[str, Sequence[str]],
         parts: Callable[[Case], Sequence[Part]] = lambda case: (),
         measure: str | None = None,
         takes: Sequence[int] = (),
     ):
-        self.conclude, self.models, self.parts, self.measure, self.takes = conclude, models, parts, measure, takes
+        self.name, self.kind, self.conclude = name, name.replace("/", "-"), conclude
+        self.models, self.parts, self.measure, self.takes = models, parts, measure, takes
 
     def check(self, config: AnalyzeConfig) -> None:
         """Raise a ConfigError if the command line asks for what this experiment has not."""
@@ -168,7 +171,7 @@ class Experiment(Instrument, kind="experiment", reads=("experiment", "scale", "r
         for column in ("claim", "verdict", "numbers"):
             printed.add_column(column)
         for row in result.tables["claims"].itertuples():
-            printed.add_row(row.claim, row.verdict, row.numbers)
+            printed.add_row(str(row.claim), str(row.verdict), str(row.numbers))
         Console(width=max(Console().width, 140)).print(printed)
 
 

@@ -196,7 +196,7 @@ def _split_leader(contrast: figures.Contrast, recurrent: Sequence[str]) -> Claim
     )
 
 
-EXPERIMENTS = {
-    "salle2024/figure2": Experiment(_figure2, MODELS, _with_distances, "mlem", takes=(2,)),
-    "salle2024/figure4": Experiment(_figure4, MODELS, parts, "mlem", takes=(2,)),
-}
+EXPERIMENTS = [
+    Experiment("salle2024/figure2", _figure2, MODELS, _with_distances, "mlem", takes=(2,)),
+    Experiment("salle2024/figure4", _figure4, MODELS, parts, "mlem", takes=(2,)),
+]

@@ -143,4 +143,4 @@ def _predicts(profiles: Sequence[Profiles]) -> Claim:
     )
 
 
-EXPERIMENTS = {"salle2024/figure3": Experiment(_figure3, MODELS, parts, "mlem", takes=(1, 2))}
+EXPERIMENTS = [Experiment("salle2024/figure3", _figure3, MODELS, parts, "mlem", takes=(1, 2))]

@@ -48,7 +48,7 @@ def _figure_s5(case: Case) -> Conclusion:
 
 
 MODELS: dict[str, list[str]] = {"paper": [], "mini": []}  # these are about words alone
-EXPERIMENTS = {
-    "salle2024/figure_s5": Experiment(_figure_s5, MODELS, measure="mlem"),
-    "salle2024/table_s1": Experiment(_table_s1, MODELS, measure="mlem"),
-}
+EXPERIMENTS = [
+    Experiment("salle2024/figure_s5", _figure_s5, MODELS, measure="mlem"),
+    Experiment("salle2024/table_s1", _table_s1, MODELS, measure="mlem"),
+]
