@@ -48,6 +48,22 @@ def composed(*overrides: str, door: str = "train"):
     return compose_job(door, list(overrides))
 
 
+# slow tests that continuous integration leaves out: each takes long by itself, or needs a cluster
+NOT_IN_CI = {
+    "test_training_stitches_the_planted_target_back",
+    "test_the_default_recipe_stitches_a_mini_to_itself_at_no_cost",
+    "test_the_default_recipe_beats_the_identity_between_minis",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark the other slow tests `ci_slow`."""
+    for item in items:
+        if item.get_closest_marker("slow") and item.originalname not in NOT_IN_CI:
+            item.add_marker("ci_slow")
+
+
 def pytest_addoption(parser):
     parser.addoption("--device", default="cpu", help="where the measures run: cpu or cuda")
 

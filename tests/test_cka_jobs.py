@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 import hub
 import tiny
-from conftest import composed, kill_and_resume
+from conftest import composed, kill_and_resume, open_result
 from thinkalike import reproduce
 from thinkalike.config import ModelConfig
 from thinkalike.errors import StoreError
@@ -77,7 +77,7 @@ OPTIONS = {
 def test_every_option_changes_the_numbers(door, words, pair):
     seen = set()
     for more in ([], *OPTIONS.values()):
-        result = door("analyze.py", *words, *pair, *more).result
+        result = door("analyze.py", *words, *pair, "measure.batches=8", *more).result
         seen.add(round(float(result.arrays["value"][1, 2]), 9))
     assert len(seen) == 1 + len(OPTIONS)
 
@@ -96,8 +96,9 @@ def test_a_job_stops_when_its_intervals_are_narrow_enough(door, words, pair):
     assert len(done.result.arrays["hsics"]) == 10
 
 
-def test_less_text_than_asked_for_is_said(door, words, pair):
-    done = door("analyze.py", *words, *pair, "measure.batches=100000")
+def test_less_text_than_asked_for_is_said(door, words, pair, text_files):
+    few = [f"data.files=[{text_files}/0*.txt]", "measure.batches=100000"]
+    done = door("analyze.py", *words, *pair, *few)
     assert len(done.result.table) == 3 * 16
     assert "batches of the 100000 asked for: there is no more text" in done.stderr
 
@@ -159,7 +160,7 @@ def test_one_massive_token_is_warned_of(door, words, minis, tmp_path):
     weights["pos.weight"][0] += 3000
     save_file(weights, massive / "model.safetensors")
     itself = [f"model.path={massive}", f"target.path={massive}"]
-    done = door("analyze.py", *words, *itself, "measure.tokens_per_batch=32", "measure.batches=80")
+    done = door("analyze.py", *words, *itself, "measure.tokens_per_batch=32")
     assert done.result.folder.exists()
     assert "gelu-3l-mini layer 0: in some batch one token carries" in done.stderr
     without = door("analyze.py", *words, *itself, "measure.skip_first_tokens=1")
@@ -256,7 +257,7 @@ def test_off_diagonal_leaves_the_diagonal_out():
 
 def test_alignment_of_the_kept_hsics_is_the_kept_value(tmp_path):
     found = comparison(tmp_path, "a-b", torch.rand(3, 4), noise=0)
-    expected = torch.from_numpy(np.load(found.folder / "arrays.npz")["value"])
+    expected = torch.from_numpy(open_result(found.folder).arrays["value"])
     torch.testing.assert_close(found.cells(lambda hsics: hsics.mean(0)), expected)
     assert alignment(torch.eye(3)).diagonal().tolist() == [1, 1, 1]
 

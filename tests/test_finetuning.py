@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 import tiny
-from conftest import composed, kill_and_resume
+from conftest import composed, kill_and_resume, results_in
 from thinkalike.data import nli_challenge, nli_training
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.jobs.nli import CHECKPOINT, accuracy
@@ -159,7 +159,7 @@ def test_files_that_do_not_fit_are_one_line(more, message, door, words, tmp_path
     refused = door("train.py", *without_counts(words), *files, *more)
     assert message in refused.error
     assert "step 1 of" not in refused.stderr, "before any training"
-    assert not list(tmp_path.glob("results/*/*/result.json"))
+    assert not results_in(tmp_path / "results")
 
 
 def test_pairs_that_are_too_long_are_counted_or_refused(door, words):

@@ -122,6 +122,6 @@ def test_sets_of_the_hub_are_streamed(door, tmp_path):
 
 def test_a_set_without_a_hub(door, tmp_path):
     tiny.write_mini(tmp_path / "mini")
-    line = door("analyze.py", f"model.path={tmp_path}/mini", "data=pile-10k", endpoint=hub.NOWHERE).error
+    line = door.process("analyze.py", f"model.path={tmp_path}/mini", "data=pile-10k", endpoint=hub.NOWHERE).error
     assert "cannot stream data=pile-10k" in line
     assert "data=stdlib" in line

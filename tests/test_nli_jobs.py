@@ -11,7 +11,7 @@ import transformers
 import tiny
 from classifiers import PAIR_BLOCKS as BLOCKS
 from classifiers import THREE, loaded, logits_of, relabelled, write_base, write_sibling
-from conftest import composed
+from conftest import composed, results_in
 from thinkalike.classification import class_losses
 from thinkalike.data import Pairs, nli_challenge, nli_training
 from thinkalike.data.nli import HANS, MNLI
@@ -230,7 +230,7 @@ def test_a_model_that_does_not_belong_is_one_line(kind, door, tmp_path, pairs, m
     other = other_member(kind, tmp_path, members, checkpoints)
     refused = door("analyze.py", *command(tmp_path, pairs, [*members[:3], other]))
     assert OTHERS[kind].format(other) in refused.error
-    assert not list(tmp_path.glob("results/*/*/result.json"))
+    assert not results_in(tmp_path / "results")
 
 
 @pytest.mark.parametrize(
