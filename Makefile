@@ -1,15 +1,22 @@
 # make train ARGS="model=solu-3l-mini"    set-up on first use, then the main job
-# make test | make lint                   the same for the tests and the checks
+# make test | make lint                   the same for the fast tests, on all cores, and the checks
+# make test ARGS="-n0 tests/test_cka.py"  one file, in one process
+# make ci-slow | make slow                the slow tests that continuous integration runs | all slow tests
 PYTHON ?= python3
 BIN := .venv/bin
+# processes share the tests, one thread each; they need about 1.5 GB each
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: train test slow lint
+.PHONY: train test ci-slow slow lint
 
 train: .venv/ready
 	$(BIN)/python train.py $(ARGS)
 
 test: .venv/ready
-	$(BIN)/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
+
+ci-slow: .venv/ready
+	$(PYTEST) -m ci_slow $(ARGS)
 
 slow: .venv/ready
 	$(BIN)/python -m pytest -m slow $(ARGS)

@@ -1,25 +1,44 @@
-"""Shared by all tests: checked shapes, float64 and a seed, tiny random checkpoints, and doors run as subprocesses."""
+"""Shared by all tests: checked shapes, float64 and a seed, tiny random checkpoints, and the doors.
+
+`door` runs train.py or analyze.py inside the test's process, which saves seconds of imports for each call;
+`door.process` runs a process of its own, for what only a process shows: signals, several ranks, launchers.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
+import numpy as np
+import pandas as pd
 import pytest
 from jaxtyping import install_import_hook
 
+ROOT = Path(__file__).resolve().parents[1]
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tiny models, where a second thread only waits
+os.environ["PYTHONPATH"] = os.pathsep.join(  # processes of tests import the code of this checkout
+    [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 HOOK = install_import_hook("thinkalike", "beartype.beartype")  # before anything imports thinkalike
 
 import torch  # noqa: E402
 
 import tiny  # noqa: E402
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def composed(*overrides: str, door: str = "train"):
@@ -27,6 +46,22 @@ def composed(*overrides: str, door: str = "train"):
     from thinkalike.config import compose_job
 
     return compose_job(door, list(overrides))
+
+
+# slow tests that continuous integration leaves out: each takes long by itself, or needs a cluster
+NOT_IN_CI = {
+    "test_training_stitches_the_planted_target_back",
+    "test_the_default_recipe_stitches_a_mini_to_itself_at_no_cost",
+    "test_the_default_recipe_beats_the_identity_between_minis",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark the other slow tests `ci_slow`."""
+    for item in items:
+        if item.get_closest_marker("slow") and item.originalname not in NOT_IN_CI:
+            item.add_marker("ci_slow")
 
 
 def pytest_addoption(parser):
@@ -40,7 +75,7 @@ def device(request) -> torch.device:
 
 @pytest.fixture(autouse=True)
 def _same_start():
-    torch.set_num_threads(1)  # tiny models: a second thread only waits
+    torch.set_num_threads(1)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)
 
@@ -50,6 +85,9 @@ def float64():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+# ------------------------------------------------------------------------------------------------------- tiny examples
 
 
 @pytest.fixture(scope="session")
@@ -78,64 +116,231 @@ def minis(tmp_path_factory):
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
-    """Call a door inside this process; returns (exit status, stdout, stderr)."""
-
-    def run(script, *words):
-        monkeypatch.setattr(sys, "argv", [script, *words])
-        monkeypatch.syspath_prepend(str(ROOT))
-        status = 0
-        try:
-            __import__(script.removesuffix(".py")).main()
-        except SystemExit as end:
-            status = end.code or 0
-        return status, *capsys.readouterr()
-
-    return run
+def small_stitching(minis, text_files, tmp_path):
+    """The command line of a small stitching job."""
+    small = ["stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256", "model.context=32"]
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=4096", "data.report_share=0.4"]
+    store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
+    return [f"model.path={minis}/a", f"target.path={minis}/b", "target.context=32", *small, *data, *store]
 
 
-def kill_and_resume(command: Callable[[str], list[str]], folder: Path, kind: str, state: str) -> tuple[Path, Path]:
-    """Kill a job when its state is there, run it again, and run another whole: the folders of both results.
+# --------------------------------------------------------------------------------------------------------------- doors
 
-    Args:
-        command: the command line, given the name of a store in `folder`.
-        kind: of the job in its store.
-        state: the file in its checkpoints that it goes on from.
+
+class Result:  # to be replaced by: from thinkalike import open_result
+    """The folder of a finished job, whose files are read when they are asked for.
+
+    Attributes:
+        table: table.csv; `tables` has the other .csv files, by stem.
+        arrays: of arrays.npz, by name; none if there is no such file.
+        config: the configuration that the job ran with.
+        figures: paths of the figures, sorted.
     """
-    process = subprocess.Popen(command("killed"), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not list(folder.glob(f"killed/{kind}/*.partial/checkpoints/{state}")):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert not list(folder.glob(f"killed/{kind}/*/result.json"))
-    resumed = subprocess.run(command("killed"), capture_output=True, text=True, timeout=240)
-    assert "going on from" in resumed.stderr, resumed.stderr
-    subprocess.run(command("whole"), check=True, capture_output=True, timeout=240)
-    killed, whole = (next(folder.glob(f"{store}/{kind}/*/table.csv")).parent for store in ("killed", "whole"))
-    return killed, whole
+
+    def __init__(self, folder: Path):
+        self.folder = Path(folder)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        return pd.read_csv(self.folder / "table.csv")
+
+    @cached_property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        paths = sorted(self.folder.glob("*.csv"))
+        return {path.stem: pd.read_csv(path) for path in paths if path.name != "table.csv"}
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        path = self.folder / "arrays.npz"
+        if not path.exists():
+            return {}
+        with np.load(path) as file:
+            return dict(file)
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        from omegaconf import OmegaConf
+
+        return OmegaConf.to_container(OmegaConf.load(self.folder / "config.yaml"))
+
+    @cached_property
+    def _record(self) -> dict[str, Any]:
+        return json.loads((self.folder / "result.json").read_text())
+
+    @property
+    def kind(self) -> str:
+        return self._record["kind"]
+
+    @property
+    def key(self) -> str:
+        return self._record["key"]
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        return self._record["scalars"]
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        return self._record["provenance"]
+
+    @property
+    def figures(self) -> list[Path]:
+        return sorted((self.folder / "figures").glob("*"))
+
+
+open_result = Result
+
+
+def results_in(store: Path, kind: str = "*") -> list[Result]:
+    """All finished jobs of a kind in a store, sorted by folder."""
+    return [open_result(path.parent) for path in sorted(store.glob(f"{kind}/*/result.json"))]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A door that came to its end: what the user sees, and what is in the store.
+
+    Attributes:
+        status: the exit status.
+        folder: where the door was called from.
+    """
+
+    status: int
+    stdout: str
+    stderr: str
+    folder: Path
+
+    @cached_property
+    def result(self) -> Result:
+        """The result that the only line `results: PATH` of stdout names; an error of the test if the door failed."""
+        assert self.status == 0, self.stderr
+        (line,) = (line for line in self.stdout.splitlines() if line.startswith("results: "))
+        return open_result(self.folder / line.removeprefix("results: "))
+
+    @property
+    def error(self) -> str:
+        """The one line that a refusal consists of; an error of the test if the door did anything else."""
+        assert self.status == 1, self.stdout + self.stderr
+        assert "Traceback" not in self.stderr, self.stderr
+        assert self.stderr.count("error: ") == 1, self.stderr
+        line = self.stderr.splitlines()[-1]
+        assert line.startswith("error: "), self.stderr
+        return line
+
+
+class Door:
+    """Runs a door from a folder of its own, with caches in there."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def _settings(self, endpoint: str | None, env: dict[str, str] | None) -> dict[str, str]:
+        caches = {"THINKALIKE_CACHE": str(self.folder / "cache"), "HF_HOME": str(self.folder / "hf")}
+        hub = {"HF_ENDPOINT": endpoint, "HF_HUB_DOWNLOAD_TIMEOUT": "5"} if endpoint else {}
+        return {**caches, **hub, "COLUMNS": "140", **(env or {})}
+
+    def __call__(
+        self, script: str, *words: str, endpoint: str | None = None, env: dict[str, str] | None = None
+    ) -> Finished:
+        """Run `script` with these words inside this process.
+
+        Args:
+            endpoint: address of the hub, as `hub.serve` yields it.
+            env: more environment variables.
+        """
+        out, err, status = io.StringIO(), io.StringIO(), 0
+        with (
+            mock.patch.dict(os.environ, self._settings(endpoint, env)),
+            pytest.MonkeyPatch.context() as patch,
+            _same_handlers(),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            patch.chdir(self.folder)
+            patch.setattr(sys, "argv", [script, *words])
+            if endpoint:
+                _ask(endpoint, self.folder / "hf", patch)
+            try:
+                import_module(script.removesuffix(".py")).main()
+            except SystemExit as end:
+                status = end.code or 0
+        return Finished(status, out.getvalue(), err.getvalue(), self.folder)
+
+    def start(self, script: str, *words: str, env: dict[str, str] | None = None, **pipes: Any) -> subprocess.Popen:
+        """Start a process of its own, as a user would."""
+        command = [sys.executable, str(ROOT / script), *words]
+        return subprocess.Popen(command, cwd=self.folder, env={**os.environ, **(env or {})}, text=True, **pipes)
+
+    def process(
+        self,
+        script: str,
+        *words: str,
+        endpoint: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout: float = 240,
+    ) -> Finished:
+        """Run a process of its own to its end."""
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with self.start(script, *words, env=self._settings(endpoint, env), **pipes) as process:
+            try:
+                out, err = process.communicate(timeout=timeout)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+        return Finished(process.returncode, out, err, self.folder)
+
+
+@contextlib.contextmanager
+def _same_handlers() -> Iterator[None]:
+    """Put the root logger's handlers back, which a door replaces by one that writes to its stderr."""
+    before = logging.root.handlers[:]
+    try:
+        yield
+    finally:
+        logging.root.handlers[:] = before
+
+
+def _ask(endpoint: str, home: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let the libraries of this process ask another hub; they read the environment at import."""
+    files = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    places = {
+        "huggingface_hub.constants.ENDPOINT": endpoint,
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE": files,
+        "huggingface_hub.constants.HF_HUB_CACHE": str(home / "hub"),
+        "huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT": 5,
+        "huggingface_hub.hf_api.api.endpoint": endpoint,
+        "datasets.config.HF_ENDPOINT": endpoint,
+        "datasets.config.HF_DATASETS_CACHE": home / "datasets",
+    }
+    for name, value in places.items():
+        patch.setattr(name, value)
 
 
 @pytest.fixture
-def run_door(tmp_path):
-    """Run a door as a user would, from another folder; returns the finished process."""
+def door(tmp_path) -> Door:
+    """Runs train.py and analyze.py from this test's folder."""
+    return Door(tmp_path)
 
-    def run(script: str, *words: str, env: dict[str, str] | None = None, timeout: float = 240):
-        settings = {
-            "THINKALIKE_CACHE": str(tmp_path / "cache"),
-            "HF_HOME": str(tmp_path / "hf"),
-            "COLUMNS": "140",
-            "OMP_NUM_THREADS": "1",
-        }
-        return subprocess.run(
-            [sys.executable, str(ROOT / script), *words],
-            cwd=tmp_path,
-            env={**os.environ, **settings, **(env or {})},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-        )
 
-    return run
+def kill_and_resume(door: Door, script: str, *words: str, state: str) -> tuple[Result, Result]:
+    """Kill a job when its state is there, run it again, and run another whole: the results of the last two.
+
+    Args:
+        words: the command line; stores are added.
+        state: the file in the job's checkpoints that it goes on from.
+    """
+    stores = [door.folder / name for name in ("killed", "whole")]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with door.start(script, *words, f"store={stores[0]}", **quiet) as process:
+        deadline = time.monotonic() + 120
+        while not list(stores[0].glob(f"*/*.partial/checkpoints/{state}")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+    assert not results_in(stores[0])
+    resumed, whole = (door(script, *words, f"store={store}") for store in stores)
+    assert "going on from" in resumed.stderr, resumed.stderr
+    assert "going on from" not in whole.stderr
+    return resumed.result, whole.result

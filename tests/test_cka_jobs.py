@@ -1,18 +1,13 @@
 """measure=cka and the experiments on it: what the door leaves, and that statistics find what was planted."""
 
-import json
-import sys
-from pathlib import Path
-
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 import hub
 import tiny
-from conftest import ROOT, composed, kill_and_resume
+from conftest import composed, kill_and_resume, open_result
 from thinkalike import reproduce
 from thinkalike.config import ModelConfig
 from thinkalike.errors import StoreError
@@ -36,17 +31,11 @@ def pair(minis):
     return [f"model.path={minis}/a", f"target.path={minis}/wide", "model.name=a", "target.name=wide"]
 
 
-def result(out):
-    return Path(out.split("results: ")[1].strip())
-
-
-def test_a_job_leaves_the_cka_of_the_two_models_residuals(call, words, pair, minis, tmp_path):
-    status, out, err = call("analyze.py", *words, *pair)
-    assert status == 0, err
-    folder = result(out)
-    table, arrays = pd.read_csv(folder / "table.csv"), np.load(folder / "arrays.npz")
+def test_a_job_leaves_the_cka_of_the_two_models_residuals(door, words, pair, minis, tmp_path):
+    result = door("analyze.py", *words, *pair).result
+    table = result.table
     assert len(table) == 3 * 16
-    assert {path.name for path in (folder / "figures").iterdir()} == {"cka.png", "cka.svg"}
+    assert [path.name for path in result.figures] == ["cka.png", "cka.svg"]
     (cache,) = (tmp_path / "cache" / "tokens").iterdir()
     rows = load_file(cache)["report.tokens"]
     assert rows.shape == (80, 32)
@@ -59,18 +48,15 @@ def test_a_job_leaves_the_cka_of_the_two_models_residuals(call, words, pair, min
     across = table[(table["source"] == "a") & (table["target"] == "wide")]
     for column in ("value", "low", "high"):
         assert np.abs(across[column].to_numpy() - getattr(expected, column).flatten().numpy()).max() < 1e-6
-    assert np.abs(arrays["within_target"] - expected.within_target.value.numpy()).max() < 1e-6
-    record = json.loads((folder / "result.json").read_text())
-    assert record["scalars"]["distance"] == pytest.approx(float(expected.distance().value), abs=1e-6)
-    assert record["provenance"]["data"]["report_tokens"] == 2560
-    assert "already done" in call("analyze.py", *words, *pair)[2]
+    assert np.abs(result.arrays["within_target"] - expected.within_target.value.numpy()).max() < 1e-6
+    assert result.scalars["distance"] == pytest.approx(float(expected.distance().value), abs=1e-6)
+    assert result.provenance["data"]["report_tokens"] == 2560
+    assert "already done" in door("analyze.py", *words, *pair).stderr
 
 
-def test_a_model_with_itself_has_ones_on_the_diagonal(call, words, minis):
+def test_a_model_with_itself_has_ones_on_the_diagonal(door, words, minis):
     itself = [f"model.path={minis}/a", f"target.path={minis}/a"]
-    status, out, err = call("analyze.py", *words, *itself, "measure.embed=true")
-    assert status == 0, err
-    table = pd.read_csv(result(out) / "table.csv")
+    table = door("analyze.py", *words, *itself, "measure.embed=true").result.table
     assert len(table) == 25
     diagonal = table[table["source_layer"] == table["target_layer"]]
     assert sorted(diagonal["source_layer"]) == [-1, 0, 1, 2, 3]
@@ -88,39 +74,36 @@ OPTIONS = {
 }
 
 
-def test_every_option_changes_the_numbers(call, words, pair):
+def test_every_option_changes_the_numbers(door, words, pair):
     seen = set()
     for more in ([], *OPTIONS.values()):
-        status, out, err = call("analyze.py", *words, *pair, *more)
-        assert status == 0, err
-        seen.add(round(float(np.load(result(out) / "arrays.npz")["value"][1, 2]), 9))
+        result = door("analyze.py", *words, *pair, "measure.batches=8", *more).result
+        seen.add(round(float(result.arrays["value"][1, 2]), 9))
     assert len(seen) == 1 + len(OPTIONS)
 
 
-def test_a_null_stands_beside_the_values(call, words, pair):
-    status, out, err = call("analyze.py", *words, *pair, "measure.null=true")
-    assert status == 0, err
-    across = pd.read_csv(result(out) / "table.csv").iloc[:16]
+def test_a_null_stands_beside_the_values(door, words, pair):
+    across = door("analyze.py", *words, *pair, "measure.null=true").result.table.iloc[:16]
     assert across["null"].abs().mean() < across["value"].mean()
     expected = (across["value"] - across["null"]) / (1 - across["null"])
     assert (across["calibrated"] - expected).abs().max() < 1e-9
 
 
-def test_a_job_stops_when_its_intervals_are_narrow_enough(call, words, pair):
+def test_a_job_stops_when_its_intervals_are_narrow_enough(door, words, pair):
     more = ["measure.batches=30", "measure.stop_at_width=10"]
-    status, out, err = call("analyze.py", *words, *pair, *more)
-    assert status == 0, err
-    assert "after 10 batches every interval is narrower than 10" in err
-    assert len(np.load(result(out) / "arrays.npz")["hsics"]) == 10
+    done = door("analyze.py", *words, *pair, *more)
+    assert "after 10 batches every interval is narrower than 10" in done.stderr
+    assert len(done.result.arrays["hsics"]) == 10
 
 
-def test_less_text_than_asked_for_is_said(call, words, pair):
-    status, _, err = call("analyze.py", *words, *pair, "measure.batches=100000")
-    assert status == 0, err
-    assert "batches of the 100000 asked for: there is no more text" in err
+def test_less_text_than_asked_for_is_said(door, words, pair, text_files):
+    few = [f"data.files=[{text_files}/0*.txt]", "measure.batches=100000"]
+    done = door("analyze.py", *words, *pair, *few)
+    assert len(done.result.table) == 3 * 16
+    assert "batches of the 100000 asked for: there is no more text" in done.stderr
 
 
-def test_models_of_different_tokenizers_are_compared_by_words(call, words, checkpoints, minis, tmp_path):
+def test_models_of_different_tokenizers_are_compared_by_words(door, words, checkpoints, minis, tmp_path):
     folder = tmp_path / "gpt2"
     folder.mkdir()
     for path in checkpoints["gpt2"].iterdir():
@@ -128,25 +111,19 @@ def test_models_of_different_tokenizers_are_compared_by_words(call, words, check
     tiny.tokenizer(290).save_pretrained(folder)
     other = ["target.name=local", "target.mini=false", "target.family=auto", f"target.path={folder}"]
     both = [f"model.path={minis}/a", *other]
-    status, out, err = call("analyze.py", *words, *both)
-    assert status == 0, err
-    assert "have different tokenizers: compared word by word" in err
-    table = pd.read_csv(result(out) / "table.csv")
-    assert table["value"].between(-1, 1 + 1e-6).all()
-    status, _, err = call("analyze.py", *words, *both, "measure.level=token")
-    assert status == 1
-    assert "have different tokenizers" in err
-    status, _, err = call("analyze.py", *words, *both, "measure.skip_first_tokens=1")
-    assert status == 1
-    assert "words are compared one by one" in err
+    done = door("analyze.py", *words, *both)
+    assert "have different tokenizers: compared word by word" in done.stderr
+    assert done.result.table["value"].between(-1, 1 + 1e-6).all()
+    refused = door("analyze.py", *words, *both, "measure.level=token")
+    assert "have different tokenizers" in refused.error
+    refused = door("analyze.py", *words, *both, "measure.skip_first_tokens=1")
+    assert "words are compared one by one" in refused.error
 
 
-def test_a_transformer_is_compared_with_mamba(call, words, checkpoints):
+def test_a_transformer_is_compared_with_mamba(door, words, checkpoints):
     both = [f"{side}={value}" for side, value in (("model", "local"), ("model@target", "local"))]
     paths = [f"model.path={checkpoints['gpt_neox']}", f"target.path={checkpoints['mamba']}"]
-    status, out, err = call("analyze.py", *words, *both, *paths)
-    assert status == 0, err
-    table = pd.read_csv(result(out) / "table.csv")
+    table = door("analyze.py", *words, *both, *paths).result.table
     assert table[["source", "target"]].drop_duplicates().to_numpy().tolist() == [
         ["gpt_neox", "mamba"],
         ["gpt_neox", "gpt_neox"],
@@ -155,10 +132,9 @@ def test_a_transformer_is_compared_with_mamba(call, words, checkpoints):
     assert table["value"].between(-1, 1 + 1e-6).all()
 
 
-def test_too_little_text_for_a_batch_of_words_is_said(call, words, pair):
-    status, _, err = call("analyze.py", *words, *pair, "measure.level=word", "measure.tokens_per_batch=1000000")
-    assert status == 1
-    assert "too little text for one batch of 1000000 words" in err
+def test_too_little_text_for_a_batch_of_words_is_said(door, words, pair):
+    refused = door("analyze.py", *words, *pair, "measure.level=word", "measure.tokens_per_batch=1000000")
+    assert "too little text for one batch of 1000000 words" in refused.error
 
 
 def test_a_damaged_state_is_named(tmp_path):
@@ -167,37 +143,35 @@ def test_a_damaged_state_is_named(tmp_path):
         _resume(CKA(2, 2), tmp_path / "cka.pt")
 
 
-def test_a_layer_without_variance_is_named_with_its_model(call, words, minis, tmp_path):
+def test_a_layer_without_variance_is_named_with_its_model(door, words, minis, tmp_path):
     flat = tiny.write_mini(tmp_path / "flat")
     weights = load_file(flat / "model.safetensors")
     weights["pos.weight"].zero_()
     weights["tok_embed.weight"][:] = weights["tok_embed.weight"][0].clone()
     save_file(weights, flat / "model.safetensors")
-    status, _, err = call("analyze.py", *words, f"model.path={minis}/a", f"target.path={flat}", "target.name=flat")
-    assert status == 1
-    assert "flat (target): target layer 0: all rows are the same" in err
+    refused = door("analyze.py", *words, f"model.path={minis}/a", f"target.path={flat}", "target.name=flat")
+    assert "flat (target): target layer 0: all rows are the same" in refused.error
     assert not (tmp_path / "results").exists()
 
 
-def test_one_massive_token_is_warned_of(call, words, minis, tmp_path):
+def test_one_massive_token_is_warned_of(door, words, minis, tmp_path):
     massive = tiny.write_mini(tmp_path / "massive")
     weights = load_file(massive / "model.safetensors")
     weights["pos.weight"][0] += 3000
     save_file(weights, massive / "model.safetensors")
     itself = [f"model.path={massive}", f"target.path={massive}"]
-    status, _, err = call("analyze.py", *words, *itself, "measure.tokens_per_batch=32", "measure.batches=80")
-    assert status == 0, err
-    assert "gelu-3l-mini layer 0: in some batch one token carries" in err
-    assert "carries" not in call("analyze.py", *words, *itself, "measure.skip_first_tokens=1")[2]
+    done = door("analyze.py", *words, *itself, "measure.tokens_per_batch=32")
+    assert done.result.folder.exists()
+    assert "gelu-3l-mini layer 0: in some batch one token carries" in done.stderr
+    without = door("analyze.py", *words, *itself, "measure.skip_first_tokens=1")
+    assert without.result.folder.exists()
+    assert "carries" not in without.stderr
 
 
-def test_a_killed_job_goes_on_to_the_same_values(words, pair, tmp_path):
-    def command(store):
-        long = ["measure.batches=220", "measure.tokens_per_batch=32", f"store={tmp_path}/{store}"]
-        return [sys.executable, str(ROOT / "analyze.py"), *words[:-1], *pair, *long]
-
-    killed, whole = kill_and_resume(command, tmp_path, "cka", "cka.pt")
-    assert (killed / "table.csv").read_bytes() == (whole / "table.csv").read_bytes()
+def test_a_killed_job_goes_on_to_the_same_values(door, words, pair):
+    long = ["measure.batches=220", "measure.tokens_per_batch=32"]
+    killed, whole = kill_and_resume(door, "analyze.py", *words, *pair, *long, state="cka.pt")
+    assert (killed.folder / "table.csv").read_bytes() == (whole.folder / "table.csv").read_bytes()
 
 
 # ----------------------------------------------------------------------------------------------------- the experiments
@@ -283,7 +257,7 @@ def test_off_diagonal_leaves_the_diagonal_out():
 
 def test_alignment_of_the_kept_hsics_is_the_kept_value(tmp_path):
     found = comparison(tmp_path, "a-b", torch.rand(3, 4), noise=0)
-    expected = torch.from_numpy(np.load(found.folder / "arrays.npz")["value"])
+    expected = torch.from_numpy(open_result(found.folder).arrays["value"])
     torch.testing.assert_close(found.cells(lambda hsics: hsics.mean(0)), expected)
     assert alignment(torch.eye(3)).diagonal().tolist() == [1, 1, 1]
 
@@ -313,38 +287,29 @@ EXPERIMENTS = [
 
 
 @pytest.mark.parametrize(("figure", "cells"), EXPERIMENTS)
-def test_an_experiment_runs_at_paper_scale_against_a_hub(figure, cells, repositories, run_door, words):
+def test_an_experiment_runs_at_paper_scale_against_a_hub(figure, cells, repositories, door, words):
     small = [word for word in words if not word.startswith(("measure=", "model.", "target."))]
     with hub.serve(repositories) as (endpoint, asked):
-        done = run_door("analyze.py", f"experiment=brown2023/{figure}", *small, env={"HF_ENDPOINT": endpoint})
-    assert done.returncode == 0, done.stderr
+        result = door("analyze.py", f"experiment=brown2023/{figure}", *small, endpoint=endpoint).result
     assert any(path.endswith((".safetensors", ".pth")) for path in asked)
-    folder = result(done.stdout)
-    assert len(pd.read_csv(folder / "table.csv")) == cells
-    assert set(pd.read_csv(folder / "claims.csv")["verdict"]) <= {"holds", "does not hold"}
-    assert (folder / "figures" / "cka.png").exists()
+    assert len(result.table) == cells
+    assert set(result.tables["claims"]["verdict"]) <= {"holds", "does not hold"}
+    assert (result.folder / "figures" / "cka.png").exists()
 
 
-def test_table_1_at_paper_scale_against_a_hub(repositories, run_door, tmp_path):
+def test_table_1_at_paper_scale_against_a_hub(repositories, door):
     with hub.serve(repositories) as (endpoint, asked):
-        command = ["experiment=brown2023/table1", f"store={tmp_path}/results"]
-        done = run_door("analyze.py", *command, env={"HF_ENDPOINT": endpoint})
-    assert done.returncode == 0, done.stderr
-    table = pd.read_csv(result(done.stdout) / "table.csv").set_index("model")
+        table = door("analyze.py", "experiment=brown2023/table1", endpoint=endpoint).result.table.set_index("model")
     assert len(table) == 8
     assert table.loc["pythia-1b-deduped", "d_head"] == 32 // 4
     assert not any(path.endswith(".safetensors") for path in asked)
 
 
-def test_table_1_reads_configurations_alone(run_door, tmp_path):
-    done = run_door("analyze.py", "experiment=brown2023/table1", "scale=mini", f"store={tmp_path}/results")
-    assert done.returncode == 0, done.stderr
-    table = pd.read_csv(result(done.stdout) / "table.csv").set_index("model")
+def test_table_1_reads_configurations_alone(door):
+    table = door("analyze.py", "experiment=brown2023/table1", "scale=mini").result.table.set_index("model")
     assert table["d_head"].to_dict() == {
         "neox-3l-mini": 32, "neox-4l-mini": 32, "neox-5l-mini": 32, "neox-5l-odd-mini": 8, "neox-6l-mini": 32
     }  # fmt: skip
     assert table.loc["neox-5l-odd-mini", "rotary"] == 2
-    nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9"}
-    refused = run_door("analyze.py", "experiment=brown2023/table1", env=nowhere, timeout=60)
-    assert refused.returncode == 1
-    assert "does not answer" in refused.stderr
+    refused = door("analyze.py", "experiment=brown2023/table1", endpoint=hub.NOWHERE)
+    assert "does not answer" in refused.error

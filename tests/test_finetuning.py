@@ -1,9 +1,6 @@
 """task=nli: what the door leaves, what an index decides, and what cannot be done in one line."""
 
 import importlib
-import json
-import sys
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -13,7 +10,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 import tiny
-from conftest import ROOT, composed, kill_and_resume
+from conftest import composed, kill_and_resume, results_in
 from thinkalike.data import nli_challenge, nli_training
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.jobs.nli import CHECKPOINT, accuracy
@@ -45,12 +42,8 @@ def words(bert, tmp_path):
     return ["task=nli", *model, *counts, f"store={tmp_path}/results"]
 
 
-def result(out):
-    return Path(out.split("results: ")[1].strip())
-
-
-def weights_of(folder):
-    return (folder / CHECKPOINT / "model.safetensors").read_bytes()
+def weights_of(result):
+    return (result.folder / CHECKPOINT / "model.safetensors").read_bytes()
 
 
 @torch.no_grad()
@@ -70,34 +63,31 @@ def asked_of_transformers(folder, pairs):
     return (guesses == pairs.labels).double().mean().item(), cross_entropy(logits, pairs.labels).item()
 
 
-def test_a_job_leaves_a_checkpoint_that_transformers_finds_as_right_as_the_table_says(call, words):
-    status, out, err = call("train.py", *words, "nli.epochs=20")
-    assert status == 0, err
-    folder = result(out)
-    table = pd.read_csv(folder / "table.csv").set_index("set")
+def test_a_job_leaves_a_checkpoint_that_transformers_finds_as_right_as_the_table_says(door, words):
+    result = door("train.py", *words, "nli.epochs=20").result
+    table = result.table.set_index("set")
     parts = {"held-out": REPORTED, "challenge": HARD}
     parts |= {f"{of}, {label}": HARD.select(label, of) for of in set(HARD.heuristics) for label in HARD.classes}
     parts |= {of: HARD.select(heuristic=of) for of in set(HARD.heuristics)}
     parts |= {label: HARD.select(label) for label in HARD.classes}
     assert set(table.index) == set(parts)
     for name, pairs in parts.items():
-        accuracy, loss = asked_of_transformers(folder / CHECKPOINT, pairs)
+        accuracy, loss = asked_of_transformers(result.folder / CHECKPOINT, pairs)
         assert table.loc[name, "pairs"] == len(pairs)
         assert table.loc[name, "accuracy"] == pytest.approx(accuracy, abs=1e-12)
         assert table.loc[name, "loss"] == pytest.approx(loss, abs=1e-5)
     assert table["accuracy"].nunique() > 2, "control: the parts can be told apart"
-    record = json.loads((folder / "result.json").read_text())
-    assert record["scalars"]["heldout_accuracy"] == table.loc["held-out", "accuracy"]
-    assert record["scalars"]["challenge_accuracy"] == table.loc["challenge", "accuracy"]
-    assert record["provenance"]["truncated"] == {"fit": 0, "report": 0, "challenge": 0}
-    assert "already done" in call("train.py", *words, "nli.epochs=20")[2]
+    assert result.scalars["heldout_accuracy"] == table.loc["held-out", "accuracy"]
+    assert result.scalars["challenge_accuracy"] == table.loc["challenge", "accuracy"]
+    assert result.provenance["truncated"] == {"fit": 0, "report": 0, "challenge": 0}
+    assert "already done" in door("train.py", *words, "nli.epochs=20").stderr
 
 
-def test_an_index_decides_the_head_and_the_order_and_nothing_else(call, words, bert, monkeypatch):
+def test_an_index_decides_the_head_and_the_order_and_nothing_else(door, words, bert, monkeypatch):
     seen = []
     monkeypatch.setattr(importlib.import_module("thinkalike.jobs.nli"), "fit", lambda module, *_: seen.append(module))
     for index in (0, 1):
-        assert call("train.py", *words, f"nli.index={index}")[0] == 0
+        assert door("train.py", *words, f"nli.index={index}").status == 0
     first, second = seen
     base, ours = load_file(bert / "model.safetensors"), [module.model.state_dict() for module in seen]
     body = [name for name in ours[0] if name.startswith("bert.") and "pooler" not in name]
@@ -111,22 +101,19 @@ def test_an_index_decides_the_head_and_the_order_and_nothing_else(call, words, b
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(FIT))  # an epoch is every pair, once
 
 
-def test_the_same_index_gives_the_same_bytes_and_another_does_not(call, words):
-    made = [result(call("train.py", *words, *more)[1]) for more in ([], ["nli.index=1"])]
-    before = [weights_of(folder) for folder in made]
-    again = call("train.py", *words, "force=true", "trainer.checkpoint_every=1")
-    assert result(again[1]) == made[0]
-    assert weights_of(made[0]) == before[0] != before[1]
+def test_the_same_index_gives_the_same_bytes_and_another_does_not(door, words):
+    made = [door("train.py", *words, *more).result for more in ([], ["nli.index=1"])]
+    before = [weights_of(result) for result in made]
+    again = door("train.py", *words, "force=true", "trainer.checkpoint_every=1").result
+    assert again.folder == made[0].folder
+    assert weights_of(again) == before[0] != before[1]
 
 
-def test_a_killed_job_goes_on_to_the_same_weights(words, tmp_path):
-    def command(store):
-        long = ["nli.epochs=40", "trainer.checkpoint_every=5", f"store={tmp_path}/{store}"]
-        return [sys.executable, str(ROOT / "train.py"), *words[:-1], *long]
-
-    killed, whole = kill_and_resume(command, tmp_path, "nli", "last.ckpt")
+def test_a_killed_job_goes_on_to_the_same_weights(door, words):
+    long = ["nli.epochs=40", "trainer.checkpoint_every=5"]
+    killed, whole = kill_and_resume(door, "train.py", *words, *long, state="last.ckpt")
     assert weights_of(killed) == weights_of(whole)
-    assert (killed / "table.csv").read_bytes() == (whole / "table.csv").read_bytes()
+    assert (killed.folder / "table.csv").read_bytes() == (whole.folder / "table.csv").read_bytes()
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs
@@ -144,14 +131,13 @@ def without_counts(words):
     return [word for word in words if "_pairs=" not in word]
 
 
-def test_pairs_from_files_give_what_the_same_pairs_of_the_templates_give(call, words, tmp_path):
+def test_pairs_from_files_give_what_the_same_pairs_of_the_templates_give(door, words, tmp_path):
     files = [*write_files(tmp_path), f"pairs.challenge={tmp_path}/hans.txt"]
     tables, weights = [], []
     for line in (words, [*without_counts(words), *files], [*without_counts(words), *files, "pairs.fit_pairs=40"]):
-        status, out, err = call("train.py", *line)
-        assert status == 0, err
-        tables.append((result(out) / "table.csv").read_text())
-        weights.append(weights_of(result(out)))
+        result = door("train.py", *line).result
+        tables.append(result.table.to_csv())
+        weights.append(weights_of(result))
     assert tables[0] == tables[1] != tables[2]
     assert weights[0] == weights[1] != weights[2]
 
@@ -165,47 +151,41 @@ def test_pairs_from_files_give_what_the_same_pairs_of_the_templates_give(call, w
         (["pairs.challenge=BAD"], "the label 'maybe' is not known; there is: entailment, non-entailment"),
     ],
 )
-def test_files_that_do_not_fit_are_one_line(more, message, call, words, tmp_path):
+def test_files_that_do_not_fit_are_one_line(more, message, door, words, tmp_path):
     files = write_files(tmp_path)
     hans = tmp_path / "hans.txt"
     (tmp_path / "bad.txt").write_text(hans.read_text().replace("\tnon-entailment\t", "\tmaybe\t", 1))
     more = [word.replace("HANS", str(hans)).replace("BAD", f"{tmp_path}/bad.txt") for word in more]
-    status, _, err = call("train.py", *without_counts(words), *files, *more)
-    assert status == 1
-    assert message in err
-    assert err.strip().splitlines()[-1].startswith("error: ")
-    assert "step 1 of" not in err, "before any training"
-    assert not list(tmp_path.glob("results/*/*/result.json"))
+    refused = door("train.py", *without_counts(words), *files, *more)
+    assert message in refused.error
+    assert "step 1 of" not in refused.stderr, "before any training"
+    assert not results_in(tmp_path / "results")
 
 
-def test_pairs_that_are_too_long_are_counted_or_refused(call, words):
+def test_pairs_that_are_too_long_are_counted_or_refused(door, words):
     short = [*words, "nli.context=24"]
-    status, out, err = call("train.py", *short)
-    assert status == 0, err
+    done = door("train.py", *short)
     encode, sides = tiny.pair_tokenizer(), {"fit": FITTED, "report": REPORTED, "challenge": HARD}
     lengths = {side: map(len, encode(each.premises, each.hypotheses)["input_ids"]) for side, each in sides.items()}
     cut = {side: sum(length > 24 for length in each) for side, each in lengths.items()}
     assert 0 < cut["fit"] < FIT
-    assert json.loads((result(out) / "result.json").read_text())["provenance"]["truncated"] == cut
-    assert f"cut {cut['fit']} of {FIT} pairs to 24 tokens" in err
-    status, _, err = call("train.py", *short, "pairs.truncate=false")
-    assert status == 1
-    assert "tokens, but context=24; raise it, or allow truncation" in err
+    assert done.result.provenance["truncated"] == cut
+    assert f"cut {cut['fit']} of {FIT} pairs to 24 tokens" in done.stderr
+    refused = door("train.py", *short, "pairs.truncate=false")
+    assert "tokens, but context=24; raise it, or allow truncation" in refused.error
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
 
 
-def test_what_is_no_bert_is_one_line(call, words, checkpoints):
+def test_what_is_no_bert_is_one_line(door, words, checkpoints):
     for model, message in (
         (["model=local", f"model.path={checkpoints['gpt2']}"], "gpt2: choose model=bert-mini"),
         (["model=gelu-3l-mini"], "gelu-3l-mini is a native: choose model=bert-mini"),
         (["model=local", "model.path=/nowhere"], "/nowhere holds no checkpoint"),
     ):
-        status, _, err = call("train.py", *[word for word in words if not word.startswith("model")], *model)
-        assert status == 1
-        assert message in err
-        assert err.strip().splitlines()[-1].startswith("error: ")
+        others = [word for word in words if not word.startswith("model")]
+        assert message in door("train.py", *others, *model).error
 
 
 @pytest.mark.parametrize(
@@ -217,11 +197,8 @@ def test_what_is_no_bert_is_one_line(call, words, checkpoints):
         (["nli.epoch=2"], "did you mean 'nli.epochs'?"),
     ],
 )
-def test_settings_that_cannot_be_are_one_line(more, message, call, words):
-    status, _, err = call("train.py", *words, *more)
-    assert status == 1
-    assert message in err
-    assert "Traceback" not in err
+def test_settings_that_cannot_be_are_one_line(more, message, door, words):
+    assert message in door("train.py", *words, *more).error
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from thinkalike.models import FrozenModel
 
 SMALL = ("stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256", "data=text", "data.report_tokens=4096",
          "data.report_share=0.4", "model.context=32")  # fmt: skip
+SETS = ("pile-10k", "pile-val")
 SOLU = "NeelNanda/SoLU_3L512W_C4_Code"
 
 
@@ -23,44 +24,43 @@ def repositories(tmp_path_factory):
     return root
 
 
-def stitch(run_door, text_files, endpoint, *words, model="solu-3l", **options):
-    return run_door(
-        "train.py", f"model={model}", *SMALL, f"data.files=[{text_files}/*.txt]", *words,
-        env={"HF_ENDPOINT": endpoint, "HF_HUB_DOWNLOAD_TIMEOUT": "5"}, **options,
-    )  # fmt: skip
+@pytest.fixture
+def stitch(door, text_files):
+    """Run the main job against a hub."""
+
+    def run(endpoint, *words):
+        return door("train.py", "model=solu-3l", *SMALL, f"data.files=[{text_files}/*.txt]", *words, endpoint=endpoint)
+
+    return run
 
 
-def refused(process) -> str:
-    """The one line of a job that was refused."""
-    assert process.returncode == 1, process.stderr
-    assert "Traceback" not in process.stderr
-    assert process.stderr.count("error: ") == 1
-    return process.stderr[process.stderr.index("error: ") :]
-
-
-def test_main_job_downloads_loads_trains_and_writes(run_door, repositories, text_files, tmp_path):
+def test_main_job_downloads_loads_trains_and_writes(stitch, repositories):
     with hub.serve(repositories) as (endpoint, asked):
-        done = stitch(run_door, text_files, endpoint, "stitch=linear")
-    assert done.returncode == 0, done.stderr
-    folder = tmp_path / done.stdout.strip().splitlines()[-1].removeprefix("results: ")
+        result = stitch(endpoint, "stitch=linear").result
     assert any(path.endswith("tiny_final.pth") for path in asked)
-    assert list(pd.read_csv(folder / "table.csv")["source_layer"]) == [0, 1, 2]
-    models = json.loads((folder / "result.json").read_text())["provenance"]["models"]
-    assert models[0]["revision"] == hub.COMMIT
+    assert list(result.table["source_layer"]) == [0, 1, 2]
+    assert result.provenance["models"][0]["revision"] == hub.COMMIT
     # and from the cache, with no hub any more
-    again = stitch(run_door, text_files, "http://127.0.0.1:9", "stitch=affine")
-    assert again.returncode == 0, again.stderr
+    again = stitch(hub.NOWHERE, "stitch=affine")
+    assert again.result.folder != result.folder
     assert "using the cached files" in again.stderr
 
 
-def test_no_hub_and_no_cache(run_door, text_files, tmp_path):
-    line = refused(stitch(run_door, text_files, "http://127.0.0.1:9", timeout=30))
+def test_a_process_reads_its_hub_from_the_environment(door, repositories, text_files):
+    words = ["model=solu-3l", "stitch=identity", *SMALL[3:], f"data.files=[{text_files}/*.txt]"]
+    with hub.serve(repositories) as (endpoint, _):
+        result = door.process("train.py", *words, endpoint=endpoint).result
+    assert result.provenance["models"][0]["revision"] == hub.COMMIT
+
+
+def test_no_hub_and_no_cache(stitch, tmp_path):
+    line = stitch(hub.NOWHERE).error
     assert all(word in line for word in (SOLU, "127.0.0.1:9", "HF_HOME", "model.path=", "gelu-3l-mini"))
     assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize("fault", ["truncated", "half sent", "missing repository", "no weights", "not a transformer"])
-def test_faults_of_a_repository(run_door, repositories, text_files, tmp_path, fault):
+def test_faults_of_a_repository(stitch, tmp_path, fault):
     root = tmp_path / "hub"
     tiny.tokenizer().save_pretrained(root / "NeelNanda" / "tokenizer")
     truncate = ()
@@ -76,8 +76,7 @@ def test_faults_of_a_repository(run_door, repositories, text_files, tmp_path, fa
     elif fault == "not a transformer":
         config.write_text(json.dumps({**json.loads(config.read_text()), "n_layers": 2}))
     with hub.serve(root, truncate) as (endpoint, _):
-        line = refused(stitch(run_door, text_files, endpoint, timeout=60))
-    assert "solu-3l" in line
+        assert "solu-3l" in stitch(endpoint).error
     assert not (tmp_path / "results").exists()
 
 
@@ -105,7 +104,7 @@ def test_legacy_weights_arrive_in_the_right_places(repositories, monkeypatch, tm
         )
 
 
-def test_sets_of_the_hub_are_streamed(run_door, tmp_path):
+def test_sets_of_the_hub_are_streamed(door, tmp_path):
     """One that has files of a loading format, and one that is read by file name."""
     texts = [tiny.document(seed) for seed in range(40)]
     for name in ("NeelNanda/pile-10k/data", "EleutherAI/pile_val_test"):
@@ -116,18 +115,13 @@ def test_sets_of_the_hub_are_streamed(run_door, tmp_path):
     tiny.write_mini(tmp_path / "mini")
     words = [f"model.path={tmp_path}/mini", "data.report_tokens=4096", "data.context=32", "data.report_share=0.4"]
     with hub.serve(tmp_path / "hub") as (endpoint, _):
-        done = [
-            run_door("analyze.py", *words, f"data={name}", env={"HF_ENDPOINT": endpoint})
-            for name in ("pile-10k", "pile-val")
-        ]
-    assert [process.returncode for process in done] == [0, 0], done[0].stderr + done[1].stderr
-    tables = [pd.read_csv(tmp_path / process.stdout.split("results: ")[1].strip() / "table.csv") for process in done]
-    assert tables[0]["loss"][0] == tables[1]["loss"][0]  # the same documents, wherever they come from
+        results = [door.process("analyze.py", *words, f"data={name}", endpoint=endpoint).result for name in SETS]
+    losses = [result.table["loss"][0] for result in results]
+    assert losses[0] == losses[1]  # the same documents, wherever they come from
 
 
-def test_a_set_without_a_hub(run_door, tmp_path):
+def test_a_set_without_a_hub(door, tmp_path):
     tiny.write_mini(tmp_path / "mini")
-    words = [f"model.path={tmp_path}/mini", "data=pile-10k"]
-    line = refused(run_door("analyze.py", *words, env={"HF_ENDPOINT": "http://127.0.0.1:9"}, timeout=30))
+    line = door.process("analyze.py", f"model.path={tmp_path}/mini", "data=pile-10k", endpoint=hub.NOWHERE).error
     assert "cannot stream data=pile-10k" in line
     assert "data=stdlib" in line

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import tiny
-from test_classifiers import THREE, local, pairs
+from classifiers import THREE, local
+from classifiers import random_pairs as pairs
 from thinkalike.classification import class_losses, identity_stitches
 from thinkalike.errors import ModelError
 from thinkalike.models import EMBED, load_model

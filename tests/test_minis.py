@@ -2,10 +2,9 @@
 
 import json
 
-import pandas as pd
 import pytest
 
-from conftest import composed
+from conftest import composed, open_result
 from thinkalike import jobs
 from thinkalike.config import DataConfig
 from thinkalike.data import controlled_stimuli
@@ -93,6 +92,7 @@ def test_the_card_of_a_mini_of_the_grammar_is_recomputed(name, tmp_path):
         assert value == pytest.approx(card(name)["heldout"][key], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_a_card_is_recomputed_from_the_shipped_files(tmp_path):
     facts, model = card("gelu-3l-mini"), mini("gelu-3l-mini")
     data = DataConfig(name="stdlib", source="stdlib", report_tokens=262144, report_share=0.1, cache=str(tmp_path))
@@ -107,7 +107,7 @@ def test_a_card_is_recomputed_from_the_shipped_files(tmp_path):
 def stitched(source, target, tmp_path):
     """The table of the main job with its default recipe."""
     config = composed(f"model={source}", f"model@target={target}", f"store={tmp_path}")
-    return pd.read_csv(jobs.stitch(config) / "table.csv")
+    return open_result(jobs.stitch(config)).table
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """measure=mlem, measure=rsa and the experiments on them: what the door leaves, users' own data, planted claims."""
 
 import csv
-import json
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from scipy.stats import spearmanr
 
 import hub
 import tiny
-from conftest import composed
+from conftest import composed, results_in
 from thinkalike import reproduce
 from thinkalike.data import controlled_stimuli, read_table
 from thinkalike.errors import DataError
@@ -37,10 +36,6 @@ def words(tmp_path):
 def local(path, side="model"):
     chosen = "model@target" if side == "target" else side
     return [f"{chosen}=local", f"{side}.path={path}"]
-
-
-def result(out):
-    return Path(out.split("results: ")[1].strip())
 
 
 def states_of(folder: Path, stimuli) -> list[torch.Tensor]:
@@ -66,42 +61,38 @@ def blocks(model):
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "mamba"])
-def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, call, words, checkpoints):
-    status, out, err = call("analyze.py", "measure=mlem", *local(checkpoints[family]), *words)
-    assert status == 0, err
-    folder, stimuli = result(out), controlled_stimuli(SENTENCES)
+def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, door, words, checkpoints):
+    result = door("analyze.py", "measure=mlem", *local(checkpoints[family]), *words).result
+    stimuli = controlled_stimuli(SENTENCES)
     states = states_of(checkpoints[family], stimuli)
     assert len(states) == tiny.LAYERS
     model, groups = MLEM(), torch.from_numpy(stimuli.sentence)
     features = stimuli.codes().table
     expected = feature_importance(model, features, states, groups=groups)
-    table = pd.read_csv(folder / "table.csv")
+    table = result.table
     assert list(table.columns) == ["model", "layer", "feature", "importance", "low", "high", "weight"]
     assert list(table["feature"][:8]) == stimuli.names
     for column, values in zip(("importance", "low", "high"), expected.profile(), strict=True):
         assert np.abs(table[column].to_numpy() - values.flatten().numpy()).max() < 2e-3  # float32 states, in batches
     weights = model.fit(features, states, groups).weights_
     assert np.abs(table["weight"].to_numpy() - weights.flatten().numpy()).max() < 1e-4
-    scores = pd.read_csv(folder / "scores.csv")
-    assert np.abs(scores["score"].to_numpy() - expected.score().value.numpy()).max() < 1e-3
-    arrays = np.load(folder / "arrays.npz")
+    assert np.abs(result.tables["scores"]["score"].to_numpy() - expected.score().value.numpy()).max() < 1e-3
+    arrays = result.arrays
     assert arrays["importances"].shape == (tiny.LAYERS, 8, 5)
-    similarity = pd.read_csv(folder / "similarity.csv")["value"].to_numpy().reshape(tiny.LAYERS, -1)
+    similarity = result.tables["similarity"]["value"].to_numpy().reshape(tiny.LAYERS, -1)
     made = weighted_tau(torch.from_numpy(arrays["importances"]).mean(-1))
     assert np.abs(similarity - made.numpy()).max() < 1e-12
-    record = json.loads((folder / "result.json").read_text())
-    assert record["provenance"]["stimuli"]["count"] == len(stimuli)
-    assert {path.stem for path in (folder / "figures").iterdir()} == {"profiles", "similarity"}
-    assert "already done" in call("analyze.py", "measure=mlem", *local(checkpoints[family]), *words)[2]
+    assert result.provenance["stimuli"]["count"] == len(stimuli)
+    assert {path.stem for path in result.figures} == {"profiles", "similarity"}
+    assert "already done" in door("analyze.py", "measure=mlem", *local(checkpoints[family]), *words).stderr
 
 
-def test_rsa_of_two_models_is_scipys(call, words, checkpoints):
+def test_rsa_of_two_models_is_scipys(door, words, checkpoints):
     both = [*local(checkpoints["bert"]), *local(checkpoints["mamba"], "target")]
     more = ["measure.permutations=9", "measure.distance=cosine"]
-    status, out, err = call("analyze.py", "measure=rsa", *both, *words, *more)
-    assert status == 0, err
-    assert "least alike" in out
-    table, stimuli = pd.read_csv(result(out) / "table.csv"), controlled_stimuli(SENTENCES)
+    done = door("analyze.py", "measure=rsa", *both, *words, *more)
+    assert "least alike" in done.stdout
+    table, stimuli = done.result.table, controlled_stimuli(SENTENCES)
     states = [layer for family in ("bert", "mamba") for layer in states_of(checkpoints[family], stimuli)]
     distances = [pdist(layer.double().numpy(), "cosine") for layer in states]
     expected = np.array([[spearmanr(a, b).statistic for b in distances] for a in distances])
@@ -124,34 +115,28 @@ OPTIONS = [
     ["measure.embed=true"],
     ["measure.alphas=[1.0]"],
     ["recipe=paper"],
-    ["stimuli.sentences=41"],
+    ["stimuli.sentences=25"],
     ["stimuli.seed=1"],
     ["stimuli.sample=60", "stimuli.balance=[Number]"],
     ["seed=1"],
 ]
 
 
-def test_every_option_changes_the_table(call, words, checkpoints):
-    seen = set()
+def test_every_option_changes_the_table(door, words, checkpoints):
+    seen, small = set(), ["stimuli.sentences=24", "measure.permutations=1"]
     for more in ([], *OPTIONS):
-        status, out, err = call("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words, *more)
-        assert status == 0, err
-        folder = result(out)
-        seen.add((folder / "table.csv").read_text() + (folder / "scores.csv").read_text())
+        result = door("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words, *small, *more).result
+        seen.add(result.table.to_csv() + result.tables["scores"].to_csv())
         if "measure.null=2" in more:
-            assert pd.read_csv(folder / "table.csv")["p"].min() >= 1 / 3
+            assert result.table["p"].min() >= 1 / 3
         if "measure.weights=full" in more:
-            assert list(pd.read_csv(folder / "interactions.csv")["features"]) == ["PoS x Number"] * tiny.LAYERS
+            assert list(result.tables["interactions"]["features"]) == ["PoS x Number"] * tiny.LAYERS
     assert len(seen) == 1 + len(OPTIONS)
 
 
-def test_models_share_a_job_and_keep_their_numbers(call, words, checkpoints):
+def test_models_share_a_job_and_keep_their_numbers(door, words, checkpoints):
     one, two = local(checkpoints["bert"]), local(checkpoints["gpt2"], "target")
-    tables = []
-    for models in ([*one, *two], one):
-        status, out, err = call("analyze.py", "measure=mlem", *models, *words)
-        assert status == 0, err
-        tables.append(pd.read_csv(result(out) / "table.csv"))
+    tables = [door("analyze.py", "measure=mlem", *models, *words).result.table for models in ([*one, *two], one)]
     assert list(tables[0]["model"].unique()) == ["bert", "gpt2"]
     pd.testing.assert_frame_equal(tables[0].iloc[: len(tables[1])], tables[1])
 
@@ -194,14 +179,13 @@ def recording(tmp_path, table):
     return tmp_path / "brain.npz"
 
 
-def test_words_of_a_table_are_probed(call, words, table, checkpoints):
+def test_words_of_a_table_are_probed(door, words, table, checkpoints):
     own = ["stimuli=table", f"stimuli.path={table}", "stimuli.kinds={size: ordinal}", "measure.difference=scaled"]
-    status, out, err = call("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words[1:], *own)
-    assert status == 0, err
-    assert set(pd.read_csv(result(out) / "table.csv")["feature"]) == {"colour", "size"}
+    table = door("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words[1:], *own).result.table
+    assert set(table["feature"]) == {"colour", "size"}
 
 
-def test_words_of_a_treebank_are_probed(call, words, tmp_path, checkpoints):
+def test_words_of_a_treebank_are_probed(door, words, tmp_path, checkpoints):
     rows = []
     for number in range(30):
         noun, verb = ("Plur", "ran") if number % 2 else ("Sing", "runs")
@@ -212,32 +196,29 @@ def test_words_of_a_treebank_are_probed(call, words, tmp_path, checkpoints):
         ]
     (tmp_path / "tree.conllu").write_text("\n".join(rows) + "\n")
     own = ["stimuli=conllu", f"stimuli.path={tmp_path}/tree.conllu", "stimuli.features=[UPOS,Number]"]
-    status, out, err = call("analyze.py", "measure=mlem", *local(checkpoints["bert"]), *words[1:], *own)
-    assert status == 0, err
-    assert set(pd.read_csv(result(out) / "table.csv")["feature"]) == {"UPOS", "Number"}
+    table = door("analyze.py", "measure=mlem", *local(checkpoints["bert"]), *words[1:], *own).result.table
+    assert set(table["feature"]) == {"UPOS", "Number"}
 
 
 @pytest.mark.parametrize("ending", [".npz", ".safetensors"])
-def test_a_recording_takes_the_place_of_the_model(ending, call, words, table, recording):
+def test_a_recording_takes_the_place_of_the_model(ending, door, words, table, recording):
     own = [f"activations={recording.with_suffix(ending)}", "stimuli=table", f"stimuli.path={table}"]
-    status, out, err = call("analyze.py", "measure=mlem", *own, *words[1:])
-    assert status == 0, err
-    found = pd.read_csv(result(out) / "table.csv").set_index(["model", "layer", "feature"])["importance"]
+    result = door("analyze.py", "measure=mlem", *own, *words[1:]).result
+    found = result.table.set_index(["model", "layer", "feature"])["importance"]
     assert [layer for _, layer, _ in found.index[::2]] == [2, 10]
     assert (found[:, :, "colour"] > 0.5).all()
     assert (found[:, :, "size"].abs() < 0.1).all()
     changed = table.with_name("words2.csv")
     changed.write_text(table.read_text().replace("red", "pink"))
-    other = call("analyze.py", "measure=mlem", *own[:-1], f"stimuli.path={changed}", *words[1:])[1]
-    assert result(other) != result(out), "another table is another job"
+    other = door("analyze.py", "measure=mlem", *own[:-1], f"stimuli.path={changed}", *words[1:]).result
+    assert other.key != result.key, "another table is another job"
 
 
-def test_a_recording_is_compared_with_a_model(call, words, table, recording, checkpoints):
+def test_a_recording_is_compared_with_a_model(door, words, table, recording, checkpoints):
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}"]
     both = [*own, "stimuli.columns={word: null}", "stimuli.features=[colour,size]"]
-    status, out, err = call("analyze.py", "measure=rsa", *both, *local(checkpoints["gpt2"], "target"), *words[1:])
-    assert status == 0, err
-    cells = pd.read_csv(result(out) / "table.csv")
+    second = local(checkpoints["gpt2"], "target")
+    cells = door("analyze.py", "measure=rsa", *both, *second, *words[1:]).result.table
     assert list(dict.fromkeys(cells["source"])) == ["brain", "gpt2"]
     assert len(cells) == (2 + tiny.LAYERS) ** 2
 
@@ -271,7 +252,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_cannot_be_done_is_one_line(case, call, words, table, recording, tmp_path):
+def test_what_cannot_be_done_is_one_line(case, door, words, table, recording, tmp_path):
     more, message = BAD[case]
     line = "one two three four five six seven"
     rows = "\n".join(f"{line},{word},{number % 2}" for number, word in enumerate(line.split()))
@@ -281,38 +262,33 @@ def test_what_cannot_be_done_is_one_line(case, call, words, table, recording, tm
     for name, path in paths.items():
         more = [word.replace(name, str(path)) for word in more]
     kind = [] if any(word.startswith("measure=") for word in more) else ["measure=mlem"]
-    status, _, err = call("analyze.py", *kind, "model=gelu-3l-mini", *words, *more)
-    assert status == 1
-    assert message in err
-    assert err.strip().splitlines()[-1].startswith("error: ")
-    assert not list(tmp_path.glob("results/*/*/result.json"))
+    assert message in door("analyze.py", *kind, "model=gelu-3l-mini", *words, *more).error
+    assert not results_in(tmp_path / "results")
 
 
-def test_a_text_that_is_too_long_is_named(call, words, tmp_path, checkpoints):
+def test_a_text_that_is_too_long_is_named(door, words, tmp_path, checkpoints):
     long = tmp_path / "long.csv"
     long.write_text("text,colour\n" + "abc " * 100 + ",red\nabc,green\n")
     own = ["stimuli=table", f"stimuli.path={long}"]
-    status, _, err = call("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words[1:], *own)
-    assert status == 1
-    assert "is longer than the 64 of gpt2; split it: abc abc" in err
+    refused = door("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words[1:], *own)
+    assert "is longer than the 64 of gpt2; split it: abc abc" in refused.error
 
 
-def test_a_profile_that_ranks_nothing_leaves_the_likeness_out(call, words, table, recording):
+def test_a_profile_that_ranks_nothing_leaves_the_likeness_out(door, words, table, recording):
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "stimuli.features=[colour]"]
-    status, out, err = call("analyze.py", "measure=mlem", *own, *words[1:])
-    assert status == 0, err
-    assert "layers are not compared by their profiles: profile 0 is constant" in err
-    assert not (result(out) / "similarity.csv").exists()
+    done = door("analyze.py", "measure=mlem", *own, *words[1:])
+    assert "layers are not compared by their profiles: profile 0 is constant" in done.stderr
+    assert set(done.result.tables) == {"scores"}
 
 
-def test_features_that_can_hardly_be_told_apart_are_warned_of(call, words, tmp_path, recording):
+def test_features_that_can_hardly_be_told_apart_are_warned_of(door, words, tmp_path, recording):
     rows = "\n".join(f"t{number},{number % 3},{'abc'[number % 3]}" for number in range(60))
     (tmp_path / "twins.csv").write_text(f"text,first,second\n{rows}\n")
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={tmp_path}/twins.csv"]
-    status, _, err = call("analyze.py", "measure=mlem", *own, *words[1:])
-    assert status == 0, err
-    assert "features [[0, 1]] differ on much the same pairs" in err
-    assert "0 first, 1 second" in err
+    done = door("analyze.py", "measure=mlem", *own, *words[1:])
+    assert list(done.result.table["feature"][:2]) == ["first", "second"]
+    assert "features [[0, 1]] differ on much the same pairs" in done.stderr
+    assert "0 first, 1 second" in done.stderr
 
 
 # ----------------------------------------------------------------------------------------------------- the experiments
@@ -389,17 +365,14 @@ def test_leaders_of_a_contrast():
 
 
 @pytest.mark.parametrize("experiment", ["table_s1", "figure_s5"])
-def test_experiments_without_a_model(experiment, call, words):
-    status, out, err = call("analyze.py", f"experiment=salle2024/{experiment}", *words, "stimuli.sample=100")
-    assert status == 0, err
-    assert list(pd.read_csv(result(out) / "claims.csv")["verdict"]) == ["holds"]
+def test_experiments_without_a_model(experiment, door, words):
+    result = door("analyze.py", f"experiment=salle2024/{experiment}", *words, "stimuli.sample=100").result
+    assert list(result.tables["claims"]["verdict"]) == ["holds"]
 
 
-def test_table_s1_says_how_many_rows_differ(call, words, monkeypatch):
+def test_table_s1_says_how_many_rows_differ(door, words, monkeypatch):
     monkeypatch.setattr(reproduce.stimuli, "printed", lambda value: "NaN" if pd.isna(value) else str(value).lower())
-    status, out, err = call("analyze.py", "experiment=salle2024/table_s1", *words)
-    assert status == 0, err
-    claims = pd.read_csv(result(out) / "claims.csv")
+    claims = door("analyze.py", "experiment=salle2024/table_s1", *words).result.tables["claims"]
     assert list(claims["verdict"]) == ["does not hold"]
     assert claims["numbers"][0] != "16 of 16 rows"
 
@@ -418,20 +391,17 @@ def repositories(tmp_path_factory):
     return root
 
 
-def test_experiments_run_at_paper_scale_against_a_hub(repositories, run_door, words, tmp_path):
+def test_experiments_run_at_paper_scale_against_a_hub(repositories, door, words, tmp_path):
     small = [*words, "stimuli.sample=120"]
     with hub.serve(repositories) as (endpoint, asked):
-        for figure, kinds in (("figure3", 1), ("figure2", 2), ("figure4", 2)):
-            done = run_door("analyze.py", f"experiment=salle2024/{figure}", *small, env={"HF_ENDPOINT": endpoint})
-            assert done.returncode == 0, done.stderr
-            folder = result(done.stdout)
-            assert set(pd.read_csv(folder / "claims.csv")["verdict"]) <= {"holds", "does not hold"}
-            assert list((folder / "figures").glob("*.png"))
-            assert len({path.parts[-3] for path in tmp_path.glob("results/*/*/result.json")} & {"mlem", "rsa"}) == kinds
-        again = run_door("analyze.py", "experiment=salle2024/figure2", *small, env={"HF_ENDPOINT": endpoint})
-    assert result(again.stdout).name
-    assert len(list(tmp_path.glob("results/mlem/*"))) == 3
-    assert len(list(tmp_path.glob("results/rsa/*"))) == 3
+        for figure, kinds in (("figure3", {"mlem"}), ("figure2", {"mlem", "rsa"}), ("figure4", {"mlem", "rsa"})):
+            result = door("analyze.py", f"experiment=salle2024/{figure}", *small, endpoint=endpoint).result
+            assert set(result.tables["claims"]["verdict"]) <= {"holds", "does not hold"}
+            assert any(path.suffix == ".png" for path in result.figures)
+            assert {made.kind for made in results_in(tmp_path / "results")} & {"mlem", "rsa"} == kinds
+        assert door("analyze.py", "experiment=salle2024/figure2", *small, endpoint=endpoint).result.folder.exists()
+    assert len(results_in(tmp_path / "results", "mlem")) == 3
+    assert len(results_in(tmp_path / "results", "rsa")) == 3
     assert any(path.endswith(".safetensors") for path in asked)
 
 
@@ -449,9 +419,9 @@ def test_mini_scale_takes_the_minis(monkeypatch, tmp_path):
     assert {(job.recipe, job.seed, job.stimuli.sample, job.model.mini) for job in asked} == {("paper", 3, 1500, True)}
 
 
-def test_the_least_and_the_most_of_a_job_are_on_the_screen(call, words, checkpoints):
-    out = call("analyze.py", "measure=mlem", *local(checkpoints["bert"]), *words)[1]
-    lines = [line for line in out.splitlines() if line.startswith("  bert layer")]
+def test_the_least_and_the_most_of_a_job_are_on_the_screen(door, words, checkpoints):
+    done = door("analyze.py", "measure=mlem", *local(checkpoints["bert"]), *words)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("  bert layer")]
     assert len(lines) == tiny.LAYERS
     assert all(name in mlem.__doc__ for name in ("table.csv", "scores.csv", "similarity.csv", "interactions.csv"))
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import hub
+from classifiers import of_the_hub
 from thinkalike.data import EncodedPairs, PairBatch, Pairs, batches, encode, hub_pairs, read_hans, read_mnli
 from thinkalike.data.nli import HANS, MNLI
 from thinkalike.errors import DataError
@@ -36,13 +37,6 @@ def published(rows) -> pd.DataFrame:
     names = ["sentence1", "sentence2", "gold_label", "heuristic", "subcase"]
     frame = pd.DataFrame(rows, columns=names[: len(rows[0])])
     return frame.assign(pairID=[f"ex{row}" for row in range(len(rows))], sentence1_parse='(ROOT (S "))')
-
-
-def of_the_hub(rows) -> pd.DataFrame:
-    names = ["premise", "hypothesis", "label", "heuristic", "subcase"]
-    frame = pd.DataFrame(rows, columns=names[: len(rows[0])])
-    classes = HANS if len(rows[0]) > 3 else MNLI
-    return frame.assign(label=[classes.index(name) if name in classes else -1 for name in frame["label"]], genre="x")
 
 
 def write(rows, path: Path) -> Path:

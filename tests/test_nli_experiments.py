@@ -8,9 +8,8 @@ import pytest
 import torch
 
 import hub
-from conftest import composed
-from test_nli_data import of_the_hub
-from test_nli_jobs import THREE, loaded, relabelled, result, write_base, write_sibling
+from classifiers import THREE, loaded, of_the_hub, relabelled, write_base, write_sibling
+from conftest import composed, open_result, results_in
 from thinkalike import reproduce
 from thinkalike.data import nli_challenge, nli_training
 from thinkalike.jobs.nli import CHECKPOINT
@@ -63,9 +62,9 @@ def verdicts(monkeypatch, tmp_path):
         folder = planted(tmp_path, **changes)
         monkeypatch.setattr(experiments.jobs, "population", lambda _: folder)
         config = composed(f"experiment=brown2023/{figure}", "scale=mini", f"store={tmp_path}/r", *words, door="analyze")
-        made = reproduce.reproduce(config)
-        assert list((made / "figures").glob("*.png"))
-        return pd.read_csv(made / "claims.csv").set_index("claim")
+        result = open_result(reproduce.reproduce(config))
+        assert any(path.suffix == ".png" for path in result.figures)
+        return result.tables["claims"].set_index("claim")
 
     return run
 
@@ -162,19 +161,18 @@ def test_the_papers_scale_has_the_papers_models_and_pairs_unless_others_are_aske
     assert scales(*local, "pairs=files") == ("files", "local", None)
 
 
-def test_a_part_of_the_challenge_that_is_not_there_is_refused_before_any_training(call, tmp_path):
+def test_a_part_of_the_challenge_that_is_not_there_is_refused_before_any_training(door, tmp_path):
     words = ["measure=population", "pairs.heuristic=lexical", f"store={tmp_path}/results"]
-    status, _, err = call("analyze.py", *words)
-    assert status == 1
-    assert "has no pairs of label=non-entailment, heuristic=lexical; there is:" in err
-    assert "member" not in err
+    refused = door("analyze.py", *words)
+    assert "has no pairs of label=non-entailment, heuristic=lexical; there is:" in refused.error
+    assert "member" not in refused.stderr
 
 
 @pytest.mark.slow
-def test_classifiers_are_made_once_and_from_where_it_was_interrupted(call, tmp_path, monkeypatch):
+def test_classifiers_are_made_once_and_from_where_it_was_interrupted(door, tmp_path, monkeypatch):
     counts = ["pairs.fit_pairs=600", "pairs.report_pairs=60", "pairs.challenge_pairs=120"]
     size = [*counts, "population.size=4", "population.per_group=2", "measure.tokens_per_batch=256"]
-    store = f"store={tmp_path}/results"
+    store = tmp_path / "results"
     step = Finetuning.training_step
 
     def killed(self, places, number):
@@ -183,36 +181,36 @@ def test_classifiers_are_made_once_and_from_where_it_was_interrupted(call, tmp_p
         return step(self, places, number)
 
     def run(figure):
-        return call("analyze.py", f"experiment=brown2023/{figure}", "scale=mini", *size, store)
+        return door("analyze.py", f"experiment=brown2023/{figure}", "scale=mini", *size)
 
     monkeypatch.setattr(Finetuning, "training_step", killed)
     with pytest.raises(RuntimeError, match="killed"):
         run("figure2")
     monkeypatch.setattr(Finetuning, "training_step", step)
-    assert len(list(tmp_path.glob("results/nli/*/result.json"))) == 1
-    status, out, err = run("figure2")
-    assert status == 0, err
-    assert err.count("already done") == 1
-    assert err.count("going on from") == 1
-    made = {path: path.stat().st_mtime_ns for path in tmp_path.glob("results/*/*/result.json")}
+    assert len(results_in(store, "nli")) == 1
+    first = run("figure2")
+    assert first.result.folder.parent == store / "brown2023-figure2"
+    assert first.stderr.count("already done") == 1
+    assert first.stderr.count("going on from") == 1
+    made = {path: path.stat().st_mtime_ns for path in store.glob("*/*/result.json")}
     assert len(made) == 4 + 1 + 1
-    table = pd.read_csv(next(tmp_path.glob("results/population/*/table.csv")))
+    (population,) = results_in(store, "population")
     accuracies = {}
-    for path in tmp_path.glob("results/nli/*/table.csv"):
-        row = pd.read_csv(path).set_index("set").loc["constituent, non-entailment"]
+    for result in results_in(store, "nli"):
+        row = result.table.set_index("set").loc["constituent, non-entailment"]
         accuracies[row["model"]] = (row["accuracy"], row["model"])
     ranked = sorted(accuracies, key=accuracies.get, reverse=True)
+    table = population.table
     assert list(dict.fromkeys(table["source"])) == ranked  # all four here: the best first
     assert list(table.drop_duplicates("source")["group_of_source"]) == ["generalizing"] * 2 + ["heuristic"] * 2
     for figure, new in (("figure2", 0), ("figure8", 1), ("figure7", 2)):  # only the challenge is stitched anew
-        before = len(list(tmp_path.glob("results/*/*/result.json")))
-        status, out, err = run(figure)
-        assert status == 0, err
-        assert len(list(tmp_path.glob("results/*/*/result.json"))) == before + new
-        assert list((result(out) / "figures").glob("*.svg"))
+        before = len(results_in(store))
+        result = run(figure).result
+        assert len(results_in(store)) == before + new
+        assert any(path.suffix == ".svg" for path in result.figures)
     assert all(path.stat().st_mtime_ns == when for path, when in made.items())
     one = ["task=nli", "model=bert-mini", "nli.index=1", "logger=none", *counts, f"store={tmp_path}/alone"]
-    whole = result(call("train.py", *one)[1]) / CHECKPOINT / "model.safetensors"
+    whole = door("train.py", *one).result.folder / CHECKPOINT / "model.safetensors"
     assert whole.read_bytes() == Path(str(whole).replace("/alone/", "/results/")).read_bytes()
 
 
@@ -241,21 +239,22 @@ def published(tmp_path_factory):
     return root
 
 
-def test_experiments_run_at_paper_scale_against_a_hub(published, run_door, tmp_path):
+def test_experiments_run_at_paper_scale_against_a_hub(published, door, tmp_path):
     groups = ["population.generalizing=[0,1]", "population.heuristic=[2,3]", "population.cluster=[2]"]
     figures = "experiment=brown2023/figure2,brown2023/figure7,brown2023/figure8"
     small = ["measure=population", "measure.tokens_per_batch=256"]  # named: a sweep reads settings without experiments
-    own = ["population=feather-berts", *groups, *small, f"store={tmp_path}/results"]
+    own = ["population=feather-berts", *groups, *small]
     with hub.serve(published) as (endpoint, asked):
-        done = run_door("analyze.py", "-m", figures, *own, env={"HF_ENDPOINT": endpoint})
-    assert done.returncode == 0, done.stderr
-    assert len(list(tmp_path.glob("results/population/*/result.json"))) == 2
+        done = door("analyze.py", "-m", figures, *own, endpoint=endpoint)
+    assert done.status == 0, done.stderr
     for figure in (2, 7, 8):
-        (folder,) = tmp_path.glob(f"results/brown2023-figure{figure}/*")
-        claims = pd.read_csv(folder / "claims.csv")
+        (result,) = results_in(tmp_path / "results", f"brown2023-figure{figure}")
+        claims = result.tables["claims"]
         assert set(claims["verdict"]) <= {"holds", "does not hold", "not testable here"}
-        assert list((folder / "figures").glob("*.png"))
+        assert any(path.suffix == ".png" for path in result.figures)
         assert (figure != 7) == any("the published cluster" in text for text in claims["numbers"])
-    tables = [pd.read_csv(path) for path in tmp_path.glob("results/population/*/table.csv")]
-    assert all(list(dict.fromkeys(table["source"])) == [f"feather-bert-{n}" for n in range(4)] for table in tables)
+    populations = results_in(tmp_path / "results", "population")
+    assert len(populations) == 2
+    names = [f"feather-bert-{n}" for n in range(4)]
+    assert all(list(dict.fromkeys(result.table["source"])) == names for result in populations)
     assert any("feather_berts_3" in path and path.endswith("pytorch_model.bin") for path in asked)

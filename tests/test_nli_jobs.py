@@ -2,69 +2,24 @@
 
 import copy
 import importlib
-import json
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 import transformers
 
 import tiny
-from conftest import composed
+from classifiers import PAIR_BLOCKS as BLOCKS
+from classifiers import THREE, loaded, logits_of, relabelled, write_base, write_sibling
+from conftest import composed, results_in
 from thinkalike.classification import class_losses
 from thinkalike.data import Pairs, nli_challenge, nli_training
 from thinkalike.data.nli import HANS, MNLI
 from thinkalike.errors import ConfigError
 from thinkalike.measures import CKA
 
-THREE = ["contradiction", "entailment", "neutral"]
-BLOCKS, CONTEXT, BATCH = 2, 64, 200
+BATCH = 200
 POPULATION = importlib.import_module("thinkalike.jobs.population")  # the package has the function under this name
-
-
-def result(out):
-    return Path(out.split("results: ")[1].strip())
-
-
-def loaded(folder):
-    return transformers.BertForSequenceClassification.from_pretrained(folder)
-
-
-@torch.no_grad()
-def write_sibling(folder, base, seed, noise=0.2):
-    """The classifier `base` with noise on its weights, which takes every class for some texts."""
-    model, generator = loaded(base), torch.Generator().manual_seed(seed)
-    for weight in model.parameters():
-        weight += noise * weight.std(correction=0) * torch.randn(weight.shape, generator=generator)
-    model.classifier.bias -= logits_of(model, nli_training(60))[0].mean(0)
-    model.save_pretrained(folder)
-    tiny.pair_tokenizer().save_pretrained(folder)
-    return folder
-
-
-@torch.no_grad()
-def logits_of(model, pairs):
-    tokenizer = tiny.pair_tokenizer()
-    inputs = tokenizer(
-        pairs.premises, pairs.hypotheses, truncation="longest_first", max_length=CONTEXT,
-        return_token_type_ids=True, padding=True, return_tensors="pt",
-    )  # fmt: skip
-    return model.eval()(**inputs).logits, inputs
-
-
-def relabelled(pairs, model):
-    """The same texts with the labels that a classifier gives them, so that it is right."""
-    names = [model.config.id2label[number] for number in logits_of(model, pairs)[0].argmax(-1).tolist()]
-    if pairs.classes == HANS:
-        names = [name if name == "entailment" else "non-entailment" for name in names]
-    labels = torch.tensor([pairs.classes.index(name) for name in names])
-    return Pairs(pairs.premises, pairs.hypotheses, labels, pairs.classes, pairs.heuristics, pairs.subcases)
-
-
-def write_base(folder, classes):
-    return write_sibling(folder, tiny.write_classifier(folder, classes, layers=BLOCKS), 0, noise=0)
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +60,9 @@ def stitched(source, target, cut):
     return joined
 
 
-def test_penalties_are_those_of_whole_stitched_models(call, tmp_path, pairs, members):
-    status, out, err = call("analyze.py", *command(tmp_path, pairs, members))
-    assert status == 0, err
-    table, models = pd.read_csv(result(out) / "table.csv"), [loaded(folder) for folder in members]
+def test_penalties_are_those_of_whole_stitched_models(door, tmp_path, pairs, members):
+    result = door("analyze.py", *command(tmp_path, pairs, members)).result
+    table, models = result.table, [loaded(folder) for folder in members]
     names = [str(folder) for folder in members]
     assert list(dict.fromkeys(table["source"])) == list(dict.fromkeys(table["target"])) == names
     assert len(table) == 4 * 4 * (BLOCKS + 1)
@@ -132,13 +86,12 @@ def test_penalties_are_those_of_whole_stitched_models(call, tmp_path, pairs, mem
     itself = table[table["source"] == table["target"]]
     assert (itself["accuracy_penalty"] == 0).all()
     assert (itself["loss_penalty"] == 0).all()
-    arrays = np.load(result(out) / "arrays.npz")
-    assert np.array_equal(arrays["correct"], correct.bool().numpy())
-    assert arrays["losses"].shape == losses.shape
-    record = json.loads((result(out) / "result.json").read_text())
-    assert record["scalars"]["accuracy_generalizing"] == pytest.approx(float(correct[:2][own[:2], own[:2], 0].mean()))
-    assert record["provenance"]["pairs"]["count"] == len(pairs[0])
-    assert "already done" in call("analyze.py", *command(tmp_path, pairs, members))[2]
+    assert np.array_equal(result.arrays["correct"], correct.bool().numpy())
+    assert result.arrays["losses"].shape == losses.shape
+    accuracy = float(correct[:2][own[:2], own[:2], 0].mean())
+    assert result.scalars["accuracy_generalizing"] == pytest.approx(accuracy)
+    assert result.provenance["pairs"]["count"] == len(pairs[0])
+    assert "already done" in door("analyze.py", *command(tmp_path, pairs, members)).stderr
 
 
 @torch.no_grad()
@@ -159,42 +112,38 @@ def cka_of_transformers(members, pairs):
     return torch.stack([metric.compute().value for metric in metrics], -1)
 
 
-def test_cka_is_that_of_the_states_of_whole_models_and_a_model_is_like_itself(call, tmp_path, pairs, members):
-    status, out, err = call("analyze.py", *command(tmp_path, pairs, members))
-    assert status == 0, err
-    cells = pd.read_csv(result(out) / "cka.csv")
+def test_cka_is_that_of_the_states_of_whole_models_and_a_model_is_like_itself(door, tmp_path, pairs, members):
+    done = door("analyze.py", *command(tmp_path, pairs, members))
+    cells = done.result.tables["cka"]
     expected = cka_of_transformers(members, pairs[0])
     assert np.abs(cells["value"].to_numpy() - expected.flatten().numpy()).max() < 1e-5
     itself = cells["source"] == cells["target"]
     assert (cells[itself]["value"] - 1).abs().max() < 1e-9
     assert cells[~itself]["value"].max() < 0.99
-    hsics = torch.from_numpy(np.load(result(out) / "arrays.npz")["hsics"])
+    hsics = torch.from_numpy(done.result.arrays["hsics"])
     sums = hsics.mean(0)
     own = sums.diagonal().T
     made = sums / (own[:, None] * own).sqrt()
     assert np.abs(cells["value"].to_numpy() - made.flatten().numpy()).max() < 1e-9
-    assert all(f"cut {cut:3d}" in out for cut in range(-1, BLOCKS))
+    assert all(f"cut {cut:3d}" in done.stdout for cut in range(-1, BLOCKS))
 
 
-def test_options_of_cka_change_cka_and_no_penalty(call, tmp_path, pairs, members):
+def test_options_of_cka_change_cka_and_no_penalty(door, tmp_path, pairs, members):
     tables, values = set(), set()
     options = ([], ["measure.include_padding=true"], ["measure.site=update"], ["measure.at_once=1"])
     for more in options:
-        status, out, err = call("analyze.py", *command(tmp_path, pairs, members, *more))
-        assert status == 0, err
-        tables.add(tuple(pd.read_csv(result(out) / "table.csv")["accuracy_penalty"]))
-        values.add(tuple(pd.read_csv(result(out) / "cka.csv")["value"]))
+        result = door("analyze.py", *command(tmp_path, pairs, members, *more)).result
+        tables.add(tuple(result.table["accuracy_penalty"]))
+        values.add(tuple(result.tables["cka"]["value"]))
     assert (len(tables), len(values)) == (1, len(options) - 1)  # how many run at once changes neither
 
 
-def test_the_challenge_is_the_part_that_is_asked_for(call, tmp_path, pairs, members):
+def test_the_challenge_is_the_part_that_is_asked_for(door, tmp_path, pairs, members):
     rows = {}
     for more in ([], ["pairs.heuristic=null", "pairs.label=null"]):
-        status, out, err = call("analyze.py", *command(tmp_path, pairs, members, "measure.side=challenge", *more))
-        assert status == 0, err
-        table = pd.read_csv(result(out) / "table.csv").query("source == target and cut == 0")
-        count = json.loads((result(out) / "result.json").read_text())["provenance"]["pairs"]["count"]
-        rows[count] = list(table["accuracy"])
+        result = door("analyze.py", *command(tmp_path, pairs, members, "measure.side=challenge", *more)).result
+        table = result.table.query("source == target and cut == 0")
+        rows[result.provenance["pairs"]["count"]] = list(table["accuracy"])
     hard = pairs[1].select("non-entailment", "lexical_overlap")
     assert sorted(rows) == sorted({len(hard), len(pairs[1])})
     guesses = [logits_of(loaded(folder), hard)[0].argmax(-1) for folder in members]
@@ -202,7 +151,7 @@ def test_the_challenge_is_the_part_that_is_asked_for(call, tmp_path, pairs, memb
     assert rows[len(hard)] == pytest.approx(expected, abs=1e-12)
 
 
-def test_classifiers_of_two_classes_are_checked_on_the_whole_challenge(call, tmp_path, pairs):
+def test_classifiers_of_two_classes_are_checked_on_the_whole_challenge(door, tmp_path, pairs):
     """On the part that is reported on they may well be wrong throughout."""
     first = write_base(tmp_path / "two", list(HANS))
     four = [write_sibling(tmp_path / name, first, seed) for seed, name in enumerate("abcd")]
@@ -211,32 +160,28 @@ def test_classifiers_of_two_classes_are_checked_on_the_whole_challenge(call, tmp
     labels = torch.where(torch.tensor([kind == "h0" for kind in kinds]), 1 - right.labels, right.labels)
     hard = Pairs(right.premises, right.hypotheses, labels, HANS, kinds, right.subcases)
     asked = ["measure.side=challenge", "pairs.heuristic=h0", "pairs.label=null"]
-    status, out, err = call("analyze.py", *command(tmp_path, (pairs[0], hard), four, *asked))
-    assert status == 0, err
-    assert pd.read_csv(result(out) / "table.csv").query("source == target")["accuracy"].max() < 0.2
-    status, _, err = call("analyze.py", *command(tmp_path, (pairs[0], hard), four))
-    assert status == 1
-    assert "cannot be asked for ['entailment', 'neutral', 'contradiction']" in err
+    table = door("analyze.py", *command(tmp_path, (pairs[0], hard), four, *asked)).result.table
+    assert table.query("source == target")["accuracy"].max() < 0.2
+    refused = door("analyze.py", *command(tmp_path, (pairs[0], hard), four))
+    assert "cannot be asked for ['entailment', 'neutral', 'contradiction']" in refused.error
 
 
-def test_pairs_are_cut_for_the_model_of_the_least_context(call, tmp_path, pairs, members, monkeypatch):
+def test_pairs_are_cut_for_the_model_of_the_least_context(door, tmp_path, pairs, members, monkeypatch):
     monkeypatch.setattr(POPULATION, "check_labels", lambda *_, **__: 1.0)
     shape = transformers.BertConfig.from_pretrained(members[0], max_position_embeddings=40)
     transformers.BertForSequenceClassification(shape).save_pretrained(tmp_path / "short")
     tiny.pair_tokenizer().save_pretrained(tmp_path / "short")
-    status, out, err = call("analyze.py", *command(tmp_path, pairs, [*members[:3], tmp_path / "short"]))
-    assert status == 0, err
-    assert json.loads((result(out) / "result.json").read_text())["provenance"]["pairs"]["truncated"] > 0
-    assert "pairs to 40 tokens" in err
+    done = door("analyze.py", *command(tmp_path, pairs, [*members[:3], tmp_path / "short"]))
+    assert done.result.provenance["pairs"]["truncated"] > 0
+    assert "pairs to 40 tokens" in done.stderr
 
 
 # ------------------------------------------------------------------------------------------------ what cannot be done
 
 
-def test_a_model_that_is_named_twice_is_refused(call, tmp_path, pairs, members):
-    status, _, err = call("analyze.py", *command(tmp_path, pairs, [*members[:3], members[0]]))
-    assert status == 1
-    assert f"error: population=local names {members[0]} twice" in err
+def test_a_model_that_is_named_twice_is_refused(door, tmp_path, pairs, members):
+    error = door("analyze.py", *command(tmp_path, pairs, [*members[:3], members[0]])).error
+    assert f"error: population=local names {members[0]} twice" in error
 
 
 def renamed(folder, names, place):
@@ -248,12 +193,11 @@ def renamed(folder, names, place):
     return place
 
 
-def test_permuted_classes_are_refused(call, tmp_path, pairs, members):
+def test_permuted_classes_are_refused(door, tmp_path, pairs, members):
     wrong = renamed(members[3], ["entailment", "contradiction", "neutral"], tmp_path / "wrong")
-    status, _, err = call("analyze.py", *command(tmp_path, pairs, [*members[:3], wrong]))
-    assert status == 1
-    assert f"error: {wrong} is right on" in err
-    assert "in the order contradiction, entailment, neutral it would be right on" in err
+    error = door("analyze.py", *command(tmp_path, pairs, [*members[:3], wrong])).error
+    assert f"error: {wrong} is right on" in error
+    assert "in the order contradiction, entailment, neutral it would be right on" in error
 
 
 def other_member(kind, tmp_path, members, checkpoints):
@@ -280,15 +224,13 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_a_model_that_does_not_belong_is_one_line(kind, call, tmp_path, pairs, members, checkpoints, monkeypatch):
+def test_a_model_that_does_not_belong_is_one_line(kind, door, tmp_path, pairs, members, checkpoints, monkeypatch):
     if kind == "another depth":  # untrained, it would be refused for that
         monkeypatch.setattr(POPULATION, "check_labels", lambda *_, **__: 1.0)
     other = other_member(kind, tmp_path, members, checkpoints)
-    status, _, err = call("analyze.py", *command(tmp_path, pairs, [*members[:3], other]))
-    assert status == 1
-    assert OTHERS[kind].format(other) in err
-    assert err.strip().splitlines()[-1].startswith("error: ")
-    assert not list(tmp_path.glob("results/*/*/result.json"))
+    refused = door("analyze.py", *command(tmp_path, pairs, [*members[:3], other]))
+    assert OTHERS[kind].format(other) in refused.error
+    assert not results_in(tmp_path / "results")
 
 
 @pytest.mark.parametrize(
@@ -303,11 +245,8 @@ def test_a_model_that_does_not_belong_is_one_line(kind, call, tmp_path, pairs, m
         (["pairs.report=null"], "pairs=files needs pairs.report=FILE"),
     ],
 )
-def test_settings_that_cannot_be_are_one_line(more, message, call, tmp_path, pairs, members):
-    status, _, err = call("analyze.py", *command(tmp_path, pairs, members, *more))
-    assert status == 1
-    assert message in err
-    assert err.strip().splitlines()[-1].startswith("error: ")
+def test_settings_that_cannot_be_are_one_line(more, message, door, tmp_path, pairs, members):
+    assert message in door("analyze.py", *command(tmp_path, pairs, members, *more)).error
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import composed
+from conftest import composed, open_result
 from thinkalike import reproduce
 from thinkalike.errors import ConfigError, StoreError
 from thinkalike.reproduce import stitching
@@ -50,7 +50,7 @@ def test_claims_that_fail_at_one_layer_do_not_hold(tmp_path):
 
 def test_a_difference_within_its_interval_does_not_hold(tmp_path):
     more, less = direction(tmp_path, "a", "b", [0.1001]), direction(tmp_path, "b", "a", [0.1])
-    noisy = np.load(less.folder / "arrays.npz")
+    noisy = open_result(less.folder).arrays
     noise = np.random.default_rng(1).normal(0, 10, (1, 40))
     np.savez(less.folder / "arrays.npz", **{**noisy, "stitch": noisy["stitch"] + noise})
     assert stitching._greater("", more, less).holds is False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from conftest import open_result
 from thinkalike.config import DataConfig, ModelConfig, TrainConfig, as_dict
 from thinkalike.errors import DataError, ModelError, StoreError, TrainingError
 from thinkalike.store import Job, environment, key_of
@@ -99,16 +99,13 @@ def test_a_result_appears_whole_and_only_when_it_is_complete(tmp_path):
 
 
 def test_what_was_put_in_comes_out(tmp_path):
-    from omegaconf import OmegaConf
-
-    folder = done(tmp_path, arrays={"curve": np.arange(3.0), "sums": np.ones((2, 2))})
-    record = json.loads((folder / "result.json").read_text())
-    assert (record["kind"], record["key"], record["scalars"]) == ("stitching", "abc", {"penalty": 0.5})
-    assert OmegaConf.to_container(OmegaConf.load(folder / "config.yaml")) == job(tmp_path).config
-    pd.testing.assert_frame_equal(pd.read_csv(folder / "table.csv"), TABLE)
-    with np.load(folder / "arrays.npz") as arrays:
-        assert set(arrays) == {"curve", "sums"}
-        np.testing.assert_array_equal(arrays["curve"], np.arange(3.0))
+    result = open_result(done(tmp_path, arrays={"curve": np.arange(3.0), "sums": np.ones((2, 2))}))
+    assert (result.kind, result.key, result.scalars) == ("stitching", "abc", {"penalty": 0.5})
+    assert result.config == job(tmp_path).config
+    pd.testing.assert_frame_equal(result.table, TABLE)
+    assert set(result.arrays) == {"curve", "sums"}
+    np.testing.assert_array_equal(result.arrays["curve"], np.arange(3.0))
+    assert (result.tables, result.figures) == ({}, [])
 
 
 def test_without_arrays_there_is_no_file_of_them(tmp_path):
@@ -116,7 +113,7 @@ def test_without_arrays_there_is_no_file_of_them(tmp_path):
 
 
 def test_the_provenance_says_what_computed_it(tmp_path):
-    record = json.loads((done(tmp_path) / "result.json").read_text())["provenance"]
+    record = open_result(done(tmp_path)).provenance
     assert record["seed"] == 3
     assert {"thinkalike", "torch", "transformers", "numpy"} <= set(record["versions"])
     assert record["versions"]["numpy"] == np.__version__
@@ -138,7 +135,7 @@ def test_a_checkout_without_git_has_an_unknown_commit(tmp_path, monkeypatch):
 def test_doing_a_job_again_replaces_all_of_the_old_result(tmp_path):
     folder = done(tmp_path, arrays={"curve": np.arange(3.0)})
     assert done(tmp_path, penalty=0.75) == folder
-    assert json.loads((folder / "result.json").read_text())["scalars"] == {"penalty": 0.75}
+    assert open_result(folder).scalars == {"penalty": 0.75}
     assert not (folder / "arrays.npz").exists()
 
 
@@ -231,8 +228,7 @@ def test_different_jobs_share_a_store_at_once(tmp_path):
     with one.running(), two.running():
         one.finish({"penalty": 1.0}, TABLE, {})
         two.finish({"penalty": 2.0}, TABLE, {})
-    penalties = [json.loads((work.folder / "result.json").read_text())["scalars"]["penalty"] for work in (one, two)]
-    assert penalties == [1.0, 2.0]
+    assert [open_result(work.folder).scalars["penalty"] for work in (one, two)] == [1.0, 2.0]
 
 
 def test_a_failing_job_does_not_disturb_its_neighbour(tmp_path):

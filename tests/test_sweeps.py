@@ -1,70 +1,70 @@
 """Sweeps: one job after the other, several at once, and as jobs of a real SLURM cluster of one node."""
 
-# ruff: noqa: F811 (fixtures that are imported)
 import contextlib
 import os
 import re
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
-from test_jobs import read_back, words  # noqa: F401
+import wandb_runs
+from conftest import results_in
 
 CLUSTER = Path(__file__).parent / "slurm" / "cluster.sh"
 THREE = "layers=[[0,0]],[[9,9]],[[1,1]]"  # the second cannot be done
-LAUNCHERS = {"in sequence": [], "two at once": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]}
-
-
-def results(folder):
-    return sorted(folder.glob("stitching/*/result.json"))
+LAUNCHERS = {"in sequence": [], "two at once, by joblib": ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]}
 
 
 # -------------------------------------------------------------------------------------------------------- this machine
 
 
+def stamps(store):
+    return {result.folder: (result.folder / "result.json").stat().st_mtime_ns for result in results_in(store)}
+
+
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_a_failed_job_does_not_stop_the_others_and_is_listed(run_door, words, tmp_path, launcher):
-    sweep = ["train.py", "-m", THREE, *LAUNCHERS[launcher], *words]
-    first = run_door(*sweep)
-    assert first.returncode == 1, first.stderr
+def test_a_failed_job_does_not_stop_the_others_and_is_listed(door, small_stitching, tmp_path, launcher):
+    run = door.process if "joblib" in launcher else door
+    sweep = ["train.py", "-m", THREE, *LAUNCHERS[launcher], *small_stitching]
+    first = run(*sweep)
+    assert first.status == 1, first.stderr
     summary = "1 of the sweep's jobs failed:\n  layers=[[9,9]]"
     assert summary in first.stderr
     line = first.stderr[first.stderr.index(summary) :].splitlines()[1]
     assert re.search(r": ConfigError: layers: \[9,9\] is out of range", line)
     assert first.stderr.splitlines()[-1] == line
     assert "Traceback" not in first.stderr
-    stamps = {path: path.stat().st_mtime_ns for path in results(tmp_path / "results")}
-    assert len(stamps) == 2
+    made = stamps(tmp_path / "results")
+    assert len(made) == 2
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["stitching"]
     assert not list(tmp_path.glob("results/stitching/*.partial"))
 
-    again = run_door(*sweep)
-    assert again.returncode == 1
+    again = run(*sweep)
+    assert again.status == 1
     assert again.stderr.count("already done") == 2
     assert summary in again.stderr
-    assert {path: path.stat().st_mtime_ns for path in results(tmp_path / "results")} == stamps
+    assert stamps(tmp_path / "results") == made
 
 
-def test_processes_that_share_a_job_are_refused_in_a_sweep(run_door, words, tmp_path):
-    refused = run_door("train.py", "-m", "layers=[[0,0]],[[1,1]]", *words, "trainer=ddp", "trainer.devices=2")
-    assert refused.returncode == 1
+def test_processes_that_share_a_job_are_refused_in_a_sweep(door, small_stitching, tmp_path):
+    both = ["layers=[[0,0]],[[1,1]]", "trainer=ddp", "trainer.devices=2"]
+    refused = door("train.py", "-m", *both, *small_stitching)
+    assert refused.status == 1
     assert refused.stderr.count("ConfigError: trainer=ddp does not go with -m") == 4  # as they fail, and in the end
-    assert not results(tmp_path / "results")
+    assert not results_in(tmp_path / "results")
 
 
-def test_a_sweep_leaves_a_finished_wandb_run_for_each_job_also_for_one_that_fails(run_door, words, tmp_path):
-    env = {"WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
+def test_a_sweep_leaves_a_finished_wandb_run_for_each_job_also_for_one_that_fails(door, small_stitching, tmp_path):
     diverging = ["stitch.lr=1,1e38,0.5", "stitch.clip=0", "stitch.weight_decay=0"]
-    sweep = run_door("train.py", "-m", *diverging, *words, "logger=wandb", env=env)
-    assert sweep.returncode == 1
+    overrides = ["-m", *diverging, *small_stitching, "logger=wandb"]
+    sweep = door.process("train.py", *overrides, env=wandb_runs.without_key(tmp_path))
+    assert sweep.status == 1
     assert "1 of the sweep's jobs failed:\n  stitch.lr=1e+38" in sweep.stderr
     logs = sorted(tmp_path.glob("results/wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime)
-    runs = [read_back(log) for log in logs]
+    runs = [wandb_runs.records(log) for log in logs]
     codes = [[record.exit.exit_code for record in run if record.HasField("exit")] for run in runs]
     assert codes == [[0], [1], [0]]
     groups = {record.run.run_group for run in runs for record in run if record.HasField("run")}
@@ -100,15 +100,15 @@ def running(folder):
 
 
 @pytest.fixture
-def sweep(cluster, tmp_path):
+def sweep(cluster, door, tmp_path):
     """Start a sweep on the cluster; jobs take one CPU of its two."""
     started = []
 
-    def start(*words, folder="sweep"):
+    def start(*overrides, folder="sweep"):
         small = ["hydra/launcher=slurm", "hydra.launcher.cpus_per_task=1", "hydra.launcher.mem_gb=1"]
-        command = [sys.executable, str(ROOT / "train.py"), "-m", *words, *small, f"hydra.sweep.dir={tmp_path}/{folder}"]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(command, cwd=tmp_path, env=cluster, **pipes))
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        words = ["-m", *overrides, *small, f"hydra.sweep.dir={tmp_path}/{folder}"]
+        started.append(door.start("train.py", *words, env=cluster, **pipes))
         return started[-1]
 
     yield start
@@ -118,24 +118,24 @@ def sweep(cluster, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_grid_runs_as_four_slurm_jobs(sweep, minis, words, tmp_path):
+def test_a_grid_runs_as_four_slurm_jobs(sweep, minis, small_stitching, tmp_path):
     grid = [f"{key}={minis}/a,{minis}/b" for key in ("model.path", "target.path")]
-    process = sweep(*grid, "trainer.threads=1", *words[2:])
+    process = sweep(*grid, "trainer.threads=1", *small_stitching[2:])
     _, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
-    assert len(results(tmp_path / "results")) == 4
+    assert len(results_in(tmp_path / "results")) == 4
     logs = [path.read_text() for path in tmp_path.glob("sweep/.submitit/*/*_log.out")]
     assert len(logs) == 4
     assert all("results: " in log for log in logs)
 
 
 @pytest.mark.slow
-def test_a_failed_slurm_job_is_listed(sweep, words, tmp_path):
-    process = sweep(THREE, "trainer.threads=1", *words)
+def test_a_failed_slurm_job_is_listed(sweep, small_stitching, tmp_path):
+    process = sweep(THREE, "trainer.threads=1", *small_stitching)
     _, err = process.communicate(timeout=280)
     assert process.returncode == 1, err
     assert re.search(r"1 of the sweep's jobs failed:\n  layers=\[\[9,9\]\].*: ConfigError: layers: \[9,9\]", err), err
-    assert len(results(tmp_path / "results")) == 2
+    assert len(results_in(tmp_path / "results")) == 2
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["stitching"]
 
 
@@ -145,12 +145,9 @@ INTERRUPTIONS = {"requeued": ["scontrol", "requeue"], "at its time limit": ["sca
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", INTERRUPTIONS)
-def test_an_interrupted_slurm_job_goes_on_to_the_same_table(sweep, cluster, words, tmp_path, how):
-    def long(store):
-        steps = ["stitch.steps=60", "trainer.checkpoint_every=5", "trainer.threads=1", f"store={tmp_path}/{store}"]
-        return [*words[:-2], words[-1], *steps]
-
-    process = sweep(*long("interrupted"))
+def test_an_interrupted_slurm_job_goes_on_to_the_same_table(sweep, cluster, door, small_stitching, tmp_path, how):
+    long = [*small_stitching, "stitch.steps=60", "trainer.checkpoint_every=5", "trainer.threads=1"]
+    process = sweep(*long, f"store={tmp_path}/interrupted")
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("interrupted/stitching/*.partial/checkpoints/last.ckpt")):
         assert process.poll() is None, process.communicate()
@@ -162,7 +159,6 @@ def test_an_interrupted_slurm_job_goes_on_to_the_same_table(sweep, cluster, word
     assert process.returncode == 0, err
     log = next(tmp_path.glob("sweep/.submitit/*/*_log.err")).read_text()
     assert "going on from" in log, log
-    whole = [sys.executable, str(ROOT / "train.py"), *long("whole")]
-    subprocess.run(whole, check=True, capture_output=True, timeout=240)
-    tables = [next(tmp_path.glob(f"{store}/stitching/*/table.csv")).read_bytes() for store in ("interrupted", "whole")]
-    assert tables[0] == tables[1]
+    (resumed,) = results_in(tmp_path / "interrupted")
+    whole = door("train.py", *long, f"store={tmp_path}/whole").result
+    assert (resumed.folder / "table.csv").read_bytes() == (whole.folder / "table.csv").read_bytes()

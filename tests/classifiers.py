@@ -1,0 +1,75 @@
+"""Classifiers of pairs of texts that agree about as well as trained ones, and pairs to ask them."""
+
+import pandas as pd
+import torch
+
+import tiny
+from thinkalike.config import ModelConfig
+from thinkalike.data import Pairs, nli_training
+from thinkalike.data.nli import HANS, MNLI
+
+THREE = ["contradiction", "entailment", "neutral"]
+PAIR_BLOCKS, CONTEXT = 2, 64  # of the classifiers that `write_base` makes
+
+
+def local(folder, classes=None, **options):
+    return ModelConfig(name="local", path=str(folder), classes=classes, **options)
+
+
+def random_pairs(rows=5, length=24):
+    """Tokens, mask and types of padded pairs of texts."""
+    lengths = torch.arange(rows) * 3 % (length // 2) + length // 2
+    places = torch.arange(length)
+    mask = (places < lengths[:, None]).long()
+    types = ((places >= lengths[:, None] // 2) & mask.bool()).long()
+    return torch.randint(1, len(tiny.tokenizer()), (rows, length)) * mask, mask, types
+
+
+def loaded(folder):
+    """The classifier, by transformers alone."""
+    import transformers
+
+    return transformers.BertForSequenceClassification.from_pretrained(folder)
+
+
+@torch.no_grad()
+def write_sibling(folder, base, seed, noise=0.2):
+    """The classifier `base` with noise on its weights, which takes every class for some texts."""
+    model, generator = loaded(base), torch.Generator().manual_seed(seed)
+    for weight in model.parameters():
+        weight += noise * weight.std(correction=0) * torch.randn(weight.shape, generator=generator)
+    model.classifier.bias -= logits_of(model, nli_training(60))[0].mean(0)
+    model.save_pretrained(folder)
+    tiny.pair_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@torch.no_grad()
+def logits_of(model, pairs):
+    tokenizer = tiny.pair_tokenizer()
+    inputs = tokenizer(
+        pairs.premises, pairs.hypotheses, truncation="longest_first", max_length=CONTEXT,
+        return_token_type_ids=True, padding=True, return_tensors="pt",
+    )  # fmt: skip
+    return model.eval()(**inputs).logits, inputs
+
+
+def relabelled(pairs, model):
+    """The same texts with the labels that a classifier gives them, so that it is right."""
+    names = [model.config.id2label[number] for number in logits_of(model, pairs)[0].argmax(-1).tolist()]
+    if pairs.classes == HANS:
+        names = [name if name == "entailment" else "non-entailment" for name in names]
+    labels = torch.tensor([pairs.classes.index(name) for name in names])
+    return Pairs(pairs.premises, pairs.hypotheses, labels, pairs.classes, pairs.heuristics, pairs.subcases)
+
+
+def write_base(folder, classes):
+    return write_sibling(folder, tiny.write_classifier(folder, classes, layers=PAIR_BLOCKS), 0, noise=0)
+
+
+def of_the_hub(rows) -> pd.DataFrame:
+    """The table of a data set of the hub: rows of premise, hypothesis and label; of HANS also heuristic, subcase."""
+    names = ["premise", "hypothesis", "label", "heuristic", "subcase"]
+    frame = pd.DataFrame(rows, columns=names[: len(rows[0])])
+    classes = HANS if len(rows[0]) > 3 else MNLI
+    return frame.assign(label=[classes.index(name) if name in classes else -1 for name in frame["label"]], genre="x")
