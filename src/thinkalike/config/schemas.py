@@ -15,7 +15,6 @@ from thinkalike.errors import ConfigError, one_of
 
 TRAINED = ("linear", "affine", "low_rank", "orthogonal")
 CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
-FAMILIES = ("auto", "native", "legacy", "gpt_neox", "gpt2", "mamba", "bert", "bert_classifier")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
@@ -48,7 +47,6 @@ class ModelConfig:
     pretrain_vocabulary: int = 1024
 
     def __post_init__(self) -> None:
-        one_of("model.family", self.family, FAMILIES)
         one_of("model.processing", self.processing, ("raw", "compat"))
         one_of("model.dtype", self.dtype, DTYPES)
         if self.name == "local" and not self.path:

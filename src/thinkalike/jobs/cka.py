@@ -22,7 +22,7 @@ from thinkalike.data import held_out_texts, identity
 from thinkalike.errors import DataError, StoreError
 from thinkalike.jobs.steps import finished, prepare, provenance, read_corpus, settings_of
 from thinkalike.measures import CKA, CKAResult, Estimate
-from thinkalike.models import FrozenModel, content, load_model, same_vocabulary
+from thinkalike.models import FrozenModel, checkpoint_fingerprint, load_model, same_vocabulary
 from thinkalike.store import Job, key_of
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,11 @@ def cka(config: AnalyzeConfig) -> Path:
     measure = config.measure
     assert isinstance(measure, CKAConfig)
     settings = settings_of(config, "model", "target", "data", "measure")
-    digests = {"data": identity(config.data), "model": content(config.model), "target": content(config.target)}
+    digests = {
+        "data": identity(config.data),
+        "model": checkpoint_fingerprint(config.model),
+        "target": checkpoint_fingerprint(config.target),
+    }
     job = Job(config.store, "cka", key_of(settings, digests), settings)
     if finished(job, config.force):
         return job.folder

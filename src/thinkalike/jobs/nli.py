@@ -15,7 +15,7 @@ from thinkalike.data import EncodedPairs, Pairs, batches, encode
 from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.jobs.pairs import WHOLE, parts_of, read_pairs
 from thinkalike.jobs.steps import finished, held, prepare, settings_of
-from thinkalike.models import FrozenModel, content, load_model, new_classifier, pick_device
+from thinkalike.models import FrozenModel, checkpoint_fingerprint, load_model, new_classifier, pick_device
 from thinkalike.store import Job, key_of
 from thinkalike.training import Finetuning, Run, fit, logged
 
@@ -35,7 +35,9 @@ def nli(config: TrainConfig) -> Path:
     settings = settings_of(config, "model", "nli", "pairs")
     settings["pairs"] |= {"heuristic": None, "label": None}  # of a report: here all parts are
     pairs = {side: read_pairs(config.pairs, side) for side in ("fit", "report", "challenge")}
-    digests = {side: each.fingerprint() for side, each in pairs.items()} | {"model": content(config.model)}
+    digests = {side: each.fingerprint() for side, each in pairs.items()} | {
+        "model": checkpoint_fingerprint(config.model)
+    }
     job = Job(config.store, "nli", key_of(settings, digests), settings)
     if finished(job, config.force):
         return job.folder

@@ -25,7 +25,7 @@ from thinkalike.jobs.nli import CHECKPOINT, accuracy, nli
 from thinkalike.jobs.pairs import asked, part_name, read_pairs
 from thinkalike.jobs.steps import finished, prepare, settings_of
 from thinkalike.measures import CKA
-from thinkalike.models import EMBED, FrozenModel, content, load_model, same_vocabulary
+from thinkalike.models import EMBED, FrozenModel, checkpoint_fingerprint, load_model, same_vocabulary
 from thinkalike.populations import grouped
 from thinkalike.store import Job, key_of
 
@@ -57,7 +57,7 @@ def population(config: AnalyzeConfig) -> Path:
     members = members_of(config)
     if twice := [name for name, count in Counter(each.name for each in members).items() if count > 1]:
         raise ConfigError(f"population={config.population.name} names {twice[0]} twice")
-    digests = {"pairs": pairs.fingerprint()} | {each.name: content(each.config) for each in members}
+    digests = {"pairs": pairs.fingerprint()} | {each.name: checkpoint_fingerprint(each.config) for each in members}
     settings = settings_of(config, "measure", "pairs", "population")
     job = Job(config.store, "population", key_of(settings, digests), settings)
     if finished(job, config.force):

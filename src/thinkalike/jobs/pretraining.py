@@ -15,7 +15,16 @@ from thinkalike.config import TrainConfig
 from thinkalike.data import Corpus, identity, training_texts
 from thinkalike.errors import ConfigError
 from thinkalike.jobs.steps import finished, held, held_out, prepare, provenance, read_corpus, settings_of
-from thinkalike.models import ASSETS, FrozenModel, build_mini, load_model, pick_device, save_mini, train_tokenizer
+from thinkalike.models import (
+    ASSETS,
+    FrozenModel,
+    build_mini,
+    family_named,
+    load_model,
+    pick_device,
+    save_mini,
+    train_tokenizer,
+)
 from thinkalike.store import Job, key_of
 from thinkalike.training import MaskedPretraining, Pretraining, Run, fit, logged
 
@@ -64,7 +73,8 @@ def pretrain(config: TrainConfig) -> Path:
 
 def _objective(config: TrainConfig, module: nn.Module, corpus: Corpus, tokenizer: Any) -> Pretraining:
     options = (module, corpus.fit.tokens, config.pretrain, config.model.seed)
-    return MaskedPretraining(*options, tokenizer) if config.model.family == "bert" else Pretraining(*options)
+    masked = family_named(config.model.family).predicts == "hidden"
+    return MaskedPretraining(*options, tokenizer) if masked else Pretraining(*options)
 
 
 def _training_facts(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from thinkalike.config import AnalyzeConfig, ModelConfig, StimuliConfig
 from thinkalike.data import Stimuli, controlled_stimuli, read_arrays, read_conllu, read_table
 from thinkalike.errors import DataError
 from thinkalike.jobs.steps import settings_of
-from thinkalike.models import FrozenModel, content, load_model
+from thinkalike.models import FrozenModel, checkpoint_fingerprint, load_model
 from thinkalike.store import Job, key_of
 
 TEXTS_PER_PASS = 64
@@ -36,12 +36,12 @@ class States(NamedTuple):
 def job_of(config: AnalyzeConfig, stimuli: Stimuli) -> Job:
     """The job of a measure on these stimuli."""
     settings = settings_of(config, "model", "target", "measure", "stimuli", "activations")
-    digests = {"stimuli": stimuli.fingerprint(), "target": content(config.target)}
+    digests = {"stimuli": stimuli.fingerprint(), "target": checkpoint_fingerprint(config.target)}
     if config.activations:
         settings |= {"model": None, "target": None if config.target == config.model else settings["target"]}
         digests["activations"] = _digest(Path(config.activations).expanduser())
     else:
-        digests["model"] = content(config.model)
+        digests["model"] = checkpoint_fingerprint(config.model)
     return Job(config.store, config.measure.kind, key_of(settings, digests), settings)
 
 

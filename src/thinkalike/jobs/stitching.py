@@ -30,7 +30,7 @@ from thinkalike.measures import (
     procrustes,
     reduced_rank,
 )
-from thinkalike.models import FrozenModel, content, load_model, randomised, same_vocabulary
+from thinkalike.models import FrozenModel, checkpoint_fingerprint, load_model, randomised, same_vocabulary
 from thinkalike.store import Job, key_of
 from thinkalike.training import (
     Maps,
@@ -84,7 +84,11 @@ class _Setting:
 def stitch(config: TrainConfig) -> Path:
     """Stitch `model` to `target` at `layers`; leaves table, stitches, learning curves and figure."""
     settings = settings_of(config, "model", "target", "data", "layers", "stitch")
-    digests = {"data": identity(config.data), "model": content(config.model), "target": content(config.target)}
+    digests = {
+        "data": identity(config.data),
+        "model": checkpoint_fingerprint(config.model),
+        "target": checkpoint_fingerprint(config.target),
+    }
     job = Job(config.store, "stitching", key_of(settings, digests), settings)
     if finished(job, config.force):
         return job.folder
