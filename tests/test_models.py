@@ -352,7 +352,7 @@ def test_a_traceback_can_be_asked_for(monkeypatch, tmp_path):
     with pytest.raises(ModelError, match="cannot load model=local"):
         load_model(config)
     monkeypatch.setenv("THINKALIKE_TRACEBACK", "1")
-    with pytest.raises(OSError, match="model.safetensors") as caught:
+    with pytest.raises(OSError, match=r"model\.safetensors") as caught:
         load_model(config)
     assert not isinstance(caught.value, ModelError)
 

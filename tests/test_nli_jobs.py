@@ -14,8 +14,7 @@ import transformers
 import tiny
 from conftest import composed
 from thinkalike.classification import class_losses
-from thinkalike.data import Pairs, nli_challenge, nli_training
-from thinkalike.data.nli import HANS, MNLI
+from thinkalike.data import HANS, MNLI, Pairs, nli_challenge, nli_training
 from thinkalike.errors import ConfigError
 from thinkalike.measures import CKA
 

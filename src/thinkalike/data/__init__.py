@@ -1,17 +1,24 @@
 """Data: text and the rows of tokens that models read; stimuli and their features; pairs for language inference."""
 
-from thinkalike.data.conllu import read_conllu
-from thinkalike.data.grammar import controlled_sentences, derivations
-from thinkalike.data.nli import Pairs, hub_pairs, read_hans, read_mnli
-from thinkalike.data.nli_batches import EncodedPairs, PairBatch, batches, encode
-from thinkalike.data.nli_templates import nli_challenge, nli_training
-from thinkalike.data.recordings import read_arrays
-from thinkalike.data.sources import documents, identity
-from thinkalike.data.stimuli import Codes, FeatureCorrelation, Stimuli, controlled_stimuli, from_sentences
-from thinkalike.data.tables import read_table
-from thinkalike.data.tokens import Corpus, TokenRows, held_out_texts, read_tokens, training_texts
+from thinkalike.data.grammar.sentences import controlled_sentences, derivations
+from thinkalike.data.inference.encoding import EncodedPairs, PairBatch, batches, encode
+from thinkalike.data.inference.made import nli_challenge, nli_training
+from thinkalike.data.inference.pairs import HANS, MNLI, Pairs
+from thinkalike.data.inference.published import hub_pairs, read_hans, read_mnli
+from thinkalike.data.stimuli.conllu import read_conllu
+from thinkalike.data.stimuli.controlled import controlled_stimuli, from_sentences
+from thinkalike.data.stimuli.correlation import FeatureCorrelation
+from thinkalike.data.stimuli.recordings import read_arrays
+from thinkalike.data.stimuli.stimuli import Codes, Stimuli
+from thinkalike.data.stimuli.tables import read_table
+from thinkalike.data.text.documents import document_fingerprint, documents, text_fingerprint
+from thinkalike.data.text.rows import Corpus, TokenRows
+from thinkalike.data.text.split import held_out_texts, training_texts
+from thinkalike.data.text.tokens import read_tokens
 
 __all__ = [
+    "HANS",
+    "MNLI",
     "Codes",
     "Corpus",
     "EncodedPairs",
@@ -24,12 +31,12 @@ __all__ = [
     "controlled_sentences",
     "controlled_stimuli",
     "derivations",
+    "document_fingerprint",
     "documents",
     "encode",
     "from_sentences",
     "held_out_texts",
     "hub_pairs",
-    "identity",
     "nli_challenge",
     "nli_training",
     "read_arrays",
@@ -38,5 +45,6 @@ __all__ = [
     "read_mnli",
     "read_table",
     "read_tokens",
+    "text_fingerprint",
     "training_texts",
 ]

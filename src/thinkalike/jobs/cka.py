@@ -18,7 +18,7 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.activations import counted, pieces, sites, token_states, word_states
 from thinkalike.config import AnalyzeConfig, CKAConfig
-from thinkalike.data import held_out_texts, identity
+from thinkalike.data import held_out_texts, text_fingerprint
 from thinkalike.errors import DataError, StoreError
 from thinkalike.jobs.steps import finished, prepare, provenance, read_corpus, settings_of
 from thinkalike.measures import CKA, CKAResult, Estimate
@@ -49,7 +49,7 @@ def cka(config: AnalyzeConfig) -> Path:
     assert isinstance(measure, CKAConfig)
     settings = settings_of(config, "model", "target", "data", "measure")
     digests = {
-        "data": identity(config.data),
+        "data": text_fingerprint(config.data),
         "model": checkpoint_fingerprint(config.model),
         "target": checkpoint_fingerprint(config.target),
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from thinkalike.config import AnalyzeConfig
-from thinkalike.data import identity
+from thinkalike.data import text_fingerprint
 from thinkalike.jobs.steps import finished, held_out, prepare, provenance, read_corpus, settings_of
 from thinkalike.models import checkpoint_fingerprint, load_model
 from thinkalike.store import Job, key_of
@@ -16,7 +16,7 @@ from thinkalike.store import Job, key_of
 def loss(config: AnalyzeConfig) -> Path:
     """Next-token loss of `model` on `data`, in nats per token."""
     settings = settings_of(config, "model", "data", "measure")
-    digests = {"data": identity(config.data), "model": checkpoint_fingerprint(config.model)}
+    digests = {"data": text_fingerprint(config.data), "model": checkpoint_fingerprint(config.model)}
     job = Job(config.store, "loss", key_of(settings, digests), settings)
     if finished(job, config.force):
         return job.folder

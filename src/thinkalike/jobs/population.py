@@ -18,8 +18,7 @@ from torch import Tensor
 from thinkalike.activations import counted, token_states
 from thinkalike.classification import Outcome, check_labels, identity_stitches
 from thinkalike.config import AnalyzeConfig, ModelConfig, PopulationMeasureConfig, compose_job
-from thinkalike.data import EncodedPairs, PairBatch, Pairs, batches, encode
-from thinkalike.data.nli import MNLI
+from thinkalike.data import MNLI, EncodedPairs, PairBatch, Pairs, batches, encode
 from thinkalike.errors import ConfigError, DataError, ModelError
 from thinkalike.jobs.nli import CHECKPOINT, accuracy, nli
 from thinkalike.jobs.pairs import asked, part_name, read_pairs

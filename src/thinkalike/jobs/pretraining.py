@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from thinkalike.config import TrainConfig
-from thinkalike.data import Corpus, identity, training_texts
+from thinkalike.data import Corpus, text_fingerprint, training_texts
 from thinkalike.errors import ConfigError
 from thinkalike.jobs.steps import finished, held, held_out, prepare, provenance, read_corpus, settings_of
 from thinkalike.models import (
@@ -42,7 +42,7 @@ def pretrain(config: TrainConfig) -> Path:
     if not model.architecture:
         raise ConfigError(f"model={model.name} has no architecture to train; task=pretrain makes minis: gelu-3l-mini")
     settings = settings_of(config, "model", "data", "pretrain")
-    job = Job(config.store, "pretraining", key_of(settings, {"data": identity(config.data)}), settings)
+    job = Job(config.store, "pretraining", key_of(settings, {"data": text_fingerprint(config.data)}), settings)
     if finished(job, config.force):
         return job.folder
     with held(job, config.trainer) as partial:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import StitchConfig, TrainConfig
-from thinkalike.data import Corpus, identity
+from thinkalike.data import Corpus, text_fingerprint
 from thinkalike.errors import ConfigError
 from thinkalike.jobs.steps import BATCH_TOKENS, finished, held, placed, prepare, provenance, read_corpus, settings_of
 from thinkalike.jobs.table import byte_count, penalties, show, warn_of_far_states
@@ -85,7 +85,7 @@ def stitch(config: TrainConfig) -> Path:
     """Stitch `model` to `target` at `layers`; leaves table, stitches, learning curves and figure."""
     settings = settings_of(config, "model", "target", "data", "layers", "stitch")
     digests = {
-        "data": identity(config.data),
+        "data": text_fingerprint(config.data),
         "model": checkpoint_fingerprint(config.model),
         "target": checkpoint_fingerprint(config.target),
     }

@@ -104,10 +104,9 @@ def family_in(shape: Mapping[str, Any], path: str) -> Family:
         if family.architecture and family.architecture in (shape.get("architectures") or []):
             return family
     model_type = str(shape.get("model_type"))
-    own = {family.in_config_json: family for family in FAMILIES.values() if not family.architecture}
-    if not model_type or model_type not in own:
-        names = [name for name in own if name]
-        raise ModelError(f"{path} says model_type={model_type}, which is no known family; {nearest(model_type, names)}")
+    own = {each.in_config_json: each for each in FAMILIES.values() if each.in_config_json and not each.architecture}
+    if model_type not in own:
+        raise ModelError(f"{path} says model_type={model_type}, which is no known family; {nearest(model_type, own)}")
     return own[model_type]
 
 
