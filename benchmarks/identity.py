@@ -17,9 +17,7 @@ from tail import in_turn
 from transformers import BertConfig, BertForSequenceClassification
 
 from thinkalike.classification import Outcome, class_losses, identity_stitches
-from thinkalike.models import EMBED, FrozenModel, train_tokenizer
-from thinkalike.models.families import FAMILIES
-from thinkalike.models.frozen import swapped
+from thinkalike.models import EMBED, FAMILIES, FrozenModel, swapped, train_tokenizer
 
 CLASSES = ("contradiction", "entailment", "neutral")
 SHAPE = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "max_position_embeddings": 64}

@@ -21,8 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from thinkalike.config import StitchConfig
 from thinkalike.measures import Stitch, token_loss
-from thinkalike.models import FrozenModel, build_mini, train_tokenizer
-from thinkalike.models.families import FAMILIES
+from thinkalike.models import FAMILIES, FrozenModel, build_mini, train_tokenizer
 from thinkalike.training import StitchTraining
 
 LAYERS, WIDTH, VOCABULARY = 4, 512, 48262

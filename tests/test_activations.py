@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from thinkalike.activations import counted, last_tokens, pieces, sites, token_states, word_states, words_of
 
 import tiny
-from thinkalike.activations import counted, last_tokens, pieces, sites, token_states, word_states, words_of
 from thinkalike.config import ModelConfig
 from thinkalike.errors import DataError
 from thinkalike.models import load_model

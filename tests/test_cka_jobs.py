@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from thinkalike.jobs.cka import _resume
+from thinkalike.reproduce import cka as experiments
 
 import hub
 import tiny
@@ -11,10 +13,8 @@ from conftest import composed, kill_and_resume, open_result
 from thinkalike import reproduce
 from thinkalike.config import ModelConfig
 from thinkalike.errors import StoreError
-from thinkalike.jobs.cka import _resume
 from thinkalike.measures import CKA, alignment
 from thinkalike.models import load_model
-from thinkalike.reproduce import cka as experiments
 
 
 @pytest.fixture

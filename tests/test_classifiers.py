@@ -7,17 +7,17 @@ from itertools import permutations
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss
+from thinkalike.activations import counted, token_states
+from thinkalike.classification import check_labels, class_losses
 
 import hub
 import tiny
 from classifiers import THREE, local
 from classifiers import random_pairs as pairs
 from conftest import composed
-from thinkalike.activations import counted, token_states
-from thinkalike.classification import check_labels, class_losses
 from thinkalike.errors import DataError, ModelError
 from thinkalike.measures import cka
-from thinkalike.models import EMBED, FrozenModel, load_model, randomised
+from thinkalike.models import CLASSIFIER, EMBED, FrozenModel, load_model, new_classifier, randomised
 
 TWO = ["entailment", "non-entailment"]
 CUTS = range(EMBED, tiny.LAYERS)
@@ -192,10 +192,28 @@ def test_a_checkpoint_without_its_head_is_refused(tmp_path, checkpoints):
         load_model(config)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"), [("gpt2", "local is a gpt2: choose model=bert-mini"), ("t5", "local is a t5")]
+)
+def test_a_new_classifier_needs_a_bert(name, message, checkpoints, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
+    with pytest.raises(ModelError, match=f"task=nli fine-tunes bert; {message}"):
+        new_classifier(local(checkpoints.get(name, tmp_path)), THREE)
+
+
+def test_a_new_classifier_has_the_body_of_its_base_and_the_classes_asked_for(checkpoints):
+    module, tokenizer = new_classifier(local(checkpoints["bert"]), THREE)
+    body = load_model(local(checkpoints["bert"])).module.bert.state_dict()
+    assert all(torch.equal(module.bert.state_dict()[name], weight) for name, weight in body.items())
+    assert list(module.config.id2label.values()) == THREE
+    assert tokenizer.get_vocab() == tiny.tokenizer().get_vocab()
+
+
 def test_the_family_is_read_from_config_json(checkpoints, folder):
     assert json.loads((folder / "config.json").read_text())["model_type"] == "bert"
-    assert load_model(local(folder, THREE)).family.predicts == "class"
-    assert load_model(local(checkpoints["bert"])).family.predicts == "hidden"
+    classifier, masked = load_model(local(folder, THREE)), load_model(local(checkpoints["bert"]))
+    assert (classifier.family_name, classifier.predicts) == (CLASSIFIER, "class")
+    assert (masked.family_name, masked.predicts) == ("bert", "hidden")
 
 
 def test_a_feather_bert_comes_from_the_hub_as_pytorch_weights(monkeypatch, tmp_path):

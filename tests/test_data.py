@@ -16,8 +16,16 @@ import torch
 
 import tiny
 from thinkalike.config import DataConfig
-from thinkalike.data import Corpus, TokenRows, derivations, documents, identity, read_tokens, training_texts
-from thinkalike.data.sources import content_hash
+from thinkalike.data import (
+    Corpus,
+    TokenRows,
+    derivations,
+    document_fingerprint,
+    documents,
+    read_tokens,
+    text_fingerprint,
+    training_texts,
+)
 from thinkalike.errors import DataError
 
 CONTEXT, EOS, BOS = 16, 0, 1
@@ -192,12 +200,14 @@ def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path, config):
         list(documents(config(tmp_path / "x.csv")))
 
 
-@pytest.mark.parametrize("what", [lambda data: list(documents(data)), identity], ids=["documents", "identity"])
+@pytest.mark.parametrize(
+    "what", [lambda data: list(documents(data)), text_fingerprint], ids=["documents", "fingerprint"]
+)
 def test_a_folder_in_place_of_a_file_is_refused(what, tmp_path, config):
-    """`identity` comes first in a job, so it must not be the one that crashes."""
+    """`text_fingerprint` comes first in a job, so it must not be the one that crashes."""
     (tmp_path / "folder").mkdir()
     with pytest.raises(DataError, match="folder"):
-        what(config(tmp_path / "folder"))
+        call(config(tmp_path / "folder"))
 
 
 # ---------------------------------------------------------------------------------------------------- standard library
@@ -211,20 +221,20 @@ def test_the_standard_library_is_read_without_tests_and_in_an_order_that_no_name
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text(text)
     stdlib = DataConfig(name="stdlib", source="stdlib")
-    read_once, name = list(documents(stdlib)), identity(stdlib)
-    assert read_once == sorted(kept.values(), key=content_hash)
+    read_once, name = list(documents(stdlib)), text_fingerprint(stdlib)
+    assert read_once == sorted(kept.values(), key=document_fingerprint)
     (tmp_path / "a.py").rename(tmp_path / "zz.py")
     assert list(documents(stdlib)) == read_once
     (tmp_path / "zz.py").write_text("changed")
-    assert identity(stdlib) != name
+    assert text_fingerprint(stdlib) != name
 
 
 def test_pythons_own_standard_library_is_there_and_large():
     stdlib = DataConfig(name="stdlib", source="stdlib")
-    found = list(documents(stdlib))
-    assert sum(map(len, found)) > 4e6
-    assert any("class Fraction(" in text for text in found)
-    assert not any("class FractionTest(" in text for text in found)
+    texts = list(documents(stdlib))
+    assert sum(map(len, texts)) > 4e6
+    assert any("class Fraction(" in text for text in texts)
+    assert not any("class FractionTest(" in text for text in texts)
 
 
 # --------------------------------------------------------------------------------------------------------------- hub
@@ -292,35 +302,45 @@ def test_a_hub_set_without_the_field_is_refused_with_its_row(hub):
         list(documents(DataConfig(**HUB)))
 
 
-# ------------------------------------------------------------------------------------------------------------ identity
+# --------------------------------------------------------------------------------------------------------- fingerprint
 
 
-def test_identity_changes_with_content_and_field_but_not_with_the_path(tmp_path, config):
+def test_the_fingerprint_changes_with_content_and_field_but_not_with_the_path(tmp_path, config):
     first = write_jsonl(tmp_path / "a.jsonl", texts(5))
     moved = write_jsonl(tmp_path / "moved.jsonl", texts(5))
     other = write_jsonl(tmp_path / "b.jsonl", [*texts(4), "x"])
-    name = identity(config(first))
-    assert name == identity(config(moved))
-    assert len({name, identity(config(other)), identity(config(first, field="n")), identity(config(first, other))}) == 4
+    name = text_fingerprint(config(first))
+    assert name == text_fingerprint(config(moved))
+    assert (
+        len(
+            {
+                name,
+                text_fingerprint(config(other)),
+                text_fingerprint(config(first, field="n")),
+                text_fingerprint(config(first, other)),
+            }
+        )
+        == 4
+    )
 
 
-def test_identity_is_the_same_on_python_310(config, monkeypatch):
+def test_the_fingerprint_is_the_same_on_python_310(config, monkeypatch):
     """Which has no hashlib.file_digest."""
     import hashlib
 
-    name = identity(config())
+    name = text_fingerprint(config())
     monkeypatch.delattr(hashlib, "file_digest", raising=False)
-    assert identity(config()) == name
+    assert text_fingerprint(config()) == name
 
 
-def test_identity_changes_with_the_format_that_the_same_bytes_are_read_in(tmp_path, config):
+def test_the_fingerprint_changes_with_the_format_that_the_same_bytes_are_read_in(tmp_path, config):
     """Else the cache of one would be served for the other."""
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "a.txt").write_text('{"text": "a"}\n')
-    assert identity(config(tmp_path / "a.jsonl")) != identity(config(tmp_path / "a.txt"))
+    assert text_fingerprint(config(tmp_path / "a.jsonl")) != text_fingerprint(config(tmp_path / "a.txt"))
 
 
-def test_identity_of_a_hub_set_changes_with_each_thing_that_chooses_it():
+def test_the_fingerprint_of_a_hub_set_changes_with_each_thing_that_chooses_it():
     changes = {
         "hub_id": "someone/other",
         "subset": "en",
@@ -329,9 +349,9 @@ def test_identity_of_a_hub_set_changes_with_each_thing_that_chooses_it():
         "hub_files": ["a"],
         "field": "f",
     }
-    names = {identity(DataConfig(**{**HUB, key: value})) for key, value in changes.items()}
-    assert len(names | {identity(DataConfig(**HUB))}) == 7
-    assert identity(DataConfig(**HUB, cache="elsewhere")) == identity(DataConfig(**HUB))
+    names = {text_fingerprint(DataConfig(**{**HUB, key: value})) for key, value in changes.items()}
+    assert len(names | {text_fingerprint(DataConfig(**HUB))}) == 7
+    assert text_fingerprint(DataConfig(**HUB, cache="elsewhere")) == text_fingerprint(DataConfig(**HUB))
 
 
 # --------------------------------------------------------------------------------------------------- packing and split
@@ -394,7 +414,7 @@ def test_the_grammar_gives_sentences_that_probing_does_not_use():
     assert found == list(documents(source))
     assert 300 < len(found) < 400
     assert all(derivations(text, "large") and not derivations(text, "small") for text in found)
-    assert identity(source) != identity(replace(source, sentences=500))
+    assert text_fingerprint(source) != text_fingerprint(replace(source, sentences=500))
 
 
 def test_no_document_is_on_both_sides_and_copies_are_dropped_and_counted(tmp_path, config):
@@ -478,7 +498,7 @@ def test_data_without_text_is_refused(content, tmp_path, config):
 
 
 def one_sided(report: bool, share: float = 0.3) -> list[str]:
-    return [text for text in texts(60) if (int(content_hash(text)[:8], 16) / 16**8 < share) == report]
+    return [text for text in texts(60) if (int(document_fingerprint(text)[:8], 16) / 16**8 < share) == report]
 
 
 def test_too_little_to_fit_on_is_refused(tmp_path, config):
@@ -575,7 +595,7 @@ def test_a_cache_that_cannot_be_filled_only_warns(config, caplog, monkeypatch):
     def full(*_, **__):
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("thinkalike.data.tokens.save_file", full)
+    monkeypatch.setattr("thinkalike.data.text.cache.save_file", full)
     assert len(read(config()).fit) > 10
     assert "No space left on device" in caplog.text
 

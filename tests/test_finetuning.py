@@ -7,13 +7,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from thinkalike.jobs.nli import CHECKPOINT, accuracy
 from torch.nn.functional import cross_entropy
 
 import tiny
 from conftest import composed, kill_and_resume, results_in
 from thinkalike.data import nli_challenge, nli_training
 from thinkalike.errors import ConfigError, DataError
-from thinkalike.jobs.nli import CHECKPOINT, accuracy
 from thinkalike.training.run import StepBatches
 
 FIT, REPORT, CHALLENGE = 64, 40, 120

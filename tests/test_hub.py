@@ -85,7 +85,7 @@ def test_legacy_weights_arrive_in_the_right_places(repositories, monkeypatch, tm
     from transformer_lens.model_bridge.sources import tl_legacy
     from transformers import AutoTokenizer
 
-    from thinkalike.models.plain import plain
+    from thinkalike.models.unhooked import without_hooks
 
     def local(repository, filename, **_):
         return str(repositories / repository / filename)
@@ -95,7 +95,7 @@ def test_legacy_weights_arrive_in_the_right_places(repositories, monkeypatch, tm
     tokenizer = AutoTokenizer.from_pretrained(repositories / "NeelNanda" / "tokenizer")
     bridge = tl_legacy.boot(SOLU, device="cpu", tokenizer=tokenizer)
     reference = tiny.frozen(n_layers=3)
-    loaded = FrozenModel(plain(bridge.original_model), reference.family, tiny.tokenizer(), name="l", context=64)
+    loaded = FrozenModel(without_hooks(bridge.original_model), reference.family, tiny.tokenizer(), name="l", context=64)
     tokens = torch.randint(300, (2, 20))
     torch.testing.assert_close(loaded.full(tokens), reference.full(tokens), atol=1e-5, rtol=1e-5)
     for layer in range(-1, 3):

@@ -4,11 +4,11 @@ import copy
 
 import pytest
 import torch
+from thinkalike.classification import class_losses, identity_stitches
 
 import tiny
 from classifiers import THREE, local
 from classifiers import random_pairs as pairs
-from thinkalike.classification import class_losses, identity_stitches
 from thinkalike.errors import ModelError
 from thinkalike.models import EMBED, load_model
 

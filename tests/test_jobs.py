@@ -7,13 +7,13 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
+from thinkalike.jobs.stitching import layer_pairs
+from thinkalike.jobs.table import byte_count, warn_of_far_states
 
 import tiny
 import wandb_runs
 from conftest import kill_and_resume
 from thinkalike.errors import ConfigError
-from thinkalike.jobs.stitching import layer_pairs
-from thinkalike.jobs.table import byte_count, warn_of_far_states
 
 
 def test_a_job_prints_its_table_and_leaves_a_whole_result(door, small_stitching, tmp_path):

@@ -11,6 +11,9 @@ import transformers
 from safetensors.torch import save_file
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
+from thinkalike.jobs import mlem
+from thinkalike.jobs.states import stimulus_states
+from thinkalike.reproduce import layers, profiles
 
 import hub
 import tiny
@@ -18,11 +21,8 @@ from conftest import composed, results_in
 from thinkalike import reproduce
 from thinkalike.data import controlled_stimuli, read_table
 from thinkalike.errors import DataError
-from thinkalike.jobs import mlem
-from thinkalike.jobs.states import stimulus_states
 from thinkalike.measures import MLEM, feature_importance, rsa, weighted_tau
 from thinkalike.models import load_model
-from thinkalike.reproduce import layers, profiles
 
 SENTENCES = 40
 

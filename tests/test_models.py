@@ -6,21 +6,34 @@ import shutil
 import pytest
 import torch
 
+import hub
 import tiny
+from conftest import composed
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError
-from thinkalike.models import EMBED, FrozenModel, load_model, randomised, same_vocabulary
-from thinkalike.models import load as loading
-from thinkalike.models.families import FAMILIES
-from thinkalike.models.frozen import swapped
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.models import (
+    EMBED,
+    FAMILIES,
+    Family,
+    FrozenModel,
+    bridges,
+    build_mini,
+    checkpoint_fingerprint,
+    head_dimensions,
+    load_model,
+    randomised,
+    same_vocabulary,
+    swapped,
+)
+from thinkalike.models.load import READERS
 
 NAMES = (*tiny.FAMILIES, "native")
 
 
 @pytest.fixture(scope="module")
 def models(checkpoints):
-    found = {name: load_model(ModelConfig(name="local", path=str(path))) for name, path in checkpoints.items()}
-    return {**found, "native": tiny.frozen()}
+    loaded = {name: load_model(ModelConfig(name="local", path=str(path))) for name, path in checkpoints.items()}
+    return {**loaded, "native": tiny.frozen()}
 
 
 @pytest.fixture
@@ -108,13 +121,13 @@ def test_weights_that_are_not_finite_are_found_at_load():
 
 def test_hooks_that_change_the_numbers_are_found_at_load(checkpoints, monkeypatch):
     def wrong(module):
-        module = plain(module)
+        module = right(module)
         with torch.no_grad():
             module.lm_head.weight.mul_(1.1)
         return module
 
-    plain = loading.plain
-    monkeypatch.setattr(loading, "plain", wrong)
+    right = bridges.without_hooks
+    monkeypatch.setattr(bridges, "without_hooks", wrong)
     with pytest.raises(ModelError, match="without TransformerLens's hooks"):
         load_model(ModelConfig(name="local", path=str(checkpoints["gpt_neox"])))
 
@@ -202,7 +215,7 @@ def damaged(folder, checkpoints, fault):
     [
         ("truncated", "cannot load model=local from"),
         ("no config", r"has no config\.json"),
-        ("wrong architecture", "model_type=t5, which is not among"),
+        ("wrong architecture", "model_type=t5, which is no known family; there is: bert, gpt2, gpt_neox, mamba"),
         ("other shape", "cannot load model=local from"),
     ],
 )
@@ -217,17 +230,131 @@ def test_a_mini_that_is_not_there(tmp_path):
     with pytest.raises(ModelError, match=r"python train\.py task=pretrain"):
         load_model(config)
     with pytest.raises(ModelError, match="holds no checkpoint"):
-        loading.content(config)
+        checkpoint_fingerprint(config)
 
 
-def test_content_follows_the_files_and_not_the_path(tmp_path):
+def test_the_fingerprint_of_a_checkpoint_follows_the_files_and_not_the_path(tmp_path):
     for folder in ("a", "b"):
         tiny.write_mini(tmp_path / folder)
-    first, second = (loading.content(ModelConfig(name="x", path=str(tmp_path / f))) for f in ("a", "b"))
+    first, second = (checkpoint_fingerprint(ModelConfig(name="x", path=str(tmp_path / f))) for f in ("a", "b"))
     assert first == second
     (tmp_path / "b" / "config.json").write_text("{}")
-    assert loading.content(ModelConfig(name="x", path=str(tmp_path / "b"))) != first
-    assert loading.content(ModelConfig(name="gpt2", hub_id="gpt2")) == ""
+    assert checkpoint_fingerprint(ModelConfig(name="x", path=str(tmp_path / "b"))) != first
+    assert checkpoint_fingerprint(ModelConfig(name="gpt2", hub_id="gpt2")) == ""
+
+
+# ------------------------------------------------------------------------------------------------------------ families
+
+LLAMA = Family("llama", "model", "model.layers", "model.norm", "lm_head")
+
+
+@pytest.fixture
+def llama(tmp_path):
+    """A tiny checkpoint of an architecture that the table has not."""
+    import transformers
+
+    size = {"vocab_size": len(tiny.tokenizer()), "num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64}
+    torch.manual_seed(0)
+    shape = transformers.LlamaConfig(**size, num_attention_heads=4, max_position_embeddings=64)
+    transformers.LlamaForCausalLM(shape).save_pretrained(tmp_path / "llama")
+    tiny.tokenizer().save_pretrained(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+@pytest.mark.parametrize("family", ["llama", "auto"])
+def test_one_line_of_the_table_adds_a_family(family, llama, monkeypatch, tokens):
+    monkeypatch.setitem(FAMILIES, "llama", LLAMA)
+    model = load_model(ModelConfig(name="tiny-llama", family=family, path=str(llama)))
+    assert (model.family_name, model.predicts, model.predicts_next, model.kernels) == ("llama", "next", True, "torch")
+    for layer in range(-1, 3):
+        torch.testing.assert_close(
+            model.tail(model.head(tokens, layer), layer), model.full(tokens), atol=1e-4, rtol=1e-4
+        )
+    sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
+    assert type(build_mini(sizes, 50, 0, "llama")).__name__ == "LlamaForCausalLM"
+
+
+def test_a_configuration_on_the_command_line_may_name_the_family_too(llama, monkeypatch):
+    words = ["model=local", f"model.path={llama}", "model.family=llama"]
+    with pytest.raises(ConfigError, match=r"model\.family=llama is not known; "):
+        load_model(composed(*words).model)
+    monkeypatch.setitem(FAMILIES, "llama", LLAMA)
+    assert load_model(composed(*words).model).n_layers == 3
+
+
+def test_without_its_line_the_family_of_a_checkpoint_is_refused(llama):
+    with pytest.raises(ModelError, match="model_type=llama, which is no known family; there is: bert, gpt2"):
+        load_model(ModelConfig(name="tiny-llama", path=str(llama)))
+
+
+@pytest.mark.parametrize("call", [load_model, lambda config: build_mini({}, 50, 0, config.family)])
+def test_a_family_that_is_not_in_the_table_is_refused_with_the_nearest(call):
+    with pytest.raises(ConfigError, match=r"model\.family=gpt3 is not known; did you mean 'gpt2'\?"):
+        call(ModelConfig(name="m", family="gpt3", hub_id="openai/gpt3"))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_names_and_readers_of_the_table_are_right(name):
+    family = FAMILIES[name]
+    assert family.name == name
+    assert family.reader in READERS
+    assert "resid_post" in family.sites
+
+
+def serve_locally(monkeypatch, endpoint, cache):
+    """Send this process's requests to a hub on loopback."""
+    files = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    places = {"ENDPOINT": endpoint, "HUGGINGFACE_CO_URL_TEMPLATE": files, "HF_HUB_CACHE": str(cache)}
+    for name, value in places.items():
+        monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
+
+
+def test_the_family_of_a_hub_model_is_read_from_its_config_json(checkpoints, monkeypatch, tmp_path, tokens):
+    shutil.copytree(checkpoints["gpt_neox"], tmp_path / "hub" / "someone" / "neox")
+    config = ModelConfig(name="neox", hub_id="someone/neox", revision=hub.COMMIT)
+    with hub.serve(tmp_path / "hub") as (endpoint, asked):
+        serve_locally(monkeypatch, endpoint, tmp_path / "cache")
+        model = load_model(config)
+        sizes = head_dimensions(config)
+    assert (model.family_name, model.revision) == ("gpt_neox", hub.COMMIT)
+    assert f"/someone/neox/resolve/{hub.COMMIT}/config.json" in asked
+    assert (sizes["layers"], sizes["d_model"], sizes["heads"]) == (tiny.LAYERS, 32, 4)
+    local = load_model(ModelConfig(name="local", path=str(checkpoints["gpt_neox"])))
+    assert model.fingerprint() == local.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("config_json", "message"),
+    [
+        (None, r"someone/empty has no config\.json, so model=empty cannot be read"),
+        ("{", r"config\.json is no JSON object"),
+        ("[1]", r"config\.json is no JSON object"),
+        ('{"model_type": "bart"}', "model_type=bart, which is no known family; did you mean 'bert'"),
+        ("{}", "model_type=None, which is no known family; there is: bert"),
+    ],
+)
+def test_a_hub_model_whose_family_cannot_be_read_is_one_line(config_json, message, monkeypatch, tmp_path):
+    folder = tmp_path / "hub" / "someone" / "empty"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_text("a model")
+    if config_json is not None:
+        (folder / "config.json").write_text(config_json)
+    with hub.serve(tmp_path / "hub") as (endpoint, _):
+        serve_locally(monkeypatch, endpoint, tmp_path / "cache")
+        with pytest.raises(ModelError, match=message) as caught:
+            load_model(ModelConfig(name="empty", hub_id="someone/empty"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_traceback_can_be_asked_for(monkeypatch, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    config = ModelConfig(name="local", path=str(tmp_path))
+    with pytest.raises(ModelError, match="cannot load model=local"):
+        load_model(config)
+    monkeypatch.setenv("THINKALIKE_TRACEBACK", "1")
+    with pytest.raises(OSError, match=r"model\.safetensors") as caught:
+        load_model(config)
+    assert not isinstance(caught.value, ModelError)
 
 
 def test_mamba_says_which_kernels_run(models):

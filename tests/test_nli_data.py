@@ -14,8 +14,18 @@ import torch
 
 import hub
 from classifiers import of_the_hub
-from thinkalike.data import EncodedPairs, PairBatch, Pairs, batches, encode, hub_pairs, read_hans, read_mnli
-from thinkalike.data.nli import HANS, MNLI
+from thinkalike.data import (
+    HANS,
+    MNLI,
+    EncodedPairs,
+    PairBatch,
+    Pairs,
+    batches,
+    encode,
+    hub_pairs,
+    read_hans,
+    read_mnli,
+)
 from thinkalike.errors import DataError
 
 # premise, hypothesis, class; one has a quotation mark that is never closed, one a line separator, one no agreed label

@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from thinkalike.classification import class_losses
 
 import tiny
 from classifiers import PAIR_BLOCKS as BLOCKS
 from classifiers import THREE, loaded, logits_of, relabelled, write_base, write_sibling
 from conftest import composed, results_in
-from thinkalike.classification import class_losses
-from thinkalike.data import Pairs, nli_challenge, nli_training
-from thinkalike.data.nli import HANS, MNLI
+from thinkalike.data import HANS, MNLI, Pairs, nli_challenge, nli_training
 from thinkalike.errors import ConfigError
 from thinkalike.measures import CKA
 

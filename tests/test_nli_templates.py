@@ -8,18 +8,18 @@ from operator import and_, or_
 
 import pytest
 
-from thinkalike.data import Pairs, nli_challenge, nli_training
-from thinkalike.data.grammar import Phrase, finite, lexicon, noun, with_ed
-from thinkalike.data.nli import HANS, MNLI
-from thinkalike.data.nli_templates import (
+from thinkalike.data import HANS, MNLI, Pairs, nli_challenge, nli_training
+from thinkalike.data.grammar.lexicon import lexicon
+from thinkalike.data.grammar.phrases import Phrase, finite
+from thinkalike.data.grammar.words import noun, with_ed
+from thinkalike.data.inference.made import LARGEST, OVERLAP
+from thinkalike.data.inference.templates import (
     CHALLENGE,
     CONTRADICTION,
     ENTAILED,
     FUNCTION_WORDS,
-    LARGEST,
     NEUTRAL,
     OPPOSITES,
-    OVERLAP,
     OVERLAPPING,
 )
 from thinkalike.errors import DataError
@@ -358,7 +358,7 @@ def test_all_words_are_the_large_grammars_or_function_words(training, challenge)
 
 
 def test_what_is_left_out_is_of_the_lexicon_and_never_used(training):
-    from thinkalike.data.nli_templates import LEFT_OUT
+    from thinkalike.data.inference.templates import LEFT_OUT
 
     entries = {entry.partition("/")[0] for group in WORDS.values() for entry in group}
     assert set(LEFT_OUT.split()) <= entries

@@ -4,13 +4,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from thinkalike.reproduce import stitching
+from thinkalike.reproduce.claims import Claim
+from thinkalike.reproduce.stitching import Direction
 
 from conftest import composed, open_result
 from thinkalike import reproduce
 from thinkalike.errors import ConfigError, StoreError
-from thinkalike.reproduce import stitching
-from thinkalike.reproduce.claims import Claim
-from thinkalike.reproduce.stitching import Direction
 
 
 def direction(folder, source, target, penalties, tokens=None, group="3 layers"):

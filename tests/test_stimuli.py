@@ -22,12 +22,16 @@ from thinkalike.data import (
     Stimuli,
     controlled_sentences,
     controlled_stimuli,
+    derivations,
+    from_sentences,
     read_arrays,
     read_conllu,
     read_table,
 )
-from thinkalike.data.grammar import MORE, SMALL, Pattern, derivations, lexicon, patterns, with_ed
-from thinkalike.data.stimuli import from_sentences, natural
+from thinkalike.data.grammar.lexicon import MORE, SMALL, lexicon
+from thinkalike.data.grammar.sentences import Pattern, patterns
+from thinkalike.data.grammar.words import with_ed
+from thinkalike.data.stimuli.columns import natural_order
 from thinkalike.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -425,8 +429,8 @@ def test_the_index_of_a_table_does_not_move_its_rows():
 
 
 def test_names_in_natural_order_are_the_same_in_every_run():
-    assert sorted(["l10", "l2", "a", "10", "2", "l2b"], key=natural) == ["2", "10", "a", "l2", "l2b", "l10"]
-    assert natural("01") != natural("1"), "a tie would fall as the hashes do"
+    assert sorted(["l10", "l2", "a", "10", "2", "l2b"], key=natural_order) == ["2", "10", "a", "l2", "l2b", "l10"]
+    assert natural_order("01") != natural_order("1"), "a tie would fall as the hashes do"
 
 
 @pytest.mark.parametrize(

@@ -99,8 +99,8 @@ def native(seed: int = 0, **changes):
 
 def frozen(seed: int = 0, **changes):
     """The same as a FrozenModel."""
+    from thinkalike.models import FAMILIES as TABLE
     from thinkalike.models import FrozenModel
-    from thinkalike.models.families import FAMILIES as TABLE
 
     return FrozenModel(native(seed, **changes), TABLE["native"], tokenizer(), name=f"tiny-{seed}", context=64)
 

@@ -1,19 +1,24 @@
 """Data: text and the rows of tokens that models read; stimuli and their features; pairs for language inference."""
 
-from thinkalike.data.conllu import read_conllu
 from thinkalike.data.from_config import WHOLE, part_name, parts_of, read_corpus, read_pairs, read_stimuli, reported_part
-from thinkalike.data.grammar import controlled_sentences, derivations
-from thinkalike.data.nli import MNLI, Pairs, hub_pairs, read_hans, read_mnli
-from thinkalike.data.nli_batches import EncodedPairs, PairBatch, batches, encode
-from thinkalike.data.nli_templates import nli_challenge, nli_training
-from thinkalike.data.recordings import read_arrays
-from thinkalike.data.sources import documents
-from thinkalike.data.sources import identity as text_fingerprint
-from thinkalike.data.stimuli import Codes, FeatureCorrelation, Stimuli, controlled_stimuli, from_sentences
-from thinkalike.data.tables import read_table
-from thinkalike.data.tokens import Corpus, TokenRows, held_out_texts, read_tokens, training_texts
+from thinkalike.data.grammar.sentences import controlled_sentences, derivations
+from thinkalike.data.inference.encoding import EncodedPairs, PairBatch, batches, encode
+from thinkalike.data.inference.made import nli_challenge, nli_training
+from thinkalike.data.inference.pairs import HANS, MNLI, Pairs
+from thinkalike.data.inference.published import hub_pairs, read_hans, read_mnli
+from thinkalike.data.stimuli.conllu import read_conllu
+from thinkalike.data.stimuli.controlled import controlled_stimuli, from_sentences
+from thinkalike.data.stimuli.correlation import FeatureCorrelation
+from thinkalike.data.stimuli.recordings import read_arrays
+from thinkalike.data.stimuli.stimuli import Codes, Stimuli
+from thinkalike.data.stimuli.tables import read_table
+from thinkalike.data.text.documents import document_fingerprint, documents, text_fingerprint
+from thinkalike.data.text.rows import Corpus, TokenRows
+from thinkalike.data.text.split import held_out_texts, training_texts
+from thinkalike.data.text.tokens import read_tokens
 
 __all__ = [
+    "HANS",
     "MNLI",
     "WHOLE",
     "Codes",
@@ -28,6 +33,7 @@ __all__ = [
     "controlled_sentences",
     "controlled_stimuli",
     "derivations",
+    "document_fingerprint",
     "documents",
     "encode",
     "from_sentences",

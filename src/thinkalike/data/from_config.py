@@ -6,12 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from thinkalike.config import DataConfig, PairsConfig, StimuliConfig
-from thinkalike.data.conllu import read_conllu
-from thinkalike.data.nli import Pairs, hub_pairs, read_hans, read_mnli
-from thinkalike.data.nli_templates import nli_challenge, nli_training
-from thinkalike.data.stimuli import Stimuli, controlled_stimuli
-from thinkalike.data.tables import read_table
-from thinkalike.data.tokens import Corpus, read_tokens
+from thinkalike.data.inference.made import nli_challenge, nli_training
+from thinkalike.data.inference.pairs import Pairs
+from thinkalike.data.inference.published import hub_pairs, read_hans, read_mnli
+from thinkalike.data.stimuli.conllu import read_conllu
+from thinkalike.data.stimuli.controlled import controlled_stimuli
+from thinkalike.data.stimuli.stimuli import Stimuli
+from thinkalike.data.stimuli.tables import read_table
+from thinkalike.data.text.rows import Corpus
+from thinkalike.data.text.tokens import read_tokens
 from thinkalike.errors import ConfigError
 
 WHOLE = "challenge"  # what the whole of a challenge is called

@@ -15,7 +15,16 @@ from thinkalike.data import Corpus, read_corpus, training_texts
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import held_out_loss
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
-from thinkalike.models import ASSETS, FrozenModel, build_mini, load_model, pick_device, save_mini, train_tokenizer
+from thinkalike.models import (
+    ASSETS,
+    FrozenModel,
+    build_mini,
+    family_named,
+    load_model,
+    pick_device,
+    save_mini,
+    train_tokenizer,
+)
 from thinkalike.training import MaskedPretraining, Pretraining, Run, fit, logged
 
 log = logging.getLogger(__name__)
@@ -64,7 +73,8 @@ class MiniPretraining(
 
 def _objective(config: TrainConfig, module: nn.Module, corpus: Corpus, tokenizer: Any) -> Pretraining:
     options = (module, corpus.fit.tokens, config.pretrain, config.model.seed)
-    return MaskedPretraining(*options, tokenizer) if config.model.family == "bert" else Pretraining(*options)
+    masked = family_named(config.model.family).predicts == "hidden"
+    return MaskedPretraining(*options, tokenizer) if masked else Pretraining(*options)
 
 
 def _training_facts(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:

@@ -1,19 +1,24 @@
 """Models: from a name in the configuration to a FrozenModel."""
 
 from thinkalike.models.classifiers import new_classifier
+from thinkalike.models.controls import randomised
+from thinkalike.models.families import CLASSIFIER, FAMILIES, Family, family_named
 from thinkalike.models.frozen import EMBED, FrozenModel
-from thinkalike.models.load import content as checkpoint_fingerprint
-from thinkalike.models.load import head_dimensions, load_model, pick_device
+from thinkalike.models.load import checkpoint_fingerprint, head_dimensions, load_model, pick_device
 from thinkalike.models.minis import ASSETS, build_mini, save_mini
-from thinkalike.models.randomised import randomised
+from thinkalike.models.surgery import swapped
 from thinkalike.models.tokenizers import same_vocabulary, train_tokenizer
 
 __all__ = [
     "ASSETS",
+    "CLASSIFIER",
     "EMBED",
+    "FAMILIES",
+    "Family",
     "FrozenModel",
     "build_mini",
     "checkpoint_fingerprint",
+    "family_named",
     "head_dimensions",
     "load_model",
     "new_classifier",
@@ -21,5 +26,6 @@ __all__ = [
     "randomised",
     "same_vocabulary",
     "save_mini",
+    "swapped",
     "train_tokenizer",
 ]

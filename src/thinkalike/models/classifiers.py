@@ -1,4 +1,4 @@
-"""BERT classifiers and what their classes are called.
+"""Classifiers of texts, and what their classes are called.
 
 They are read by transformers: TransformerLens would put a random head for hidden tokens in the place of theirs.
 """
@@ -13,58 +13,67 @@ import torch
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models.checkpoints import checkpoint, explained
+from thinkalike.models.bridges import Checkpoint
+from thinkalike.models.families import FAMILIES, Family, classifier_on
 from thinkalike.models.minis import folder_of
-
-CLASSIFIER = "bert_classifier"  # the family
-ARCHITECTURE = "BertForSequenceClassification"  # as config.json names it
+from thinkalike.models.places import explained, reached, read_shape
 
 THREE = ["entailment", "neutral", "contradiction"]
 TWO = ["entailment", "non-entailment"]
 
 
-def read_classifier(config: ModelConfig, place: str, dtype: torch.dtype) -> tuple[Any, Any, int]:
-    """The module, on the CPU, the tokenizer and the longest row of a checkpoint in a folder or repository.
+def read_classifier(config: ModelConfig, family: Family, place: str, dtype: torch.dtype) -> Checkpoint:
+    """Read a classifier with its tokenizer.
+
+    Args:
+        place: a folder, or a repository of the hub.
 
     Raises:
         ModelError: weights are missing, which transformers would draw at random.
     """
-    from transformers import AutoTokenizer, BertForSequenceClassification
+    import transformers
 
     revision = config.revision or "main"
-    module, found = BertForSequenceClassification.from_pretrained(
+    module, loading = getattr(transformers, family.architecture).from_pretrained(
         place, revision=revision, dtype=dtype, output_loading_info=True
     )
-    if found["missing_keys"]:
-        missing = ", ".join(sorted(found["missing_keys"]))
+    if loading["missing_keys"]:
+        missing = ", ".join(sorted(loading["missing_keys"]))
         raise ModelError(f"{config.name}: {place} holds no trained classifier, because it has no {missing:.200}")
-    return module, AutoTokenizer.from_pretrained(place, revision=revision), module.config.max_position_embeddings
+    tokenizer = transformers.AutoTokenizer.from_pretrained(place, revision=revision)
+    return Checkpoint(module, tokenizer, module.config.max_position_embeddings)
 
 
 def new_classifier(config: ModelConfig, classes: Sequence[str]) -> tuple[Any, Any]:
-    """A classifier with the body of a pretrained BERT and a head of random weights, and its tokenizer.
+    """Return a classifier with a pretrained body and a head of random weights, and the tokenizer of the body.
 
     Raises:
-        ModelError: the checkpoint cannot be had, or is no BERT.
+        ModelError: the checkpoint cannot be had, or there are no classifiers of its kind.
     """
-    from transformers import AutoConfig, AutoTokenizer, BertForSequenceClassification
+    import transformers
 
     if config.mini:
         config = replace(config, path=str(folder_of(config)))
-    names = dict(enumerate(classes))
-    with explained(config), checkpoint(config) as (place, _):
-        revision = {"revision": config.revision or "main"}
-        own = config.family in ("native", "legacy")  # of no class of transformers
-        kind = config.family if own else AutoConfig.from_pretrained(place, **revision).model_type
-        if kind != "bert":
-            raise ModelError(f"task=nli fine-tunes BERT; {config.name} is a {kind}: choose model=bert-mini, for one")
-        options = {"id2label": names, "label2id": {name: number for number, name in names.items()}, **revision}
-        module = BertForSequenceClassification.from_pretrained(place, dtype=torch.float32, **options)
-        return module, AutoTokenizer.from_pretrained(place, **revision)
+    with explained(config), reached(config) as (place, _):
+        kind = str(read_shape(config, place).get("model_type", config.family))  # native and legacy models state none
+        family = classifier_on(kind)
+        if family is None:
+            bodies = " or ".join(each.in_config_json for each in FAMILIES.values() if each.predicts == "class")
+            raise ModelError(f"task=nli fine-tunes {bodies}; {config.name} is a {kind}: choose model=bert-mini")
+        revision = config.revision or "main"
+        names = dict(enumerate(classes))
+        module = getattr(transformers, family.architecture).from_pretrained(
+            place,
+            revision=revision,
+            dtype=torch.float32,
+            id2label=names,
+            label2id={name: number for number, name in names.items()},
+        )
+        return module, transformers.AutoTokenizer.from_pretrained(place, revision=revision)
 
 
 def class_names(config: ModelConfig, module: Any) -> list[str]:
-    """The classes in the order of the logits: those of the configuration, or else of the checkpoint.
+    """Return the classes in the order of the logits: those of the configuration, or else those of the checkpoint.
 
     Raises:
         ModelError: nothing names them, their number or their names are wrong, or the checkpoint has another order.
@@ -79,11 +88,13 @@ def class_names(config: ModelConfig, module: Any) -> list[str]:
             f"{TWO}: model.classes=[{','.join(THREE)}]"
         )
     if sorted(own) == sorted(classes) and own != classes:
-        raise ModelError(f"{config.name}: model.classes={classes}, but its config.json says {own}")
+        raise ModelError(
+            f"{config.name}: model.classes={classes}, but its config.json says {own}; leave model.classes out"
+        )
     return classes
 
 
 def _ours(name: str) -> str:
-    """A class as we spell it."""
+    """Spell the name of a class as this project does."""
     name = name.lower().replace("_", "-")
     return "non-entailment" if name == "not-entailment" else name

@@ -1,43 +1,80 @@
-"""Loading: the hub, a local folder or an embedded mini, through TransformerLens, with errors that say how to go on."""
+"""Loading: from a configuration to a FrozenModel, whether it is on the hub, in a local folder, or an embedded mini."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import importlib.util
-import json
-import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError
-from thinkalike.models.checkpoints import checkpoint, explained, hub
-from thinkalike.models.classifiers import ARCHITECTURE, CLASSIFIER, class_names, read_classifier
-from thinkalike.models.families import FAMILIES
-from thinkalike.models.frozen import TOLERANCE, FrozenModel
+from thinkalike.errors import ModelError, one_of
+from thinkalike.models.bridges import Checkpoint, read_legacy, read_transformers
+from thinkalike.models.classifiers import class_names, read_classifier
+from thinkalike.models.families import FAMILIES, Family, family_in
+from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.minis import ASSETS, folder_of, read_mini
-from thinkalike.models.plain import plain
-from thinkalike.models.samples import sample_tokens
+from thinkalike.models.places import explained, hub, reached, read_shape
 
-log = logging.getLogger(__name__)
+LONGEST = 1024  # tokens per row, of models that can take more
 
 
 def load_model(config: ModelConfig) -> FrozenModel:
-    """Load what `config` names, onto its device and in its dtype, and prove that it can be cut at its blocks.
+    """Load the model that `config` names, onto its device and in its dtype, and prove that it can be cut at its blocks.
 
     Raises:
+        ConfigError: the configuration names a family that is not in the table.
         ModelError: weights cannot be had or read, are of another architecture, or fail the proof.
     """
+    one_of("model.family", config.family, ("auto", *FAMILIES))
     with explained(config):
-        return _load(config)
+        device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
+        config = replace(config, path=str(folder_of(config))) if config.mini else config
+        with reached(config) as (place, revision):
+            named = FAMILIES.get(config.family)
+            family = named or family_in(read_shape(config, place), f"{place}/config.json")
+            module, tokenizer, context = READERS[family.reader](config, family, place, dtype)
+        if config.classes and family.predicts != "class":
+            raise ModelError(
+                f"{config.name}: model.classes={config.classes} is for classifiers, and this is a {family.name}"
+            )
+        return FrozenModel(
+            module.to(device=device, dtype=dtype),
+            family,
+            tokenizer,
+            name=config.name if config.name != "local" else Path(str(config.path)).name,
+            context=min(context or LONGEST, config.context or LONGEST),
+            bos_each_row=config.bos,
+            revision=revision,
+            kernels=kernels_of(family),
+            classes=class_names(config, module) if family.predicts == "class" else (),
+        )
+
+
+def read_native(config: ModelConfig, family: Family, place: str, dtype: torch.dtype) -> Checkpoint:
+    """Read a mini of this project's own layout.
+
+    Args:
+        place: a folder.
+    """
+    module, tokenizer = read_mini(Path(place))
+    return Checkpoint(module, tokenizer, module.cfg.n_ctx)
+
+
+READERS: dict[str, Callable[[ModelConfig, Family, str, torch.dtype], Checkpoint]] = {
+    "transformers": read_transformers,
+    "legacy": read_legacy,
+    "native": read_native,
+    "classifier": read_classifier,
+}
 
 
 def head_dimensions(config: ModelConfig) -> dict[str, int]:
-    """Sizes of a Hugging Face model from its configuration alone: layers, d_model, heads, d_head, rotary.
+    """Return the sizes of a Hugging Face model from its configuration alone: layers, d_model, heads, d_head, rotary.
 
     Raises:
         ModelError: the configuration cannot be had.
@@ -53,36 +90,10 @@ def head_dimensions(config: ModelConfig) -> dict[str, int]:
     return {**sizes, "d_head": d_head, "rotary": rotary}
 
 
-def _load(config: ModelConfig) -> FrozenModel:
-    device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
-    family = config.family
-    if config.mini:
-        config = replace(config, path=str(folder_of(config)))
-    if config.mini and family == "native":
-        module, tokenizer = read_mini(Path(str(config.path)))
-        context, revision = module.cfg.n_ctx, "embedded"
-    else:
-        family = _family_of(config) if family == "auto" else family
-        read = read_classifier if family == CLASSIFIER else _read_language_model
-        with checkpoint(config) as (place, revision):
-            module, tokenizer, context = read(config, place, dtype)
-    if config.classes and family != CLASSIFIER:
-        raise ModelError(f"{config.name}: model.classes={config.classes} is for classifiers, and this is a {family}")
-    return FrozenModel(
-        module.to(device=device, dtype=dtype),
-        FAMILIES[family],
-        tokenizer,
-        name=config.name if config.name != "local" else Path(str(config.path)).name,
-        context=min(context or 1024, config.context or 1024),
-        bos_each_row=config.bos,
-        revision=revision,
-        kernels=kernels_of(family),
-        classes=class_names(config, module) if family == CLASSIFIER else (),
-    )
+def checkpoint_fingerprint(config: ModelConfig) -> str:
+    """Return the SHA-256 of the files of a local checkpoint or mini, which may change under the same name.
 
-
-def content(config: ModelConfig) -> str:
-    """A digest of the files of a local checkpoint or mini, which may change under the same name; "" for a hub model.
+    It has 16 hexadecimal digits, and is "" for a model of the hub, which its revision identifies.
 
     Raises:
         ModelError: there are no files.
@@ -92,7 +103,7 @@ def content(config: ModelConfig) -> str:
     folder = Path(config.path) if config.path else ASSETS / config.name
     files = sorted(path for path in folder.rglob("*") if path.suffix in {".json", ".safetensors", ".bin"})
     if not files:
-        raise ModelError(f"model={config.name}: {folder} holds no checkpoint")
+        raise ModelError(f"model={config.name}: {folder} holds no checkpoint; give a folder with config.json")
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.name.encode())
@@ -101,65 +112,16 @@ def content(config: ModelConfig) -> str:
 
 
 def pick_device(name: str) -> str:
-    """The device that `auto` stands for here, or the name as it is."""
+    """Return the device that `auto` stands for on this machine, or any other name unchanged."""
     if name != "auto":
         return name
-    if torch.cuda.is_available():
-        return "cuda"
-    return "cpu"
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def kernels_of(family: str) -> str:
-    """Which code runs the blocks; Mamba has fused kernels where its extra is installed."""
-    if family != "mamba":
+def kernels_of(family: Family) -> str:
+    """Return which code runs the blocks, for the provenance."""
+    if not family.kernels:
         return "torch"
-    fused = all(importlib.util.find_spec(name) for name in ("mamba_ssm", "causal_conv1d"))
-    return "mamba-ssm" if fused and torch.cuda.is_available() else "transformers (mamba-ssm is not installed)"
-
-
-def _family_of(config: ModelConfig) -> str:
-    """The family that a local checkpoint's config.json names."""
-    path = Path(str(config.path)) / "config.json"
-    if not path.exists():
-        raise ModelError(f"model.path={config.path} has no config.json; give a folder written by save_pretrained")
-    shape = json.loads(path.read_text())
-    if ARCHITECTURE in (shape.get("architectures") or []):
-        return CLASSIFIER
-    kind = shape.get("model_type", "none")
-    if kind not in FAMILIES:
-        raise ModelError(f"{path} says model_type={kind}, which is not among {', '.join(FAMILIES)}")
-    return kind
-
-
-def _read_language_model(config: ModelConfig, place: str, dtype: torch.dtype) -> tuple[Any, Any, int | None]:
-    """The module, on the CPU, the checkpoint's own tokenizer and the longest row, through TransformerLens.
-
-    The bridge's tokenizer puts BOS before every text, which GPT-2 and Pythia were not trained with.
-    """
-    from transformer_lens.model_bridge import TransformerBridge
-    from transformers import AutoTokenizer
-
-    if config.family == "legacy":
-        bridge = TransformerBridge.boot_tl_legacy(place, device="cpu", dtype=dtype)
-        tokenizer = bridge.tokenizer
-    else:
-        bridge = TransformerBridge.boot_transformers(place, device="cpu", dtype=dtype, revision=config.revision)
-        tokenizer = AutoTokenizer.from_pretrained(place, revision=config.revision or "main")
-    return _unwrap(bridge, config), tokenizer, bridge.cfg.n_ctx
-
-
-def _unwrap(bridge: Any, config: ModelConfig) -> Any:
-    """The bridge's module; raw weights run without the hooks and with the fused attention, proved to agree."""
-    if config.processing == "compat":
-        bridge.enable_compatibility_mode()
-        return bridge.original_model
-    tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
-    with torch.no_grad():
-        hooked = bridge(tokens)
-        module: Any = plain(bridge.original_model.eval())
-        bare = module(tokens)
-    bare = bare if isinstance(bare, torch.Tensor) else bare[0]
-    error = ((bare - hooked).abs().max() / hooked.abs().max()).item()
-    if not error <= TOLERANCE[bare.dtype]:
-        raise ModelError(f"{config.name}: without TransformerLens's hooks the logits differ by {error:.1e}")
-    return module
+    package = family.kernels[0].replace("_", "-")
+    fused = all(importlib.util.find_spec(name) for name in family.kernels)
+    return package if fused and torch.cuda.is_available() else f"transformers ({package} is not installed)"

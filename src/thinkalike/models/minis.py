@@ -15,32 +15,45 @@ from torch import nn
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models.plain import plain
+from thinkalike.models.families import family_named
+from thinkalike.models.tokenizers import END
+from thinkalike.models.unhooked import without_hooks
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
 
 def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family: str = "native") -> nn.Module:
-    """A randomly initialised model; the same seed gives the same weights whatever the activation.
+    """Build a randomly initialised model; the same seed gives the same weights whatever the activation.
 
     Args:
-        architecture: in the names of the family's own configuration class.
+        architecture: sizes, in the names of the family's own configuration class.
+        vocabulary: the number of rows of the embedding.
+        family: a name in the table of families.
+
+    Raises:
+        ConfigError: there is no such family.
     """
-    if family != "native":
+    known = family_named(family)
+    if known.reader == "transformers":
         from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 
         torch.manual_seed(seed)
-        kind = AutoModelForMaskedLM if family == "bert" else AutoModelForCausalLM
-        return kind.from_config(AutoConfig.for_model(family, vocab_size=vocabulary, **architecture))
+        kind = AutoModelForMaskedLM if known.predicts == "hidden" else AutoModelForCausalLM
+        return kind.from_config(AutoConfig.for_model(known.in_config_json, vocab_size=vocabulary, **architecture))
     from transformer_lens.model_bridge import TransformerBridge
 
     config = {**architecture, "d_vocab": vocabulary, "seed": seed}
     bridge = TransformerBridge.boot_native(config, device="cpu", dtype=torch.float32)
-    return plain(bridge.original_model).train().requires_grad_(True)
+    return without_hooks(bridge.original_model).train().requires_grad_(True)
 
 
 def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str, Any], card: str) -> None:
-    """Write a mini; `config` holds `architecture` and `seed` and what the card says in numbers."""
+    """Write a mini in half precision.
+
+    Args:
+        config: `architecture`, `seed`, and the numbers that the card states.
+        card: the text of its README.md.
+    """
     from safetensors.torch import save_file
     from transformers import PreTrainedModel
 
@@ -60,7 +73,7 @@ def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str,
 
 
 def folder_of(config: ModelConfig) -> Path:
-    """Where a mini is.
+    """Return where a mini is.
 
     Raises:
         ModelError: it is not there.
@@ -72,11 +85,9 @@ def folder_of(config: ModelConfig) -> Path:
 
 
 def read_mini(folder: Path) -> tuple[Any, Any]:
-    """The module (float32, in training mode) and the tokenizer of a folder that `save_mini` wrote for `native`."""
+    """Read a folder that `save_mini` wrote for `native`: the module, float32 in training mode, and the tokenizer."""
     from safetensors.torch import load_file
     from transformers import PreTrainedTokenizerFast
-
-    from thinkalike.models.tokenizers import END
 
     config = json.loads((folder / "config.json").read_text())
     tokenizer = PreTrainedTokenizerFast(

@@ -1,4 +1,4 @@
-"""A few fixed rows of tokens, which every model is checked with at load."""
+"""A few fixed rows of tokens, with which every model is checked when it is loaded."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-Rows = Int[Tensor, "b t"]
+Tokens = Int[Tensor, "b t"]
 
 
-def sample_tokens(vocabulary: int, context: int) -> Rows:
-    """Two short rows, the same each time."""
+def sample_tokens(vocabulary: int, context: int) -> Tokens:
+    """Return two short rows, which are the same each time."""
     return torch.randint(vocabulary, (2, min(16, context)), generator=torch.Generator().manual_seed(0))
 
 
-def sample_padding(tokens: Rows) -> tuple[Rows, Rows]:
-    """A mask and types for them: the last row ends in padding, and each row is a pair of texts."""
+def sample_padding(tokens: Tokens) -> tuple[Tokens, Tokens]:
+    """Return a mask and types for these tokens: the last row ends in padding, and each row is a pair of texts."""
     mask, types = torch.ones_like(tokens), torch.zeros_like(tokens)
     mask[-1, 3 * tokens.shape[1] // 4 :] = 0
     types[:, tokens.shape[1] // 2 :] = 1

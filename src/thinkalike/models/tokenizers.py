@@ -1,4 +1,4 @@
-"""The minis' own byte-level BPE, and the comparison of two tokenizers."""
+"""The byte-level BPE of the minis, and the comparison of two tokenizers."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ SENTENCE = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "m
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False) -> Any:
-    """A byte-level BPE; the same texts give the same tokenizer.
+    """Train a byte-level BPE; the same texts give the same tokenizer.
 
     Args:
-        cls_sep: a text becomes [CLS] text [SEP], as BERT wants it, and begins with a space, so that its first word is
-            like any other; else one special token is BOS, EOS and padding.
+        texts: the documents to train on.
+        vocabulary: the number of entries.
+        cls_sep: whether a text becomes [CLS] text [SEP], as BERT wants it, and begins with a space, so that its first
+            word is like any other; else one special token is BOS, EOS and padding.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
@@ -41,7 +43,7 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False
 
 
 def same_vocabulary(source: Any, target: Any) -> None:
-    """Refuse two models (anything with `name` and `tokenizer`) whose tokens mean different strings.
+    """Check that the tokens of two models, or of anything with `name` and `tokenizer`, mean the same strings.
 
     Raises:
         ModelError: the vocabularies differ.

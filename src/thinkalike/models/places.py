@@ -1,9 +1,10 @@
-"""Where a checkpoint is: a folder, or the hub and its cache; and errors of what reads it, in one line with a remedy."""
+"""Where a checkpoint is, a folder or the hub and its cache; and errors of what reads it, in one line with a remedy."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import os
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError
+from thinkalike.errors import ModelError, ThinkalikeError
 from thinkalike.models.minis import ASSETS
 
 log = logging.getLogger(__name__)
@@ -21,21 +22,29 @@ HUB_SECONDS = 8  # how long to wait for an answer of the hub
 
 @contextlib.contextmanager
 def explained(config: ModelConfig) -> Iterator[None]:
-    """The libraries below raise errors of many kinds; the user needs one line."""
+    """Turn errors of the libraries that load models, which are of many kinds, into one line.
+
+    Raises:
+        ModelError: a library failed.
+    """
     _quieten()
     try:
         yield
-    except ModelError:
+    except ThinkalikeError:
         raise
     except Exception as error:
         if os.environ.get("THINKALIKE_TRACEBACK"):
             raise
-        raise ModelError(_explain(config, error)) from error
+        raise ModelError(_explanation(config, error)) from error
 
 
 @contextlib.contextmanager
-def checkpoint(config: ModelConfig) -> Iterator[tuple[str, str]]:
-    """A folder or a repository that can be reached, and the commit that it has."""
+def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Yield the folder or the repository of a checkpoint, which can be read meanwhile, and its commit.
+
+    Raises:
+        ModelError: neither the hub nor its cache has it.
+    """
     if config.path:
         yield str(Path(config.path).resolve()), "embedded" if config.mini else "local"
     else:
@@ -43,9 +52,37 @@ def checkpoint(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield str(config.hub_id), commit
 
 
+def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
+    """Return the contents of the config.json of a checkpoint that is `reached`.
+
+    Raises:
+        ModelError: the checkpoint has none, or it is damaged.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    if config.path:
+        path = Path(place) / "config.json"
+        if not path.exists():
+            raise ModelError(f"model.path={config.path} has no config.json; give a folder written by save_pretrained")
+    else:
+        try:
+            path = Path(huggingface_hub.hf_hub_download(place, "config.json", revision=config.revision))
+        except EntryNotFoundError as error:
+            raise ModelError(f"{place} has no config.json, so model={config.name} cannot be read") from error
+    try:
+        return dict(json.loads(path.read_text()))
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"{path} is no JSON object ({error}); replace it by the checkpoint's own") from None
+
+
 @contextlib.contextmanager
 def hub(repository: str, revision: str | None) -> Iterator[str]:
-    """Reach the hub, or its cache where it does not answer; yields the commit. Legacy loading sees the revision."""
+    """Reach the hub, or its cache where it does not answer, and yield the commit; legacy loading sees the revision.
+
+    Raises:
+        ModelError: the hub does not answer, and the cache has no copy.
+    """
     import huggingface_hub
     from huggingface_hub import HfApi, constants
 
@@ -55,7 +92,7 @@ def hub(repository: str, revision: str | None) -> Iterator[str]:
     except (huggingface_hub.errors.RepositoryNotFoundError, huggingface_hub.errors.RevisionNotFoundError):
         raise
     except Exception as error:  # no route, no name, a time-out, offline mode: what is cached may be enough
-        if not _cached(repository, revision):
+        if not _cached_config(repository, revision):
             raise ModelError(_no_hub(repository, error)) from error
         commit, offline = f"{revision or 'main'} (cached)", True
         log.warning("the hub does not answer; using the cached files of %s", repository)
@@ -85,18 +122,17 @@ def _at_revision(download: Callable[..., str], repository: str, revision: str) -
     return pinned
 
 
-def _cached(repository: str, revision: str | None) -> bool:
+def _cached_config(repository: str, revision: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    return isinstance(try_to_load_from_cache(repository, "config.json", revision=revision), str)
+    path = try_to_load_from_cache(repository, "config.json", revision=revision)
+    return Path(path) if isinstance(path, str) else None
 
 
 def _cached_files(repository: str, revision: str | None) -> list[str]:
-    from huggingface_hub import try_to_load_from_cache
-
-    config = try_to_load_from_cache(repository, "config.json", revision=revision)
-    folder = Path(str(config)).parent
-    return [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
+    if not (config := _cached_config(repository, revision)):
+        return []
+    return [str(path.relative_to(config.parent)) for path in sorted(config.parent.rglob("*")) if path.is_file()]
 
 
 def _no_hub(repository: str, error: Exception) -> str:
@@ -109,7 +145,7 @@ def _no_hub(repository: str, error: Exception) -> str:
     )
 
 
-def _explain(config: ModelConfig, error: Exception) -> str:
+def _explanation(config: ModelConfig, error: Exception) -> str:
     place = config.path or (ASSETS / config.name if config.mini else config.hub_id)
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     remedy = "check model.path" if config.path else "if a file is damaged, delete it under HF_HOME and try again"
@@ -117,7 +153,7 @@ def _explain(config: ModelConfig, error: Exception) -> str:
 
 
 def _quieten() -> None:
-    """Libraries below announce themselves at import; a job's output is its own."""
+    """Keep the libraries below from announcing themselves at import, because a job's output is its own."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(HUB_SECONDS))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

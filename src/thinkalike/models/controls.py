@@ -10,7 +10,7 @@ from thinkalike.models.frozen import FrozenModel
 
 
 def randomised(model: FrozenModel, seed: int) -> FrozenModel:
-    """The same architecture, never trained: every matrix drawn anew from a normal of its own spread."""
+    """Return a copy in which every matrix is drawn anew from a normal distribution of its own spread."""
     module = copy.deepcopy(model.module)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

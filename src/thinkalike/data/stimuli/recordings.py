@@ -1,4 +1,4 @@
-"""Recorded activations that users bring: .npz, .safetensors."""
+"""Recorded activations of stimuli that users bring: .npz, .safetensors."""
 
 from __future__ import annotations
 
@@ -10,16 +10,19 @@ from jaxtyping import Float
 from safetensors.torch import load_file
 from torch import Tensor
 
-from thinkalike.data.stimuli import Stimuli, natural
-from thinkalike.data.tables import read_with
+from thinkalike.data.files import read_with
+from thinkalike.data.stimuli.columns import natural_order
+from thinkalike.data.stimuli.stimuli import Stimuli
 from thinkalike.errors import DataError
 
 
 def read_arrays(path: str | Path, stimuli: Stimuli) -> dict[str, Float[Tensor, "n _"]]:
-    """Recorded activations of stimuli, row by row: layers by name in natural order ("2" before "10").
+    """Read recorded activations of stimuli: one array per layer, whose rows are the stimuli, by the name of the layer.
+
+    Names are in natural order ("2" comes before "10"), and integers become float64.
 
     Args:
-        path: one array of layers x stimuli x width, or one of stimuli x width per layer; integers become float64.
+        path: a file of one array of layers x stimuli x width, or of one of stimuli x width per layer.
 
     Raises:
         DataError: the file cannot be read, its arrays have another shape or number of rows, or a value is not finite.
@@ -29,7 +32,7 @@ def read_arrays(path: str | Path, stimuli: Stimuli) -> dict[str, Float[Tensor, "
         raise DataError(f"{path} is empty: it has no arrays")
     if len(arrays) == 1 and (whole := next(iter(arrays.values()))).ndim == 3:
         arrays = {str(number): layer for number, layer in enumerate(whole)}
-    return {name: _layer(f"{path}: {name}", arrays[name], stimuli) for name in sorted(arrays, key=natural)}
+    return {name: _layer(f"{path}: {name}", arrays[name], stimuli) for name in sorted(arrays, key=natural_order)}
 
 
 def _npz(path: Path) -> dict[str, Tensor]:

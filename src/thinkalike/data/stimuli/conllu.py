@@ -1,4 +1,4 @@
-"""Users' own stimuli in CoNLL-U files: words of parsed sentences."""
+"""Stimuli that users bring in CoNLL-U files: the words of parsed sentences."""
 
 from __future__ import annotations
 
@@ -13,35 +13,38 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from thinkalike.data.stimuli import Kinds, Stimuli
-from thinkalike.data.tables import Names, Span, chosen, read_with, varied
+from thinkalike.data.files import read_with
+from thinkalike.data.stimuli.columns import Kinds
+from thinkalike.data.stimuli.stimuli import Stimuli
+from thinkalike.data.stimuli.tables import Names, Span, chosen, varied
 from thinkalike.errors import DataError
 
 
 def read_conllu(path: str | Path, *, features: Names = None, kinds: Kinds | None = None) -> Stimuli:
-    """The words of a CoNLL-U file, with UPOS, all FEATS, and their length and position.
+    """Read the words of a CoNLL-U file, with UPOS, all FEATS, and their length and position.
 
-    The text of a sentence is put together from its forms. The words of a multiword token have a part of it each where
-    they spell it (don't = do + n't), else all of it (du = de + le). Empty nodes are left out.
+    The text of a sentence is put together from its forms. Each word of a multiword token has a part of its characters
+    where they spell it (don't = do + n't), else all of them (du = de + le). Empty nodes are left out.
 
     Args:
-        features: such as UPOS, Number; none given: all that there are.
-        kinds: see `Stimuli`.
+        features: names such as UPOS and Number; None takes all that there are.
+        kinds: what the values do not say; see `Stimuli`.
 
     Raises:
         DataError: the file cannot be read or is empty, a line is malformed, or a feature has one level.
     """
     text = read_with(Path(path), {".conllu": partial(Path.read_text, encoding="utf-8-sig")})
-    found = list(_sentences(path, text.split("\n")))  # splitlines would cut at U+2028, too
-    if not found:
+    sentences = list(_sentences(path, text.split("\n")))  # splitlines would cut at U+2028, too
+    if not sentences:
         raise DataError(f"{path} is empty: it has no line of a word")
-    words, spans, rows = ([x for each in found for x in getattr(each, name)] for name in ("words", "spans", "rows"))
-    sentence = np.repeat(np.arange(len(found)), [len(each.words) for each in found])
-    ids = [f"{each.name or n}:{place}" for n, each in enumerate(found, 1) for place in range(1, len(each.words) + 1)]
+    words, spans, rows = ([x for each in sentences for x in getattr(each, name)] for name in ("words", "spans", "rows"))
+    sentence = np.repeat(np.arange(len(sentences)), [len(each.words) for each in sentences])
+    ids = [f"{each.name or n}:{place}" for n, each in enumerate(sentences, 1) for place, _ in enumerate(each.words, 1)]
     ends = ["Word length", "Word position"]
     names = ["UPOS", *sorted({name for row in rows for name in row} - {"UPOS", *ends}), *ends]
     table = pd.DataFrame(rows)[chosen(path, features, names)]
-    return varied(Stimuli([each.text for each in found], sentence, spans, words, table, kinds or {}, ids, str(path)))
+    texts = [each.text for each in sentences]
+    return varied(Stimuli(texts, sentence, spans, words, table, kinds or {}, ids, str(path)))
 
 
 def _sentences(path: str | Path, lines: Sequence[str]) -> Iterator[_Sentence]:
@@ -64,7 +67,7 @@ def _sentences(path: str | Path, lines: Sequence[str]) -> Iterator[_Sentence]:
 
 @dataclass
 class _Sentence:
-    """What the lines so far say; its methods raise ValueErrors that say what is wrong with a line."""
+    """A sentence of which some lines are read; its methods raise ValueErrors that say what is wrong with a line."""
 
     name: str = ""
     text: str = ""
@@ -74,6 +77,7 @@ class _Sentence:
     multiword: list[tuple[int, int, Span]] = field(default_factory=list)  # first word, last word, characters
 
     def add(self, cells: list[str]) -> None:
+        """Take in the line of a word, of a multiword token or of an empty node."""
         if len(cells) != 10:
             raise ValueError(f"{len(cells)} columns, not 10; between columns stands one tab")
         number, form, upos, feats, misc = (cells[column] for column in (0, 1, 3, 5, 9))
@@ -97,6 +101,7 @@ class _Sentence:
         self.rows.append(_feats(feats) | ours)
 
     def end(self) -> None:
+        """Check that the sentence is whole, and give the words of multiword tokens their spans."""
         for first, last, (start, stop) in self.multiword:
             if len(self.words) < last:
                 raise ValueError(f"the sentence ends within the multiword token {first}-{last}")

@@ -1,4 +1,4 @@
-"""Users' own stimuli in tables: .csv, .tsv, .parquet. Rows are counted from 1, below the header.
+"""Stimuli that users bring in tables: .csv, .tsv, .parquet. Rows are counted from 1, below the header.
 
 An empty cell or NaN says that a feature does not apply.
 """
@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from thinkalike.data.stimuli import Kinds, Stimuli, duplicates
+from thinkalike.data.files import read_with
+from thinkalike.data.stimuli.columns import Kinds, duplicates
+from thinkalike.data.stimuli.stimuli import Stimuli
 from thinkalike.errors import DataError, nearest
 
-Names = Sequence[str] | None  # None: all that there are
+Names = Sequence[str] | None  # None stands for all that there are
 Span = tuple[int, int]
 
 ROLES = ("text", "word", "start", "stop", "id")
@@ -30,13 +31,14 @@ def read_table(
     kinds: Kinds | None = None,
     columns: Mapping[str, str | None] | None = None,
 ) -> Stimuli:
-    """Stimuli of a table: in each row a word of a text, or a whole text, and its features.
+    """Read stimuli from a table, each row of which has a word of a text, or a whole text, and its features.
 
     Args:
-        features: columns; none given: all that have no role.
-        kinds: see `Stimuli`.
-        columns: the column of a role that is called otherwise; None: there is none. Roles are `text`; `word`, which is
-            looked for in the text, or `start` and `stop`, its characters from 0; `id`, which stands in for a text.
+        features: the columns that are features; None takes all that have no role.
+        kinds: what the type of a column does not say; see `Stimuli`.
+        columns: the column of a role, where its name is another; None says that there is none. Roles are `text`;
+            `word`, which is looked for in the text, or `start` and `stop`, its characters from 0; `id`, which stands in
+            for a text.
 
     Raises:
         DataError: the file cannot be read, a column is not there, a word is not in its text or is there twice, or a
@@ -65,30 +67,13 @@ def _frame(path: Path) -> pd.DataFrame:
     return frame
 
 
-def read_with(path: Path, readers: Mapping[str, Callable[[Path], Any]]) -> Any:
-    """What the reader of a file's ending makes of it.
-
-    Raises:
-        DataError: there is no reader for its ending, or it cannot be read.
-    """
-    if path.suffix not in readers:
-        raise DataError(f"{path} is none of {', '.join(readers)}")
-    try:
-        return readers[path.suffix](path)
-    except DataError:
-        raise
-    except Exception as error:  # missing, damaged, in another encoding: each library has errors of its own
-        reason = next(iter(str(error).splitlines()), "")
-        raise DataError(f"cannot read {path}: {type(error).__name__}: {reason}") from error
-
-
 def _separated(path: Path) -> pd.DataFrame:
-    """All cells as they are written: pandas' own reader takes words such as `null` and `NA` for missing."""
+    """Read all cells as they are written; pandas' own reader takes words such as `null` and `NA` for missing."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = [row for row in csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True) if row]
     header, rows = (rows or [[]])[0], rows[1:]
-    if twice := duplicates(header):
-        raise DataError(f"{path}: the column {twice[0]} is there more than once; rename one")
+    if repeated := duplicates(header):
+        raise DataError(f"{path}: the column {repeated[0]} is there more than once; rename one")
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise DataError(f"{path} row {number} has {len(row)} cells, the header {len(header)}; quote all commas")
@@ -96,21 +81,23 @@ def _separated(path: Path) -> pd.DataFrame:
 
 
 def _roles(path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]) -> dict[str, str]:
+    """Return the column of each role that the table has."""
     there = list(map(str, frame.columns))
     for role, name in {"text": "text", **columns}.items():
         if role not in ROLES:
             raise DataError(f"columns has no role {role}; {nearest(role, ROLES)}")
         if name is not None and name not in there:
             raise DataError(f"{path} has no column {name}; {nearest(name, there)}; or columns={{'{role}': None}}")
-    found = {role: name for role in ROLES if (name := columns.get(role, role)) in there}
-    if "text" not in found:
-        found = {role: name for role, name in found.items() if role == "id"}
-    if ("start" in found) != ("stop" in found):
+    present = {role: name for role in ROLES if (name := columns.get(role, role)) in there}
+    if "text" not in present:
+        present = {role: name for role, name in present.items() if role == "id"}
+    if ("start" in present) != ("stop" in present):
         raise DataError(f"{path} has only one of the columns start and stop; a span needs both")
-    return found
+    return present
 
 
 def _span(place: str, text: str, cells: dict[str, str]) -> Span:
+    """Return the characters that a row means, by its cells of each role."""
     word = cells.get("word")
     if "start" in cells:
         try:
@@ -123,15 +110,15 @@ def _span(place: str, text: str, cells: dict[str, str]) -> Span:
     if word is None:
         return 0, len(text)
     literal = re.escape(word)
-    found = list(re.finditer(rf"(?<!\w){literal}(?!\w)", text)) or list(re.finditer(literal, text))
-    if not word or len(found) != 1:
-        times = len(found) if word else 0
+    matches = list(re.finditer(rf"(?<!\w){literal}(?!\w)", text)) or list(re.finditer(literal, text))
+    if not word or len(matches) != 1:
+        times = len(matches) if word else 0
         raise DataError(f"{place}: the word {word!r} is {times} times in {text[:80]!r}; add columns start and stop")
-    return found[0].span()
+    return matches[0].span()
 
 
 def _values(column: pd.Series, path: str | Path) -> pd.Series:
-    """Missing cells as NaN, and written numbers as numbers."""
+    """Make missing cells NaN, and written numbers numbers."""
     if column.map(pd.api.types.is_list_like).any():
         raise DataError(f"{path}: {column.name} holds lists; leave it out of features")
     if isinstance(column.dtype, pd.CategoricalDtype):
@@ -143,6 +130,11 @@ def _values(column: pd.Series, path: str | Path) -> pd.Series:
 
 
 def chosen(path: str | Path, features: Names, there: list[str]) -> list[str]:
+    """Return the features that are asked for.
+
+    Raises:
+        DataError: one is not there.
+    """
     for name in features or []:
         if name not in there:
             raise DataError(f"{path} has no feature {name}; {nearest(name, there)}")
@@ -150,6 +142,11 @@ def chosen(path: str | Path, features: Names, there: list[str]) -> list[str]:
 
 
 def varied(stimuli: Stimuli) -> Stimuli:
+    """Return the stimuli if every feature of them varies.
+
+    Raises:
+        DataError: a feature has one level only.
+    """
     for name, column in stimuli.features.items():
         if column.nunique(dropna=False) < 2:
             raise DataError(f"{stimuli.source}: {name} has one level only, {column.iloc[0]}; leave it out of features")

@@ -1,8 +1,4 @@
-"""Pairs made from templates, for work offline: a training set like MNLI and a challenge set like HANS.
-
-In MNLI a hypothesis made of its premise's own words is mostly entailed, and a model may learn that in place of the
-meaning. So it is here, but for a share of *counterexamples*; the challenge set has as many of either kind, with the
-names of McCoy, Pavlick and Linzen 2019. Words are those of the large grammar, and a few more.
+"""The templates of pairs for natural language inference, and their words.
 
 A template is `premise -> hypothesis`; above each row stands an example. Its letters stand for words, each for another:
 
@@ -14,19 +10,6 @@ A template is `premise -> hypothesis`; above each row stands an example. Its let
 """
 
 from __future__ import annotations
-
-import random
-from functools import cache
-
-import torch
-
-from thinkalike.data.grammar import Phrase, finite, lexicon, noun
-from thinkalike.data.nli import HANS, MNLI, Pairs
-from thinkalike.data.sources import content_hash
-from thinkalike.errors import DataError
-
-LARGEST = 100_000  # the templates hold many more pairs, so that few draws are in vain
-OVERLAP = 0.75  # of the entailed pairs of training: those made of the premise's words, if there are no counterexamples
 
 # ----------------------------------------------------------------------------------------------------------- the words
 
@@ -176,123 +159,3 @@ CONTRADICTION: Templates = {
     "clause": "A S and B T -> B did not t; because A S B T -> A did not s; A knew that B S -> B did not s; "
     "clearly A S -> nobody S; B T because A S -> nobody T",
 }
-
-# -------------------------------------------------------------------------------------------------------------- drawing
-
-
-def nli_training(count: int, seed: int = 0, counterexamples: float = 0.02) -> Pairs:
-    """Different pairs of MNLI's classes in equal parts, shuffled; any slice of them is a sample.
-
-    Where all words of a hypothesis are its premise's, the pair is entailed, except for a share of neutral ones, the
-    counterexamples, which are made like the challenge set's.
-
-    Args:
-        counterexamples: the share, from 0 to 1.
-
-    Raises:
-        DataError: a count or share that cannot be.
-    """
-    if not 0 <= counterexamples <= 1:
-        raise DataError(f"counterexamples={counterexamples} is a share; it must lie between 0 and 1")
-    entailed, neutral, contradiction = _equal_parts(count, 3)
-    overlapping = int(OVERLAP * entailed)
-    counter = round(counterexamples * overlapping)
-    parts = [
-        (_challenge("e") | OVERLAPPING, "entailment", overlapping - counter),
-        (ENTAILED, "entailment", entailed - overlapping + counter),
-        (_challenge("n"), "neutral", counter),
-        (NEUTRAL, "neutral", neutral - counter),
-        (CONTRADICTION, "contradiction", contradiction),
-    ]
-    return _drawn(parts, MNLI, seed, for_challenge=False)
-
-
-def nli_challenge(count: int, seed: int = 1) -> Pairs:
-    """Different pairs of HANS's classes, in equal parts of each heuristic and class, shuffled.
-
-    A hash of a sentence says whether it is for training or for the challenge, so no sentence is in both, whatever the
-    counts and seeds.
-
-    Raises:
-        DataError: a count that cannot be.
-    """
-    kinds = [(heuristic, kind) for heuristic in HEURISTICS for kind in "en"]
-    parts = [
-        (_challenge(kind, heuristic), HANS["en".index(kind)], part)
-        for (heuristic, kind), part in zip(kinds, _equal_parts(count, len(kinds)), strict=True)
-    ]
-    return _drawn(parts, HANS, seed, for_challenge=True)
-
-
-def _equal_parts(count: int, parts: int) -> list[int]:
-    if not 0 < count <= LARGEST:
-        raise DataError(f"count={count} must lie between 1 and {LARGEST}")
-    return [count // parts + (part < count % parts) for part in range(parts)]
-
-
-def _challenge(kind: str, heuristics: str = "lsc") -> Templates:
-    return {name: rules for name, rules in CHALLENGE.items() if name[0] in heuristics and name[1] == kind}
-
-
-def _drawn(parts: list[tuple[Templates, str, int]], classes: tuple[str, ...], seed: int, for_challenge: bool) -> Pairs:
-    """As many pairs of each part as it says."""
-    rng, found = random.Random(seed), dict[tuple[str, str], tuple[int, str]]()
-    for templates, label, count in parts:
-        wanted = len(found) + count
-        while len(found) < wanted:
-            subcase = rng.choice(list(templates))
-            rule, words = rng.choice(templates[subcase].split("; ")), _slots(rng)
-            first, second = (" ".join(words.get(word, word) for word in side.split()) for side in rule.split(" -> "))
-            if _of_challenge(first) == _of_challenge(second) == for_challenge:
-                found.setdefault((first, second), (classes.index(label), subcase))
-    rows = [(*texts, *rest) for texts, rest in found.items()]
-    rng.shuffle(rows)
-    premises, hypotheses, labels, subcases = map(list, zip(*rows, strict=True))
-    heuristics = [HEURISTICS[subcase[0]] if subcase in CHALLENGE else "" for subcase in subcases]
-    source = f"the {'challenge' if for_challenge else 'training'} templates"
-    return Pairs(premises, hypotheses, torch.tensor(labels), classes, heuristics, subcases, source)
-
-
-def _of_challenge(sentence: str) -> bool:
-    return content_hash(sentence)[0] in "01234567"
-
-
-@cache
-def _forms() -> dict[str, list[tuple[str, ...]]]:
-    """The words of the templates in their forms: doctor, doctors; danced, dance; tall, short."""
-    without = {*LEFT_OUT.split(), *OPPOSITES.replace("/", " ").split()}
-    lists = lexicon("large").items()
-    words = {group: [entry for entry in entries if entry.partition("/")[0] not in without] for group, entries in lists}
-    nouns = words["female"] + words["male"] + words["neither"]
-    forms: dict[str, list[tuple[str, ...]]] = {
-        "nouns": [(noun(entry, None).form, noun(entry, None, "plural").form) for entry in nouns],
-        "names": [(name,) for name in words["female names"] + words["male names"]],
-        "adjectives": [(word,) for word in words["adjectives"]],
-        "opposites": [tuple(pair.split("/")) for pair in OPPOSITES.split()],
-        "places": [(word,) for word in words["places"]],
-    }
-    for group in ("intransitive", "transitive"):
-        pasts = finite(words[group], "past", Phrase([]))
-        forms[group] = [(past.form, entry.partition("/")[0]) for past, entry in zip(pasts, words[group], strict=True)]
-    return forms
-
-
-def _slots(rng: random.Random) -> dict[str, str]:
-    """A word for each letter."""
-    forms, slots = _forms(), dict[str, str]()
-    *entries, (slots["N"], slots["Ns"]) = rng.sample(forms["nouns"], 5)
-    for slot, entry in zip("ABCX", entries, strict=True):
-        number = rng.randrange(2)
-        slots[slot] = entry[number] if slot == "X" else f"the {entry[number]}"
-        slots[f"was:{slot}"] = ("was", "were")[number]
-    for slot, (name,) in zip("ABC", rng.sample(forms["names"], 3), strict=True):
-        if rng.random() < 0.25:
-            slots |= {slot: name, f"was:{slot}": "was"}
-    for pasts, group in (("ST", "intransitive"), ("VW", "transitive")):
-        for past, verb in zip(pasts, rng.sample(forms[group], 2), strict=True):
-            slots[past], slots[past.lower()] = verb
-    (slots["L"],), (slots["M"],) = rng.sample(forms["places"], 2)
-    slots["G"], slots["g"] = rng.sample(rng.choice(forms["opposites"]), 2)
-    (slots["P"],) = rng.choice(forms["adjectives"])
-    slots["K"], slots["R"] = rng.choice(CLAUSE_TAKING), rng.choice(("near", "behind", "beside"))
-    return slots

@@ -1,4 +1,4 @@
-"""The bare module inside a TransformerLens bridge: the same weights and numbers, no hooks, fused attention."""
+"""The module inside a TransformerLens bridge, without its hooks: the same weights and numbers, fused attention."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 
-def plain(module: nn.Module) -> nn.Module:
-    """Take TransformerLens's hooked wrappers off and let attention run fused; loading proves that the numbers agree."""
+def without_hooks(module: nn.Module) -> nn.Module:
+    """Take TransformerLens's wrappers off in place, and let attention run fused; loading proves that numbers agree."""
     from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
 
     for name, child in list(module._modules.items()):
@@ -17,13 +17,16 @@ def plain(module: nn.Module) -> nn.Module:
             child = child.original_component
         module._modules[name] = child
         if child is not None:
-            plain(child)
+            without_hooks(child)
     _fuse_attention(module)
     return module
 
 
 def _fuse_attention(module: nn.Module) -> None:
-    """Transformers' models have a switch; TransformerLens's native ones compute every pattern, 40 % of a pass."""
+    """Choose fused attention: transformers' models have a switch for it, and TransformerLens's native ones do not.
+
+    The native ones compute every attention pattern, which is 40 % of a pass.
+    """
     from transformer_lens.model_bridge.sources.native.model import NativeAttention
 
     if getattr(module, "_supports_sdpa", False):

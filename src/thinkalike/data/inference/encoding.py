@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from thinkalike.data.nli import Pairs
+from thinkalike.data.inference.pairs import Pairs
 from thinkalike.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class EncodedPairs:
         return len(self.tokens)
 
     def batch(self, rows: Sequence[int]) -> PairBatch:
-        """These pairs, in this order."""
+        """Return these pairs, in this order."""
         shape = len(rows), max(len(self.tokens[row]) for row in rows)
         tokens, types = torch.full(shape, self.padding), torch.zeros(shape, dtype=torch.long)
         mask = torch.zeros(shape, dtype=torch.bool)
@@ -53,18 +53,18 @@ class EncodedPairs:
 
 
 def encode(pairs: Pairs, tokenizer: Any, context: int, truncate: bool = True) -> EncodedPairs:
-    """The tokenizer's own encoding of pairs.
+    """Encode pairs as the tokenizer itself writes them.
 
     Args:
-        context: the most tokens of a pair; of a longer one the longer text loses its end, token by token.
-        truncate: allow that; the number of pairs is logged.
+        context: the most tokens of a pair; in a longer one the longer text loses its end, token by token.
+        truncate: whether that is allowed; the number of such pairs is logged.
 
     Raises:
         DataError: a pair is longer and `truncate` is false, `context` has no room for two texts, or the tokenizer sets
             no [CLS] and [SEP].
     """
     if context < (least := tokenizer.num_special_tokens_to_add(pair=True) + 2):
-        raise DataError(f"context={context} has no room for a pair; {least} tokens are the least")
+        raise DataError(f"context={context} has no room for a pair; {least} tokens are the least; raise it")
     encoded = _encoded(pairs, tokenizer)
     first = encoded["input_ids"][0]
     if tokenizer.cls_token_id is None or (first[0], first[-1]) != (tokenizer.cls_token_id, tokenizer.sep_token_id):
@@ -89,7 +89,9 @@ def _encoded(pairs: Pairs, tokenizer: Any, **options: Any) -> Any:
 
 
 def batches(encoded: EncodedPairs, size: int) -> Iterator[PairBatch]:
-    """All pairs, those of a length together, so that little is padded; the longest first, as they need most memory.
+    """Yield all pairs, those of a length together so that little is padded.
+
+    The longest come first, as they need most memory.
 
     `values[batch.rows] = ...` puts results back in the order of the pairs.
 
@@ -97,7 +99,7 @@ def batches(encoded: EncodedPairs, size: int) -> Iterator[PairBatch]:
         DataError: size is not positive.
     """
     if size < 1:
-        raise DataError(f"size={size} must be at least 1")
+        raise DataError(f"size={size} must be at least 1; it is the number of pairs of a batch")
     order = sorted(range(len(encoded)), key=lambda row: -len(encoded.tokens[row]))
     for start in range(0, len(order), size):
         yield encoded.batch(order[start : start + size])

@@ -1,0 +1,1 @@
+"""The grammar of controlled English sentences: lexicon, phrases, sentences."""

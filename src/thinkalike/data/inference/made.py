@@ -1,0 +1,157 @@
+"""Pairs made from templates, for work offline: a training set like MNLI and a challenge set like HANS.
+
+In MNLI a hypothesis made of its premise's own words is mostly entailed, and a model may learn that instead of the
+meaning. So it is here, except for a share of *counterexamples*; the challenge set has as many of either kind, with the
+names of McCoy, Pavlick and Linzen 2019. Words are those of the large grammar, and a few more.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import torch
+
+from thinkalike.data.grammar.lexicon import lexicon
+from thinkalike.data.grammar.phrases import Phrase, finite
+from thinkalike.data.grammar.words import noun
+from thinkalike.data.inference.pairs import HANS, MNLI, Pairs
+from thinkalike.data.inference.templates import (
+    CHALLENGE,
+    CLAUSE_TAKING,
+    CONTRADICTION,
+    ENTAILED,
+    HEURISTICS,
+    LEFT_OUT,
+    NEUTRAL,
+    OPPOSITES,
+    OVERLAPPING,
+    Templates,
+)
+from thinkalike.data.text.documents import document_fingerprint
+from thinkalike.errors import DataError
+
+LARGEST = 100_000  # the templates hold many more pairs, so that few draws are in vain
+OVERLAP = 0.75  # of the entailed pairs of training: those made of the premise's words, if there are no counterexamples
+
+
+def nli_training(count: int, seed: int = 0, counterexamples: float = 0.02) -> Pairs:
+    """Draw different pairs of MNLI's classes in equal parts and shuffle them, so that any slice of them is a sample.
+
+    Where all words of a hypothesis are its premise's, the pair is entailed, except for a share of neutral ones, the
+    counterexamples, which are made like the challenge set's.
+
+    Args:
+        count: how many pairs.
+        counterexamples: the share, in [0, 1].
+
+    Raises:
+        DataError: the count or the share is not possible.
+    """
+    if not 0 <= counterexamples <= 1:
+        raise DataError(f"counterexamples={counterexamples} is a share; it must lie between 0 and 1")
+    entailed, neutral, contradiction = _equal_parts(count, 3)
+    overlapping = int(OVERLAP * entailed)
+    counter = round(counterexamples * overlapping)
+    parts = [
+        (_challenge("e") | OVERLAPPING, "entailment", overlapping - counter),
+        (ENTAILED, "entailment", entailed - overlapping + counter),
+        (_challenge("n"), "neutral", counter),
+        (NEUTRAL, "neutral", neutral - counter),
+        (CONTRADICTION, "contradiction", contradiction),
+    ]
+    return _drawn(parts, MNLI, seed, for_challenge=False)
+
+
+def nli_challenge(count: int, seed: int = 1) -> Pairs:
+    """Draw different pairs of HANS's classes, in equal parts of each heuristic and class, and shuffle them.
+
+    A hash of a sentence decides whether it is for training or for the challenge, so no sentence is in both, whatever
+    the counts and seeds.
+
+    Raises:
+        DataError: the count is not possible.
+    """
+    kinds = [(heuristic, kind) for heuristic in HEURISTICS for kind in "en"]
+    parts = [
+        (_challenge(kind, heuristic), HANS["en".index(kind)], part)
+        for (heuristic, kind), part in zip(kinds, _equal_parts(count, len(kinds)), strict=True)
+    ]
+    return _drawn(parts, HANS, seed, for_challenge=True)
+
+
+def _equal_parts(count: int, parts: int) -> list[int]:
+    """Return how many of `count` fall to each part."""
+    if not 0 < count <= LARGEST:
+        raise DataError(f"count={count} must lie between 1 and {LARGEST}")
+    return [count // parts + (part < count % parts) for part in range(parts)]
+
+
+def _challenge(kind: str, heuristics: str = "lsc") -> Templates:
+    """Return the templates of the challenge that are entailed (e) or not (n), of these heuristics."""
+    return {name: rules for name, rules in CHALLENGE.items() if name[0] in heuristics and name[1] == kind}
+
+
+def _drawn(parts: list[tuple[Templates, str, int]], classes: tuple[str, ...], seed: int, for_challenge: bool) -> Pairs:
+    """Draw as many pairs of each part (templates, class, count) as it says."""
+    rng, drawn = random.Random(seed), dict[tuple[str, str], tuple[int, str]]()
+    for templates, label, count in parts:
+        wanted = len(drawn) + count
+        while len(drawn) < wanted:
+            subcase = rng.choice(list(templates))
+            rule, words = rng.choice(templates[subcase].split("; ")), _slots(rng)
+            first, second = (" ".join(words.get(word, word) for word in side.split()) for side in rule.split(" -> "))
+            if _of_challenge(first) == _of_challenge(second) == for_challenge:
+                drawn.setdefault((first, second), (classes.index(label), subcase))
+    rows = [(*texts, *rest) for texts, rest in drawn.items()]
+    rng.shuffle(rows)
+    premises, hypotheses, labels, subcases = map(list, zip(*rows, strict=True))
+    heuristics = [HEURISTICS[subcase[0]] if subcase in CHALLENGE else "" for subcase in subcases]
+    source = f"the {'challenge' if for_challenge else 'training'} templates"
+    return Pairs(premises, hypotheses, torch.tensor(labels), classes, heuristics, subcases, source)
+
+
+def _of_challenge(sentence: str) -> bool:
+    """Whether a sentence is for the challenge set."""
+    return document_fingerprint(sentence)[0] in "01234567"
+
+
+@cache
+def _forms() -> dict[str, list[tuple[str, ...]]]:
+    """Return the words of the templates in their forms: doctor, doctors; danced, dance; tall, short."""
+    without = {*LEFT_OUT.split(), *OPPOSITES.replace("/", " ").split()}
+    lists = lexicon("large").items()
+    words = {group: [entry for entry in entries if entry.partition("/")[0] not in without] for group, entries in lists}
+    nouns = words["female"] + words["male"] + words["neither"]
+    forms: dict[str, list[tuple[str, ...]]] = {
+        "nouns": [(noun(entry, None).form, noun(entry, None, "plural").form) for entry in nouns],
+        "names": [(name,) for name in words["female names"] + words["male names"]],
+        "adjectives": [(word,) for word in words["adjectives"]],
+        "opposites": [tuple(pair.split("/")) for pair in OPPOSITES.split()],
+        "places": [(word,) for word in words["places"]],
+    }
+    for group in ("intransitive", "transitive"):
+        pasts = finite(words[group], "past", Phrase([]))
+        forms[group] = [(past.form, entry.partition("/")[0]) for past, entry in zip(pasts, words[group], strict=True)]
+    return forms
+
+
+def _slots(rng: random.Random) -> dict[str, str]:
+    """Draw a word for each letter of a template."""
+    forms, slots = _forms(), dict[str, str]()
+    *entries, (slots["N"], slots["Ns"]) = rng.sample(forms["nouns"], 5)
+    for slot, entry in zip("ABCX", entries, strict=True):
+        number = rng.randrange(2)
+        slots[slot] = entry[number] if slot == "X" else f"the {entry[number]}"
+        slots[f"was:{slot}"] = ("was", "were")[number]
+    for slot, (name,) in zip("ABC", rng.sample(forms["names"], 3), strict=True):
+        if rng.random() < 0.25:
+            slots |= {slot: name, f"was:{slot}": "was"}
+    for pasts, group in (("ST", "intransitive"), ("VW", "transitive")):
+        for past, verb in zip(pasts, rng.sample(forms[group], 2), strict=True):
+            slots[past], slots[past.lower()] = verb
+    (slots["L"],), (slots["M"],) = rng.sample(forms["places"], 2)
+    slots["G"], slots["g"] = rng.sample(rng.choice(forms["opposites"]), 2)
+    (slots["P"],) = rng.choice(forms["adjectives"])
+    slots["K"], slots["R"] = rng.choice(CLAUSE_TAKING), rng.choice(("near", "behind", "beside"))
+    return slots

@@ -1,0 +1,1 @@
+"""Stimuli and their features: from the grammar, from tables and parsed sentences; recorded activations of them."""

@@ -1,0 +1,133 @@
+"""Packing: documents are joined with EOS and cut into rows."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from itertools import islice
+from typing import Any
+
+import torch
+
+from thinkalike.config import DataConfig
+from thinkalike.data.text.documents import documents
+from thinkalike.data.text.rows import Corpus, TokenRows
+from thinkalike.data.text.split import split_documents
+from thinkalike.errors import DataError
+
+log = logging.getLogger(__name__)
+
+DOCUMENTS_AT_ONCE = 64  # how many are tokenised in one call
+
+
+class _Packer:
+    """Joins documents into one stream of tokens, up to a limit, and cuts it into rows.
+
+    Where it is `aligned`, a document that passes the end of a row is cut there, and the next one begins a row.
+    """
+
+    def __init__(self, limit: int | None, context: int, bos: int | None, aligned: bool = False):
+        self.limit, self.context, self.bos, self.aligned, self.cut = limit, context, bos, aligned, 0
+        self.tokens = array("i")  # four bytes a token, where a list takes thirty
+        self.lengths: list[int] = []
+
+    @property
+    def payload(self) -> int:
+        """The number of tokens of text in a row."""
+        return self.context - (self.bos is not None)
+
+    @property
+    def most_rows(self) -> int | None:
+        """The number of rows that the limit allows, at least one; None if there is no limit."""
+        return None if self.limit is None else max(self.limit // self.context, 1)
+
+    @property
+    def full(self) -> bool:
+        """Whether another document would change nothing."""
+        return self.most_rows is not None and len(self.tokens) >= self.most_rows * self.payload
+
+    def add(self, tokens: list[int]) -> None:
+        """Append a document."""
+        kept = tokens[: self.payload - len(self.tokens) % self.payload] if self.aligned else tokens
+        self.tokens.extend(kept)
+        self.lengths.append(len(kept))
+        self.cut += len(tokens) - len(kept)
+
+    def rows(self) -> tuple[TokenRows, int]:
+        """Return the rows, and how many tokens are in none of them."""
+        if not self.tokens:
+            return TokenRows(*torch.zeros(2, 0, self.context, dtype=torch.int32)), 0
+        count = len(self.tokens) // self.payload
+        count = count if self.most_rows is None else min(count, self.most_rows)
+        used = count * self.payload
+        tokens = torch.frombuffer(self.tokens, dtype=torch.int32)[:used].clone().view(count, self.payload)
+        owners = torch.repeat_interleave(torch.arange(len(self.lengths), dtype=torch.int32), torch.tensor(self.lengths))
+        owners = owners[:used].view(count, self.payload)
+        if self.bos is not None:
+            tokens = torch.cat([torch.full((count, 1), self.bos, dtype=torch.int32), tokens], 1)
+            owners = torch.cat([owners[:, :1], owners], 1)
+        return TokenRows(tokens, owners), len(self.tokens) - used + self.cut
+
+
+def pack(
+    config: DataConfig, tokenizer: Any, context: int, bos: bool, fit_tokens: int | None, report_tokens: int
+) -> Corpus:
+    """Tokenise as many documents as both sides need, and pack them; see `read_tokens`.
+
+    Raises:
+        DataError: there is too little text, or the tokenizer lacks EOS or BOS.
+    """
+    end, start = _separators(tokenizer, bos)
+    fit, report = (_Packer(limit, context, start, bool(config.aligned)) for limit in (fit_tokens, report_tokens))
+    counts = {"duplicate_documents": 0}
+    sided = split_documents(documents(config), config, counts)
+    while batch := list(islice(sided, DOCUMENTS_AT_ONCE)):
+        encoded = tokenizer([text for text, _ in batch], add_special_tokens=False, verbose=False)["input_ids"]
+        for tokens, (_, for_report) in zip(encoded, batch, strict=True):
+            for side, wanted in ((report, for_report), (fit, bool(config.same_split) == for_report)):
+                if wanted and not side.full:
+                    side.add([*tokens, end])
+        if fit.full and report.full:
+            break
+    (fit_rows, fit_left), (report_rows, report_left) = fit.rows(), report.rows()
+    _check(config, fit_rows, report_rows, context, report_tokens)
+    counts |= {
+        "fit_tokens": fit_rows.tokens.numel(),
+        "report_tokens": report_rows.tokens.numel(),
+        "fit_documents": _documents_in(fit_rows),
+        "report_documents": _documents_in(report_rows),
+        "dropped_tokens": fit_left + report_left,
+    }
+    return Corpus(fit_rows, report_rows, counts)
+
+
+def _separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
+    """Return the token that ends a document and the one that begins a row."""
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    if end is None:
+        raise DataError("the tokenizer has no EOS token to separate documents with; choose another model")
+    if bos and tokenizer.bos_token_id is None:
+        raise DataError("the tokenizer has no BOS token to begin rows with; set data.bos=false")
+    return end, tokenizer.bos_token_id if bos else None
+
+
+def _documents_in(rows: TokenRows) -> int:
+    return len(torch.unique(rows.documents))
+
+
+def _check(config: DataConfig, fit: TokenRows, report: TokenRows, context: int, report_tokens: int) -> None:
+    if len(fit) + len(report) == 0:
+        raise DataError(f"data={config.name} holds no text: not one row of {context} tokens; give more text")
+    if len(fit) == 0:
+        raise DataError(
+            f"data={config.name} has too little text to fit on: not one row of {context} tokens; give more text"
+        )
+    if len(report) == 0 or _documents_in(report) < 2:
+        raise DataError(
+            f"data={config.name} has too little text for the report: {len(report)} rows of {_documents_in(report)} "
+            f"documents, and an interval needs two documents; give more text, or raise "
+            f"data.report_share={config.report_share}"
+        )
+    if report.tokens.numel() < report_tokens // context * context:
+        log.warning("data %s: the report has %s tokens of the %s asked for: there are no more", config.name,
+                    f"{report.tokens.numel():,}", f"{report_tokens:,}")  # fmt: skip
