@@ -139,7 +139,7 @@ def installed(packages: dict[str, Callable], xs: Features, ys: Features) -> dict
 
 def whole_job(device: str, rounds: int) -> tuple[float, float]:
     """Median seconds of a batch of two models of GPT-2's shape: their bare bodies, and all that measure=cka does."""
-    from thinkalike.activations import token_states
+    from thinkalike.states import token_states
     from thinkalike.models import FAMILIES, FrozenModel, build_mini, train_tokenizer
 
     tokenizer = train_tokenizer(["a few words"], 300)

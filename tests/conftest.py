@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import logging
 import os
 import signal
@@ -23,8 +22,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import numpy as np
-import pandas as pd
 import pytest
 from jaxtyping import install_import_hook
 
@@ -127,73 +124,11 @@ def small_stitching(minis, text_files, tmp_path):
 # --------------------------------------------------------------------------------------------------------------- doors
 
 
-class Result:  # to be replaced by: from thinkalike import open_result
-    """The folder of a finished job, whose files are read when they are asked for.
-
-    Attributes:
-        table: table.csv; `tables` has the other .csv files, by stem.
-        arrays: of arrays.npz, by name; none if there is no such file.
-        config: the configuration that the job ran with.
-        figures: paths of the figures, sorted.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder = Path(folder)
-
-    @cached_property
-    def table(self) -> pd.DataFrame:
-        return pd.read_csv(self.folder / "table.csv")
-
-    @cached_property
-    def tables(self) -> dict[str, pd.DataFrame]:
-        paths = sorted(self.folder.glob("*.csv"))
-        return {path.stem: pd.read_csv(path) for path in paths if path.name != "table.csv"}
-
-    @cached_property
-    def arrays(self) -> dict[str, np.ndarray]:
-        path = self.folder / "arrays.npz"
-        if not path.exists():
-            return {}
-        with np.load(path) as file:
-            return dict(file)
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        from omegaconf import OmegaConf
-
-        return OmegaConf.to_container(OmegaConf.load(self.folder / "config.yaml"))
-
-    @cached_property
-    def _record(self) -> dict[str, Any]:
-        return json.loads((self.folder / "result.json").read_text())
-
-    @property
-    def kind(self) -> str:
-        return self._record["kind"]
-
-    @property
-    def key(self) -> str:
-        return self._record["key"]
-
-    @property
-    def scalars(self) -> dict[str, float]:
-        return self._record["scalars"]
-
-    @property
-    def provenance(self) -> dict[str, Any]:
-        return self._record["provenance"]
-
-    @property
-    def figures(self) -> list[Path]:
-        return sorted((self.folder / "figures").glob("*"))
-
-
-open_result = Result
-
-
-def results_in(store: Path, kind: str = "*") -> list[Result]:
+def results_in(store: Path, kind: str = "*") -> list:
     """All finished jobs of a kind in a store, sorted by folder."""
-    return [open_result(path.parent) for path in sorted(store.glob(f"{kind}/*/result.json"))]
+    from thinkalike.store import finished
+
+    return list(finished(store, kind))
 
 
 @dataclass(frozen=True)
@@ -211,10 +146,12 @@ class Finished:
     folder: Path
 
     @cached_property
-    def result(self) -> Result:
+    def result(self):
         """The result that the only line `results: PATH` of stdout names; an error of the test if the door failed."""
         assert self.status == 0, self.stderr
         (line,) = (line for line in self.stdout.splitlines() if line.startswith("results: "))
+        from thinkalike import open_result
+
         return open_result(self.folder / line.removeprefix("results: "))
 
     @property
@@ -322,7 +259,7 @@ def door(tmp_path) -> Door:
     return Door(tmp_path)
 
 
-def kill_and_resume(door: Door, script: str, *words: str, state: str) -> tuple[Result, Result]:
+def kill_and_resume(door: Door, script: str, *words: str, state: str) -> tuple:
     """Kill a job when its state is there, run it again, and run another whole: the results of the last two.
 
     Args:

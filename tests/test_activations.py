@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from thinkalike.activations import counted, last_tokens, pieces, sites, token_states, word_states, words_of
 
 import tiny
 from thinkalike.config import ModelConfig
 from thinkalike.errors import DataError
 from thinkalike.models import load_model
+from thinkalike.states import counted, last_tokens, pieces, sites, token_states, word_states, words_of
 
 
 @pytest.fixture(scope="module")

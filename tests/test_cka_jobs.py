@@ -9,8 +9,8 @@ from thinkalike.reproduce import cka as experiments
 
 import hub
 import tiny
-from conftest import composed, kill_and_resume, open_result
-from thinkalike import reproduce
+from conftest import composed, kill_and_resume
+from thinkalike import open_result, reproduce
 from thinkalike.config import ModelConfig
 from thinkalike.errors import StoreError
 from thinkalike.measures import CKA, alignment

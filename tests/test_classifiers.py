@@ -7,8 +7,6 @@ from itertools import permutations
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss
-from thinkalike.activations import counted, token_states
-from thinkalike.classification import check_labels, class_losses
 
 import hub
 import tiny
@@ -16,8 +14,10 @@ from classifiers import THREE, local
 from classifiers import random_pairs as pairs
 from conftest import composed
 from thinkalike.errors import DataError, ModelError
+from thinkalike.evaluation import check_labels, class_losses
 from thinkalike.measures import cka
 from thinkalike.models import CLASSIFIER, EMBED, FrozenModel, load_model, new_classifier, randomised
+from thinkalike.states import counted, token_states
 
 TWO = ["entailment", "non-entailment"]
 CUTS = range(EMBED, tiny.LAYERS)

@@ -7,13 +7,13 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from thinkalike.jobs.nli import CHECKPOINT, accuracy
 from torch.nn.functional import cross_entropy
 
 import tiny
 from conftest import composed, kill_and_resume, results_in
 from thinkalike.data import nli_challenge, nli_training
 from thinkalike.errors import ConfigError, DataError
+from thinkalike.instruments.finetuning import CHECKPOINT, accuracy
 from thinkalike.training.run import StepBatches
 
 FIT, REPORT, CHALLENGE = 64, 40, 120
@@ -85,7 +85,7 @@ def test_a_job_leaves_a_checkpoint_that_transformers_finds_as_right_as_the_table
 
 def test_an_index_decides_the_head_and_the_order_and_nothing_else(door, words, bert, monkeypatch):
     seen = []
-    monkeypatch.setattr(importlib.import_module("thinkalike.jobs.nli"), "fit", lambda module, *_: seen.append(module))
+    monkeypatch.setattr(importlib.import_module("thinkalike.instruments.finetuning"), "fit", lambda module, *_: seen.append(module))
     for index in (0, 1):
         assert door("train.py", *words, f"nli.index={index}").status == 0
     first, second = seen

@@ -4,12 +4,12 @@ import copy
 
 import pytest
 import torch
-from thinkalike.classification import class_losses, identity_stitches
 
 import tiny
 from classifiers import THREE, local
 from classifiers import random_pairs as pairs
 from thinkalike.errors import ModelError
+from thinkalike.evaluation import class_losses, identity_stitches
 from thinkalike.models import EMBED, load_model
 
 CUTS = list(range(EMBED, tiny.LAYERS))

@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from thinkalike.jobs.steps import held_out, read_corpus
 
-from conftest import composed, open_result
-from thinkalike import jobs
+from conftest import composed
+from thinkalike import jobs, open_result
 from thinkalike.config import DataConfig
-from thinkalike.data import controlled_stimuli
+from thinkalike.data import controlled_stimuli, read_corpus
 from thinkalike.models import ASSETS, load_model, same_vocabulary
 
 MINIS = sorted(path.parent.name for path in ASSETS.glob("*/config.json"))

@@ -12,7 +12,6 @@ from safetensors.torch import save_file
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 from thinkalike.jobs import mlem
-from thinkalike.jobs.states import stimulus_states
 from thinkalike.reproduce import layers, profiles
 
 import hub
@@ -23,6 +22,7 @@ from thinkalike.data import controlled_stimuli, read_table
 from thinkalike.errors import DataError
 from thinkalike.measures import MLEM, feature_importance, rsa, weighted_tau
 from thinkalike.models import load_model
+from thinkalike.states import stimulus_states
 
 SENTENCES = 40
 

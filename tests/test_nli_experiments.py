@@ -6,14 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from thinkalike.jobs.nli import CHECKPOINT
 from thinkalike.reproduce import nli as experiments
 
 import hub
 from classifiers import THREE, loaded, of_the_hub, relabelled, write_base, write_sibling
-from conftest import composed, open_result, results_in
-from thinkalike import reproduce
+from conftest import composed, results_in
+from thinkalike import open_result, reproduce
 from thinkalike.data import nli_challenge, nli_training
+from thinkalike.instruments.finetuning import CHECKPOINT
 from thinkalike.training import Finetuning
 
 BLOCKS, EACH, TEXTS = 6, 3, 400

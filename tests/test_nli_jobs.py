@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from thinkalike.classification import class_losses
 
 import tiny
 from classifiers import PAIR_BLOCKS as BLOCKS
@@ -15,10 +14,11 @@ from classifiers import THREE, loaded, logits_of, relabelled, write_base, write_
 from conftest import composed, results_in
 from thinkalike.data import HANS, MNLI, Pairs, nli_challenge, nli_training
 from thinkalike.errors import ConfigError
+from thinkalike.evaluation import class_losses
 from thinkalike.measures import CKA
 
 BATCH = 200
-POPULATION = importlib.import_module("thinkalike.jobs.population")  # the package has the function under this name
+POPULATION = importlib.import_module("thinkalike.instruments.population")  # the package has the function under this name
 
 
 @pytest.fixture(scope="module")

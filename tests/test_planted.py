@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from thinkalike.jobs.steps import read_corpus
 
 from conftest import composed
 from thinkalike.config import StitchConfig, TrainerConfig
+from thinkalike.data import read_corpus
 from thinkalike.measures import procrustes
 from thinkalike.models import FrozenModel, load_model
 from thinkalike.training import Run, StitchTraining, document_sums, fit, state_moments

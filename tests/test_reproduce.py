@@ -8,8 +8,8 @@ from thinkalike.reproduce import stitching
 from thinkalike.reproduce.claims import Claim
 from thinkalike.reproduce.stitching import Direction
 
-from conftest import composed, open_result
-from thinkalike import reproduce
+from conftest import composed
+from thinkalike import open_result, reproduce
 from thinkalike.errors import ConfigError, StoreError
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from conftest import open_result
+from thinkalike import open_result
 from thinkalike.config import DataConfig, ModelConfig, TrainConfig, as_dict
 from thinkalike.errors import DataError, ModelError, StoreError, TrainingError
 from thinkalike.store import Job, environment, key_of

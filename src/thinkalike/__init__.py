@@ -7,6 +7,9 @@ from importlib import import_module
 from typing import Any
 
 _HOME = {
+    "Result": "thinkalike.store",
+    "open_result": "thinkalike.store",
+    "results": "thinkalike.store",
     "FrozenModel": "thinkalike.models",
     "load_model": "thinkalike.models",
     "Stitch": "thinkalike.measures",
