@@ -22,8 +22,11 @@ def relevant(config: Any) -> dict[str, Any]:
     kept = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
-        if not item.metadata.get("neutral") and value != default_of(item):
-            kept[item.name] = relevant(value) if dataclasses.is_dataclass(value) else value
+        if item.metadata.get("neutral") or value == default_of(item):
+            continue
+        inner = relevant(value) if dataclasses.is_dataclass(value) else value
+        if inner != {}:
+            kept[item.name] = inner
     return kept
 
 
