@@ -24,15 +24,17 @@ FLOORS = {
     "config": 1,  # knows errors, and nothing else
     "models": 2,
     "data": 2,
-    "activations": 3,
-    "classification": 3,
-    "measures": 3,
+    "measures": 2,  # knows errors at most: no models, files or configuration
+    "tables": 3,
+    "states": 3,
+    "evaluation": 3,
+    "store": 3,
+    "figures": 3,
+    "job": 4,
     "training": 4,
-    "store": 4,
-    "populations": 4,
-    "figures": 5,
-    "jobs": 6,
-    "reproduce": 7,
+    "instruments": 5,
+    "papers": 6,
+    "cli": 7,
 }
 OWNERS = {
     "hydra": "config",
