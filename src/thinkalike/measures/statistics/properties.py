@@ -66,6 +66,14 @@ PROPERTIES = {
         0.0, 2.0, SAME_SHAPE, 1, False, identical=None, symmetric=False, fewest=3, refuses=UNCORRELATED
     ),
     "token kl": Properties(
-        0.0, inf, frozenset({"row_permutation"}), 1, False, identical=0.0, symmetric=False, fewest=1, refuses=frozenset()
+        0.0,
+        inf,
+        frozenset({"row_permutation"}),
+        1,
+        False,
+        identical=0.0,
+        symmetric=False,
+        fewest=1,
+        refuses=frozenset(),
     ),
 }
