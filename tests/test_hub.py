@@ -128,6 +128,6 @@ def test_sets_of_the_hub_are_streamed(run_door, tmp_path):
 def test_a_set_without_a_hub(run_door, tmp_path):
     tiny.write_mini(tmp_path / "mini")
     words = [f"model.path={tmp_path}/mini", "data=pile-10k"]
-    line = refused(run_door("analyze.py", *words, env={"HF_ENDPOINT": "http://127.0.0.1:9"}, timeout=30))
+    line = refused(run_door("analyze.py", *words, env={"HF_ENDPOINT": "http://127.0.0.1:9"}, timeout=60))
     assert "cannot stream data=pile-10k" in line
     assert "data=stdlib" in line
