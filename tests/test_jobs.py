@@ -7,13 +7,14 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
-from thinkalike.jobs.stitching import layer_pairs
-from thinkalike.jobs.table import byte_count, warn_of_far_states
 
 import tiny
 import wandb_runs
 from conftest import kill_and_resume
 from thinkalike.errors import ConfigError
+from thinkalike.evaluation import byte_count
+from thinkalike.instruments.stitch_fitting import pairs_of_layers
+from thinkalike.instruments.stitching import _warn_of_far_states
 
 
 def test_a_job_prints_its_table_and_leaves_a_whole_result(door, small_stitching, tmp_path):
@@ -80,7 +81,7 @@ def test_far_states_at_a_low_penalty_are_warned_of(caplog):
     columns = {"source_layer": [0, 1, 2], "target_layer": [0, 1, 2]}
     table = pd.DataFrame({**columns, "penalty": [0.01, 0.01, 0.9], "distance": [2.0, 0.2, 2.0]})
     with caplog.at_level("WARNING", logger="thinkalike"):
-        warn_of_far_states(table)
+        _warn_of_far_states(table)
     assert [record.message for record in caplog.records] == [
         "warning: 0→0 costs only 0.010 nats, but its states lie 2.0 norms from the target's own"
     ]
@@ -156,13 +157,13 @@ def test_a_damaged_cache_is_named(door, small_stitching, tmp_path):
     assert "deleting it is safe" in error
 
 
-def test_layer_pairs():
-    assert layer_pairs("same", 3, 2) == [(0, 0), (1, 1)]
-    assert layer_pairs("all", 2, 2) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert layer_pairs([[1, 0]], 2, 2) == [(1, 0)]
+def test_pairs_of_layers():
+    assert pairs_of_layers("same", 3, 2) == [(0, 0), (1, 1)]
+    assert pairs_of_layers("all", 2, 2) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert pairs_of_layers([[1, 0]], 2, 2) == [(1, 0)]
     for wrong in ([], [[0]], [[0, -1]], [["0", 1]], 3, "none"):
         with pytest.raises(ConfigError):
-            layer_pairs(wrong, 2, 2)
+            pairs_of_layers(wrong, 2, 2)
 
 
 def test_pretraining_makes_a_mini_that_loads(door, text_files, tmp_path):
