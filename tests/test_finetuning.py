@@ -78,6 +78,8 @@ def test_a_job_leaves_a_checkpoint_that_transformers_finds_as_right_as_the_table
     assert result.scalars["heldout_accuracy"] == table.loc["held-out", "accuracy"]
     assert result.scalars["challenge_accuracy"] == table.loc["challenge", "accuracy"]
     assert result.provenance["truncated"] == {"fit": 0, "report": 0, "challenge": 0}
+    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
+    assert len(result.provenance["models"]) == 1
     assert "already done" in door("train.py", *words, "nli.epochs=20").stderr
 
 

@@ -89,6 +89,8 @@ def test_penalties_are_those_of_whole_stitched_models(door, tmp_path, pairs, mem
     accuracy = float(correct[:2][own[:2], own[:2], 0].mean())
     assert result.scalars["accuracy_generalizing"] == pytest.approx(accuracy)
     assert result.provenance["pairs"]["count"] == len(pairs[0])
+    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
+    assert [model["name"] for model in result.provenance["models"]] == names
     assert "already done" in door("analyze.py", *command(tmp_path, pairs, members)).stderr
 
 
