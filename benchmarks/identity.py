@@ -16,7 +16,7 @@ import torch
 from tail import in_turn
 from transformers import BertConfig, BertForSequenceClassification
 
-from thinkalike.evaluation import ClassLosses, class_losses, identity_stitches
+from thinkalike.evaluation import class_losses, identity_stitches
 from thinkalike.models import EMBED, FAMILIES, FrozenModel, swapped, train_tokenizer
 
 CLASSES = ("contradiction", "entailment", "neutral")
