@@ -12,6 +12,7 @@ import tiny
 from conftest import composed, kill_and_resume, results_in
 from thinkalike import papers
 from thinkalike.config import ModelConfig
+from thinkalike.errors import ConfigError
 from thinkalike.measures import CKA, alignment
 from thinkalike.measures.kernels import metric as metrics
 from thinkalike.models import FrozenModel, load_model
@@ -159,6 +160,20 @@ def test_a_transformer_is_compared_with_mamba(door, words, checkpoints):
         ["mamba", "mamba"],
     ]
     assert table["value"].between(-1, 1 + 1e-6).all()
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("batches=0", r"measure\.batches=0 must be positive"),
+        ("tokens_per_batch=-1", r"measure\.tokens_per_batch=-1 must be positive"),
+        ("skip_first_tokens=-1", r"measure\.skip_first_tokens=-1 must not be negative"),
+        ("level=letter", r"measure\.level=letter is not known"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(setting, message):
+    with pytest.raises(ConfigError, match=message):
+        composed("measure=cka", f"measure.{setting}", door="analyze")
 
 
 def test_too_little_text_for_a_batch_of_words_is_said(door, words, pair):

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 
 import tiny
 import wandb_runs
-from conftest import kill_and_resume
+from conftest import composed, kill_and_resume
 from thinkalike.errors import ConfigError, StoreError
 from thinkalike.evaluation import byte_count
-from thinkalike.instruments.stitch_fitting import pairs_of_layers
+from thinkalike.instruments.stitch_fitting import Setting, pairs_of_layers
 from thinkalike.instruments.stitching import _warn_of_far_states
 from thinkalike.job import Instrument, Work
 from thinkalike.store import Job
@@ -218,6 +218,13 @@ def test_pairs_of_layers():
     for wrong in ([], [[0]], [[0, -1]], [["0", 1]], 3, "none"):
         with pytest.raises(ConfigError):
             pairs_of_layers(wrong, 2, 2)
+
+
+def test_closed_forms_need_the_statistics_that_a_job_gathers_for_them():
+    model = tiny.frozen()
+    setting = Setting(composed().stitch, 0, model, model, [(0, 0)], None, None)
+    with pytest.raises(ValueError, match="no statistics were gathered for the closed form procrustes"):
+        setting.closed_forms("procrustes")
 
 
 def test_pretraining_makes_a_mini_that_loads(door, text_files, tmp_path):
