@@ -139,8 +139,8 @@ def installed(packages: dict[str, Callable], xs: Features, ys: Features) -> dict
 
 def whole_job(device: str, rounds: int) -> tuple[float, float]:
     """Median seconds of a batch of two models of GPT-2's shape: their bare bodies, and all that measure=cka does."""
-    from thinkalike.states import token_states
     from thinkalike.models import FAMILIES, FrozenModel, build_mini, train_tokenizer
+    from thinkalike.states import token_states
 
     tokenizer = train_tokenizer(["a few words"], 300)
     modules = [build_mini({"n_positions": N}, 50257, seed, "gpt2").to(device) for seed in (0, 1)]

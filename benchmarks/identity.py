@@ -32,7 +32,9 @@ def build(seed: int, layers: int, device: str) -> FrozenModel:
     )
 
 
-def whole_models(models: list[FrozenModel], tokens: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor) -> Outcome:
+def whole_models(
+    models: list[FrozenModel], tokens: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor
+) -> ClassLosses:
     """Each pair and cut as one model of its own, from the tokens on."""
     found = []
     for source, target in itertools.product(models, models):
@@ -42,10 +44,10 @@ def whole_models(models: list[FrozenModel], tokens: torch.Tensor, labels: torch.
             with swapped(target.module, {"bert.embeddings": early.embeddings, "bert.encoder.layer": blocks}):
                 found.append(class_losses(target.full(tokens, mask), labels, target.classes, CLASSES))
     shape = (len(models), len(models), -1)
-    return Outcome(*(torch.stack(parts).cpu().unflatten(0, shape) for parts in zip(*found, strict=True)))
+    return ClassLosses(*(torch.stack(parts).cpu().unflatten(0, shape) for parts in zip(*found, strict=True)))
 
 
-def counted(models: list[FrozenModel], run: Callable[[], Outcome], rows: int) -> tuple[Outcome, float]:
+def counted(models: list[FrozenModel], run: Callable[[], ClassLosses], rows: int) -> tuple[ClassLosses, float]:
     """What comes of it, and how many batches went through a block."""
     seen: list[int] = []
     blocks = [block for model in models for block in model.module.bert.encoder.layer]
@@ -70,10 +72,10 @@ def main() -> None:
     tokens, labels = torch.randint(1000, (options.rows, 32)), torch.randint(3, (options.rows,))
     mask = (torch.arange(32) < torch.randint(16, 33, (options.rows, 1))).long()
 
-    def cached(at_once: int) -> Outcome:
+    def cached(at_once: int) -> ClassLosses:
         return identity_stitches(models, tokens, labels, CLASSES, mask=mask, at_once=at_once)
 
-    work: dict[str, Callable[[], Outcome]] = {
+    work: dict[str, Callable[[], ClassLosses]] = {
         "whole models": lambda: whole_models(models, tokens, labels, mask),
         "cached, one source at a time": lambda: cached(1),
         f"cached, {options.models} at once": lambda: cached(options.models),

@@ -2,11 +2,10 @@
 
 import pandas as pd
 import torch
-from thinkalike.data.nli import HANS, MNLI
 
 import tiny
 from thinkalike.config import ModelConfig
-from thinkalike.data import Pairs, nli_training
+from thinkalike.data import HANS, MNLI, Pairs, nli_training
 
 THREE = ["contradiction", "entailment", "neutral"]
 PAIR_BLOCKS, CONTEXT = 2, 64  # of the classifiers that `write_base` makes

@@ -1,20 +1,24 @@
 """measure=cka and the experiments on it: what the door leaves, and that statistics find what was planted."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from thinkalike.jobs.cka import _resume
-from thinkalike.reproduce import cka as experiments
 
 import hub
 import tiny
-from conftest import composed, kill_and_resume
-from thinkalike import open_result, reproduce
+from conftest import composed, kill_and_resume, results_in
+from thinkalike import papers
 from thinkalike.config import ModelConfig
-from thinkalike.errors import StoreError
+from thinkalike.errors import ConfigError
 from thinkalike.measures import CKA, alignment
-from thinkalike.models import load_model
+from thinkalike.measures.kernels import metric as metrics
+from thinkalike.models import FrozenModel, load_model
+from thinkalike.papers import brown2023_cka as experiments
+from thinkalike.papers.experiment import Case, job_of
+from thinkalike.store import Job, Result
 
 
 @pytest.fixture
@@ -51,6 +55,8 @@ def test_a_job_leaves_the_cka_of_the_two_models_residuals(door, words, pair, min
     assert np.abs(result.arrays["within_target"] - expected.within_target.value.numpy()).max() < 1e-6
     assert result.scalars["distance"] == pytest.approx(float(expected.distance().value), abs=1e-6)
     assert result.provenance["data"]["report_tokens"] == 2560
+    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
+    assert [model["name"] for model in result.provenance["models"]] == ["a", "wide"]
     assert "already done" in door("analyze.py", *words, *pair).stderr
 
 
@@ -61,6 +67,28 @@ def test_a_model_with_itself_has_ones_on_the_diagonal(door, words, minis):
     diagonal = table[table["source_layer"] == table["target_layer"]]
     assert sorted(diagonal["source_layer"]) == [-1, 0, 1, 2, 3]
     assert (diagonal["value"] - 1).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(("both", "models"), [(("a", "a"), 1), (("a", "b"), 2)])
+def test_a_model_with_itself_runs_once_and_its_grams_are_taken_once(both, models, door, words, minis, monkeypatch):
+    passes, layers = [], []
+    residuals, hsics = FrozenModel.residuals, metrics.layer_hsics
+
+    def run(self, tokens, *rest):
+        passes.append(tuple(tokens.shape))
+        return residuals(self, tokens, *rest)
+
+    def compared(rows, *rest):
+        layers.append(len(rows))
+        return hsics(rows, *rest)
+
+    monkeypatch.setattr(FrozenModel, "residuals", run)
+    monkeypatch.setattr(metrics, "layer_hsics", compared)
+    paths = [f"{side}.path={minis}/{name}" for side, name in zip(("model", "target"), both, strict=True)]
+    result = door("analyze.py", *words, *paths).result
+    assert result.scalars["batches"] == 20
+    assert passes.count((4, 32)) == 20 * models
+    assert layers == [tiny.LAYERS * models] * 20
 
 
 OPTIONS = {
@@ -118,6 +146,8 @@ def test_models_of_different_tokenizers_are_compared_by_words(door, words, check
     assert "have different tokenizers" in refused.error
     refused = door("analyze.py", *words, *both, "measure.skip_first_tokens=1")
     assert "words are compared one by one" in refused.error
+    refused = door("analyze.py", *words, *both, "measure.flatten=mean")
+    assert "words are compared one by one, so measure.flatten=mean is for tokens only" in refused.error
 
 
 def test_a_transformer_is_compared_with_mamba(door, words, checkpoints):
@@ -132,15 +162,35 @@ def test_a_transformer_is_compared_with_mamba(door, words, checkpoints):
     assert table["value"].between(-1, 1 + 1e-6).all()
 
 
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("batches=0", r"measure\.batches=0 must be positive"),
+        ("tokens_per_batch=-1", r"measure\.tokens_per_batch=-1 must be positive"),
+        ("skip_first_tokens=-1", r"measure\.skip_first_tokens=-1 must not be negative"),
+        ("level=letter", r"measure\.level=letter is not known"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(setting, message):
+    with pytest.raises(ConfigError, match=message):
+        composed("measure=cka", f"measure.{setting}", door="analyze")
+
+
 def test_too_little_text_for_a_batch_of_words_is_said(door, words, pair):
     refused = door("analyze.py", *words, *pair, "measure.level=word", "measure.tokens_per_batch=1000000")
     assert "too little text for one batch of 1000000 words" in refused.error
 
 
-def test_a_damaged_state_is_named(tmp_path):
-    (tmp_path / "cka.pt").write_bytes(b"half a file")
-    with pytest.raises(StoreError, match=r"cka\.pt is damaged .* deleting it is safe"):
-        _resume(CKA(2, 2), tmp_path / "cka.pt")
+def test_a_damaged_state_is_named_and_left_for_the_user_to_delete(door, words, pair):
+    folder = door("analyze.py", *words, *pair).result.folder
+    state = folder.with_name(f"{folder.name}.partial") / "checkpoints" / "batches.pt"
+    state.parent.mkdir(parents=True)
+    state.write_bytes(b"half a file")
+    error = door("analyze.py", *words, *pair, "force=true").error
+    assert f"error: the state {state} is damaged (" in error
+    assert error.endswith("deleting it is safe")
+    state.unlink()
+    assert door("analyze.py", *words, *pair, "force=true").result.folder == folder
 
 
 def test_a_layer_without_variance_is_named_with_its_model(door, words, minis, tmp_path):
@@ -170,7 +220,7 @@ def test_one_massive_token_is_warned_of(door, words, minis, tmp_path):
 
 def test_a_killed_job_goes_on_to_the_same_values(door, words, pair):
     long = ["measure.batches=220", "measure.tokens_per_batch=32"]
-    killed, whole = kill_and_resume(door, "analyze.py", *words, *pair, *long, state="cka.pt")
+    killed, whole = kill_and_resume(door, "analyze.py", *words, *pair, *long, state="batches.pt")
     assert (killed.folder / "table.csv").read_bytes() == (whole.folder / "table.csv").read_bytes()
 
 
@@ -181,15 +231,13 @@ PAPER = {"figure3": 4, "figure4": 1, "figure5": 1, "figure9": 3, "figure10": 4}
 
 @pytest.mark.parametrize("scale", ["paper", "mini"])
 @pytest.mark.parametrize("figure", PAPER)
-def test_an_experiment_composes_its_jobs_at_both_scales(figure, scale, monkeypatch, tmp_path):
-    asked = []
-    monkeypatch.setattr(experiments.jobs, "cka", lambda config: asked.append(config) or tmp_path)
-    monkeypatch.setattr(experiments, "_finish", lambda *_: tmp_path)
-    for name in ("_odd_one_out", "_early", "_blocks", "estimate", "_span"):
-        monkeypatch.setattr(experiments, name, lambda *_: torch.zeros(3).unbind()[0])
-    monkeypatch.setattr(experiments, "estimate", lambda *_: experiments.Estimate(*torch.zeros(3).unbind()))
-    reproduce.reproduce(composed(f"experiment=brown2023/{figure}", f"scale={scale}", door="analyze"))
-    assert len(asked) == PAPER[figure]
+def test_an_experiment_composes_its_jobs_at_both_scales(figure, scale):
+    config = composed(f"experiment=brown2023/{figure}", f"scale={scale}", door="analyze")
+    experiment = papers.experiment(f"brown2023/{figure}")
+    parts = experiment.parts(experiment.case(config))
+    asked = [job_of(config, part) for part in parts]
+    assert len(asked) == len({part.label for part in parts}) == PAPER[figure]
+    assert [part.label for part in parts] == [f"{job.model.name}, {job.target.name}" for job in asked]
     assert {job.measure.kind for job in asked} == {"cka"}
     assert {job.measure.batches for job in asked} == {{"paper": 1000, "mini": 64}[scale]}
     assert all(job.model.mini == job.target.mini == (scale == "mini") for job in asked)
@@ -197,7 +245,7 @@ def test_an_experiment_composes_its_jobs_at_both_scales(figure, scale, monkeypat
         assert {job.data.name for job in asked} <= {"pile-val", "c4-code"}
 
 
-def comparison(folder, name, cells, noise=0.01, batches=20):
+def planted(folder, cells, noise=0.01, batches=20) -> Result:
     """A finished job whose batches scatter about these CKA cells (l, m)."""
     cells = torch.as_tensor(cells, dtype=torch.float64)
     depth, width = cells.shape
@@ -205,15 +253,24 @@ def comparison(folder, name, cells, noise=0.01, batches=20):
     whole[:depth, depth:], whole[depth:, :depth] = cells, cells.T
     scatter = torch.randn(batches, depth + width, depth + width, generator=torch.Generator().manual_seed(1)).double()
     hsics = whole + noise * (scatter + scatter.mT) / 2
-    place = folder / name
-    place.mkdir()
-    np.savez(place / "arrays.npz", value=cells.numpy(), hsics=hsics.numpy())
-    return experiments.Comparison(*name.split("-"), place)
+    job = Job(str(folder), "cka", f"{len(results_in(folder))}")
+    with job.running():
+        job.write({}, {}, {}, {"value": cells.numpy(), "hsics": hsics.numpy()})
+        return job.appear()
+
+
+def case(folder, **cells) -> Case:
+    """An experiment whose jobs are planted; a pair of models is called by the names of both."""
+    return Case(
+        composed("experiment=brown2023/figure9", door="analyze"),
+        [],
+        {f"{pair[0]}, {pair[1]}": planted(folder, values) for pair, values in cells.items()},
+    )
 
 
 def test_a_statistic_is_that_of_the_cells_and_its_interval_covers_it(tmp_path):
     cells = torch.rand(4, 4, dtype=torch.float64)
-    found = experiments.estimate(lambda parts: parts[0].mean((-2, -1)), [comparison(tmp_path, "a-b", cells)])
+    found = experiments.jackknifed(lambda parts: parts[0].mean((-2, -1)), [planted(tmp_path, cells)])
     assert found.low < cells.mean() < found.high
     assert found.high - found.low < 0.02
 
@@ -222,25 +279,27 @@ def test_blocks_that_are_planted_are_found(tmp_path):
     block = torch.tensor([0, 1, 1, 1, 1, 1, 1, 2])
     cells = torch.where(block[:, None] == block, 0.9, 0.3)
     assert float(experiments.block_structure(cells)) == pytest.approx(0.6)
-    assert experiments._blocks(comparison(tmp_path, "a-a", cells)).holds
-    assert not experiments._blocks(comparison(tmp_path, "b-b", torch.full((8, 8), 0.5))).holds
+    both = case(tmp_path, aa=cells, bb=torch.full((8, 8), 0.5))
+    assert experiments._blocks(both, "a").holds
+    assert not experiments._blocks(both, "b").holds
 
 
 def test_an_odd_one_out_that_is_planted_is_found(tmp_path):
     high, low = torch.full((4, 6), 0.8), torch.full((4, 6), 0.8)
     low[1:3, 1:5] = 0.5
-    alike, odd = comparison(tmp_path, "a-b", high), comparison(tmp_path, "c-b", low)
-    claim = experiments._odd_one_out("", [alike], [odd])
+    both, alike, odd = case(tmp_path, ab=high, cb=low), [("a", "b")], [("c", "b")]
+    claim = experiments._odd_one_out("", both, alike, odd)
     assert claim.holds
     assert "+0.3" in claim.numbers
-    assert not experiments._odd_one_out("", [odd], [alike]).holds
+    assert re.search(r"minus that of \(c, b\): \+0\.\d{4} \[\+0\.\d{4}, \+0\.\d{4}\]$", claim.numbers)
+    assert not experiments._odd_one_out("", both, odd, alike).holds
 
 
 def test_early_layers_that_are_alike_are_found(tmp_path):
     cells = torch.full((4, 4), 0.5)
-    assert not experiments._early([comparison(tmp_path, "a-b", cells)]).holds
+    assert not experiments._early(case(tmp_path, ab=cells), [("a", "b")]).holds
     cells[0, 0] = 0.9
-    assert experiments._early([comparison(tmp_path, "c-d", cells)]).holds
+    assert experiments._early(case(tmp_path, cd=cells), [("c", "d")]).holds
 
 
 def test_one_sidedness_is_zero_for_symmetric_cells_and_turns_its_sign():
@@ -256,10 +315,43 @@ def test_off_diagonal_leaves_the_diagonal_out():
 
 
 def test_alignment_of_the_kept_hsics_is_the_kept_value(tmp_path):
-    found = comparison(tmp_path, "a-b", torch.rand(3, 4), noise=0)
-    expected = torch.from_numpy(open_result(found.folder).arrays["value"])
-    torch.testing.assert_close(found.cells(lambda hsics: hsics.mean(0)), expected)
+    found = planted(tmp_path, torch.rand(3, 4), noise=0)
+    expected = torch.from_numpy(found.arrays["value"])
+    torch.testing.assert_close(experiments.cells_of(found, lambda hsics: hsics.mean(0)), expected)
     assert alignment(torch.eye(3)).diagonal().tolist() == [1, 1, 1]
+
+
+def test_models_that_are_given_take_the_place_of_the_experiments_own(door, words, minis):
+    own = [word for word in words if not word.startswith(("measure=", "model.", "target."))]
+    given = [f"model.path={minis}/a", "model.name=a", f"target.path={minis}/wide", "target.name=wide"]
+    result = door("analyze.py", "experiment=brown2023/figure10", *own, *given).result
+    assert set(zip(result.table["source"], result.table["target"], strict=True)) == {("a", "a"), ("wide", "wide")}
+    assert list(result.provenance["parts"]) == ["a, a", "wide, wide"]
+    claims = list(result.tables["claims"]["claim"])
+    assert claims == ["the likeness of a model's layers grows with scale", "wide has blocks: early, middle, last"]
+    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
+
+
+FIGURE_1 = "experiment=brown2023/figure1 is about solu-3l, gelu-3l, solu-4l, gelu-4l; it takes no others"
+REFUSED = [
+    ("figure1", ["model=gelu-3l-mini"], FIGURE_1),
+    ("figure1", ["model@target=gelu-3l-mini"], FIGURE_1),
+    ("figure3", ["model.path=somewhere"], "pythia-6.9b-deduped; it takes no others"),
+    ("table1", ["model=gelu-3l-mini"], "pythia-12b-deduped; it takes no others"),
+    ("figure10", ["model=gelu-3l-mini"], "pythia-1b-deduped; it takes 2 by model= and model@target="),
+    ("figure1", ["measure=cka"], "experiment=brown2023/figure1 has no measure, so measure=cka does not go with it"),
+    ("figure6", ["measure=cka", "measure.batches=3"], "experiment=brown2023/figure6 has no measure, so measure=cka"),
+    ("table1", ["measure.kind=cka"], "experiment=brown2023/table1 has no measure, so measure.kind=cka does not go"),
+    ("figure9", ["measure=rsa"], "experiment=brown2023/figure9 is about measure=cka, not measure=rsa"),
+    ("figure11", [], "figure11"),
+]
+
+
+@pytest.mark.parametrize(("figure", "more", "message"), REFUSED)
+def test_what_an_experiment_has_not_is_refused_before_any_job(figure, more, message, door, tmp_path):
+    refused = door("analyze.py", f"experiment=brown2023/{figure}", *more, f"store={tmp_path}/results")
+    assert message in refused.error
+    assert not results_in(tmp_path / "results")
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """task=nli: what the door leaves, what an index decides, and what cannot be done in one line."""
 
-import importlib
-
 import pandas as pd
 import pytest
 import torch
@@ -13,6 +11,7 @@ import tiny
 from conftest import composed, kill_and_resume, results_in
 from thinkalike.data import nli_challenge, nli_training
 from thinkalike.errors import ConfigError, DataError
+from thinkalike.instruments import finetuning
 from thinkalike.instruments.finetuning import CHECKPOINT, accuracy
 from thinkalike.training.run import StepBatches
 
@@ -51,9 +50,8 @@ def asked_of_transformers(folder, pairs):
     """Accuracy and mean loss, by transformers alone; neutral and contradiction are one class where the pairs say so."""
     model = transformers.AutoModelForSequenceClassification.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    inputs = tokenizer(
-        pairs.premises, pairs.hypotheses, return_tensors="pt", padding=True, return_token_type_ids=True
-    )  # fmt: skip
+    both = pairs.premises, pairs.hypotheses
+    inputs = tokenizer(*both, return_tensors="pt", padding=True, return_token_type_ids=True)
     logits = model(**inputs).logits.double()
     assert model.config.id2label == {0: "entailment", 1: "neutral", 2: "contradiction"}
     guesses = logits.argmax(-1)
@@ -80,12 +78,14 @@ def test_a_job_leaves_a_checkpoint_that_transformers_finds_as_right_as_the_table
     assert result.scalars["heldout_accuracy"] == table.loc["held-out", "accuracy"]
     assert result.scalars["challenge_accuracy"] == table.loc["challenge", "accuracy"]
     assert result.provenance["truncated"] == {"fit": 0, "report": 0, "challenge": 0}
+    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
+    assert len(result.provenance["models"]) == 1
     assert "already done" in door("train.py", *words, "nli.epochs=20").stderr
 
 
 def test_an_index_decides_the_head_and_the_order_and_nothing_else(door, words, bert, monkeypatch):
     seen = []
-    monkeypatch.setattr(importlib.import_module("thinkalike.instruments.finetuning"), "fit", lambda module, *_: seen.append(module))
+    monkeypatch.setattr(finetuning, "fit", lambda module, *_: seen.append(module))
     for index in (0, 1):
         assert door("train.py", *words, f"nli.index={index}").status == 0
     first, second = seen

@@ -1,19 +1,24 @@
 """The doors: what a user sees, what is left in the store, and what bad input says."""
 
+import contextlib
 import json
+import os
 import shutil
 
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
-from thinkalike.jobs.stitching import layer_pairs
-from thinkalike.jobs.table import byte_count, warn_of_far_states
 
 import tiny
 import wandb_runs
-from conftest import kill_and_resume
-from thinkalike.errors import ConfigError
+from conftest import composed, kill_and_resume
+from thinkalike.errors import ConfigError, StoreError
+from thinkalike.evaluation import byte_count
+from thinkalike.instruments.stitch_fitting import Setting, pairs_of_layers
+from thinkalike.instruments.stitching import _warn_of_far_states
+from thinkalike.job import Instrument, Work
+from thinkalike.store import Job
 
 
 def test_a_job_prints_its_table_and_leaves_a_whole_result(door, small_stitching, tmp_path):
@@ -30,6 +35,7 @@ def test_a_job_prints_its_table_and_leaves_a_whole_result(door, small_stitching,
     assert all(word in done.stdout for word in ("stitching loss", "identity penalty", "0→0", "3→3"))
     assert result.provenance["data"]["report_documents"] >= 2
     assert len(result.provenance["models"]) == 2
+    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
 
     again = door("train.py", *small_stitching)
     assert (again.status, again.stdout) == (0, f"results: {folder}\n")
@@ -80,7 +86,7 @@ def test_far_states_at_a_low_penalty_are_warned_of(caplog):
     columns = {"source_layer": [0, 1, 2], "target_layer": [0, 1, 2]}
     table = pd.DataFrame({**columns, "penalty": [0.01, 0.01, 0.9], "distance": [2.0, 0.2, 2.0]})
     with caplog.at_level("WARNING", logger="thinkalike"):
-        warn_of_far_states(table)
+        _warn_of_far_states(table)
     assert [record.message for record in caplog.records] == [
         "warning: 0→0 costs only 0.010 nats, but its states lie 2.0 norms from the target's own"
     ]
@@ -97,6 +103,55 @@ def test_a_killed_run_goes_on_to_the_same_table(door, small_stitching):
     killed, whole = kill_and_resume(door, "train.py", *small_stitching, *long, state="last.ckpt")
     for name in ("table.csv", "stitch.safetensors"):
         assert (killed.folder / name).read_bytes() == (whole.folder / name).read_bytes()
+
+
+@pytest.fixture
+def work(tmp_path):
+    """What a running job is given."""
+    job = Job(str(tmp_path / "results"), "cka", "abc")
+    with job.running(), contextlib.ExitStack() as opened:
+        yield Work(job, {}, {}, opened)
+
+
+def test_a_state_that_was_kept_is_there_again(work):
+    assert work.resume("batches") is None
+    for batches in (50, 100):
+        work.keep("batches", {"metric": {"records": torch.ones(3)}, "batches": batches})
+    kept = work.resume("batches")
+    assert kept["batches"] == 100
+    assert torch.equal(kept["metric"]["records"], torch.ones(3))
+    assert [path.name for path in (work.job.partial / "checkpoints").iterdir()] == ["batches.pt"]
+
+
+class Code:
+    """An object whose unpickling makes a folder."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.folder),)
+
+
+def test_a_state_that_is_damaged_or_holds_code_is_refused_and_the_code_does_not_run(work, tmp_path):
+    work.keep("batches", {"batches": 50})
+    path = work.job.partial / "checkpoints" / "batches.pt"
+    whole = path.read_bytes()
+    for content in (b"", b"half a file", whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        with pytest.raises(StoreError, match=r"^the state .*batches\.pt is damaged \(\w+\); deleting it is safe$"):
+            work.resume("batches")
+    torch.save({"batches": Code(tmp_path / "made")}, path)
+    with pytest.raises(StoreError, match="is damaged"):
+        work.resume("batches")
+    assert not (tmp_path / "made").exists()
+
+
+def test_an_instrument_cannot_read_what_its_door_has_not():
+    with pytest.raises(TypeError, match=r"Wrong reads \['stitch'\], and AnalyzeConfig has"):
+
+        class Wrong(Instrument, kind="wrong", reads=("model", "stitch")):
+            pass
 
 
 BAD = {
@@ -156,13 +211,20 @@ def test_a_damaged_cache_is_named(door, small_stitching, tmp_path):
     assert "deleting it is safe" in error
 
 
-def test_layer_pairs():
-    assert layer_pairs("same", 3, 2) == [(0, 0), (1, 1)]
-    assert layer_pairs("all", 2, 2) == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert layer_pairs([[1, 0]], 2, 2) == [(1, 0)]
+def test_pairs_of_layers():
+    assert pairs_of_layers("same", 3, 2) == [(0, 0), (1, 1)]
+    assert pairs_of_layers("all", 2, 2) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert pairs_of_layers([[1, 0]], 2, 2) == [(1, 0)]
     for wrong in ([], [[0]], [[0, -1]], [["0", 1]], 3, "none"):
         with pytest.raises(ConfigError):
-            layer_pairs(wrong, 2, 2)
+            pairs_of_layers(wrong, 2, 2)
+
+
+def test_closed_forms_need_the_statistics_that_a_job_gathers_for_them():
+    model = tiny.frozen()
+    setting = Setting(composed().stitch, 0, model, model, [(0, 0)], None, None)
+    with pytest.raises(ValueError, match="no statistics were gathered for the closed form procrustes"):
+        setting.closed_forms("procrustes")
 
 
 def test_pretraining_makes_a_mini_that_loads(door, text_files, tmp_path):
@@ -179,13 +241,16 @@ def test_pretraining_makes_a_mini_that_loads(door, text_files, tmp_path):
         "data.report_share=0.3",
     ]
     store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
-    folder = door("train.py", "task=pretrain", *shape, *small, *data, *store).result.folder / "gelu-3l-mini"
+    result = door("train.py", "task=pretrain", *shape, *small, *data, *store).result
+    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
+    folder = result.folder / "gelu-3l-mini"
     files = {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
     assert {path.name for path in folder.iterdir()} == files
     card = json.loads((folder / "config.json").read_text())
     assert f"{card['heldout']['loss']:.4f}" in (folder / "README.md").read_text()
     measured = door("analyze.py", "measure=loss", f"model.path={folder}", *data, *store)
     assert f"{card['heldout']['loss']:.4f} nats" in measured.stdout
+    assert {"versions", "seed", "models", "wall_seconds"} <= set(measured.result.provenance)
     assert measured.result.table["loss"][0] == pytest.approx(card["heldout"]["loss"], abs=1e-3)
     refused = door("train.py", "task=pretrain", "model=gpt2", *data, *store)
     assert "has no architecture to train" in refused.error
@@ -235,6 +300,7 @@ def test_asymmetry_is_the_difference_of_both_directions(door, small_stitching, m
     assert (table["asymmetry"] - (there["penalty"] - back["penalty"])).abs().max() < 1e-9
     assert ((table["low"] <= table["asymmetry"]) & (table["asymmetry"] <= table["high"])).all()
     assert (result.folder / "figures" / "asymmetry.png").exists()
+    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
     assert "already done" in door("analyze.py", *asked).stderr
 
 

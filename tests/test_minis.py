@@ -5,9 +5,10 @@ import json
 import pytest
 
 from conftest import composed
-from thinkalike import jobs, open_result
 from thinkalike.config import DataConfig
 from thinkalike.data import controlled_stimuli, read_corpus
+from thinkalike.evaluation import held_out_loss
+from thinkalike.instruments import run_job
 from thinkalike.models import ASSETS, load_model, same_vocabulary
 
 MINIS = sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
@@ -86,7 +87,7 @@ def test_some_words_of_the_grammar_split_and_all_are_whole_again():
 def test_the_card_of_a_mini_of_the_grammar_is_recomputed(name, tmp_path):
     config = composed(f"model={name}", f"data.cache={tmp_path}")
     model = mini(name)
-    again = held_out(model, read_corpus(config.data, model.tokenizer, 32, bos=True, fit_tokens=1))
+    again = held_out_loss(model, read_corpus(config.data, model.tokenizer, 32, bos=True, fit_tokens=1))
     for key, value in again.items():
         assert value == pytest.approx(card(name)["heldout"][key], abs=1e-3)
 
@@ -98,7 +99,7 @@ def test_a_card_is_recomputed_from_the_shipped_files(tmp_path):
     corpus = read_corpus(data, model.tokenizer, 256, bos=False, fit_tokens=None)
     if corpus.fingerprint() != facts["heldout"]["tokens"]:
         pytest.skip("this Python has another standard library than the one that the card speaks of")
-    again = held_out(model, corpus)
+    again = held_out_loss(model, corpus)
     for name in ("loss", "loss_low", "loss_high", "unigram_entropy"):
         assert again[name] == pytest.approx(facts["heldout"][name], abs=1e-3)
 
@@ -106,7 +107,7 @@ def test_a_card_is_recomputed_from_the_shipped_files(tmp_path):
 def stitched(source, target, tmp_path):
     """The table of the main job with its default recipe."""
     config = composed(f"model={source}", f"model@target={target}", f"store={tmp_path}")
-    return open_result(jobs.stitch(config)).table
+    return run_job(config).table
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """measure=mlem, measure=rsa and the experiments on them: what the door leaves, users' own data, planted claims."""
 
 import csv
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,18 +12,23 @@ import transformers
 from safetensors.torch import save_file
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
-from thinkalike.jobs import mlem
-from thinkalike.reproduce import layers, profiles
 
 import hub
 import tiny
 from conftest import composed, results_in
-from thinkalike import reproduce
+from thinkalike import figures, papers
+from thinkalike.config import ModelConfig
 from thinkalike.data import controlled_stimuli, read_table
-from thinkalike.errors import DataError
+from thinkalike.errors import ConfigError, DataError
+from thinkalike.instruments.mlem import FeatureProfiles
 from thinkalike.measures import MLEM, feature_importance, rsa, weighted_tau
 from thinkalike.models import load_model
+from thinkalike.papers import salle2024_layers as layers
+from thinkalike.papers import salle2024_profiles as profiles
+from thinkalike.papers import salle2024_stimuli
+from thinkalike.papers.experiment import Case, Model, job_of
 from thinkalike.states import stimulus_states
+from thinkalike.store import Job
 
 SENTENCES = 40
 
@@ -83,6 +89,8 @@ def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, 
     made = weighted_tau(torch.from_numpy(arrays["importances"]).mean(-1))
     assert np.abs(similarity - made.numpy()).max() < 1e-12
     assert result.provenance["stimuli"]["count"] == len(stimuli)
+    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
+    assert [(model["name"], model["family"]) for model in result.provenance["models"]] == [(family, family)]
     assert {path.stem for path in result.figures} == {"profiles", "similarity"}
     assert "already done" in door("analyze.py", "measure=mlem", *local(checkpoints[family]), *words).stderr
 
@@ -100,6 +108,7 @@ def test_rsa_of_two_models_is_scipys(door, words, checkpoints):
     assert (table["low"] <= table["value"] + 1e-12).all()
     assert table["p"].between(0.1, 1).all()
     assert list(table["source"][[0, 63]]) == ["bert", "mamba"]
+    assert {"versions", "seed", "models", "wall_seconds"} <= set(done.result.provenance)
 
 
 OPTIONS = [
@@ -294,19 +303,20 @@ def test_features_that_can_hardly_be_told_apart_are_warned_of(door, words, tmp_p
 # ----------------------------------------------------------------------------------------------------- the experiments
 
 
-def profiled(folder, name, importances, noise=0.01):
+def planted(folder, name, importances, noise=0.01, score=0.8, family="bert") -> profiles.Profiles:
     """A finished job whose folds scatter about these importances (l, f) of PoS, Number and word position."""
     importances = torch.as_tensor(importances, dtype=torch.float64)
-    place = folder / name
-    place.mkdir()
     scatter = torch.randn(*importances.shape, 5, generator=torch.Generator().manual_seed(1)).double()
-    np.savez(place / "arrays.npz", importances=(importances[..., None] + noise * scatter).numpy())
-    layers = [number for number in range(len(importances)) for _ in range(3)]
+    by_fold = (importances[..., None] + noise * scatter).numpy()
+    numbers = [number for number in range(len(importances)) for _ in range(3)]
     features = ["PoS", "Number", "Word position"] * len(importances)
-    pd.DataFrame({"model": name, "layer": layers, "feature": features}).to_csv(place / "table.csv", index=False)
-    scores = pd.DataFrame({"model": name, "layer": range(len(importances)), "score": 0.8})
-    scores.to_csv(place / "scores.csv", index=False)
-    return profiles.Profiled(name, place)
+    table = pd.DataFrame({"model": name, "layer": numbers, "feature": features})
+    scores = pd.DataFrame({"model": name, "layer": range(len(importances)), "score": score})
+    job = Job(str(folder), "mlem", name)
+    record = {"provenance": {"models": [{"name": name, "family": family}]}}
+    with job.running():
+        job.write({}, record, {"table": table, "scores": scores}, {"importances": by_fold})
+        return profiles.Profiles(Model((), ModelConfig(name=name)), job.appear())
 
 
 STEADY = [[0.5, 0.2, 0.1]] * 6
@@ -322,21 +332,24 @@ CLAIMS = [
 
 @pytest.mark.parametrize(("claim", "so", "otherwise"), CLAIMS, ids=[claim.__name__ for claim, *_ in CLAIMS])
 def test_a_claim_holds_where_it_was_planted_and_only_there(claim, so, otherwise, tmp_path):
-    assert claim(profiled(tmp_path, "a", so)).holds is True
-    assert claim(profiled(tmp_path, "b", otherwise)).holds is False
+    found = claim(planted(tmp_path, "a", so))
+    assert found.holds is True
+    assert claim(planted(tmp_path, "b", otherwise)).holds is False
+    if claim is not profiles._leads_at_the_ends:
+        assert re.search(r" \+\d\.\d{3} \[\+\d\.\d{3}, \+\d\.\d{3}\]$", found.numbers)
 
 
 def test_a_claim_about_a_feature_that_is_not_there(tmp_path):
     with pytest.raises(DataError, match="claims are about Tense, which these stimuli do not have; measure=mlem takes"):
-        profiled(tmp_path, "a", STEADY).of("Tense")
+        planted(tmp_path, "a", STEADY).of("Tense")
 
 
 def test_scores_are_judged_by_the_weakest_model(tmp_path):
-    found = [profiled(tmp_path, name, STEADY) for name in ("a", "b")]
-    assert profiles._predicts(found).holds
-    scores = found[1].scores().assign(score=0.6)
-    scores.to_csv(found[1].folder / "scores.csv", index=False)
-    assert not profiles._predicts(found).holds
+    first, second, weak = (
+        planted(tmp_path, name, STEADY, score=score) for name, score in zip("abc", (0.8, 0.8, 0.6), strict=True)
+    )
+    assert profiles._predicts([first, second]).holds
+    assert not profiles._predicts([first, weak]).holds
 
 
 def test_matrices_agree_with_themselves_and_not_with_noise():
@@ -350,18 +363,21 @@ def test_matrices_agree_with_themselves_and_not_with_noise():
 
 def test_seeds_and_architectures_are_told_apart():
     rows = pd.DataFrame({"model": ["a-mini", "b-mini", "a-mini-s1", "b-mini-s1"], "layer": [0] * 4})
+    families = torch.tensor([0, 1, 0, 1])
+    found = layers.Layers(rows, torch.zeros(4, 3), families[:, None] == families)
     alike = torch.tensor([[1, 0.1, 0.9, 0.1], [0.1, 1, 0.1, 0.9], [0.9, 0.1, 1, 0.1], [0.1, 0.9, 0.1, 1]])
-    assert layers._seeds({"A": alike}, rows).holds
-    assert not layers._seeds({"A": 1 - alike}, rows).holds
+    assert layers._seeds({"A": alike}, found).holds
+    assert not layers._seeds({"A": 1 - alike}, found).holds
 
 
 def test_leaders_of_a_contrast():
     table = pd.DataFrame({"feature": ["PoS", "Number"], "x": [0.5, 0.1], "y": [0.4, 0.1]})
-    contrast = layers.figures.Contrast("most alike, τ = +1.00", ("bert layer 1", "mamba layer 2"), table, (), "PoS")
+    contrast = figures.Contrast("most alike, τ = +1.00", ("bert layer 1", "mamba layer 2"), table, (), "PoS")
     assert layers._shared_leader(contrast).holds
     assert not layers._shared_leader(contrast._replace(importance=table.assign(y=[0.1, 0.4]))).holds
-    assert layers._split_leader(contrast).holds
-    assert not layers._split_leader(contrast._replace(feature="Number")).holds
+    assert layers._split_leader(contrast, ["mamba"]).holds
+    assert not layers._split_leader(contrast, ["bert-mini"]).holds
+    assert not layers._split_leader(contrast._replace(feature="Number"), ["mamba"]).holds
 
 
 @pytest.mark.parametrize("experiment", ["table_s1", "figure_s5"])
@@ -371,7 +387,7 @@ def test_experiments_without_a_model(experiment, door, words):
 
 
 def test_table_s1_says_how_many_rows_differ(door, words, monkeypatch):
-    monkeypatch.setattr(reproduce.stimuli, "printed", lambda value: "NaN" if pd.isna(value) else str(value).lower())
+    monkeypatch.setattr(salle2024_stimuli, "printed", lambda value: "NaN" if pd.isna(value) else str(value).lower())
     claims = door("analyze.py", "experiment=salle2024/table_s1", *words).result.tables["claims"]
     assert list(claims["verdict"]) == ["does not hold"]
     assert claims["numbers"][0] != "16 of 16 rows"
@@ -405,25 +421,67 @@ def test_experiments_run_at_paper_scale_against_a_hub(repositories, door, words,
     assert any(path.endswith(".safetensors") for path in asked)
 
 
-def test_mini_scale_takes_the_minis(monkeypatch, tmp_path):
-    asked = []
-
-    def stop(config):
-        asked.append(config)
-        return tmp_path
-
-    monkeypatch.setattr(profiles.jobs, "mlem", stop)
-    config = composed("experiment=salle2024/figure3", "scale=mini", "recipe=paper", "seed=3", door="analyze")
-    profiles.profiled(config)
+def test_mini_scale_takes_the_minis():
+    words = ["experiment=salle2024/figure3", "scale=mini", "recipe=paper", "seed=3"]
+    config = composed(*words, door="analyze")
+    experiment = papers.experiment("salle2024/figure3")
+    asked = [job_of(config, part) for part in experiment.parts(experiment.case(config))]
     assert [job.model.name for job in asked] == list(profiles.MODELS["mini"])
+    assert all(job.target == job.model for job in asked)
     assert {(job.recipe, job.seed, job.stimuli.sample, job.model.mini) for job in asked} == {("paper", 3, 1500, True)}
+
+
+def test_models_that_are_given_take_the_place_of_the_papers(door, words, checkpoints, tmp_path):
+    small, one, two = [*words, "stimuli.sample=120"], local(checkpoints["mamba"]), local(checkpoints["bert"], "target")
+    figure3 = "experiment=salle2024/figure3"
+    result = door("analyze.py", figure3, *small, *one).result
+    assert len(results_in(tmp_path / "results", "mlem")) == 1
+    assert list(result.provenance["parts"]) == ["mamba"]
+    assert set(result.table["model"]) == {"mamba"}
+    assert "PoS dominates only in the first and last layer of mamba" in set(result.tables["claims"]["claim"])
+    both = door("analyze.py", figure3, *small, *one, *two).result
+    assert list(both.provenance["parts"]) == ["mamba", "bert"]
+    assert "PoS is the dominant feature of bert" in set(both.tables["claims"]["claim"])
+    assert len(results_in(tmp_path / "results", "mlem")) == 2
+    claims = door("analyze.py", "experiment=salle2024/figure2", *small, *one, *two).result.tables["claims"]
+    assert list(claims["claim"])[1:] == ["low and high layers of mamba are two blocks"]
+    pairs = door("analyze.py", "experiment=salle2024/figure4", *small, *one, *two).result.table[["first", "second"]]
+    assert all({end.partition(" layer ")[0] for end in row} == {"mamba", "bert"} for row in pairs.to_numpy())
+    assert len(results_in(tmp_path / "results", "mlem")) == 2
+    assert {"versions", "seed", "models", "wall_seconds"} <= set(both.provenance)
+
+
+@pytest.mark.parametrize(
+    ("figure", "more", "message"),
+    [
+        ("figure2", ["model=gpt2-mini"], "bert-base-uncased, gpt2, mamba-130m; it takes 2 by model= and model@target="),
+        ("figure2", ["model=gpt2-mini", "scale=mini"], "mamba-mini-s1; it takes 2 by model= and model@target="),
+        ("figure4", ["model=gpt2-mini"], "it takes 2 by model= and model@target="),
+        ("figure_s5", ["model=gpt2-mini"], "it takes no others"),
+        ("figure3", ["measure=rsa"], "experiment=salle2024/figure3 is about measure=mlem, not measure=rsa"),
+        ("figure3", ["measure.given=Nmber", "model=gpt2-mini"], "did you mean 'Number'?"),
+    ],
+)
+def test_what_an_experiment_has_not_is_refused_before_any_job(figure, more, message, door, words, tmp_path):
+    assert message in door("analyze.py", f"experiment=salle2024/{figure}", *words, *more).error
+    assert not results_in(tmp_path / "results")
+
+
+def test_two_models_of_one_architecture_have_no_figure_4(tmp_path):
+    found = [planted(tmp_path, name, STEADY) for name in ("a", "b")]
+    config = composed("experiment=salle2024/figure4", door="analyze")
+    case = Case(config, [each.model for each in found], {each.name: each.result for each in found})
+    with pytest.raises(ConfigError, match="figure4 needs two architectures, and a and b are bert"):
+        layers._figure4(case)
 
 
 def test_the_least_and_the_most_of_a_job_are_on_the_screen(door, words, checkpoints):
     done = door("analyze.py", "measure=mlem", *local(checkpoints["bert"]), *words)
     lines = [line for line in done.stdout.splitlines() if line.startswith("  bert layer")]
     assert len(lines) == tiny.LAYERS
-    assert all(name in mlem.__doc__ for name in ("table.csv", "scores.csv", "similarity.csv", "interactions.csv"))
+    assert all(
+        name in FeatureProfiles.__doc__ for name in ("table.csv", "scores.csv", "similarity.csv", "interactions.csv")
+    )
 
 
 def test_rsa_of_a_layer_with_itself_is_one():

@@ -6,14 +6,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from thinkalike.reproduce import nli as experiments
 
 import hub
 from classifiers import THREE, loaded, of_the_hub, relabelled, write_base, write_sibling
 from conftest import composed, results_in
-from thinkalike import open_result, reproduce
+from thinkalike import papers
 from thinkalike.data import nli_challenge, nli_training
 from thinkalike.instruments.finetuning import CHECKPOINT
+from thinkalike.papers import brown2023_population as experiments
+from thinkalike.papers import experiment as frame
+from thinkalike.papers.experiment import job_of
+from thinkalike.store import Job, Result
 from thinkalike.training import Finetuning
 
 BLOCKS, EACH, TEXTS = 6, 3, 400
@@ -23,7 +26,9 @@ GROUPS = ["generalizing"] * EACH + ["heuristic"] * EACH
 # -------------------------------------------------------------------------------------------------------------- claims
 
 
-def planted(folder, *, early=0.0, within=0.0, between=0.3, cka=0.5, gap=0.5, noise=0.003, groups=GROUPS, blocks=BLOCKS):
+def planted(
+    folder, *, early=0.0, within=0.0, between=0.3, cka=0.5, gap=0.5, noise=0.003, groups=GROUPS, blocks=BLOCKS
+) -> Result:
     """A finished job where stitches lose these shares of the texts, in late cuts; `early` in all.
 
     Args:
@@ -31,8 +36,7 @@ def planted(folder, *, early=0.0, within=0.0, between=0.3, cka=0.5, gap=0.5, noi
         gap: by how much the second group is worse on its own.
         groups: where penalties and CKA part; the stated groups are always the first and last three.
     """
-    m, folder = len(GROUPS), folder / "planted"
-    folder.mkdir()
+    m = len(GROUPS)
     same = np.array([[a == b for b in groups] for a in groups])
     lost = np.full((m, m, blocks + 1), early)
     lost[..., blocks // 2 + 1 :] = np.where(same, within, between)[..., None]
@@ -45,13 +49,15 @@ def planted(folder, *, early=0.0, within=0.0, between=0.3, cka=0.5, gap=0.5, noi
     scatter = np.random.default_rng(1).normal(0, noise, likeness.shape)
     likeness += scatter + scatter.transpose(1, 0, 2)
     likeness[range(m), range(m)] = 1
-    np.savez(folder / "arrays.npz", correct=correct, losses=lost, cka=likeness, hsics=np.stack([likeness] * 2))
     names = [f"x-{number}" for number in range(m)]
     rows = [(names[a], names[b], GROUPS[a], GROUPS[b], cut, correct[a, b, cut + 1].mean())
             for a in range(m) for b in range(m) for cut in range(-1, blocks)]  # fmt: skip
     columns = ["source", "target", "group_of_source", "group_of_target", "cut", "accuracy"]
-    pd.DataFrame(rows, columns=columns).to_csv(folder / "table.csv", index=False)
-    return folder
+    job = Job(str(folder), "population", "planted")
+    arrays = {"correct": correct, "losses": lost, "cka": likeness, "hsics": np.stack([likeness] * 2)}
+    with job.running():
+        job.write({}, {}, {"table": pd.DataFrame(rows, columns=columns)}, arrays)
+        return job.appear()
 
 
 @pytest.fixture
@@ -59,10 +65,10 @@ def verdicts(monkeypatch, tmp_path):
     """The claims of an experiment on a planted job."""
 
     def run(figure, *words, **changes):
-        folder = planted(tmp_path, **changes)
-        monkeypatch.setattr(experiments.jobs, "population", lambda _: folder)
+        finished = planted(tmp_path, **changes)
+        monkeypatch.setattr(frame, "run_job", lambda _: finished)
         config = composed(f"experiment=brown2023/{figure}", "scale=mini", f"store={tmp_path}/r", *words, door="analyze")
-        result = open_result(reproduce.reproduce(config))
+        result = papers.reproduce(config)
         assert any(path.suffix == ".png" for path in result.figures)
         return result.tables["claims"].set_index("claim")
 
@@ -110,10 +116,10 @@ def numbers(claims, begin):
 def test_the_numbers_are_those_that_were_planted(verdicts):
     groups = ["population.generalizing=[0,1,2]", "population.heuristic=[3,4,5]", "population.cluster=[3,4,5]"]
     claims = verdicts("figure2", *groups, "population.members=x", "population.base=null", noise=0)
-    assert "4: -0.225 (" in numbers(claims, LATE)  # 0.3 of 1 and of 0.5
+    assert "4: -0.225 [" in numbers(claims, LATE)  # 0.3 of 1 and of 0.5
     assert numbers(claims, LATE).endswith("they part at cut 3 (3 to 3)")
     assert numbers(claims, PART).endswith("they part at layer 3 (3 to 3)")
-    assert "5: +0.450 (" in numbers(claims, PART)
+    assert "5: +0.450 [" in numbers(claims, PART)
     for begin in (STITCHED, DISTANT):
         assert numbers(claims, begin).endswith("the published cluster 1.00")
 
@@ -125,7 +131,8 @@ def test_a_published_cluster_of_other_models_does_not_agree(verdicts):
 
 
 def test_distances_are_those_of_equation_2(tmp_path):
-    found = experiments.Compared(planted(tmp_path, noise=0)).distances()
+    config = composed("experiment=brown2023/figure8", "scale=mini", door="analyze").population
+    found = experiments.Population(planted(tmp_path, noise=0), config).distances
     assert found[0, 1].item() == pytest.approx((BLOCKS * np.arccos(0.95) ** 2) ** 0.5)
     assert found[0, 5].item() == pytest.approx((3 * np.arccos(0.95) ** 2 + 3 * np.arccos(0.5) ** 2) ** 0.5)
     assert (found.diagonal() == 0).all()
@@ -149,8 +156,9 @@ def test_models_that_never_differ_part_nowhere(verdicts):
 
 def scales(*words):
     config = composed("experiment=brown2023/figure2", *words, door="analyze")
-    found = experiments._at_scale(config)
-    return found.pairs.source, found.population.name, found.population.base
+    experiment = papers.experiment("brown2023/figure2")
+    (job,) = (job_of(config, part) for part in experiment.parts(experiment.case(config)))
+    return job.pairs.source, job.population.name, job.population.base
 
 
 def test_the_papers_scale_has_the_papers_models_and_pairs_unless_others_are_asked_for():

@@ -1,7 +1,6 @@
 """measure=population: penalties and CKA as transformers alone gives them, and what cannot be done in one line."""
 
 import copy
-import importlib
 
 import numpy as np
 import pytest
@@ -15,10 +14,10 @@ from conftest import composed, results_in
 from thinkalike.data import HANS, MNLI, Pairs, nli_challenge, nli_training
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import class_losses
+from thinkalike.instruments import population
 from thinkalike.measures import CKA
 
 BATCH = 200
-POPULATION = importlib.import_module("thinkalike.instruments.population")  # the package has the function under this name
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +89,8 @@ def test_penalties_are_those_of_whole_stitched_models(door, tmp_path, pairs, mem
     accuracy = float(correct[:2][own[:2], own[:2], 0].mean())
     assert result.scalars["accuracy_generalizing"] == pytest.approx(accuracy)
     assert result.provenance["pairs"]["count"] == len(pairs[0])
+    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
+    assert [model["name"] for model in result.provenance["models"]] == names
     assert "already done" in door("analyze.py", *command(tmp_path, pairs, members)).stderr
 
 
@@ -166,7 +167,7 @@ def test_classifiers_of_two_classes_are_checked_on_the_whole_challenge(door, tmp
 
 
 def test_pairs_are_cut_for_the_model_of_the_least_context(door, tmp_path, pairs, members, monkeypatch):
-    monkeypatch.setattr(POPULATION, "check_labels", lambda *_, **__: 1.0)
+    monkeypatch.setattr(population, "check_labels", lambda *_, **__: 1.0)
     shape = transformers.BertConfig.from_pretrained(members[0], max_position_embeddings=40)
     transformers.BertForSequenceClassification(shape).save_pretrained(tmp_path / "short")
     tiny.pair_tokenizer().save_pretrained(tmp_path / "short")
@@ -225,7 +226,7 @@ OTHERS = {
 @pytest.mark.parametrize("kind", OTHERS)
 def test_a_model_that_does_not_belong_is_one_line(kind, door, tmp_path, pairs, members, checkpoints, monkeypatch):
     if kind == "another depth":  # untrained, it would be refused for that
-        monkeypatch.setattr(POPULATION, "check_labels", lambda *_, **__: 1.0)
+        monkeypatch.setattr(population, "check_labels", lambda *_, **__: 1.0)
     other = other_member(kind, tmp_path, members, checkpoints)
     refused = door("analyze.py", *command(tmp_path, pairs, [*members[:3], other]))
     assert OTHERS[kind].format(other) in refused.error

@@ -6,9 +6,10 @@ import torch
 from conftest import composed
 from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.data import read_corpus
+from thinkalike.evaluation import document_sums, state_moments
 from thinkalike.measures import procrustes
 from thinkalike.models import FrozenModel, load_model
-from thinkalike.training import Run, StitchTraining, document_sums, fit, state_moments
+from thinkalike.training import Run, StitchTraining, fit
 
 
 def rotation(width):

@@ -58,7 +58,7 @@ class LayerPairs(Instrument):
     """A measure of every layer of `model` with every layer of `model@target`, and within each."""
 
     name: ClassVar[str]  # as tables and figures print it
-    scale: ClassVar[tuple[float, float]] = (0, 1)  # of the colours
+    scale: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of the colours
 
     @abstractmethod
     def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:

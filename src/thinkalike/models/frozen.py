@@ -218,6 +218,7 @@ class FrozenModel:
         """Return what the provenance of a result says of the model."""
         return {
             "name": self.name,
+            "family": self.family.name,
             "revision": self.revision,
             "weights": self.fingerprint(),
             "kernels": self.kernels,

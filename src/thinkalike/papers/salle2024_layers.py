@@ -15,6 +15,7 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.data import Stimuli, read_stimuli
+from thinkalike.errors import ConfigError
 from thinkalike.instruments import rsa
 from thinkalike.measures import mantel, matrix_agreement, mds, weighted_tau
 from thinkalike.models import load_model
@@ -39,7 +40,7 @@ class Layers:
     @classmethod
     def of(cls, profiles: Sequence[Profiles]) -> Layers:
         rows = pd.concat([each.result.tables["scores"][["model", "layer"]] for each in profiles], ignore_index=True)
-        families = np.concatenate([[each.model.config.family] * each.importances.shape[1] for each in profiles])
+        families = np.concatenate([[each.family] * each.importances.shape[1] for each in profiles])
         same = torch.from_numpy(families[:, None] == families)
         return cls(rows, torch.cat([each.importances.mean(0) for each in profiles]), same)
 
@@ -64,7 +65,7 @@ def _figure2(case: Case) -> Conclusion:
     tables = {title: matrix_rows(layers.rows, layers.rows, value=values) for title, values in matrices.items()}
     maps = {title: _map(values, layers.rows) for title, values in matrices.items()}
     claims = [_agree(feature_based, agnostic), *(_has_blocks(each) for each in profiles if each.recurrent)]
-    if len({each.model.config.seed for each in profiles}) > 1:
+    if 1 < len({each.family for each in profiles}) < len(profiles):
         claims += [_seeds(matrices, layers)]
     table = pd.concat([part.assign(matrix=title[0]) for title, part in tables.items()], ignore_index=True)
     return Conclusion(table, claims, partial(figures.similarity, tables, maps=maps))
@@ -130,7 +131,11 @@ def _seeds(matrices: dict[str, Float[Tensor, "l l"]], layers: Layers) -> Claim:
 
 def _figure4(case: Case) -> Conclusion:
     """The two layers of different architectures whose profiles are most alike, and the two least alike."""
-    layers = Layers.of(all_profiles(case))
+    profiles = all_profiles(case)
+    layers = Layers.of(profiles)
+    if layers.one_family.all():
+        names = " and ".join(each.name for each in profiles)
+        raise ConfigError(f"experiment=salle2024/figure4 needs two architectures, and {names} are {profiles[0].family}")
     likeness = weighted_tau(layers.profiles)
     chosen = ~layers.one_family & torch.ones_like(layers.one_family).triu()
     places = {
@@ -143,7 +148,7 @@ def _figure4(case: Case) -> Conclusion:
         contrast.importance.assign(pair=word, first=contrast.names[0], second=contrast.names[1])
         for word, contrast in zip(places, contrasts, strict=True)
     ]
-    recurrent = [model.name for model in case.models if model.config.family == "mamba"]
+    recurrent = [each.name for each in profiles if each.recurrent]
     claims = [_shared_leader(contrasts[0]), _split_leader(contrasts[1], recurrent)]
     return Conclusion(pd.concat(tables, ignore_index=True), claims, partial(figures.scatter, contrasts))
 

@@ -42,8 +42,13 @@ class Profiles:
         return self.model.name
 
     @property
+    def family(self) -> str:
+        """The architecture, which the configuration of a model of the user's own leaves open."""
+        return str(self.result.provenance["models"][0]["family"])
+
+    @property
     def recurrent(self) -> bool:
-        return self.model.config.family == "mamba"
+        return self.family == "mamba"
 
     @property
     def features(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""States on the same text: one pass per model, the words' last tokens, and nothing lost in between."""
+"""States of the same rows: one pass per model, the words' last tokens, a user's own; nothing lost in between."""
 
 import pytest
 import torch
@@ -7,7 +7,17 @@ import tiny
 from thinkalike.config import ModelConfig
 from thinkalike.errors import DataError
 from thinkalike.models import load_model
-from thinkalike.states import counted, last_tokens, pieces, sites, token_states, word_states, words_of
+from thinkalike.states import (
+    array_batches,
+    counted,
+    last_tokens,
+    pieces,
+    recording_fingerprint,
+    sites,
+    token_states,
+    word_states,
+    words_of,
+)
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +104,37 @@ def test_a_tokenizer_without_offsets_is_refused():
     model.tokenizer = type("Slow", (), {"is_fast": False})()
     with pytest.raises(DataError, match="the tokenizer of tiny-0 knows no character offsets"):
         word_states(model, batch)
+
+
+# ------------------------------------------------------------------------------------------------------ a user's own
+
+
+def test_batches_of_arrays_hold_every_row_once_and_begin_where_they_are_asked_to():
+    sides = [[torch.randn(10, 3), torch.randn(10, 5)], [torch.randn(10, 2)]]
+    batches = array_batches(sides, rows_per_batch=4)
+    assert (batches.total, batches.level, batches.facts) == (3, "stimulus", {"data": {"rows": 10}})
+    found = list(batches.starting(0))
+    assert [len(batch.states[0][0]) for batch in found] == [4, 4, 2]
+    assert all(batch.mask is None for batch in found)
+    for side, layers in enumerate(sides):
+        for number, layer in enumerate(layers):
+            assert torch.equal(torch.cat([batch.states[side][number] for batch in found]), layer)
+    (last,) = batches.starting(2)
+    assert torch.equal(last.states[1][0], sides[1][0][8:])
+
+
+def test_arrays_of_different_stimuli_are_refused():
+    with pytest.raises(DataError, match=r"layers have \[9, 10\] rows, and row i of each must belong to the same"):
+        array_batches([[torch.randn(10, 3)], [torch.randn(9, 3)]], rows_per_batch=4)
+
+
+def test_a_recording_is_known_by_its_content_and_its_name(tmp_path):
+    first, same, renamed = (tmp_path / name for name in ("a/brain.npz", "b/brain.npz", "a/other.npz"))
+    for path in (first, same, renamed):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"states")
+    assert recording_fingerprint(str(first)) == recording_fingerprint(str(same)) != recording_fingerprint(str(renamed))
+    same.write_bytes(b"other states")
+    assert recording_fingerprint(str(first)) != recording_fingerprint(str(same))
+    with pytest.raises(DataError, match=r"cannot read activations=.*none\.npz: No such file"):
+        recording_fingerprint(str(tmp_path / "none.npz"))
