@@ -22,6 +22,7 @@ from thinkalike.measures import (
     cka,
     hsic0,
     hsic1,
+    mutual_knn,
     rsa,
     spearman,
     token_kl,
@@ -30,7 +31,7 @@ from thinkalike.measures import (
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:features .* differ on much the same pairs"),  # of the few rows that are enough
-    pytest.mark.filterwarnings("ignore:std..: degrees of freedom"),
+    pytest.mark.filterwarnings("ignore:std"),
 ]
 
 
@@ -75,6 +76,7 @@ def divergence(x, y, chunk=1024):
 
 MEASURES = {
     "cka": Measure(cka, PROPERTIES["cka"]),
+    "mutual knn": Measure(partial(mutual_knn, k=3), PROPERTIES["mutual knn"]),
     "cka biased": Measure(partial(cka, estimator="biased"), PROPERTIES["cka biased"]),
     "cka rbf": Measure(partial(cka, kernel="rbf"), PROPERTIES["cka rbf"]),
     "cka of batches": Measure(of_batches, PROPERTIES["cka of batches"], masked=True),

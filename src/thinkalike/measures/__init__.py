@@ -21,6 +21,7 @@ from thinkalike.measures.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.features import FeatureEncoder, Features
 from thinkalike.measures.mlem.importance import Importance, feature_importance
+from thinkalike.measures.neighbours.mutual import mutual_knn, mutual_knn_matrix
 from thinkalike.measures.statistics.batch_means import BatchMeans, LayerPairEstimate
 from thinkalike.measures.statistics.bootstrapping import bootstrap_interval, sum_by_document
 from thinkalike.measures.statistics.estimate import Estimate
@@ -87,6 +88,8 @@ __all__ = [
     "matrix_agreement",
     "mds",
     "mid_ranks",
+    "mutual_knn",
+    "mutual_knn_matrix",
     "parting",
     "population_penalties",
     "procrustes",

@@ -14,7 +14,7 @@ from thinkalike.measures.kernels.rows import rows_of
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.jackknifing import jackknife, leave_one_out
 
-States = Sequence[Float[Tensor, "*b d"]]
+States = Sequence[Float[Tensor, " ..."]]
 Compare = Callable[[list[Tensor]], Float[Tensor, "k k"]]  # k layers, each (n, d), to their similarities
 
 
