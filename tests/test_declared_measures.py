@@ -30,7 +30,7 @@ from thinkalike.measures import (
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:features .* differ on much the same pairs"),  # of the few rows that are enough
-    pytest.mark.filterwarnings("ignore:std..: degrees of freedom"),
+    pytest.mark.filterwarnings("ignore:std.* degrees of freedom"),
 ]
 
 

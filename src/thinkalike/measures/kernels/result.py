@@ -58,7 +58,8 @@ class CKAResult(Estimate):
         if depths[0] != depths[1]:
             raise ValueError(f"the distance pairs up layers of equally deep models, not of {tuple(depths)} layers")
         layers, replicates = (self._across(mean).diagonal(dim1=-2, dim2=-1) for mean in (_mean, leave_one_out))
-        return ModelDistance(*jackknife(arc_length(layers), arc_length(replicates)), int((layers.abs() > 1).sum()))
+        arcs = jackknife(arc_length(layers), arc_length(replicates))
+        return ModelDistance(arcs.value, arcs.low, arcs.high, int((layers.abs() > 1).sum()))
 
     def convergence(self) -> Float[Tensor, "b l m"]:
         """Return the CKA of the first batch, of the first two, and so on."""
@@ -87,7 +88,7 @@ def summarise(
     across = jackknife(whole[:depth, depth:], replicates[:, :depth, depth:])
     null, calibrated = _null(hsics, nulls, depth, aggregate) if nulls is not None else (None, None)
     return CKAResult(
-        *across,
+        *(across.value, across.low, across.high),
         within_source=jackknife(whole[:depth, :depth], replicates[:, :depth, :depth]),
         within_target=jackknife(whole[depth:, depth:], replicates[:, depth:, depth:]),
         null=null,
