@@ -31,7 +31,7 @@ from thinkalike.measures import (
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:features .* differ on much the same pairs"),  # of the few rows that are enough
-    pytest.mark.filterwarnings("ignore:std"),
+    pytest.mark.filterwarnings("ignore:std.* degrees of freedom"),
 ]
 
 
