@@ -187,7 +187,7 @@ def perform(instrument: Instrument, config: Any) -> Result:
     shown = (*instrument.reads, *ALWAYS)
     settings = {name: part if name in shown else None for name, part in as_dict(narrowed).items()}
     began = time.monotonic()
-    with _held(job, config), contextlib.ExitStack() as opened:
+    with _with_lock(job, config), contextlib.ExitStack() as opened:
         torch.manual_seed(instrument.seed(config))  # the jobs of a sweep share a process
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -220,7 +220,7 @@ def rank(config: Any) -> int:
     return next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
 
 
-def _held(job: Job, config: Any) -> contextlib.AbstractContextManager[Any]:
+def _with_lock(job: Job, config: Any) -> contextlib.AbstractContextManager[Any]:
     """Of the processes that share a job only the first holds its lock, and only the first tells what happens."""
     if not rank(config):
         return job.running()
