@@ -84,8 +84,9 @@ def test_a_model_with_itself_runs_once_and_its_grams_are_taken_once(both, models
 
     monkeypatch.setattr(FrozenModel, "residuals", run)
     monkeypatch.setattr(metrics, "layer_hsics", compared)
-    paths = [f"{side}.path={minis}/{name}" for side, name in zip(("model", "target"), both, strict=True)]
-    result = door("analyze.py", *words, *paths).result
+    paths = [f"model.path={minis}/{both[0]}", f"target.path={minis}/{both[1]}"]
+    names = [f"model.name={both[0]}", f"target.name={both[1]}"]
+    result = door("analyze.py", *words, *paths, *names).result
     assert result.scalars["batches"] == 20
     assert passes.count((4, 32)) == 20 * models
     assert layers == [tiny.LAYERS * models] * 20
