@@ -18,12 +18,19 @@ def neutral(default: Any) -> Any:
 
 
 def relevant(config: Any) -> dict[str, Any]:
-    """Return the settings of a configuration dataclass that can change numbers and differ from their defaults."""
+    """Return the settings of a configuration dataclass that can change numbers and differ from their defaults.
+
+    A part without any such setting is left out.
+    """
     kept = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
-        if not item.metadata.get("neutral") and value != default_of(item):
-            kept[item.name] = relevant(value) if dataclasses.is_dataclass(value) else value
+        if item.metadata.get("neutral") or value == default_of(item):
+            continue
+        if not dataclasses.is_dataclass(value):
+            kept[item.name] = value
+        elif inside := relevant(value):
+            kept[item.name] = inside
     return kept
 
 
