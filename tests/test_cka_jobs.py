@@ -177,6 +177,12 @@ def test_settings_that_cannot_be_are_refused(setting, message):
         composed("measure=cka", f"measure.{setting}", door="analyze")
 
 
+def test_two_models_of_one_name_are_refused(door, words, minis, tmp_path):
+    refused = door("analyze.py", *words, f"model.path={minis}/a", f"target.path={minis}/b")
+    assert "both models are called gelu-3l-mini; tell them apart by model.name= or target.name=" in refused.error
+    assert not results_in(tmp_path / "results")
+
+
 def test_too_little_text_for_a_batch_of_words_is_said(door, words, pair):
     refused = door("analyze.py", *words, *pair, "measure.level=word", "measure.tokens_per_batch=1000000")
     assert "too little text for one batch of 1000000 words" in refused.error
