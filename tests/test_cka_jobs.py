@@ -217,7 +217,7 @@ def test_one_massive_token_is_warned_of(door, words, minis, tmp_path):
     weights["pos.weight"][0] += 3000
     save_file(weights, massive / "model.safetensors")
     itself = [f"model.path={massive}", f"target.path={massive}"]
-    done = door("analyze.py", *words, *itself, "measure.tokens_per_batch=32")
+    done = door("analyze.py", *words, *itself, "measure.tokens_per_batch=32", "measure.batches=80")
     assert done.result.folder.exists()
     assert "gelu-3l-mini layer 0: in some batch one token carries" in done.stderr
     without = door("analyze.py", *words, *itself, "measure.skip_first_tokens=1")
