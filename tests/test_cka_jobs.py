@@ -84,8 +84,9 @@ def test_a_model_with_itself_runs_once_and_its_grams_are_taken_once(both, models
 
     monkeypatch.setattr(FrozenModel, "residuals", run)
     monkeypatch.setattr(metrics, "layer_hsics", compared)
-    paths = [f"{side}.path={minis}/{name}" for side, name in zip(("model", "target"), both, strict=True)]
-    result = door("analyze.py", *words, *paths).result
+    paths = [f"model.path={minis}/{both[0]}", f"target.path={minis}/{both[1]}"]
+    names = [f"model.name={both[0]}", f"target.name={both[1]}"]
+    result = door("analyze.py", *words, *paths, *names).result
     assert result.scalars["batches"] == 20
     assert passes.count((4, 32)) == 20 * models
     assert layers == [tiny.LAYERS * models] * 20
@@ -176,6 +177,12 @@ def test_settings_that_cannot_be_are_refused(setting, message):
         composed("measure=cka", f"measure.{setting}", door="analyze")
 
 
+def test_two_models_of_one_name_are_refused(door, words, minis, tmp_path):
+    refused = door("analyze.py", *words, f"model.path={minis}/a", f"target.path={minis}/b")
+    assert "both models are called gelu-3l-mini; tell them apart by model.name= or target.name=" in refused.error
+    assert not results_in(tmp_path / "results")
+
+
 def test_too_little_text_for_a_batch_of_words_is_said(door, words, pair):
     refused = door("analyze.py", *words, *pair, "measure.level=word", "measure.tokens_per_batch=1000000")
     assert "too little text for one batch of 1000000 words" in refused.error
@@ -210,7 +217,7 @@ def test_one_massive_token_is_warned_of(door, words, minis, tmp_path):
     weights["pos.weight"][0] += 3000
     save_file(weights, massive / "model.safetensors")
     itself = [f"model.path={massive}", f"target.path={massive}"]
-    done = door("analyze.py", *words, *itself, "measure.tokens_per_batch=32")
+    done = door("analyze.py", *words, *itself, "measure.tokens_per_batch=32", "measure.batches=80")
     assert done.result.folder.exists()
     assert "gelu-3l-mini layer 0: in some batch one token carries" in done.stderr
     without = door("analyze.py", *words, *itself, "measure.skip_first_tokens=1")

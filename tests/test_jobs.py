@@ -220,9 +220,8 @@ def test_pairs_of_layers():
             pairs_of_layers(wrong, 2, 2)
 
 
-def test_closed_forms_need_the_statistics_that_a_job_gathers_for_them():
-    model = tiny.frozen()
-    setting = Setting(composed().stitch, 0, model, model, [(0, 0)], None, None)
+def test_closed_forms_need_the_statistics_that_a_job_gathers_for_them(small_stitching):
+    setting = Setting.of(composed(*small_stitching))
     with pytest.raises(ValueError, match="no statistics were gathered for the closed form procrustes"):
         setting.closed_forms("procrustes")
 

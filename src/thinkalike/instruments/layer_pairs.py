@@ -76,6 +76,8 @@ class LayerPairs(Instrument):
         measure: Any = config.measure
         source = load_model(config.model)
         target = source if config.target == config.model else load_model(config.target)
+        if source is not target and source.name == target.name:
+            raise ConfigError(f"both models are called {source.name}; tell them apart by model.name= or target.name=")
         batches = self.batches(measure, config, [source, target])
         rows, columns = (layer_rows(model.name, sites(model, measure.embed)) for model in (source, target))
         metric = self.metric(measure, len(rows), len(columns))

@@ -32,7 +32,8 @@ def token_states(
         mask, types: of rows that are padded texts or pairs of texts; `counted` says which of their tokens to compare.
         site: "update" for what each block of a BERT adds last.
     """
-    states = {id(model): model.residuals(rows.long(), sites(model, embed), mask, types, site) for model in models}
+    different = dict.fromkeys(models)
+    states = {id(model): model.residuals(rows.long(), sites(model, embed), mask, types, site) for model in different}
     return [states[id(model)] for model in models]
 
 
