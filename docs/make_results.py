@@ -18,7 +18,9 @@ def table(result: Result) -> str:
 
 
 def main(store: str) -> None:
-    print("# What the papers claim, and what was found\nMade by `python docs/make_results.py STORE` from `claims.csv`.\n")
+    print(
+        "# What the papers claim, and what was found\nMade by `python docs/make_results.py STORE` from `claims.csv`.\n"
+    )
     for name in options("experiment"):
         for result in finished(store, name.replace("/", "-")):
             print(table(result), end="\n\n")
