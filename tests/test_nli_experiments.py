@@ -14,7 +14,7 @@ from thinkalike import papers
 from thinkalike.data import nli_challenge, nli_training
 from thinkalike.instruments.finetuning import CHECKPOINT
 from thinkalike.papers import brown2023_population as experiments
-from thinkalike.papers import experiment as frame
+from thinkalike.papers import experiment_named as frame
 from thinkalike.papers.experiment import job_of
 from thinkalike.store import Job, Result
 from thinkalike.training import Finetuning
@@ -156,7 +156,7 @@ def test_models_that_never_differ_part_nowhere(verdicts):
 
 def scales(*words):
     config = composed("experiment=brown2023/figure2", *words, door="analyze")
-    experiment = papers.experiment("brown2023/figure2")
+    experiment = papers.experiment_named("brown2023/figure2")
     (job,) = (job_of(config, part) for part in experiment.parts(experiment.case(config)))
     return job.pairs.source, job.population.name, job.population.base
 

@@ -9,7 +9,7 @@ from conftest import composed
 from thinkalike import Result
 from thinkalike.config import options
 from thinkalike.errors import ConfigError, StoreError
-from thinkalike.papers import PAPERS, brown2023_stitching, experiment, reproduce
+from thinkalike.papers import PAPERS, brown2023_stitching, experiment_named, reproduce
 from thinkalike.papers.brown2023_stitching import Direction
 from thinkalike.papers.experiment import Case, Claim, job_of
 
@@ -97,7 +97,7 @@ def test_an_experiment_with_a_measure_of_another_kind_is_refused(name):
 @pytest.mark.parametrize("scale", ["paper", "mini"])
 def test_the_jobs_of_figure_1_compose_at_both_scales(scale):
     config = composed("experiment=brown2023/figure1", f"scale={scale}", "recipe=paper", "seed=3", door="analyze")
-    figure = experiment("brown2023/figure1")
+    figure = experiment_named("brown2023/figure1")
     parts = figure.parts(figure.case(config))
     jobs = [job_of(config, part) for part in parts]
     names = {(job.model.name, job.target.name) for job in jobs}
@@ -111,7 +111,7 @@ def test_the_jobs_of_figure_1_compose_at_both_scales(scale):
 @pytest.mark.parametrize("name", options("experiment"))
 @pytest.mark.parametrize("scale", ["paper", "mini"])
 def test_every_experiment_of_the_configuration_is_there_and_its_jobs_compose(name, scale):
-    figure, config = experiment(name), composed(f"experiment={name}", f"scale={scale}", door="analyze")
+    figure, config = experiment_named(name), composed(f"experiment={name}", f"scale={scale}", door="analyze")
     assert (figure.name, figure.kind, config.experiment) == (name, name.replace("/", "-"), name)
     jobs = [job_of(config, part) for part in figure.parts(figure.case(config))]
     assert all(job.store == config.store for job in jobs)
@@ -131,7 +131,7 @@ def test_every_experiment_has_a_configuration():
 
 def models_of(*words):
     config = composed(*words, "scale=mini", door="analyze")
-    return [model.name for model in experiment(config.experiment).case(config).models]
+    return [model.name for model in experiment_named(config.experiment).case(config).models]
 
 
 def test_models_of_the_command_line_take_the_place_of_an_experiment_s_own():
@@ -144,7 +144,7 @@ def test_models_of_the_command_line_take_the_place_of_an_experiment_s_own():
 def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):
     words = ["model=local", f"model.path={checkpoints['gpt2']}", "model@target=mamba-mini", "target.dtype=float64"]
     config = composed("experiment=salle2024/figure2", *words, "scale=mini", door="analyze")
-    figure = experiment("salle2024/figure2")
+    figure = experiment_named("salle2024/figure2")
     jobs = [job_of(config, part) for part in figure.parts(figure.case(config))]
     assert [job.model.path for job in jobs] == [str(checkpoints["gpt2"]), None, str(checkpoints["gpt2"])]
     assert [job.target.dtype for job in jobs] == ["float32", "float64", "float64"]
