@@ -287,7 +287,7 @@ def test_a_profile_that_ranks_nothing_leaves_the_likeness_out(door, words, table
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "stimuli.features=[colour]"]
     done = door("analyze.py", "measure=mlem", *own, *words[1:])
     assert "layers are not compared by their profiles: profile 0 is constant" in done.stderr
-    assert set(done.result.tables) == {"scores"}
+    assert set(done.result.tables) == {"table", "scores"}
 
 
 def test_features_that_can_hardly_be_told_apart_are_warned_of(door, words, tmp_path, recording):
