@@ -348,7 +348,7 @@ REFUSED = [
     ("figure10", ["model=gelu-3l-mini"], "pythia-1b-deduped; it takes 2 by model= and model@target="),
     ("figure1", ["measure=cka"], "experiment=brown2023/figure1 has no measure, so measure=cka does not go with it"),
     ("figure6", ["measure=cka", "measure.batches=3"], "experiment=brown2023/figure6 has no measure, so measure=cka"),
-    ("table1", ["measure.kind=cka"], "experiment=brown2023/table1 has no measure, so measure.kind=cka does not go"),
+    ("table1", ["measure=loss"], "experiment=brown2023/table1 has no measure, so measure=loss does not go with it"),
     ("figure9", ["measure=rsa"], "experiment=brown2023/figure9 is about measure=cka, not measure=rsa"),
     ("figure11", [], "figure11"),
 ]

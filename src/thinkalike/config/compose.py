@@ -36,6 +36,8 @@ GROUPS: dict[str, type] = {
     "logger": LoggerConfig,
 }
 
+_ASKED_FOR: set[str] = set()  # measures whose settings this process knows: jobs of a sweep share it
+
 
 def register(measures: Iterable[str] = ()) -> None:
     """Tell Hydra the schemas, and two resolvers that pick one of two values: at_scale and by_recipe.
@@ -50,8 +52,9 @@ def register(measures: Iterable[str] = ()) -> None:
     for group, schema in GROUPS.items():
         store.store(group=group, name="schema", node=schema)
     written = {path.stem for path in (CONF / "measure").glob("*.yaml")}  # recipes, on top of the schema
+    _ASKED_FOR.update(measures)
     for kind in MEASURES:
-        node = measure_schema(kind) if kind in measures else {"kind": kind}
+        node = measure_schema(kind) if kind in _ASKED_FOR else {"kind": kind}
         store.store(group="measure", name=f"{kind}_schema" if kind in written else kind, node=node)
     OmegaConf.register_new_resolver("at_scale", _at_scale, replace=True)
     OmegaConf.register_new_resolver("by_recipe", _by_recipe, replace=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from copy import copy
 from typing import Any
 
 import pandas as pd
@@ -28,8 +28,10 @@ class OfStimuli(Instrument):
     def narrowed(self, config: AnalyzeConfig) -> AnalyzeConfig:
         if not config.activations:
             return config
-        target = None if config.target == config.model else config.target
-        return replace(config, model=None, target=target)  # type: ignore[arg-type]
+        without = copy(config)  # not `replace`, as a configuration that a user gives must have them
+        without.model = None  # type: ignore[assignment]
+        without.target = None if config.target == config.model else config.target  # type: ignore[assignment]
+        return without
 
 
 def rows_of_sides(sides: Sequence[StimulusStates]) -> pd.DataFrame:
