@@ -59,9 +59,9 @@ def document_sums(
 
     Returns:
         Sums over the predicted tokens of each document, float64. By the name of each map, its loss in nats
-        (layer pairs, documents); `target` and `source`, the models' own losses (documents,), and `tokens`, how many there are; for
-        `stitch` also (layer pairs, documents): `kl` to the target's output in nats, `top1` agreements with it,
-        `distance` = |φ(h) - t| / |t| and `norm` = |φ(h)| / |t| with t the target's own state.
+        (layer pairs, documents); `target` and `source`, the models' own losses (documents,), and `tokens`, how many
+        there are; for `stitch` also (layer pairs, documents): `kl` to the target's output in nats, `top1` agreements
+        with it, `distance` = |φ(h) - t| / |t| and `norm` = |φ(h)| / |t| with t the target's own state.
     """
     count, last, layers = int(documents.max()) + 1, target.n_layers - 1, [layer for layer, _ in layer_pairs]
     totals: dict[str, Tensor] = {}

@@ -87,5 +87,5 @@ class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measur
     def show(self, result: Result) -> None:
         super().show(result)
         if "distance" in result.scalars:
-            ends = (result.scalars[name] for name in ("distance", "distance_low", "distance_high"))
-            print(f"  distance between the models (equation 2): {span(*ends, '.4f')}")
+            value, low, high = (result.scalars[name] for name in ("distance", "distance_low", "distance_high"))
+            print(f"  distance between the models (equation 2): {span(value, low, high, '.4f')}")

@@ -45,7 +45,7 @@ class Estimate:
             return str(self)
         if self.value.numel() != 1:
             raise ValueError(f"an estimate of shape {tuple(self.value.shape)} is no single number: index it first")
-        return span(*(part.item() for part in self), spec)
+        return span(self.value.item(), self.low.item(), self.high.item(), spec)
 
 
 def interval_around(value: Tensor, half: Tensor | float) -> Estimate:
