@@ -59,7 +59,7 @@ print("there:", *[name for name in {heavy} if name in sys.modules])
 
 
 def test_a_job_imports_what_it_needs_and_no_more(tmp_path):
-    heavy = ["pytorch_lightning", "torchmetrics", "matplotlib", "datasets", "wandb", "torch"]
+    heavy = ["pytorch_lightning", "torchmetrics", "matplotlib", "sklearn", "wandb", "torch"]
     code = JOB.format(heavy=heavy)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "there: torch", "torch is the control"
