@@ -33,6 +33,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(  # processes of tests import the cod
 )
 HOOK = install_import_hook("thinkalike", "beartype.beartype")  # before anything imports thinkalike
 
+import huggingface_hub.constants  # noqa: E402, F401 (before a door sets HF_ENDPOINT, which it reads at import)
 import torch  # noqa: E402
 
 import tiny  # noqa: E402

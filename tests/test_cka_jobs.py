@@ -240,7 +240,7 @@ PAPER = {"figure3": 4, "figure4": 1, "figure5": 1, "figure9": 3, "figure10": 4}
 @pytest.mark.parametrize("figure", PAPER)
 def test_an_experiment_composes_its_jobs_at_both_scales(figure, scale):
     config = composed(f"experiment=brown2023/{figure}", f"scale={scale}", door="analyze")
-    experiment = papers.experiment(f"brown2023/{figure}")
+    experiment = papers.experiment_named(f"brown2023/{figure}")
     parts = experiment.parts(experiment.case(config))
     asked = [job_of(config, part) for part in parts]
     assert len(asked) == len({part.label for part in parts}) == PAPER[figure]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 
 import pytest
@@ -12,29 +13,28 @@ from thinkalike import config as conf
 from thinkalike.config import (
     CONF,
     AnalyzeConfig,
-    CKAConfig,
     DataConfig,
     LoggerConfig,
-    MeasureConfig,
-    MLEMConfig,
     ModelConfig,
     NLIConfig,
     PairsConfig,
     PopulationConfig,
-    PopulationMeasureConfig,
     PretrainConfig,
-    RSAConfig,
     StimuliConfig,
     StitchConfig,
     TrainConfig,
     TrainerConfig,
     check_overrides,
     doors,
+    measure_schema,
+    neutral,
     options,
+    relevant,
 )
 from thinkalike.config import compose as composing
 from thinkalike.errors import ConfigError, ThinkalikeError, nearest, one_of
 
+CKAConfig, MLEMConfig, PopulationMeasureConfig, RSAConfig = map(measure_schema, ("cka", "mlem", "population", "rsa"))
 NEEDED = {
     "model=local": ["model.path=/tmp", "model@target=gelu-3l-mini"],
     "data=text": ["data.files=[a.txt]"],
@@ -236,6 +236,59 @@ def test_each_door_has_keys_of_its_own():
         check_overrides(["measure=loss"], TrainConfig)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["measure=rsa", "measure.batches=5"], "measure.batches is a setting of measure=cka, and this is measure=rsa"),
+        (["measure.folds=5"], "measure.folds is a setting of measure=mlem, and this is measure=loss"),
+        (["experiment=brown2023/figure3", "measure.folds=5"], "a setting of measure=mlem, and this is measure=cka"),
+        (["measure=cka", "measure.batchs=5"], "'measure.batchs' is not a setting; did you mean 'measure.batches'?"),
+    ],
+)
+def test_a_setting_of_another_measure_is_refused_with_its_owner(words, message):
+    with pytest.raises(ConfigError) as caught:
+        check_overrides(words, AnalyzeConfig)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["measure=cka", "measure.batches=5"],
+        ["measure=cka,rsa", "measure.embed=true"],
+        ["measure=cka,mlem", "measure.folds=4"],
+        ["experiment=brown2023/figure3,salle2024/figure3", "measure.batches=5"],
+    ],
+)
+def test_a_setting_of_a_measure_that_is_asked_for_passes(words):
+    check_overrides(words, AnalyzeConfig)
+
+
+# ----------------------------------------------------------------------------------------- what can change the numbers
+
+
+@dataclasses.dataclass
+class _Inner:
+    rate: float = 1.0
+    layers: list = dataclasses.field(default_factory=lambda: [0])
+    folder: str = neutral("here")
+
+
+@dataclasses.dataclass
+class _Outer:
+    name: str
+    inner: _Inner = dataclasses.field(default_factory=_Inner)
+
+
+def test_what_is_relevant_is_neither_neutral_nor_a_default():
+    assert relevant(_Outer("a")) == {"name": "a"}
+    assert relevant(_Outer("a", _Inner(folder="there"))) == {"name": "a"}
+    assert relevant(_Outer("a", _Inner(2.0, [0, 1], "there"))) == {
+        "name": "a",
+        "inner": {"rate": 2.0, "layers": [0, 1]},
+    }
+
+
 # -------------------------------------------------------------------------------------------------- values of each kind
 
 IMPOSSIBLE = [
@@ -267,7 +320,8 @@ IMPOSSIBLE = [
     (PretrainConfig, {"tokens_per_step": 0}, r"pretrain\.tokens_per_step must be positive"),
     (LoggerConfig, {"kind": "tensorboard"}, r"logger\.kind=tensorboard is not known; there is: csv, none, wandb"),
     (TrainConfig, {"task": "stich"}, r"task=stich is not known; did you mean 'stitch'"),
-    (MeasureConfig, {"kind": "los"}, r"measure\.kind=los is not known; did you mean 'loss'"),
+    (RSAConfig, {"kind": "cka"}, r"measure\.kind=cka does not go with measure=rsa; choose measure=cka"),
+    (RSAConfig, {"kind": "los"}, r"measure=los is not known; did you mean 'loss'"),
     (CKAConfig, {"level": "byte"}, r"measure\.level=byte is not known; there is: auto, token, word"),
     (CKAConfig, {"estimator": "based"}, r"measure\.estimator=based .*'biased'"),
     (CKAConfig, {"aggregate": "mean"}, r"measure\.aggregate=mean is not known"),

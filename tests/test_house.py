@@ -24,15 +24,17 @@ FLOORS = {
     "config": 1,  # knows errors, and nothing else
     "models": 2,
     "data": 2,
-    "activations": 3,
-    "classification": 3,
-    "measures": 3,
+    "measures": 2,  # knows errors at most: no models, files or configuration
+    "tables": 3,
+    "states": 3,
+    "evaluation": 3,
+    "store": 3,
+    "figures": 3,
+    "job": 4,
     "training": 4,
-    "store": 4,
-    "populations": 4,
-    "figures": 5,
-    "jobs": 6,
-    "reproduce": 7,
+    "instruments": 5,
+    "papers": 6,
+    "cli": 7,
 }
 OWNERS = {
     "hydra": "config",
@@ -87,15 +89,17 @@ def test_imports_go_down_and_each_library_has_one_owner(file):
         ("data", "def f():\n    from thinkalike import figures"),
         ("errors", "from thinkalike.config import ModelConfig"),
         ("store", "from thinkalike.training.run import Run"),
-        ("figures", "from thinkalike.jobs import stitch"),
-        ("jobs", "from thinkalike import load_model"),
-        ("jobs", "from thinkalike.somewhere import new"),
-        ("jobs", "import hydra"),
+        ("figures", "from thinkalike.instruments import run_job"),
+        ("job", "from thinkalike.instruments import run_job"),
+        ("states", "from thinkalike.evaluation import held_out_loss"),
+        ("instruments", "from thinkalike import load_model"),
+        ("instruments", "from thinkalike.somewhere import new"),
+        ("instruments", "import hydra"),
         ("models", "class A:\n    def f(self):\n        from omegaconf import OmegaConf"),
         ("training", "import transformer_lens.utils as utils"),
-        ("jobs", "import matplotlib.pyplot as plt"),
-        ("jobs", "import torch, datasets"),
-        ("jobs", "from pytorch_lightning.loggers import CSVLogger"),
+        ("instruments", "import matplotlib.pyplot as plt"),
+        ("instruments", "import torch, datasets"),
+        ("instruments", "from pytorch_lightning.loggers import CSVLogger"),
     ],
 )
 def test_a_planted_breach_is_found(part, source):
@@ -105,7 +109,7 @@ def test_a_planted_breach_is_found(part, source):
 @pytest.mark.parametrize(
     ("part", "source"),
     [
-        ("jobs", "from thinkalike import figures\nfrom thinkalike.jobs.steps import prepare\nimport torch"),
+        ("instruments", "from thinkalike import figures\nfrom thinkalike.instruments import rsa\nimport torch"),
         ("config", "import hydra\nfrom omegaconf import OmegaConf\nfrom thinkalike.errors import ConfigError"),
         ("training", "import pytorch_lightning as pl\nfrom thinkalike.measures import Stitch"),
     ],
@@ -171,6 +175,46 @@ def test_the_files_are_found():
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SRC)))
 def test_a_file_is_short_enough_to_read(file):
     assert len(file.read_text().splitlines()) <= 300
+
+
+def test_folders_are_small():
+    folders = {file.parent for file in FILES}
+    assert {str(folder): count for folder in folders if (count := len(list(folder.glob("*.py")))) > 15} == {}
+
+
+RESULT_FILES = ("table.csv", "arrays.npz", "result.json", "config.yaml", "read_csv", "np.load")
+
+
+def test_results_are_read_in_one_place():
+    """Other rooms read files of their own: users' tables, recordings, and the paper's table S1."""
+    own = {"store.py", "data/stimuli/tables.py", "data/stimuli/recordings.py", "papers/salle2024_stimuli.py"}
+    readers = set()
+    for file in FILES:
+        tree = ast.parse(file.read_text())
+        names = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        paths = [ast.unparse(node.right) for node in ast.walk(tree) if isinstance(node, ast.BinOp)]
+        if any(part in text for part in RESULT_FILES for text in (*names, *paths)):
+            readers.add(str(file.relative_to(SRC / "thinkalike")))
+    assert readers - own == set()
+    assert "store.py" in readers, "control"
+
+
+def test_no_module_is_shadowed_by_a_function_or_class_of_its_name():
+    import importlib
+    import inspect
+    import pkgutil
+
+    shadowed, packages = [], ["thinkalike"]
+    for name in packages:
+        package = importlib.import_module(name)
+        for module in pkgutil.iter_modules(package.__path__):
+            inner = importlib.import_module(f"{name}.{module.name}")
+            if not inspect.ismodule(getattr(package, module.name)):
+                shadowed.append(inner.__name__)
+            if module.ispkg:
+                packages.append(inner.__name__)
+    assert shadowed == []
+    assert len(packages) > 15, "control"
 
 
 def test_nothing_is_left_to_do():

@@ -424,7 +424,7 @@ def test_experiments_run_at_paper_scale_against_a_hub(repositories, door, words,
 def test_mini_scale_takes_the_minis():
     words = ["experiment=salle2024/figure3", "scale=mini", "recipe=paper", "seed=3"]
     config = composed(*words, door="analyze")
-    experiment = papers.experiment("salle2024/figure3")
+    experiment = papers.experiment_named("salle2024/figure3")
     asked = [job_of(config, part) for part in experiment.parts(experiment.case(config))]
     assert [job.model.name for job in asked] == list(profiles.MODELS["mini"])
     assert all(job.target == job.model for job in asked)

@@ -346,6 +346,17 @@ def test_a_hub_model_whose_family_cannot_be_read_is_one_line(config_json, messag
     assert "\n" not in str(caught.value)
 
 
+def test_a_repository_that_is_not_there_and_a_hub_that_does_not_answer_are_one_line(monkeypatch, tmp_path):
+    config = ModelConfig(name="nothing", hub_id="someone/nothing")
+    (tmp_path / "hub").mkdir()
+    with hub.serve(tmp_path / "hub") as (endpoint, _):
+        serve_locally(monkeypatch, endpoint, tmp_path / "cache")
+        with pytest.raises(ModelError, match="cannot load model=nothing from someone/nothing: RepositoryNotFoundError"):
+            load_model(config)
+    with pytest.raises(ModelError, match=r"cannot get someone/nothing: .* does not answer .*HF_HOME=.* has no copy"):
+        load_model(config)
+
+
 def test_a_traceback_can_be_asked_for(monkeypatch, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     config = ModelConfig(name="local", path=str(tmp_path))

@@ -154,7 +154,9 @@ def test_a_file_that_is_not_there_or_holds_nothing_is_named(ending, harm, tmp_pa
 
 
 def test_an_unknown_ending_and_a_damaged_parquet_are_refused(tmp_path):
-    with pytest.raises(DataError, match=r"dev\.csv is none of \.jsonl, \.tsv, \.txt, \.parquet"):
+    with pytest.raises(
+        DataError, match=r"dev\.csv is of no known kind; give a file of \.jsonl or \.tsv or \.txt or \.parquet"
+    ):
         read_mnli(tmp_path / "dev.csv")
     (tmp_path / "dev.parquet").write_bytes(b"PAR1")
     with pytest.raises(DataError, match=r"cannot read .*dev\.parquet"):
@@ -278,7 +280,7 @@ def test_without_a_hub_both_sets_are_one_line_with_a_remedy(tmp_path):
 
 
 def test_a_set_that_is_not_on_the_hub_is_refused():
-    with pytest.raises(DataError, match=r"pairs=hens are not on the hub; did you mean 'hans'\?"):
+    with pytest.raises(DataError, match=r"pairs=hens is no data set of the hub; did you mean 'hans'\?"):
         hub_pairs("hens")
 
 

@@ -227,7 +227,7 @@ def test_the_same_seed_draws_the_same_in_another_process():
     ("count", "size", "message"),
     [
         (0, "small", "count=0 must lie between 1 and"),
-        (10**9, "small", r"count=1000000000 must lie between 1 and \d+, the sentences of the small grammar"),
+        (10**9, "small", r"count=1000000000 must lie between 1 and \d+, the number of sentences of the small grammar"),
         (5, "lagre", "size=lagre is not known; did you mean 'large'"),
     ],
 )
@@ -456,12 +456,12 @@ def test_the_fingerprint_says_whether_stimuli_are_the_same(changes):
     [
         ({"words": ["a", "b"]}, "made: row counts differ: .*'words': 2, 'sentence': 3"),
         ({"features": pd.DataFrame(index=range(3))}, "made is empty: 3 stimuli with 0 features"),
-        ({"ids": ["p", "q", "p"]}, "made: the id p is there more than once"),
+        ({"ids": ["p", "q", "p"]}, "made: the id p occurs more than once"),
         ({"span": [(0, 1), (0, 2), (0, 1)]}, "made row 2: the span 0-2 is empty or outside its text of 1 char"),
         ({"span": [(0, 1), (0, 1), (-1, 1)]}, "made row 3: the span -1-1 is empty or outside"),
         ({"span": [(0, 1), (0, 1), (1, 1)]}, "made row 3: the span 1-1 is empty or outside"),
         ({"sentence": np.array([0, 1, 3])}, "made row 3: sentence 3 is not among the 3 texts"),
-        ({"features": pd.DataFrame([[1, 2]] * 3, columns=["f", "f"])}, "made: the feature f is there more than once"),
+        ({"features": pd.DataFrame([[1, 2]] * 3, columns=["f", "f"])}, "made: the feature f occurs more than once"),
         ({"kinds": {"ff": "nominal"}}, "made: kinds has no feature ff; did you mean 'f'"),
         ({"kinds": {"f": "nomnal"}}, "made: kinds.f=nomnal is not known; did you mean 'nominal'"),
         ({"kinds": {"f": "ordinal"}}, r"made: f is ordinal; give its levels in order: kinds.f=\['x', 'y'\]"),
@@ -489,8 +489,8 @@ def test_no_stimuli_at_all_are_refused():
         (lambda s: s.sample(0), "made: n=0 must lie between 1 and 4, the number of stimuli"),
         (lambda s: s.sample(5), "made: n=5 must lie between 1 and 4"),
         (lambda s: s.sample(2, balance="ff"), "made: balance=ff is no feature; did you mean 'f'"),
-        (lambda s: s.correlation(), "made: unique differs between all stimuli; group its values, or leave it out"),
-        (lambda s: s.take([0, 2]).correlation(), "made: f has one level, or leave it out"),
+        (lambda s: s.correlation(), "made: unique differs between all stimuli; group its values or leave it out"),
+        (lambda s: s.take([0, 2]).correlation(), "made: f has one level, so leave it out"),
     ],
 )
 def test_a_question_that_stimuli_cannot_answer_is_refused(call, message):
@@ -583,15 +583,15 @@ def test_parquet_keeps_its_types(tmp_path):
         ("text,f\na,1\nb,inf\n", {}, "x.csv row 2: f=inf is no finite number"),
         ("text,f\na,1\nb,1\n", {}, "x.csv: f has one level only, 1.0; leave it out of features"),
         ("text,f\na,\nb,NaN\n", {}, "x.csv: f has one level only, nan; leave it out"),
-        ("id,text,f\np,a,1\np,b,2\n", {}, "x.csv: the id p is there more than once"),
-        ("text,f,f\na,1,2\nb,2,3\n", {}, "x.csv: the column f is there more than once"),
+        ("id,text,f\np,a,1\np,b,2\n", {}, "x.csv: the id p occurs more than once"),
+        ("text,f,f\na,1,2\nb,2,3\n", {}, "x.csv: the column f occurs more than once"),
         ("text,f\na,1\nb\n", {}, "x.csv row 2 has 1 cells, the header 2"),
         ("text,f\na,b,1\n", {}, "x.csv row 1 has 3 cells, the header 2; quote all commas"),
         ('text,f\n"a,1\n', {}, "cannot read .*x.csv: Error: unexpected end of data"),
         ("text,f\na,1\n,2\n", {}, "x.csv row 2: the span 0-0 is empty or outside its text of 0"),
-        ("text,word,f\na b,c,1\n", {}, "x.csv row 1: the word 'c' is 0 times in 'a b'; add columns start and stop"),
-        ("text,word,f\na b,,1\n", {}, "x.csv row 1: the word '' is 0 times"),
-        ("text,word,f\na b,b,1\na a,a,2\n", {}, "x.csv row 2: the word 'a' is 2 times in 'a a'"),
+        ("text,word,f\na b,c,1\n", {}, "x.csv row 1: the word 'c' occurs 0 times in 'a b'; add columns start and stop"),
+        ("text,word,f\na b,,1\n", {}, "x.csv row 1: the word '' occurs 0 times"),
+        ("text,word,f\na b,b,1\na a,a,2\n", {}, "x.csv row 2: the word 'a' occurs 2 times in 'a a'"),
         ("text,start,f\na,0,1\n", {}, "x.csv has only one of the columns start and stop"),
         ("text,start,stop,f\na,0,1,1\nb,0,2,2\n", {}, "x.csv row 2: the span 0-2 is empty or outside its text of 1"),
         ("text,start,stop,f\na,0,1.5,1\n", {}, "x.csv row 1: start=0, stop=1.5 are not whole numbers"),
@@ -608,7 +608,7 @@ def test_a_table_that_is_wrong_is_refused(text, options, message, tmp_path):
 
 @pytest.mark.parametrize("read", [read_table, read_conllu, lambda path: read_arrays(path, made({"f": [1, 2]}))])
 def test_a_file_that_cannot_be_read_is_named(read, tmp_path):
-    with pytest.raises(DataError, match=r"x\.doc is none of \."):
+    with pytest.raises(DataError, match=r"x\.doc is of no known kind; give a file of \."):
         read(tmp_path / "x.doc")
     for suffix in ("csv", "tsv", "parquet", "conllu", "npz", "safetensors"):
         path = tmp_path / f"x.{suffix}"
@@ -705,15 +705,15 @@ def test_windows_line_ends_a_missing_last_one_and_strange_spaces_do_not_matter(t
     ("lines", "options", "message"),
     [
         (["# only a comment"], {}, "x.conllu is empty: it has no line of a word"),
-        (["1|a|X|_|_", "2 b"], {}, "x.conllu line 2: 1 columns, not 10; between columns stands one tab"),
-        (["1|a|X|_|_", "3|b|Y|_|_"], {}, "x.conllu line 2: the ID 3 where 2 is due; an empty line"),
-        (["1|a|X|_|_", "1|b|Y|_|_"], {}, "x.conllu line 2: the ID 1 where 2 is due"),
-        (["x|a|X|_|_"], {}, "x.conllu line 1: the ID x where 1 is due"),
-        (["1-|a|X|_|_"], {}, "x.conllu line 1: the ID 1- where 1 is due"),
-        (["1-1|a|X|_|_"], {}, "x.conllu line 1: the ID 1-1 where 1 is due"),
-        (["1-3|a|X|_|_", "1|a|X|_|_", "2-3|a|X|_|_"], {}, "x.conllu line 3: the ID 2-3 where 2 is due"),
+        (["1|a|X|_|_", "2 b"], {}, "x.conllu line 2: the line has 1 columns, not 10; separate them by one tab each"),
+        (["1|a|X|_|_", "3|b|Y|_|_"], {}, "x.conllu line 2: the ID is 3 where 2 is due; leave an empty line"),
+        (["1|a|X|_|_", "1|b|Y|_|_"], {}, "x.conllu line 2: the ID is 1 where 2 is due"),
+        (["x|a|X|_|_"], {}, "x.conllu line 1: the ID is x where 1 is due"),
+        (["1-|a|X|_|_"], {}, "x.conllu line 1: the ID is 1- where 1 is due"),
+        (["1-1|a|X|_|_"], {}, "x.conllu line 1: the ID is 1-1 where 1 is due"),
+        (["1-3|a|X|_|_", "1|a|X|_|_", "2-3|a|X|_|_"], {}, "x.conllu line 3: the ID is 2-3 where 2 is due"),
         (["1-3|a|X|_|_", "1|a|X|_|_", ""], {}, "x.conllu line 3: the sentence ends within the multiword token 1-3"),
-        (["1||X|_|_"], {}, "x.conllu line 1: there is no FORM"),
+        (["1||X|_|_"], {}, "x.conllu line 1: the word has no FORM"),
         (["1|a|X|Sing|_"], {}, r"x.conllu line 1: FEATS 'Sing' are not Name=Value\|Name=Value, or _"),
         (["1|a|X|Number=|_"], {}, "x.conllu line 1: FEATS 'Number='"),
         (["1|a|X|A=b;|_"], {}, "x.conllu line 1: FEATS"),
@@ -723,7 +723,7 @@ def test_windows_line_ends_a_missing_last_one_and_strange_spaces_do_not_matter(t
         (
             ["# sent_id = s", "1|a|X|_|_", "", "# sent_id = s", "1|b|Y|_|_"],
             {"features": ["UPOS"]},
-            "the id s:1 is there",
+            "the id s:1 occurs",
         ),
     ],
 )
@@ -785,8 +785,8 @@ def test_layers_may_have_other_widths_and_counts_become_float64(pictures, tmp_pa
     ("arrays", "message"),
     [
         ({}, "is empty: it has no arrays"),
-        ({"V1": torch.ones(4, 2)}, r"V1 has 4 rows, but .*pictures.csv 3; one for each is needed"),
-        ({"states": torch.ones(2, 4, 2)}, r"0 has 4 rows, but .*pictures.csv 3"),
+        ({"V1": torch.ones(4, 2)}, r"V1 has 4 rows, but .*pictures.csv has 3; give one row for each"),
+        ({"states": torch.ones(2, 4, 2)}, r"0 has 4 rows, but .*pictures.csv has 3"),
         ({"V1": torch.ones(3)}, r"V1 is torch.float32 of shape \(3,\); give real numbers"),
         ({"V1": torch.ones(3, 0)}, r"V1 is torch.float32 of shape \(3, 0\)"),
         ({"V1": torch.ones(3, 2), "IT": torch.ones(2, 3, 2)}, r"IT is torch.float32 of shape \(2, 3, 2\)"),

@@ -1,4 +1,4 @@
-"""A result appears whole or not at all, under a name that is what could change its numbers."""
+"""A result appears whole or not at all, and is read in one way."""
 
 from __future__ import annotations
 
@@ -10,73 +10,36 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from thinkalike import open_result
-from thinkalike.config import DataConfig, ModelConfig, TrainConfig, as_dict
+from thinkalike import open_result, results
 from thinkalike.errors import DataError, ModelError, StoreError, TrainingError
-from thinkalike.store import Job, environment, key_of
+from thinkalike.store import Job, finished
 
 TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
+CONFIG = {"model": {"name": "tiny"}, "seed": 3, "layers": [[0, 0]], "nothing": None}
 
 
 def job(store: Path, key: str = "abc", kind: str = "stitching") -> Job:
-    return Job(str(store), kind, key, {"model": {"name": "tiny"}, "seed": 3, "layers": [[0, 0]], "nothing": None})
+    return Job(str(store), kind, key)
+
+
+def write(work: Job, penalty: float = 0.5, tables=None, arrays=None) -> None:
+    provenance = {"seed": 3, "models": [{"name": "tiny"}]}
+    record = {"scalars": {"penalty": penalty}, "settings": {"seed": 3}, "provenance": provenance}
+    work.write(CONFIG, record, {"table": TABLE, **(tables or {})}, arrays or {})
 
 
 def done(store: Path, key: str = "abc", penalty: float = 0.5, **more) -> Path:
     work = job(store, key)
     with work.running():
-        return work.finish({"penalty": penalty}, TABLE, {"seed": 3}, **more)
+        write(work, penalty, **more)
+        return work.appear().folder
 
 
 def everything(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-# -------------------------------------------------------------------------------------------------------------- key_of
-
-UNIMPORTANT = {
-    "store", "force", "logger.kind", "logger.project", "logger.entity", "logger.group", "data.cache", "data.files",
-    "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every", "trainer.threads",
-    "pretrain.ship",
-}  # fmt: skip
-
-
-def settings() -> dict:
-    models = {name: ModelConfig(name=name, architecture={"d_model": 8}) for name in ("model", "target")}
-    return as_dict(TrainConfig(**models, data=DataConfig(name="stdlib")))
-
-
-def leaves(value, prefix=""):
-    for key, item in value.items():
-        yield from leaves(item, f"{prefix}{key}.") if isinstance(item, dict) else [f"{prefix}{key}"]
-
-
-def test_a_name_changes_with_every_setting_that_could_change_the_numbers_and_no_other():
-    plain, ignored = key_of(settings(), {"data": "1"}), set()
-    for leaf in leaves(settings()):
-        changed = settings()
-        *way, last = leaf.split(".")
-        inner = changed
-        for part in way:
-            inner = inner[part]
-        inner[last] = "something else"
-        if key_of(changed, {"data": "1"}) == plain:
-            ignored.add(leaf)
-    assert ignored == UNIMPORTANT
-
-
-def test_a_name_changes_with_the_content_of_local_files():
-    names = {key_of(settings(), content) for content in ({"data": "1"}, {"data": "2"}, {"model": "1"}, {})}
-    assert len(names) == 4
-
-
-def test_a_name_does_not_depend_on_the_order_of_settings():
-    turned = dict(reversed(settings().items()))
-    assert list(turned) != list(settings())
-    assert key_of(turned, {"a": "1", "b": "2"}) == key_of(settings(), {"b": "2", "a": "1"})
-
-
-# -------------------------------------------------------------------------------------------------------------- finish
+# ------------------------------------------------------------------------------------------------- a result is written
 
 
 def test_a_result_appears_whole_and_only_when_it_is_complete(tmp_path):
@@ -85,11 +48,13 @@ def test_a_result_appears_whole_and_only_when_it_is_complete(tmp_path):
         assert partial == work.partial
         assert not work.folder.exists()
         assert not work.done
-        (work.out() / "own.txt").write_text("a job's own file")
+        (work.aside / "own.txt").write_text("a job's own file")
         (partial / "curves").mkdir()
         (partial / "curves" / "metrics.csv").write_text("step,loss")
         assert not work.folder.exists(), "what is written aside is not there yet"
-        folder = work.finish({"penalty": 0.5}, TABLE, {"seed": 3}, {"curve": np.arange(3.0)})
+        write(work, arrays={"curve": np.arange(3.0)})
+        assert not work.folder.exists(), "what is written aside is not there yet"
+        folder = work.appear().folder
     assert folder == work.folder == tmp_path / "stitching" / "abc"
     assert work.done
     assert not work.partial.exists()
@@ -99,37 +64,43 @@ def test_a_result_appears_whole_and_only_when_it_is_complete(tmp_path):
 
 
 def test_what_was_put_in_comes_out(tmp_path):
-    result = open_result(done(tmp_path, arrays={"curve": np.arange(3.0), "sums": np.ones((2, 2))}))
+    arrays = {"curve": np.arange(3.0), "sums": np.ones((2, 2))}
+    result = open_result(done(tmp_path, arrays=arrays, tables={"scores": TABLE[:1]}))
     assert (result.kind, result.key, result.scalars) == ("stitching", "abc", {"penalty": 0.5})
-    assert result.config == job(tmp_path).config
+    assert (result.config, result.settings, result.provenance["seed"]) == (CONFIG, {"seed": 3}, 3)
     pd.testing.assert_frame_equal(result.table, TABLE)
+    assert list(result.tables) == ["scores", "table"]
+    pd.testing.assert_frame_equal(result.tables["scores"], TABLE[:1])
     assert set(result.arrays) == {"curve", "sums"}
     np.testing.assert_array_equal(result.arrays["curve"], np.arange(3.0))
-    assert (result.tables, result.figures) == ({}, [])
+    assert result.figures == []
+
+
+def test_a_folder_without_a_result_is_refused(tmp_path):
+    with pytest.raises(StoreError, match="nowhere holds no finished result"):
+        open_result(tmp_path / "nowhere")
+
+
+def test_all_results_of_a_store_are_one_table(tmp_path):
+    assert len(results(tmp_path)) == 0
+    for key, penalty in (("a", 0.5), ("b", 0.25)):
+        done(tmp_path, key, penalty)
+    with job(tmp_path, "c").running():
+        write(job(tmp_path, "c"))
+        table = results(tmp_path)
+    assert [result.key for result in finished(tmp_path)] == ["a", "b"], "one that is not finished is not listed"
+    assert table[["kind", "key", "models", "penalty"]].values.tolist() == [
+        ["stitching", "a", "tiny", 0.5],
+        ["stitching", "b", "tiny", 0.25],
+    ]
+    assert open_result(table["folder"][1]).key == "b"
+    assert list(finished(tmp_path, "cka")) == []
 
 
 def test_without_arrays_there_is_no_file_of_them(tmp_path):
-    assert everything(done(tmp_path)) == ["config.yaml", "result.json", "table.csv"]
-
-
-def test_the_provenance_says_what_computed_it(tmp_path):
-    record = open_result(done(tmp_path)).provenance
-    assert record["seed"] == 3
-    assert {"thinkalike", "torch", "transformers", "numpy"} <= set(record["versions"])
-    assert record["versions"]["numpy"] == np.__version__
-    assert 1e7 < record["peak_memory_bytes"] < 1e13
-    assert 0 <= record["wall_seconds"] < 60
-    assert record["threads"] >= 1
-    described = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True
-    )
-    assert described.returncode != 0 or described.stdout.strip()[:7] in record["git_commit"]
-
-
-def test_a_checkout_without_git_has_an_unknown_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr("thinkalike.store.__file__", str(tmp_path / "store.py"))
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert environment()["git_commit"] == "unknown"
+    folder = done(tmp_path)
+    assert everything(folder) == ["config.yaml", "result.json", "table.csv"]
+    assert open_result(folder).arrays == {}
 
 
 def test_doing_a_job_again_replaces_all_of_the_old_result(tmp_path):
@@ -204,7 +175,8 @@ def test_two_of_the_same_job_are_refused_and_the_first_is_not_harmed(tmp_path):
         with pytest.raises(StoreError, match=r"another process is computing .*abc; wait for it, or stop it"):
             job(tmp_path).running().__enter__()
         assert partial.exists()
-        first.finish({"penalty": 0.5}, TABLE, {})
+        write(first)
+        first.appear()
     assert first.done
 
 
@@ -226,8 +198,9 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path):
 def test_different_jobs_share_a_store_at_once(tmp_path):
     one, two = job(tmp_path, "one"), job(tmp_path, "two")
     with one.running(), two.running():
-        one.finish({"penalty": 1.0}, TABLE, {})
-        two.finish({"penalty": 2.0}, TABLE, {})
+        for work, penalty in ((one, 1.0), (two, 2.0)):
+            write(work, penalty)
+            work.appear()
     assert [open_result(work.folder).scalars["penalty"] for work in (one, two)] == [1.0, 2.0]
 
 
@@ -236,7 +209,8 @@ def test_a_failing_job_does_not_disturb_its_neighbour(tmp_path):
     with one.running():
         with pytest.raises(DataError):
             fail(job(tmp_path, "two"), DataError("none"), state=False)
-        one.finish({"penalty": 1.0}, TABLE, {})
+        write(one)
+        one.appear()
     assert one.done
     assert not job(tmp_path, "two").partial.exists()
 

@@ -23,6 +23,7 @@ _HOME = {
     "leverage": "thinkalike.measures",
     "MLEM": "thinkalike.measures",
     "DifferentiableMLEM": "thinkalike.measures",
+    "mutual_knn": "thinkalike.measures",
     "feature_importance": "thinkalike.measures",
     "rsa": "thinkalike.measures",
     "mantel": "thinkalike.measures",

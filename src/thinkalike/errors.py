@@ -1,4 +1,4 @@
-"""Errors that a user can act on: one line with cause and remedy. Anything else is a bug and keeps its traceback."""
+"""Errors that a user can act on are one line with cause and remedy; any other is a bug and keeps its traceback."""
 
 from __future__ import annotations
 
@@ -35,14 +35,18 @@ class ShareDone(Exception):
 
 
 def one_of(key: str, value: str, choices: Iterable[str]) -> None:
-    """Raise a ConfigError that names the nearest valid value, unless `value` is among `choices`."""
+    """Check that a value is among the choices for a key of the configuration.
+
+    Raises:
+        ConfigError: it is not; the message names the nearest choice.
+    """
     names = list(choices)
     if value not in names:
         raise ConfigError(f"{key}={value} is not known; {nearest(value, names)}")
 
 
 def nearest(value: str, names: Iterable[str]) -> str:
-    """'did you mean …?' for a typo, else the list of what there is."""
+    """Return "did you mean …?" for a likely typo, and else the list of what there is."""
     names = sorted(names)
     close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'?" if close else "there is: " + ", ".join(names)

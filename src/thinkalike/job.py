@@ -166,8 +166,11 @@ def fingerprints(config: Any, parts: Sequence[str]) -> dict[str, str]:
     return {part: read[part](value) for part, value in given.items() if value is not None}
 
 
-def perform(instrument: Instrument, config: TrainConfig | AnalyzeConfig) -> Result:
+def perform(instrument: Instrument, config: Any) -> Result:
     """Do a job, or return its result if that is in the store.
+
+    Args:
+        config: a dataclass with `seed`, `store`, `force`, `threads` and the parts that the instrument reads.
 
     Raises:
         StoreError: the store cannot be written, or another process is at the same job.
@@ -184,7 +187,7 @@ def perform(instrument: Instrument, config: TrainConfig | AnalyzeConfig) -> Resu
     shown = (*instrument.reads, *ALWAYS)
     settings = {name: part if name in shown else None for name, part in as_dict(narrowed).items()}
     began = time.monotonic()
-    with _held(job, config), contextlib.ExitStack() as opened:
+    with _with_lock(job, config), contextlib.ExitStack() as opened:
         torch.manual_seed(instrument.seed(config))  # the jobs of a sweep share a process
         if config.threads:
             torch.set_num_threads(config.threads)
@@ -210,14 +213,14 @@ def key_of(instrument: Instrument, entered: dict[str, Any], inputs: Mapping[str,
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def rank(config: TrainConfig | AnalyzeConfig) -> int:
+def rank(config: Any) -> int:
     """Return which of a job's processes this is; the first, 0, does all but its share of the training alone."""
     if not (isinstance(config, TrainConfig) and config.trainer.strategy == "ddp"):
         return 0
     return next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
 
 
-def _held(job: Job, config: TrainConfig | AnalyzeConfig) -> contextlib.AbstractContextManager[Any]:
+def _with_lock(job: Job, config: Any) -> contextlib.AbstractContextManager[Any]:
     """Of the processes that share a job only the first holds its lock, and only the first tells what happens."""
     if not rank(config):
         return job.running()

@@ -75,7 +75,7 @@ class Result:
         return {path.stem: self._read(path.stem) for path in sorted(self.folder.glob("*.csv"))}
 
     def _read(self, name: str) -> pd.DataFrame:
-        return pd.read_csv(self.folder / f"{name}.csv", float_precision="round_trip")
+        return pd.read_csv(self.folder / f"{name}.csv")
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ MEASURES = {
     "loss": "thinkalike.instruments.loss",
     "asymmetry": "thinkalike.instruments.asymmetry",
     "cka": "thinkalike.instruments.cka",
+    "mknn": "thinkalike.instruments.mknn",
     "mlem": "thinkalike.instruments.mlem",
     "rsa": "thinkalike.instruments.rsa",
     "population": "thinkalike.instruments.population",

@@ -18,19 +18,15 @@ def neutral(default: Any) -> Any:
 
 
 def relevant(config: Any) -> dict[str, Any]:
-    """Return the settings of a configuration dataclass that can change numbers and differ from their defaults.
-
-    A part without any such setting is left out.
-    """
+    """Return the settings of a configuration dataclass that can change numbers and differ from their defaults."""
     kept = {}
     for item in dataclasses.fields(config):
         value = getattr(config, item.name)
         if item.metadata.get("neutral") or value == default_of(item):
             continue
-        if not dataclasses.is_dataclass(value):
-            kept[item.name] = value
-        elif inside := relevant(value):
-            kept[item.name] = inside
+        inner = relevant(value) if dataclasses.is_dataclass(value) else value
+        if inner != {}:
+            kept[item.name] = inner
     return kept
 
 

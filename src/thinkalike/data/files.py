@@ -19,7 +19,7 @@ def read_with(path: Path, readers: Mapping[str, Callable[[Path], Any]]) -> Any:
         DataError: no reader is for this ending, or the file cannot be read.
     """
     if path.suffix not in readers:
-        raise DataError(f"{path} is none of {', '.join(readers)}")
+        raise DataError(f"{path} is of no known kind; give a file of {' or '.join(readers)}")
     try:
         return readers[path.suffix](path)
     except DataError:

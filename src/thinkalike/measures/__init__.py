@@ -21,6 +21,8 @@ from thinkalike.measures.mlem.differentiable import DifferentiableMLEM
 from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.features import FeatureEncoder, Features
 from thinkalike.measures.mlem.importance import Importance, feature_importance
+from thinkalike.measures.neighbours.mutual import mutual_knn, mutual_knn_matrix
+from thinkalike.measures.statistics.batch_means import BatchMeans, LayerPairEstimate
 from thinkalike.measures.statistics.bootstrapping import bootstrap_interval, sum_by_document
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.folds import fold_interval, splits, stimulus_folds
@@ -50,6 +52,7 @@ __all__ = [
     "MLEM",
     "PROPERTIES",
     "AffineMap",
+    "BatchMeans",
     "CKAResult",
     "DifferentiableMLEM",
     "Estimate",
@@ -58,6 +61,7 @@ __all__ = [
     "Features",
     "Grouped",
     "Importance",
+    "LayerPairEstimate",
     "ModelDistance",
     "Moments",
     "NeuralDistances",
@@ -84,6 +88,8 @@ __all__ = [
     "matrix_agreement",
     "mds",
     "mid_ranks",
+    "mutual_knn",
+    "mutual_knn_matrix",
     "parting",
     "population_penalties",
     "procrustes",

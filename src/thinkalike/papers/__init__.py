@@ -16,7 +16,7 @@ PAPERS = {  # the modules that hold the experiments of each
 }
 
 
-def experiment(name: str) -> Experiment:
+def experiment_named(name: str) -> Experiment:
     """Return an experiment by its name, such as brown2023/figure1.
 
     Raises:
@@ -33,4 +33,4 @@ def reproduce(config: AnalyzeConfig) -> Result:
     Raises:
         ConfigError: there is no such experiment, or it cannot be done as asked.
     """
-    return perform(experiment(str(config.experiment)), config)
+    return perform(experiment_named(str(config.experiment)), config)

@@ -98,7 +98,7 @@ def controlled_sentences(count: int, seed: int = 0, size: str = "small") -> list
     """
     total = sum(pattern.size for pattern in patterns(size))
     if not 0 < count <= total:
-        raise DataError(f"count={count} must lie between 1 and {total}, the sentences of the {size} grammar")
+        raise DataError(f"count={count} must lie between 1 and {total}, the number of sentences of the {size} grammar")
     moods: dict[bool, list[list[Pattern]]] = {False: [], True: []}
     for kind, group in groupby(sorted(patterns(size), key=attrgetter("kind")), attrgetter("kind")):
         moods["question" in kind].append(list(group))

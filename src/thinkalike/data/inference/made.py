@@ -49,7 +49,7 @@ def nli_training(count: int, seed: int = 0, counterexamples: float = 0.02) -> Pa
         DataError: the count or the share is not possible.
     """
     if not 0 <= counterexamples <= 1:
-        raise DataError(f"counterexamples={counterexamples} is a share; it must lie between 0 and 1")
+        raise DataError(f"counterexamples={counterexamples} is a share, so it must lie between 0 and 1")
     entailed, neutral, contradiction = _equal_parts(count, 3)
     overlapping = int(OVERLAP * entailed)
     counter = round(counterexamples * overlapping)
@@ -83,7 +83,7 @@ def nli_challenge(count: int, seed: int = 1) -> Pairs:
 def _equal_parts(count: int, parts: int) -> list[int]:
     """Return how many of `count` fall to each part."""
     if not 0 < count <= LARGEST:
-        raise DataError(f"count={count} must lie between 1 and {LARGEST}")
+        raise DataError(f"count={count} must lie between 1 and {LARGEST}, the most pairs that are made")
     return [count // parts + (part < count % parts) for part in range(parts)]
 
 

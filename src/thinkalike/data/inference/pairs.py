@@ -44,7 +44,7 @@ class Pairs:
         names = ("premises", "hypotheses", "labels", "heuristics", "subcases")
         counts = {name: len(getattr(self, name)) for name in names}
         if len(set(counts.values())) > 1:
-            raise DataError(f"{self.source}: row counts differ: {counts}")
+            raise DataError(f"{self.source}: row counts differ: {counts}; give each the same")
         if not len(self):
             raise DataError(f"{self.source} is empty: it has no labelled pairs; give a file that has some")
         if self.labels.min() < 0 or self.labels.max() >= len(self.classes):

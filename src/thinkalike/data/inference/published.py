@@ -68,7 +68,9 @@ def _lines(path: Path) -> list[Record]:
             try:
                 records.append(dict(json.loads(line)))
             except (ValueError, TypeError) as error:
-                raise DataError(f"{path} line {number} is no JSON object: {error}") from None
+                raise DataError(
+                    f"{path} line {number} is no JSON object ({error}); correct it or leave it out"
+                ) from None
     return records
 
 
@@ -101,7 +103,7 @@ def hub_pairs(name: str, split: str | None = None) -> Pairs:
         DataError: there is no such set, or the hub cannot be reached; or as in `read_mnli`.
     """
     if name not in HUB:
-        raise DataError(f"pairs={name} are not on the hub; {nearest(name, HUB)}")
+        raise DataError(f"pairs={name} is no data set of the hub; {nearest(name, HUB)}")
     repository, classes, default, revision = HUB[name]
     remedy = f"use a local file (read_{name}) or the templates (nli_training, nli_challenge)"
     records = list(stream_records(name, repository, split=split or default, revision=revision, remedy=remedy))

@@ -79,16 +79,16 @@ class _Sentence:
     def add(self, cells: list[str]) -> None:
         """Take in the line of a word, of a multiword token or of an empty node."""
         if len(cells) != 10:
-            raise ValueError(f"{len(cells)} columns, not 10; between columns stands one tab")
+            raise ValueError(f"the line has {len(cells)} columns, not 10; separate them by one tab each")
         number, form, upos, feats, misc = (cells[column] for column in (0, 1, 3, 5, 9))
         if re.fullmatch(r"\d+\.\d+", number):  # an empty node
             return
         due, covered = len(self.words) + 1, self.multiword[-1][1] if self.multiword else 0
         first, dash, last = number.partition("-")
         if first != str(due) or (dash and not (last.isdecimal() and covered < due < int(last))):
-            raise ValueError(f"the ID {number} where {due} is due; an empty line stands between sentences")
+            raise ValueError(f"the ID is {number} where {due} is due; leave an empty line between sentences")
         if not form:
-            raise ValueError("there is no FORM")
+            raise ValueError("the word has no FORM; write the word, or leave the line out")
         span = len(self.text), len(self.text) + len(form)
         if due > covered:
             self.text += form if "SpaceAfter=No" in misc.split("|") else form + " "
@@ -104,7 +104,7 @@ class _Sentence:
         """Check that the sentence is whole, and give the words of multiword tokens their spans."""
         for first, last, (start, stop) in self.multiword:
             if len(self.words) < last:
-                raise ValueError(f"the sentence ends within the multiword token {first}-{last}")
+                raise ValueError(f"the sentence ends within the multiword token {first}-{last}; add its words")
             forms = self.words[first - 1 : last]
             if "".join(forms) == self.text[start:stop]:
                 self.spans[first - 1 : last] = pairwise(accumulate(map(len, forms), initial=start))
@@ -113,5 +113,5 @@ class _Sentence:
 
 def _feats(cell: str) -> dict[str, str]:
     if cell != "_" and not re.fullmatch(r"[^=|]+=[^=|]+(\|[^=|]+=[^=|]+)*", cell):
-        raise ValueError(f"FEATS {cell!r} are not Name=Value|Name=Value, or _")
+        raise ValueError(f"FEATS {cell!r} are not Name=Value|Name=Value, or _ for none")
     return dict(re.findall(r"([^=|]+)=([^=|]+)", cell))

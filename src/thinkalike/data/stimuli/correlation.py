@@ -45,8 +45,12 @@ def correlate_features(features: pd.DataFrame, source: str) -> FeatureCorrelatio
     share = alike.diagonal()
     for name, value in zip(names, share, strict=True):
         if not 0 < value < 1:
-            which = "has one level" if value else "differs between all stimuli; group its values"
-            raise DataError(f"{source}: {name} {which}, or leave it out: it correlates with nothing")
+            which = (
+                "has one level, so leave it out"
+                if value
+                else "differs between all stimuli; group its values or leave it out"
+            )
+            raise DataError(f"{source}: {name} {which}: it correlates with nothing")
     deviation = np.sqrt(share * (1 - share))
     correlation = (alike - np.outer(share, share)) / np.outer(deviation, deviation)
     return FeatureCorrelation(pd.DataFrame(correlation, names, names))

@@ -47,7 +47,9 @@ def _layer(place: str, array: Tensor, stimuli: Stimuli) -> Tensor:
             "layers x stimuli x width or one of stimuli x width per layer"
         )
     if len(array) != len(stimuli):
-        raise DataError(f"{place} has {len(array)} rows, but {stimuli.source} {len(stimuli)}; one for each is needed")
+        raise DataError(
+            f"{place} has {len(array)} rows, but {stimuli.source} has {len(stimuli)}; give one row for each"
+        )
     if not array.isfinite().all():
         row, column = (~array.isfinite()).nonzero()[0].tolist()
         raise DataError(f"{place} is {array[row, column]} in row {row + 1}, column {column + 1}; leave the row out")

@@ -130,13 +130,13 @@ class Stimuli:
     def _check_rows(self) -> None:
         counts = {name: len(getattr(self, name)) for name in ("words", "sentence", "span", "features", "ids")}
         if len(set(counts.values())) > 1:
-            raise DataError(f"{self.source}: row counts differ: {counts}")
+            raise DataError(f"{self.source}: row counts differ: {counts}; give each the same")
         if not len(self) or not len(self.features.columns):
             raise DataError(f"{self.source} is empty: {len(self)} stimuli with {len(self.names)} features")
         if repeated := duplicates(self.ids):
-            raise DataError(f"{self.source}: the id {repeated[0]} is there more than once; give each row its own")
+            raise DataError(f"{self.source}: the id {repeated[0]} occurs more than once; give each row its own")
         if repeated := duplicates(self.features.columns):
-            raise DataError(f"{self.source}: the feature {repeated[0]} is there more than once; rename one")
+            raise DataError(f"{self.source}: the feature {repeated[0]} occurs more than once; rename one")
 
     def _check_spans(self) -> None:
         for row, (number, (start, stop)) in enumerate(zip(self.sentence, self.span, strict=True), 1):

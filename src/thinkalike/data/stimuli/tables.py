@@ -73,7 +73,7 @@ def _separated(path: Path) -> pd.DataFrame:
         rows = [row for row in csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True) if row]
     header, rows = (rows or [[]])[0], rows[1:]
     if repeated := duplicates(header):
-        raise DataError(f"{path}: the column {repeated[0]} is there more than once; rename one")
+        raise DataError(f"{path}: the column {repeated[0]} occurs more than once; rename one")
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise DataError(f"{path} row {number} has {len(row)} cells, the header {len(header)}; quote all commas")
@@ -92,7 +92,7 @@ def _roles(path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | No
     if "text" not in present:
         present = {role: name for role, name in present.items() if role == "id"}
     if ("start" in present) != ("stop" in present):
-        raise DataError(f"{path} has only one of the columns start and stop; a span needs both")
+        raise DataError(f"{path} has only one of the columns start and stop; add the other, as a span needs both")
     return present
 
 
@@ -103,7 +103,9 @@ def _span(place: str, text: str, cells: dict[str, str]) -> Span:
         try:
             start, stop = (int(cells[end].removesuffix(".0")) for end in ("start", "stop"))
         except ValueError:
-            raise DataError(f"{place}: start={cells['start']}, stop={cells['stop']} are not whole numbers") from None
+            raise DataError(
+                f"{place}: start={cells['start']}, stop={cells['stop']} are not whole numbers; count characters from 0"
+            ) from None
         if word and text[start:stop] != word:
             raise DataError(f"{place}: at {start}-{stop} is {text[start:stop]!r}, not {word!r}; correct one of them")
         return start, stop
@@ -113,7 +115,7 @@ def _span(place: str, text: str, cells: dict[str, str]) -> Span:
     matches = list(re.finditer(rf"(?<!\w){literal}(?!\w)", text)) or list(re.finditer(literal, text))
     if not word or len(matches) != 1:
         times = len(matches) if word else 0
-        raise DataError(f"{place}: the word {word!r} is {times} times in {text[:80]!r}; add columns start and stop")
+        raise DataError(f"{place}: the word {word!r} occurs {times} times in {text[:80]!r}; add columns start and stop")
     return matches[0].span()
 
 

@@ -74,7 +74,7 @@ def _read(path: Path, field: str) -> Iterator[str]:
                 if line.strip():
                     yield text_of(json.loads(line), field, f"{path} line {number}")
     else:
-        raise DataError(f"{path}: of the kinds .txt, .jsonl, .jsonl.gz, .jsonl.zst and .parquet it is none")
+        raise DataError(f"{path} is of no known kind; give a file of .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet")
 
 
 def _lines(path: Path) -> Any:

@@ -15,23 +15,27 @@ GPU_TILE = (2048, 2048)  # few launches
 
 
 @torch.no_grad()
-def linear_statistics(rows: Sequence[Float[Tensor, "n _"]]) -> GramStatistics:
+def linear_statistics(rows: Sequence[Float[Tensor, "n _"]], places: Sequence[int] | None = None) -> GramStatistics:
     """Return the statistics of K = X X' for the rows X of every layer, which are about centred.
 
     Products are taken in the dtype of the rows, and summed up in float64.
+
+    Args:
+        places: Which of the rows each layer has, where several layers have the same; by default each has its own.
     """
+    places = list(range(len(rows))) if places is None else list(places)
     own = torch.stack([torch.linalg.vector_norm(x, dim=1) for x in rows]).double().square()
     sums = torch.stack([x @ x.sum(0) for x in rows]).double() - own
-    return GramStatistics(_tiled_products(rows), sums, own)
+    return GramStatistics(_tiled_products(rows, places), sums[places], own[places])
 
 
-def _tiled_products(rows: Sequence[Float[Tensor, "n _"]]) -> Float[Tensor, "l l"]:
+def _tiled_products(rows: Sequence[Float[Tensor, "n _"]], places: list[int]) -> Float[Tensor, "l l"]:
     """Return Σ_{i≠j} K_ij L_ij of every two layers, tile by tile on and above the diagonal.
 
     The product over pairs of layers waits for memory, so all layers' tiles are written side by side, and one small
     product reads each of them once, out of the cache.
     """
-    n, layers = len(rows[0]), len(rows)
+    n, layers = len(rows[0]), len(places)
     height, width = GPU_TILE if rows[0].is_cuda else CPU_TILE
     total = rows[0].new_zeros(layers, layers, dtype=torch.float64)
     memory = rows[0].new_empty(layers * min(height, n) * min(width, n))
@@ -39,8 +43,11 @@ def _tiled_products(rows: Sequence[Float[Tensor, "n _"]]) -> Float[Tensor, "l l"
         for left in range(top, n, width):
             h, w = min(height, n - top), min(width, n - left)
             tile = memory[: layers * h * w].view(layers, h, w)
-            for x, place in zip(rows, tile, strict=True):
-                torch.mm(x[top : top + h], x[left : left + w].T, out=place)
+            for layer, place in enumerate(places):
+                if (first := places.index(place)) < layer:
+                    tile[layer].copy_(tile[first])  # and not left out: float32 sums depend on how many layers there are
+                else:
+                    torch.mm(rows[place][top : top + h], rows[place][left : left + w].T, out=tile[layer])
             if left == top:
                 tile[:, :, :h].triu_(1)
             by_row = tile.transpose(0, 1)  # one float32 sum per row of the tile: a longer one loses a digit

@@ -72,18 +72,26 @@ def alignment(hsics: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b l l"]:
     return hsics / (norms[..., :, None] * norms[..., None, :])
 
 
-def layer_hsics(layers: Sequence[CentredRows], kernel: str, estimator: str) -> Float[Tensor, "l l"]:
+def layer_hsics(
+    layers: Sequence[CentredRows], kernel: str, estimator: str, places: Sequence[int] | None = None
+) -> Float[Tensor, "l l"]:
     """Return the HSIC of every two layers in float64, in the unit of the features; differentiable.
+
+    Args:
+        layers: Different features.
+        places: Which of them each of the l layers has; by default each has its own.
 
     Raises:
         ValueError: The rows of a layer are all alike but for one, which the unbiased estimator cannot tell from none.
     """
-    rows = [layer.rows for layer in layers]
+    rows, places = [layer.rows for layer in layers], list(range(len(layers)) if places is None else places)
+    layers = [layers[place] for place in places]
     if kernel == "linear" and not any(x.requires_grad for x in rows):
-        statistics = linear_statistics(rows)
+        statistics = linear_statistics(rows, places)
     else:
         gram = linear_gram if kernel == "linear" else rbf_gram
-        statistics = dense_statistics(torch.stack([gram(x) for x in rows]))
+        grams = [gram(x) for x in rows]
+        statistics = dense_statistics(torch.stack([grams[place] for place in places]))
     if estimator == "unbiased":
         _refuse_flat(statistics, layers)
     hsics = all_hsics(statistics, estimator)

@@ -92,22 +92,19 @@ class CKA(Metric):
             raise ValueError(f"{self.source_layers} and {self.target_layers} layers were announced, but {counts} came")
         number = len(self.records) if number is None else number
         states = [*source_states, *target_states]
-        distinct = {id(x): (name, x) for name, x in reversed(list(zip(self.names, states, strict=True)))}
-        order = {key: place for place, key in enumerate(dict.fromkeys(map(id, states)))}
-        places = [order[id(x)] for x in states]
-        permuted = list(dict.fromkeys(places[self.source_layers :])) if self.null else []
+        firsts, places = _distinct(states)
         with torch.autocast(states[0].device.type, enabled=False):
             layers = [
                 centre(rows, name, self._workspace.take(slot, rows))
-                for slot, (name, rows) in enumerate(self._rows([distinct[key] for key in order], mask))
+                for slot, (name, rows) in enumerate(self._rows([(self.names[i], states[i]) for i in firsts], mask))
             ]
-            hsics = layer_hsics(
-                [*layers, *_permuted([layers[i] for i in permuted], number)], self.kernel, self.estimator
-            )
-        chance = [len(layers) + permuted.index(place) for place in places[self.source_layers :]] if self.null else []
-        leverages = torch.stack([layer.leverage for layer in layers])[places]
-        rows = hsics[places]
-        parts = hsics.new_tensor([number]), rows[:, places], rows[: self.source_layers, chance], leverages.double()
+            leverages = torch.stack([layer.leverage for layer in layers])[places].double()
+            chosen = sorted(set(places[self.source_layers :])) if self.null else []
+            null_places = [len(layers) + chosen.index(i) for i in places[self.source_layers :]] if self.null else []
+            layers += _permuted([layers[i] for i in chosen], number)
+            hsics = layer_hsics(layers, self.kernel, self.estimator, places + null_places)
+        k = len(states)
+        parts = hsics.new_tensor([number]), hsics[:k, :k], hsics[: self.source_layers, k:], leverages
         self.records = [*self._batches(), torch.cat([part.flatten() for part in parts]).to(self.device)]
 
     def forward(self, *args: Any, **kwargs: Any) -> CKAResult:
@@ -200,3 +197,10 @@ def _permuted(layers: Sequence[CentredRows], number: int) -> list[CentredRows]:
         return []
     rows = torch.randperm(len(layers[0].rows), generator=torch.Generator().manual_seed(number))
     return [layer._replace(rows=layer.rows[rows]) for layer in layers]
+
+
+def _distinct(states: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """Return where each different tensor first stands, and which of the different ones stands at each place."""
+    firsts = list({id(x): place for place, x in reversed(list(enumerate(states)))}.values())[::-1]
+    ids = [id(states[place]) for place in firsts]
+    return firsts, [ids.index(id(x)) for x in states]

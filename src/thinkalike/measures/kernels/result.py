@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.measures.kernels.kernel_alignment import alignment
+from thinkalike.measures.statistics.batch_means import LayerPairEstimate
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.jackknifing import jackknife, leave_one_out
 
@@ -22,26 +23,19 @@ class ModelDistance(Estimate):
 
 
 @dataclass(frozen=True, eq=False)
-class CKAResult(Estimate):
+class CKAResult(LayerPairEstimate):
     """CKA between l layers of a source and m of a target, with 95 % jackknife intervals over batches.
 
     `value`, `low` and `high` are (l, m). `null` is CKA with the target's rows permuted, and `calibrated` is
     (value - null) / (1 - null), both (l, m) and None unless asked for.
     """
 
-    within_source: Estimate  # (l, l)
-    within_target: Estimate  # (m, m)
     null: Estimate | None
     calibrated: Estimate | None
     leverage_source: Float[Tensor, " l"]  # largest of any batch, see `leverage`
     leverage_target: Float[Tensor, " m"]
     hsics: Float[Tensor, "b k k"] = field(repr=False)  # of each batch in the order of their numbers; k = l + m
     aggregate: str
-
-    @property
-    def batches(self) -> int:
-        """The number of batches."""
-        return len(self.hsics)
 
     def difference(self, first: tuple[int, int], second: tuple[int, int]) -> Estimate:
         """Return the CKA of one layer pair minus that of another, paired over batches.
@@ -63,16 +57,12 @@ class CKAResult(Estimate):
         if depths[0] != depths[1]:
             raise ValueError(f"the distance pairs up layers of equally deep models, not of {tuple(depths)} layers")
         layers, replicates = (self._across(mean).diagonal(dim1=-2, dim2=-1) for mean in (_mean, leave_one_out))
-        return ModelDistance(*jackknife(arc_length(layers), arc_length(replicates)), int((layers.abs() > 1).sum()))
+        distance = jackknife(arc_length(layers), arc_length(replicates))
+        return ModelDistance(distance.value, distance.low, distance.high, int((layers.abs() > 1).sum()))
 
     def convergence(self) -> Float[Tensor, "b l m"]:
         """Return the CKA of the first batch, of the first two, and so on."""
         return self._across(_running_mean)
-
-    def widest_interval(self) -> float:
-        """Return the width of the widest interval of `value`, `within_source` and `within_target`."""
-        estimates = (self, self.within_source, self.within_target)
-        return max(float((estimate.high - estimate.low).max()) for estimate in estimates)
 
     def _across(self, mean: Callable[[Tensor], Tensor]) -> Float[Tensor, "*b l m"]:
         depth = len(self.value)
@@ -92,9 +82,12 @@ def summarise(
     across = jackknife(whole[:depth, depth:], replicates[:, :depth, depth:])
     null, calibrated = _null(hsics, nulls, depth, aggregate) if nulls is not None else (None, None)
     return CKAResult(
-        *across,
+        across.value,
+        across.low,
+        across.high,
         within_source=jackknife(whole[:depth, :depth], replicates[:, :depth, :depth]),
         within_target=jackknife(whole[depth:, depth:], replicates[:, depth:, depth:]),
+        batches=len(hsics),
         null=null,
         calibrated=calibrated,
         leverage_source=most[:depth],

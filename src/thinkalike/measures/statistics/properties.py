@@ -52,6 +52,7 @@ PROPERTIES = {
     "hsic1": Properties(-inf, inf, SAME_SHAPE - {"isotropic_scaling"}, 2, True, identical=None, refuses=FORMULA),
     "hsic0": Properties(0.0, inf, SAME_SHAPE - {"isotropic_scaling"}, 2, True, identical=None, refuses=FORMULA),
     "arc length": Properties(0.0, pi, SAME_SHAPE, 2, False, identical=0.0),
+    "mutual knn": Properties(0.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=5),
     "rsa": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
     "rsa cosine": Properties(-1.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=3),
     "rsa manhattan": Properties(-1.0, 1.0, SAME_SHAPE - {"orthogonal"}, 0, True, identical=1.0, fewest=3),

@@ -1,0 +1,35 @@
+"""measure=mknn: mutual k-nearest neighbours of every layer pair of two models (Huh et al. 2024, appendix A)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from thinkalike.errors import ConfigError
+from thinkalike.instruments.layer_pairs import LayerPairs, LayerPairsConfig
+from thinkalike.measures import BatchMeans, mutual_knn_matrix
+
+
+@dataclass
+class Config(LayerPairsConfig):
+    """The settings of mutual nearest neighbours."""
+
+    kind: str = "mknn"
+    neighbours: int = 10  # k; of a batch of n tokens, k / (n - 1) are shared by chance
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.neighbours <= self.tokens_per_batch - 2:
+            raise ConfigError(
+                f"measure.neighbours={self.neighbours} must lie between 1 and measure.tokens_per_batch - 2"
+            )
+
+
+class MutualNeighbours(LayerPairs, kind="mknn", reads=("model", "target", "data", "measure")):
+    """Counts the nearest neighbours that all layers of `model` share with all of `model@target`, and within each."""
+
+    name = "mutual nearest neighbours"
+
+    def metric(self, measure: Any, source_layers: int, target_layers: int) -> BatchMeans:
+        return BatchMeans(source_layers, target_layers, partial(mutual_knn_matrix, k=measure.neighbours))

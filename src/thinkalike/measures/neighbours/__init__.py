@@ -1,0 +1,1 @@
+"""Measures of which rows are near which, whatever the distances."""

@@ -1,0 +1,183 @@
+"""One tester for all measures of two sets of features: it proves what `Properties` promises, and the value besides.
+
+A new measure joins with one line in `test_declared_measures.py`: a function of (n, d) and (n, e), and its properties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from thinkalike.measures import Properties
+
+F64 = torch.float64
+N = 20
+
+
+def orthogonal(x: Tensor) -> Tensor:
+    d = x.shape[1]
+    return -x if d == 1 else x @ torch.linalg.qr(torch.randn(d, d, dtype=x.dtype)).Q
+
+
+CHANGES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
+    "orthogonal": lambda x, y: (orthogonal(x), y),
+    "isotropic_scaling": lambda x, y: (1e-3 * x, y),
+    "translation": lambda x, y: (x + 10 * torch.randn(x.shape[1], dtype=x.dtype), y),
+    "row_permutation": lambda x, y: (x.flip(0), y.flip(0)),
+    "invertible_linear": lambda x, y: (x * torch.linspace(0.1, 3, x.shape[1], dtype=x.dtype), y),
+}
+
+
+def spoilt(x: Tensor, value: float) -> Tensor:
+    x = x.clone()
+    x[3, 0] = value
+    return x
+
+
+BAD: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "nan": lambda x, fewest: spoilt(x, torch.nan),
+    "inf": lambda x, fewest: spoilt(x, torch.inf),
+    "few_rows": lambda x, fewest: x[: fewest - 1],
+    "unequal_rows": lambda x, fewest: x[1:],
+    "constant": lambda x, fewest: torch.full_like(x, 0.5),
+}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure with its promises.
+
+    `function(x, y)` returns one number. With `chunked` it takes the size of a `chunk`, with `masked` a `mask` of rows.
+    """
+
+    function: Callable[..., Any]
+    properties: Properties
+    widths: tuple[int, int] = (5, 8)
+    chunked: bool = False
+    masked: bool = False
+    tolerance: float = 1e-10  # of what is the same in float64
+    single: float = 1e-5  # of float32 beside float64
+    identical_tolerance: float = 1e-10
+    goes_below_zero: bool = True  # where the range does
+    rows: int = 8  # of the draws that explore the range
+    noises: tuple[float, ...] = (0.01, 0.3, 1, 30)
+
+    def __call__(self, x: Tensor, y: Tensor, **options: Any) -> Tensor:
+        return torch.as_tensor(self.function(x, y, **options))
+
+    def draw(self, n: int = N, noise: float = 0.5, widths: tuple[int, ...] | None = None) -> list[Tensor]:
+        """Return features of the same n stimuli, float64, alike through four shared dimensions."""
+        base = torch.randn(n, 4, dtype=F64)
+        widths = widths or self.widths
+        return [base @ torch.randn(4, d, dtype=F64) + noise * torch.randn(n, d, dtype=F64) for d in widths]
+
+
+def check_invariance(measure: Measure, change: str) -> None:
+    """A change that is declared leaves the value as it is; any other moves it visibly."""
+    x, y = measure.draw()
+    apart = float((measure(*CHANGES[change](x, y)) - measure(x, y)).detach().abs())
+    declared = change in measure.properties.invariances
+    assert (apart < measure.tolerance) == declared, f"{change} moves the value by {apart}"
+    assert declared or apart > 1e-4, f"{change} moves the value by {apart} only"
+
+
+def check_range(measure: Measure, draws: int = 50) -> None:
+    """Values stay in the declared range, and are not clamped at 0 where it goes below."""
+    properties = measure.properties
+    values = torch.stack(
+        [measure(*measure.draw(measure.rows, noise)) for noise in measure.noises for _ in range(draws)]
+    )
+    assert values.isfinite().all()
+    assert properties.low - measure.identical_tolerance <= values.min()
+    assert values.max() <= properties.high + measure.identical_tolerance
+    assert bool((values.min() < -1e-6) == (properties.low < 0 and measure.goes_below_zero))
+
+
+def check_order(measure: Measure) -> None:
+    """The two sides may change places or not, and features with themselves have the declared value, the closest."""
+    properties, (x, y) = measure.properties, measure.draw(widths=(measure.widths[0],) * 2)
+    apart = float((measure(x, y) - measure(y, x)).detach().abs())
+    assert (apart < measure.tolerance) == properties.symmetric, f"changing places moves the value by {apart}"
+    if not properties.symmetric:
+        near, far = (
+            sum(float(measure(*measure.draw(noise=noise)).detach()) for _ in range(10)) for noise in (0.05, 1.0)
+        )
+        assert (near > far) == properties.higher_is_closer
+    own, other = measure(x, x.clone()), measure(x, y)
+    if properties.identical is not None:
+        assert abs(float(own) - properties.identical) < measure.identical_tolerance
+        assert abs(float(other) - properties.identical) > 1e-3, "control: others are not alike"
+    if properties.symmetric or properties.identical is not None:
+        assert bool(own > other) == properties.higher_is_closer
+
+
+def check_precision(measure: Measure) -> None:
+    """Float32 features give the value of float64 ones, to the digits that are declared."""
+    x, y = measure.draw()
+    single, double = (float(measure(*pair).detach()) for pair in ((x.float(), y.float()), (x, y)))
+    assert abs(single - double) < measure.single * max(1.0, abs(double))
+
+
+def check_chunks(measure: Measure) -> None:
+    """Any chunking gives the value of the whole, and a chunk alone does not."""
+    x, y = measure.draw()
+    whole = measure(x, y)
+    for chunk in (1, 7, N):
+        torch.testing.assert_close(measure(x, y, chunk=chunk), whole, rtol=0, atol=measure.tolerance)
+    assert (measure(x[:7], y[:7]) - whole).abs() > 1e-4, "control"
+
+
+def check_mask(measure: Measure) -> None:
+    """Rows that are masked count for nothing, not even as NaN."""
+    (x, y), mask = measure.draw(), torch.arange(N) % 3 > 0
+    kept, whole = measure(x[mask], y[mask]), measure(x, y)
+    x[~mask], y[~mask] = torch.nan, torch.inf
+    torch.testing.assert_close(measure(x, y, mask=mask), kept, rtol=0, atol=measure.tolerance)
+    assert (kept - whole).abs() > 1e-4, "control"
+
+
+def check_refusal(measure: Measure, bad: str) -> None:
+    """Bad input of either side is a ValueError, and the least number of rows is enough."""
+    properties = measure.properties
+    x, y = measure.draw()
+    for side in (0, 1) if properties.symmetric else (0,):
+        pair = [x, y]
+        pair[side] = BAD[bad](pair[side], properties.fewest)
+        if bad == "few_rows":
+            pair[1 - side] = pair[1 - side][: properties.fewest - 1]
+        with pytest.raises(ValueError):
+            measure(*pair)
+    if bad == "few_rows":
+        assert measure(*measure.draw(properties.fewest)).isfinite(), "control: one row more is enough"
+
+
+def gradient_sides(measure: Measure) -> int:
+    """Return in how many sides, from the first, the value truly has a gradient.
+
+    A gradient counts if the value requires one, it is not zero, and it is that of finite differences. `gradcheck` alone
+    does not do: of a measure of ranks, which has no gradient and moves in steps that are too far apart to be seen, it
+    says that all is well.
+    """
+    for sides in (2, 1):
+        pair = [x.requires_grad_(side < sides) for side, x in enumerate(measure.draw(8, widths=(3, 3)))]
+        if measure.widths[0] == 1:
+            pair = [x[:, :1].detach().requires_grad_(side < sides) for side, x in enumerate(pair)]
+        value = measure(*pair)
+        if not value.requires_grad:
+            continue
+        gradients = torch.autograd.grad(value, pair[:sides], allow_unused=True)
+        if any(gradient is None or not gradient.abs().max() > 1e-8 for gradient in gradients):
+            continue
+        if torch.autograd.gradcheck(measure, pair, raise_exception=False):
+            return sides
+    return 0
+
+
+def check_gradient(measure: Measure) -> None:
+    """The value has a gradient in as many sides as are declared."""
+    assert gradient_sides(measure) == measure.properties.differentiable

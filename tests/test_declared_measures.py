@@ -1,0 +1,240 @@
+"""Every measure of two sets of features keeps the promises that it declares, and the tester notices broken ones."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+import measure_tester as tester
+from measure_tester import Measure
+from thinkalike.measures import (
+    CKA,
+    MLEM,
+    PROPERTIES,
+    DifferentiableMLEM,
+    FeatureEncoder,
+    FeatureSpaceCKA,
+    arc_length,
+    cka,
+    hsic0,
+    hsic1,
+    mutual_knn,
+    rsa,
+    spearman,
+    token_kl,
+    weighted_tau,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:features .* differ on much the same pairs"),  # of the few rows that are enough
+    pytest.mark.filterwarnings("ignore:std.* degrees of freedom"),
+]
+
+
+def gram(x):
+    x = x - x.mean(0)
+    return x @ x.T
+
+
+def of_batches(x, y, mask=None):
+    metric = CKA(1, 1)
+    metric.update([x], [y], mask)
+    return metric.compute().value[0, 0]
+
+
+def in_feature_space(x, y, chunk=tester.N):
+    if len(x) != len(y):
+        chunk = max(len(x), len(y))
+    metric = FeatureSpaceCKA()
+    for part, other in zip(x.split(chunk), y.split(chunk), strict=True):
+        metric.update([part], [other])
+    return metric.compute()[0, 0]
+
+
+def levels(y):
+    """A table of features of the stimuli: whether each of the first coordinates is above its median."""
+    return (y[:, :4] > y[:, :4].median(0).values).double()
+
+
+def encoding(x, y):
+    return MLEM(alpha=1.0).fit(levels(y), x).score(levels(y), x)
+
+
+def trainable(x, y, loss):
+    features = FeatureEncoder.fit(levels(y.detach())).encode(levels(y.detach()))
+    return DifferentiableMLEM(features.levels.shape[1], loss=loss).to(x.dtype).loss(features, x)
+
+
+def divergence(x, y, chunk=1024):
+    torch.manual_seed(1)
+    return token_kl(x, nn.Linear(x.shape[1], 11, dtype=torch.float64).to(x.dtype), y, chunk).mean()
+
+
+MEASURES = {
+    "cka": Measure(cka, PROPERTIES["cka"]),
+    "mutual knn": Measure(partial(mutual_knn, k=3), PROPERTIES["mutual knn"]),
+    "cka biased": Measure(partial(cka, estimator="biased"), PROPERTIES["cka biased"]),
+    "cka rbf": Measure(partial(cka, kernel="rbf"), PROPERTIES["cka rbf"]),
+    "cka of batches": Measure(of_batches, PROPERTIES["cka of batches"], masked=True),
+    "cka in feature space": Measure(in_feature_space, PROPERTIES["cka in feature space"], chunked=True),
+    "hsic1": Measure(lambda x, y: hsic1(gram(x), gram(y)), PROPERTIES["hsic1"]),
+    "hsic0": Measure(lambda x, y: hsic0(gram(x), gram(y)), PROPERTIES["hsic0"]),
+    "arc length": Measure(lambda x, y: arc_length(cka(x, y)[None]), PROPERTIES["arc length"], identical_tolerance=1e-6),
+    "rsa": Measure(lambda x, y: rsa([x], [y])[0, 0], PROPERTIES["rsa"], single=1e-3),
+    **{
+        f"rsa {distance}": Measure(
+            lambda x, y, distance=distance: rsa([x], [y], distance)[0, 0], PROPERTIES[f"rsa {distance}"], single=1e-3
+        )
+        for distance in ("cosine", "manhattan", "norm_difference")
+    },
+    "spearman": Measure(lambda x, y: spearman(x[:, 0], y[:, 0]), PROPERTIES["spearman"], widths=(1, 1)),
+    "weighted tau": Measure(lambda x, y: weighted_tau(x.T, y.T)[0, 0], PROPERTIES["weighted tau"], widths=(1, 1)),
+    "mlem": Measure(encoding, PROPERTIES["mlem"], goes_below_zero=False, single=1e-3, rows=20, noises=(0.01, 0.3)),
+    **{
+        f"mlem loss {loss}": Measure(partial(trainable, loss=loss), PROPERTIES[f"mlem loss {loss}"])
+        for loss in ("pearson", "spearman")
+    },
+    "token kl": Measure(divergence, PROPERTIES["token kl"], widths=(5, 5), chunked=True),
+}
+
+every = pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+
+
+def test_every_declaration_is_proved():
+    assert MEASURES.keys() == PROPERTIES.keys()
+
+
+@pytest.mark.parametrize("change", tester.CHANGES)
+@every
+def test_a_measure_has_the_invariances_that_it_declares_and_no_others(measure, change):
+    tester.check_invariance(measure, change)
+
+
+@every
+def test_a_measure_stays_in_its_range(measure):
+    tester.check_range(measure)
+
+
+@every
+def test_a_measure_has_its_value_for_identical_features_and_its_symmetry(measure):
+    tester.check_order(measure)
+
+
+@every
+def test_float32_features_give_the_value_of_float64_ones(measure):
+    tester.check_precision(measure)
+
+
+@pytest.mark.parametrize("name", [name for name, measure in MEASURES.items() if measure.chunked])
+def test_any_chunking_gives_the_value_of_the_whole(name):
+    tester.check_chunks(MEASURES[name])
+
+
+@pytest.mark.parametrize("name", [name for name, measure in MEASURES.items() if measure.masked])
+def test_masked_rows_count_for_nothing(name):
+    tester.check_mask(MEASURES[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "bad"), [(name, bad) for name in MEASURES for bad in sorted(MEASURES[name].properties.refuses)]
+)
+def test_bad_input_is_refused(name, bad):
+    tester.check_refusal(MEASURES[name], bad)
+
+
+@every
+def test_a_measure_has_a_gradient_where_it_declares_one(measure):
+    tester.check_gradient(measure)
+
+
+# ------------------------------------------------------------------------------- controls: the tester notices a breach
+
+
+class Wrong(torch.autograd.Function):
+    """The identity, with twice its gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, outer):
+        return 2 * outer
+
+
+def fake(function, **changes):
+    return Measure(function, replace(PROPERTIES["cka"], **changes))
+
+
+@pytest.mark.parametrize(
+    ("function", "sides"),
+    [
+        (cka, 2),
+        (lambda x, y: cka(x, y).detach(), 0),
+        (lambda x, y: cka(x.detach(), y.detach()), 0),
+        (lambda x, y: cka(x, y.detach()), 1),
+        (lambda x, y: cka(x, y) * 0, 0),
+        (lambda x, y: cka(x, y).detach() + 0 * x.sum(), 0),
+        (lambda x, y: Wrong.apply(cka(x, y)), 0),
+    ],
+    ids=["true", "detached", "detached input", "one side", "zero", "a zero gradient alone", "wrong gradient"],
+)
+def test_a_gradient_counts_only_where_it_truly_is_one(function, sides):
+    assert tester.gradient_sides(fake(function)) == sides
+
+
+def test_gradcheck_alone_would_pass_a_measure_without_gradient():
+    ranked = MEASURES["rsa"]
+    assert torch.autograd.gradcheck(ranked, [x.requires_grad_() for x in ranked.draw(8)])
+    assert tester.gradient_sides(ranked) == 0
+    for broken in (ranked.function, lambda x, y: cka(x, y).detach()):
+        with pytest.raises(AssertionError):
+            tester.check_gradient(fake(broken))
+
+
+LACKING = {
+    "orthogonal": lambda x, y: cka(x, y) + (x[:, 0] - x[:, 0].mean()).square().mean() / x.var(0).sum(),
+    "isotropic_scaling": lambda x, y: hsic1(gram(x), gram(y)),
+    "translation": lambda x, y: rsa([x], [y], "cosine")[0, 0],
+    "row_permutation": lambda x, y: cka(x * torch.arange(1, 21)[:, None], y),
+}
+
+
+@pytest.mark.parametrize("change", LACKING)
+def test_a_measure_without_a_declared_invariance_fails(change):
+    with pytest.raises(AssertionError, match=f"{change} moves the value"):
+        tester.check_invariance(fake(LACKING[change]), change)
+
+
+def test_a_measure_with_an_invariance_that_it_does_not_declare_fails():
+    with pytest.raises(AssertionError):
+        tester.check_invariance(fake(cka, invariances=frozenset()), "translation")
+
+
+@pytest.mark.parametrize(
+    ("check", "measure"),
+    [
+        (tester.check_range, fake(lambda x, y: 3 * cka(x, y))),
+        (tester.check_range, fake(lambda x, y: cka(x, y).clamp(min=0))),
+        (tester.check_order, fake(cka, symmetric=False)),
+        (tester.check_order, fake(lambda x, y: cka(x, y) + x[0, 0])),
+        (tester.check_order, fake(lambda x, y: 0.9 * cka(x, y))),
+        (tester.check_order, fake(cka, higher_is_closer=False)),
+        (tester.check_precision, fake(lambda x, y: cka(x, y) + (x.dtype == torch.float32) * 1e-3)),
+        (tester.check_chunks, fake(lambda x, y, chunk=tester.N: cka(x[:chunk], y[:chunk]) if chunk > 3 else cka(x, y))),
+        (tester.check_mask, fake(lambda x, y, mask=None: cka(x.nan_to_num(0, 0), y.nan_to_num(0, 0, 0)))),
+    ],
+)
+def test_a_broken_promise_fails(check, measure):
+    with pytest.raises(AssertionError):
+        check(measure)
+
+
+@pytest.mark.parametrize("bad", tester.BAD)
+def test_bad_input_that_is_accepted_fails(bad):
+    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
+        tester.check_refusal(fake(lambda x, y: torch.tensor(0.5)), bad)

@@ -1,0 +1,88 @@
+"""Estimates with their intervals, Student's t, and the facade of the measures."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import pkgutil
+
+import pytest
+import scipy.stats
+import torch
+
+from thinkalike import measures
+from thinkalike.measures import Estimate, student_t
+from thinkalike.measures.statistics.bootstrapping import percentile_interval
+
+F64 = torch.float64
+
+
+def estimate(*ends):
+    return Estimate(*torch.tensor(ends, dtype=F64))
+
+
+def test_an_estimate_iterates_as_its_value_and_ends():
+    value, low, high = whole = estimate([1.0, 4], [0, 3], [2, 5])
+    assert [part.tolist() for part in (value, low, high)] == [[1, 4], [0, 3], [2, 5]]
+    assert [part.tolist() for part in whole[1]] == [4, 3, 5]
+    assert whole[:, None].value.shape == (2, 1)
+
+
+def test_ends_of_another_shape_are_refused():
+    with pytest.raises(ValueError, match=r"have one shape, not \[\(\), \(2,\), \(\)\]"):
+        Estimate(torch.tensor(1.0), torch.zeros(2), torch.tensor(2.0))
+
+
+@pytest.mark.parametrize(
+    ("ends", "spec", "expected"),
+    [
+        ((0.0371, 0.0319, 0.0432), "+.3f", "+0.037 [+0.032, +0.043]"),
+        ((-0.5, -1, 0), ".1f", "-0.5 [-1.0, 0.0]"),
+        ((0.5, -math.inf, math.inf), "+.2f", "+0.50 [-inf, +inf]"),
+        ((math.nan, math.nan, 1), ".2f", "nan [nan, 1.00]"),
+        (([3.0], [2], [4]), ".0f", "3 [2, 4]"),
+    ],
+)
+def test_a_single_number_is_written_with_its_interval(ends, spec, expected):
+    assert format(estimate(*ends), spec) == expected
+
+
+def test_places_are_written_as_whole_numbers():
+    assert f"{Estimate(*torch.tensor([9, 8, 12])):d}" == "9 [8, 12]"
+
+
+def test_several_numbers_are_not_written_as_one():
+    whole = estimate([1.0, 4], [0, 3], [2, 5])
+    with pytest.raises(ValueError, match=r"shape \(2,\) is no single number: index it first"):
+        f"{whole:.2f}"
+    assert f"{whole[0]:.0f}, {whole[1]:.0f}" == "1 [0, 2], 4 [3, 5]"
+    assert f"{whole}" == str(whole)
+
+
+@pytest.mark.parametrize("freedom", [*range(1, 12), 30, 99, 100, 1000, 10_001])
+@pytest.mark.parametrize("level", [0.2, 0.5, 0.8, 0.95, 0.999])
+def test_quantiles_of_student_t_are_those_of_scipy(level, freedom):
+    assert student_t(level, freedom) == pytest.approx(scipy.stats.t.ppf((1 + level) / 2, freedom), rel=1e-10)
+
+
+def test_whole_numbers_have_whole_ends_that_hold_the_share():
+    draws = torch.arange(10)
+    found = percentile_interval(torch.tensor(5), draws, 0.5)
+    assert [part.tolist() for part in found] == [5, 2, 7]
+    assert [part.tolist() for part in percentile_interval(torch.tensor(5.0), draws.double(), 0.5)] == [5, 2.25, 6.75]
+
+
+def packages():
+    found = [module.name for module in pkgutil.walk_packages(measures.__path__, measures.__name__ + ".")]
+    return [measures.__name__, *found]
+
+
+@pytest.mark.parametrize("name", packages())
+def test_no_module_is_hidden_behind_a_function_of_its_name(name):
+    module, (parent, _, last) = importlib.import_module(name), name.rpartition(".")
+    assert getattr(importlib.import_module(parent), last) is module
+
+
+def test_every_name_of_the_facade_is_there_once():
+    assert len(set(measures.__all__)) == len(measures.__all__)
+    assert all(hasattr(measures, name) for name in measures.__all__)

@@ -1,0 +1,74 @@
+"""The package as users get it: a wheel in a fresh environment, and imports that cost no more than a job needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT
+from thinkalike import open_result
+
+SMALL = ["stitch.steps=3", "stitch.warmup=1", "stitch.tokens_per_step=512", "data.report_tokens=8192", "logger=none"]
+
+
+def run(*words: str | Path, cwd: Path, check: bool = True) -> subprocess.CompletedProcess:
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(cwd), "OMP_NUM_THREADS": "1", "COLUMNS": "140"}
+    return subprocess.run(words, cwd=cwd, env=environment, check=check, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_wheel_in_a_fresh_environment_runs_the_main_job_from_another_folder(tmp_path):
+    """Dependencies come from this environment; the package comes from the wheel alone."""
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, ROOT]
+    subprocess.run(build, check=True, capture_output=True, timeout=300)
+    (wheel,) = tmp_path.glob("thinkalike-*.whl")
+    run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "fresh", cwd=tmp_path)
+    python = tmp_path / "fresh" / "bin" / "python"
+    site = Path(
+        run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])", cwd=tmp_path).stdout.strip()
+    )
+    pip = [sys.executable, "-m", "pip", f"--python={python}", "install", "-q", "--no-deps", "--no-index", wheel]
+    subprocess.run(pip, check=True, capture_output=True, timeout=300)
+    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    elsewhere, command = tmp_path / "elsewhere", tmp_path / "fresh" / "bin" / "thinkalike"
+    elsewhere.mkdir()
+    places = "import thinkalike, thinkalike.config as c; print(thinkalike.__file__, c.CONF)"
+    assert run(python, "-c", places, cwd=elsewhere).stdout.count(str(site)) == 2, "control: from the wheel"
+    done = run(command, "train", "model=gelu-3l-mini", "model@target=solu-3l-mini", *SMALL, cwd=elsewhere)
+    result = open_result(elsewhere / done.stdout.splitlines()[-1].removeprefix("results: "))
+    assert list(result.table["source_layer"]) == [0, 1, 2]
+    done = run(command, "analyze", "experiment=salle2024/table_s1", "scale=mini", cwd=elsewhere)
+    assert "holds" in done.stdout
+    assert "train|analyze" in run(command, cwd=elsewhere).stdout
+    wrong = run(command, "analyse", cwd=elsewhere, check=False)
+    assert (wrong.returncode, wrong.stderr) == (1, "error: thinkalike analyse is not known; did you mean 'analyze'?\n")
+
+
+JOB = """
+import sys
+sys.argv = ["analyze.py", "measure=loss", "data.report_tokens=4096", "store=results"]
+from thinkalike.cli import analyze
+analyze()
+print("there:", *[name for name in {heavy} if name in sys.modules])
+"""
+
+
+def test_a_job_imports_what_it_needs_and_no_more(tmp_path):
+    heavy = ["pytorch_lightning", "torchmetrics", "matplotlib", "datasets", "wandb", "torch"]
+    code = JOB.format(heavy=heavy)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "there: torch", "torch is the control"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["measure=cke"], ["modle=gpt2"]])
+def test_help_and_a_misspelt_word_need_no_torch(tmp_path, words):
+    code = f"import atexit, sys; sys.argv = ['analyze.py', *{words}]; from thinkalike.cli import analyze; "
+    code += "atexit.register(lambda: print('torch' in sys.modules)); analyze()"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "False", done.stderr
+    assert words == ["--help"] or "did you mean" in done.stderr

@@ -1,0 +1,312 @@
+"""The frame of every job: declared once, and key, lock, seed, state, provenance and result follow."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from conftest import composed
+from thinkalike.config import (
+    MEASURES,
+    TASKS,
+    AnalyzeConfig,
+    DataConfig,
+    MeasureConfig,
+    ModelConfig,
+    PairsConfig,
+    PopulationConfig,
+    StimuliConfig,
+    TrainConfig,
+    measure_schema,
+    neutral,
+    relevant,
+)
+from thinkalike.errors import DataError, StoreError
+from thinkalike.instruments import instrument
+from thinkalike.job import Instrument, Outcome, Work, environment, key_of, perform
+
+
+@dataclass
+class ToyMeasure(MeasureConfig):
+    kind: str = "toy"
+    size: int = 3
+
+
+@dataclass
+class Config:
+    """A small configuration; `chosen` and `threads` are what the frame itself reads."""
+
+    measure: ToyMeasure = field(default_factory=ToyMeasure)
+    other: ToyMeasure = field(default_factory=ToyMeasure)
+    seed: int = 0
+    store: str = neutral("results")
+    force: bool = neutral(False)
+    threads: int | None = neutral(None)
+
+
+class Toy(Instrument, kind="toy", reads=("measure", "seed"), config=Config):
+    """Draws some numbers."""
+
+    def __init__(self, content: str = "text", break_off: Exception | None = None):
+        self.content, self.break_off, self.calls = content, break_off, []
+
+    def inputs(self, config):
+        return {"text": self.content}
+
+    def run(self, config, work: Work) -> Outcome:
+        self.calls.append("run")
+        kept = work.resume("half")
+        start = 0 if kept is None else int(kept["done"])
+        numbers = torch.randn(config.measure.size)
+        if self.break_off:
+            work.keep("half", {"done": 2, "numbers": numbers})
+            raise self.break_off
+        work.opened.callback(lambda: self.calls.append("closed"))
+        work.publish.append(lambda result: self.calls.append(f"published {len(result.figures)}"))
+        table = pd.DataFrame({"number": numbers.numpy(), "start": start})
+        return Outcome(table, {"mean": float(numbers.mean())}, {"numbers": numbers.numpy()}, models=[{"name": "toy"}])
+
+    def draw(self, result, folder: Path) -> None:
+        folder.mkdir()
+        (folder / "toy.svg").write_text(str(len(result.table)))
+        self.calls.append("drawn")
+
+    def show(self, result) -> None:
+        print(f"{len(result.table)} numbers")
+
+
+def config(store: Path, **changes) -> Config:
+    return Config(store=str(store), **changes)
+
+
+def test_a_job_runs_is_drawn_published_shown_closed_and_appears(tmp_path, capsys):
+    toy = Toy()
+    result = perform(toy, config(tmp_path))
+    assert toy.calls == ["run", "drawn", "published 1", "closed"]
+    assert capsys.readouterr().out == "3 numbers\n"
+    assert result.folder.parent == tmp_path / "toy"
+    assert [path.name for path in result.figures] == ["toy.svg"]
+    assert (result.kind, result.settings, result.config["other"]) == ("toy", {}, None)
+    np.testing.assert_array_equal(result.arrays["numbers"], torch.randn(3, generator=torch.manual_seed(0)).numpy())
+
+
+def test_a_finished_job_is_not_done_again_unless_it_is_forced(tmp_path, caplog):
+    toy = Toy()
+    first = perform(toy, config(tmp_path))
+    with caplog.at_level("INFO", logger="thinkalike"):
+        assert perform(toy, config(tmp_path)).folder == first.folder
+    assert "already done; force=true does it again" in caplog.text
+    assert toy.calls.count("run") == 1
+    perform(toy, config(tmp_path, force=True))
+    assert toy.calls.count("run") == 2
+
+
+def test_the_seed_decides_the_numbers_and_the_key(tmp_path):
+    first, again, other = (perform(Toy(), config(tmp_path / str(i), seed=s)) for i, s in enumerate((1, 1, 2)))
+    assert first.key == again.key != other.key
+    pd.testing.assert_frame_equal(first.table, again.table)
+    assert not first.table.equals(other.table)
+
+
+def test_the_key_is_of_what_the_job_reads(tmp_path):
+    plain = perform(Toy(), config(tmp_path)).key
+    assert perform(Toy(), config(tmp_path, other=ToyMeasure(size=9))).key == plain, "it does not read this part"
+    assert perform(Toy(), config(tmp_path, threads=1)).key == plain
+    assert perform(Toy(), config(tmp_path, measure=ToyMeasure(size=4))).key != plain
+    assert perform(Toy("another text"), config(tmp_path)).key != plain
+
+
+def test_a_kind_whose_version_is_raised_does_its_jobs_again(tmp_path):
+    class Newer(Toy, kind="toy", version=2, reads=("measure", "seed"), config=Config):
+        """The same with other numbers."""
+
+    assert perform(Newer(), config(tmp_path)).key != perform(Toy(), config(tmp_path)).key
+
+
+def test_a_schema_that_grows_finds_its_old_results(tmp_path):
+    """The one way to add a setting: optional, with the default that there was without it."""
+
+    @dataclass
+    class Grown(ToyMeasure):
+        extra: str | None = None
+        more: list = field(default_factory=list)
+
+    before = perform(Toy(), config(tmp_path, measure=ToyMeasure(size=5)))
+    toy = Toy()
+    assert perform(toy, config(tmp_path, measure=Grown(size=5))).folder == before.folder
+    assert toy.calls == []
+    assert perform(toy, config(tmp_path, measure=Grown(size=5, extra="used"))).key != before.key
+
+
+def test_a_part_that_does_not_exist_is_an_error_when_the_kind_is_declared():
+    with pytest.raises(TypeError, match=r"Wrong reads \['modle'\], and AnalyzeConfig has "):
+
+        class Wrong(Instrument, kind="wrong", reads=("modle", "data")):
+            """Has a typo."""
+
+
+def test_an_interrupted_job_goes_on_and_a_damaged_state_is_one_line(tmp_path):
+    with pytest.raises(DataError):
+        perform(Toy(break_off=DataError("no more")), config(tmp_path))
+    (state,) = tmp_path.glob("toy/*.partial/checkpoints/half.pt")
+    kept = state.read_bytes()
+    state.write_bytes(kept[: len(kept) // 2])
+    with pytest.raises(StoreError, match=r"half.pt is damaged \(.*\); deleting it is safe"):
+        perform(Toy(), config(tmp_path))
+    state.write_bytes(kept)
+    result = perform(Toy(), config(tmp_path))
+    assert set(result.table["start"]) == {2}
+    assert not list(tmp_path.glob("toy/*.partial"))
+
+
+def test_a_state_holds_nothing_that_could_run_code(tmp_path):
+    with pytest.raises(DataError):
+        perform(Toy(break_off=DataError("no more")), config(tmp_path))
+    (state,) = tmp_path.glob("toy/*.partial/checkpoints/half.pt")
+    torch.save({"done": Path("x")}, state)  # a class of Python, which weights_only refuses
+    with pytest.raises(StoreError, match="is damaged"):
+        perform(Toy(), config(tmp_path))
+
+
+def test_what_is_opened_is_closed_also_when_a_job_fails(tmp_path):
+    closed = []
+
+    class Failing(Toy, kind="failing", reads=("measure",), config=Config):
+        """Breaks off after it opened something."""
+
+        def run(self, config, work):
+            work.opened.callback(lambda: closed.append(True))
+            raise DataError("no more")
+
+    with pytest.raises(DataError):
+        perform(Failing(), config(tmp_path))
+    assert closed == [True]
+    assert not list(tmp_path.glob("failing/*"))
+
+
+# ------------------------------------------------------------------------------------------------------------- content
+
+
+class Digest:
+    def __init__(self, text):
+        self.text = text
+
+    def fingerprint(self):
+        return self.text
+
+
+def test_the_key_takes_fingerprints_and_what_has_one():
+    assert key_of(Toy(), {}, {"a": "1"}) == key_of(Toy(), {}, {"a": Digest("1")}) != key_of(Toy(), {}, {"a": "2"})
+
+
+def test_the_key_does_not_depend_on_the_order_of_settings():
+    first, second = {"a": 1, "b": {"c": 2, "d": 3}}, {"b": {"d": 3, "c": 2}, "a": 1}
+    assert key_of(Toy(), first, {"x": "1", "y": "2"}) == key_of(Toy(), second, {"y": "2", "x": "1"})
+
+
+NEUTRAL = {
+    "store", "force", "logger.kind", "logger.project", "logger.entity", "logger.group", "data.cache", "data.files",
+    "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every", "trainer.threads",
+    "pretrain.ship", "pairs.fit", "pairs.report", "pairs.challenge", "stimuli.path", "activations", "threads", "chosen",
+}  # fmt: skip
+
+
+def leaves(value, prefix=""):
+    for item in dataclasses.fields(value):
+        inner = getattr(value, item.name)
+        name = f"{prefix}{item.name}"
+        yield from leaves(inner, f"{name}.") if dataclasses.is_dataclass(inner) else [(value, item.name, name)]
+
+
+@pytest.mark.parametrize("root", [TrainConfig, AnalyzeConfig])
+def test_every_setting_is_relevant_but_those_that_are_declared_neutral(root):
+    models = {name: ModelConfig(name=name, architecture={"d_model": 8}) for name in ("model", "target")}
+    whole, ignored = root(**models, data=DataConfig(name="stdlib")), set()
+    names = [name for _, _, name in leaves(whole)]
+    for number, name in enumerate(names):
+        changed = root(**{key: dataclasses.replace(value) for key, value in models.items()}, data=DataConfig(name="s"))
+        plain = json.dumps(relevant(changed), sort_keys=True)
+        owner, attribute, _ = list(leaves(changed))[number]
+        setattr(owner, attribute, "something else")
+        if json.dumps(relevant(changed), sort_keys=True) == plain:
+            ignored.add(name)
+    assert ignored == {name for name in NEUTRAL if name in names}
+
+
+def test_the_instruments_of_both_doors_are_there_and_each_has_a_kind_of_its_own():
+    made = [instrument(module) for module in (*TASKS.values(), *MEASURES.values())]
+    assert len({each.kind for each in made}) == len(TASKS) + len(MEASURES)
+    for kind, module in MEASURES.items():
+        assert measure_schema(kind).kind == kind == instrument(module).kind
+    for each in made:
+        assert each.reads
+        assert each.__doc__
+
+
+# The defaults do not enter a key: one that changes gives old results to new settings, unless the version is raised.
+DEFAULTS = Path(__file__).parent / "defaults.json"
+
+
+def defaults() -> dict[str, dict]:
+    from thinkalike.config import NLIConfig, PretrainConfig, StitchConfig, TrainerConfig
+
+    plain = [DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig, NLIConfig, PretrainConfig]
+    schemas = {each.__name__: each for each in (*plain, StitchConfig, TrainerConfig)}
+    schemas |= {f"measure={kind}": measure_schema(kind) for kind in MEASURES}
+    made = {}
+    for name, schema in schemas.items():
+        items = [item for item in dataclasses.fields(schema) if not item.metadata.get("neutral")]
+        values = {
+            item.name: item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+            for item in items
+        }
+        made[name] = json.loads(json.dumps(values))
+    return made
+
+
+def test_no_default_has_changed_without_a_word():
+    """One that must change: raise the version of the kinds that read it, then write the new one into defaults.json."""
+    known, there = json.loads(DEFAULTS.read_text()), defaults()
+    for name, values in known.items():
+        assert {key: there[name][key] for key in values} == values, name
+    assert set(known) == set(there), "a new schema's defaults belong into defaults.json"
+
+
+# ---------------------------------------------------------------------------------------------------------- provenance
+
+
+def test_the_provenance_says_what_computed_it(tmp_path):
+    record = perform(Toy(), config(tmp_path, seed=3)).provenance
+    assert (record["seed"], record["models"]) == (3, [{"name": "toy"}])
+    assert {"thinkalike", "torch", "transformers", "numpy"} <= set(record["versions"])
+    assert record["versions"]["numpy"] == np.__version__
+    assert 1e7 < record["peak_memory_bytes"] < 1e13
+    assert 0 <= record["wall_seconds"] < 60
+    assert record["threads"] >= 1
+
+
+def test_a_checkout_without_git_has_an_unknown_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr("thinkalike.job.__file__", str(tmp_path / "job.py"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert environment()["git_commit"] == "unknown"
+
+
+def test_the_commit_is_that_of_the_checkout():
+    import subprocess
+
+    here = Path(__file__).parent
+    run = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], cwd=here, capture_output=True, text=True)
+    if run.returncode:
+        pytest.skip("this is no checkout of git")
+    assert run.stdout.strip() in environment()["git_commit"]
+
+
+def test_an_experiment_s_configuration_is_that_of_the_door(tmp_path):
+    assert composed("measure=cka", f"store={tmp_path}", door="analyze").chosen == ["measure=cka", f"store={tmp_path}"]

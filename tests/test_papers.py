@@ -1,0 +1,177 @@
+"""Experiments of papers: their models and jobs, and the check of their claims."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from conftest import composed
+from thinkalike import Result
+from thinkalike.config import options
+from thinkalike.errors import ConfigError, StoreError
+from thinkalike.papers import PAPERS, brown2023_stitching, experiment_named, reproduce
+from thinkalike.papers.brown2023_stitching import Direction
+from thinkalike.papers.experiment import Case, Claim, job_of
+
+
+def stitched(folder, source, target, penalties, tokens=None):
+    """A finished stitching job with these penalties in nats per token, alike in all of 40 documents but for noise."""
+    place = folder / f"{source}-{target}"
+    place.mkdir()
+    tokens = np.full(40, 1000.0) if tokens is None else tokens
+    noise = np.random.default_rng(0).normal(0, 0.01, (len(penalties), 40))
+    own = np.full(40, 3.0) * tokens
+    stitch = own + (np.array(penalties)[:, None] + noise) * tokens
+    np.savez(place / "arrays.npz", stitch=stitch, target=own, tokens=tokens)
+    layers = range(len(penalties))
+    columns = {"source": source, "target": target, "source_layer": layers, "target_layer": layers}
+    pd.DataFrame({**columns, "penalty": penalties}).to_csv(place / "table.csv", index=False)
+    return Result(place)
+
+
+def case(results):
+    config = composed("experiment=brown2023/figure1", door="analyze")
+    return Case(config, [], {f"{source} → {target}": result for (source, target), result in results.items()})
+
+
+def claims(folder, solu_gelu, gelu_solu, solu_solu, gelu_gelu):
+    penalties = {
+        ("solu-3l", "gelu-3l"): solu_gelu, ("gelu-3l", "solu-3l"): gelu_solu,
+        ("solu-3l", "solu-3l"): solu_solu, ("gelu-3l", "gelu-3l"): gelu_gelu,
+    }  # fmt: skip
+    made = {key: stitched(folder, *key, values) for key, values in penalties.items()}
+    return brown2023_stitching._claims(case(made), "3 layers")
+
+
+def test_claims_that_are_planted_hold(tmp_path):
+    verdicts = claims(tmp_path, [0.4, 0.3], [0.2, 0.1], [0.0, 0.0], [0.05, 0.04])
+    assert [claim.verdict for claim in verdicts] == ["holds"] * 3
+    assert "+0.200 [" in verdicts[0].numbers
+
+
+def test_claims_that_fail_at_one_layer_do_not_hold(tmp_path):
+    verdicts = claims(tmp_path, [0.4, 0.05], [0.2, 0.1], [0.15, 0.0], [0.05, 0.14])
+    assert [claim.holds for claim in verdicts] == [False, False, False]
+
+
+FORTH, BACK = Direction("g", ("solu", "gelu"), "a", "b"), Direction("g", ("gelu", "solu"), "b", "a")
+
+
+def test_a_difference_within_its_interval_does_not_hold(tmp_path):
+    more, less = stitched(tmp_path, "a", "b", [0.1001]), stitched(tmp_path, "b", "a", [0.1])
+    noise = np.random.default_rng(1).normal(0, 10, (1, 40))
+    np.savez(less.folder / "arrays.npz", **{**less.arrays, "stitch": less.arrays["stitch"] + noise})
+    results = case({("a", "b"): more, ("b", "a"): Result(less.folder)})
+    assert brown2023_stitching._greater(results, "", FORTH, BACK).holds is False
+
+
+def test_directions_on_other_documents_are_not_compared(tmp_path):
+    more = stitched(tmp_path, "a", "b", [0.1])
+    less = stitched(tmp_path, "b", "a", [0.1], tokens=np.full(40, 900.0))
+    with pytest.raises(StoreError, match="report on different documents"):
+        brown2023_stitching._greater(case({("a", "b"): more, ("b", "a"): less}), "", FORTH, BACK)
+
+
+def test_verdicts_have_three_words():
+    assert [Claim("", holds, "").verdict for holds in (True, False, None)] == [
+        "holds",
+        "does not hold",
+        "not testable here",
+    ]
+
+
+def test_an_unknown_experiment_names_the_nearest():
+    config = composed("model=gelu-3l-mini", door="analyze")
+    config.experiment = "brown2023/figure77"
+    with pytest.raises(ConfigError, match="did you mean 'brown2023/figure"):
+        reproduce(config)
+
+
+@pytest.mark.parametrize("name", ["brown2023/figure2", "brown2023/figure3", "salle2024/figure2", "salle2024/figure3"])
+def test_an_experiment_with_a_measure_of_another_kind_is_refused(name):
+    config = composed(f"experiment={name}", "measure=loss", door="analyze")
+    with pytest.raises(ConfigError, match=f"experiment={name} is about measure=[a-z]+, not measure=loss"):
+        reproduce(config)
+
+
+@pytest.mark.parametrize("scale", ["paper", "mini"])
+def test_the_jobs_of_figure_1_compose_at_both_scales(scale):
+    config = composed("experiment=brown2023/figure1", f"scale={scale}", "recipe=paper", "seed=3", door="analyze")
+    figure = experiment_named("brown2023/figure1")
+    parts = figure.parts(figure.case(config))
+    jobs = [job_of(config, part) for part in parts]
+    names = {(job.model.name, job.target.name) for job in jobs}
+    assert len(names) == len(jobs) == {"paper": 8, "mini": 12}[scale]
+    assert all(job.stitch.norm == "pre" and job.data.same_split and job.stitch.controls for job in jobs)
+    assert {job.data.name for job in jobs} == {{"paper": "c4-code", "mini": "stdlib"}[scale]}
+    assert {job.seed for job in jobs} == {3}
+    assert jobs[0].stitch.steps == {"paper": 2000, "mini": 200}[scale]
+
+
+@pytest.mark.parametrize("name", options("experiment"))
+@pytest.mark.parametrize("scale", ["paper", "mini"])
+def test_every_experiment_of_the_configuration_is_there_and_its_jobs_compose(name, scale):
+    figure, config = experiment_named(name), composed(f"experiment={name}", f"scale={scale}", door="analyze")
+    assert (figure.name, figure.kind, config.experiment) == (name, name.replace("/", "-"), name)
+    jobs = [job_of(config, part) for part in figure.parts(figure.case(config))]
+    assert all(job.store == config.store for job in jobs)
+    if figure.measure == "mlem" and jobs:
+        assert {job.stimuli.sample for job in jobs} == {1500}
+
+
+def test_every_experiment_has_a_configuration():
+    from importlib import import_module
+
+    modules = [import_module(f"thinkalike.papers.{module}") for each in PAPERS.values() for module in each]
+    assert sorted(each.name for module in modules for each in module.EXPERIMENTS) == options("experiment")
+
+
+# ------------------------------------------------------------------------------------------- models of the command line
+
+
+def models_of(*words):
+    config = composed(*words, "scale=mini", door="analyze")
+    return [model.name for model in experiment_named(config.experiment).case(config).models]
+
+
+def test_models_of_the_command_line_take_the_place_of_an_experiment_s_own():
+    assert len(models_of("experiment=salle2024/figure3")) == 6
+    assert models_of("experiment=salle2024/figure3", "model=gpt2-mini") == ["gpt2-mini"]
+    both = ["model=gpt2-mini", "model@target=mamba-mini"]
+    assert models_of("experiment=salle2024/figure2", *both) == ["gpt2-mini", "mamba-mini"]
+
+
+def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):
+    words = ["model=local", f"model.path={checkpoints['gpt2']}", "model@target=mamba-mini", "target.dtype=float64"]
+    config = composed("experiment=salle2024/figure2", *words, "scale=mini", door="analyze")
+    figure = experiment_named("salle2024/figure2")
+    jobs = [job_of(config, part) for part in figure.parts(figure.case(config))]
+    assert [job.model.path for job in jobs] == [str(checkpoints["gpt2"]), None, str(checkpoints["gpt2"])]
+    assert [job.target.dtype for job in jobs] == ["float32", "float64", "float64"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["experiment=brown2023/figure1", "model=gpt2"], "is about solu-3l-mini, .* it takes no others"),
+        (["experiment=brown2023/figure3", "model@target=gpt2"], "it takes no others"),
+        (["experiment=brown2023/figure2", "model=bert-mini"], "it takes no others"),
+        (["experiment=salle2024/figure2", "model=gpt2"], "it takes 2 by model= and model@target="),
+        (["experiment=brown2023/figure1", "measure=cka"], "has no measure, so measure=cka does not go with it"),
+        (["experiment=brown2023/table1", "measure=loss"], "has no measure"),
+    ],
+)
+def test_what_an_experiment_cannot_take_is_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        reproduce(composed(*words, "scale=mini", door="analyze"))
+
+
+def test_a_job_composed_inside_a_job_leaves_hydra_as_it_was():
+    from hydra.core.global_hydra import GlobalHydra
+
+    from thinkalike.config import compose_job
+
+    before = GlobalHydra.instance().hydra
+    assert compose_job("train", ["model=gpt2"]).model.hub_id == "openai-community/gpt2"
+    assert GlobalHydra.instance().hydra is before
+    assert torch.get_default_dtype() == torch.float32
