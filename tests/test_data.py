@@ -205,7 +205,7 @@ def test_a_folder_in_place_of_a_file_is_refused(call, tmp_path, config):
     """`text_fingerprint` comes first in a job, so it must not be the one that crashes."""
     (tmp_path / "folder").mkdir()
     with pytest.raises(DataError, match="folder"):
-        what(config(tmp_path / "folder"))
+        call(config(tmp_path / "folder"))
 
 
 # ---------------------------------------------------------------------------------------------------- standard library

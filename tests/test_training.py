@@ -271,7 +271,7 @@ def test_each_stitch_is_clipped_by_itself(rows):
 def report(module, rows, documents=None, batch=7, **more):
     documents = rows.new_zeros(rows.shape) if documents is None else documents
     maps = {"stitch": list(module.stitches), **more}
-    return document_sums(*module.models, module.pairs, maps, rows, documents, batch)
+    return document_sums(*module.models, module.layer_pairs, maps, rows, documents, batch)
 
 
 def test_a_self_stitch_from_the_identity_costs_nothing_before_training(rows):

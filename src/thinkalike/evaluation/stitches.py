@@ -44,7 +44,7 @@ def last_states(target: FrozenModel, entering: Sequence[tuple[int, Tensor]]) -> 
 def document_sums(
     source: FrozenModel,
     target: FrozenModel,
-    pairs: Sequence[LayerPair],
+    layer_pairs: Sequence[LayerPair],
     maps: Mapping[str, Maps],
     rows: Int[Tensor, "rows context"],
     documents: Int[Tensor, "rows context"],
@@ -58,17 +58,17 @@ def document_sums(
         batch: rows at a time.
 
     Returns:
-        Sums over the predicted tokens of each document, float64. By the name of each map, its loss (pairs, documents)
-        in nats; `target` and `source`, the models' own losses (documents,), and `tokens`, how many there are; for
-        `stitch` also (pairs, documents): `kl` to the target's output in nats, `top1` agreements with it,
-        `distance` = |φ(h) - t| / |t| and `norm` = |φ(h)| / |t| with t the target's own state.
+        Sums over the predicted tokens of each document, float64. By the name of each map, its loss in nats
+        (layer pairs, documents); `target` and `source`, the models' own losses (documents,), and `tokens`, how many
+        there are; for `stitch` also (layer pairs, documents): `kl` to the target's output in nats, `top1` agreements
+        with it, `distance` = |φ(h) - t| / |t| and `norm` = |φ(h)| / |t| with t the target's own state.
     """
-    count, last, layers = int(documents.max()) + 1, target.n_layers - 1, [layer for layer, _ in pairs]
+    count, last, layers = int(documents.max()) + 1, target.n_layers - 1, [layer for layer, _ in layer_pairs]
     totals: dict[str, Tensor] = {}
     for part, owners in zip(rows.split(batch), documents.split(batch), strict=True):
         tokens, owner = part.long(), owners[:, 1:].flatten()
         *states, own = source.residuals(tokens, [*layers, source.n_layers - 1])
-        *goals, standard = target.residuals(tokens, [*(depth for _, depth in pairs), last])
+        *goals, standard = target.residuals(tokens, [*(depth for _, depth in layer_pairs), last])
         values = {
             "source": next_token_losses(source, [own], tokens)[0],
             "target": next_token_losses(target, [standard], tokens)[0],
@@ -76,7 +76,7 @@ def document_sums(
         values["tokens"] = torch.ones_like(values["target"])
         for name, functions in maps.items():
             mapped = [function(state.to(target.device)) for function, state in zip(functions, states, strict=True)]
-            ends = last_states(target, [(depth, state) for (_, depth), state in zip(pairs, mapped, strict=True)])
+            ends = last_states(target, [(depth, state) for (_, depth), state in zip(layer_pairs, mapped, strict=True)])
             values[name] = torch.stack(next_token_losses(target, ends, tokens))
             if name == "stitch":
                 values |= _matches(target, mapped, goals, ends, standard)
@@ -88,7 +88,7 @@ def document_sums(
 def _matches(
     target: FrozenModel, mapped: list[Tensor], goals: list[Tensor], ends: list[Tensor], standard: Tensor
 ) -> dict[str, Tensor]:
-    """Return how near each map's states and outputs are to the target's own, per predicted token: (pairs, b, t - 1)."""
+    """Return how near each map's states and outputs are to the target's own, per predicted token, (l, b, t - 1)."""
     shape = standard[:, :-1].shape[:2]
     rows = [end[:, :-1].flatten(0, 1) for end in ends]
     own = standard[:, :-1].flatten(0, 1)
@@ -103,10 +103,14 @@ def _matches(
 
 @torch.no_grad()
 def state_moments(
-    source: FrozenModel, target: FrozenModel, pairs: Sequence[LayerPair], rows: Int[Tensor, "rows context"], batch: int
+    source: FrozenModel,
+    target: FrozenModel,
+    layer_pairs: Sequence[LayerPair],
+    rows: Int[Tensor, "rows context"],
+    batch: int,
 ) -> Moments:
-    """Return sufficient statistics of the closed-form maps of all pairs, from one pass over fit rows."""
-    moments = Moments(pairs)
+    """Return sufficient statistics of the closed-form maps of all layer pairs, from one pass over fit rows."""
+    moments = Moments(layer_pairs)
     for part in rows.split(batch):
         tokens = part.long()
         mine = source.residuals(tokens, range(source.n_layers))

@@ -13,6 +13,7 @@ import torch
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import DataError, one_of
 from thinkalike.instruments.layer_pairs import LayerPairs, LayerPairsConfig
+from thinkalike.measures import span
 from thinkalike.models import FrozenModel
 from thinkalike.states import StateBatches
 from thinkalike.store import Result
@@ -86,5 +87,5 @@ class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measur
     def show(self, result: Result) -> None:
         super().show(result)
         if "distance" in result.scalars:
-            print("  distance between the models (equation 2): {distance:.4f}, "
-                  "{distance_low:.4f} to {distance_high:.4f}".format(**result.scalars))  # fmt: skip
+            value, low, high = (result.scalars[name] for name in ("distance", "distance_low", "distance_high"))
+            print(f"  distance between the models (equation 2): {span(value, low, high, '.4f')}")

@@ -20,6 +20,7 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.measures import span
 from thinkalike.models import FrozenModel, load_model
 from thinkalike.states import StateBatches, sites, text_batches
 from thinkalike.store import Result
@@ -134,8 +135,7 @@ class LayerPairs(Instrument):
         for number, layer in enumerate(rows):
             column = columns[round(number * (len(columns) - 1) / max(len(rows) - 1, 1))]
             cell = cells.loc[(layer, column)]
-            ends = f"{cell['low']:+.4f} to {cell['high']:+.4f}"
-            print(f"  layer {layer:3d} with {column:3d}   {cell['value']:+.4f}   {ends}")
+            print(f"  layer {layer:3d} with {column:3d}   {span(cell['value'], cell['low'], cell['high'], '+.4f')}")
 
 
 def _gathered(metric: Any, measure: Any, batches: StateBatches, names: tuple[str, str], work: Work) -> Any:

@@ -10,6 +10,7 @@ from thinkalike.config import AnalyzeConfig, MeasureConfig
 from thinkalike.data import read_corpus
 from thinkalike.evaluation import held_out_loss
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.measures import span
 from thinkalike.models import load_model
 from thinkalike.store import Result
 
@@ -35,6 +36,7 @@ class Loss(Instrument, kind="loss", reads=("model", "data")):
     def show(self, result: Result) -> None:
         row = result.table.iloc[0]
         print(
-            f"{row['model']} on {result.config['data']['name']}: {row['loss']:.4f} nats per token "
-            f"({row['loss_low']:.4f} to {row['loss_high']:.4f}); unigram entropy {row['unigram_entropy']:.4f}"
+            f"{row['model']} on {result.config['data']['name']}: "
+            f"{span(row['loss'], row['loss_low'], row['loss_high'], '.4f')} nats per token; "
+            f"unigram entropy {row['unigram_entropy']:.4f}"
         )

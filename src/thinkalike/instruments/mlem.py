@@ -20,7 +20,7 @@ from thinkalike.errors import ConfigError, DataError, nearest, one_of
 from thinkalike.instruments import rsa
 from thinkalike.instruments.of_stimuli import OfStimuli, rows_of_sides, stimuli_facts
 from thinkalike.job import Outcome, Work
-from thinkalike.measures import MLEM, Importance, feature_importance, weighted_tau
+from thinkalike.measures import MLEM, Importance, feature_importance, span, weighted_tau
 from thinkalike.states import StimulusStates, numbered, stimulus_states_of
 from thinkalike.store import Result
 from thinkalike.tables import matrix_rows, repeated_rows
@@ -117,9 +117,8 @@ class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure
             layer = result.table[(result.table["model"] == row.model) & (result.table["layer"] == row.layer)]
             top = layer.nlargest(SHOWN, "importance")
             named = zip(top["feature"], top["importance"], strict=True)
-            score = f"{row.score:+.3f} ({row.low:+.3f} to {row.high:+.3f})"
             words = ", ".join(f"{name} {value:.3f}" for name, value in named)
-            print(f"  {row.model} layer {row.layer!s:>3}   {score}   {words}")
+            print(f"  {row.model} layer {row.layer!s:>3}   {span(row.score, row.low, row.high)}   {words}")
 
 
 def _check_features(measure: Any, stimuli: Stimuli) -> None:

@@ -15,7 +15,7 @@ from thinkalike.data import Stimuli
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments.of_stimuli import OfStimuli, rows_of_sides, stimuli_facts
 from thinkalike.job import Outcome, Work
-from thinkalike.measures import Estimate, mantel, rsa_estimate
+from thinkalike.measures import Estimate, mantel, rsa_estimate, span
 from thinkalike.states import numbered, stimulus_states_of
 from thinkalike.store import Result
 from thinkalike.tables import matrix_rows
@@ -81,7 +81,7 @@ class RSA(OfStimuli, kind="rsa", reads=("model", "target", "measure", "stimuli",
             (row,) = rows.itertuples()
             print(
                 f"{word} alike: {row.source} layer {row.source_layer} and {row.target} layer {row.target_layer}, "
-                f"ρ {row.value:+.3f} ({row.low:+.3f} to {row.high:+.3f})"
+                f"ρ {span(row.value, row.low, row.high)}"
             )
 
 

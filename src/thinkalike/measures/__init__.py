@@ -24,7 +24,7 @@ from thinkalike.measures.mlem.importance import Importance, feature_importance
 from thinkalike.measures.neighbours.mutual import mutual_knn, mutual_knn_matrix
 from thinkalike.measures.statistics.batch_means import BatchMeans, LayerPairEstimate
 from thinkalike.measures.statistics.bootstrapping import bootstrap_interval, sum_by_document
-from thinkalike.measures.statistics.estimate import Estimate
+from thinkalike.measures.statistics.estimate import Estimate, span
 from thinkalike.measures.statistics.folds import fold_interval, splits, stimulus_folds
 from thinkalike.measures.statistics.jackknifing import jackknife, leave_one_out
 from thinkalike.measures.statistics.populations import (
@@ -98,6 +98,7 @@ __all__ = [
     "rsa",
     "rsa_estimate",
     "same_top_token",
+    "span",
     "spearman",
     "splits",
     "stimulus_folds",

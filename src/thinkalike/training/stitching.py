@@ -45,35 +45,35 @@ def peak_rate(config: StitchConfig) -> float:
 class StitchTraining(SteppedModule):
     """Trains one φ per layer pair between two frozen models; its state holds the φs and never the models.
 
-    `curve` (steps, pairs) keeps each step's loss on the batch of the step, in nats per token (mse: squared units).
+    `curve` (steps, layer pairs) keeps each step's loss on its batch, in nats per token (mse: squared units).
     """
 
     def __init__(
         self,
         source: FrozenModel,
         target: FrozenModel,
-        pairs: Sequence[LayerPair],
+        layer_pairs: Sequence[LayerPair],
         rows: Int[Tensor, "rows context"],
         config: StitchConfig,
         seed: int,
     ):
         super().__init__(rows, config.tokens_per_step, config.steps, seed)
         self.models = (source, target)  # a tuple, so that Lightning neither moves nor saves them
-        self.pairs, self.config = list(pairs), config
+        self.layer_pairs, self.config = list(layer_pairs), config
         width_in, width_out = source.d_model, target.d_model
         self.stitches = nn.ModuleList(
-            Stitch(config.kind, width_in, width_out, config.norm, config.rank, seed) for _ in self.pairs
+            Stitch(config.kind, width_in, width_out, config.norm, config.rank, seed) for _ in self.layer_pairs
         )
         self.curve: Tensor
-        self.register_buffer("curve", torch.full((config.steps, len(self.pairs)), torch.nan))
+        self.register_buffer("curve", torch.full((config.steps, len(self.layer_pairs)), torch.nan))
 
     def losses(self, tokens: Int[Tensor, "b t"]) -> list[Float[Tensor, " n"]]:
         """What each φ is trained to make small, one value per token."""
         source, target = self.models
         with torch.no_grad():
-            states = source.residuals(tokens, [layer for layer, _ in self.pairs])
+            states = source.residuals(tokens, [layer for layer, _ in self.layer_pairs])
         mapped = [phi(state.to(target.device).float()) for phi, state in zip(self.stitches, states, strict=True)]
-        depths = [depth for _, depth in self.pairs]
+        depths = [depth for _, depth in self.layer_pairs]
         if self.config.loss == "mse":
             with torch.no_grad():
                 own = target.residuals(tokens, depths)
@@ -90,7 +90,7 @@ class StitchTraining(SteppedModule):
         step = self.over_processes(losses)
         self.check_finite(step.sum(), f"lower stitch.lr={self.config.lr}")
         self.curve[self.global_step] = step
-        for (layer, depth), loss in zip(self.pairs, step, strict=True):
+        for (layer, depth), loss in zip(self.layer_pairs, step, strict=True):
             self.log(f"loss/{layer}-{depth}", loss)
         self.log("loss", step.mean())
         return losses.sum()

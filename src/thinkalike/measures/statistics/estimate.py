@@ -45,10 +45,14 @@ class Estimate:
             return str(self)
         if self.value.numel() != 1:
             raise ValueError(f"an estimate of shape {tuple(self.value.shape)} is no single number: index it first")
-        value, low, high = (format(part.item(), spec) for part in self)
-        return f"{value} [{low}, {high}]"
+        return span(self.value.item(), self.low.item(), self.high.item(), spec)
 
 
 def interval_around(value: Tensor, half: Tensor | float) -> Estimate:
     """Return the estimate value ± half."""
     return Estimate(value, value - half, value + half)
+
+
+def span(value: Any, low: Any, high: Any, spec: str = "+.3f") -> str:
+    """Return a number with its interval as everything writes it: "+0.037 [+0.032, +0.043]"."""
+    return f"{value:{spec}} [{low:{spec}}, {high:{spec}}]"
