@@ -1,6 +1,5 @@
 """Figures 2, 7 and 8 of Brown et al. 2023: claims where they are planted, classifiers that are made and fetched."""
 
-import importlib
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +14,11 @@ from thinkalike import papers
 from thinkalike.data import nli_challenge, nli_training
 from thinkalike.instruments.finetuning import CHECKPOINT
 from thinkalike.papers import brown2023_population as experiments
+from thinkalike.papers import experiment as frame
 from thinkalike.papers.experiment import job_of
 from thinkalike.store import Job, Result
 from thinkalike.training import Finetuning
 
-FRAME = importlib.import_module("thinkalike.papers.experiment")  # the package has a function under this name
 BLOCKS, EACH, TEXTS = 6, 3, 400
 GROUPS = ["generalizing"] * EACH + ["heuristic"] * EACH
 
@@ -67,7 +66,7 @@ def verdicts(monkeypatch, tmp_path):
 
     def run(figure, *words, **changes):
         finished = planted(tmp_path, **changes)
-        monkeypatch.setattr(FRAME, "run_job", lambda _: finished)
+        monkeypatch.setattr(frame, "run_job", lambda _: finished)
         config = composed(f"experiment=brown2023/{figure}", "scale=mini", f"store={tmp_path}/r", *words, door="analyze")
         result = papers.reproduce(config)
         assert any(path.suffix == ".png" for path in result.figures)
