@@ -252,6 +252,8 @@ def _ask(endpoint: str, home: Path, patch: pytest.MonkeyPatch) -> None:
     }
     for name, value in places.items():
         patch.setattr(name, value)
+    # transformers keeps a client of its own, with the address of the first hub that it was asked for
+    patch.setattr("transformers.utils.hub._hf_api", None, raising=False)
 
 
 @pytest.fixture

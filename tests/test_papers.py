@@ -157,6 +157,11 @@ def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):
         (["experiment=brown2023/figure3", "model@target=gpt2"], "it takes no others"),
         (["experiment=brown2023/figure2", "model=bert-mini"], "it takes no others"),
         (["experiment=salle2024/figure2", "model=gpt2"], "it takes 2 by model= and model@target="),
+        (["experiment=salle2024/figure3", "model.device=cpu"], "model.device=cpu sets up a model that no word names"),
+        (
+            ["experiment=salle2024/figure2", "model=gpt2-mini", "model@target=gpt2-mini"],
+            "was given gpt2-mini twice; name two models",
+        ),
         (["experiment=brown2023/figure1", "measure=cka"], "has no measure, so measure=cka does not go with it"),
         (["experiment=brown2023/table1", "measure=loss"], "has no measure"),
     ],

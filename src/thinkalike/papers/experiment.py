@@ -140,7 +140,13 @@ class Experiment(Instrument, kind="experiment", reads=("experiment", "scale", "r
             counts = " or ".join(str(count) for count in self.takes)
             instead = f"it takes {counts} by model= and model@target=" if counts else "it takes no others"
             raise ConfigError(f"experiment={config.experiment} is about {', '.join(own)}; {instead}")
-        return Case(config, [Model.of(*words) for words in given])
+        for words in given:
+            if not any(word.startswith("model=") for word in words):
+                raise ConfigError(f"experiment={config.experiment}: {words[0]} sets up a model that no word names")
+        models = [Model.of(*words) for words in given]
+        if len({model.name for model in models}) < len(models):
+            raise ConfigError(f"experiment={config.experiment} was given {models[0].name} twice; name two models")
+        return Case(config, models)
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         """Run the jobs that the store lacks; returns the result of each."""
