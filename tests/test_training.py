@@ -12,6 +12,8 @@ import tiny
 from conftest import composed
 from thinkalike.config import LoggerConfig, PretrainConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
+from thinkalike.evaluation import document_sums, last_states, masked_losses, next_token_losses, state_moments
+from thinkalike.job import rank
 from thinkalike.measures import least_squares
 from thinkalike.models import build_mini, load_model, train_tokenizer
 from thinkalike.training import (
@@ -19,18 +21,13 @@ from thinkalike.training import (
     Pretraining,
     Run,
     StitchTraining,
-    document_sums,
     fit,
-    masked_losses,
     own_device,
     peak_rate,
-    rank,
     rate,
-    state_moments,
 )
 from thinkalike.training.pretraining import cosine
 from thinkalike.training.run import StepBatches
-from thinkalike.training.stitching import last_states, next_token_losses
 
 CONFIG = StitchConfig(steps=6, warmup=2, tokens_per_step=128)
 PAIRS = [(0, 0), (1, 1), (2, 2), (3, 3)]
@@ -126,7 +123,12 @@ def test_each_process_of_a_shared_job_has_a_gpu_of_its_own(monkeypatch):
     assert own_device("cuda", shared) == "cuda:3"
     assert own_device("cpu", shared) == "cpu"
     assert own_device("cuda:1", alone) == "cuda:1"
-    assert rank(alone) == 0
+    job = composed()
+    assert rank(job) == 0, "a job of one process does not ask"
+    job.trainer.strategy = "ddp"
+    assert rank(job) == 3
+    monkeypatch.setenv("RANK", "7")  # of all nodes
+    assert rank(job) == 7
 
 
 def test_how_many_processes_must_be_said_where_there_is_no_gpu(rows, run):

@@ -23,6 +23,7 @@ from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
 
+NAMING = ("model=", "model.path=", "model.name=", "model.hub_id=")  # words that say which model
 FORWARDED = ("measure", "stimuli", "pairs", "population", "recipe", "seed", "store", "threads", "force")
 
 
@@ -141,7 +142,7 @@ class Experiment(Instrument, kind="experiment", reads=("experiment", "scale", "r
             instead = f"it takes {counts} by model= and model@target=" if counts else "it takes no others"
             raise ConfigError(f"experiment={config.experiment} is about {', '.join(own)}; {instead}")
         for words in given:
-            if not any(word.startswith("model=") for word in words):
+            if not any(word.startswith(NAMING) for word in words):
                 raise ConfigError(f"experiment={config.experiment}: {words[0]} sets up a model that no word names")
         models = [Model.of(*words) for words in given]
         if len({model.name for model in models}) < len(models):
