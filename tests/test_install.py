@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -24,16 +25,20 @@ def run(*words: str | Path, cwd: Path, check: bool = True) -> subprocess.Complet
 @pytest.mark.timeout(900)
 def test_a_wheel_in_a_fresh_environment_runs_the_main_job_from_another_folder(tmp_path):
     """Dependencies come from this environment; the package comes from the wheel alone."""
-    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, ROOT]
-    subprocess.run(build, check=True, capture_output=True, timeout=300)
+    copy = tmp_path / "copy"  # a build leaves files beside the sources
+    copy.mkdir()
+    for name in ("src", "conf"):
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, copy)
+    pip = [sys.executable, "-m", "pip"]
+    run(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", tmp_path, copy, cwd=tmp_path)
     (wheel,) = tmp_path.glob("thinkalike-*.whl")
     run(sys.executable, "-m", "venv", "--without-pip", tmp_path / "fresh", cwd=tmp_path)
     python = tmp_path / "fresh" / "bin" / "python"
-    site = Path(
-        run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])", cwd=tmp_path).stdout.strip()
-    )
-    pip = [sys.executable, "-m", "pip", f"--python={python}", "install", "-q", "--no-deps", "--no-index", wheel]
-    subprocess.run(pip, check=True, capture_output=True, timeout=300)
+    where = run(python, "-c", "import sysconfig; print(sysconfig.get_paths()['purelib'])", cwd=tmp_path)
+    site = Path(where.stdout.strip())
+    run(*pip, f"--python={python}", "install", "-q", "--no-deps", "--no-index", wheel, cwd=tmp_path)
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     elsewhere, command = tmp_path / "elsewhere", tmp_path / "fresh" / "bin" / "thinkalike"
     elsewhere.mkdir()
