@@ -81,7 +81,7 @@ def _distances(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
             [place[key] for key in cells[[side, f"{side}_layer"]].itertuples(index=False, name=None)]
             for side in ("source", "target")
         ]
-        values[tuple(ends)] = torch.from_numpy(cells["value"].to_numpy())
+        values[tuple(ends)] = torch.tensor(cells["value"].to_numpy())
     return values
 
 
