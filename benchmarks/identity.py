@@ -48,7 +48,7 @@ def whole_models(
 
 
 def counted(models: list[FrozenModel], run: Callable[[], ClassLosses], rows: int) -> tuple[ClassLosses, float]:
-    """What comes of it, and how many batches went through a block."""
+    """Return what a run gives, and how many batches went through a block."""
     seen: list[int] = []
     blocks = [block for model in models for block in model.module.bert.encoder.layer]
     handles = [block.register_forward_hook(lambda _, args, __: seen.append(len(args[0]))) for block in blocks]

@@ -221,7 +221,7 @@ def rank(config: Any) -> int:
 
 
 def _with_lock(job: Job, config: Any) -> contextlib.AbstractContextManager[Any]:
-    """Of the processes that share a job only the first holds its lock, and only the first tells what happens."""
+    """Hold the job's lock in the first of the processes that share it; the others run without it, and silently."""
     if not rank(config):
         return job.running()
     logging.getLogger("thinkalike").setLevel(logging.ERROR)

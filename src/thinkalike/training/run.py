@@ -173,7 +173,7 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
 
 
 def _processes(run: Run) -> dict[str, Any]:
-    """What Lightning is told of devices and processes."""
+    """Return what Lightning is told of devices and processes."""
     trainer, on_gpu = run.trainer, run.device.type == "cuda"
     if trainer.strategy != "ddp":
         return {"devices": [run.device.index or 0] if on_gpu else 1}

@@ -68,7 +68,7 @@ class StitchTraining(SteppedModule):
         self.register_buffer("curve", torch.full((config.steps, len(self.layer_pairs)), torch.nan))
 
     def losses(self, tokens: Int[Tensor, "b t"]) -> list[Float[Tensor, " n"]]:
-        """What each φ is trained to make small, one value per token."""
+        """Return what each φ is trained to make small, one value per token."""
         source, target = self.models
         with torch.no_grad():
             states = source.residuals(tokens, [layer for layer, _ in self.layer_pairs])
