@@ -272,13 +272,13 @@ def kill_and_resume(door: Door, script: str, *words: str, state: str) -> tuple:
 
     Args:
         words: the command line; stores are added.
-        state: the file in the job's checkpoints that it goes on from.
+        state: the name of the state that it goes on from.
     """
     stores = [door.folder / name for name in ("killed", "whole")]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with door.start(script, *words, f"store={stores[0]}", **quiet) as process:
         deadline = time.monotonic() + 120
-        while not list(stores[0].glob(f"*/*.partial/checkpoints/{state}")):
+        while not list(stores[0].glob(f"*/*.partial/checkpoints/{state}-*.pt")):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.01)

@@ -111,7 +111,7 @@ def test_the_same_index_gives_the_same_bytes_and_another_does_not(door, words):
 
 def test_a_killed_job_goes_on_to_the_same_weights(door, words):
     long = ["nli.epochs=40", "trainer.checkpoint_every=5"]
-    killed, whole = kill_and_resume(door, "train.py", *words, *long, state="last.ckpt")
+    killed, whole = kill_and_resume(door, "train.py", *words, *long, state="training")
     assert weights_of(killed) == weights_of(whole)
     assert (killed.folder / "table.csv").read_bytes() == (whole.folder / "table.csv").read_bytes()
 

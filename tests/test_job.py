@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
+import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,9 +31,10 @@ from thinkalike.config import (
     neutral,
     relevant,
 )
-from thinkalike.errors import DataError, StoreError
+from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument
 from thinkalike.job import Instrument, Outcome, Work, environment, key_of, perform
+from thinkalike.store import write_state
 
 
 @dataclass
@@ -48,6 +52,7 @@ class Config:
     seed: int = 0
     store: str = neutral("results")
     force: bool = neutral(False)
+    wait: bool = neutral(True)
     threads: int | None = neutral(None)
 
 
@@ -108,6 +113,128 @@ def test_a_finished_job_is_not_done_again_unless_it_is_forced(tmp_path, caplog):
     assert toy.calls.count("run") == 2
 
 
+def test_other_versions_are_said_where_a_job_is_done_already(tmp_path, caplog, monkeypatch):
+    perform(Toy(), config(tmp_path))
+    monkeypatch.setattr("thinkalike.job.frame.versions", lambda: {"torch": "99.0", "numpy": np.__version__})
+    perform(Toy(), config(tmp_path))
+    assert f"it was computed with torch {torch.__version__} (now 99.0)" in caplog.text
+    assert "numpy" not in caplog.text
+
+
+def test_force_begins_anew_and_not_at_the_state_of_an_interrupted_run(tmp_path):
+    with pytest.raises(DataError):
+        perform(Toy(break_off=DataError("no more")), config(tmp_path))
+    assert set(perform(Toy(), config(tmp_path, force=True)).table["start"]) == {0}
+
+
+class Broken(Toy, kind="broken", reads=("measure",), config=Config):
+    """Computes what it is told to."""
+
+    def __init__(self, **outcome):
+        super().__init__()
+        self.outcome = outcome
+
+    def run(self, config, work):
+        table = pd.DataFrame({"model": ["a", "b"], "layer": [0, 1], "value": [0.5, 0.25]})
+        return Outcome(**{"table": table, "scalars": {}, **self.outcome})
+
+
+ROWS = {"model": ["a", "b"], "layer": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    ("outcome", "said"),
+    [
+        ({"scalars": {"mean": np.nan}}, "the headline number mean came out as nan"),
+        (
+            {"table": pd.DataFrame({**ROWS, "value": [0.5, np.inf]})},
+            r"value, row 1 \(model=b, layer=1\) came out as inf",
+        ),
+        (
+            {"tables": {"more": pd.DataFrame({**ROWS, "low": [np.nan, 1.0]})}},
+            r"low, row 0 \(model=a, layer=0\) came out as nan",
+        ),
+        ({"arrays": {"map": np.array([[1.0, np.nan]])}}, r"map, \(.*0.*1.*\) came out as nan"),
+        ({"table": pd.DataFrame({**ROWS, "value": [0.5, -np.inf]}), "blank": ("value",)}, "came out as -inf"),
+    ],
+)
+def test_a_number_that_is_none_is_never_stored(outcome, said, tmp_path):
+    with pytest.raises(ResultError, match=said):
+        perform(Broken(**outcome), config(tmp_path / "store"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_blank_cell_says_that_there_is_nothing_to_compute(tmp_path):
+    table = pd.DataFrame({**ROWS, "value": [0.5, np.nan]})
+    assert perform(Broken(table=table, blank=("value",)), config(tmp_path)).table["value"].isna().tolist() == [
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device"), r"No space left on device: free some space"),
+        (OSError(122, "Disk quota exceeded"), "Disk quota exceeded: free some of your quota"),
+        (RuntimeError("I/O error: No space left on device (os error 28)"), "free some space"),
+        (MemoryError(), "too little memory"),
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+            "too little memory .*Tried to allocate",
+        ),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"), "too little memory"),
+    ],
+)
+def test_what_a_machine_runs_out_of_is_one_line_and_the_state_is_kept(error, said, tmp_path):
+    with pytest.raises(ResourceError, match=f"{said}.*the same command: it goes on from the last state"):
+        perform(Toy(break_off=error), config(tmp_path))
+    assert set(perform(Toy(), config(tmp_path)).table["start"]) == {2}
+
+
+def test_a_store_that_is_removed_meanwhile_is_one_line(tmp_path):
+    class Removing(Toy, kind="removing", reads=("measure",), config=Config):
+        """Loses its store."""
+
+        def run(self, config, work):
+            shutil.rmtree(work.job.store)
+            return super().run(config, work)
+
+    with pytest.raises(ResourceError, match=r"the store .*store was removed while the job ran"):
+        perform(Removing(), config(tmp_path / "store"))
+
+
+def test_another_error_of_the_system_keeps_its_traceback(tmp_path):
+    with pytest.raises(RuntimeError, match=r"^a bug$"):
+        perform(Toy(break_off=RuntimeError("a bug")), config(tmp_path))
+
+
+def test_a_second_process_waits_and_takes_the_result_of_the_first(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr("thinkalike.store.locks.SAY_EVERY", 0.05)
+    first, began = Toy(), threading.Event()
+    slow = first.run
+
+    def run(settings, work):
+        began.set()
+        time.sleep(0.5)
+        return slow(settings, work)
+
+    monkeypatch.setattr(first, "run", run)
+    other = threading.Thread(target=perform, args=(first, config(tmp_path)))
+    other.start()
+    assert began.wait(20)
+    second = Toy()
+    with pytest.raises(StoreError, match=r"another process is computing .*wait=true"):
+        perform(second, config(tmp_path, wait=False))
+    with caplog.at_level("INFO", logger="thinkalike"):
+        result = perform(second, config(tmp_path))
+    other.join()
+    assert (first.calls.count("run"), second.calls) == (1, [])
+    assert len(result.table) == 3
+    assert "waiting for another process, which is computing" in caplog.text
+    assert not list(tmp_path.glob("toy/*.partial"))
+
+
 def test_the_seed_decides_the_numbers_and_the_key(tmp_path):
     first, again, other = (perform(Toy(), config(tmp_path / str(i), seed=s)) for i, s in enumerate((1, 1, 2)))
     assert first.key == again.key != other.key
@@ -155,10 +282,10 @@ def test_a_part_that_does_not_exist_is_an_error_when_the_kind_is_declared():
 def test_an_interrupted_job_goes_on_and_a_damaged_state_is_one_line(tmp_path):
     with pytest.raises(DataError):
         perform(Toy(break_off=DataError("no more")), config(tmp_path))
-    (state,) = tmp_path.glob("toy/*.partial/checkpoints/half.pt")
+    (state,) = tmp_path.glob("toy/*.partial/checkpoints/half-1-*.pt")
     kept = state.read_bytes()
     state.write_bytes(kept[: len(kept) // 2])
-    with pytest.raises(StoreError, match=r"half.pt is damaged \(.*\); deleting it is safe"):
+    with pytest.raises(StoreError, match=r"half-1-.*\.pt is damaged \(.*\); deleting it is safe"):
         perform(Toy(), config(tmp_path))
     state.write_bytes(kept)
     result = perform(Toy(), config(tmp_path))
@@ -169,9 +296,9 @@ def test_an_interrupted_job_goes_on_and_a_damaged_state_is_one_line(tmp_path):
 def test_a_state_holds_nothing_that_could_run_code(tmp_path):
     with pytest.raises(DataError):
         perform(Toy(break_off=DataError("no more")), config(tmp_path))
-    (state,) = tmp_path.glob("toy/*.partial/checkpoints/half.pt")
-    torch.save({"done": Path("x")}, state)  # a class of Python, which weights_only refuses
-    with pytest.raises(StoreError, match="is damaged"):
+    (state,) = tmp_path.glob("toy/*.partial/checkpoints")
+    write_state(state, "half", {"done": Path("x")})  # a class of Python, which weights_only refuses
+    with pytest.raises(StoreError, match=r"is damaged .*Weights only"):
         perform(Toy(), config(tmp_path))
 
 
@@ -212,9 +339,10 @@ def test_the_key_does_not_depend_on_the_order_of_settings():
 
 
 NEUTRAL = {
-    "store", "force", "logger.kind", "logger.project", "logger.entity", "logger.group", "data.cache", "data.files",
-    "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every", "trainer.threads",
-    "pretrain.ship", "pairs.fit", "pairs.report", "pairs.challenge", "stimuli.path", "activations", "threads", "chosen",
+    "store", "force", "wait", "logger.kind", "logger.project", "logger.entity", "logger.group", "data.cache",
+    "data.files", "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every",
+    "trainer.threads", "pretrain.ship", "pairs.fit", "pairs.report", "pairs.challenge", "stimuli.path", "activations", "threads",
+    "chosen",
 }  # fmt: skip
 
 
@@ -293,8 +421,13 @@ def test_the_provenance_says_what_computed_it(tmp_path):
 
 
 def test_a_checkout_without_git_has_an_unknown_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr("thinkalike.job.__file__", str(tmp_path / "job.py"))
+    monkeypatch.setattr("thinkalike.job.provenance.__file__", str(tmp_path / "provenance.py"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert environment()["git_commit"] == "unknown"
+
+
+def test_a_machine_without_git_has_an_unknown_commit(monkeypatch):
+    monkeypatch.setenv("PATH", "")
     assert environment()["git_commit"] == "unknown"
 
 

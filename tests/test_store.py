@@ -12,7 +12,7 @@ import pytest
 
 from thinkalike import open_result, results
 from thinkalike.errors import DataError, ModelError, StoreError, TrainingError
-from thinkalike.store import Job, finished
+from thinkalike.store import Job, finished, newest_state, read_state, write_state
 
 TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
 CONFIG = {"model": {"name": "tiny"}, "seed": 3, "layers": [[0, 0]], "nothing": None}
@@ -58,7 +58,8 @@ def test_a_result_appears_whole_and_only_when_it_is_complete(tmp_path):
     assert folder == work.folder == tmp_path / "stitching" / "abc"
     assert work.done
     assert not work.partial.exists()
-    files = ["arrays.npz", "config.yaml", "curves", "curves/metrics.csv", "own.txt", "result.json", "table.csv"]
+    files = ["arrays.npz", "config.yaml", "curves", "curves/metrics.csv", "manifest.json", "own.txt", "result.json"]
+    files += ["table.csv"]
     assert everything(folder) == files
     assert everything(tmp_path) == ["stitching", "stitching/abc", *(f"stitching/abc/{name}" for name in files)]
 
@@ -99,7 +100,7 @@ def test_all_results_of_a_store_are_one_table(tmp_path):
 
 def test_without_arrays_there_is_no_file_of_them(tmp_path):
     folder = done(tmp_path)
-    assert everything(folder) == ["config.yaml", "result.json", "table.csv"]
+    assert everything(folder) == ["config.yaml", "manifest.json", "result.json", "table.csv"]
     assert open_result(folder).arrays == {}
 
 
@@ -118,8 +119,7 @@ def fail(work: Job, error: BaseException, state: bool) -> None:
     with work.running() as partial:
         (partial / "curves").mkdir()
         if state:
-            (partial / "checkpoints").mkdir()
-            (partial / "checkpoints" / "last.ckpt").write_text("state")
+            write_state(work.states, "half", {"done": 2})
         raise error
 
 
@@ -144,8 +144,8 @@ def test_an_interrupted_job_keeps_its_state(error, tmp_path):
     with pytest.raises(type(error)):
         fail(job(tmp_path), error, state=True)
     assert not job(tmp_path).done
-    with job(tmp_path).running() as partial:
-        assert (partial / "checkpoints" / "last.ckpt").read_text() == "state", "the same command goes on from it"
+    with job(tmp_path).running():
+        assert read_state(newest_state(job(tmp_path).states, "half")) == {"done": 2}, "the same command goes on from it"
 
 
 def test_a_failure_leaves_other_results_and_an_older_one_of_its_own(tmp_path):
@@ -172,8 +172,10 @@ def test_a_store_that_cannot_be_written_is_one_line_with_a_remedy(tmp_path):
 def test_two_of_the_same_job_are_refused_and_the_first_is_not_harmed(tmp_path):
     first = job(tmp_path)
     with first.running() as partial:
-        with pytest.raises(StoreError, match=r"another process is computing .*abc; wait for it, or stop it"):
-            job(tmp_path).running().__enter__()
+        with pytest.raises(
+            StoreError, match=r"another process is computing .*abc; wait for it \(wait=true\), or stop it"
+        ):
+            job(tmp_path).running(wait=False).__enter__()
         assert partial.exists()
         write(first)
         first.appear()
@@ -190,7 +192,7 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path):
     with other:
         assert other.stdout.readline() == "held\n"
         with pytest.raises(StoreError, match="another process"):
-            job(tmp_path).running().__enter__()
+            job(tmp_path).running(wait=False).__enter__()
         other.kill()
     assert done(tmp_path).exists()
 

@@ -149,7 +149,7 @@ def test_an_interrupted_slurm_job_goes_on_to_the_same_table(sweep, cluster, door
     long = [*small_stitching, "stitch.steps=60", "trainer.checkpoint_every=5", "trainer.threads=1"]
     process = sweep(*long, f"store={tmp_path}/interrupted")
     deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("interrupted/stitching/*.partial/checkpoints/last.ckpt")):
+    while not list(tmp_path.glob("interrupted/stitching/*.partial/checkpoints/training-*.pt")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)

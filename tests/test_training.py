@@ -1,9 +1,11 @@
 """Training: schedules, batches and gradients are what they are said to be, and only φ ever changes."""
 
+import contextlib
 import itertools
 import math
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -16,12 +18,14 @@ from thinkalike.evaluation import document_sums, last_states, masked_losses, nex
 from thinkalike.job import rank
 from thinkalike.measures import least_squares
 from thinkalike.models import build_mini, load_model, train_tokenizer
+from thinkalike.store import newest_state, read_state
 from thinkalike.training import (
     MaskedPretraining,
     Pretraining,
     Run,
     StitchTraining,
     fit,
+    logged,
     own_device,
     peak_rate,
     rate,
@@ -240,19 +244,46 @@ def test_two_runs_give_the_same_bits(rows, run, tmp_path):
 def test_the_state_holds_the_stitches_and_no_model(rows, run, tmp_path):
     module = training(rows)
     fit(module, run)
-    state = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=False)
+    path = newest_state(tmp_path / "checkpoints", "training")
+    state = read_state(path)
     assert set(state["state_dict"]) == {"curve", *(f"stitches.{i}.map.weight" for i in range(4))}
-    assert (tmp_path / "checkpoints" / "last.ckpt").stat().st_size < 4 * 2 * 4 * 32 * 32 + 40_000
+    assert path.stat().st_size < 4 * 2 * 4 * 32 * 32 + 40_000
 
 
 def test_a_damaged_state_is_named_and_may_be_deleted(rows, run, tmp_path):
     fit(training(rows), run)
-    state = tmp_path / "checkpoints" / "last.ckpt"
+    state = newest_state(tmp_path / "checkpoints", "training")
     state.write_bytes(state.read_bytes()[:1000])
-    with pytest.raises(StoreError, match=r"last\.ckpt is damaged .* deleting it is safe"):
+    with pytest.raises(StoreError, match=r"training-.*\.pt is damaged .* deleting it is safe"):
         fit(training(rows), run)
     state.unlink()
     fit(training(rows), run)
+
+
+def test_curves_of_an_interrupted_run_are_those_of_a_whole_one(rows, run, tmp_path):
+    def train(folder, stop_at=None):
+        here = replace(run, partial=tmp_path / folder, logger=LoggerConfig(kind="csv"))
+        module = training(rows)
+        one_step = module.training_step
+
+        def step(tokens, number):
+            if module.global_step == stop_at:
+                raise DataError("broken off")
+            return one_step(tokens, number)
+
+        module.training_step = step
+        with contextlib.suppress(DataError), logged(here) as loggers:
+            fit(module, here, loggers)
+        return tmp_path / folder / "curves"
+
+    train("broken", stop_at=3)
+    train("broken", stop_at=5)
+    broken, whole = (pd.read_csv(train(name) / "metrics.csv") for name in ("broken", "whole"))
+    steps = [sorted(curve.loc[curve["loss"].notna(), "step"]) for curve in (broken, whole)]
+    assert steps[0] == steps[1]
+    losses = [curve.dropna(subset="loss").sort_values("step")["loss"].tolist() for curve in (broken, whole)]
+    assert losses[0] == losses[1]
+    assert [path.name for path in (tmp_path / "broken" / "curves").glob("*.csv")] == ["metrics.csv"]
 
 
 def test_a_loss_that_is_no_number_stops_at_its_step(rows, run):

@@ -26,6 +26,14 @@ class StoreError(ThinkalikeError):
     """The results store cannot be written, or a file in it is damaged."""
 
 
+class ResourceError(ThinkalikeError):
+    """The machine has too little memory or disk for a job."""
+
+
+class ResultError(ThinkalikeError):
+    """A number that was computed is none."""
+
+
 class TrainingError(ThinkalikeError):
     """Training cannot go on."""
 

@@ -1,8 +1,4 @@
-"""The decorator that makes a script a door: compose, check, call; one line for an error that a user can act on.
-
-In a sweep (`-m`) a job that fails does not stop the others: it leaves a line in a file that all jobs of the sweep
-share, whichever process or machine they run on, and the door lists those lines at the end.
-"""
+"""The decorator that makes a script a door: compose, check, call."""
 
 from __future__ import annotations
 
@@ -11,23 +7,20 @@ import functools
 import logging
 import os
 import sys
-import tempfile
-import traceback
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from thinkalike.config.compose import CONF, SCHEMAS, measures_of, parse_overrides, register, resolve
+from thinkalike.config.exits import OneLineErrors, Stdout
 from thinkalike.config.spelling import check_overrides
-from thinkalike.errors import ConfigError, ShareDone, ThinkalikeError
+from thinkalike.config.sweeps import in_sweep, noted, sweep
+from thinkalike.errors import ConfigError, ShareDone
+from thinkalike.interrupts import follow_parent, heeded
 
-USER_ERRORS = (ThinkalikeError, OmegaConfBaseException, HydraException)
-FAILURES = "THINKALIKE_SWEEP_FAILURES"  # environment variable: the file that the jobs of a sweep share
+STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
 
 
 def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
@@ -43,11 +36,15 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
         def task(composed: DictConfig) -> None:
             logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
             logging.getLogger("thinkalike").setLevel(logging.INFO)
-            with _noted_failure() if os.environ.get(FAILURES) else _one_line_errors():
+
+            def do() -> None:
                 config = resolve(composed, schema, HydraConfig.get().overrides.task)
                 _refuse_processes_in_a_sweep(config)
                 with contextlib.suppress(ShareDone):
                     print(f"results: {job(config)}", flush=True)
+
+            with _own_process():
+                noted(do) if in_sweep() else do()
 
         def main() -> None:
             import hydra
@@ -56,36 +53,24 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
             words = sys.argv[1:]
             asking = {"--help", "-h", "--hydra-help"} & set(words)  # which needs no settings of any measure
             run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)
-            with _one_line_errors():
+            with _own_process():
                 overrides = [word for word in words if "=" in word and not word.startswith("-")]
                 check_overrides(overrides, schema)
                 register(measures_of(parse_overrides(overrides)) if name == "analyze" and not asking else ())
-                _sweep(run, words) if {"-m", "--multirun"} & set(words) else run()
+                sweep(run, words) if {"-m", "--multirun"} & set(words) else run()
 
         return main
 
     return decorate
 
 
-def _sweep(run: Callable[[], Any], words: list[str]) -> None:
-    """Run all jobs of a sweep, then list those that failed; exit status 1 if there are any."""
-    store = next((word.partition("=")[2] for word in words if word.startswith("store=")), "results")
-    Path(store).mkdir(parents=True, exist_ok=True)
-    handle, path = tempfile.mkstemp(prefix=".sweep-", suffix=".failures", dir=store)
-    os.close(handle)
-    os.environ[FAILURES] = os.path.abspath(path)
-    os.environ.setdefault("WANDB_RUN_GROUP", Path(path).stem.removeprefix("."))  # W&B shows the sweep's runs together
-    lines: list[str] = []
-    try:
-        run()
-    finally:  # also when a launcher gives up because a job was killed
-        os.environ.pop(FAILURES)
-        lines = Path(path).read_text().splitlines()
-        os.unlink(path)
-        if lines:
-            print(f"{len(lines)} of the sweep's jobs failed:", *lines, sep="\n  ", file=sys.stderr, flush=True)
-    if lines:
-        sys.exit(1)
+@contextlib.contextmanager
+def _own_process() -> Iterator[None]:
+    """Heed signals and errors, print to a stdout that may close, and end with the process of the first door."""
+    if os.environ.setdefault(STARTED_BY, str(os.getpid())) != str(os.getpid()):
+        follow_parent()
+    with OneLineErrors(), heeded(), contextlib.redirect_stdout(Stdout(sys.stdout)):  # type: ignore[type-var]
+        yield
 
 
 def _refuse_processes_in_a_sweep(config: Any) -> None:
@@ -97,41 +82,3 @@ def _refuse_processes_in_a_sweep(config: Any) -> None:
         raise ConfigError(
             "trainer=ddp does not go with -m: start each such job by itself, or sweep with trainer=default"
         )
-
-
-class _noted_failure:
-    """Note that a job of a sweep failed, with its overrides and the reason, and let the sweep go on."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        words = " ".join(HydraConfig.get().overrides.task)
-        if not isinstance(error, USER_ERRORS):
-            traceback.print_exception(error)
-        line = f"{words}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        print(f"failed: {line}", file=sys.stderr, flush=True)
-        with (  # no new file where the sweep was given up and its jobs on a cluster go on
-            contextlib.suppress(FileNotFoundError),
-            open(os.open(os.environ[FAILURES], os.O_WRONLY | os.O_APPEND), "a") as file,
-        ):
-            file.write(line + "\n")
-        return True
-
-
-class _one_line_errors:
-    """Turn an error that a user can act on into one line and exit status 1."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, USER_ERRORS) and "THINKALIKE_TRACEBACK" not in os.environ:
-            print(f"error: {_line(error)}", file=sys.stderr, flush=True)
-            sys.exit(1)
-
-
-def _line(error: BaseException) -> str:
-    if isinstance(error, HydraException):  # says what it could not do; its cause says why
-        return " ".join(f"{error}: {error.__cause__ or ''}".split()).removesuffix(":")
-    return str(error).splitlines()[0]

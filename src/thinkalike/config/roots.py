@@ -47,6 +47,7 @@ class TrainConfig:
     seed: int = 0
     store: str = neutral("results")
     force: bool = neutral(False)
+    wait: bool = neutral(True)  # for another process that is at the same job; false refuses
 
     def __post_init__(self) -> None:
         one_of("task", self.task, TASKS)
@@ -77,6 +78,7 @@ class AnalyzeConfig:
     seed: int = 0
     store: str = neutral("results")
     force: bool = neutral(False)
+    wait: bool = neutral(True)  # for another process that is at the same job; false refuses
     chosen: list[str] = field(default_factory=list, metadata=NEUTRAL, compare=False)  # words of the command line
 
     def __post_init__(self) -> None:

@@ -35,11 +35,10 @@ class Asymmetry(Instrument, kind="asymmetry", reads=("model", "target")):
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         there, back = newest_directions(config)
-        return {"there": there.key, "back": back.key}
+        return {"there": there, "back": back}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        folder = Path(config.store).expanduser() / "stitching"
-        there, back = (Result(folder / work.inputs[side]) for side in ("there", "back"))
+        there, back = (work.inputs[side] for side in ("there", "back"))
         table = asymmetries(there, back)
         facts = {"parts": [str(there.folder), str(back.folder)]}
         return Outcome(table, {"mean_asymmetry": float(table["asymmetry"].mean())}, facts=facts)

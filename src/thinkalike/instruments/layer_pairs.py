@@ -19,6 +19,7 @@ import torch
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig
 from thinkalike.errors import ConfigError, DataError, one_of
+from thinkalike.interrupts import asked, at_boundaries, stop
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import span
 from thinkalike.models import FrozenModel, load_model
@@ -82,7 +83,8 @@ class LayerPairs(Instrument):
         batches = self.batches(measure, config, [source, target])
         rows, columns = (layer_rows(model.name, sites(model, measure.embed)) for model in (source, target))
         metric = self.metric(measure, len(rows), len(columns))
-        estimates = _gathered(metric, measure, batches, (source.name, target.name), work)
+        with at_boundaries():
+            estimates = _gathered(metric, measure, batches, (source.name, target.name), work)
         self.warn(estimates, rows, columns)
         ends = {"value": estimates.value, "low": estimates.low, "high": estimates.high}
         parts = [matrix_rows(rows, columns, **ends, **self.columns(estimates))]
@@ -155,9 +157,11 @@ def _gathered(metric: Any, measure: Any, batches: StateBatches, names: tuple[str
             metric.update(mine, theirs, None if batch.mask is None else batch.mask.to(place), number)
         except ValueError as error:
             raise DataError(f"batch {number} of {names[0]} (source) and {names[1]} (target): {error}") from error
-        if (number + 1) % KEPT_EVERY == 0:
+        if (number + 1) % KEPT_EVERY == 0 or asked():
             work.keep("batches", {"metric": metric.state_dict(), "batches": number + 1})
             log.info("batch %d of %d", number + 1, batches.total)
+        if asked():
+            stop(f"at batch {number + 1} of {batches.total}")
         if measure.stop_at_width and (number + 1) % LOOK_EVERY == 0 and _narrow(metric, measure.stop_at_width):
             log.info("after %d batches every interval is narrower than %g", number + 1, measure.stop_at_width)
             break

@@ -24,7 +24,7 @@ from thinkalike.store import Result
 log = logging.getLogger(__name__)
 
 NAMING = ("model=", "model.path=", "model.name=", "model.hub_id=")  # words that say which model
-FORWARDED = ("measure", "stimuli", "pairs", "population", "recipe", "seed", "store", "threads", "force")
+FORWARDED = ("measure", "stimuli", "pairs", "population", "recipe", "seed", "store", "threads", "force", "wait")
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,6 @@ class Experiment(Instrument, kind="experiment", reads=("experiment", "scale", "r
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         case = work.inputs["case"].case
         conclusion = self.conclude(case)
-        work.publish.append(lambda result: conclusion.draw(result.folder / "figures"))
         claims = pd.DataFrame([{**asdict(claim), "verdict": claim.verdict} for claim in conclusion.claims])
         holding = sum(claim.holds is True for claim in conclusion.claims)
         return Outcome(
@@ -171,6 +170,7 @@ class Experiment(Instrument, kind="experiment", reads=("experiment", "scale", "r
             {"claims": float(len(claims)), "claims_that_hold": float(holding)},
             tables={"claims": claims.drop(columns="holds"), **conclusion.tables},
             facts={"parts": {label: result.folder.name for label, result in case.results.items()}},
+            draw=conclusion.draw,
         )
 
     def show(self, result: Result) -> None:
@@ -183,7 +183,7 @@ class Experiment(Instrument, kind="experiment", reads=("experiment", "scale", "r
 
 
 class _Finished(NamedTuple):
-    """A case whose parts are finished; their keys are its fingerprint."""
+    """A case whose parts are finished; the content of their results is its fingerprint."""
 
     case: Case
 

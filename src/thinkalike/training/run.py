@@ -16,19 +16,23 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from jaxtyping import Float, Int
-from pytorch_lightning.callbacks import Callback, LearningRateMonitor, ModelCheckpoint, RichProgressBar
+from pytorch_lightning.callbacks import Callback, LearningRateMonitor, RichProgressBar
 from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
+from pytorch_lightning.plugins import CheckpointIO
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from thinkalike.config import LoggerConfig, TrainerConfig
-from thinkalike.errors import ConfigError, DataError, ShareDone, StoreError, TrainingError
+from thinkalike.errors import ConfigError, DataError, ShareDone, TrainingError
+from thinkalike.interrupts import asked, at_boundaries, stop
 from thinkalike.models import pick_device
-from thinkalike.store import Result
+from thinkalike.store import Result, newest_state, read_state, write_state
+from thinkalike.training import curves
 
 log = logging.getLogger(__name__)
+STATE = "training"  # the name of the state
 CHATTY = (  # devices, tips, "fit stopped", "initializing distributed"
     "pytorch_lightning.utilities.rank_zero",
     "pytorch_lightning.trainer.connectors.signal_connector",
@@ -111,6 +115,36 @@ class _Progress(Callback):
             log.info("step %d of %d: loss %.4f", step, steps, trainer.callback_metrics["loss"])
 
 
+class _StateFiles(CheckpointIO):
+    """Lets Lightning keep its states as all jobs do: checked, written beside their place, and without code."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        write_state(Path(path).parent, Path(path).name, checkpoint)
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        return read_state(Path(path))
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Nothing: a state is removed when the next one is whole."""
+
+
+class _States(Callback):
+    """Keeps a state every so many steps, and at the end of the step in which a signal came."""
+
+    def __init__(self, folder: Path, every: int):
+        self.folder, self.every = folder, every
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+        step, steps = trainer.global_step, trainer.max_steps
+        stopping = trainer.strategy.reduce_boolean_decision(asked(), all=False)
+        if stopping or step % self.every == 0:
+            for logger in trainer.loggers:
+                logger.save()  # so that curves have no gap before the state
+            trainer.save_checkpoint(self.folder / STATE)
+        if stopping:
+            stop(f"at step {step} of {steps}")
+
+
 @dataclass(frozen=True)
 class Run:
     """Where and how a module is trained, apart from what it is.
@@ -143,16 +177,15 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
         ShareDone: this process only helps the first one, and is done.
         StoreError: that state is damaged.
         TrainingError: the loss is not finite.
+        Interrupted: a signal came; a state was left.
     """
-    state, trainer = run.partial / "checkpoints" / "last.ckpt", run.trainer
-    if state.exists():
-        _check_state(state)
+    folder, trainer = run.partial / "checkpoints", run.trainer
+    state = newest_state(folder, STATE)
+    if state:
         log.info("going on from %s", state)
-    keep = ModelCheckpoint(
-        state.parent, filename="last", every_n_train_steps=trainer.checkpoint_every, enable_version_counter=False
-    )
+        curves.set_aside(run.partial, int(read_state(state)["global_step"]))
     watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), at_boundaries():
         for library in ("pytorch_lightning", "lightning_fabric"):
             warnings.filterwarnings("ignore", module=library)
         pl.Trainer(
@@ -161,15 +194,27 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
             accelerator="gpu" if run.device.type == "cuda" else run.device.type,
             **_processes(run),  # type: ignore[arg-type]
             precision=trainer.precision,  # type: ignore[arg-type]
-            callbacks=[keep, *watch, RichProgressBar() if sys.stdout.isatty() else _Progress()],
+            callbacks=[_States(folder, trainer.checkpoint_every), *watch, _progress()],
+            plugins=[_StateFiles()],
+            enable_checkpointing=False,
             logger=list(loggers) or False,
             log_every_n_steps=max(1, min(10, module.steps // 50)),
-            enable_progress_bar=sys.stdout.isatty(),
+            enable_progress_bar=_on_terminal(),
             enable_model_summary=False,
             default_root_dir=run.partial,
-        ).fit(module, ckpt_path=state if state.exists() else None)
+        ).fit(module, ckpt_path=state, weights_only=True)
+    if loggers and not _helps(trainer):
+        curves.join(run.partial)
     if _helps(trainer):
         raise ShareDone  # all that follows is the first process's
+
+
+def _on_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
+def _progress() -> Callback:
+    return RichProgressBar() if _on_terminal() else _Progress()
 
 
 def _processes(run: Run) -> dict[str, Any]:
@@ -198,15 +243,6 @@ def own_device(device: str, trainer: TrainerConfig) -> str:
     if trainer.strategy != "ddp" or not place.startswith("cuda"):
         return place
     return f"cuda:{os.environ.get('LOCAL_RANK', os.environ.get('SLURM_LOCALID', '0'))}"
-
-
-def _check_state(path: Path) -> None:
-    try:
-        torch.load(path, map_location="cpu", weights_only=False)
-    except Exception as error:  # whatever unpickling half a file raises
-        raise StoreError(
-            f"the state {path} is damaged ({type(error).__name__}); deleting it is safe: training starts anew"
-        ) from error
 
 
 def _loggers(run: Run) -> list[Logger]:

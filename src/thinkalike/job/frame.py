@@ -15,43 +15,27 @@ import hashlib
 import json
 import logging
 import os
-import resource
-import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, ClassVar
 
-import numpy as np
-import pandas as pd
 import torch
 
 from thinkalike.config import AnalyzeConfig, TrainConfig, as_dict, relevant
 from thinkalike.data import text_fingerprint
-from thinkalike.errors import StoreError
+from thinkalike.job.outcome import Outcome
+from thinkalike.job.provenance import environment, versions
+from thinkalike.job.resources import explained
 from thinkalike.models import checkpoint_fingerprint
-from thinkalike.store import Job, Result
+from thinkalike.store import Job, Result, newest_state, read_state, write_state
 
 log = logging.getLogger(__name__)
 
-ALWAYS = ("store", "force", "seed", "threads", "trainer", "logger")  # parts that the frame itself reads
-PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy")
+ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger")  # parts that the frame itself reads
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # where launchers say which of a job's processes this is
-
-
-@dataclass
-class Outcome:
-    """What a job computed, before it is stored."""
-
-    table: pd.DataFrame
-    scalars: dict[str, float]
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    tables: dict[str, pd.DataFrame] = field(default_factory=dict)  # beside `table`, by name
-    models: Sequence[dict[str, Any]] = ()  # what the provenance says of each
-    facts: dict[str, Any] = field(default_factory=dict)  # what it says of data
 
 
 @dataclass
@@ -78,25 +62,16 @@ class Work:
         Raises:
             StoreError: the state is damaged.
         """
-        path = self._state(name)
-        if not path.exists():
+        path = newest_state(self.job.states, name)
+        if path is None:
             return None
-        try:
-            state: dict[str, Any] = torch.load(path, weights_only=True)
-        except Exception as error:  # whatever reading half a file raises
-            raise StoreError(f"the state {path} is damaged ({type(error).__name__}); deleting it is safe") from error
+        state = read_state(path)
         log.info("going on from %s", path)
         return state
 
     def keep(self, name: str, state: dict[str, Any]) -> None:
         """Keep a state of tensors and plain values under a name, in place of the one before."""
-        path = self._state(name)
-        path.parent.mkdir(exist_ok=True)
-        torch.save(state, path.with_suffix(".aside"))
-        os.replace(path.with_suffix(".aside"), path)
-
-    def _state(self, name: str) -> Path:
-        return self.job.partial / "checkpoints" / f"{name}.pt"
+        write_state(self.job.states, name, state)
 
 
 class Instrument(ABC):
@@ -170,40 +145,57 @@ def perform(instrument: Instrument, config: Any) -> Result:
     """Do a job, or return its result if that is in the store.
 
     Args:
-        config: a dataclass with `seed`, `store`, `force`, `threads` and the parts that the instrument reads.
+        config: a dataclass with `seed`, `store`, `force`, `wait`, `threads` and the parts that the instrument reads.
 
     Raises:
-        StoreError: the store cannot be written, or another process is at the same job.
+        StoreError: the store cannot be written, the result that is there is damaged, or another process is at the same
+            job and `wait` is false.
         ThinkalikeError: see the instrument.
     """
     inputs, narrowed = instrument.inputs(config), instrument.narrowed(config)
     entered = {name: part for name, part in relevant(narrowed).items() if name in instrument.reads}
     job = Job(config.store, instrument.kind, key_of(instrument, entered, inputs))
-    if job.done and not config.force:
-        log.info("already done; force=true does it again")
-        if instrument.shown_again:
-            instrument.show(Result(job.folder))
-        return Result(job.folder)
-    shown = (*instrument.reads, *ALWAYS)
-    settings = {name: part if name in shown else None for name, part in as_dict(narrowed).items()}
-    began = time.monotonic()
-    with _with_lock(job, config), contextlib.ExitStack() as opened:
+    if not config.force and (result := job.result()):
+        return _again(instrument, result)
+    with _with_lock(job, config), explained(job.store), contextlib.ExitStack() as opened:
+        if config.force:
+            job.forget()
+        elif result := job.result():  # of the process that had the lock before
+            return _again(instrument, result)
+        began = time.monotonic()
         torch.manual_seed(instrument.seed(config))  # the jobs of a sweep share a process
         if config.threads:
             torch.set_num_threads(config.threads)
+        shown = (*instrument.reads, *ALWAYS)
+        settings = {name: part if name in shown else None for name, part in as_dict(narrowed).items()}
         work = Work(job, settings, inputs, opened)
         outcome = instrument.run(config, work)
+        outcome.check_finite()
         facts = {"seed": config.seed, "models": list(outcome.models), **outcome.facts}
         provenance = {**environment(), **facts, "wall_seconds": round(time.monotonic() - began, 1)}
         record = {"version": instrument.version, "scalars": outcome.scalars, "settings": entered}
         tables = {"table": outcome.table, **outcome.tables}
-        result = job.write(settings, {**record, "provenance": provenance}, tables, outcome.arrays)
-        instrument.draw(result, result.folder / "figures")
+        written = job.write(settings, {**record, "provenance": provenance}, tables, outcome.arrays)
+        instrument.draw(written, written.folder / "figures")
+        outcome.draw(written.folder / "figures")
         for publish in work.publish:
-            publish(result)
-        instrument.show(result)
+            publish(written)
         opened.close()
-        return job.appear()
+        result = job.appear()
+    instrument.show(result)
+    return result
+
+
+def _again(instrument: Instrument, result: Result) -> Result:
+    """Say that a job was done before, and by what if that was not what is here now."""
+    log.info("already done; force=true does it again")
+    before, now = result.provenance["versions"], versions()
+    others = [f"{name} {before.get(name)} (now {now.get(name)})" for name in now if before.get(name) != now[name]]
+    if others:
+        log.warning("it was computed with %s", ", ".join(others))
+    if instrument.shown_again:
+        instrument.show(result)
+    return result
 
 
 def key_of(instrument: Instrument, entered: dict[str, Any], inputs: Mapping[str, Any]) -> str:
@@ -223,29 +215,6 @@ def rank(config: Any) -> int:
 def _with_lock(job: Job, config: Any) -> contextlib.AbstractContextManager[Any]:
     """Hold the job's lock in the first of the processes that share it; the others run without it, and silently."""
     if not rank(config):
-        return job.running()
+        return job.running(wait=config.wait)
     logging.getLogger("thinkalike").setLevel(logging.ERROR)
     return contextlib.nullcontext()
-
-
-def environment() -> dict[str, Any]:
-    """Return versions, commit, threads and peak memory of this process."""
-    versions = {}
-    for package in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[package] = version(package)
-    gpu = {"peak_gpu_bytes": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {}
-    return {
-        "versions": versions,
-        "git_commit": _commit(),
-        "threads": torch.get_num_threads(),
-        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        **gpu,
-    }
-
-
-def _commit() -> str:
-    """The commit of the checkout that this code runs from."""
-    here = Path(__file__).parent
-    run = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True)
-    return run.stdout.strip() or "unknown"

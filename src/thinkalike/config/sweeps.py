@@ -1,0 +1,120 @@
+"""Sweeps: a job that fails, or whose process is killed, does not stop the others.
+
+The jobs share a file, whichever process or machine they run on, in which each notes that it began and how it ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+
+from hydra.core.hydra_config import HydraConfig
+
+from thinkalike.config.exits import USER_ERRORS, one_line
+
+SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
+ONE_AT_A_TIME = ["hydra.launcher.n_jobs=2", "hydra.launcher.pre_dispatch=1"]  # n_jobs=1 would have no worker to kill
+
+
+def sweep(run: Callable[[], None], words: list[str]) -> None:
+    """Run all jobs of a sweep, then list those that failed; exit status 1 if there are any.
+
+    Where a worker process is killed, the jobs that are not done run again, one at a time; one that is killed again has
+    failed.
+    """
+    store = next((word.partition("=")[2] for word in words if word.startswith("store=")), "results")
+    failed: list[str] = []
+    with _shared_file(Path(store).expanduser()) as path:
+        try:
+            run()
+        except BrokenProcessPool:
+            _one_at_a_time(run, path)
+        finally:  # also when a launcher gives up because a job was killed
+            failed = _noted(path, "failed")
+            if failed:
+                print(f"{len(failed)} of the sweep's jobs failed:", *failed, sep="\n  ", file=sys.stderr, flush=True)
+    if failed:
+        sys.exit(1)
+
+
+def in_sweep() -> bool:
+    """Return whether this process does the jobs of a sweep."""
+    return SHARED in os.environ
+
+
+def noted(job: Callable[[], None]) -> None:
+    """Do a job of a sweep; note that it began and how it ended, and let the sweep go on if it failed."""
+    words = " ".join(HydraConfig.get().overrides.task)
+    if any(line.startswith(f"{words}: ") for line in _noted(Path(os.environ[SHARED]), "failed")):
+        return  # before the workers were started anew
+    _note("began", words)
+    try:
+        job()
+    except Exception as error:
+        if not isinstance(error, USER_ERRORS):
+            traceback.print_exception(error)
+        line = f"{words}: {type(error).__name__}: {one_line(error)}"
+        print(f"failed: {line}", file=sys.stderr, flush=True)
+        _note("failed", line)
+    _note("ended", words)
+
+
+def _one_at_a_time(run: Callable[[], None], path: Path) -> None:
+    """Run the jobs that are not done; one during which a worker is killed has failed, and the next are tried."""
+    print("a worker process was killed; what is not done runs again, one job at a time", file=sys.stderr, flush=True)
+    sys.argv += [word for word in ONE_AT_A_TIME if word not in sys.argv]
+    while True:
+        before = len(_noted(path, "began"))
+        try:
+            return run()
+        except BrokenProcessPool:
+            began, ended = (_noted(path, what) for what in ("began", "ended"))
+            for words in set(began[before:]) - set(ended):
+                _note("failed", f"{words}: its process was killed")
+
+
+@contextlib.contextmanager
+def _shared_file(store: Path) -> Iterator[Path]:
+    """The file of this sweep in a store, after removing those of sweeps of this machine that died."""
+    store.mkdir(parents=True, exist_ok=True)
+    host = socket.gethostname()
+    for old in store.glob(f".sweep-{host}-*"):
+        if not _alive(int(old.name.rpartition("-")[2])):
+            old.unlink(missing_ok=True)
+    path = (store / f".sweep-{host}-{os.getpid()}").resolve()
+    path.write_text("")
+    os.environ[SHARED] = str(path)
+    os.environ.setdefault("WANDB_RUN_GROUP", path.name.removeprefix("."))  # W&B shows the sweep's runs together
+    try:
+        yield path
+    finally:
+        os.environ.pop(SHARED)
+        path.unlink(missing_ok=True)
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
+        pass
+    return True
+
+
+def _note(what: str, line: str) -> None:
+    with contextlib.suppress(FileNotFoundError):  # the sweep was given up and its jobs on a cluster go on
+        handle = os.open(os.environ[SHARED], os.O_WRONLY | os.O_APPEND)
+        with open(handle, "a") as file:
+            file.write(f"{what} {line}\n")
+
+
+def _noted(path: Path, what: str) -> list[str]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line.removeprefix(f"{what} ") for line in lines if line.startswith(f"{what} ")]

@@ -1,0 +1,102 @@
+"""SIGTERM and SIGINT: a job writes a state where it can go on from one, and ends with the signal's exit status."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_waiting: int | None = None  # a signal that came while `at_boundaries` was open
+_patient = False
+
+
+class Interrupted(BaseException):
+    """A signal ended the job.
+
+    Args:
+        number: of the signal.
+        where: how far the job came, if it left a state there.
+    """
+
+    def __init__(self, number: int, where: str = ""):
+        super().__init__(number, where)
+        self.number, self.where = number, where
+
+    @property
+    def status(self) -> int:
+        """The exit status that a shell gives to a process that this signal ended."""
+        return 128 + self.number
+
+    def __str__(self) -> str:
+        after = "the same command goes on" if self.where else "the same command begins anew, or at its last state"
+        return f"interrupted{self.where and ' '}{self.where}; {after}"
+
+
+@contextlib.contextmanager
+def heeded() -> Iterator[None]:
+    """Turn signals into `Interrupted` while this is open, unless this is a thread or something else handles them."""
+    global _waiting
+    ours = [number for number in SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)]
+    if threading.current_thread() is not threading.main_thread():
+        ours = []
+    before = {number: signal.signal(number, _heed) for number in ours}
+    try:
+        yield
+    finally:
+        _waiting = None
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def at_boundaries() -> Iterator[None]:
+    """Let a signal wait until `asked` is looked at, while this is open; a second signal does not wait."""
+    global _patient
+    before, _patient = _patient, True
+    try:
+        yield
+    finally:
+        _patient = before
+
+
+def asked() -> bool:
+    """Return whether a signal waits for the job to come to a boundary, leave a state, and `stop`."""
+    return _waiting is not None
+
+
+def stop(where: str) -> NoReturn:
+    """End the job at a boundary where it has left a state.
+
+    Raises:
+        Interrupted: always.
+    """
+    raise Interrupted(_waiting or signal.SIGTERM, where)
+
+
+@functools.cache
+def follow_parent() -> None:
+    """End this process, as SIGTERM would, when the one that started it has ended."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True, name="follow-parent").start()
+
+
+def _heed(number: int, frame: FrameType | None) -> None:
+    global _waiting
+    if _patient and _waiting is None:
+        _waiting = number
+        return
+    raise Interrupted(number)

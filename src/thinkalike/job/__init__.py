@@ -1,0 +1,18 @@
+"""The frame of every job: what it reads, its key, its lock, its state, its provenance, and what it may leave."""
+
+from thinkalike.job.frame import Instrument, Work, fingerprints, key_of, perform, rank
+from thinkalike.job.outcome import Outcome
+from thinkalike.job.provenance import environment
+from thinkalike.job.resources import explained
+
+__all__ = [
+    "Instrument",
+    "Outcome",
+    "Work",
+    "environment",
+    "explained",
+    "fingerprints",
+    "key_of",
+    "perform",
+    "rank",
+]

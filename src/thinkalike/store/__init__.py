@@ -1,0 +1,20 @@
+"""The results store: a folder per finished job, named by what could change its numbers, sealed by a manifest."""
+
+from thinkalike.store.jobs import Job
+from thinkalike.store.locks import locked
+from thinkalike.store.manifest import digest_of
+from thinkalike.store.result import Result, finished, open_result, results
+from thinkalike.store.states import newest_state, read_state, write_state
+
+__all__ = [
+    "Job",
+    "Result",
+    "digest_of",
+    "finished",
+    "locked",
+    "newest_state",
+    "open_result",
+    "read_state",
+    "results",
+    "write_state",
+]

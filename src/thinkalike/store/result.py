@@ -1,0 +1,127 @@
+"""A finished job, read from its folder: the one way to read a result."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from thinkalike.config import from_yaml
+from thinkalike.errors import StoreError
+from thinkalike.store import manifest
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished job, read from its folder; each file is read when it is first asked for."""
+
+    folder: Path
+
+    @cached_property
+    def _record(self) -> dict[str, Any]:
+        return json.loads((self.folder / "result.json").read_text())  # type: ignore[no-any-return]
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of tables, arrays and stitches, as 16 hexadecimal digits."""
+        return manifest.content_digest(self.folder)
+
+    @property
+    def kind(self) -> str:
+        """The kind of the job, such as stitching or cka."""
+        return str(self._record["kind"])
+
+    @property
+    def key(self) -> str:
+        """The hash of all that could change the numbers, which names the folder."""
+        return str(self._record["key"])
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """The headline numbers."""
+        return dict(self._record["scalars"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that entered the key: those that can change numbers and are not the defaults."""
+        return dict(self._record["settings"])
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """Versions, commit, seed, models and data with their fingerprints, wall time and peak memory."""
+        return dict(self._record["provenance"])
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration; a part that the job does not read is None."""
+        return from_yaml((self.folder / "config.yaml").read_text())
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """The tidy table of the result."""
+        return self._read("table")
+
+    @cached_property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """All tables by name; the one that every result has is `table`."""
+        return {path.stem: self._read(path.stem) for path in sorted(self.folder.glob("*.csv"))}
+
+    def _read(self, name: str) -> pd.DataFrame:
+        return pd.read_csv(self.folder / f"{name}.csv")
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays by name; none if the job leaves none."""
+        path = self.folder / "arrays.npz"
+        if not path.exists():
+            return {}
+        with np.load(path) as file:
+            return {name: file[name] for name in file.files}
+
+    @property
+    def figures(self) -> list[Path]:
+        """The files of the figures, PNG and SVG."""
+        return sorted((self.folder / "figures").glob("*"))
+
+
+def open_result(folder: str | os.PathLike[str]) -> Result:
+    """Open the folder of a finished job.
+
+    Raises:
+        StoreError: the folder holds no finished result, or a file of it is missing or damaged.
+    """
+    result = Result(Path(folder).expanduser())
+    if not (result.folder / manifest.NAME).exists():
+        raise StoreError(f"{result.folder} holds no finished result; it would have a {manifest.NAME}")
+    manifest.check(result.folder)
+    return result
+
+
+def finished(store: str | os.PathLike[str], kind: str = "*") -> Iterator[Result]:
+    """Yield all finished results of a store, or those of one kind; a damaged one is left out with a warning."""
+    for sealed in sorted(Path(store).expanduser().glob(f"{kind}/*/{manifest.NAME}")):
+        if sealed.parent.suffix == ".partial":
+            continue
+        if wrong := manifest.damage(sealed.parent):
+            log.warning("left out: %s", wrong)
+        else:
+            yield Result(sealed.parent)
+
+
+def results(store: str | os.PathLike[str]) -> pd.DataFrame:
+    """Return one row for each finished result of a store: kind, key, folder, models and headline numbers."""
+    rows = []
+    for result in finished(store):
+        models = ", ".join(model["name"] for model in result.provenance.get("models", []))
+        rows.append({"kind": result.kind, "key": result.key, "models": models, **result.scalars})
+        rows[-1]["folder"] = str(result.folder)
+    return pd.DataFrame(rows)

@@ -1,0 +1,198 @@
+"""Damage is noticed and named: a bit of a result, of a state, of a cache; what dead processes leave is cleared away."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from filelock import FileLock
+
+from thinkalike import open_result
+from thinkalike.errors import StoreError
+from thinkalike.store import Job, finished, newest_state, read_state, write_state
+from thinkalike.store.locks import locked
+
+TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
+
+
+def result_in(store: Path, key: str = "abc", penalty: float = 0.5) -> Path:
+    """The folder of a finished job with a table, arrays, a figure and curves."""
+    job = Job(str(store), "stitching", key)
+    with job.running() as partial:
+        (partial / "curves").mkdir()
+        (partial / "curves" / "metrics.csv").write_text("step,loss\n0,1\n")
+        record = {"scalars": {"penalty": penalty}, "settings": {}, "provenance": {}}
+        job.write({"seed": 0}, record, {"table": TABLE}, {"map": np.arange(4.0)})
+        (job.aside / "figures").mkdir()
+        (job.aside / "figures" / "map.svg").write_text("<svg/>")
+        return job.appear().folder
+
+
+FILES = ["table.csv", "arrays.npz", "result.json", "config.yaml", "curves/metrics.csv", "figures/map.svg"]
+
+
+def flip(path: Path, place: int = -2) -> None:
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", [*FILES, "manifest.json"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
+def test_a_damaged_file_is_named_whichever_it_is(name, harm, tmp_path):
+    folder = result_in(tmp_path)
+    assert open_result(folder).scalars == {"penalty": 0.5}
+    path = folder / name
+    if harm == "flip":
+        flip(path, len(path.read_bytes()) // 2)
+    elif harm == "cut":
+        path.write_bytes(path.read_bytes()[:-3])
+    else:
+        path.unlink()
+    with pytest.raises(StoreError, match=rf"{name} (is missing|is damaged|holds)|would have a {name}"):
+        open_result(folder)
+    assert list(finished(tmp_path)) == []
+
+
+def test_already_done_says_which_file_is_damaged_and_force_mends_it(tmp_path):
+    folder = result_in(tmp_path)
+    flip(folder / "table.csv")
+    with pytest.raises(StoreError, match=r"table\.csv is damaged: its checksum .*; delete .* with force=true"):
+        Job(str(tmp_path), "stitching", "abc").result()
+    assert result_in(tmp_path) == folder
+    assert Job(str(tmp_path), "stitching", "abc").result().scalars == {"penalty": 0.5}
+
+
+def test_a_damaged_result_does_not_break_its_neighbour(tmp_path, caplog):
+    result_in(tmp_path, "one")
+    flip(result_in(tmp_path, "two") / "result.json")
+    assert [result.key for result in finished(tmp_path)] == ["one"]
+    assert "left out: " in caplog.text
+    assert "two/result.json is damaged" in caplog.text
+
+
+def test_the_content_of_a_result_is_its_numbers(tmp_path):
+    same = open_result(result_in(tmp_path, "one")), open_result(result_in(tmp_path, "two", penalty=0.75))
+    assert same[0].fingerprint() == same[1].fingerprint(), "result.json also holds times"
+    job = Job(str(tmp_path), "stitching", "three")
+    with job.running():
+        record = {"scalars": {}, "settings": {}, "provenance": {}}
+        job.write({}, record, {"table": TABLE * 2}, {"map": np.arange(4.0)})
+        assert job.appear().fingerprint() != same[0].fingerprint()
+
+
+# -------------------------------------------------------------------------------------------------------------- states
+
+
+def test_a_state_is_read_as_it_was_written_and_the_next_takes_its_place(tmp_path):
+    first = write_state(tmp_path, "half", {"step": 1, "weights": torch.arange(3.0)})
+    assert read_state(first)["weights"].tolist() == [0, 1, 2]
+    for step in range(2, 12):  # ten is after nine, though not in the alphabet
+        write_state(tmp_path, "half", {"step": step})
+    write_state(tmp_path, "half-life", {"step": 99})
+    assert read_state(newest_state(tmp_path, "half"))["step"] == 11
+    assert len(list(tmp_path.iterdir())) == 2
+    assert newest_state(tmp_path, "other") is None
+
+
+@pytest.mark.parametrize("place", [0, 100, -1])
+def test_a_flipped_bit_of_a_state_is_an_error(place, tmp_path):
+    path = write_state(tmp_path, "half", {"weights": torch.arange(300.0)})
+    flip(path, place)
+    with pytest.raises(StoreError, match=r"half-1-.* is damaged \(its checksum .*\); deleting it is safe"):
+        read_state(path)
+
+
+def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
+    before = write_state(tmp_path, "half", {"step": 1})
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for step in ("torch.save", "os.fsync", "os.replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(step, full)
+            with pytest.raises(OSError, match="No space"):
+                write_state(tmp_path, "half", {"step": 2})
+        assert read_state(newest_state(tmp_path, "half")) == {"step": 1}
+        assert newest_state(tmp_path, "half") == before
+    write_state(tmp_path, "half", {"step": 3})
+    assert len(list(tmp_path.iterdir())) == 1, "the file that was not finished is gone"
+
+
+# -------------------------------------------------------------------------------------------- what dead processes leave
+
+
+def test_what_a_process_left_that_died_after_its_result_appeared_is_cleared_away(tmp_path):
+    result_in(tmp_path)
+    job = Job(str(tmp_path), "stitching", "abc")
+    write_state(job.states, "half", {"step": 1})
+    (job.partial / "lock").touch()
+    assert job.result() is not None
+    assert not job.partial.exists()
+
+
+def test_what_another_process_is_using_is_left_alone(tmp_path):
+    result_in(tmp_path)
+    job = Job(str(tmp_path), "stitching", "abc")
+    job.partial.mkdir()
+    with FileLock(job.partial / "lock"):  # it does the job again
+        assert job.result() is not None
+        assert job.partial.exists()
+
+
+def test_half_a_result_of_a_process_that_died_is_not_taken_over(tmp_path):
+    job = Job(str(tmp_path), "stitching", "abc")
+    (job.partial / "result").mkdir(parents=True)
+    (job.partial / "result" / "stale.csv").write_text("1")
+    assert not (result_in(tmp_path) / "stale.csv").exists()
+
+
+def test_an_old_result_is_there_until_the_new_one_takes_its_place_in_one_step(tmp_path, monkeypatch):
+    folder = result_in(tmp_path)
+    (folder / "old").touch()
+    moments = []
+    rename = os.rename
+    monkeypatch.setattr("os.rename", lambda *paths: (moments.extend(set(paths) & {folder}), rename(*paths)))
+    assert open_result(result_in(tmp_path)).folder == folder
+    assert not (folder / "old").exists()
+    assert moments == [], "folders were exchanged and none was moved"
+
+
+def test_where_folders_cannot_be_exchanged_they_are_moved(tmp_path, monkeypatch):
+    monkeypatch.setattr("thinkalike.store.jobs._exchanged", lambda *_: False)
+    folder = result_in(tmp_path)
+    (folder / "old").touch()
+    open_result(result_in(tmp_path))
+    assert not (folder / "old").exists()
+
+
+# --------------------------------------------------------------------------------------------------------------- locks
+
+
+def test_a_file_system_without_flock_gets_a_lock_file_that_names_its_holder(tmp_path, monkeypatch, caplog):
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", none)
+    with locked(tmp_path / "lock", "at work"):
+        assert str(os.getpid()) in (tmp_path / "lock.soft").read_text()
+        with pytest.raises(StoreError, match="another process is at work"):
+            locked(tmp_path / "lock", "at work", wait=False).__enter__()
+    assert "has no flock" in caplog.text
+    assert not (tmp_path / "lock.soft").exists()
+
+
+def test_an_error_that_says_nothing_of_flock_is_not_swallowed(tmp_path, monkeypatch):
+    def broken(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("fcntl.flock", broken)
+    with pytest.raises(OSError, match="Input/output"), locked(tmp_path / "lock", "at work"):
+        pass

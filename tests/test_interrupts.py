@@ -1,0 +1,133 @@
+"""Signals: a job leaves a state where it can go on from one, says one line, and ends with the signal's status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from conftest import results_in
+from thinkalike.interrupts import Interrupted, asked, at_boundaries, heeded, stop
+
+STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}
+
+
+@pytest.mark.parametrize("number", STATUS)
+def test_a_signal_ends_what_is_done_at_once_with_the_status_of_a_shell(number):
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted, match=r"^interrupted; the same command begins anew") as ended, heeded():
+        signal.raise_signal(number)
+    assert ended.value.status == STATUS[number]
+    assert signal.getsignal(number) == before
+
+
+def test_inside_boundaries_the_first_signal_waits_and_the_second_does_not():
+    with heeded(), at_boundaries():
+        assert not asked()
+        signal.raise_signal(signal.SIGTERM)
+        assert asked()
+        with pytest.raises(Interrupted, match=r"^interrupted at step 3 of 9; the same command goes on$") as ended:
+            stop("at step 3 of 9")
+        assert ended.value.status == 143
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGINT)
+    assert not asked(), "the next job is not asked"
+
+
+def test_where_another_program_handles_signals_they_are_left_to_it():
+    came = []
+    before = signal.signal(signal.SIGTERM, lambda *_: came.append(True))
+    try:
+        with heeded():
+            signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert came == [True]
+
+
+def test_a_process_ends_with_the_one_that_started_it():
+    inner = "from thinkalike.interrupts import follow_parent; import time; follow_parent(); print('on', flush=True)\n"
+    inner += "time.sleep(60)"
+    outer = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {inner!r}]).wait()"
+    with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout.readline() == "on\n"
+        parent.kill()
+        began = time.monotonic()
+        assert parent.stdout.read() == "", "the pipe is closed when the child has ended"
+    assert time.monotonic() - began < 20
+
+
+# --------------------------------------------------------------------------------------------------------------- doors
+
+
+def interrupted(door, number, *command, until):
+    """Send a signal to a door when a line of stderr has these words; returns its status and what it still said."""
+    with door.start(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        for line in process.stderr:
+            if until in line:
+                process.send_signal(number)
+                break
+        return process.wait(60), process.stderr.read()
+
+
+@pytest.mark.parametrize("number", STATUS)
+def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(door, small_stitching, tmp_path, number):
+    words = [word for word in small_stitching if not word.startswith(("stitch.steps", "store="))]
+    command = ["train.py", *words, "stitch.steps=400", "trainer.checkpoint_every=1000000"]
+    status, said = interrupted(door, number, *command, f"store={tmp_path}/s", until="step 40 of")
+    assert status == STATUS[number], said
+    (line,) = (line for line in said.splitlines() if line.startswith("interrupted"))
+    step = int(line.removeprefix("interrupted at step ").split()[0])
+    assert line == f"interrupted at step {step} of 400; the same command goes on"
+    assert "Traceback" not in said
+    assert len(list(tmp_path.glob("s/stitching/*.partial/checkpoints/training-1-*.pt"))) == 1
+    assert 40 <= step < 400
+
+
+def test_an_analysis_leaves_a_state_at_its_batch_and_goes_on_to_the_same_bytes(door, minis, text_files, tmp_path):
+    words = ["analyze.py", "measure=cka", f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32"]
+    words += ["target.context=32", "data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.9"]
+    words += ["measure.batches=300", "measure.tokens_per_batch=64", f"data.cache={tmp_path}/cache"]
+    status, said = interrupted(door, signal.SIGTERM, *words, f"store={tmp_path}/s", until="batch 50 of 300")
+    assert status == 143, said
+    assert "interrupted at batch" in said
+    again, whole = door(*words, f"store={tmp_path}/s"), door(*words, f"store={tmp_path}/whole")
+    assert "going on from" in again.stderr
+    assert again.result.fingerprint() == whole.result.fingerprint()
+
+
+def test_a_reader_that_leaves_does_not_lose_the_result(door, small_stitching, tmp_path):
+    read, write = os.pipe()
+    os.close(read)
+    with door.start("train.py", *small_stitching, stdout=write, stderr=subprocess.PIPE) as process:
+        os.close(write)
+        said = process.stderr.read()
+        assert process.wait(120) == 0, said
+    assert "Traceback" not in said
+    assert "BrokenPipe" not in said
+    assert len(results_in(tmp_path / "results")) == 1
+
+
+SCONTROL = """#!/bin/sh
+echo "$@" >> {folder}/asked
+[ "$1" = show ] && echo "JobId=7 Requeue={requeue} Restarts=0"
+exit 0
+"""
+
+
+@pytest.mark.parametrize("requeue", [0, 1])
+def test_slurm_gets_a_job_back_that_may_be_requeued(door, small_stitching, tmp_path, requeue, monkeypatch):
+    (tmp_path / "scontrol").write_text(SCONTROL.format(folder=tmp_path, requeue=requeue))
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    words = [word for word in small_stitching if not word.startswith("stitch.steps")]
+    command = ["train.py", *words, "stitch.steps=400"]
+    status, said = interrupted(door, signal.SIGTERM, *command, until="step 40 of")
+    assert status == 143, said
+    assert ("SLURM has the job in its queue again" in said) == bool(requeue)
+    assert ("requeue 7" in (tmp_path / "asked").read_text()) == bool(requeue)
