@@ -16,6 +16,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _waiting: int | None = None  # a signal that came while `at_boundaries` was open
 _patient = False
+_ours: list[signal.Signals] = []  # the signals that `heeded` has taken
 
 
 class Interrupted(BaseException):
@@ -43,15 +44,16 @@ class Interrupted(BaseException):
 @contextlib.contextmanager
 def heeded() -> Iterator[None]:
     """Turn signals into `Interrupted` while this is open, unless this is a thread or something else handles them."""
-    global _waiting
+    global _waiting, _ours
     ours = [number for number in SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)]
     if threading.current_thread() is not threading.main_thread():
         ours = []
-    before = {number: signal.signal(number, _heed) for number in ours}
+    before, outer = {number: signal.signal(number, _heed) for number in ours}, _ours
+    _ours = [*outer, *ours]
     try:
         yield
     finally:
-        _waiting = None
+        _waiting, _ours = None, outer
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -65,6 +67,12 @@ def at_boundaries() -> Iterator[None]:
         yield
     finally:
         _patient = before
+
+
+def take_back() -> None:
+    """Take signals back from a library that has put handlers of its own in the place of these."""
+    for number in _ours:
+        signal.signal(number, _heed)
 
 
 def asked() -> bool:

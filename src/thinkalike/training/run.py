@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from thinkalike.config import LoggerConfig, TrainerConfig
 from thinkalike.errors import ConfigError, DataError, ShareDone, TrainingError
-from thinkalike.interrupts import asked, at_boundaries, stop
+from thinkalike.interrupts import asked, at_boundaries, stop, take_back
 from thinkalike.models import pick_device
 from thinkalike.store import Result, newest_state, read_state, write_state
 from thinkalike.training import curves
@@ -133,6 +133,9 @@ class _States(Callback):
 
     def __init__(self, folder: Path, every: int):
         self.folder, self.every = folder, every
+
+    def on_train_start(self, *_: Any) -> None:
+        take_back()  # Lightning's own handler ends a job with status 0 and without a state
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
         step, steps = trainer.global_step, trainer.max_steps
