@@ -290,6 +290,16 @@ def test_of_a_hub_set_only_what_was_read_counts_and_the_report_is_filled_up_agai
     assert report not in reported(read(source([report, *FILLING, fit], "hub"), report_tokens=2048))
 
 
+def test_reading_goes_on_where_too_many_gave_way(source):
+    """A first batch of nothing but pairs, all of whose documents of the report give way."""
+    pairs = [placed("\n".join(lines(seed)), report) for seed in range(32) for report in (True, False)]
+    corpus = read(source([*pairs, *FILLING], "hub"), fit_tokens=16, report_tokens=2048)
+    assert corpus.report.tokens.numel() == 2048
+    assert corpus.counts["near_duplicates"] == 32
+    assert len(pairs) < source.read < len(FILLING)
+    assert torch.equal(corpus.report.tokens, read(source(FILLING, "hub"), report_tokens=2048).report.tokens)
+
+
 def test_the_report_of_a_hub_set_is_the_first_that_stays_whatever_is_fitted(source):
     """Documents that came after the report was full take the place of those that gave way."""
     report, fit = placed("\n".join(lines(1)), True), placed("\n".join(lines(1)), False)
