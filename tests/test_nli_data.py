@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -14,6 +15,7 @@ import torch
 
 import hub
 from classifiers import of_the_hub
+from thinkalike.config import PairsConfig
 from thinkalike.data import (
     HANS,
     MNLI,
@@ -25,7 +27,9 @@ from thinkalike.data import (
     hub_pairs,
     read_hans,
     read_mnli,
+    read_pairs,
 )
+from thinkalike.data.from_config import _fitted
 from thinkalike.errors import DataError
 
 # premise, hypothesis, class; one has a quotation mark that is never closed, one a line separator, one no agreed label
@@ -387,3 +391,92 @@ def test_results_go_back_in_the_order_of_the_pairs(tokenizer, lettered):
 def test_a_batch_size_must_be_positive():
     with pytest.raises(DataError, match="size=0 must be at least 1"):
         next(batches(EncodedPairs([[1]], [[0]], 0, 0), 0))
+
+
+# ---------------------------------------------------------------------------------------------------------- both sides
+
+FITTED = [(f"The doctor saw poet {n}.", f"Poet {n} danced.", MNLI[n % 3]) for n in range(20)]
+OWN = [(f"The judge heard actor {n}.", f"Actor {n} sang.", MNLI[n % 3]) for n in range(10)]
+OWN_HARD = [(f"Guide {n} met the child .", f"The child met {n} .", HANS[n % 2], "subsequence", "x") for n in range(6)]
+RESPELT = {
+    "none": lambda text: text,
+    "upper case": str.upper,
+    "white space": lambda text: f" {text.replace(' ', '  ')} ",
+}
+
+
+def from_files(tmp_path, report, challenge=OWN_HARD, fit=FITTED, ending="jsonl", **changes) -> PairsConfig:
+    paths = {"fit": fit, "report": report, "challenge": challenge}
+    files = {side: str(write(rows, tmp_path / f"{side}.{ending}")) for side, rows in paths.items()}
+    counts = {"fit_pairs": 5, "report_pairs": None, "challenge_pairs": None}
+    return PairsConfig(source="files", **{**files, **counts, **changes})
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "tsv", "parquet"])
+@pytest.mark.parametrize("change", RESPELT)
+def test_pairs_that_repeat_one_to_fit_on_are_left_out_and_counted(change, ending, tmp_path, caplog):
+    """Also those that repeat one which a job of few pairs does not take, and those of another label."""
+    again = [(*map(RESPELT[change], (premise, hypothesis)), "neutral") for premise, hypothesis, _ in FITTED[4:12]]
+    hard = [(*pair[:2], "entailment", "subsequence", "x") for pair in again[:2]]
+    swapped = [(hypothesis, premise, label) for premise, hypothesis, label in FITTED[:3]]
+    config = from_files(tmp_path, [*again, *OWN, *swapped], [*OWN_HARD, *hard], ending=ending)
+    report, challenge = read_pairs(config, "report"), read_pairs(config, "challenge")
+    assert report.premises == [premise for premise, *_ in [*OWN, *swapped]]
+    assert challenge.premises == [premise for premise, *_ in OWN_HARD]
+    assert (report.repeated, challenge.repeated, read_pairs(config, "fit").repeated) == (8, 2, 0)
+    assert f"{config.report}: left out 8 of 21 pairs, which are also in {config.fit}" in caplog.text
+
+
+def test_pairs_that_are_apart_all_stay(tmp_path):
+    config = from_files(tmp_path, OWN)
+    assert read_pairs(config, "report").fingerprint() == pairs_of(OWN).fingerprint()
+    assert read_pairs(config, "challenge").repeated == 0
+
+
+@pytest.mark.parametrize("named", ["the same file", "the same content", "the same pairs in another order and spelling"])
+def test_a_report_that_is_all_fitted_on_is_one_line_that_names_both(named, tmp_path):
+    again = [(premise.upper(), f" {hypothesis}", label) for premise, hypothesis, label in FITTED[::-1]]
+    config = from_files(tmp_path, again if "order" in named else FITTED)
+    if named == "the same file":
+        config = replace(config, report=config.fit)
+    with pytest.raises(DataError, match=r"all 20 pairs are also in .*; give pairs that are not") as caught:
+        read_pairs(config, "report")
+    assert str(caught.value).startswith(f"{config.report}: ")
+    assert f"also in {config.fit};" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_fewer_pairs_than_asked_for_are_those_that_are_left(tmp_path):
+    config = from_files(tmp_path, [*OWN, *FITTED], report_pairs=15)
+    assert len(read_pairs(config, "report")) == len(OWN)
+    assert len(read_pairs(replace(config, report_pairs=4), "report")) == 4
+
+
+def test_a_file_to_fit_on_that_changed_is_read_again(tmp_path):
+    config = from_files(tmp_path, [*OWN, *FITTED[:2]])
+    assert read_pairs(config, "report").repeated == 2
+    write(OWN[:3], tmp_path / "fit.jsonl")
+    assert read_pairs(config, "report").repeated == 3
+
+
+def test_without_pairs_to_fit_on_nothing_is_left_out(tmp_path):
+    """As where published classifiers are measured."""
+    config = replace(from_files(tmp_path, [*OWN, *FITTED]), fit=None)
+    assert len(read_pairs(config, "report")) == len(OWN) + len(FITTED)
+
+
+def test_the_sides_of_the_hub_are_apart(monkeypatch):
+    _fitted.cache_clear()
+    sets = {("mnli", "train"): FITTED, ("mnli", None): [*FITTED[:5], *OWN], ("hans", None): OWN_HARD}
+    monkeypatch.setattr("thinkalike.data.from_config.hub_pairs", lambda name, split=None: pairs_of(sets[name, split]))
+    config = PairsConfig(source="hub", fit_pairs=3, report_pairs=None, challenge_pairs=None)
+    assert read_pairs(config, "report").premises == [premise for premise, *_ in OWN]
+    assert read_pairs(config, "report").repeated == 5
+    assert len(read_pairs(config, "challenge")) == len(OWN_HARD)
+
+
+@pytest.mark.parametrize("seed", [0, 5])
+def test_the_sides_of_the_templates_are_apart(seed):
+    config = PairsConfig(fit_pairs=2000, report_pairs=500, challenge_pairs=1000, seed=seed, counterexamples=0.5)
+    fit, report, challenge = (read_pairs(config, side).canonical() for side in ("fit", "report", "challenge"))
+    assert len({*fit, *report, *challenge}) == 3500

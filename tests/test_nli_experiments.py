@@ -235,14 +235,15 @@ def published(tmp_path_factory):
         torch.save(loaded(folder).state_dict(), folder / "pytorch_model.bin")
         (folder / "model.safetensors").unlink()
     for pairs, path in (
-        (nli_training(60), "nyu-mll/multi_nli/data/validation_matched-00000-of-00001.parquet"),
+        (nli_training(90).take(range(60, 90)), "nyu-mll/multi_nli/data/train-00000-of-00001.parquet"),
+        (nli_training(90).take(range(60)), "nyu-mll/multi_nli/data/validation_matched-00000-of-00001.parquet"),
         (nli_challenge(120), "jhu-cogsci/hans/plain_text/validation/0000.parquet"),
     ):
         right = relabelled(pairs, loaded(base)) if len(pairs.classes) == 3 else pairs
         labels = [right.classes[label] for label in right.labels.tolist()]
         columns = [right.premises, right.hypotheses, labels]
         columns += [right.heuristics, right.subcases] if len(pairs.classes) == 2 else []
-        (root / path).parent.mkdir(parents=True)
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
         of_the_hub(list(zip(*columns, strict=True))).to_parquet(root / path)
     return root
 

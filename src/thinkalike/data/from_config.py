@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from thinkalike.config import DataConfig, PairsConfig, StimuliConfig
@@ -60,21 +62,41 @@ def read_stimuli(config: StimuliConfig) -> Stimuli:
 def read_pairs(config: PairsConfig, side: str) -> Pairs:
     """Return the pairs to fit on, to report on, or of the challenge: the whole of it, whichever part is reported on.
 
+    No pair is both fitted and reported on: where files and the hub repeat one of all pairs to fit on, up to case and
+    white space, it is left out, and counted in `repeated`.
+
     Raises:
         ConfigError: source=files, and there is no file for this side.
-        DataError: pairs cannot be had or read.
+        DataError: pairs cannot be had or read, or all of them are also fitted on.
     """
-    count = getattr(config, f"{side}_pairs")
     if config.source == "templates":
         return _from_templates(config, side)
-    if config.source == "files":
-        path = getattr(config, side)
-        if not path:
-            raise ConfigError(f"pairs=files needs pairs.{side}=FILE")
-        pairs = read_hans(path) if side == "challenge" else read_mnli(path)
-    else:
-        pairs = hub_pairs(*{"fit": ("mnli", "train"), "report": ("mnli",), "challenge": ("hans",)}[side])
+    pairs = _whole(config.source, side, getattr(config, side))
+    if side != "fit" and (config.fit or config.source == "hub"):
+        pairs = pairs.without(*_fitted(config.source, config.fit, _changed(config.fit)))
+    count = getattr(config, f"{side}_pairs")
     return pairs.sample(min(count, len(pairs)), config.seed) if count else pairs
+
+
+def _whole(source: str, side: str, path: str | None) -> Pairs:
+    """Return all pairs that the hub or a file has for a side."""
+    if source == "hub":
+        return hub_pairs(*{"fit": ("mnli", "train"), "report": ("mnli",), "challenge": ("hans",)}[side])
+    if not path:
+        raise ConfigError(f"pairs=files needs pairs.{side}=FILE")
+    return read_hans(path) if side == "challenge" else read_mnli(path)
+
+
+@lru_cache(maxsize=1)
+def _fitted(source: str, path: str | None, changed: int | None) -> tuple[frozenset[str], str]:
+    """Return the canonical pairs to fit on, and what they are called. They are read once for all sides and jobs."""
+    pairs = _whole(source, "fit", path)
+    return frozenset(pairs.canonical()), pairs.source
+
+
+def _changed(path: str | None) -> int | None:
+    """Return when a file was last changed, in ns, if there is one."""
+    return Path(path).stat().st_mtime_ns if path and Path(path).exists() else None
 
 
 def _from_templates(config: PairsConfig, side: str) -> Pairs:

@@ -7,15 +7,19 @@ Their classes are the three of MNLI (Williams, Nangia and Bowman 2018) or the tw
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 
 from jaxtyping import Int
 from torch import Tensor
 
+from thinkalike.data.text.documents import canonical
 from thinkalike.errors import DataError
+
+log = logging.getLogger(__name__)
 
 MNLI = ("entailment", "neutral", "contradiction")
 HANS = ("entailment", "non-entailment")
@@ -37,6 +41,7 @@ class Pairs:
     subcases: list[str] = field(default_factory=list)
     source: str = "pairs"
     unlabelled: int = 0  # rows of the source that were left out because people did not agree on a label
+    repeated: int = 0  # pairs of the source that were left out because those to fit on have them, too
 
     def __post_init__(self) -> None:
         for name in ("heuristics", "subcases"):
@@ -92,6 +97,30 @@ class Pairs:
         if not 0 < n <= len(self):
             raise DataError(f"{self.source}: n={n} must lie between 1 and {len(self)}, the pairs that there are")
         return self.take(sorted(random.Random(seed).sample(range(len(self)), n)))
+
+    def canonical(self) -> list[str]:
+        """Return each pair without its label, its case and its kinds of white space: what copies have in common."""
+        return [
+            f"{canonical(premise)}\n{canonical(hypothesis)}"
+            for premise, hypothesis in zip(self.premises, self.hypotheses, strict=True)
+        ]
+
+    def without(self, others: Container[str], source: str) -> Pairs:
+        """Return the pairs of which no copy is among others, whatever their labels.
+
+        Args:
+            others: canonical pairs.
+            source: what messages call them.
+
+        Raises:
+            DataError: nothing is left.
+        """
+        kept = [row for row, pair in enumerate(self.canonical()) if pair not in others]
+        if not kept:
+            raise DataError(f"{self.source}: all {len(self)} pairs are also in {source}; give pairs that are not")
+        if repeated := len(self) - len(kept):
+            log.warning("%s: left out %s of %s pairs, which are also in %s", self.source, repeated, len(self), source)
+        return replace(self.take(kept), repeated=self.repeated + repeated)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of texts, labels, heuristics and subcases, as 16 hexadecimal digits."""

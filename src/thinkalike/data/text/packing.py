@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from array import array
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 import torch
 
 from thinkalike.config import DataConfig
-from thinkalike.data.text.documents import documents
 from thinkalike.data.text.rows import Corpus, TokenRows
-from thinkalike.data.text.split import split_documents
+from thinkalike.data.text.split import Sides
 from thinkalike.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class _Packer:
         """Whether another document would change nothing."""
         return self.most_rows is not None and len(self.tokens) >= self.most_rows * self.payload
 
-    def add(self, tokens: list[int]) -> None:
+    def add(self, tokens: Sequence[int]) -> None:
         """Append a document."""
         kept = tokens[: self.payload - len(self.tokens) % self.payload] if self.aligned else tokens
         self.tokens.extend(kept)
@@ -79,19 +79,11 @@ def pack(
     """
     end, start = _separators(tokenizer, bos)
     fit, report = (_Packer(limit, context, start, bool(config.aligned)) for limit in (fit_tokens, report_tokens))
-    counts = {"duplicate_documents": 0}
-    sided = split_documents(documents(config), config, counts)
-    while batch := list(islice(sided, DOCUMENTS_AT_ONCE)):
-        encoded = tokenizer([text for text, _ in batch], add_special_tokens=False, verbose=False)["input_ids"]
-        for tokens, (_, for_report) in zip(encoded, batch, strict=True):
-            for side, wanted in ((report, for_report), (fit, bool(config.same_split) == for_report)):
-                if wanted and not side.full:
-                    side.add([*tokens, end])
-        if fit.full and report.full:
-            break
+    sides = Sides(config)
+    report = _filled(fit, report, sides, tokenizer, end)
     (fit_rows, fit_left), (report_rows, report_left) = fit.rows(), report.rows()
-    _check(config, fit_rows, report_rows, context, report_tokens)
-    counts |= {
+    _check(config, fit_rows, report_rows, context, report_tokens, sides.counts["near_duplicates"])
+    counts = dict(sides.counts) | {
         "fit_tokens": fit_rows.tokens.numel(),
         "report_tokens": report_rows.tokens.numel(),
         "fit_documents": _documents_in(fit_rows),
@@ -99,6 +91,38 @@ def pack(
         "dropped_tokens": fit_left + report_left,
     }
     return Corpus(fit_rows, report_rows, counts)
+
+
+def _filled(fit: _Packer, report: _Packer, sides: Sides, tokenizer: Any, end: int) -> _Packer:
+    """Read documents until both sides are full, or there are no more, and return what the report has become."""
+    reading = iter(sides)
+    given: list[array[int]] = []  # the documents of the report, while they may still have to give way
+    while batch := list(islice(reading, DOCUMENTS_AT_ONCE)):
+        encoded = tokenizer([text for text, _ in batch], add_special_tokens=False, verbose=False)["input_ids"]
+        for tokens, (_, for_report) in zip(encoded, batch, strict=True):
+            if for_report and not sides.settled:
+                given.append(array("i", [*tokens, end]))
+            for side, wanted in ((report, for_report), (fit, bool(sides.config.same_split) == for_report)):
+                if wanted and not side.full:
+                    side.add([*tokens, end])
+        if fit.full and report.full:
+            report = _settled(report, sides, given)
+            if report.full:
+                return report
+    return _settled(report, sides, given)
+
+
+def _settled(report: _Packer, sides: Sides, given: Sequence[array[int]]) -> _Packer:
+    """Return the report without the documents that nearly repeat one to fit on that was read up to now."""
+    if sides.settled:
+        return report
+    gone = sides.repeats()
+    sides.counts["near_duplicates"] = int(gone.sum())
+    settled = _Packer(report.limit, report.context, report.bos, report.aligned)
+    for tokens, repeats in zip(given, gone, strict=True):
+        if not repeats and not settled.full:
+            settled.add(tokens)
+    return settled
 
 
 def _separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
@@ -115,7 +139,9 @@ def _documents_in(rows: TokenRows) -> int:
     return len(torch.unique(rows.documents))
 
 
-def _check(config: DataConfig, fit: TokenRows, report: TokenRows, context: int, report_tokens: int) -> None:
+def _check(
+    config: DataConfig, fit: TokenRows, report: TokenRows, context: int, report_tokens: int, repeats: int
+) -> None:
     if len(fit) + len(report) == 0:
         raise DataError(f"data={config.name} holds no text: not one row of {context} tokens; give more text")
     if len(fit) == 0:
@@ -123,9 +149,10 @@ def _check(config: DataConfig, fit: TokenRows, report: TokenRows, context: int, 
             f"data={config.name} has too little text to fit on: not one row of {context} tokens; give more text"
         )
     if len(report) == 0 or _documents_in(report) < 2:
+        without = f" ({repeats} more nearly repeat one to fit on)" if repeats else ""
         raise DataError(
             f"data={config.name} has too little text for the report: {len(report)} rows of {_documents_in(report)} "
-            f"documents, and an interval needs two documents; give more text, or raise "
+            f"documents{without}, and an interval needs two documents; give more text, or raise "
             f"data.report_share={config.report_share}"
         )
     if report.tokens.numel() < report_tokens // context * context:

@@ -15,7 +15,7 @@ from thinkalike.data.text.rows import Corpus
 
 log = logging.getLogger(__name__)
 
-CACHE_VERSION = 2
+CACHE_VERSION = 3
 
 
 def read_tokens(
@@ -53,9 +53,10 @@ def read_tokens(
         save_corpus(path, corpus)
     counts = corpus.counts
     log.info(
-        "data %s: %s fit and %s report tokens of %s and %s documents; dropped: %s tokens of last rows, %s duplicates",
+        "data %s: %s fit and %s report tokens of %s and %s documents; dropped: %s tokens of last rows, %s copies, "
+        "%s documents of the report that nearly repeat one to fit on",
         config.name,
         *(f"{counts[key]:,}" for key in ("fit_tokens", "report_tokens", "fit_documents", "report_documents")),
-        *(f"{counts[key]:,}" for key in ("dropped_tokens", "duplicate_documents")),
+        *(f"{counts[key]:,}" for key in ("dropped_tokens", "duplicate_documents", "near_duplicates")),
     )
     return corpus

@@ -1,0 +1,355 @@
+"""Nothing that is reported on was fitted on: copies and near-duplicates of documents stand on one side only."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from test_data import Letters
+from thinkalike.config import DataConfig
+from thinkalike.data import documents, held_out_texts, read_tokens, text_fingerprint, training_texts
+from thinkalike.data.text.documents import document_fingerprint
+from thinkalike.data.text.overlap import near_duplicates, shingles
+from thinkalike.errors import DataError
+
+SHARE = 0.3
+ALL = 10**9
+
+
+def for_report(text: str) -> bool:
+    return int(document_fingerprint(text)[:8], 16) / 16**8 < SHARE
+
+
+def placed(text: str, report: bool) -> str:
+    """The text with one more word, chosen so that it falls on this side."""
+    return next(each for number in count() if for_report(each := f"{text}\nserial{number}") == report)
+
+
+def lines(seed: int, number: int = 20) -> list[str]:
+    words = tiny.document(seed, words=6 * number).split()
+    return ["    " * (place % 3) + " ".join(words[6 * place :][:6]) for place in range(number)]
+
+
+def other(seed: int, report: bool) -> str:
+    """A document that is like no other."""
+    return placed("\n".join(lines(1000 + 2 * seed + report)), report)
+
+
+OTHERS = [other(seed, report) for seed in range(4) for report in (True, False)]
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """A configuration whose documents are those given: in a file, or streamed from the hub, where they are counted."""
+
+    def make(texts: list[str], kind: str = "text", **changes) -> DataConfig:
+        make.read = 0
+
+        def streamed(*_, **__):
+            for text in texts:
+                make.read += 1
+                yield {"text": text}
+
+        monkeypatch.setattr("thinkalike.data.text.documents.stream_records", streamed)
+        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        own = {"files": [str(path)]} if kind == "text" else {"hub_id": "someone/set"}
+        cache = tmp_path / f"cache-{path.stem}"
+        return DataConfig(
+            name=kind, source=kind, field="text", report_share=SHARE, cache=str(cache), **{**own, **changes}
+        )
+
+    return make
+
+
+def read(config, *, fit_tokens=None, report_tokens=ALL):
+    tokenizer = Letters()
+    tokenizer.eos_token_id = 0
+    return read_tokens(config, tokenizer, context=16, bos=False, fit_tokens=fit_tokens, report_tokens=report_tokens)
+
+
+def reported(corpus) -> str:
+    return "".join(map(chr, corpus.report.tokens.flatten().tolist()))
+
+
+both = pytest.mark.parametrize("kind", ["text", "hub"])
+
+# ------------------------------------------------------------------------------------------------- planted duplicates
+
+CHANGES = {
+    "none": lambda text: text,
+    "reindented": lambda text: "\n".join("\t\t" + line.strip() for line in text.split("\n")),
+    "upper case": str.upper,
+    "CRLF": lambda text: text.replace("\n", "\r\n"),
+    "joined lines": lambda text: " ".join(text.split()),
+    "punctuation": lambda text: text.replace(" ", ", "),
+    "quotation marks": lambda text: "\n".join(f'"{line}"' for line in text.split("\n")),
+    "wrapped elsewhere": lambda text: "\n".join(" ".join(text.split()[place:][:9]) for place in range(0, 130, 9)),
+}
+
+
+@both
+@pytest.mark.parametrize("first", ["fit", "report"])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("kept", [0.3, 0.4, 0.6, 1.0])
+def test_a_document_gives_way_where_one_to_fit_on_holds_more_than_half_of_it(kept, change, first, kind, source):
+    """With 30 and 40 % of its lines in the other one it stays, so that the test could fail."""
+    mine = lines(1)
+    theirs = mine[: int(kept * len(mine))] + lines(2)[int(kept * len(mine)) :]
+    report, fit = placed("\n".join(mine), True), placed(CHANGES[change]("\n".join(theirs)), False)
+    planted = [fit, report] if first == "fit" else [report, fit]
+    config = source([planted[0], *OTHERS, planted[1]], kind)
+    corpus = read(config)
+    assert (report[:50] in reported(corpus)) == (kept < 0.5)
+    assert corpus.counts["near_duplicates"] == (kept > 0.5)
+    assert list(held_out_texts(config)).count(report) == (kept < 0.5)
+    assert fit in list(training_texts(config)), "the side to fit on never gives way"
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "near"),
+    [
+        ("part", "whole", True),  # all of a small one stands in a large one
+        ("whole", "part", False),  # but what is new in the large one is most of it
+        ("whole", "scattered", False),  # no single document has half of it
+    ],
+)
+def test_what_counts_is_the_share_of_the_report_that_one_document_holds(mine, theirs, near):
+    whole = lines(1, 60)
+    texts = {
+        "whole": ["\n".join(whole)],
+        "part": ["\n".join(whole[:20])],
+        "scattered": ["\n".join(whole[start : start + 20] + lines(9, 20)) for start in (0, 20, 40)],
+    }
+    (found,) = near_duplicates([shingles(texts[mine][0])], map(shingles, texts[theirs]))
+    assert found == near
+
+
+@pytest.mark.parametrize(
+    "script", ["".join(map(chr, range(0x4E00, 0x4E40))), "".join(map(chr, range(0x0E01, 0x0E2F)))], ids=["Han", "Thai"]
+)
+def test_scripts_without_spaces_are_compared_as_well(script):
+    chance = random.Random(0)
+    first, second, third = ("".join(chance.choices(script, k=200)) for _ in range(3))
+    found = near_duplicates([shingles(first + second[:60]), shingles(third)], [shingles(first)])
+    assert found.tolist() == [True, False]
+
+
+def test_text_that_is_no_unicode_has_shingles():
+    """JSON may hold half of a surrogate pair."""
+    text = "\ud800 ".join(lines(1))
+    assert near_duplicates([shingles(text)], [shingles("\n".join(lines(1)))])
+
+
+def test_shingles_are_the_same_in_every_process():
+    """Else one job would keep a document that the next leaves out."""
+    assert shingles(" ".join(map(str, range(40)))).sum() == np.uint64(16643284410672951850)
+    assert shingles("A short  one.").tolist() == [12280674782606817776]
+    assert len(shingles(" ".join(map(str, range(40))))) == 33
+
+
+# ---------------------------------------------------------------------------------------------------- short documents
+
+SENTENCE = "the old doctor in the garden saw that the young poet slept"
+
+
+def test_short_documents_repeat_each_other_only_as_a_whole(source):
+    """Sentences of a grammar share most of their words."""
+    report, like = placed(SENTENCE, True), placed(SENTENCE, False)
+    assert list(held_out_texts(source([*OTHERS, like, report]))).count(report) == 1
+    twin = next(each for number in count() if not for_report(each := report.upper() + " " * number))
+    config = source([*OTHERS, like, report, twin])
+    assert report not in list(held_out_texts(config))
+    assert read(config).counts["near_duplicates"] == 1
+
+
+def test_the_grammar_keeps_its_report():
+    config = DataConfig(name="grammar", source="grammar", sentences=4000, report_share=SHARE)
+    assert list(held_out_texts(config)) == [text for text in documents(config) if for_report(text)]
+
+
+# -------------------------------------------------------------------------------------------------------------- copies
+
+
+@both
+def test_documents_that_differ_in_case_and_white_space_are_copies(kind, source):
+    copies = [
+        next(c for n in count() if for_report(c := text.upper() + "\r\n" * n) == for_report(text)) for text in OTHERS
+    ]
+    once, twice = source(OTHERS, kind), None
+    expected = list(training_texts(once)), list(held_out_texts(once)), read(once)
+    twice = source([*OTHERS, *copies], kind)
+    assert (list(training_texts(twice)), list(held_out_texts(twice))) == expected[:2]
+    corpus = read(twice)
+    assert torch.equal(corpus.report.tokens, expected[2].report.tokens)
+    assert (expected[2].counts["duplicate_documents"], corpus.counts["duplicate_documents"]) == (0, len(OTHERS))
+
+
+# ------------------------------------------------------------------------------------------------- which side gives way
+
+
+def mixed(seed: int) -> list[str]:
+    """Documents that hold much of one another: their parts are drawn from a few texts, in blocks."""
+    chance = random.Random(seed)
+    blocks = [lines(100 * seed + number, 4) for number in range(12)]
+    texts = []
+    for number in range(40):
+        own = [lines(10_000 + 100 * seed + number, 4) for _ in range(chance.randint(0, 2))]
+        parts = chance.sample(blocks, chance.randint(1, 5)) + own
+        text = "\n".join(line for part in parts for line in part)
+        texts.append(chance.choice(list(CHANGES.values()))(text) if number % 3 else " ".join(text.split()[:20]))
+    return texts
+
+
+def slow_shingles(text: str) -> set:
+    """The same set by another way: character by character, without hashes."""
+    words = "".join(c if c.isalnum() or c == "_" else " " for c in text.casefold()).split()
+    runs = {tuple(words[place : place + 8]) for place in range(len(words) - 7)}
+    return runs if len(runs) >= 16 else {" ".join(text.casefold().split())}
+
+
+@both
+@pytest.mark.parametrize("seed", range(4))
+def test_no_document_of_the_report_has_over_half_of_its_shingles_in_one_to_fit_on(seed, kind, source):
+    texts = mixed(seed)
+    config = source(texts, kind)
+    fit, kept = [slow_shingles(text) for text in training_texts(config)], set(held_out_texts(config))
+
+    def near(text: str) -> bool:
+        own = slow_shingles(text)
+        return any(2 * len(own & theirs) > len(own) for theirs in fit)
+
+    candidates = list(dict.fromkeys(text for text in texts if for_report(text)))
+    assert not any(near(text) for text in kept)
+    canonical = {" ".join(text.casefold().split()) for text in kept}
+    left_out = [text for text in candidates if " ".join(text.casefold().split()) not in canonical]
+    assert all(near(text) for text in left_out), "and no other is left out"
+    assert 0 < len(left_out) < len(candidates)
+
+
+@both
+def test_the_side_to_fit_on_does_not_depend_on_the_report(kind, source):
+    texts = mixed(7)
+    whole, alone = source(texts, kind), [text for text in texts if not for_report(text)]
+    rows, fitted = read(whole).fit.tokens, list(training_texts(whole))
+    assert fitted == list(training_texts(source(alone, kind)))
+    assert torch.equal(rows, read(source(alone + [each for each in OTHERS if for_report(each)], kind)).fit.tokens)
+
+
+@both
+def test_what_is_apart_stays_as_it_is(kind, source):
+    config = source(mixed(3) + OTHERS, kind)
+    once = list(training_texts(config)), list(held_out_texts(config))
+    again = source(once[1] + once[0], kind)
+    assert (list(training_texts(again)), list(held_out_texts(again))) == once
+    assert read(again).counts["near_duplicates"] == 0
+
+
+def test_on_the_same_split_no_document_gives_way(source):
+    report = placed("\n".join(lines(1)), True)
+    texts = [report, placed("\n".join(lines(1)), False), *OTHERS]
+    corpus = read(source(texts, same_split=True))
+    assert report in reported(corpus)
+    assert torch.equal(corpus.fit.tokens, corpus.report.tokens)
+    assert corpus.counts["near_duplicates"] == 0
+    assert report not in reported(read(source(texts)))
+
+
+# ------------------------------------------------------------------------------------------------- how much is read
+
+
+FILLING = [other(seed, seed % 3 == 0) for seed in range(10, 400)]
+
+
+def test_of_local_files_documents_that_a_job_does_not_read_count_as_well(source):
+    report, fit = placed("\n".join(lines(1)), True), placed("\n".join(lines(1)), False)
+    near, far = source([report, *FILLING, fit]), source([report, *FILLING])
+    assert report in reported(read(far, fit_tokens=16, report_tokens=2048))
+    assert report not in reported(read(near, fit_tokens=16, report_tokens=2048))
+
+
+def test_of_a_hub_set_only_what_was_read_counts_and_the_report_is_filled_up_again(source):
+    report, fit = placed("\n".join(lines(1)), True), placed("\n".join(lines(1)), False)
+    texts = [report, *FILLING[:40], fit, *FILLING[40:]]
+    size = 16 * (sum(len(text) + 1 for text in [report, *FILLING[:40]] if for_report(text)) // 16)
+    corpus = read(source(texts, "hub"), fit_tokens=16, report_tokens=size)
+    assert corpus.report.tokens.numel() == size, "another document stands in for the one that gave way"
+    assert report not in reported(corpus)
+    assert corpus.counts["near_duplicates"] == 1
+    assert source.read < len(texts), "and no more is read than that takes"
+    late = read(source([report, *FILLING, fit], "hub"), fit_tokens=16, report_tokens=2048)
+    assert report in reported(late)
+    assert source.read < len(FILLING)
+    assert report not in reported(read(source([report, *FILLING, fit], "hub"), report_tokens=2048))
+
+
+def test_reading_goes_on_where_too_many_gave_way(source):
+    """A first batch of nothing but pairs, all of whose documents of the report give way."""
+    pairs = [placed("\n".join(lines(seed)), report) for seed in range(32) for report in (True, False)]
+    corpus = read(source([*pairs, *FILLING], "hub"), fit_tokens=16, report_tokens=2048)
+    assert corpus.report.tokens.numel() == 2048
+    assert corpus.counts["near_duplicates"] == 32
+    assert len(pairs) < source.read < len(FILLING)
+    assert torch.equal(corpus.report.tokens, read(source(FILLING, "hub"), report_tokens=2048).report.tokens)
+
+
+def test_the_report_of_a_hub_set_is_the_first_that_stays_whatever_is_fitted(source):
+    """Documents that came after the report was full take the place of those that gave way."""
+    report, fit = placed("\n".join(lines(1)), True), placed("\n".join(lines(1)), False)
+    corpus = read(source([report, *FILLING, fit], "hub"), report_tokens=2048)
+    expected = read(source(FILLING, "hub"), report_tokens=2048)
+    assert torch.equal(corpus.report.tokens, expected.report.tokens)
+
+
+def test_held_out_texts_of_a_hub_set_are_read_as_they_are_asked_for(source, monkeypatch):
+    monkeypatch.setattr("thinkalike.data.text.split.READ_AHEAD", 50)
+    texts = held_out_texts(source(FILLING, "hub"))
+    assert next(texts) in FILLING
+    assert source.read == 50
+    assert len(list(texts)) == sum(map(for_report, FILLING)) - 1
+
+
+# --------------------------------------------------------------------------------------------------------- what is said
+
+
+@both
+def test_near_duplicates_are_counted_logged_and_kept_in_the_provenance(kind, source, caplog):
+    caplog.set_level(logging.INFO, "thinkalike")
+    planted = [placed("\n".join(lines(seed)), report) for seed in range(3) for report in (True, False)]
+    config = source([*planted, *OTHERS], kind)
+    for corpus in (read(config), read(config)):  # the second from the cache
+        assert corpus.counts["near_duplicates"] == corpus.facts()["near_duplicates"] == 3
+    assert caplog.text.count("3 documents of the report that nearly repeat one to fit on") == 2
+
+
+@both
+def test_a_report_that_near_duplicates_emptied_says_so(kind, source):
+    planted = [placed("\n".join(lines(seed)), report) for seed in range(3) for report in (True, False)]
+    with pytest.raises(
+        DataError, match=r"0 rows of 0 documents \(3 more nearly repeat one to fit on\), and an interval"
+    ):
+        read(source(planted, kind))
+
+
+@both
+def test_another_rule_is_another_source(kind, source, monkeypatch):
+    """So that finished jobs, and caches, of another split are not taken for those of this one."""
+    config = source(OTHERS, kind)
+    now = text_fingerprint(config)
+    monkeypatch.setattr("thinkalike.data.text.documents.SPLIT_VERSION", 1)
+    assert text_fingerprint(config) != now
+
+
+def test_the_standard_library_has_near_duplicates_and_gives_each_to_the_side_to_fit_on():
+    config = DataConfig(name="stdlib", source="stdlib", report_share=0.1)
+    share = config.report_share
+    texts = {text for text in documents(config) if int(document_fingerprint(text)[:8], 16) / 16**8 < share}
+    gone = texts - set(held_out_texts(config))
+    assert 0 < len(gone) < 0.3 * len(texts)
