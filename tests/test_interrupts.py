@@ -65,13 +65,16 @@ def test_a_process_ends_with_the_one_that_started_it():
 
 
 def interrupted(door, number, *command, until):
-    """Send a signal to a door when a line of stderr has these words; returns its status and what it still said."""
+    """Send a signal to a door when a line of stderr has these words; returns its status and what it said."""
+    said = ""
     with door.start(*command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         for line in process.stderr:
+            said += line
             if until in line:
                 process.send_signal(number)
                 break
-        return process.wait(60), process.stderr.read()
+        said += process.stderr.read()
+        return process.wait(60), said
 
 
 @pytest.mark.parametrize("number", STATUS)

@@ -36,6 +36,8 @@ GROUPS: dict[str, type] = {
     "logger": LoggerConfig,
 }
 
+HOW_IT_RUNS = ("dtype", "device", "context", "processing")  # of a model, whichever it is
+
 _ASKED_FOR: set[str] = set()  # measures whose settings this process knows: jobs of a sweep share it
 
 
@@ -128,9 +130,8 @@ def resolve(composed: DictConfig, schema: type[Config], overrides: Sequence[str]
         composed.measure = OmegaConf.merge(measure_schema(composed.measure.kind), composed.measure)
     if "chosen" in composed:
         composed.chosen = list(overrides)
-    if "target" in composed and composed.target.name == "local" and not composed.target.path:
-        for key in ("name", "path", "classes"):  # the same folder, unless another is named
-            composed.target[key] = composed.model[key]
+    if "target" in composed:
+        _fill_in_target(composed, overrides)
     if composed.data.name == "auto" and not composed.get("experiment"):
         plain: Any = OmegaConf.to_container(composed.data, resolve=False)
         kept = {key: value for key, value in plain.items() if value is not None and key != "name"}
@@ -138,6 +139,21 @@ def resolve(composed: DictConfig, schema: type[Config], overrides: Sequence[str]
         corpus.pop("defaults", None)
         composed.data = OmegaConf.merge(composed.data, corpus, kept)
     return OmegaConf.to_object(OmegaConf.merge(schema, composed))  # type: ignore[return-value]
+
+
+def _fill_in_target(composed: DictConfig, overrides: Sequence[str]) -> None:
+    """Give the target what the command line leaves open: all of the source, or how it runs if it is a model named.
+
+    A folder that is not named is that of the source, too.
+    """
+    named = {override.key_or_group: override.value() for override in parse_overrides(overrides)}
+    own = {key.split(".")[1] for key in named if key.startswith("target.")}
+    source: Any = OmegaConf.to_container(composed.model, resolve=False)  # so that a name follows its own index
+    same_folder = composed.model.name == composed.target.name == "local" and "path" not in own
+    if not same_folder and ("model@target" in named or composed.target.name == "local"):
+        source = {key: source[key] for key in HOW_IT_RUNS if f"model.{key}" in named}
+    for key in source.keys() - own:
+        composed.target[key] = source[key]
 
 
 def compose_job(door: str, overrides: Sequence[str]) -> Any:

@@ -22,7 +22,7 @@ from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.interrupts import asked, at_boundaries, stop
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import span
-from thinkalike.models import FrozenModel, load_model
+from thinkalike.models import FrozenModel, load_models
 from thinkalike.states import StateBatches, sites, text_batches
 from thinkalike.store import Result
 from thinkalike.tables import layer_rows, matrix_rows
@@ -76,10 +76,7 @@ class LayerPairs(Instrument):
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
-        source = load_model(config.model)
-        target = source if config.target == config.model else load_model(config.target)
-        if source is not target and source.name == target.name:
-            raise ConfigError(f"both models are called {source.name}; tell them apart by model.name= or target.name=")
+        source, target = load_models(config.model, config.target)
         batches = self.batches(measure, config, [source, target])
         rows, columns = (layer_rows(model.name, sites(model, measure.embed)) for model in (source, target))
         metric = self.metric(measure, len(rows), len(columns))

@@ -17,7 +17,7 @@ from thinkalike.data import Corpus, read_corpus
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import LayerPair, Maps, document_sums, rows_at_once, state_moments
 from thinkalike.measures import AffineMap, Moments, Stitch, bias_only, least_squares, procrustes, reduced_rank
-from thinkalike.models import FrozenModel, load_model, randomised, same_vocabulary
+from thinkalike.models import FrozenModel, load_models, randomised, same_vocabulary
 from thinkalike.training import Run, StitchTraining, fit, own_device, peak_rate
 
 log = logging.getLogger(__name__)
@@ -47,10 +47,8 @@ class Setting:
             ModelError: a model cannot be had, or the tokenizers differ.
             DataError: there is too little text.
         """
-        source = load_model(replace(config.model, device=own_device(config.model.device, config.trainer)))
-        target = source
-        if config.target != config.model:
-            target = load_model(replace(config.target, device=own_device(config.target.device, config.trainer)))
+        both = (config.model, config.target)
+        source, target = load_models(*(replace(e, device=own_device(e.device, config.trainer)) for e in both))
         same_vocabulary(source, target)
         _check_widths(config.stitch, source, target)
         layer_pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)

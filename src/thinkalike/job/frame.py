@@ -29,7 +29,7 @@ from thinkalike.data import text_fingerprint
 from thinkalike.job.outcome import Outcome
 from thinkalike.job.provenance import environment, versions
 from thinkalike.job.resources import explained
-from thinkalike.models import checkpoint_fingerprint
+from thinkalike.models import checkpoint_fingerprint, told_apart
 from thinkalike.store import Job, Result, newest_state, read_state, write_state
 
 log = logging.getLogger(__name__)
@@ -134,11 +134,13 @@ class Instrument(ABC):
 
 
 def fingerprints(config: Any, parts: Sequence[str]) -> dict[str, str]:
-    """Return the fingerprints of checkpoints and text, as far as they are among these parts."""
+    """Return the fingerprints of checkpoints and text, as far as they are among these parts, and the models' labels."""
     read: dict[str, Callable[[Any], str]]
     read = {"model": checkpoint_fingerprint, "target": checkpoint_fingerprint, "data": text_fingerprint}
     given = {part: getattr(config, part) for part in parts if part in read}
-    return {part: read[part](value) for part, value in given.items() if value is not None}
+    models = [given[part] for part in ("model", "target") if given.get(part) is not None]
+    labels = {"labels": ", ".join(told_apart(models))} if models else {}
+    return {part: read[part](value) for part, value in given.items() if value is not None} | labels
 
 
 def perform(instrument: Instrument, config: Any) -> Result:

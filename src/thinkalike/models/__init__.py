@@ -4,7 +4,8 @@ from thinkalike.models.classifiers import new_classifier
 from thinkalike.models.controls import randomised
 from thinkalike.models.families import CLASSIFIER, FAMILIES, Family, family_named
 from thinkalike.models.frozen import EMBED, FrozenModel
-from thinkalike.models.load import checkpoint_fingerprint, head_dimensions, load_model, pick_device
+from thinkalike.models.labels import label, told_apart
+from thinkalike.models.load import checkpoint_fingerprint, head_dimensions, load_model, load_models, pick_device
 from thinkalike.models.minis import ASSETS, build_mini, save_mini
 from thinkalike.models.surgery import swapped
 from thinkalike.models.tokenizers import same_vocabulary, train_tokenizer
@@ -20,12 +21,15 @@ __all__ = [
     "checkpoint_fingerprint",
     "family_named",
     "head_dimensions",
+    "label",
     "load_model",
+    "load_models",
     "new_classifier",
     "pick_device",
     "randomised",
     "same_vocabulary",
     "save_mini",
     "swapped",
+    "told_apart",
     "train_tokenizer",
 ]

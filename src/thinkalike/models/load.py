@@ -17,20 +17,38 @@ from thinkalike.models.bridges import Checkpoint, read_legacy, read_transformers
 from thinkalike.models.classifiers import class_names, read_classifier
 from thinkalike.models.families import FAMILIES, Family, family_in
 from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.labels import label, told_apart
 from thinkalike.models.minis import ASSETS, folder_of, read_mini
 from thinkalike.models.places import explained, hub, reached, read_shape
 
 LONGEST = 1024  # tokens per row, of models that can take more
 
 
-def load_model(config: ModelConfig) -> FrozenModel:
+def load_models(*configs: ModelConfig) -> list[FrozenModel]:
+    """Load several models, each different one once, under labels that tell them apart.
+
+    Raises:
+        ConfigError, ModelError: see `load_model`.
+    """
+    loaded: list[FrozenModel] = []
+    for number, (config, name) in enumerate(zip(configs, told_apart(configs), strict=True)):
+        same = configs.index(config)
+        loaded.append(loaded[same] if same < number else load_model(config, name))
+    return loaded
+
+
+def load_model(config: ModelConfig, name: str | None = None) -> FrozenModel:
     """Load the model that `config` names, onto its device and in its dtype, and prove that it can be cut at its blocks.
+
+    Args:
+        name: what to call it, where its own label would not tell it from another.
 
     Raises:
         ConfigError: the configuration names a family that is not in the table.
         ModelError: weights cannot be had or read, are of another architecture, or fail the proof.
     """
     one_of("model.family", config.family, ("auto", *FAMILIES))
+    own_label = label(config)
     with explained(config):
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
         config = replace(config, path=str(folder_of(config))) if config.mini else config
@@ -46,7 +64,7 @@ def load_model(config: ModelConfig) -> FrozenModel:
             module.to(device=device, dtype=dtype),
             family,
             tokenizer,
-            name=config.name if config.name != "local" else Path(str(config.path)).name,
+            name=name or own_label,
             context=min(context or LONGEST, config.context or LONGEST),
             bos_each_row=config.bos,
             revision=revision,

@@ -19,6 +19,7 @@ from thinkalike.config import AnalyzeConfig, ModelConfig, compose_job
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import run_job
 from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.models import label
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class Model(NamedTuple):
 
     @property
     def name(self) -> str:
-        return self.config.name if self.config.name != "local" else Path(str(self.config.path)).name
+        return label(self.config)
 
     @classmethod
     def of(cls, *words: str) -> Model:
@@ -146,7 +147,10 @@ class Experiment(Instrument, kind="experiment", reads=("experiment", "scale", "r
                 raise ConfigError(f"experiment={config.experiment}: {words[0]} sets up a model that no word names")
         models = [Model.of(*words) for words in given]
         if len({model.name for model in models}) < len(models):
-            raise ConfigError(f"experiment={config.experiment} was given {models[0].name} twice; name two models")
+            raise ConfigError(
+                f"experiment={config.experiment} was given {models[0].name} twice; name two models, by model.name= "
+                "and target.name= if need be"
+            )
         return Case(config, models)
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:

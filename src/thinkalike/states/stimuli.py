@@ -15,7 +15,7 @@ from torch import Tensor
 from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.data import Stimuli, read_arrays
 from thinkalike.errors import DataError
-from thinkalike.models import FrozenModel, load_model
+from thinkalike.models import FrozenModel, load_model, told_apart
 from thinkalike.states.tokens import sites
 from thinkalike.states.words import Pieces, word_states
 
@@ -38,8 +38,13 @@ def stimulus_states_of(config: AnalyzeConfig, stimuli: Stimuli, embed: bool) -> 
         DataError: a text is longer than a model's context, or a recording does not fit the stimuli.
         ModelError: see `load_model`.
     """
-    first = _recorded(config.activations, stimuli) if config.activations else _computed(config.model, stimuli, embed)
-    return [first] if config.target == config.model else [first, _computed(config.target, stimuli, embed)]
+    names = told_apart([config.model, config.target])
+    first = (
+        _recorded(config.activations, stimuli)
+        if config.activations
+        else _computed(config.model, names[0], stimuli, embed)
+    )
+    return [first] if config.target == config.model else [first, _computed(config.target, names[1], stimuli, embed)]
 
 
 def _recorded(path: str, stimuli: Stimuli) -> StimulusStates:
@@ -47,8 +52,8 @@ def _recorded(path: str, stimuli: Stimuli) -> StimulusStates:
     return StimulusStates(Path(path).stem, list(layers), list(layers.values()), {"name": Path(path).name})
 
 
-def _computed(config: ModelConfig, stimuli: Stimuli, embed: bool) -> StimulusStates:
-    model = load_model(config)
+def _computed(config: ModelConfig, name: str, stimuli: Stimuli, embed: bool) -> StimulusStates:
+    model = load_model(config, name)
     return StimulusStates(model.name, sites(model, embed), stimulus_states(model, stimuli, embed), model.describe())
 
 
