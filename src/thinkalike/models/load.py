@@ -19,6 +19,7 @@ from thinkalike.models.families import FAMILIES, Family, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.minis import ASSETS, folder_of, read_mini
 from thinkalike.models.places import explained, hub, reached, read_shape
+from thinkalike.models.tokenizers import check_tokenizer
 
 LONGEST = 1024  # tokens per row, of models that can take more
 
@@ -42,7 +43,7 @@ def load_model(config: ModelConfig) -> FrozenModel:
             raise ModelError(
                 f"{config.name}: model.classes={config.classes} is for classifiers, and this is a {family.name}"
             )
-        return FrozenModel(
+        model = FrozenModel(
             module.to(device=device, dtype=dtype),
             family,
             tokenizer,
@@ -53,6 +54,8 @@ def load_model(config: ModelConfig) -> FrozenModel:
             kernels=kernels_of(family),
             classes=class_names(config, module) if family.predicts == "class" else (),
         )
+        check_tokenizer(tokenizer, model.vocabulary, model.name)
+        return model
 
 
 def read_native(config: ModelConfig, family: Family, place: str, dtype: torch.dtype) -> Checkpoint:
