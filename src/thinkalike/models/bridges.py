@@ -43,11 +43,11 @@ def read_transformers(config: ModelConfig, family: Family, place: str, dtype: to
     from transformer_lens.model_bridge import TransformerBridge
 
     kind = transformers.AutoModelForMaskedLM if family.predicts == "hidden" else transformers.AutoModelForCausalLM
-    tokenizer = read_tokenizer(config, place)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # a head that nothing reads may be missing: equal checkpoints give equal modules
         module, fit = read_weights(kind, config, place, dtype=dtype, attn_implementation="eager")
     check_fit(fit, config.name, place, parts_of(family))
+    tokenizer = read_tokenizer(config, place)
     bridge = TransformerBridge.boot_transformers(
         place, hf_model=module, tokenizer=copy.deepcopy(tokenizer), device="cpu", dtype=dtype
     )

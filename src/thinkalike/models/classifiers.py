@@ -35,11 +35,11 @@ def read_classifier(config: ModelConfig, family: Family, place: str, dtype: torc
     """
     import transformers
 
-    tokenizer = read_tokenizer(config, place)
     module, fit = read_weights(getattr(transformers, family.architecture), config, place, dtype=dtype)
     if head := sorted(name for name in fit.missing if name.startswith(f"{family.unembed}.")):
         raise ModelError(f"{config.name}: {place} holds no trained classifier, because it has no {', '.join(head)}")
     check_fit(fit, config.name, place)
+    tokenizer = read_tokenizer(config, place)
     return Checkpoint(module, tokenizer, module.config.max_position_embeddings)
 
 
@@ -60,7 +60,6 @@ def new_classifier(config: ModelConfig, classes: Sequence[str]) -> tuple[Any, An
             bodies = " or ".join(each.in_config_json for each in FAMILIES.values() if each.predicts == "class")
             raise ModelError(f"task=nli fine-tunes {bodies}; {config.name} is a {kind}: choose model=bert-mini")
         names = dict(enumerate(classes))
-        tokenizer = read_tokenizer(config, place)
         module, fit = read_weights(
             getattr(transformers, family.architecture),
             config,
@@ -70,7 +69,7 @@ def new_classifier(config: ModelConfig, classes: Sequence[str]) -> tuple[Any, An
             label2id={name: number for number, name in names.items()},
         )
         check_fit(fit, config.name, place, [f"{family.body}.embeddings", f"{family.body}.encoder"])  # the head is new
-        return module, tokenizer
+        return module, read_tokenizer(config, place)
 
 
 def class_names(config: ModelConfig, module: Any) -> list[str]:

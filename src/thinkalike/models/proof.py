@@ -21,7 +21,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def prove(model: Any) -> None:
-    """Check that the weights are finite, and on fixed tokens that head and tail compose to the full pass at the middle layer.
+    """Check that weights are finite, and on fixed tokens that head and tail compose to the full pass at one cut.
 
     Args:
         model: a FrozenModel, whose own module imports this one.

@@ -95,8 +95,8 @@ def check_fit(fit: Fit, name: str, place: str, needed: Sequence[str] = ("",)) ->
     listed = "; ".join(f"{fault}: {_listed(names)}" for fault, names in faults.items() if names)
     if listed:
         raise ModelError(
-            f"{name}: the weights in {place} are not those that its config.json describes ({listed}); "
-            "give the whole checkpoint with its own config.json"
+            f"cannot load model={name} from {place}: its weights are not those that its config.json describes "
+            f"({listed}); give the whole checkpoint with its own config.json"
         )
 
 
