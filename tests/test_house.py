@@ -22,6 +22,8 @@ FILES = sorted((SRC / "thinkalike").rglob("*.py"))
 FLOORS = {
     "errors": 0,
     "config": 1,  # knows errors, and nothing else
+    "hub": 1,  # knows errors
+    "tokenizers": 1,
     "models": 2,
     "data": 2,
     "measures": 2,  # knows errors at most: no models, files or configuration
@@ -41,6 +43,7 @@ OWNERS = {
     "omegaconf": "config",
     "transformer_lens": "models",
     "datasets": "data",
+    "httpx2": "hub",
     "pytorch_lightning": "training",
     "matplotlib": "figures",
 }

@@ -10,7 +10,7 @@ from typing import Any
 
 from thinkalike.config import DataConfig
 from thinkalike.data.grammar import sentences as grammar
-from thinkalike.data.hub import stream_records
+from thinkalike.data.hub import commit_of, stream_records
 from thinkalike.data.text.formats import files_of, text_of, texts_of
 
 
@@ -32,13 +32,14 @@ def documents(config: DataConfig) -> Iterator[str]:
 def text_fingerprint(config: DataConfig) -> str:
     """Return the SHA-256 of what decides the documents of a source, as 16 hexadecimal digits.
 
-    This is the content of local files, the source code of the grammar, or the name and revision of a set of the hub.
+    This is the content of local files, the source code of the grammar, or the name and commit of a set of the hub.
 
     Raises:
-        DataError: files are missing.
+        DataError: files are missing, or the hub does not say the commit.
     """
     if config.source == "hub":
-        choice = (config.hub_id, config.subset, config.split, config.revision, config.hub_files, config.field)
+        commit = commit_of(str(config.hub_id), config.revision, f"data={config.name}")
+        choice = (config.hub_id, config.subset, config.split, commit, config.hub_files, config.field)
         return hashlib.sha256(repr(choice).encode()).hexdigest()[:16]
     digest = hashlib.sha256(repr(config.sentences or config.field).encode())
     for path in _local_files(config):
