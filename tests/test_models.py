@@ -240,7 +240,7 @@ def test_the_fingerprint_of_a_checkpoint_follows_the_files_and_not_the_path(tmp_
     assert first == second
     (tmp_path / "b" / "config.json").write_text("{}")
     assert checkpoint_fingerprint(ModelConfig(name="x", path=str(tmp_path / "b"))) != first
-    assert checkpoint_fingerprint(ModelConfig(name="gpt2", hub_id="gpt2")) == ""
+    assert checkpoint_fingerprint(ModelConfig(name="gpt2", hub_id="gpt2", revision=hub.COMMIT)) == hub.COMMIT
 
 
 # ------------------------------------------------------------------------------------------------------------ families

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from thinkalike.hub.client import be_patient
 
+ALWAYS_THERE = {"model": "config.json", "dataset": "README.md"}  # small files that most repositories have
 ANSWER_SECONDS = 8  # how long to wait for the first answer of the hub
 
 
@@ -42,24 +44,32 @@ def forget_commits() -> None:
 
 @functools.cache
 def _resolved(kind: str, repository: str, revision: str | None, endpoint: str, cache: str) -> Commit:
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
     be_patient()
-    ask = HfApi(endpoint=endpoint).model_info if kind == "model" else HfApi(endpoint=endpoint).dataset_info
+    api = huggingface_hub.HfApi(endpoint=endpoint)
     try:
-        return Commit(str(ask(repository, revision=revision, timeout=ANSWER_SECONDS).sha))
+        info = (api.model_info if kind == "model" else api.dataset_info)(
+            repository, revision=revision, timeout=ANSWER_SECONDS
+        )
     except (RepositoryNotFoundError, RevisionNotFoundError):
         raise
     except Exception as error:  # no route, no name, a time-out, offline mode: what is cached may be enough
         if sha := _cached(kind, repository, revision or "main", Path(cache)):
             return Commit(sha, error)
         raise
+    sha = getattr(info, "sha", None)
+    if sha and sha != revision:  # a file of the branch lets the cache know the commit, for when there is no hub
+        with contextlib.suppress(EntryNotFoundError):
+            huggingface_hub.hf_hub_download(repository, ALWAYS_THERE[kind], repo_type=kind, revision=revision)
+    return Commit(sha or revision or "main")
 
 
 def _cached(kind: str, repository: str, revision: str, cache: Path) -> str | None:
-    """Return the commit of a copy in the cache."""
+    """Return the commit that the cache knows; of a model it must have files, too."""
     folder = cache / f"{kind}s--{repository.replace('/', '--')}"
     reference = folder / "refs" / revision
     sha = reference.read_text().strip() if reference.is_file() else revision
-    return sha if re.fullmatch(r"[0-9a-f]{40}", sha) and (folder / "snapshots" / sha).is_dir() else None
+    there = kind == "dataset" or (folder / "snapshots" / sha).is_dir()
+    return sha if there and re.fullmatch(r"[0-9a-f]{40}", sha) else None

@@ -105,9 +105,6 @@ def hub(config: ModelConfig) -> Iterator[str]:
     repository, revision, commit = str(config.hub_id), config.revision, commit_of(config)
     if offline := commit.trouble is not None:
         log.warning("using the cached files of %s: %s", repository, cause_of(commit.trouble, repository, revision))
-    elif revision != commit.sha:  # so that the cache knows later, without a hub, which commit the revision was
-        with contextlib.suppress(huggingface_hub.errors.EntryNotFoundError):
-            huggingface_hub.hf_hub_download(repository, "config.json", revision=revision)
     download, listing, before = huggingface_hub.hf_hub_download, HfApi.list_repo_files, constants.HF_HUB_OFFLINE
     constants.HF_HUB_OFFLINE = before or offline
     try:
