@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import httpx2
 
 from thinkalike.errors import HubError
-from thinkalike.hub.client import BUSY, busy, unanswered
+from thinkalike.hub.client import BUSY, busy, seconds_asked, unanswered
 
 MAYBE_MORE = "set HF_TOKEN to the token of an account that may read it"
 
@@ -51,7 +51,7 @@ def _cause(error: BaseException, repository: str, revision: str) -> str | None:
     if isinstance(error, errors.RemoteEntryNotFoundError):
         return f"{repository} has no file {_file(error)} at revision {revision}; check the repository and the revision"
     if isinstance(error, errors.HfHubHTTPError):
-        return _of_status(error.response.status_code, repository)
+        return _of_status(error.response, repository)
     if isinstance(error, httpx2.RequestError):
         return unanswered(error, _host(error))
     if isinstance(error, errors.OfflineModeIsEnabled):
@@ -61,11 +61,12 @@ def _cause(error: BaseException, repository: str, revision: str) -> str | None:
     return None
 
 
-def _of_status(status: int, repository: str) -> str:
+def _of_status(response: httpx2.Response, repository: str) -> str:
+    status = response.status_code
     if status in (401, 403):
         return f"the hub forbids to read {repository} ({status}): {MAYBE_MORE}"
     if status in BUSY:
-        return busy(status)
+        return busy(status, seconds_asked(response.headers))
     return f"the hub answers {status} for {repository}; check HF_ENDPOINT, or try again later"
 
 

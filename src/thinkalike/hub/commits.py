@@ -45,7 +45,7 @@ def forget_commits() -> None:
 @functools.cache
 def _resolved(kind: str, repository: str, revision: str | None, endpoint: str, cache: str) -> Commit:
     import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError
 
     be_patient()
     api = huggingface_hub.HfApi(endpoint=endpoint)
@@ -61,7 +61,7 @@ def _resolved(kind: str, repository: str, revision: str | None, endpoint: str, c
         raise
     sha = getattr(info, "sha", None)
     if sha and sha != revision:  # a file of the branch lets the cache know the commit, for when there is no hub
-        with contextlib.suppress(EntryNotFoundError):
+        with contextlib.suppress(RemoteEntryNotFoundError):
             huggingface_hub.hf_hub_download(repository, ALWAYS_THERE[kind], repo_type=kind, revision=revision)
     return Commit(sha or revision or "main")
 

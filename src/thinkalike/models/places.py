@@ -14,7 +14,7 @@ from typing import Any
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import HubError, ModelError, ThinkalikeError
-from thinkalike.hub import ANSWER_SECONDS, Commit, be_patient, cause_of, refused, resolved
+from thinkalike.hub import ANSWER_SECONDS, Commit, be_patient, cause_of, refused, resolved, trouble
 from thinkalike.models.minis import ASSETS
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
         ModelError: the checkpoint has none, or it is damaged.
     """
     import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.errors import RemoteEntryNotFoundError
 
     if config.path:
         path = Path(place) / "config.json"
@@ -70,7 +70,7 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
     else:
         try:
             path = Path(huggingface_hub.hf_hub_download(place, "config.json", revision=config.revision))
-        except EntryNotFoundError as error:
+        except RemoteEntryNotFoundError as error:
             raise ModelError(f"{place} has no config.json, so model={config.name} cannot be read") from error
     try:
         return dict(json.loads(path.read_text()))
@@ -149,8 +149,10 @@ def _unresolved(config: ModelConfig, error: Exception) -> str:
 
 
 def _explanation(config: ModelConfig, error: Exception) -> str:
-    if not config.path and (cause := cause_of(error, str(config.hub_id), config.revision)):
-        return f"cannot load model={config.name}: {cause}"
+    if not config.path:
+        for each in (error, trouble()):
+            if each and (cause := cause_of(each, str(config.hub_id), config.revision)):
+                return f"cannot load model={config.name} from {config.hub_id}: {cause}"
     place = config.path or (ASSETS / config.name if config.mini else config.hub_id)
     what = f"cannot load model={config.name} from {place}: {type(error).__name__}: {_first_line(error)[:300]}"
     return f"{what}; {_remedy(config, error)}"
