@@ -240,7 +240,7 @@ def test_two_runs_give_the_same_bits(rows, run, tmp_path):
 def test_the_state_holds_the_stitches_and_no_model(rows, run, tmp_path):
     module = training(rows)
     fit(module, run)
-    state = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=False)
+    state = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
     assert set(state["state_dict"]) == {"curve", *(f"stitches.{i}.map.weight" for i in range(4))}
     assert (tmp_path / "checkpoints" / "last.ckpt").stat().st_size < 4 * 2 * 4 * 32 * 32 + 40_000
 

@@ -52,9 +52,11 @@ def read_weights(kind: Any, config: ModelConfig, place: str, **options: Any) -> 
         place: a folder, or a repository of the hub.
         options: more options of `from_pretrained`.
     """
+    state = torch.get_rng_state()
     module, fit = _attempt(kind, config, place, options)
     if prefix := wrapper_of(fit.unexpected, fit.missing):
         log.info(UNWRAPPED, config.name, prefix)
+        torch.set_rng_state(state)  # a wrapper changes nothing, the new weights of a head included
         module, fit = _attempt(kind, config, place, {**options, "key_mapping": {f"^{re.escape(prefix)}": ""}})
     return module, fit
 
