@@ -1,5 +1,6 @@
 """Everything that can go wrong at the hub is one clear line, soon; and what a little patience mends is mended."""
 
+import dataclasses
 import re
 import shutil
 import time
@@ -8,6 +9,7 @@ from email.utils import format_datetime
 
 import httpx2
 import pytest
+import torch
 
 import hub
 import tiny
@@ -309,3 +311,25 @@ def test_a_legacy_model_is_patient_too(served, root, hurry):
     assert load_model(config).revision == hub.COMMIT
     served({"final.pth": Fault(flip=True, method="GET")}, cache="other")
     assert "final.pth came damaged" in line_of(lambda: load_model(config))
+
+
+def test_a_legacy_model_must_be_whole_and_its_tokenizer_must_be_there(served, root):
+    tiny.tokenizer().save_pretrained(root / "NeelNanda" / "tokenizer")
+    path = root / "NeelNanda" / "old"
+    tiny.write_legacy(path, "NeelNanda/tokenizer")
+    weights = torch.load(path / "tiny_final.pth", weights_only=True)
+    config = ModelConfig(name="old", hub_id="NeelNanda/old", family="legacy")
+
+    def load_with(changed, cache, **changes):
+        torch.save(changed, path / "tiny_final.pth")
+        served(cache=cache)
+        return load_model(dataclasses.replace(config, **changes))
+
+    for dtype in ("bfloat16", "float16"):
+        assert load_with(weights, "whole", dtype=dtype).dtype == getattr(torch, dtype)
+    holed = {name: weight for name, weight in weights.items() if "blocks.1." not in name}
+    line = line_of(lambda: load_with(holed, "holed"))
+    assert "Missing key(s) in state_dict" in line
+    assert "take another revision or checkpoint" in line
+    shutil.rmtree(root / "NeelNanda" / "tokenizer")
+    assert "there is no repository NeelNanda/tokenizer" in line_of(lambda: load_with(weights, "without"))

@@ -22,7 +22,8 @@ def cause_of(error: BaseException, repository: str, revision: str | None = None)
         revision: the branch, tag or commit of it.
     """
     for each in _chain(error):
-        if cause := _cause(each, repository, revision or "main"):
+        asked = getattr(each, "repo_id", None) or repository  # such as that of a tokenizer, which the model names
+        if cause := _cause(each, asked, revision or "main"):
             return cause
     return None
 

@@ -169,6 +169,8 @@ def _remedy(config: ModelConfig, error: Exception) -> str:
         return "free space on that disk, or set HF_HOME to a folder on another"
     if isinstance(error, PermissionError):
         return "change the permissions of that file, or set HF_HOME to a folder of your own"
+    if "state_dict" in words:
+        return "its weights are not those that its config.json describes; take another revision or checkpoint"
     if config.path:
         return "check model.path"
     if isinstance(error, OSError | ValueError | EOFError | RuntimeError) or "Safetensor" in type(error).__name__:
@@ -177,7 +179,10 @@ def _remedy(config: ModelConfig, error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    """Return the first line of a message, and the next ones as long as a colon announces them."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    end = next((number for number, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
+    return " ".join(lines[:end])
 
 
 def _quieten() -> None:
