@@ -7,13 +7,39 @@ import hashlib
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 NOWHERE = "http://127.0.0.1:9"  # an address where nothing answers
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REVISIONS = ("main", COMMIT, "refs%2Fconvert%2Fparquet")
+
+
+@dataclass
+class Fault:
+    """What goes wrong with the requests whose path contains some text.
+
+    Attributes:
+        status: the answer.
+        headers: more headers of the answer.
+        times: how many requests go wrong before all is well.
+        silence: seconds before the answer.
+        trickle: seconds between the single bytes of a body.
+        flip: whether the last byte of a body is another one.
+        method: the method of the requests, or "" for all.
+    """
+
+    status: int | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    times: int | None = None
+    silence: float = 0
+    trickle: float = 0
+    flip: bool = False
+    method: str = ""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -22,6 +48,8 @@ class _Handler(BaseHTTPRequestHandler):
     root: Path
     truncate: tuple[str, ...] = ()
     asked: list[str]
+    faults: dict[str, Fault]
+    commit: str
 
     def log_message(self, *_: object) -> None:
         pass
@@ -45,6 +73,10 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, body: bool) -> None:
         path = self.path.split("?")[0]
         self.asked.append(path)
+        fault = self._fault()
+        time.sleep(fault.silence)
+        if fault.status:
+            return self._missing(fault.headers.get("X-Error-Code", ""), fault.status, fault.headers)
         if match := re.fullmatch(r"/api/(?:models|datasets)/(.+?)/tree/[^/]+(?:/(.*))?", path):
             folder, inside = self.root / match[1], self.root / match[1] / (match[2] or "")
             deep = "recursive=true" in self.path.lower()
@@ -64,10 +96,12 @@ class _Handler(BaseHTTPRequestHandler):
         folder = self.root / name
         if not folder.is_dir() or not _files(folder):
             return self._missing("RepoNotFound")
-        if revision is not None and revision not in REVISIONS:
+        if revision is not None and revision not in (*REVISIONS, self.commit):
             return self._missing("RevisionNotFound")
         files = [{"rfilename": str(path.relative_to(folder))} for path in _files(folder)]
-        return self._json({"id": name, "sha": COMMIT, "siblings": files, "tags": [], "private": False, "downloads": 0})
+        return self._json(
+            {"id": name, "sha": self.commit, "siblings": files, "tags": [], "private": False, "downloads": 0}
+        )
 
     def _file(self, folder: Path, name: str, body: bool) -> None:
         path = folder / name
@@ -83,15 +117,34 @@ class _Handler(BaseHTTPRequestHandler):
             part = data
         self.send_response(status)
         self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", self.commit)
         self.send_header("Content-Length", str(len(part)))
         self.send_header("Accept-Ranges", "bytes")
         if status == 206:
             self.send_header("Content-Range", f"bytes {start}-{start + len(part) - 1}/{len(data)}")
         self.end_headers()
         if body:
-            self.wfile.write(part[: len(part) // 2] if path.name in self.truncate else part)
+            self._send(part[: len(part) // 2] if path.name in self.truncate else part)
         return None
+
+    def _send(self, part: bytes) -> None:
+        fault = self._fault()
+        if fault.flip:
+            part = part[:-1] + bytes([part[-1] ^ 1])
+        step = 1 if fault.trickle else max(len(part), 1)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for start in range(0, len(part), step):
+                self.wfile.write(part[start : start + step])
+                time.sleep(fault.trickle)
+
+    def _fault(self) -> Fault:
+        """What goes wrong with this request; each call counts for a status or a silence."""
+        for text, fault in self.faults.items():
+            if text in self.path and fault.method in ("", self.command) and fault.times != 0:
+                if fault.times is not None:
+                    fault.times -= 1
+                return fault
+        return Fault()
 
     def _entry(self, folder: Path, path: Path) -> dict:
         name = str(path.relative_to(folder))
@@ -113,10 +166,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(text)
 
-    def _missing(self, code: str) -> None:
-        self.send_response(404)
-        self.send_header("X-Error-Code", code)
-        self.send_header("X-Repo-Commit", COMMIT)  # lets the client remember that there is no such file
+    def _missing(self, code: str, status: int = 404, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in {"X-Error-Code": code, **(headers or {})}.items():
+            self.send_header(name, value)
+        self.send_header("X-Repo-Commit", self.commit)  # lets the client remember that there is no such file
         self.send_header("Content-Length", "0")
         self.end_headers()
 
@@ -126,12 +180,21 @@ def _files(folder: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def serve(root: Path, truncate: tuple[str, ...] = ()) -> Iterator[tuple[str, list[str]]]:
-    """Serve until closed; yields the address for HF_ENDPOINT and the list of what is asked. `truncate` names files
-    of which only the first half arrives."""
+def serve(
+    root: Path, truncate: tuple[str, ...] = (), faults: dict[str, Fault] | None = None, commit: str = COMMIT
+) -> Iterator[tuple[str, list[str]]]:
+    """Serve until closed; yields the address for HF_ENDPOINT and the list of what is asked.
+
+    Args:
+        truncate: files of which only the first half arrives.
+        faults: what goes wrong, by a part of the path that is asked for.
+        commit: what the branch `main` is.
+    """
     asked: list[str] = []
-    handler = type("Handler", (_Handler,), {"root": root, "truncate": truncate, "asked": asked})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    facts = {"root": root, "truncate": truncate, "asked": asked, "faults": faults or {}, "commit": commit}
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), facts))
+    server.daemon_threads = True
+    server.block_on_close = False
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -139,3 +202,18 @@ def serve(root: Path, truncate: tuple[str, ...] = ()) -> Iterator[tuple[str, lis
     finally:
         server.shutdown()
         server.server_close()
+
+
+def redirect(monkeypatch: Any, endpoint: str, cache: Path) -> None:
+    """Send this process's requests to a hub on loopback."""
+    files = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    places = {
+        "huggingface_hub.constants.ENDPOINT": endpoint,
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE": files,
+        "huggingface_hub.constants.HF_HUB_CACHE": str(cache),
+        "huggingface_hub.hf_api.api.endpoint": endpoint,
+        "datasets.config.HF_ENDPOINT": endpoint,
+        "transformers.utils.hub._hf_api": None,  # a client with the address of the first hub that it was asked for
+    }
+    for name, value in places.items():
+        monkeypatch.setattr(name, value, raising=False)

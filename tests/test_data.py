@@ -243,6 +243,10 @@ def hub(monkeypatch):
     """A hub whose one data set is what the test says; returns the calls that it got."""
     import datasets
 
+    from thinkalike.hub import forget_commits
+
+    forget_commits()
+
     def serve(outcome):
         calls = []
 
@@ -338,7 +342,8 @@ def test_the_fingerprint_changes_with_the_format_that_the_same_bytes_are_read_in
     assert text_fingerprint(config(tmp_path / "a.jsonl")) != text_fingerprint(config(tmp_path / "a.txt"))
 
 
-def test_the_fingerprint_of_a_hub_set_changes_with_each_thing_that_chooses_it():
+def test_the_fingerprint_of_a_hub_set_changes_with_each_thing_that_chooses_it(hub):
+    hub([])
     changes = {
         "hub_id": "someone/other",
         "subset": "en",

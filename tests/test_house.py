@@ -23,6 +23,8 @@ FLOORS = {
     "errors": 0,
     "interrupts": 0,
     "config": 1,  # knows errors, and nothing else
+    "hub": 1,  # knows errors
+    "tokenizers": 1,
     "models": 2,
     "data": 2,
     "measures": 2,  # knows errors at most: no models, files or configuration
@@ -42,6 +44,7 @@ OWNERS = {
     "omegaconf": "config",
     "transformer_lens": "models",
     "datasets": "data",
+    "httpx2": "hub",
     "pytorch_lightning": "training",
     "matplotlib": "figures",
 }
@@ -204,6 +207,53 @@ def test_results_are_read_in_one_place():
             readers.add(str(file.relative_to(SRC / "thinkalike")))
     assert readers - own == set()
     assert "store/result.py" in readers, "control"
+
+
+ROOT = SRC.parent
+UNSAFE = ("pickle.load(", "pickle.Unpickler", "dill", "cloudpickle", "joblib.load", "shelve", "marshal.load")
+MUST_BE = {"weights_only": "True", "allow_pickle": "False", "trust_remote_code": "False"}  # if they are given
+
+
+def unsafe(source: str) -> list[str]:
+    """Return the ways in which a source runs the code that a file may hold: unpickling, and options that allow it."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    found = [f"{ast.unparse(call.func)}(" for call in calls]
+    found = [called for called in found if any(part in called for part in UNSAFE)]
+    for call in calls:
+        given = {word.arg: ast.unparse(word.value) for word in call.keywords if word.arg}
+        found += [f"{name}={given[name]}" for name, value in MUST_BE.items() if given.get(name, value) != value]
+    return found
+
+
+SOURCES = sorted(path for part in ("src", "tests", "benchmarks", "docs") for path in (ROOT / part).rglob("*.py"))
+
+
+@pytest.mark.parametrize("file", [*SOURCES, *sorted(ROOT.glob("*.py"))], ids=lambda file: str(file.relative_to(ROOT)))
+def test_no_file_that_is_read_can_run_code(file):
+    assert unsafe(file.read_text()) == []
+    if not file.is_relative_to(ROOT / "tests"):  # which see whether a metric survives pickling
+        assert "pickle" not in {name.split(".")[0] for name in imported(file.read_text())}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "pickle.load(file)",
+        "pickle.Unpickler(file)",
+        "joblib.load(path)",
+        "torch.load(path, weights_only=False)",
+        "lightning.fit(model, weights_only=False)",
+        "np.load(path, allow_pickle=True)",
+        "AutoModel.from_pretrained(name, trust_remote_code=True)",
+        "AutoModel.from_pretrained(name, trust_remote_code=config.trust)",
+    ],
+)
+def test_a_way_to_run_code_is_found(source):
+    assert len(unsafe(source)) == 1
+
+
+def test_a_safe_way_is_not():
+    assert unsafe("torch.load(path, weights_only=True)\nnp.load(path, allow_pickle=False)\njson.load(file)") == []
 
 
 def test_no_module_is_shadowed_by_a_function_or_class_of_its_name():

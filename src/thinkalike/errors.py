@@ -22,6 +22,10 @@ class DataError(ThinkalikeError):
     """Text is missing, unreadable or too little."""
 
 
+class HubError(ThinkalikeError):
+    """The Hugging Face hub does not give what it was asked for."""
+
+
 class StoreError(ThinkalikeError):
     """The results store cannot be written, or a file in it is damaged."""
 

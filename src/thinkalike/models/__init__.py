@@ -9,6 +9,7 @@ from thinkalike.models.load import checkpoint_fingerprint, head_dimensions, load
 from thinkalike.models.minis import ASSETS, build_mini, save_mini
 from thinkalike.models.surgery import swapped
 from thinkalike.models.tokenizers import same_vocabulary, train_tokenizer
+from thinkalike.tokenizers import tokenizer_fingerprint
 
 __all__ = [
     "ASSETS",
@@ -31,5 +32,6 @@ __all__ = [
     "save_mini",
     "swapped",
     "told_apart",
+    "tokenizer_fingerprint",
     "train_tokenizer",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,9 @@ from thinkalike.models.families import Family
 from thinkalike.models.proof import TOLERANCE, relative_error
 from thinkalike.models.samples import sample_tokens
 from thinkalike.models.surgery import first_tensor
+from thinkalike.models.tokenizers import read_tokenizer
 from thinkalike.models.unhooked import without_hooks
+from thinkalike.models.weights import check_finite, check_fit, parts_of, read_weights
 
 
 class Checkpoint(NamedTuple):
@@ -33,13 +36,21 @@ def read_transformers(config: ModelConfig, family: Family, place: str, dtype: to
         place: a folder, or a repository of the hub.
 
     Raises:
-        ModelError: the logits change when TransformerLens's hooks are taken off.
+        ModelError: weights or the tokenizer are missing, or the logits change when TransformerLens's hooks are taken
+            off.
     """
+    import transformers
     from transformer_lens.model_bridge import TransformerBridge
-    from transformers import AutoTokenizer
 
-    bridge = TransformerBridge.boot_transformers(place, device="cpu", dtype=dtype, revision=config.revision)
-    tokenizer = AutoTokenizer.from_pretrained(place, revision=config.revision or "main")
+    kind = transformers.AutoModelForMaskedLM if family.predicts == "hidden" else transformers.AutoModelForCausalLM
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # a head that nothing reads may be missing: equal checkpoints give equal modules
+        module, fit = read_weights(kind, config, place, dtype=dtype, attn_implementation="eager")
+    check_fit(fit, config.name, place, parts_of(family))
+    tokenizer = read_tokenizer(config, place)
+    bridge = TransformerBridge.boot_transformers(
+        place, hf_model=module, tokenizer=copy.deepcopy(tokenizer), device="cpu", dtype=dtype
+    )
     return Checkpoint(_module_of(bridge, config), tokenizer, bridge.cfg.n_ctx)
 
 
@@ -70,5 +81,6 @@ def _module_of(bridge: Any, config: ModelConfig) -> Any:
         bare = first_tensor(module(tokens))
     error = relative_error(bare, hooked)
     if not error <= TOLERANCE[bare.dtype]:  # NaN fails as well
+        check_finite(module, config.name)
         raise ModelError(f"{config.name}: without TransformerLens's hooks the logits differ by {error:.1e}")
     return module

@@ -17,6 +17,8 @@ from thinkalike.models.bridges import Checkpoint
 from thinkalike.models.families import FAMILIES, Family, classifier_on
 from thinkalike.models.minis import folder_of
 from thinkalike.models.places import explained, reached, read_shape
+from thinkalike.models.tokenizers import read_tokenizer
+from thinkalike.models.weights import check_fit, read_weights
 
 THREE = ["entailment", "neutral", "contradiction"]
 TWO = ["entailment", "non-entailment"]
@@ -29,18 +31,15 @@ def read_classifier(config: ModelConfig, family: Family, place: str, dtype: torc
         place: a folder, or a repository of the hub.
 
     Raises:
-        ModelError: weights are missing, which transformers would draw at random.
+        ModelError: weights or the tokenizer are missing; transformers would draw the former at random.
     """
     import transformers
 
-    revision = config.revision or "main"
-    module, loading = getattr(transformers, family.architecture).from_pretrained(
-        place, revision=revision, dtype=dtype, output_loading_info=True
-    )
-    if loading["missing_keys"]:
-        missing = ", ".join(sorted(loading["missing_keys"]))
-        raise ModelError(f"{config.name}: {place} holds no trained classifier, because it has no {missing:.200}")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(place, revision=revision)
+    module, fit = read_weights(getattr(transformers, family.architecture), config, place, dtype=dtype)
+    if head := sorted(name for name in fit.missing if name.startswith(f"{family.unembed}.")):
+        raise ModelError(f"{config.name}: {place} holds no trained classifier, because it has no {', '.join(head)}")
+    check_fit(fit, config.name, place)
+    tokenizer = read_tokenizer(config, place)
     return Checkpoint(module, tokenizer, module.config.max_position_embeddings)
 
 
@@ -60,16 +59,17 @@ def new_classifier(config: ModelConfig, classes: Sequence[str]) -> tuple[Any, An
         if family is None:
             bodies = " or ".join(each.in_config_json for each in FAMILIES.values() if each.predicts == "class")
             raise ModelError(f"task=nli fine-tunes {bodies}; {config.name} is a {kind}: choose model=bert-mini")
-        revision = config.revision or "main"
         names = dict(enumerate(classes))
-        module = getattr(transformers, family.architecture).from_pretrained(
+        module, fit = read_weights(
+            getattr(transformers, family.architecture),
+            config,
             place,
-            revision=revision,
             dtype=torch.float32,
             id2label=names,
             label2id={name: number for number, name in names.items()},
         )
-        return module, transformers.AutoTokenizer.from_pretrained(place, revision=revision)
+        check_fit(fit, config.name, place, [f"{family.body}.embeddings", f"{family.body}.encoder"])  # the head is new
+        return module, read_tokenizer(config, place)
 
 
 def class_names(config: ModelConfig, module: Any) -> list[str]:

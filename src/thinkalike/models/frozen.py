@@ -156,7 +156,7 @@ class FrozenModel:
         if self.family.norm is None or self.family.unembed is None:
             raise ModelError(f"{self.name} predicts no next token, so it has no tail; its residuals can be compared")
         normed = self.module.get_submodule(self.family.norm)(residual)
-        return self.module.get_submodule(self.family.unembed)(normed)
+        return self.module.get_submodule(self.family.unembed)(normed.to(self.dtype))  # Mamba keeps float32 residuals
 
     def tail(
         self, residual: Float[Tensor, "b t d"], layer: int, mask: Tokens | None = None

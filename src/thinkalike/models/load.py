@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,10 @@ from thinkalike.models.families import FAMILIES, Family, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
 from thinkalike.models.minis import ASSETS, folder_of, read_mini
-from thinkalike.models.places import explained, hub, reached, read_shape
+from thinkalike.models.places import commit_of, explained, hub, reached, read_shape
+from thinkalike.models.tokenizers import check_tokenizer
 
+READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".txt", ".model"}  # configuration, weights, tokenizer
 LONGEST = 1024  # tokens per row, of models that can take more
 
 
@@ -53,6 +56,7 @@ def load_model(config: ModelConfig, name: str | None = None) -> FrozenModel:
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
         config = replace(config, path=str(folder_of(config))) if config.mini else config
         with reached(config) as (place, revision):
+            config = config if config.path else replace(config, revision=revision)  # all files are of one commit
             named = FAMILIES.get(config.family)
             family = named or family_in(read_shape(config, place), f"{place}/config.json")
             module, tokenizer, context = READERS[family.reader](config, family, place, dtype)
@@ -60,7 +64,7 @@ def load_model(config: ModelConfig, name: str | None = None) -> FrozenModel:
             raise ModelError(
                 f"{config.name}: model.classes={config.classes} is for classifiers, and this is a {family.name}"
             )
-        return FrozenModel(
+        model = FrozenModel(
             module.to(device=device, dtype=dtype),
             family,
             tokenizer,
@@ -71,6 +75,8 @@ def load_model(config: ModelConfig, name: str | None = None) -> FrozenModel:
             kernels=kernels_of(family),
             classes=class_names(config, module) if family.predicts == "class" else (),
         )
+        check_tokenizer(tokenizer, model.vocabulary, model.name)
+        return model
 
 
 def read_native(config: ModelConfig, family: Family, place: str, dtype: torch.dtype) -> Checkpoint:
@@ -100,8 +106,9 @@ def head_dimensions(config: ModelConfig) -> dict[str, int]:
     from transformers import AutoConfig
 
     folder = folder_of(config) if config.mini else config.path
-    with explained(config), contextlib.nullcontext() if folder else hub(str(config.hub_id), config.revision):
-        shape = AutoConfig.from_pretrained(folder or config.hub_id, revision=config.revision)
+    where = contextlib.nullcontext() if folder else hub(config)
+    with explained(config), where as commit:
+        shape = AutoConfig.from_pretrained(folder or config.hub_id, revision=commit)
     d_head = shape.hidden_size // shape.num_attention_heads
     rotary = int(d_head * (getattr(shape, "rope_parameters", None) or {}).get("partial_rotary_factor", 0))
     sizes = {"layers": shape.num_hidden_layers, "d_model": shape.hidden_size, "heads": shape.num_attention_heads}
@@ -109,24 +116,37 @@ def head_dimensions(config: ModelConfig) -> dict[str, int]:
 
 
 def checkpoint_fingerprint(config: ModelConfig) -> str:
-    """Return the SHA-256 of the files of a local checkpoint or mini, which may change under the same name.
+    """Return what tells a checkpoint from any other one under the same name.
 
-    It has 16 hexadecimal digits, and is "" for a model of the hub, which its revision identifies.
+    It is the commit of a model of the hub, 40 hexadecimal digits, and else the SHA-256 of the files that loading may
+    read, 16 hexadecimal digits.
 
     Raises:
-        ModelError: there are no files.
+        ModelError: there are no files, or the hub does not say the commit and its cache has no copy.
     """
     if not (config.path or config.mini):
-        return ""
+        if config.revision and re.fullmatch(r"[0-9a-f]{40}", config.revision):
+            return config.revision
+        with explained(config):
+            return commit_of(config).sha
     folder = Path(config.path) if config.path else ASSETS / config.name
-    files = sorted(path for path in folder.rglob("*") if path.suffix in {".json", ".safetensors", ".bin"})
+    files = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
     if not files:
         raise ModelError(f"model={config.name}: {folder} holds no checkpoint; give a folder with config.json")
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.name.encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        digest.update(_hash_of(path))
     return digest.hexdigest()[:16]
+
+
+def _hash_of(path: Path) -> bytes:
+    """Return the SHA-256 of a file, which need not fit into memory."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.digest()
 
 
 def pick_device(name: str) -> str:

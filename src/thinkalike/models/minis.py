@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from torch import nn
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
 from thinkalike.models.families import family_named
-from thinkalike.models.tokenizers import END
+from thinkalike.models.tokenizers import END, no_tokenizer
 from thinkalike.models.unhooked import without_hooks
+from thinkalike.models.weights import UNWRAPPED, check_fit, fit_of, wrapper_of
+
+log = logging.getLogger(__name__)
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
@@ -85,15 +89,25 @@ def folder_of(config: ModelConfig) -> Path:
 
 
 def read_mini(folder: Path) -> tuple[Any, Any]:
-    """Read a folder that `save_mini` wrote for `native`: the module, float32 in training mode, and the tokenizer."""
+    """Read a folder that `save_mini` wrote for `native`: the module, float32 in training mode, and the tokenizer.
+
+    Raises:
+        ModelError: there is no tokenizer, or the weights are not those of the architecture in config.json.
+    """
     from safetensors.torch import load_file
     from transformers import PreTrainedTokenizerFast
 
     config = json.loads((folder / "config.json").read_text())
+    if not (folder / "tokenizer.json").exists():
+        raise no_tokenizer(folder.name, folder, ["tokenizer.json"])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(folder / "tokenizer.json"), bos_token=END, eos_token=END, pad_token=END
     )
     module = build_mini(config["architecture"], len(tokenizer), config["seed"])
     weights = {name: weight.float() for name, weight in load_file(folder / "model.safetensors").items()}
+    if prefix := wrapper_of(weights, module.state_dict()):
+        log.info(UNWRAPPED, folder.name, prefix)
+        weights = {name.removeprefix(prefix): weight for name, weight in weights.items()}
+    check_fit(fit_of(weights, module), folder.name, str(folder))
     module.load_state_dict(weights)
     return module, tokenizer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import logging
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError, ThinkalikeError
+from thinkalike.errors import HubError, ModelError, ThinkalikeError
+from thinkalike.hub import ANSWER_SECONDS, Commit, be_patient, cause_of, refused, resolved, trouble
 from thinkalike.models.minis import ASSETS
 
 log = logging.getLogger(__name__)
 
-HUB_SECONDS = 8  # how long to wait for an answer of the hub
+MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
 
 
 @contextlib.contextmanager
@@ -30,9 +32,9 @@ def explained(config: ModelConfig) -> Iterator[None]:
     _quieten()
     try:
         yield
-    except ThinkalikeError:
-        raise
     except Exception as error:
+        if isinstance(error, ThinkalikeError) and not isinstance(error, HubError):
+            raise
         if os.environ.get("THINKALIKE_TRACEBACK"):
             raise
         raise ModelError(_explanation(config, error)) from error
@@ -48,7 +50,7 @@ def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
     if config.path:
         yield str(Path(config.path).resolve()), "embedded" if config.mini else "local"
     else:
-        with hub(str(config.hub_id), config.revision) as commit:
+        with hub(config) as commit:
             yield str(config.hub_id), commit
 
 
@@ -59,7 +61,7 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
         ModelError: the checkpoint has none, or it is damaged.
     """
     import huggingface_hub
-    from huggingface_hub.errors import EntryNotFoundError
+    from huggingface_hub.errors import RemoteEntryNotFoundError
 
     if config.path:
         path = Path(place) / "config.json"
@@ -68,7 +70,7 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
     else:
         try:
             path = Path(huggingface_hub.hf_hub_download(place, "config.json", revision=config.revision))
-        except EntryNotFoundError as error:
+        except RemoteEntryNotFoundError as error:
             raise ModelError(f"{place} has no config.json, so model={config.name} cannot be read") from error
     try:
         return dict(json.loads(path.read_text()))
@@ -76,9 +78,23 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
         raise ModelError(f"{path} is no JSON object ({error}); replace it by the checkpoint's own") from None
 
 
+def commit_of(config: ModelConfig) -> Commit:
+    """Return the commit of a model of the hub, as the hub says or as the cache has it.
+
+    Raises:
+        ModelError: the hub does not give it, and the cache has no copy.
+    """
+    try:
+        return resolved("model", str(config.hub_id), config.revision)
+    except Exception as error:
+        raise ModelError(_unresolved(config, error)) from error
+
+
 @contextlib.contextmanager
-def hub(repository: str, revision: str | None) -> Iterator[str]:
-    """Reach the hub, or its cache where it does not answer, and yield the commit; legacy loading sees the revision.
+def hub(config: ModelConfig) -> Iterator[str]:
+    """Reach the hub, or its cache where it does not answer, and yield the commit that all files are read of.
+
+    Legacy loading, which asks for the branch `main` only, gets the files of that commit as well.
 
     Raises:
         ModelError: the hub does not answer, and the cache has no copy.
@@ -86,28 +102,18 @@ def hub(repository: str, revision: str | None) -> Iterator[str]:
     import huggingface_hub
     from huggingface_hub import HfApi, constants
 
+    repository, revision, commit = str(config.hub_id), config.revision, commit_of(config)
+    if offline := commit.trouble is not None:
+        log.warning("using the cached files of %s: %s", repository, cause_of(commit.trouble, repository, revision))
+    download, listing, before = huggingface_hub.hf_hub_download, HfApi.list_repo_files, constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or offline
     try:
-        commit = str(HfApi().model_info(repository, revision=revision, timeout=HUB_SECONDS).sha)
-        offline = constants.HF_HUB_OFFLINE
-    except (huggingface_hub.errors.RepositoryNotFoundError, huggingface_hub.errors.RevisionNotFoundError):
-        raise
-    except Exception as error:  # no route, no name, a time-out, offline mode: what is cached may be enough
-        if not _cached_config(repository, revision):
-            raise ModelError(_no_hub(repository, error)) from error
-        commit, offline = f"{revision or 'main'} (cached)", True
-        log.warning("the hub does not answer; using the cached files of %s", repository)
-    download = huggingface_hub.hf_hub_download
-    listing = HfApi.list_repo_files
-    before = constants.HF_HUB_OFFLINE
-    constants.HF_HUB_OFFLINE = offline
-    try:
-        if revision:  # boot_tl_legacy asks for `main` only
-            huggingface_hub.hf_hub_download = _at_revision(download, repository, revision)  # type: ignore[assignment]
-            HfApi.list_repo_files = functools.partialmethod(listing, revision=revision)  # type: ignore
+        huggingface_hub.hf_hub_download = _at_revision(download, repository, commit.sha)  # type: ignore[assignment]
+        HfApi.list_repo_files = functools.partialmethod(listing, revision=commit.sha)  # type: ignore
         if offline:
-            files = _cached_files(repository, revision)
+            files = _cached_files(repository, commit.sha)
             HfApi.list_repo_files = lambda *_, **__: files  # type: ignore[method-assign]
-        yield commit
+        yield commit.sha
     finally:
         huggingface_hub.hf_hub_download, HfApi.list_repo_files = download, listing  # type: ignore[method-assign]
         constants.HF_HUB_OFFLINE = before
@@ -122,46 +128,74 @@ def _at_revision(download: Callable[..., str], repository: str, revision: str) -
     return pinned
 
 
-def _cached_config(repository: str, revision: str | None) -> Path | None:
-    from huggingface_hub import try_to_load_from_cache
+def _cached_files(repository: str, commit: str) -> list[str]:
+    from huggingface_hub import constants
 
-    path = try_to_load_from_cache(repository, "config.json", revision=revision)
-    return Path(path) if isinstance(path, str) else None
-
-
-def _cached_files(repository: str, revision: str | None) -> list[str]:
-    if not (config := _cached_config(repository, revision)):
-        return []
-    return [str(path.relative_to(config.parent)) for path in sorted(config.parent.rglob("*")) if path.is_file()]
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "snapshots" / commit
+    return [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
 
 
-def _no_hub(repository: str, error: Exception) -> str:
+def _unresolved(config: ModelConfig, error: Exception) -> str:
+    cause = cause_of(error, str(config.hub_id), config.revision) or _first_line(error)
+    if refused(error):
+        return f"cannot load model={config.name} from {config.hub_id}: {type(error).__name__}: {cause}"
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
-        f"cannot get {repository}: {endpoint} does not answer ({type(error).__name__}) and HF_HOME={home} has no copy; "
-        f"set HF_HOME to a cache that has it, give a folder (model=local model.path=DIR), or take a mini "
+        f"model={config.name}: cannot get {config.hub_id}: {cause} ({endpoint}), and HF_HOME={home} has no copy; set "
+        f"HF_HOME to a cache that has it, give a folder (model=local model.path=DIR), or take a mini "
         f"(model=gelu-3l-mini)"
     )
 
 
 def _explanation(config: ModelConfig, error: Exception) -> str:
+    if not config.path:
+        for each in (error, trouble()):
+            if each and (cause := cause_of(each, str(config.hub_id), config.revision)):
+                return f"cannot load model={config.name} from {config.hub_id}: {cause}"
     place = config.path or (ASSETS / config.name if config.mini else config.hub_id)
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    remedy = "check model.path" if config.path else "if a file is damaged, delete it under HF_HOME and try again"
-    return f"cannot load model={config.name} from {place}: {type(error).__name__}: {reason[:300]}; {remedy}"
+    what = f"cannot load model={config.name} from {place}: {type(error).__name__}: {_first_line(error)[:300]}"
+    return f"{what}; {_remedy(config, error)}"
+
+
+def _remedy(config: ModelConfig, error: Exception) -> str:
+    """Return what a user can do about an error of a library, by what it is about."""
+    words, number = str(error).lower(), getattr(error, "errno", None)
+    if isinstance(error, MemoryError) or any(part in words for part in MEMORY):
+        return "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
+    if any(part in words for part in ("cuda", "device", "no nvidia driver")) and isinstance(error, RuntimeError):
+        return "check model.device"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return "free space on that disk, or set HF_HOME to a folder on another"
+    if isinstance(error, PermissionError):
+        return "change the permissions of that file, or set HF_HOME to a folder of your own"
+    if "state_dict" in words:
+        return "its weights are not those that its config.json describes; take another revision or checkpoint"
+    if config.path:
+        return "check model.path"
+    if isinstance(error, OSError | ValueError | EOFError | RuntimeError) or "Safetensor" in type(error).__name__:
+        return "if a file is damaged, delete it under HF_HOME and try again"
+    return "THINKALIKE_TRACEBACK=1 shows where it happened"
+
+
+def _first_line(error: Exception) -> str:
+    """Return the first line of a message, and the next ones as long as a colon announces them."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    end = next((number for number, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
+    return " ".join(lines[:end])
 
 
 def _quieten() -> None:
     """Keep the libraries below from announcing themselves at import, because a job's output is its own."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(HUB_SECONDS))
+    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(ANSWER_SECONDS))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # else transformers asks the hub to convert .bin files
     if not os.isatty(2):
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     import transformers
 
+    be_patient()
     transformers.logging.set_verbosity_error()
     if not os.isatty(2):
         transformers.logging.disable_progress_bar()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from thinkalike.errors import ModelError
 from thinkalike.models.samples import sample_padding, sample_tokens
+from thinkalike.models.weights import check_finite
 
 # the largest difference that rounding explains, relative to the largest logit
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -20,14 +21,15 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def prove(model: Any) -> None:
-    """Check on fixed tokens that head and tail compose to the full pass at the middle layer.
+    """Check that weights are finite, and on fixed tokens that head and tail compose to the full pass at one cut.
 
     Args:
         model: a FrozenModel, whose own module imports this one.
 
     Raises:
-        ModelError: they do not, or the model's output is not finite.
+        ModelError: they do not, or the weights or the model's output are not finite.
     """
+    check_finite(model.module, model.name)
     tokens = sample_tokens(model.vocabulary, model.context)
     mask, types = (None, None) if model.predicts == "next" else sample_padding(tokens)
     full, middle = model.full(tokens, mask, types), max(model.n_layers // 2 - 1, 0)

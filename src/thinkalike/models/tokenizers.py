@@ -1,11 +1,14 @@
-"""The byte-level BPE of the minis, and the comparison of two tokenizers."""
+"""The byte-level BPE of the minis, the tokenizers of checkpoints, and the comparison of two."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
+from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
+from thinkalike.tokenizers import tokenizer_parts
 
 END = "<|endoftext|>"
 SENTENCE = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
@@ -42,11 +45,56 @@ def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False
     return PreTrainedTokenizerFast(tokenizer_object=bpe, **special)
 
 
-def same_vocabulary(source: Any, target: Any) -> None:
-    """Check that the tokens of two models, or of anything with `name` and `tokenizer`, mean the same strings.
+def read_tokenizer(config: ModelConfig, place: str) -> Any:
+    """Read the tokenizer of a checkpoint.
+
+    Args:
+        place: a folder, or a repository of the hub.
 
     Raises:
-        ModelError: the vocabularies differ.
+        ModelError: the checkpoint has none; transformers would make up one without words.
+    """
+    from transformers import AutoTokenizer
+    from transformers.utils import cached_file
+
+    revision = config.revision or "main"
+    tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+    names = {*getattr(tokenizer, "vocab_files_names", {}).values(), "tokenizer.json"}
+    if not any(
+        cached_file(place, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+        for name in sorted(names, reverse=True)
+    ):
+        raise no_tokenizer(config.name, place, names)
+    return tokenizer
+
+
+def no_tokenizer(name: str, place: str | Path, files: Iterable[str]) -> ModelError:
+    """Return the error of a checkpoint without a tokenizer, which would have been in one of these files."""
+    return ModelError(
+        f"{name}: {place} has no tokenizer (none of {', '.join(sorted(files))}); add its files, for example with "
+        "AutoTokenizer.from_pretrained(BASE).save_pretrained(DIR)"
+    )
+
+
+def check_tokenizer(tokenizer: Any, rows: int, name: str) -> None:
+    """Check that every id of a tokenizer has a row in the embedding.
+
+    Raises:
+        ModelError: the tokenizer has larger ids.
+    """
+    largest = max(len(tokenizer) - 1, *tokenizer.get_vocab().values())
+    if largest >= rows:
+        raise ModelError(
+            f"{name}: its tokenizer has {len(tokenizer)} entries with ids up to {largest}, but its embedding has only "
+            f"{rows} rows; give the tokenizer that the model was trained with"
+        )
+
+
+def same_vocabulary(source: Any, target: Any) -> None:
+    """Check that two models, or anything with `name` and `tokenizer`, cut every text into the same tokens.
+
+    Raises:
+        ModelError: the tokenizers differ; the message says in what.
     """
     mine, theirs = source.tokenizer.get_vocab(), target.tokenizer.get_vocab()
     if mine != theirs:
@@ -54,4 +102,10 @@ def same_vocabulary(source: Any, target: Any) -> None:
         raise ModelError(
             f"{source.name} and {target.name} have different tokenizers ({len(mine)} and {len(theirs)} entries, "
             f"{differing} of them differ), so they share no tokens to stitch on; choose models of one tokenizer"
+        )
+    first, second = tokenizer_parts(source.tokenizer), tokenizer_parts(target.tokenizer)
+    if others := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
+        raise ModelError(
+            f"{source.name} and {target.name} have different tokenizers (one vocabulary, but not the same "
+            f"{', '.join(others)}), so they cut a text into other tokens; choose models of one tokenizer"
         )

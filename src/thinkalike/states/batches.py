@@ -15,7 +15,7 @@ from torch import Tensor
 from thinkalike.config import DataConfig
 from thinkalike.data import EncodedPairs, PairBatch, held_out_texts, read_corpus
 from thinkalike.errors import DataError
-from thinkalike.models import FrozenModel, same_vocabulary
+from thinkalike.models import FrozenModel, same_vocabulary, tokenizer_fingerprint
 from thinkalike.states.tokens import counted, token_states
 from thinkalike.states.words import pieces, word_states
 
@@ -71,8 +71,7 @@ def text_batches(
         DataError: tokens are to be left out at the level of words; see `read_tokens`, `word_states`.
     """
     if level == "auto":
-        vocabularies = [model.tokenizer.get_vocab() for model in models]
-        level = "token" if all(each == vocabularies[0] for each in vocabularies) else "word"
+        level = "token" if len({tokenizer_fingerprint(model.tokenizer) for model in models}) == 1 else "word"
         if level == "word":
             names = " and ".join(model.name for model in models)
             log.info("%s have different tokenizers: compared word by word", names)

@@ -10,7 +10,7 @@ from typing import Any
 
 from thinkalike.config import DataConfig
 from thinkalike.data.grammar import sentences as grammar
-from thinkalike.data.hub import stream_records
+from thinkalike.data.hub import commit_of, stream_records
 from thinkalike.data.text.formats import files_of, text_of, texts_of
 
 
@@ -35,22 +35,15 @@ SPLIT_VERSION = 2  # raised where a change moves documents to or from a side; 2:
 def text_fingerprint(config: DataConfig) -> str:
     """Return the SHA-256 of what decides the documents of a source and their sides, as 16 hexadecimal digits.
 
-    This is the content of local files, the source code of the grammar, or the name and revision of a set of the hub;
-    and the version of the rule that keeps the sides apart.
+    This is the content of local files, the source code of the grammar, or the name and commit of a set of the hub; and
+    the version of the rule that keeps the sides apart.
 
     Raises:
-        DataError: files are missing.
+        DataError: files are missing, or the hub does not say the commit.
     """
     if config.source == "hub":
-        choice = (
-            SPLIT_VERSION,
-            config.hub_id,
-            config.subset,
-            config.split,
-            config.revision,
-            config.hub_files,
-            config.field,
-        )
+        commit = commit_of(str(config.hub_id), config.revision, f"data={config.name}")
+        choice = (SPLIT_VERSION, config.hub_id, config.subset, config.split, commit, config.hub_files, config.field)
         return hashlib.sha256(repr(choice).encode()).hexdigest()[:16]
     digest = hashlib.sha256(repr((SPLIT_VERSION, config.sentences or config.field)).encode())
     for path in _local_files(config):

@@ -1,0 +1,141 @@
+"""The proof at load that all weights of a checkpoint came: none missing, none left over, none of another shape."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ModelError
+from thinkalike.models.families import Family
+
+log = logging.getLogger(__name__)
+
+WRAPPERS = ("module", "_orig_mod", "model")  # what DDP, torch.compile and wrapping classes put before every name
+
+UNWRAPPED = "%s: its weights are named '%s...', as a wrapper names them; the prefix is taken off"
+
+# buffers that older versions saved and newer ones compute
+BUFFERS = re.compile(r"(^|\.)(position_ids|token_type_ids|inv_freq|masked_bias|attn\.bias|attention\.bias)$")
+
+# heads and poolers of other classes with the same body, which the class that is loaded does not have
+HEADS = re.compile(
+    r"^(lm_head|embed_out|cls|classifier|score|qa_outputs|v_head|multiple_choice_head|seq_relationship)\.|(^|\.)pooler\."
+)
+
+
+class Fit(NamedTuple):
+    """How the weights in files fit a module, by their names.
+
+    Attributes:
+        missing: what the module has and the files have not.
+        unexpected: what the files have and the module has not.
+        mismatched: what both have in different shapes.
+    """
+
+    missing: frozenset[str]
+    unexpected: frozenset[str]
+    mismatched: frozenset[str] = frozenset()
+
+
+def read_weights(kind: Any, config: ModelConfig, place: str, **options: Any) -> tuple[Any, Fit]:
+    """Read a checkpoint of transformers: the module, and how the weights fit it, which the caller checks.
+
+    What is missing is drawn at random by transformers. The prefix of a wrapper is taken off.
+
+    Args:
+        kind: the class whose `from_pretrained` reads it.
+        place: a folder, or a repository of the hub.
+        options: more options of `from_pretrained`.
+    """
+    state = torch.get_rng_state()
+    module, fit = _attempt(kind, config, place, options)
+    if prefix := wrapper_of(fit.unexpected, fit.missing):
+        log.info(UNWRAPPED, config.name, prefix)
+        torch.set_rng_state(state)  # a wrapper changes nothing, the new weights of a head included
+        module, fit = _attempt(kind, config, place, {**options, "key_mapping": {f"^{re.escape(prefix)}": ""}})
+    return module, fit
+
+
+def parts_of(family: Family) -> list[str]:
+    """Return the paths of the parts of a module that are used: the body, the final norm and the unembedding."""
+    return [part for part in (family.body, family.norm, family.unembed) if part is not None]
+
+
+def wrapper_of(given: Iterable[str], wanted: Collection[str]) -> str:
+    """Return the prefix, such as "module.", without which given names are wanted ones, or "" if there is none."""
+    chain = re.compile(rf"((?:{'|'.join(WRAPPERS)})\.)+")
+    prefixes = {match[0] for name in given if (match := chain.match(name))}
+    shorter = {prefix[: end + 1] for prefix in prefixes for end, mark in enumerate(prefix) if mark == "."}
+    for prefix in sorted(shorter, key=len):
+        if any(name.removeprefix(prefix) in wanted for name in given if name.startswith(prefix)):
+            return prefix
+    return ""
+
+
+def fit_of(given: Mapping[str, torch.Tensor], module: torch.nn.Module) -> Fit:
+    """Return how these weights fit a module."""
+    own = module.state_dict()
+    mismatched = {name for name in given if name in own and given[name].shape != own[name].shape}
+    return Fit(frozenset(own.keys() - given.keys()), frozenset(given.keys() - own.keys()), frozenset(mismatched))
+
+
+def check_fit(fit: Fit, name: str, place: str, needed: Sequence[str] = ("",)) -> None:
+    """Check that every weight came, and no other one than buffers and heads that are not used.
+
+    Raises:
+        ModelError: a part that is needed lacks weights, or there are others.
+    """
+    missing = [each for each in fit.missing if _is_in(each, needed) and not BUFFERS.search(each)]
+    mismatched = [each for each in fit.mismatched if _is_in(each, needed)]
+    unexpected = [each for each in fit.unexpected if not (BUFFERS.search(each) or HEADS.search(each))]
+    faults = {"missing": missing, "of another shape": mismatched, "not expected": unexpected}
+    listed = "; ".join(f"{fault}: {_listed(names)}" for fault, names in faults.items() if names)
+    if listed:
+        raise ModelError(
+            f"cannot load model={name} from {place}: its weights are not those that its config.json describes "
+            f"({listed}); give the whole checkpoint with its own config.json"
+        )
+
+
+def check_finite(module: torch.nn.Module, name: str) -> None:
+    """Check that no weight is NaN or infinite; each tensor is summed once.
+
+    Raises:
+        ModelError: a tensor holds a value that is not finite; the message names it.
+    """
+    for path, tensor in module.state_dict().items():
+        if (
+            not tensor.is_floating_point()
+            or tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).isfinite()
+        ):
+            continue
+        if bad := int((~tensor.isfinite()).sum()):
+            remedy = "load it in bfloat16 or float32" if tensor.dtype == torch.float16 else "get the checkpoint again"
+            raise ModelError(f"{name}: {bad:,} of {tensor.numel():,} values of {path} are not finite; {remedy}")
+
+
+def _attempt(kind: Any, config: ModelConfig, place: str, options: Mapping[str, Any]) -> tuple[Any, Fit]:
+    module, loading = kind.from_pretrained(
+        place,
+        revision=config.revision or "main",
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # they are reported, and refused with the others
+        **options,
+    )
+    mismatched = frozenset(name for name, *_ in loading["mismatched_keys"])
+    return module, Fit(frozenset(loading["missing_keys"]), frozenset(loading["unexpected_keys"]), mismatched)
+
+
+def _is_in(name: str, parts: Sequence[str]) -> bool:
+    return any(part in ("", name) or name.startswith(f"{part}.") for part in parts)
+
+
+def _listed(names: Collection[str]) -> str:
+    """Return the first few names and their count."""
+    shown = ", ".join(sorted(names)[:4])
+    return shown if len(names) <= 4 else f"{shown}, ... ({len(names)} in all)"

@@ -1,0 +1,96 @@
+"""Tokenizers are the same if and only if they cut every text into the same ids."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from tokenizers import Tokenizer
+
+import tiny
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ModelError
+from thinkalike.models import checkpoint_fingerprint, same_vocabulary, tokenizer_fingerprint
+
+
+def fast(change=lambda whole: None, **options):
+    """The tiny tokenizer after a change of its description."""
+    from transformers import PreTrainedTokenizerFast
+
+    whole = json.loads(tiny.tokenizer().backend_tokenizer.to_str())
+    change(whole)
+    mark = "<|endoftext|>"
+    options = {"bos_token": mark, "eos_token": mark, "pad_token": mark, **options}
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(whole)), **options)
+
+
+CHANGES = {
+    "merges": (lambda whole: whole["model"]["merges"].reverse(), {}),
+    "normaliser": (lambda whole: whole.update(normalizer={"type": "Lowercase"}), {}),
+    "pre-tokeniser": (lambda whole: whole["pre_tokenizer"].update(add_prefix_space=True), {}),
+    "post-processor": (
+        lambda whole: whole.update(
+            post_processor={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False, "use_regex": True}
+        ),
+        {},
+    ),
+    "added tokens": (lambda whole: whole["added_tokens"][0].update(lstrip=True), {}),
+    "model": (lambda whole: whole["model"].update(ignore_merges=True), {}),
+    "special tokens": (lambda whole: None, {"bos_token": "a"}),
+    "treatment of special tokens": (lambda whole: None, {"split_special_tokens": True}),
+}
+
+
+@pytest.mark.parametrize("part", CHANGES)
+def test_tokenizers_of_one_vocabulary_that_differ_are_refused_and_the_difference_named(part):
+    change, options = CHANGES[part]
+    first, second = (SimpleNamespace(name=n, tokenizer=t) for n, t in (("a", fast()), ("b", fast(change, **options))))
+    assert first.tokenizer.get_vocab() == second.tokenizer.get_vocab()
+    assert tokenizer_fingerprint(first.tokenizer) != tokenizer_fingerprint(second.tokenizer)
+    same_vocabulary(first, first)
+    with pytest.raises(ModelError, match=rf"a and b have different tokenizers \(one vocabulary, .*\b{part}\b"):
+        same_vocabulary(first, second)
+
+
+def test_use_saving_padding_and_decoding_change_nothing(tmp_path):
+    from transformers import AutoTokenizer
+
+    first = fast()
+    name = tokenizer_fingerprint(first)
+    first(["a b", "a"], padding="max_length", truncation=True, max_length=7)
+    assert json.loads(first.backend_tokenizer.to_str())["padding"] is not None, "control"
+    assert tokenizer_fingerprint(first) == name
+    first.save_pretrained(tmp_path)
+    assert tokenizer_fingerprint(AutoTokenizer.from_pretrained(tmp_path)) == name
+    assert tokenizer_fingerprint(fast(lambda whole: whole.update(decoder=None))) == name
+    assert tokenizer_fingerprint(fast(pad_token=None)) == name
+
+
+def test_tokenizers_in_python_are_told_apart_by_class_settings_and_files(tmp_path):
+    from transformers import ByT5Tokenizer, CanineTokenizer
+
+    names = [tokenizer_fingerprint(ByT5Tokenizer(extra_ids=count)) for count in (0, 0, 5)]
+    assert names[0] == names[1] != names[2]
+    assert tokenizer_fingerprint(CanineTokenizer()) not in names
+    files = [tmp_path / "a.model", tmp_path / "b.model"]
+    for number, path in enumerate(files):
+        path.write_bytes(bytes([number]))
+    slow = [SimpleNamespace(get_vocab=dict, vocab_files_names={"vocab_file": "x"}, vocab_file=str(f)) for f in files]
+    assert tokenizer_fingerprint(slow[0]) == tokenizer_fingerprint(slow[0]) != tokenizer_fingerprint(slow[1])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "a.safetensors", "a.bin", "a.pt", "a.pth", "model.safetensors.index.json", "tokenizer.json",
+     "vocab.txt", "merges.txt", "spiece.model", "special_tokens_map.json", "tokenizer_config.json"],
+)  # fmt: skip
+def test_every_file_that_loading_reads_is_in_the_fingerprint_of_a_folder(name, tmp_path):
+    config = ModelConfig(name="m", path=str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    before = checkpoint_fingerprint(config)
+    (tmp_path / name).write_text("one")
+    one = checkpoint_fingerprint(config)
+    (tmp_path / name).write_text("two")
+    assert len({before, one, checkpoint_fingerprint(config)}) == 3
+    (tmp_path / "README.md").write_text("read by people alone")
+    (tmp_path / name).write_text("one")
+    assert checkpoint_fingerprint(config) == one

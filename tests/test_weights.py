@@ -1,0 +1,273 @@
+"""Loading proves that all weights came, that they are finite, and that there is a tokenizer that fits them."""
+
+import errno
+import json
+import logging
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tiny
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ModelError
+from thinkalike.models import load_model, new_classifier
+from thinkalike.models.classifiers import THREE
+from thinkalike.models.places import explained
+from thinkalike.models.weights import wrapper_of
+
+KINDS = (*tiny.FAMILIES, "classifier", "native", "new classifier")
+BLOCK = {"gpt2": ".h.1.", "gpt_neox": ".layers.1.", "mamba": ".layers.1.", "native": "layers.1."}
+MATRIX = {"gpt2": "transformer.wte.weight", "gpt_neox": "gpt_neox.embed_in.weight", "native": "tok_embed.weight",
+          "mamba": "backbone.embeddings.weight"}  # fmt: skip
+BERTS = "bert.embeddings.word_embeddings.weight"
+
+
+@pytest.fixture
+def whole(tmp_path, checkpoints):
+    """Copy a checkpoint of a kind into a folder of its own."""
+
+    def copy(kind):
+        if kind == "classifier":
+            return tiny.write_classifier(tmp_path / "whole", THREE)
+        if kind == "native":
+            return tiny.write_mini(tmp_path / "whole")
+        return shutil.copytree(checkpoints["bert" if kind == "new classifier" else kind], tmp_path / "whole")
+
+    return copy
+
+
+def load(kind, folder, **changes):
+    """The state dict of what is loaded."""
+    native = {"family": "native", "mini": True} if kind == "native" else {}
+    config = ModelConfig(**{"name": "local", "path": str(folder), **native, **changes})
+    if kind == "new classifier":
+        torch.manual_seed(3)
+        return new_classifier(config, THREE)[0].state_dict()
+    return load_model(config).module.state_dict()
+
+
+def rewrite(folder, change):
+    """Change the weights of a checkpoint."""
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: weight.contiguous() for name, weight in change(weights).items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+
+
+def line_of(kind, folder, **changes):
+    with pytest.raises(ModelError) as caught:
+        load(kind, folder, **changes)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ------------------------------------------------------------------------------------------------------------- weights
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "_orig_mod.module."])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_prefix_of_a_wrapper_is_taken_off_and_said(whole, kind, prefix, caplog):
+    folder = whole(kind)
+    expected = load(kind, folder)
+    rewrite(folder, lambda weights: {prefix + name: weight for name, weight in weights.items()})
+    with caplog.at_level(logging.INFO, "thinkalike"):
+        loaded = load(kind, folder)
+    assert all(torch.equal(loaded[name], weight) for name, weight in expected.items())
+    assert f"its weights are named '{prefix}...'" in caplog.text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_that_is_not_there_is_refused(whole, kind):
+    folder = whole(kind)
+    block = BLOCK.get(kind, ".layer.1.")
+    rewrite(folder, lambda weights: {name: weight for name, weight in weights.items() if block not in name})
+    line = line_of(kind, folder)
+    assert "not those that its config.json describes (missing: " in line
+    assert "in all)" in line
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_too_many_is_refused(whole, kind):
+    """Else a model of which config.json tells too few blocks would be cut short in silence."""
+    folder, block = whole(kind), BLOCK.get(kind, ".layer.1.")
+    further = block.replace("1", "4")
+    rewrite(folder, lambda weights: weights | {n.replace(block, further): w.clone() for n, w in weights.items()})
+    assert "(not expected: " in line_of(kind, folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_of_another_shape_is_refused(whole, kind):
+    folder, name = whole(kind), MATRIX.get(kind, BERTS)
+    rewrite(folder, lambda weights: weights | {name: weights[name][:-1]})
+    assert f"(of another shape: {name})" in line_of(kind, folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_that_belongs_nowhere_is_refused(whole, kind):
+    folder = whole(kind)
+    rewrite(folder, lambda weights: weights | {"extra.weight": torch.ones(2)})
+    assert "(not expected: extra.weight)" in line_of(kind, folder)
+
+
+def test_buffers_poolers_and_heads_of_other_classes_are_no_fault(whole):
+    """As bert-base-uncased has them."""
+    folder = whole("bert")
+    expected = load("bert", folder)
+    others = {
+        "bert.pooler.dense.weight": torch.ones(32, 32),
+        "cls.seq_relationship.weight": torch.ones(2, 32),
+        "bert.embeddings.position_ids": torch.arange(64)[None],
+    }
+    rewrite(folder, lambda weights: weights | others)
+    loaded = load("bert", folder)
+    assert all(torch.equal(loaded[name], weight) for name, weight in expected.items())
+
+
+def test_a_head_that_is_not_read_may_be_missing_and_is_the_same_each_time(whole):
+    folder = whole("bert")
+    rewrite(folder, lambda weights: {n: w for n, w in weights.items() if not n.startswith("cls.")})
+    first, second = load("bert", folder), load("bert", folder)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_head_that_is_read_may_not(whole):
+    folder = whole("gpt_neox")
+    rewrite(folder, lambda weights: {n: w for n, w in weights.items() if n.startswith("gpt_neox.")})
+    assert "(missing: lm_head.weight)" in line_of("gpt_neox", folder)
+
+
+def test_a_body_alone_is_enough_where_the_head_is_tied(whole):
+    folder = whole("gpt2")
+    expected = load("gpt2", folder)
+    rewrite(folder, lambda weights: {n.removeprefix("transformer."): w for n, w in weights.items()})
+    loaded = load("gpt2", folder)
+    assert all(torch.equal(loaded[name], weight) for name, weight in expected.items())
+
+
+def test_only_the_head_of_a_new_classifier_is_new(whole):
+    folder = whole("new classifier")
+    old = load_file(folder / "model.safetensors")
+    new = load("new classifier", folder)
+    assert all(torch.equal(new[name], weight) for name, weight in old.items() if name.startswith("bert."))
+    assert {name.split(".")[0] for name in new.keys() - old.keys()} == {"bert", "classifier"}
+    assert {name for name in new.keys() - old.keys() if name.startswith("bert.") and "pooler" not in name} == set()
+
+
+def test_older_files_and_several_files_are_read_alike(whole, tmp_path):
+    import transformers
+
+    folder = whole("gpt2")
+    expected = load("gpt2", folder)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save({f"module.{name}": weight for name, weight in weights.items()}, folder / "pytorch_model.bin")
+    assert all(torch.equal(each, expected[name]) for name, each in load("gpt2", folder).items())
+    (folder / "pytorch_model.bin").unlink()
+    model = transformers.GPT2LMHeadModel(transformers.AutoConfig.from_pretrained(folder))
+    model.load_state_dict(weights, strict=False)
+    model.save_pretrained(folder, max_shard_size="60KB")
+    assert len(list(folder.glob("model-*.safetensors"))) > 2
+    assert all(torch.equal(each, expected[name]) for name, each in load("gpt2", folder).items())
+    last = sorted(folder.glob("model-*.safetensors"))[-1]
+    kept = dict(list(load_file(last).items())[1:])
+    save_file(kept, last, metadata={"format": "pt"})
+    assert "(missing: " in line_of("gpt2", folder)
+
+
+def test_no_prefix_is_taken_off_in_vain():
+    assert wrapper_of(["module.a", "module.b"], {"a", "b"}) == "module."
+    assert wrapper_of(["model.module.a"], {"a"}) == "model.module."
+    assert wrapper_of(["model.module.a"], {"module.a"}) == "model."
+    assert wrapper_of(["module.c", "a"], {"b"}) == ""
+    assert wrapper_of([], {"a"}) == ""
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("kind", [*tiny.FAMILIES, "classifier", "native"])
+def test_a_row_that_is_not_finite_is_refused_by_name(whole, kind, value):
+    folder, name = whole(kind), MATRIX.get(kind, BERTS)
+
+    def change(weights):
+        weights[name][299] = value  # a row that the proof's tokens need not touch
+        return weights
+
+    rewrite(folder, change)
+    assert f"32 of 9,600 values of {name} are not finite; get the checkpoint again" in line_of(kind, folder)
+
+
+def test_a_weight_that_half_precision_cannot_hold_is_named(whole):
+    folder = whole("gpt2")
+    rewrite(folder, lambda weights: weights | {MATRIX["gpt2"]: weights[MATRIX["gpt2"]] * 1e6})
+    assert "are not finite; load it in bfloat16 or float32" in line_of("gpt2", folder, dtype="float16")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("kind", [*tiny.FAMILIES, "classifier", "native"])
+def test_every_family_loads_in_half_precision(whole, kind, dtype):
+    loaded = load(kind, whole(kind), dtype=dtype)
+    assert loaded[MATRIX.get(kind, BERTS)].dtype == getattr(torch, dtype)
+
+
+# ---------------------------------------------------------------------------------------------------------- tokenizers
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_folder_without_a_tokenizer_is_refused(whole, kind):
+    """transformers would make up one that knows no words."""
+    folder = whole(kind)
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+    assert "has no tokenizer (none of " in line_of(kind, folder)
+
+
+@pytest.mark.parametrize("kind", [*tiny.FAMILIES, "classifier"])
+def test_a_tokenizer_with_more_entries_than_the_embedding_is_refused(whole, kind):
+    folder = whole(kind)
+    tiny.tokenizer(320).save_pretrained(folder)
+    assert "its tokenizer has 320 entries with ids up to 319, but its embedding has only 300 rows" in line_of(
+        kind, folder
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------ remedies
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (MemoryError(), "take a smaller model, model.dtype=bfloat16"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "take a smaller model"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "take a smaller model"),
+        (RuntimeError("CUDA error: invalid device ordinal"), "check model.device"),
+        (OSError(errno.ENOSPC, "No space left on device"), "free space on that disk"),
+        (PermissionError(errno.EACCES, "Permission denied"), "change the permissions of that file"),
+    ],
+)
+@pytest.mark.parametrize("config", [ModelConfig(name="m", path="x"), ModelConfig(name="m", hub_id="a/m")])
+def test_the_remedy_is_for_the_cause(config, error, remedy):
+    with pytest.raises(ModelError) as caught, explained(config):
+        raise error
+    assert remedy in str(caught.value)
+    assert "model.path" not in str(caught.value)
+    assert "damaged" not in str(caught.value)
+
+
+def test_other_errors_have_the_remedy_of_the_place():
+    for config, error, remedy in [
+        (ModelConfig(name="m", path="x"), ValueError("odd"), "check model.path"),
+        (ModelConfig(name="m", hub_id="a/m"), ValueError("odd"), "delete it under HF_HOME"),
+        (ModelConfig(name="m", hub_id="a/m"), KeyError("odd"), "THINKALIKE_TRACEBACK=1"),
+    ]:
+        with pytest.raises(ModelError, match=remedy), explained(config):
+            raise error
+
+
+def test_the_shape_in_config_json_must_be_that_of_the_weights(whole):
+    folder = whole("gpt2")
+    shape = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**shape, "n_layer": 2}))
+    assert "(not expected: transformer.h.2" in line_of("gpt2", folder)
