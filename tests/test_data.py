@@ -6,6 +6,8 @@ import gzip
 import json
 import logging
 import sysconfig
+import threading
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
@@ -26,6 +28,7 @@ from thinkalike.data import (
     text_fingerprint,
     training_texts,
 )
+from thinkalike.data.text.packing import pack
 from thinkalike.errors import DataError
 
 CONTEXT, EOS, BOS = 16, 0, 1
@@ -573,15 +576,36 @@ def test_the_cache_is_not_served_for_another_request(change, tmp_path, config):
     assert tokenizer.calls > 0
 
 
-def test_a_damaged_cache_is_named_and_deleting_it_is_safe(tmp_path, config):
+@pytest.mark.parametrize("harm", ["flip", "cut", "empty"])
+def test_a_damaged_cache_is_said_and_made_anew(tmp_path, config, caplog, harm):
     first = read(config())
     (file,) = cache_files(tmp_path)
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"is damaged .*; deleting it is safe") as caught:
-        read(config())
-    assert str(file) in str(caught.value)
-    file.unlink()
-    assert read(config()).fingerprint() == first.fingerprint()
+    whole = file.read_bytes()
+    flipped = bytes([*whole[:-9], whole[-9] ^ 1, *whole[-8:]])
+    file.write_bytes({"flip": flipped, "cut": whole[: len(whole) // 2], "empty": b""}[harm])
+    again = read(config())
+    assert again.fingerprint() == first.fingerprint()
+    assert f"the token cache {file} is damaged" in caplog.text
+    assert "made anew" in caplog.text
+    assert file.read_bytes() == whole
+
+
+def test_two_processes_that_need_one_entry_make_it_once(tmp_path, config, monkeypatch):
+    made = []
+
+    def slowly(*args):
+        made.append(True)
+        time.sleep(0.3)
+        return pack(*args)
+
+    monkeypatch.setattr("thinkalike.data.text.tokens.pack", slowly)
+    threads = [threading.Thread(target=read, args=(config(),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert made == [True]
+    assert len(cache_files(tmp_path)) == 1
 
 
 def test_a_cache_that_cannot_be_made_only_warns(tmp_path, config, caplog):

@@ -31,7 +31,7 @@ __all__ = [
     "same_vocabulary",
     "save_mini",
     "swapped",
-    "told_apart",
     "tokenizer_fingerprint",
+    "told_apart",
     "train_tokenizer",
 ]

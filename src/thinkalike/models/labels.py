@@ -19,7 +19,10 @@ def label(config: ModelConfig) -> str:
 def told_apart(configs: Sequence[ModelConfig]) -> list[str]:
     """Return the labels of models; where different ones share a label, with the settings in which they differ."""
     labels = [label(config) for config in configs]
-    return [f"{own}{_what_differs(config, _sharing(own, labels, configs))}" for own, config in zip(labels, configs, strict=True)]
+    return [
+        f"{own}{_what_differs(config, _sharing(own, labels, configs))}"
+        for own, config in zip(labels, configs, strict=True)
+    ]
 
 
 def _sharing(own: str, labels: Sequence[str], configs: Sequence[ModelConfig]) -> list[ModelConfig]:

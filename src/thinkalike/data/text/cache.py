@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from thinkalike.config import DataConfig
 from thinkalike.data.text.rows import Corpus, TokenRows
-from thinkalike.errors import DataError
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +24,20 @@ log = logging.getLogger(__name__)
 def cache_folder(config: DataConfig) -> Path:
     """Return the folder of all caches: the configured one, or $THINKALIKE_CACHE, or one in the home folder."""
     return Path(config.cache or os.environ.get("THINKALIKE_CACHE") or "~/.cache/thinkalike").expanduser()
+
+
+@contextlib.contextmanager
+def making(path: Path) -> Iterator[None]:
+    """Keep other processes from making the same entry meanwhile; where the cache cannot be written, they may."""
+    lock = path.with_suffix(".lock")
+    with contextlib.ExitStack() as held:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held.enter_context(FileLock(lock))
+            held.callback(lock.unlink, missing_ok=True)
+        except OSError as error:
+            log.debug("no lock on %s: %s", path, error)
+        yield
 
 
 def save_corpus(path: Path, corpus: Corpus) -> None:
@@ -31,25 +48,35 @@ def save_corpus(path: Path, corpus: Corpus) -> None:
         for key, value in asdict(rows).items()
     }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f"{path.name}.{os.getpid()}")
-        save_file(arrays, aside, metadata={"counts": json.dumps(corpus.counts)})
+        aside, about = path.with_suffix(".aside"), {"counts": corpus.counts, "digest": _digest(corpus)}
+        save_file(arrays, aside, metadata={"corpus": json.dumps(about)})  # one entry: several have no order
         os.replace(aside, path)
     except (OSError, SafetensorError) as error:
         log.warning("the token cache %s cannot be written (%s); going on without it", path.parent, error)
 
 
-def load_corpus(path: Path) -> Corpus:
-    """Read a corpus that `save_corpus` wrote.
-
-    Raises:
-        DataError: the file is damaged.
-    """
+def load_corpus(path: Path) -> Corpus | None:
+    """Read a corpus that `save_corpus` wrote, or return None if there is none or if it is damaged, which is said."""
+    if not path.exists():
+        return None
     try:
         with safe_open(path, "pt") as file:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-            counts = json.loads(file.metadata()["counts"])
+            about = json.loads(file.metadata()["corpus"])
         fit, report = (TokenRows(arrays[f"{side}.tokens"], arrays[f"{side}.documents"]) for side in ("fit", "report"))
+        corpus = Corpus(fit, report, about["counts"])
+        if _digest(corpus) != about["digest"]:
+            raise ValueError("its checksum is not that of what was written")
     except (SafetensorError, KeyError, ValueError, OSError) as error:
-        raise DataError(f"the token cache {path} is damaged ({error}); deleting it is safe") from error
-    return Corpus(fit, report, counts)
+        log.warning("the token cache %s is damaged (%s) and is made anew", path, error)
+        return None
+    return corpus
+
+
+def _digest(corpus: Corpus) -> str:
+    """Return the SHA-256 of tokens, owners and counts."""
+    digest = hashlib.sha256(json.dumps(corpus.counts, sort_keys=True).encode())
+    for rows in (corpus.fit, corpus.report):
+        for part in (rows.tokens, rows.documents):
+            digest.update(part.contiguous().numpy().tobytes())
+    return digest.hexdigest()

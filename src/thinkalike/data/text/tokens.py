@@ -8,10 +8,11 @@ import logging
 from typing import Any
 
 from thinkalike.config import DataConfig
-from thinkalike.data.text.cache import cache_folder, load_corpus, save_corpus
+from thinkalike.data.text.cache import cache_folder, load_corpus, making, save_corpus
 from thinkalike.data.text.documents import text_fingerprint
 from thinkalike.data.text.packing import pack
 from thinkalike.data.text.rows import Corpus
+from thinkalike.tokenizers import tokenizer_fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -30,11 +31,11 @@ def read_tokens(
         report_tokens: how many tokens to report on.
 
     Raises:
-        DataError: there is no text, too little for the report, or the cache is damaged.
+        DataError: there is no text, or too little for the report.
     """
     request = {
         "version": CACHE_VERSION,
-        "tokenizer": hashlib.sha256(repr(sorted(tokenizer.get_vocab().items())).encode()).hexdigest(),
+        "tokenizer": tokenizer_fingerprint(tokenizer),
         "source": text_fingerprint(config),
         "context": context,
         "bos": bos,
@@ -46,11 +47,13 @@ def read_tokens(
     }
     name = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
     path = cache_folder(config) / "tokens" / f"{name}.safetensors"
-    if path.exists():
-        corpus = load_corpus(path)
-    else:
-        corpus = pack(config, tokenizer, context, bos, fit_tokens, report_tokens)
-        save_corpus(path, corpus)
+    corpus = load_corpus(path)
+    if corpus is None:
+        with making(path):
+            corpus = load_corpus(path)  # another process may have made it meanwhile
+            if corpus is None:
+                corpus = pack(config, tokenizer, context, bos, fit_tokens, report_tokens)
+                save_corpus(path, corpus)
     counts = corpus.counts
     log.info(
         "data %s: %s fit and %s report tokens of %s and %s documents; dropped: %s tokens of last rows, %s copies, "
