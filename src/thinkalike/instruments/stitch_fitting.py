@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinkalike.config import StitchConfig, TrainConfig
+from thinkalike.config import StitchConfig, TrainConfig, check_layers
 from thinkalike.data import Corpus, read_corpus
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import LayerPair, Maps, document_sums, rows_at_once, state_moments
@@ -128,15 +128,13 @@ def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list
     """Return the pairs (source layer, target layer) that `layers=` means.
 
     Raises:
-        ConfigError: it is neither same, all, nor a list of pairs of layers that exist.
+        ConfigError: it is neither same, all, nor a list of different pairs of layers that exist.
     """
+    check_layers(layers)
     if layers == "same":
         return [(layer, layer) for layer in range(min(source_layers, target_layers))]
     if layers == "all":
         return list(itertools.product(range(source_layers), range(target_layers)))
-    wellformed = isinstance(layers, list) and layers and all(_is_pair(pair) for pair in layers)
-    if not wellformed:
-        raise ConfigError(f"layers={layers} is not known; give same, all, or a list of pairs such as [[0,0],[1,2]]")
     pairs = [(pair[0], pair[1]) for pair in layers]
     for layer, depth in pairs:
         if not (0 <= layer < source_layers and 0 <= depth < target_layers):
@@ -145,10 +143,6 @@ def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list
                 f"the target 0 to {target_layers - 1}"
             )
     return pairs
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(layer, int) for layer in value)
 
 
 def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
