@@ -166,7 +166,7 @@ def test_a_damaged_file_is_named(name, harm, tmp_path, config):
 
 def test_a_damaged_line_is_named_with_its_file(tmp_path, config):
     (tmp_path / "x.jsonl").write_text('{"text": "fine"}\n{oops\n')
-    with pytest.raises(DataError, match=r"cannot read .*x\.jsonl: JSONDecodeError"):
+    with pytest.raises(DataError, match=r"cannot read .*x\.jsonl line 2: JSONDecodeError"):
         list(documents(config(tmp_path / "x.jsonl")))
 
 

@@ -32,7 +32,7 @@ import torch
 from thinkalike.config import AnalyzeConfig, TrainConfig, as_dict, relevant
 from thinkalike.data import text_fingerprint
 from thinkalike.errors import StoreError
-from thinkalike.models import checkpoint_fingerprint
+from thinkalike.models import check_models, checkpoint_fingerprint
 from thinkalike.store import Job, Result
 
 log = logging.getLogger(__name__)
@@ -186,6 +186,7 @@ def perform(instrument: Instrument, config: Any) -> Result:
         return Result(job.folder)
     shown = (*instrument.reads, *ALWAYS)
     settings = {name: part if name in shown else None for name, part in as_dict(narrowed).items()}
+    check_models({side: getattr(narrowed, side) for side in ("model", "target") if side in instrument.reads})
     began = time.monotonic()
     with _with_lock(job, config), contextlib.ExitStack() as opened:
         torch.manual_seed(instrument.seed(config))  # the jobs of a sweep share a process

@@ -134,4 +134,6 @@ class _one_line_errors:
 def _line(error: BaseException) -> str:
     if isinstance(error, HydraException):  # says what it could not do; its cause says why
         return " ".join(f"{error}: {error.__cause__ or ''}".split()).removesuffix(":")
-    return str(error).splitlines()[0]
+    key = getattr(error, "full_key", None)
+    first = str(error).splitlines()[0]
+    return f"{key}: {first}" if key and isinstance(error, OmegaConfBaseException) and key not in first else first

@@ -25,8 +25,10 @@ def check_overrides(words: Sequence[str], schema: type) -> None:
     measures = measures_of(parsed)
     for override in parsed:
         key = override.key_or_group
-        if override.is_add() or override.is_delete() or key.split(".")[0].split("/")[0] == "hydra":
+        if key.split(".")[0].split("/")[0] == "hydra":
             continue
+        if override.is_delete() and "." not in key:
+            raise ConfigError(f"~{key} leaves out what a job needs; choose another by {key}=...")
         foreign = key in GROUPS and key not in own
         if (key == "measure" or (CONF / key).is_dir()) and not foreign:
             _check_option(key, values_of(override))

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from thinkalike.config import StitchConfig, TrainConfig, check_layers
 from thinkalike.data import Corpus, read_corpus
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation import LayerPair, Maps, document_sums, rows_at_once, state_moments
 from thinkalike.measures import AffineMap, Moments, Stitch, bias_only, least_squares, procrustes, reduced_rank
-from thinkalike.models import FrozenModel, load_model, randomised, same_vocabulary
+from thinkalike.models import FrozenModel, load_model, outline, randomised, same_vocabulary
 from thinkalike.training import Run, StitchTraining, fit, own_device, peak_rate
 
 log = logging.getLogger(__name__)
@@ -122,6 +122,25 @@ def reported(setting: Setting, phis: Maps) -> dict[str, Tensor]:
     if setting.config.controls:
         sums["random_source"] = _random_source(setting)
     return sums
+
+
+def foresee(config: TrainConfig) -> None:
+    """Refuse what is seen without any weights: a model that predicts no next token, or layers that do not exist.
+
+    Raises:
+        ConfigError: layers do not exist.
+        ModelError: a model predicts no next token.
+    """
+    models = config.model, config.target
+    source, target = map(outline, models)
+    for each, seen in zip(models, (source, target), strict=True):
+        if seen.predicts not in (None, "next"):
+            raise ModelError(
+                f"{each.name} predicts no next token, and task=stitch stitches models that do; choose one of them, or "
+                "compare representations: python analyze.py measure=cka"
+            )
+    if source.layers and target.layers:
+        pairs_of_layers(config.layers, source.layers, target.layers)
 
 
 def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from thinkalike.models.classifiers import new_classifier
 from thinkalike.models.controls import randomised
 from thinkalike.models.families import CLASSIFIER, FAMILIES, Family, family_named
+from thinkalike.models.foresight import Outline, check_models, outline
 from thinkalike.models.frozen import EMBED, FrozenModel
 from thinkalike.models.load import checkpoint_fingerprint, head_dimensions, load_model, pick_device
 from thinkalike.models.minis import ASSETS, build_mini, save_mini
@@ -16,12 +17,15 @@ __all__ = [
     "FAMILIES",
     "Family",
     "FrozenModel",
+    "Outline",
     "build_mini",
+    "check_models",
     "checkpoint_fingerprint",
     "family_named",
     "head_dimensions",
     "load_model",
     "new_classifier",
+    "outline",
     "pick_device",
     "randomised",
     "same_vocabulary",
