@@ -134,6 +134,7 @@ def resolve(composed: DictConfig, schema: type[Config], overrides: Sequence[str]
     if composed.data.name == "auto" and not composed.get("experiment"):
         plain: Any = OmegaConf.to_container(composed.data, resolve=False)
         kept = {key: value for key, value in plain.items() if value is not None and key != "name"}
+        one_of("model.corpus", composed.model.corpus, (name for name in options("data") if name != "auto"))
         corpus: Any = OmegaConf.load(CONF / "data" / f"{composed.model.corpus}.yaml")
         corpus.pop("defaults", None)
         composed.data = OmegaConf.merge(composed.data, corpus, kept)

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from thinkalike.config.compose import CONF, SCHEMAS, measures_of, parse_overrides, register, resolve
 from thinkalike.config.spelling import check_overrides
-from thinkalike.errors import ConfigError, ShareDone, ThinkalikeError
+from thinkalike.errors import ConfigError, ShareDone, StoreError, ThinkalikeError
 
 USER_ERRORS = (ThinkalikeError, OmegaConfBaseException, HydraException)
 FAILURES = "THINKALIKE_SWEEP_FAILURES"  # environment variable: the file that the jobs of a sweep share
@@ -57,7 +57,7 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
             asking = {"--help", "-h", "--hydra-help"} & set(words)  # which needs no settings of any measure
             run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)
             with _one_line_errors():
-                overrides = [word for word in words if "=" in word and not word.startswith("-")]
+                overrides = [word for word in words if word[:1] in "+~" or ("=" in word and word[0] != "-")]
                 check_overrides(overrides, schema)
                 register(measures_of(parse_overrides(overrides)) if name == "analyze" and not asking else ())
                 _sweep(run, words) if {"-m", "--multirun"} & set(words) else run()
@@ -70,8 +70,11 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
 def _sweep(run: Callable[[], Any], words: list[str]) -> None:
     """Run all jobs of a sweep, then list those that failed; exit status 1 if there are any."""
     store = next((word.partition("=")[2] for word in words if word.startswith("store=")), "results")
-    Path(store).mkdir(parents=True, exist_ok=True)
-    handle, path = tempfile.mkstemp(prefix=".sweep-", suffix=".failures", dir=store)
+    try:
+        Path(store).mkdir(parents=True, exist_ok=True)
+        handle, path = tempfile.mkstemp(prefix=".sweep-", suffix=".failures", dir=store)
+    except OSError as error:
+        raise StoreError(f"the store {store} cannot be written: {error.strerror}; choose store=DIR") from error
     os.close(handle)
     os.environ[FAILURES] = os.path.abspath(path)
     os.environ.setdefault("WANDB_RUN_GROUP", Path(path).stem.removeprefix("."))  # W&B shows the sweep's runs together

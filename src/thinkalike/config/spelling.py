@@ -31,29 +31,35 @@ def check_overrides(words: Sequence[str], schema: type) -> None:
             raise ConfigError(f"~{key} leaves out what a job needs; choose another by {key}=...")
         foreign = key in GROUPS and key not in own
         if (key == "measure" or (CONF / key).is_dir()) and not foreign:
-            _check_option(key, values_of(override))
+            if not override.is_sweep_override() or override.is_choice_sweep():
+                _check_option(key, values_of(override))
         else:
             _check_key(key, schema, measures)
 
 
 def _check_option(group: str, values: list[Any]) -> None:
     for value in values:
-        if isinstance(value, str) and value not in options(group):
-            raise ConfigError(f"{group}={value} is not known; {nearest(value, options(group))}")
+        name = str(getattr(value, "text", value))  # what was quoted in a sweep has its text inside
+        if isinstance(value, list | dict) or name not in options(group):
+            raise ConfigError(f"{group}={name} is not known; {nearest(name, options(group))}")
 
 
 def _check_key(key: str, schema: Any, measures: Sequence[str]) -> None:
-    walked = ""
+    walked, kind = "", "dict"
     for part in key.split("."):
         if not dataclasses.is_dataclass(schema):
+            if "dict" not in kind and kind != "Any":
+                raise ConfigError(f"'{key}' is not a setting; {walked.removesuffix('.')} has no parts")
             return  # inside a free dictionary
-        kinds = [measure_schema(kind) for kind in measures if kind in MEASURES] if walked == "measure." else [schema]
-        known = {item.name for kind in kinds for item in dataclasses.fields(kind)}
+        asked = [measure_schema(name) for name in measures if name in MEASURES]
+        schemas = asked if walked == "measure." else [schema]
+        known = {item.name: str(item.type) for schema in schemas for item in dataclasses.fields(schema)}
         if part not in known:
             if walked == "measure.":
                 _refuse_foreign(part, measures)
             raise ConfigError(f"'{key}' is not a setting; {nearest(walked + part, [walked + name for name in known])}")
-        schema, walked = PARTS.get(part), f"{walked}{part}."
+        kind, walked = known[part], f"{walked}{part}."
+        schema = PARTS.get(part)
 
 
 def _refuse_foreign(setting: str, measures: Sequence[str]) -> None:
