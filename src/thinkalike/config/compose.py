@@ -138,7 +138,18 @@ def resolve(composed: DictConfig, schema: type[Config], overrides: Sequence[str]
         corpus: Any = OmegaConf.load(CONF / "data" / f"{composed.model.corpus}.yaml")
         corpus.pop("defaults", None)
         composed.data = OmegaConf.merge(composed.data, corpus, kept)
-    return OmegaConf.to_object(OmegaConf.merge(schema, composed))  # type: ignore[return-value]
+    merged = OmegaConf.merge(schema, composed)
+    if "target" in merged and composed.target != composed.model:
+        _check_target(merged.target)
+    return OmegaConf.to_object(merged)  # type: ignore[return-value]
+
+
+def _check_target(target: Any) -> None:
+    """Make the target alone, so that the message of an error calls its keys as the command line does."""
+    try:
+        OmegaConf.to_object(target)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model.", "target.", 1)) from None
 
 
 def compose_job(door: str, overrides: Sequence[str]) -> Any:

@@ -136,7 +136,8 @@ class _one_line_errors:
 
 def _line(error: BaseException) -> str:
     if isinstance(error, HydraException):  # says what it could not do; its cause says why
-        return " ".join(f"{error}: {error.__cause__ or ''}".split()).removesuffix(":")
+        cause = next(iter(str(error.__cause__ or "").splitlines()), "")  # below stands where in a schema it was
+        return " ".join(f"{error}: {cause}".split()).removesuffix(":")
     key = getattr(error, "full_key", None)
     first = str(error).splitlines()[0]
     return f"{key}: {first}" if key and isinstance(error, OmegaConfBaseException) and key not in first else first

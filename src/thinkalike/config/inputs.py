@@ -72,6 +72,8 @@ class ModelConfig(Checked, part="model"):
         for key in SIZES & set(shape):
             whole = shape[key] if isinstance(shape[key], int) else str(shape[key])
             check_range(f"model.architecture.{key}", whole, Range(least=1, most=WIDEST))
+        if isinstance(norm := shape.get("normalization_type", "LN"), str):
+            one_of("model.architecture.normalization_type", norm, ("LN", "LNPre", "RMS", "RMSPre"))
         for heads, width in HEADS:
             if heads in shape and width in shape and shape[width] % shape[heads]:
                 raise ConfigError(
@@ -133,6 +135,12 @@ class StimuliConfig(Checked, part="stimuli"):
         for key in ("kinds", "columns"):
             if not isinstance(getattr(self, key) or {}, dict):
                 raise ConfigError(f"stimuli.{key}={getattr(self, key)} must be of the form {{name: value, ...}}")
+        for name, kind in (self.kinds or {}).items():
+            if not isinstance(kind, str | list):
+                raise ConfigError(f"stimuli.kinds.{name}={kind} must be a kind, or a list of levels in order")
+        for role, column in (self.columns or {}).items():
+            if not isinstance(column, str | None):
+                raise ConfigError(f"stimuli.columns.{role}={column} must be the name of a column, or null")
         if self.balance and not self.sample:
             raise ConfigError("stimuli.balance needs stimuli.sample=N: how many stimuli")
 
@@ -174,19 +182,25 @@ class PopulationConfig(Checked, part="population"):
     per_group: int = ranged(6, least=1, most=10**5)  # where groups are not named: best and worst on the challenge
     generalizing: Optional[list[Any]] = None
     heuristic: Optional[list[Any]] = None
-    published: Optional[dict[str, list[float]]] = ranged(
-        None, least=0, most=1
-    )  # the members' accuracies: heldout, challenge
+    published: Any = ranged(None, least=0, most=1)  # accuracies by number: {heldout: [...], challenge: [...]}
     cluster: Optional[list[Any]] = None  # a published grouping: these against all others
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.published and not (self.generalizing or self.heuristic):
-            accuracies = self.published["challenge"]
+            accuracies = self.published.get("challenge") if isinstance(self.published, dict) else None
+            if not isinstance(accuracies, list) or len(accuracies) < 2 * self.per_group:
+                raise ConfigError(
+                    f"population.per_group={self.per_group} needs twice as many accuracies in population.published: "
+                    "{challenge: [...]}; give them, or name the groups: population.generalizing, .heuristic"
+                )
             ranked = sorted(range(len(accuracies)), key=lambda number: -accuracies[number])
             self.generalizing, self.heuristic = ranked[: self.per_group], ranked[: -self.per_group - 1 : -1]
         for key in ("generalizing", "heuristic"):
             group = getattr(self, key)
+            wrong = [each for each in group or [] if isinstance(each, bool) or not isinstance(each, int | str)]
+            if wrong or any(isinstance(each, int) and each < 0 for each in group or []):
+                raise ConfigError(f"population.{key}={group} must be numbers of models from 0 on, or folders")
             if self.members and (group is None or len(group) < 2):
                 raise ConfigError(f"population.{key}={group} needs at least two models of {self.members}")
         if self.base and not 2 <= self.per_group <= self.size // 2:

@@ -24,6 +24,8 @@ TOKENS_AT_ONCE = 10**8
 CONTEXT = 10**7
 THREADS = 1024
 
+WORDS = ("list[str]", "Optional[list[str]]")  # annotations of lists of words
+
 Number = int | float
 
 
@@ -81,7 +83,7 @@ class Checked:
         part: what the keys of its fields begin with on a command line.
 
     Raises:
-        ConfigError: a number is out of its range.
+        ConfigError: a number is out of its range, or a list of words holds something else.
     """
 
     part: ClassVar[str] = ""
@@ -93,10 +95,11 @@ class Checked:
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):  # type: ignore[arg-type]
-            value = getattr(self, item.name)
+            key, value = f"{self.part}.{item.name}" if self.part else item.name, getattr(self, item.name)
             if "range" in item.metadata:
-                key = f"{self.part}.{item.name}" if self.part else item.name
                 check_range(key, value, item.metadata["range"])
+            elif str(item.type) in WORDS and not all(isinstance(each, str) for each in value or []):
+                raise ConfigError(f"{key}={_short(value)} must be a list of words")
 
 
 def check_range(key: str, value: Any, allowed: Range) -> None:

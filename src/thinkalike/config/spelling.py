@@ -30,7 +30,7 @@ def check_overrides(words: Sequence[str], schema: type) -> None:
         if override.is_delete() and "." not in key:
             raise ConfigError(f"~{key} leaves out what a job needs; choose another by {key}=...")
         foreign = key in GROUPS and key not in own
-        if (key == "measure" or (CONF / key).is_dir()) and not foreign:
+        if key and (key == "measure" or (CONF / key).is_dir()) and not foreign:
             if not override.is_sweep_override() or override.is_choice_sweep():
                 _check_option(key, values_of(override))
         else:

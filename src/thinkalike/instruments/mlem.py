@@ -121,7 +121,10 @@ class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure
 
 
 def _check_features(measure: Any, stimuli: Stimuli) -> None:
-    named = [*([measure.given] if measure.given else []), *(name for pair in measure.interactions for name in pair)]
+    named = [
+        *([] if measure.given is None else [measure.given]),
+        *(name for pair in measure.interactions for name in pair),
+    ]
     for name in named:
         if name not in stimuli.names:
             raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")

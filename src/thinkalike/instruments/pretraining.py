@@ -24,6 +24,7 @@ from thinkalike.models import (
     pick_device,
     save_mini,
     train_tokenizer,
+    unknown_sizes,
 )
 from thinkalike.training import MaskedPretraining, Pretraining, Run, fit, logged
 
@@ -77,6 +78,8 @@ def _try_out(model: ModelConfig, vocabulary: int, context: int) -> None:
     Raises:
         ConfigError: a size is wrong, or its libraries know no such size.
     """
+    if unknown := unknown_sizes(model.architecture, model.family):
+        raise ConfigError(f"model.architecture.{unknown[0]} is no size of model.family={model.family}; leave it out")
     try:
         module = build_mini(model.architecture, vocabulary, model.seed, model.family)
         module(torch.zeros(1, context, dtype=torch.long))

@@ -6,7 +6,7 @@ from thinkalike.models.families import CLASSIFIER, FAMILIES, Family, family_name
 from thinkalike.models.foresight import Outline, check_models, outline
 from thinkalike.models.frozen import EMBED, FrozenModel
 from thinkalike.models.load import checkpoint_fingerprint, head_dimensions, load_model, pick_device
-from thinkalike.models.minis import ASSETS, build_mini, save_mini
+from thinkalike.models.minis import ASSETS, build_mini, save_mini, unknown_sizes
 from thinkalike.models.surgery import swapped
 from thinkalike.models.tokenizers import same_vocabulary, train_tokenizer
 
@@ -32,4 +32,5 @@ __all__ = [
     "save_mini",
     "swapped",
     "train_tokenizer",
+    "unknown_sizes",
 ]
