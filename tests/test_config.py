@@ -210,8 +210,8 @@ RIGHT = [
     "layers=[[0,0],[1,2]]",
     "model.architecture.n_layers=2",
     "data.files=[a.txt,b.jsonl]",
-    "+x=1",
-    "~data",
+    "+model.architecture.rotary_dim=2",
+    "~model.architecture.d_mlp",
     "hydra.run.dir=.",
     "hydra/launcher=joblib",
 ]

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from hydra.core.override_parser.types import Glob, Sweep
+
 from thinkalike.config.compose import CONF, GROUPS, measure_schema, measures_of, options, parse_overrides, values_of
 from thinkalike.config.registry import MEASURES
 from thinkalike.config.training import NLIConfig, PretrainConfig
@@ -31,8 +33,7 @@ def check_overrides(words: Sequence[str], schema: type) -> None:
             raise ConfigError(f"~{key} leaves out what a job needs; choose another by {key}=...")
         foreign = key in GROUPS and key not in own
         if key and (key == "measure" or (CONF / key).is_dir()) and not foreign:
-            if not override.is_sweep_override() or override.is_choice_sweep():
-                _check_option(key, values_of(override))
+            _check_option(key, [value for value in values_of(override) if not isinstance(value, Glob | Sweep)])
         else:
             _check_key(key, schema, measures)
 
