@@ -168,7 +168,7 @@ def test_a_transformer_is_compared_with_mamba(door, words, checkpoints):
     [
         ("batches=0", r"measure\.batches=0 must be positive"),
         ("tokens_per_batch=-1", r"measure\.tokens_per_batch=-1 must be positive"),
-        ("skip_first_tokens=-1", r"measure\.skip_first_tokens=-1 must not be negative"),
+        ("skip_first_tokens=-1", r"measure\.skip_first_tokens=-1 must be at least 0"),
         ("level=letter", r"measure\.level=letter is not known"),
     ],
 )

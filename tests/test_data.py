@@ -169,7 +169,7 @@ def test_a_damaged_file_is_named(name, harm, tmp_path, config):
 
 def test_a_damaged_line_is_named_with_its_file(tmp_path, config):
     (tmp_path / "x.jsonl").write_text('{"text": "fine"}\n{oops\n')
-    with pytest.raises(DataError, match=r"cannot read .*x\.jsonl: JSONDecodeError"):
+    with pytest.raises(DataError, match=r"cannot read .*x\.jsonl line 2: JSONDecodeError"):
         list(documents(config(tmp_path / "x.jsonl")))
 
 
@@ -190,6 +190,30 @@ def test_a_field_without_text_is_refused_in_every_format(value, tmp_path, config
     pyarrow.parquet.write_table(pyarrow.table({"text": [value, value]}), tmp_path / "x.parquet")
     with pytest.raises(DataError, match=r"x\.parquet.* has no text in field text"):
         list(documents(config(tmp_path / "x.parquet")))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"text": null}', r"x\.jsonl line 2 has no text in field text, but null; correct it"),
+        ('{"text": 3}', r"x\.jsonl line 2 has no text in field text, but int; correct it"),
+        ('{"texts": "a"}', r"x\.jsonl line 2 has no text in field text; did you mean 'texts'"),
+        ('{"text": "a \\ud800"}', r"x\.jsonl line 2: the field text holds \\ud800, half a surrogate pair"),
+        ("[1]", r"x\.jsonl line 2 holds no record"),
+        ("{oops", r"cannot read .*x\.jsonl line 2: JSONDecodeError"),
+    ],
+)
+def test_a_line_without_text_is_named(line, message, tmp_path, config):
+    (tmp_path / "x.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
+    with pytest.raises(DataError, match=message):
+        list(documents(config(tmp_path / "x.jsonl")))
+    (tmp_path / "x.jsonl").write_text('{"text": "\\ud83d\\ude00"}\n')  # a whole pair is one character
+    assert list(documents(config(tmp_path / "x.jsonl"))) == ["\U0001f600"]
+
+
+def test_a_name_with_a_nul_byte_is_no_file(config):
+    with pytest.raises(DataError, match="holds a NUL byte and names no file"):
+        list(documents(config("a\0b.txt")))
 
 
 def test_a_pattern_that_matches_nothing_is_named(tmp_path, config):

@@ -424,3 +424,18 @@ def test_pretraining_that_diverges_says_where(rows, run):
     config = PretrainConfig(tokens=20 * 128, tokens_per_step=128, lr=1e30, warmup=0)
     with pytest.raises(TrainingError, match=r"lower pretrain\.lr=1e\+30"):
         fit(Pretraining(tiny.native(), rows, config, 0), run)
+
+
+@pytest.mark.parametrize(("clip", "norm"), [(0.0, 5.0), (1.0, 1.0)])
+def test_a_clip_of_zero_clips_nothing(clip, norm):
+    """As it is for stitches; and the positive control."""
+    from thinkalike.config import NLIConfig, PretrainConfig
+    from thinkalike.training import Finetuning, Pretraining
+
+    for kind, config in ((Pretraining, PretrainConfig(clip=clip)), (Finetuning, NLIConfig(clip=clip))):
+        module = kind.__new__(kind)
+        torch.nn.Module.__init__(module)
+        module.model, module.config = torch.nn.Linear(2, 1, bias=False), config
+        module.model.weight.grad = torch.tensor([[3.0, 4.0]])
+        module.configure_gradient_clipping(None)
+        assert module.model.weight.grad.norm().item() == pytest.approx(norm, rel=1e-4)

@@ -3,6 +3,8 @@
 from thinkalike.config.compose import CONF, compose_job, from_yaml, measure_schema, options, register, resolve, to_yaml
 from thinkalike.config.doors import door
 from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
+from thinkalike.config.layers import check_layers
+from thinkalike.config.ranges import ranged
 from thinkalike.config.registry import MEASURES, TASKS
 from thinkalike.config.relevance import NEUTRAL, neutral, relevant
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
@@ -28,6 +30,7 @@ __all__ = [
     "TrainConfig",
     "TrainerConfig",
     "as_dict",
+    "check_layers",
     "check_overrides",
     "compose_job",
     "door",
@@ -35,6 +38,7 @@ __all__ = [
     "measure_schema",
     "neutral",
     "options",
+    "ranged",
     "register",
     "relevant",
     "resolve",

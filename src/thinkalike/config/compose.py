@@ -135,10 +135,22 @@ def resolve(composed: DictConfig, schema: type[Config], overrides: Sequence[str]
     if composed.data.name == "auto" and not composed.get("experiment"):
         plain: Any = OmegaConf.to_container(composed.data, resolve=False)
         kept = {key: value for key, value in plain.items() if value is not None and key != "name"}
+        one_of("model.corpus", composed.model.corpus, (name for name in options("data") if name != "auto"))
         corpus: Any = OmegaConf.load(CONF / "data" / f"{composed.model.corpus}.yaml")
         corpus.pop("defaults", None)
         composed.data = OmegaConf.merge(composed.data, corpus, kept)
-    return OmegaConf.to_object(OmegaConf.merge(schema, composed))  # type: ignore[return-value]
+    merged = OmegaConf.merge(schema, composed)
+    if "target" in merged and composed.target != composed.model:
+        _check_target(merged.target)
+    return OmegaConf.to_object(merged)  # type: ignore[return-value]
+
+
+def _check_target(target: Any) -> None:
+    """Make the target alone, so that the message of an error calls its keys as the command line does."""
+    try:
+        OmegaConf.to_object(target)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model.", "target.", 1)) from None
 
 
 def _fill_in_target(composed: DictConfig, overrides: Sequence[str]) -> None:

@@ -54,7 +54,7 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
             asking = {"--help", "-h", "--hydra-help"} & set(words)  # which needs no settings of any measure
             run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)
             with _own_process():
-                overrides = [word for word in words if "=" in word and not word.startswith("-")]
+                overrides = [word for word in words if word[:1] in "+~" or ("=" in word and word[0] != "-")]
                 check_overrides(overrides, schema)
                 register(measures_of(parse_overrides(overrides)) if name == "analyze" and not asking else ())
                 sweep(run, words) if {"-m", "--multirun"} & set(words) else run()

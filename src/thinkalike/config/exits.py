@@ -35,8 +35,11 @@ class OneLineErrors:
 def one_line(error: BaseException) -> str:
     """Return what an error says in one line."""
     if isinstance(error, HydraException):  # says what it could not do; its cause says why
-        return " ".join(f"{error}: {error.__cause__ or ''}".split()).removesuffix(":")
-    return next(iter(str(error).splitlines()), type(error).__name__)
+        cause = next(iter(str(error.__cause__ or "").splitlines()), "")  # below stands where in a schema it was
+        return " ".join(f"{error}: {cause}".split()).removesuffix(":")
+    key = getattr(error, "full_key", None)
+    first = next(iter(str(error).splitlines()), type(error).__name__)
+    return f"{key}: {first}" if key and isinstance(error, OmegaConfBaseException) and key not in first else first
 
 
 class Stdout:

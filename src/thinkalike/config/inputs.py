@@ -7,16 +7,33 @@ from typing import Any, Optional
 
 from omegaconf import MISSING
 
+from thinkalike.config.ranges import (
+    CONTEXT,
+    COUNTS,
+    SEEDS,
+    TOKENS_AT_ONCE,
+    Checked,
+    Range,
+    check_range,
+    ranged,
+)
 from thinkalike.config.relevance import neutral
 from thinkalike.errors import ConfigError, one_of
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+WIDEST = 10**6  # of every size of an architecture
+HEADS = (("n_heads", "d_model"), ("num_attention_heads", "hidden_size"), ("n_head", "n_embd"))  # by library
+SIZES = {size for pair in HEADS for size in pair} | {
+    "n_layers", "d_head", "d_mlp", "n_ctx",
+    "num_hidden_layers", "intermediate_size", "max_position_embeddings",
+    "n_layer", "n_positions", "n_inner", "state_size", "expand", "conv_kernel",
+}  # fmt: skip
 
 
 # Hydra reads these annotations at run time and knows Optional[...], not the `X | None` of the rest of the code.
 # ruff: noqa: UP045
 @dataclass
-class ModelConfig:
+class ModelConfig(Checked, part="model"):
     """A model by its everyday name: where its weights are, and how to run it."""
 
     name: str = MISSING
@@ -29,135 +46,161 @@ class ModelConfig:
     device: str = neutral("auto")
     corpus: str = "stdlib"  # the data that `data=auto` stands for
     bos: bool = False  # rows begin with the beginning-of-sequence token
-    context: Optional[int] = None  # tokens per row; null: what the model can take, at most 1024
+    context: Optional[int] = ranged(None, least=2, most=CONTEXT)  # tokens of a row; null: what it can take, to 1024
     mini: bool = False  # trained by this project and shipped inside it
     cls_sep: bool = False  # task=pretrain: the tokenizer puts [CLS] before a text and [SEP] after it
-    index: int = 0  # which of a numbered population
+    index: int = ranged(0, least=0, most=SEEDS)  # which of a numbered population
     classes: Optional[list[str]] = None  # of a classifier, in the order of its logits; null: as config.json has them
     architecture: dict[str, Any] = field(default_factory=dict)  # what task=pretrain builds
-    seed: int = 0  # of the initial weights and of the order of the training data
-    pretrain_tokens: int = 0
-    pretrain_tokens_per_step: int = 2048
-    pretrain_lr: float = 2e-3
-    pretrain_vocabulary: int = 1024
+    seed: int = ranged(0, least=0, most=SEEDS)  # of the initial weights and of the order of the training data
+    pretrain_tokens: int = ranged(0, least=0, most=COUNTS)
+    pretrain_tokens_per_step: int = ranged(2048, least=2, most=TOKENS_AT_ONCE)
+    pretrain_lr: float = ranged(2e-3, above=0)
+    pretrain_vocabulary: int = ranged(1024, least=260, most=10**6)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("model.processing", self.processing, ("raw", "compat"))
         one_of("model.dtype", self.dtype, DTYPES)
         if self.name == "local" and not self.path:
             raise ConfigError("model=local needs model.path=<folder with a Hugging Face checkpoint>")
+        self._check_architecture()
+
+    def _check_architecture(self) -> None:
+        """Check sizes, and that heads share the width in equal parts; libraries check the rest."""
+        shape = self.architecture
+        for key in SIZES & set(shape):
+            whole = shape[key] if isinstance(shape[key], int) else str(shape[key])
+            check_range(f"model.architecture.{key}", whole, Range(least=1, most=WIDEST))
+        if isinstance(norm := shape.get("normalization_type", "LN"), str):
+            one_of("model.architecture.normalization_type", norm, ("LN", "LNPre", "RMS", "RMSPre"))
+        for heads, width in HEADS:
+            if heads in shape and width in shape and shape[width] % shape[heads]:
+                raise ConfigError(
+                    f"model.architecture: {heads}={shape[heads]} must divide {width}={shape[width]}; change either"
+                )
 
 
 @dataclass
-class DataConfig:
+class DataConfig(Checked, part="data"):
     """Text, and how it becomes rows of tokens."""
 
     name: str = MISSING
     source: Optional[str] = None  # stdlib | grammar | text | hub
     files: Optional[list[str]] = neutral(None)  # source=text: files or globs; .txt .jsonl .jsonl.gz .jsonl.zst .parquet
-    sentences: Optional[int] = None  # source=grammar: how many
+    sentences: Optional[int] = ranged(None, least=1, most=COUNTS)  # source=grammar: how many
     hub_id: Optional[str] = None
     subset: Optional[str] = None
     split: Optional[str] = None
     revision: Optional[str] = None
     hub_files: Optional[list[str]] = None  # files of a hub data set that has no loading configuration
     field: Optional[str] = None  # the field that holds the text
-    context: Optional[int] = None  # tokens per row; null: the models'
+    context: Optional[int] = ranged(None, least=2, most=CONTEXT)  # tokens per row; null: the models'
     bos: Optional[bool] = None  # begin each row with BOS; null: what the source model expects
     aligned: Optional[bool] = None  # begin each row with a document; what is left of the one before is dropped
-    fit_tokens: Optional[int] = None  # null: as many as training sees
-    report_tokens: Optional[int] = None
-    report_share: Optional[float] = None  # share of the documents that only the report sees
+    fit_tokens: Optional[int] = ranged(None, least=1, most=COUNTS)  # null: as many as training sees
+    report_tokens: Optional[int] = ranged(None, least=2, most=COUNTS)
+    report_share: Optional[float] = ranged(None, above=0, below=1)  # share of the documents that only the report sees
     same_split: Optional[bool] = None  # fit on the report's documents, too, as brown2023 did
     cache: Optional[str] = neutral(None)  # folder of the token cache; null: $THINKALIKE_CACHE or ~/.cache/thinkalike
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.source is not None:
             one_of("data.source", self.source, ("stdlib", "grammar", "text", "hub"))
         if self.source == "text" and not self.files:
             raise ConfigError("data=text needs data.files=[...]: files or globs of .txt, .jsonl[.gz|.zst] or .parquet")
-        for key in ("sentences", "context", "fit_tokens", "report_tokens"):
-            value = getattr(self, key)
-            if value is not None and value <= 0:
-                raise ConfigError(f"data.{key}={value} must be positive")
-        if self.report_share is not None and not 0 < self.report_share < 1:
-            raise ConfigError(f"data.report_share={self.report_share} must lie between 0 and 1")
 
 
 @dataclass
-class StimuliConfig:
+class StimuliConfig(Checked, part="stimuli"):
     """What states and features are of: words of controlled sentences, or the user's own."""
 
     kind: str = "controlled"  # controlled: of a grammar | table: .csv .tsv .parquet | conllu
-    sentences: int = 400  # kind=controlled: how many
+    sentences: int = ranged(400, least=1, most=COUNTS)  # kind=controlled: how many
     grammar: str = "small"  # kind=controlled: small | large
     path: Optional[str] = neutral(None)  # kind=table, conllu: the file
     features: Optional[list[str]] = None  # null: all
     kinds: Any = None  # {feature: nominal | ordinal | numeric | [its levels in order]}
     columns: Any = None  # kind=table: {text | word | start | stop | id: column}
-    sample: Optional[int] = None  # how many stimuli; null: all
+    sample: Optional[int] = ranged(None, least=1, most=COUNTS)  # how many stimuli; null: all
     balance: list[str] = field(default_factory=list)  # features whose combinations come equally often in the sample
-    seed: int = 0
+    seed: int = ranged(0, least=0, most=SEEDS)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("stimuli.kind", self.kind, ("controlled", "table", "conllu"))
         if self.kind != "controlled" and not self.path:
             raise ConfigError(f"stimuli={self.kind} needs stimuli.path=FILE")
         for key in ("kinds", "columns"):
             if not isinstance(getattr(self, key) or {}, dict):
                 raise ConfigError(f"stimuli.{key}={getattr(self, key)} must be of the form {{name: value, ...}}")
+        for name, kind in (self.kinds or {}).items():
+            if not isinstance(kind, str | list):
+                raise ConfigError(f"stimuli.kinds.{name}={kind} must be a kind, or a list of levels in order")
+        for role, column in (self.columns or {}).items():
+            if not isinstance(column, str | None):
+                raise ConfigError(f"stimuli.columns.{role}={column} must be the name of a column, or null")
         if self.balance and not self.sample:
             raise ConfigError("stimuli.balance needs stimuli.sample=N: how many stimuli")
 
 
 @dataclass
-class PairsConfig:
+class PairsConfig(Checked, part="pairs"):
     """Pairs of a premise and a hypothesis: to fit on, to report on, and a challenge."""
 
     source: str = "templates"  # templates: made offline | hub: MNLI and HANS | files
     fit: Optional[str] = neutral(None)  # source=files: MNLI to fine-tune on, .jsonl .tsv .txt .parquet
     report: Optional[str] = neutral(None)  # source=files: MNLI that is reported on
     challenge: Optional[str] = neutral(None)  # source=files: HANS
-    fit_pairs: Optional[int] = 4000  # how many of each; null: all that there are
-    report_pairs: Optional[int] = 1000
-    challenge_pairs: Optional[int] = 6000
+    fit_pairs: Optional[int] = ranged(4000, least=1, most=COUNTS)  # how many of each; null: all that there are
+    report_pairs: Optional[int] = ranged(1000, least=1, most=COUNTS)
+    challenge_pairs: Optional[int] = ranged(6000, least=1, most=COUNTS)
     heuristic: Optional[str] = "lexical_overlap"  # which part of the challenge is reported on; null: all
     label: Optional[str] = "non-entailment"
-    counterexamples: float = 0.02  # source=templates: share of training pairs against the heuristics
+    counterexamples: float = ranged(0.02, least=0, most=1)  # source=templates: share of fit pairs
     truncate: bool = True  # cut pairs that are longer than the model can take; false refuses them
-    seed: int = 0
+    seed: int = ranged(0, least=0, most=SEEDS)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("pairs.source", self.source, ("templates", "hub", "files"))
         for key in ("fit_pairs", "report_pairs", "challenge_pairs"):
             value = getattr(self, key)
-            if value is not None and value <= 0:
-                raise ConfigError(f"pairs.{key}={value} must be positive")
             if value is None and self.source == "templates":
                 raise ConfigError(f"pairs.{key} must be a number: templates give as many pairs as are asked for")
 
 
 @dataclass
-class PopulationConfig:
+class PopulationConfig(Checked, part="population"):
     """Classifiers of one architecture, in two groups."""
 
     name: str = "bert-mini"
     base: Optional[str] = None  # the model that task=nli fine-tunes `size` times, where they are not there yet
     members: Optional[str] = None  # or the model of which they are numbers; local: they are folders
-    size: int = 20
-    per_group: int = 6  # where groups are not named: the most and the least accurate on the challenge
+    size: int = ranged(20, least=2, most=10**5)
+    per_group: int = ranged(6, least=1, most=10**5)  # where groups are not named: best and worst on the challenge
     generalizing: Optional[list[Any]] = None
     heuristic: Optional[list[Any]] = None
-    published: Optional[dict[str, list[float]]] = None  # accuracies of the members by number: heldout, challenge
+    published: Any = ranged(None, least=0, most=1)  # accuracies by number: {heldout: [...], challenge: [...]}
     cluster: Optional[list[Any]] = None  # a published grouping: these against all others
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.published and not (self.generalizing or self.heuristic):
-            accuracies = self.published["challenge"]
+            accuracies = self.published.get("challenge") if isinstance(self.published, dict) else None
+            if not isinstance(accuracies, list) or len(accuracies) < 2 * self.per_group:
+                raise ConfigError(
+                    f"population.per_group={self.per_group} needs twice as many accuracies in population.published: "
+                    "{challenge: [...]}; give them, or name the groups: population.generalizing, .heuristic"
+                )
             ranked = sorted(range(len(accuracies)), key=lambda number: -accuracies[number])
             self.generalizing, self.heuristic = ranked[: self.per_group], ranked[: -self.per_group - 1 : -1]
         for key in ("generalizing", "heuristic"):
             group = getattr(self, key)
+            wrong = [each for each in group or [] if isinstance(each, bool) or not isinstance(each, int | str)]
+            if wrong or any(isinstance(each, int) and each < 0 for each in group or []):
+                raise ConfigError(f"population.{key}={group} must be numbers of models from 0 on, or folders")
             if self.members and (group is None or len(group) < 2):
                 raise ConfigError(f"population.{key}={group} needs at least two models of {self.members}")
         if self.base and not 2 <= self.per_group <= self.size // 2:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
+from thinkalike.config.layers import check_layers
+from thinkalike.config.ranges import SEEDS, THREADS, Checked, ranged
 from thinkalike.config.registry import MEASURES, TASKS
 from thinkalike.config.relevance import NEUTRAL, neutral
 from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, StitchConfig, TrainerConfig
@@ -15,12 +17,13 @@ from thinkalike.errors import ConfigError, one_of
 
 # ruff: noqa: UP045
 @dataclass
-class MeasureConfig:
+class MeasureConfig(Checked, part="measure"):
     """The settings that every measure has; the schema of each kind stands in the file of its instrument."""
 
     kind: str = ""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         own = type(self).kind
         if own and self.kind != own:
             one_of("measure", self.kind, MEASURES)
@@ -28,7 +31,7 @@ class MeasureConfig:
 
 
 @dataclass
-class TrainConfig:
+class TrainConfig(Checked):
     """All that `train.py` needs to know."""
 
     task: str = "stitch"
@@ -44,14 +47,28 @@ class TrainConfig:
     recipe: str = "honest"  # paper: as brown2023 states it, a LayerNorm in φ, fitted and reported on the same text
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NEUTRAL)
-    seed: int = 0
+    seed: int = ranged(0, least=0, most=SEEDS)
     store: str = neutral("results")
     force: bool = neutral(False)
     wait: bool = neutral(True)  # for another process that is at the same job; false refuses
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("task", self.task, TASKS)
         check_recipe(self.scale, self.recipe)
+        check_store(self.store)
+        check_layers(self.layers)
+        if self.task == "pretrain":
+            self._check_mini()
+
+    def _check_mini(self) -> None:
+        name = self.model.name
+        if not self.model.architecture:
+            raise ConfigError(f"model={name} has no architecture to train; task=pretrain makes minis: gelu-3l-mini")
+        if not self.pretrain.tokens:
+            raise ConfigError(f"pretrain.tokens=0 trains nothing; say how many tokens model={name} sees")
+        if not name or name.startswith(".") or "/" in name:
+            raise ConfigError(f"model.name={name} names the folder of a mini; give a plain name")
 
     @property
     def threads(self) -> int | None:
@@ -60,7 +77,7 @@ class TrainConfig:
 
 
 @dataclass
-class AnalyzeConfig:
+class AnalyzeConfig(Checked):
     """All that `analyze.py` needs to know."""
 
     measure: MeasureConfig = field(default_factory=MeasureConfig)
@@ -70,25 +87,36 @@ class AnalyzeConfig:
     activations: Optional[str] = neutral(None)  # .npz or .safetensors with states of the stimuli, instead of model
     experiment: Optional[str] = None  # a paper's figure or table; takes the place of measure
     recipe: str = "honest"  # of an experiment's training, and of mlem: honest | paper
-    threads: Optional[int] = neutral(None)
+    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)
     model: ModelConfig = field(default_factory=ModelConfig)
     target: ModelConfig = field(default_factory=ModelConfig)  # of measures that compare two
     data: DataConfig = field(default_factory=DataConfig)
     scale: str = "auto"
-    seed: int = 0
+    seed: int = ranged(0, least=0, most=SEEDS)
     store: str = neutral("results")
     force: bool = neutral(False)
     wait: bool = neutral(True)  # for another process that is at the same job; false refuses
     chosen: list[str] = field(default_factory=list, metadata=NEUTRAL, compare=False)  # words of the command line
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_recipe(self.scale, self.recipe)
+        check_store(self.store)
 
 
 def check_recipe(scale: str, recipe: str) -> None:
     """Raise a ConfigError unless both are known."""
     one_of("scale", scale, ("auto", "mini", "paper"))
     one_of("recipe", recipe, ("honest", "paper"))
+
+
+def check_store(store: str) -> None:
+    """Raise a ConfigError unless this can be the path of a folder.
+
+    Whether it can be written is seen when a job begins, because one that is done only reads it.
+    """
+    if not store.strip() or "\0" in store:
+        raise ConfigError(f"store={store!r} names no folder; give one, such as store=results")
 
 
 def as_dict(config: Any) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from hydra.core.override_parser.types import Glob, Sweep
+
 from thinkalike.config.compose import CONF, GROUPS, measure_schema, measures_of, options, parse_overrides, values_of
 from thinkalike.config.registry import MEASURES
 from thinkalike.config.training import NLIConfig, PretrainConfig
@@ -25,33 +27,40 @@ def check_overrides(words: Sequence[str], schema: type) -> None:
     measures = measures_of(parsed)
     for override in parsed:
         key = override.key_or_group
-        if override.is_add() or override.is_delete() or key.split(".")[0].split("/")[0] == "hydra":
+        if key.split(".")[0].split("/")[0] == "hydra":
             continue
+        if override.is_delete() and "." not in key:
+            raise ConfigError(f"~{key} leaves out what a job needs; choose another by {key}=...")
         foreign = key in GROUPS and key not in own
-        if (key == "measure" or (CONF / key).is_dir()) and not foreign:
-            _check_option(key, values_of(override))
+        if key and (key == "measure" or (CONF / key).is_dir()) and not foreign:
+            _check_option(key, [value for value in values_of(override) if not isinstance(value, Glob | Sweep)])
         else:
             _check_key(key, schema, measures)
 
 
 def _check_option(group: str, values: list[Any]) -> None:
     for value in values:
-        if isinstance(value, str) and value not in options(group):
-            raise ConfigError(f"{group}={value} is not known; {nearest(value, options(group))}")
+        name = str(getattr(value, "text", value))  # what was quoted in a sweep has its text inside
+        if isinstance(value, list | dict) or name not in options(group):
+            raise ConfigError(f"{group}={name} is not known; {nearest(name, options(group))}")
 
 
 def _check_key(key: str, schema: Any, measures: Sequence[str]) -> None:
-    walked = ""
+    walked, kind = "", "dict"
     for part in key.split("."):
         if not dataclasses.is_dataclass(schema):
+            if "dict" not in kind and kind != "Any":
+                raise ConfigError(f"'{key}' is not a setting; {walked.removesuffix('.')} has no parts")
             return  # inside a free dictionary
-        kinds = [measure_schema(kind) for kind in measures if kind in MEASURES] if walked == "measure." else [schema]
-        known = {item.name for kind in kinds for item in dataclasses.fields(kind)}
+        asked = [measure_schema(name) for name in measures if name in MEASURES]
+        schemas = asked if walked == "measure." else [schema]
+        known = {item.name: str(item.type) for schema in schemas for item in dataclasses.fields(schema)}
         if part not in known:
             if walked == "measure.":
                 _refuse_foreign(part, measures)
             raise ConfigError(f"'{key}' is not a setting; {nearest(walked + part, [walked + name for name in known])}")
-        schema, walked = PARTS.get(part), f"{walked}{part}."
+        kind, walked = known[part], f"{walked}{part}."
+        schema = PARTS.get(part)
 
 
 def _refuse_foreign(setting: str, measures: Sequence[str]) -> None:

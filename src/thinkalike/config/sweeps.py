@@ -17,6 +17,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 
 from thinkalike.config.exits import USER_ERRORS, one_line
+from thinkalike.errors import StoreError
 
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
 ONE_AT_A_TIME = ["hydra.launcher.n_jobs=2", "hydra.launcher.pre_dispatch=1"]  # n_jobs=1 would have no worker to kill
@@ -82,17 +83,20 @@ def _one_at_a_time(run: Callable[[], None], path: Path) -> None:
 @contextlib.contextmanager
 def _shared_file(store: Path) -> Iterator[Path]:
     """The file of this sweep in a store, after removing those of sweeps of this machine that died."""
-    store.mkdir(parents=True, exist_ok=True)
     host = socket.gethostname()
+    path = store / f".sweep-{host}-{os.getpid()}"
+    try:
+        store.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    except OSError as error:
+        raise StoreError(f"the store {store} cannot be written: {error.strerror}; choose store=DIR") from error
     for old in store.glob(f".sweep-{host}-*"):
-        if not _alive(int(old.name.rpartition("-")[2])):
+        if old != path and not _alive(int(old.name.rpartition("-")[2])):
             old.unlink(missing_ok=True)
-    path = (store / f".sweep-{host}-{os.getpid()}").resolve()
-    path.write_text("")
-    os.environ[SHARED] = str(path)
+    os.environ[SHARED] = str(path.resolve())
     os.environ.setdefault("WANDB_RUN_GROUP", path.name.removeprefix("."))  # W&B shows the sweep's runs together
     try:
-        yield path
+        yield path.resolve()
     finally:
         os.environ.pop(SHARED)
         path.unlink(missing_ok=True)

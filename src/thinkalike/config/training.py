@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Optional
 
+from thinkalike.config.ranges import CONTEXT, COUNTS, SEEDS, STEPS, THREADS, TOKENS_AT_ONCE, Checked, ranged
 from thinkalike.config.relevance import neutral
 from thinkalike.errors import ConfigError, one_of
 
@@ -15,27 +15,28 @@ CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
 
 # ruff: noqa: UP045
 @dataclass
-class StitchConfig:
+class StitchConfig(Checked, part="stitch"):
     """The map φ and its training."""
 
     kind: str = "linear"
     norm: str = "none"  # where φ has a LayerNorm: none | pre | post
-    rank: int = 16  # of low_rank and reduced_rank
+    rank: int = ranged(16, least=1, most=10**6)  # of low_rank and reduced_rank
     init: str = "identity"  # where training starts: identity, or a closed form
-    ridge: float = 0.0  # of the closed forms least_squares and reduced_rank
+    ridge: float = ranged(0.0, least=0)  # of the closed forms least_squares and reduced_rank
     loss: str = "cross_entropy"  # cross_entropy | kl (to the target's output) | mse (to the target's state)
     controls: bool = False  # report closed forms, shuffled and random sources beside φ
-    lr: float = 1.0
-    momentum: float = 0.9
+    lr: float = ranged(1.0, above=0)
+    momentum: float = ranged(0.9, least=0, below=1)
     scale_lr_by_momentum: bool = True  # the rate that SGD gets is lr * (1 - momentum)
-    weight_decay: float = 1e-3  # pulls φ to the identity where the widths match
-    clip: float = 1.0  # gradient norm per stitch; 0: none
+    weight_decay: float = ranged(1e-3, least=0)  # pulls φ to the identity where the widths match
+    clip: float = ranged(1.0, least=0)  # gradient norm per stitch; 0: none
     schedule: str = "linear"  # linear | tuned_lens
-    steps: int = 2000  # closed forms: how many batches they read
-    warmup: int = 200
-    tokens_per_step: int = 16384
+    steps: int = ranged(2000, least=0, most=STEPS)  # closed forms: how many batches they read
+    warmup: int = ranged(200, least=0, most=STEPS)
+    tokens_per_step: int = ranged(16384, least=2, most=TOKENS_AT_ONCE)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("stitch.kind", self.kind, (*TRAINED, *CLOSED, "identity"))
         one_of("stitch.init", self.init, ("identity", "least_squares", "procrustes", "reduced_rank"))
         one_of("stitch.loss", self.loss, ("cross_entropy", "kl", "mse"))
@@ -47,20 +48,12 @@ class StitchConfig:
             self.warmup = 0
         if self.kind == "identity" and not self.trained:
             self.steps = 0
-        elif self.steps <= 0:
+        elif self.steps == 0:
             raise ConfigError(
                 f"stitch.steps={self.steps} must be positive; stitch=identity without a norm trains nothing"
             )
-        elif not 0 <= self.warmup < self.steps:
-            raise ConfigError(f"stitch.warmup={self.warmup} must lie between 0 and stitch.steps={self.steps}")
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise ConfigError(f"stitch.lr={self.lr} must be positive and finite")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"stitch.momentum={self.momentum} must lie in [0, 1)")
-        if self.tokens_per_step <= 0:
-            raise ConfigError(f"stitch.tokens_per_step={self.tokens_per_step} must be positive")
-        if self.rank <= 0 or self.ridge < 0:
-            raise ConfigError(f"stitch.rank={self.rank} must be positive and stitch.ridge={self.ridge} not negative")
+        elif self.warmup >= self.steps:
+            raise ConfigError(f"stitch.warmup={self.warmup} must be less than stitch.steps={self.steps}")
         if self.init != "identity" and (self.norm != "none" or self.kind == "identity"):
             raise ConfigError(f"stitch.init={self.init} does not go with stitch.norm={self.norm}: it has no LayerNorm")
 
@@ -71,57 +64,47 @@ class StitchConfig:
 
 
 @dataclass
-class PretrainConfig:
+class PretrainConfig(Checked, part="pretrain"):
     """How task=pretrain trains a mini: AdamW, warm-up and cosine."""
 
-    tokens: int = 0  # how many tokens it sees
-    tokens_per_step: int = 2048
-    lr: float = 2e-3
-    weight_decay: float = 0.1
-    warmup: int = 200
-    clip: float = 1.0
-    vocabulary: int = 1024
+    tokens: int = ranged(0, least=0, most=COUNTS)  # how many tokens it sees
+    tokens_per_step: int = ranged(2048, least=2, most=TOKENS_AT_ONCE)
+    lr: float = ranged(2e-3, above=0)
+    weight_decay: float = ranged(0.1, least=0)
+    warmup: int = ranged(200, least=0, most=STEPS)
+    clip: float = ranged(1.0, least=0)  # gradient norm; 0: none
+    vocabulary: int = ranged(1024, least=260, most=10**6)  # the bytes and the special tokens are the least
     ship: bool = neutral(False)  # also put it where the embedded minis are
 
-    def __post_init__(self) -> None:
-        if self.tokens < 0 or self.tokens_per_step <= 0:
-            raise ConfigError(f"pretrain.tokens={self.tokens} and pretrain.tokens_per_step must be positive")
-
 
 @dataclass
-class NLIConfig:
+class NLIConfig(Checked, part="nli"):
     """How task=nli fine-tunes a classifier: AdamW, warm-up and cosine."""
 
-    index: int = 0  # which of a population; it decides the head's initial weights and the order of the pairs
-    epochs: int = 3
-    pairs_per_step: int = 32
-    lr: float = 2e-5
-    weight_decay: float = 0.01
-    warmup: float = 0.1  # share of the steps
-    clip: float = 1.0
-    context: int = 128  # tokens of a pair
-
-    def __post_init__(self) -> None:
-        for key in ("epochs", "pairs_per_step", "lr", "context"):
-            if getattr(self, key) <= 0:
-                raise ConfigError(f"nli.{key}={getattr(self, key)} must be positive")
-        if not 0 <= self.warmup < 1:
-            raise ConfigError(f"nli.warmup={self.warmup} must lie in [0, 1)")
+    index: int = ranged(0, least=0, most=SEEDS)  # of a population; it decides head and order
+    epochs: int = ranged(3, least=1, most=10**4)
+    pairs_per_step: int = ranged(32, least=1, most=10**6)
+    lr: float = ranged(2e-5, above=0)
+    weight_decay: float = ranged(0.01, least=0)
+    warmup: float = ranged(0.1, least=0, below=1)  # share of the steps
+    clip: float = ranged(1.0, least=0)  # gradient norm; 0: none
+    context: int = ranged(128, least=5, most=CONTEXT)  # tokens of a pair: one of each text, and three marks
 
 
 @dataclass
-class TrainerConfig:
+class TrainerConfig(Checked, part="trainer"):
     """How Lightning runs, and how often it keeps a state to go on from; the device is the target's."""
 
     precision: str = "32-true"  # bf16-mixed: training runs under autocast; the report never does
     compile: bool = False  # compile the frozen blocks: slow to start, then faster on a GPU
     strategy: str = "auto"  # auto: one process | ddp: each step's rows are shared by `devices` processes
-    devices: Optional[int] = None  # ddp: processes per node; null: one for each GPU
-    num_nodes: int = 1
-    checkpoint_every: int = neutral(50)  # steps
-    threads: Optional[int] = neutral(None)  # torch's; null: as it is
+    devices: Optional[int] = ranged(None, least=1, most=10**4)  # ddp: processes per node; null: one for each GPU
+    num_nodes: int = ranged(1, least=1, most=10**5)
+    checkpoint_every: int = ranged(50, least=1, most=STEPS, neutral=True)  # steps
+    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # torch's; null: as it is
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("trainer.precision", self.precision, ("32-true", "bf16-mixed"))
         one_of("trainer.strategy", self.strategy, ("auto", "ddp"))
         if self.strategy == "auto" and (self.devices or 1, self.num_nodes) != (1, 1):

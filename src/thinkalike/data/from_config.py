@@ -17,7 +17,7 @@ from thinkalike.data.stimuli.stimuli import Stimuli
 from thinkalike.data.stimuli.tables import read_table
 from thinkalike.data.text.rows import Corpus
 from thinkalike.data.text.tokens import read_tokens
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, DataError, nearest
 
 WHOLE = "challenge"  # what the whole of a challenge is called
 
@@ -50,7 +50,10 @@ def read_stimuli(config: StimuliConfig) -> Stimuli:
     """
     if config.kind == "controlled":
         stimuli = controlled_stimuli(config.sentences, config.seed, config.grammar)
-        if config.features:
+        if config.features is not None:
+            for name in config.features:
+                if name not in stimuli.names:
+                    raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
             stimuli = replace(stimuli, features=stimuli.features[list(config.features)], kinds={})
     elif config.kind == "conllu":
         stimuli = read_conllu(str(config.path), features=config.features, kinds=config.kinds)

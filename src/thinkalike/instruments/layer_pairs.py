@@ -17,8 +17,9 @@ import pandas as pd
 import torch
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, MeasureConfig
-from thinkalike.errors import ConfigError, DataError, one_of
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
+from thinkalike.config.ranges import CONTEXT, TOKENS_AT_ONCE
+from thinkalike.errors import DataError, one_of
 from thinkalike.interrupts import asked, at_boundaries, stop
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import span
@@ -38,22 +39,17 @@ LOOK_EVERY = 10  # batches, how often stop_at_width looks at the intervals
 class LayerPairsConfig(MeasureConfig):
     """The settings that all measures of layer pairs have."""
 
-    batches: int = 64
-    tokens_per_batch: int = 1024  # words, where the models' tokenizers differ
+    batches: int = ranged(64, least=1, most=10**9)
+    tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # words, where the models' tokenizers differ
     level: str = "auto"  # token | word; auto: words where the tokenizers differ
     embed: bool = False  # also the site before block 0
-    skip_first_tokens: int = 0  # of every row of text; the first is often massive
+    skip_first_tokens: int = ranged(0, least=0, most=CONTEXT)  # of every row of text; the first is often massive
     skip_special_tokens: bool = False
-    stop_at_width: Optional[float] = None  # stop when every interval is narrower
+    stop_at_width: Optional[float] = ranged(None, above=0)  # stop when every interval is narrower
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("measure.level", self.level, ("auto", "token", "word"))
-        for key in ("batches", "tokens_per_batch"):
-            if getattr(self, key) <= 0:
-                raise ConfigError(f"measure.{key}={getattr(self, key)} must be positive")
-        if self.skip_first_tokens < 0:
-            raise ConfigError(f"measure.skip_first_tokens={self.skip_first_tokens} must not be negative")
 
 
 class LayerPairs(Instrument):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from thinkalike.config import ranged
+from thinkalike.config.ranges import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs import LayerPairs, LayerPairsConfig
 from thinkalike.measures import BatchMeans, mutual_knn_matrix
@@ -16,11 +18,11 @@ class Config(LayerPairsConfig):
     """The settings of mutual nearest neighbours."""
 
     kind: str = "mknn"
-    neighbours: int = 10  # k; of a batch of n tokens, k / (n - 1) are shared by chance
+    neighbours: int = ranged(10, least=1, most=TOKENS_AT_ONCE)  # k; by chance k / (n - 1) of n tokens are shared
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.neighbours <= self.tokens_per_batch - 2:
+        if self.neighbours > self.tokens_per_batch - 2:
             raise ConfigError(
                 f"measure.neighbours={self.neighbours} must lie between 1 and measure.tokens_per_batch - 2"
             )

@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig
+from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.data import Stimuli
 from thinkalike.errors import ConfigError, DataError, nearest, one_of
 from thinkalike.instruments import rsa
@@ -37,16 +37,16 @@ class Config(rsa.Config):
 
     kind: str = "mlem"
     weights: str = "diagonal"  # diagonal | full, with an interaction of every two features
-    alphas: list[float] = field(default_factory=lambda: [10.0**power for power in range(-4, 5)])
+    alphas: list[float] = ranged(lambda: [10.0**power for power in range(-4, 5)], least=0)
     difference: str = "indicator"  # indicator, as salle2024 has it | scaled, of numeric and ordinal features
     missing: str = "own_level"  # NaN is a value of its own | ignore | drop | error
     scale: str = "minmax"  # of the squared distances, over the training pairs; none
-    folds: int = 5  # outer and inner
+    folds: int = ranged(5, least=2, most=10**4)  # outer and inner
     together: str = "sentence"  # what a fold keeps together: sentence | stimulus
-    permutations: int = 5  # of each feature, on each fold
+    permutations: int = ranged(5, least=1, most=10**6)  # of each feature, on each fold
     given: Optional[str] = None  # a feature within whose levels the others are permuted
     interactions: list[list[str]] = field(default_factory=list)  # pairs of features that are also permuted together
-    null: int = 0  # how often each feature is made irrelevant, for p-values
+    null: int = ranged(0, least=0, most=10**6)  # how often each feature is made irrelevant, for p-values
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,14 +55,13 @@ class Config(rsa.Config):
         one_of("measure.missing", self.missing, ("own_level", "ignore", "drop", "error"))
         one_of("measure.scale", self.scale, ("minmax", "none"))
         one_of("measure.together", self.together, ("sentence", "stimulus"))
-        for key, least in (("folds", 2), ("permutations", 1), ("null", 0)):
-            if getattr(self, key) < least:
-                raise ConfigError(f"measure.{key}={getattr(self, key)} must be at least {least}")
-        if not self.alphas or min(self.alphas) < 0:
-            raise ConfigError(f"measure.alphas={self.alphas} must be at least one number, none of them negative")
+        if not self.alphas:
+            raise ConfigError("measure.alphas=[] must be at least one number")
         for pair in self.interactions:
-            if len(pair) != 2:
-                raise ConfigError(f"measure.interactions holds pairs of features, not {pair}")
+            if len(set(pair)) != 2 or len(pair) != 2:
+                raise ConfigError(f"measure.interactions holds pairs of two features, not {pair}")
+        if len({frozenset(pair) for pair in self.interactions}) < len(self.interactions):
+            raise ConfigError(f"measure.interactions={self.interactions} names a pair twice; name each once")
 
 
 class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure", "stimuli", "recipe", "seed")):
@@ -122,7 +121,10 @@ class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure
 
 
 def _check_features(measure: Any, stimuli: Stimuli) -> None:
-    named = [*([measure.given] if measure.given else []), *(name for pair in measure.interactions for name in pair)]
+    named = [
+        *([] if measure.given is None else [measure.given]),
+        *(name for pair in measure.interactions for name in pair),
+    ]
     for name in named:
         if name not in stimuli.names:
             raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, compose_job
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, compose_job, ranged
+from thinkalike.config.ranges import TOKENS_AT_ONCE
 from thinkalike.data import MNLI, EncodedPairs, Pairs, batches, encode, part_name, read_pairs, reported_part
 from thinkalike.errors import ConfigError, DataError, ModelError, one_of
 from thinkalike.evaluation import ClassLosses, check_labels, identity_stitches
@@ -39,16 +40,13 @@ class Config(MeasureConfig):
     side: str = "report"  # of the pairs: report | challenge
     site: str = "resid_post"  # of CKA: resid_post | update, what a block adds last, as brown2023 had it
     include_padding: bool = False  # in CKA, as brown2023 did
-    tokens_per_batch: int = 1024  # of CKA
-    at_once: int = 4  # sources that run through a target's blocks together
+    tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # of CKA
+    at_once: int = ranged(4, least=1, most=10**5)  # sources that run through a target's blocks together
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("measure.side", self.side, ("report", "challenge"))
         one_of("measure.site", self.site, ("resid_post", "update"))
-        for key in ("tokens_per_batch", "at_once"):
-            if getattr(self, key) <= 0:
-                raise ConfigError(f"measure.{key}={getattr(self, key)} must be positive")
 
 
 class Member(NamedTuple):

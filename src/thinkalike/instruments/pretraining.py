@@ -10,9 +10,9 @@ import pandas as pd
 import torch
 from torch import nn
 
-from thinkalike.config import TrainConfig
+from thinkalike.config import ModelConfig, TrainConfig
 from thinkalike.data import Corpus, read_corpus, training_texts
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.evaluation import held_out_loss
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models import (
@@ -24,6 +24,7 @@ from thinkalike.models import (
     pick_device,
     save_mini,
     train_tokenizer,
+    unknown_sizes,
 )
 from thinkalike.training import MaskedPretraining, Pretraining, Run, fit, logged
 
@@ -41,15 +42,14 @@ class MiniPretraining(
     """Trains the mini that `model` describes; leaves weights, tokenizer and card, and ships them if asked."""
 
     def inputs(self, config: TrainConfig) -> dict[str, str]:
-        if not config.model.architecture:
-            name = config.model.name
-            raise ConfigError(f"model={name} has no architecture to train; task=pretrain makes minis: gelu-3l-mini")
         return fingerprints(config, ("data",))
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         model = config.model
+        context = int(model.context or 256)
+        _try_out(model, config.pretrain.vocabulary, context)
         tokenizer = train_tokenizer(training_texts(config.data), config.pretrain.vocabulary, model.cls_sep)
-        corpus = read_corpus(config.data, tokenizer, int(model.context or 256), bos=model.bos, fit_tokens=None)
+        corpus = read_corpus(config.data, tokenizer, context, bos=model.bos, fit_tokens=None)
         module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
         trained = _objective(config, module, corpus, tokenizer)
         device = torch.device(pick_device(model.device))
@@ -69,6 +69,28 @@ class MiniPretraining(
         table = pd.DataFrame([{"model": model.name, **numbers}])
         data = {"name": config.data.name, **corpus.facts()}
         return Outcome(table, numbers, models=[mini.describe()], facts={"data": data})
+
+
+@torch.no_grad()
+def _try_out(model: ModelConfig, vocabulary: int, context: int) -> None:
+    """Build the mini and run it on one row, so that sizes that do not go together are refused before any training.
+
+    Raises:
+        ConfigError: a size is wrong, or its libraries know no such size.
+    """
+    if unknown := unknown_sizes(model.architecture, model.family):
+        raise ConfigError(f"model.architecture.{unknown[0]} is no size of model.family={model.family}; leave it out")
+    try:
+        module = build_mini(model.architecture, vocabulary, model.seed, model.family)
+        module(torch.zeros(1, context, dtype=torch.long))
+    except ThinkalikeError:
+        raise
+    except Exception as error:  # whatever the libraries raise that build it
+        reason = next(iter(str(error).splitlines()), "")[:200]
+        raise ConfigError(
+            f"model.architecture={model.architecture} cannot be built for rows of {context} tokens: "
+            f"{type(error).__name__}: {reason}; correct it, or model.context"
+        ) from error
 
 
 def _objective(config: TrainConfig, module: nn.Module, corpus: Corpus, tokenizer: Any) -> Pretraining:

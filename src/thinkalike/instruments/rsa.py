@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, MeasureConfig
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.data import Stimuli
-from thinkalike.errors import ConfigError, DataError, one_of
+from thinkalike.errors import DataError, one_of
 from thinkalike.instruments.of_stimuli import OfStimuli, rows_of_sides, stimuli_facts
 from thinkalike.job import Outcome, Work
 from thinkalike.measures import Estimate, mantel, rsa_estimate, span
@@ -30,13 +30,11 @@ class Config(MeasureConfig):
     kind: str = "rsa"
     distance: str = "euclidean"  # euclidean | cosine | manhattan | norm_difference
     embed: bool = False  # also the site before block 0
-    permutations: int = 0  # of Mantel's test; 0: no p-values
+    permutations: int = ranged(0, least=0, most=10**6)  # of Mantel's test; 0: no p-values
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("measure.distance", self.distance, ("euclidean", "cosine", "manhattan", "norm_difference"))
-        if self.permutations < 0:
-            raise ConfigError(f"measure.permutations={self.permutations} must not be negative")
 
 
 class RSA(OfStimuli, kind="rsa", reads=("model", "target", "measure", "stimuli", "seed")):

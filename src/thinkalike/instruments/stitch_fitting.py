@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinkalike.config import StitchConfig, TrainConfig
+from thinkalike.config import StitchConfig, TrainConfig, check_layers
 from thinkalike.data import Corpus, read_corpus
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation import LayerPair, Maps, document_sums, rows_at_once, state_moments
 from thinkalike.measures import AffineMap, Moments, Stitch, bias_only, least_squares, procrustes, reduced_rank
-from thinkalike.models import FrozenModel, load_models, randomised, same_vocabulary
+from thinkalike.models import FrozenModel, load_models, outline, randomised, same_vocabulary
 from thinkalike.training import Run, StitchTraining, fit, own_device, peak_rate
 
 log = logging.getLogger(__name__)
@@ -122,19 +122,36 @@ def reported(setting: Setting, phis: Maps) -> dict[str, Tensor]:
     return sums
 
 
+def foresee(config: TrainConfig) -> None:
+    """Refuse what is seen without any weights: a model that predicts no next token, or layers that do not exist.
+
+    Raises:
+        ConfigError: layers do not exist.
+        ModelError: a model predicts no next token.
+    """
+    models = config.model, config.target
+    source, target = map(outline, models)
+    for each, seen in zip(models, (source, target), strict=True):
+        if seen.predicts not in (None, "next"):
+            raise ModelError(
+                f"{each.name} predicts no next token, and task=stitch stitches models that do; choose one of them, or "
+                "compare representations: python analyze.py measure=cka"
+            )
+    if source.layers and target.layers:
+        pairs_of_layers(config.layers, source.layers, target.layers)
+
+
 def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
     """Return the pairs (source layer, target layer) that `layers=` means.
 
     Raises:
-        ConfigError: it is neither same, all, nor a list of pairs of layers that exist.
+        ConfigError: it is neither same, all, nor a list of different pairs of layers that exist.
     """
+    check_layers(layers)
     if layers == "same":
         return [(layer, layer) for layer in range(min(source_layers, target_layers))]
     if layers == "all":
         return list(itertools.product(range(source_layers), range(target_layers)))
-    wellformed = isinstance(layers, list) and layers and all(_is_pair(pair) for pair in layers)
-    if not wellformed:
-        raise ConfigError(f"layers={layers} is not known; give same, all, or a list of pairs such as [[0,0],[1,2]]")
     pairs = [(pair[0], pair[1]) for pair in layers]
     for layer, depth in pairs:
         if not (0 <= layer < source_layers and 0 <= depth < target_layers):
@@ -143,10 +160,6 @@ def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list
                 f"the target 0 to {target_layers - 1}"
             )
     return pairs
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) == 2 and all(isinstance(layer, int) for layer in value)
 
 
 def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:

@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.config import TrainConfig
 from thinkalike.evaluation import byte_count
-from thinkalike.instruments.stitch_fitting import Setting, fitted, reported
+from thinkalike.instruments.stitch_fitting import Setting, fitted, foresee, reported
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import bootstrap_interval
 from thinkalike.store import Result
@@ -37,6 +38,10 @@ class Stitching(
     reads=("model", "target", "data", "layers", "stitch", "trainer", "seed"),
 ):
     """Stitches `model` to `target` at `layers`; leaves table, stitches, learning curves and figure."""
+
+    def inputs(self, config: TrainConfig) -> Mapping[str, Any]:
+        foresee(config)
+        return super().inputs(config)
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         setting = Setting.of(config)

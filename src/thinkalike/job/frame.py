@@ -29,7 +29,7 @@ from thinkalike.data import text_fingerprint
 from thinkalike.job.outcome import Outcome
 from thinkalike.job.provenance import environment, versions
 from thinkalike.job.resources import explained
-from thinkalike.models import checkpoint_fingerprint, told_apart
+from thinkalike.models import check_models, checkpoint_fingerprint, told_apart
 from thinkalike.store import Job, Result, newest_state, read_state, write_state
 
 log = logging.getLogger(__name__)
@@ -159,6 +159,7 @@ def perform(instrument: Instrument, config: Any) -> Result:
     job = Job(config.store, instrument.kind, key_of(instrument, entered, inputs))
     if not config.force and (result := job.result()):
         return _again(instrument, result)
+    check_models({side: getattr(narrowed, side) for side in ("model", "target") if side in instrument.reads})
     with _with_lock(job, config), explained(job.store), contextlib.ExitStack() as opened:
         if config.force:
             job.forget()

@@ -3,10 +3,11 @@
 from thinkalike.models.classifiers import new_classifier
 from thinkalike.models.controls import randomised
 from thinkalike.models.families import CLASSIFIER, FAMILIES, Family, family_named
+from thinkalike.models.foresight import Outline, check_models, outline
 from thinkalike.models.frozen import EMBED, FrozenModel
 from thinkalike.models.labels import label, told_apart
 from thinkalike.models.load import checkpoint_fingerprint, head_dimensions, load_model, load_models, pick_device
-from thinkalike.models.minis import ASSETS, build_mini, save_mini
+from thinkalike.models.minis import ASSETS, build_mini, save_mini, unknown_sizes
 from thinkalike.models.surgery import swapped
 from thinkalike.models.tokenizers import same_vocabulary, train_tokenizer
 from thinkalike.tokenizers import tokenizer_fingerprint
@@ -18,7 +19,9 @@ __all__ = [
     "FAMILIES",
     "Family",
     "FrozenModel",
+    "Outline",
     "build_mini",
+    "check_models",
     "checkpoint_fingerprint",
     "family_named",
     "head_dimensions",
@@ -26,6 +29,7 @@ __all__ = [
     "load_model",
     "load_models",
     "new_classifier",
+    "outline",
     "pick_device",
     "randomised",
     "same_vocabulary",
@@ -34,4 +38,5 @@ __all__ = [
     "tokenizer_fingerprint",
     "told_apart",
     "train_tokenizer",
+    "unknown_sizes",
 ]

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError, one_of
+from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.models.bridges import Checkpoint, read_legacy, read_transformers
 from thinkalike.models.classifiers import class_names, read_classifier
 from thinkalike.models.families import FAMILIES, Family, family_in
@@ -149,11 +149,23 @@ def _hash_of(path: Path) -> bytes:
     return digest.digest()
 
 
-def pick_device(name: str) -> str:
-    """Return the device that `auto` stands for on this machine, or any other name unchanged."""
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def pick_device(name: str, key: str = "model.device") -> str:
+    """Return the device that `auto` stands for on this machine, or any other name unchanged.
+
+    Args:
+        key: what the message of an error calls it.
+
+    Raises:
+        ConfigError: this machine has no such device.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    there = ["cpu", *(["cuda"] if count else []), *(f"cuda:{number}" for number in range(count))]
+    there += ["mps"] if torch.backends.mps.is_available() else []
+    if name not in there:
+        raise ConfigError(f"{key}={name} is not on this machine; it has: auto, {', '.join(there)}")
+    return name
 
 
 def kernels_of(family: Family) -> str:

@@ -6,6 +6,7 @@ A mini of a Hugging Face family is a checkpoint as `save_pretrained` writes it, 
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import logging
 from pathlib import Path
@@ -15,8 +16,8 @@ import torch
 from torch import nn
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError
-from thinkalike.models.families import family_named
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.models.families import FAMILIES, family_named
 from thinkalike.models.tokenizers import END, no_tokenizer
 from thinkalike.models.unhooked import without_hooks
 from thinkalike.models.weights import UNWRAPPED, check_fit, fit_of, wrapper_of
@@ -49,6 +50,28 @@ def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family:
     config = {**architecture, "d_vocab": vocabulary, "seed": seed}
     bridge = TransformerBridge.boot_native(config, device="cpu", dtype=torch.float32)
     return without_hooks(bridge.original_model).train().requires_grad_(True)
+
+
+def unknown_sizes(architecture: dict[str, Any], family: str) -> list[str]:
+    """Return the sizes that a family's own configuration class does not have; it would keep them and not use them.
+
+    Raises:
+        ConfigError: there is no such family, or none that minis are made of.
+    """
+    known = family_named(family)
+    if known.reader == "transformers":
+        from transformers import AutoConfig
+
+        default, kind = AutoConfig.for_model(known.in_config_json), known.in_config_json
+        new = [key for key in architecture if not hasattr(default, key)]  # an older name is taken, and not kept
+        return [key for key in new if hasattr(AutoConfig.for_model(kind, **{key: architecture[key]}), key)]
+    if known.reader != "native":
+        made = ", ".join(each.name for each in FAMILIES.values() if each.reader in ("native", "transformers"))
+        raise ConfigError(f"model.family={family} is not one that task=pretrain makes; there is: {made}")
+    from transformer_lens.config import TransformerBridgeConfig
+
+    there = {name for kind in TransformerBridgeConfig.__mro__[:-1] for name in inspect.signature(kind).parameters}
+    return [key for key in architecture if key not in there]
 
 
 def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str, Any], card: str) -> None:

@@ -23,6 +23,8 @@ def files_of(config: DataConfig) -> list[Path]:
     """
     paths: list[Path] = []
     for pattern in config.files or []:
+        if "\0" in pattern:
+            raise DataError(f"data.files: {pattern!r} holds a NUL byte and names no file; give files that exist")
         matches = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
         if not matches:
             raise DataError(f"data.files: nothing matches {pattern}; give files that exist, or a glob of them")
@@ -45,7 +47,8 @@ def texts_of(config: DataConfig) -> Iterator[str]:
         except DataError:
             raise
         except Exception as error:  # each format's library has errors of its own
-            raise DataError(f"cannot read {path}: {type(error).__name__}: {error}") from error
+            reason = next(iter(str(error).splitlines()), "")
+            raise DataError(f"cannot read {path}: {type(error).__name__}: {reason}") from error
 
 
 def text_of(record: dict[str, Any], field: str, place: str) -> str:
@@ -55,11 +58,20 @@ def text_of(record: dict[str, Any], field: str, place: str) -> str:
         place: where the record stands, for the message.
 
     Raises:
-        DataError: the field is missing or holds no text.
+        DataError: the field is missing, or holds no text or half a character.
     """
-    if not isinstance(record.get(field), str):
+    if field not in record:
         raise DataError(f"{place} has no text in field {field}; {nearest(field, map(str, record))}")
-    return record[field]
+    text = record[field]
+    if not isinstance(text, str):
+        held = "null" if text is None else type(text).__name__
+        raise DataError(f"{place} has no text in field {field}, but {held}; correct it, or leave the record out")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise DataError(f"{place}: the field {field} holds {half}, half a surrogate pair; correct the text") from None
+    return text
 
 
 def _read(path: Path, field: str) -> Iterator[str]:
@@ -72,9 +84,22 @@ def _read(path: Path, field: str) -> Iterator[str]:
         with _lines(path) as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield text_of(json.loads(line), field, f"{path} line {number}")
+                    yield text_of(_record(line, place := f"{path} line {number}"), field, place)
     else:
         raise DataError(f"{path} is of no known kind; give a file of .txt, .jsonl, .jsonl.gz, .jsonl.zst or .parquet")
+
+
+def _record(line: str, place: str) -> dict[str, Any]:
+    """Return the record that a line of JSON holds."""
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise DataError(
+            f"cannot read {place}: JSONDecodeError: {error.msg} at column {error.colno}; correct it, or leave it out"
+        ) from None
+    if not isinstance(record, dict):
+        raise DataError(f'{place} holds no record such as {{"text": ...}}; give one JSON object a line')
+    return record
 
 
 def _lines(path: Path) -> Any:
@@ -93,6 +118,6 @@ def _parquet(path: Path, field: str) -> Iterator[str]:
     file = pyarrow.parquet.ParquetFile(path)
     if field not in file.schema_arrow.names:
         raise DataError(f"{path} has no field {field}; {nearest(field, file.schema_arrow.names)}")
-    for batch in file.iter_batches(columns=[field]):
-        for value in batch.column(0).to_pylist():
-            yield text_of({field: value}, field, str(path))
+    values = (value for batch in file.iter_batches(columns=[field]) for value in batch.column(0).to_pylist())
+    for row, value in enumerate(values, 1):
+        yield text_of({field: value}, field, f"{path} row {row}")

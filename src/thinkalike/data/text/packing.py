@@ -153,7 +153,7 @@ def _check(
         raise DataError(
             f"data={config.name} has too little text for the report: {len(report)} rows of {_documents_in(report)} "
             f"documents{without}, and an interval needs two documents; give more text, or raise "
-            f"data.report_share={config.report_share}"
+            f"data.report_share={config.report_share} or data.report_tokens={report_tokens}"
         )
     if report.tokens.numel() < report_tokens // context * context:
         log.warning("data %s: the report has %s tokens of the %s asked for: there are no more", config.name,

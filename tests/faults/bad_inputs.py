@@ -1,0 +1,267 @@
+"""Bad command lines, and a runner: each must be refused in one line, soon, with nothing left in the store.
+
+    python tests/faults/bad_inputs.py              all of them, minutes
+    python tests/faults/bad_inputs.py files layers those of some groups
+
+A line is what stands behind `python`; {here} is a folder with the files of `write_files`. All run inside one process,
+each with a store of its own. Lines of numbers are made from the schemas: every number with values inside and outside of
+its range; those inside need only compose.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import io
+import logging
+import os
+import shlex
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(Path(__file__).parent), str(ROOT), str(ROOT / "src")]
+
+from bad_lines import BAD, RIGHT  # noqa: E402
+
+SECONDS = 30
+VALUES = ("nan", "inf", "-inf", "-1", "0", "1", "1e15", "1000000000000000", "1180591620717411303424", "1.5", "abc",
+          "true", "null", "[1]", "''")  # fmt: skip
+CROSS = (  # in range, and yet refused, because of the default of another setting
+    " stitch.steps=0", " stitch.steps=1", "pairs.fit_pairs=null", "pairs.report_pairs=null",
+    "pairs.challenge_pairs=null", " population.per_group=1", "measure=mknn measure.tokens_per_batch=1",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A command line, the group that it is of, and whether it must be refused."""
+
+    group: str
+    line: str
+    bad: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """What became of a command line; `problem` is empty if that is right."""
+
+    case: Case
+    said: str
+    seconds: float
+    problem: str
+
+
+# ---------------------------------------------------------------------------------------------------------------- cases
+
+
+def numbers() -> Iterator[tuple[str, str, dataclasses.Field, object]]:
+    """Yield the words that choose its part, the key, the field and the type of every number of every schema."""
+    from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, measure_schema
+    from thinkalike.config.compose import GROUPS
+    from thinkalike.config.training import NLIConfig, PretrainConfig
+
+    trains = {"model", "data", "stitch", "trainer", "logger", "pairs"}
+    schemas = [("train.py", "", TrainConfig), ("analyze.py", "", AnalyzeConfig)]
+    schemas += [("train.py", "pretrain", PretrainConfig), ("train.py", "nli", NLIConfig)]
+    schemas += [("train.py" if part in trains else "analyze.py", part, schema) for part, schema in GROUPS.items()]
+    schemas += [(f"analyze.py measure={kind}", "measure", measure_schema(kind)) for kind in MEASURES]
+    for words, part, schema in schemas:
+        hints = typing.get_type_hints(schema)
+        for item in dataclasses.fields(schema):
+            if holds_numbers(hints[item.name]):
+                yield words, f"{part}.{item.name}" if part else item.name, item, hints[item.name]
+
+
+def holds_numbers(kind: object) -> bool:
+    """Whether a type is int or float, or an option, a list or a dictionary of them."""
+    return kind in (int, float) or any(holds_numbers(inner) for inner in typing.get_args(kind))
+
+
+def generated() -> Iterator[Case]:
+    """Yield each number with each value: it is right if its type takes the value and its range contains it."""
+    for words, key, item, kind in numbers():
+        if typing.get_origin(kind) in (list, dict) or any(typing.get_origin(k) for k in typing.get_args(kind)):
+            continue  # lists are written by hand
+        for value in VALUES:
+            line = f"{words} {key}={value}"
+            yield Case("numbers", line, bad=not _fits(value, kind, item) or line.endswith(CROSS))
+
+
+def _fits(text: str, kind: object, item: dataclasses.Field) -> bool:
+    optional, number = type(None) in typing.get_args(kind), float if float in (kind, *typing.get_args(kind)) else int
+    if text == "null":
+        return optional
+    try:
+        value = number(text)
+    except ValueError:
+        return False
+    return item.metadata.get("range") is not None and value in item.metadata["range"]
+
+
+def cases() -> list[Case]:
+    """Return all command lines."""
+    written = [Case(group, line) for group, lines in BAD.items() for line in lines]
+    return [*written, *(Case("right", line, bad=False) for line in RIGHT), *generated()]
+
+
+def write_files(folder: Path) -> None:
+    """Write the files that bad lines name."""
+    (folder / "folder").mkdir()
+    good = "a text that is long enough for a line of its own. " * 40
+    lines = {
+        "surrogate.jsonl": '{"text": "fine"}\n{"text": "\\ud800"}\n',
+        "null.jsonl": '{"text": null}\n',
+        "number.jsonl": '{"text": 3}\n',
+        "list.jsonl": "[1, 2]\n",
+        "broken.jsonl": '{"text": "fine"}\n{oops\n',
+        "otherfield.jsonl": '{"body": "fine"}\n',
+        "empty.jsonl": "",
+        "empty.txt": "",
+        "blank.txt": " \n\t\n",
+        "one.txt": good,
+        "noheader.csv": "",
+        "onlyheader.csv": "text,a\n",
+        "ragged.csv": "text,a\nx,1,2\n",
+        "words.csv": "text,a,b\nred,1,x\nblue,2,y\ngreen,3,x\n",
+        "twice.csv": "text,a,a\nx,1,2\n",
+        "empty.conllu": "",
+        "broken.conllu": "1\tx\n",
+        "pairs.jsonl": '{"sentence1": "a", "sentence2": "b", "gold_label": "perhaps"}\n',
+        "broken.tsv": "a\tb\n1\n",
+        "config/config.json": "{}",
+        "odd/config.json": '{"model_type": "t5"}',
+        "garbled/config.json": "{oops",
+        "listed/config.json": "[]",
+        "file": "no folder",
+        "notnpz.npz": "no archive",
+    }
+    for name, text in lines.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "nul.txt").write_bytes(b"\x00" * 64)
+    (folder / "latin.txt").write_bytes(b"\xff\xfe\xe4")
+    (folder / "garbage.parquet").write_bytes(b"PAR1 garbage")
+    (folder / "garbage.jsonl.gz").write_bytes(b"\x1f\x8b garbage")
+    (folder / "garbage.jsonl.zst").write_bytes(b"\x28\xb5\x2f\xfd garbage")
+
+
+# --------------------------------------------------------------------------------------------------------------- runner
+
+
+class TooSlow(BaseException):
+    """A command line was still at work after `SECONDS`."""
+
+
+def run(case: Case, here: Path) -> Ended:
+    """Run a bad line through its door, or compose a right one, in this process."""
+    words = shlex.split(case.line.replace("{here}", str(here)))
+    began = time.monotonic()
+    if not case.bad:
+        problem = _composed(words)
+        return Ended(case, problem, time.monotonic() - began, problem)
+    store = here / "store"
+    if not any(word.startswith("store=") for word in words):
+        words.append(f"store={store}")
+    status, said = _through_the_door(words, here)
+    seconds, left = time.monotonic() - began, [path for path in store.rglob("*") if path.is_file()]
+    shutil.rmtree(store, ignore_errors=True)
+    return Ended(case, said, seconds, _problem(status, said, seconds, left))
+
+
+def _composed(words: list[str]) -> str:
+    from thinkalike.config import check_overrides, compose_job
+    from thinkalike.config.compose import SCHEMAS
+
+    name = words[0].removesuffix(".py")
+    try:
+        check_overrides(words[1:], SCHEMAS[name])
+        compose_job(name, words[1:])
+    except Exception as error:
+        return f"refused, but right: {type(error).__name__}: {str(error).splitlines()[0]}"
+    return ""
+
+
+def _through_the_door(words: list[str], here: Path) -> tuple[object, str]:
+    """Return the exit status, or the name of an exception that came through, and what stderr says."""
+    out, err, before = io.StringIO(), io.StringIO(), logging.root.handlers[:]
+    settings = {
+        "THINKALIKE_CACHE": str(here / "cache"),
+        "HF_HOME": str(here / "hf"),
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+    }
+    signal.signal(signal.SIGALRM, _too_slow)
+    signal.alarm(SECONDS)
+    status: object = 0
+    try:
+        with (
+            mock.patch.dict(os.environ, settings),
+            mock.patch.object(sys, "argv", words),
+            contextlib.chdir(here),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            importlib.import_module(words[0].removesuffix(".py")).main()
+    except SystemExit as end:
+        status = end.code or 0
+    except (Exception, TooSlow) as error:
+        status = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:200]}"
+    finally:
+        signal.alarm(0)
+        logging.root.handlers[:] = before
+    return status, err.getvalue()
+
+
+def _too_slow(*_: object) -> None:
+    raise TooSlow(f"still at work after {SECONDS} s")
+
+
+def _problem(status: object, said: str, seconds: float, left: list[Path]) -> str:
+    """Return what is wrong with a refusal, or nothing."""
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    swept = "of the sweep's jobs failed:" in said
+    if status not in (1, 2):
+        return f"accepted: exit {status}" if status == 0 else f"no refusal: {status}"
+    if "Traceback" in said or (status == 1 and len(lines) != 1 and not swept):
+        return f"not one line: {said[-300:]!r}"
+    if lines and len(lines[0]) > 1000:
+        return f"a line of {len(lines[0])} characters: {lines[0][:100]}"
+    if left:
+        return f"left in the store: {', '.join(str(path) for path in left[:3])}"
+    return f"took {seconds:.0f} s" if seconds > SECONDS else ""
+
+
+def run_all(chosen: list[Case]) -> Iterator[Ended]:
+    """Run command lines one after another, in a folder that is removed at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(folder)
+        write_files(here)
+        for case in chosen:
+            yield run(case, here)
+
+
+def main() -> None:
+    """Run the groups that the command line names, print each problem and a count; exit status 1 if there are any."""
+    groups = set(sys.argv[1:])
+    chosen = [case for case in cases() if not groups or case.group in groups]
+    verbose, problems, slowest = "VERBOSE" in os.environ, 0, 0.0
+    for ended in run_all(chosen):
+        problems += bool(ended.problem)
+        slowest = max(slowest, ended.seconds)
+        last = next((line for line in reversed(ended.said.splitlines()) if line.strip()), "")
+        if ended.problem or verbose:
+            print(f"{ended.case.group}: {ended.case.line}\n    {ended.problem or last}", flush=True)
+    print(f"{len(chosen)} command lines, {problems} problems, the slowest took {slowest:.1f} s")
+    sys.exit(problems > 0)
+
+
+if __name__ == "__main__":
+    main()
