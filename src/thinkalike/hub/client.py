@@ -115,6 +115,7 @@ def be_patient() -> None:
     """Let huggingface_hub and all that use it ask through a PatientClient, and forget earlier trouble."""
     import huggingface_hub
 
+    huggingface_hub.logging.set_verbosity_error()  # the causes are told in one line, here
     usual = huggingface_hub.get_session()
     if isinstance(usual, PatientClient):
         usual.trouble = None
