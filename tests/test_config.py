@@ -25,7 +25,6 @@ from thinkalike.config import (
     TrainConfig,
     TrainerConfig,
     check_overrides,
-    doors,
     measure_schema,
     neutral,
     options,
@@ -422,15 +421,15 @@ def test_one_of_takes_what_is_there_and_refuses_the_rest():
 
 def test_a_user_error_is_one_line_and_exit_status_1(capsys, monkeypatch):
     monkeypatch.delenv("THINKALIKE_TRACEBACK", raising=False)
-    with pytest.raises(SystemExit) as caught, doors._one_line_errors():
+    with pytest.raises(SystemExit) as caught, OneLineErrors():
         raise ThinkalikeError("first\nsecond")
     assert caught.value.code == 1
     assert capsys.readouterr().err == "error: first\n"
 
 
 def test_a_bug_keeps_its_traceback_and_so_does_an_error_on_request(monkeypatch):
-    with pytest.raises(ZeroDivisionError), doors._one_line_errors():
+    with pytest.raises(ZeroDivisionError), OneLineErrors():
         _ = 1 / 0
     monkeypatch.setenv("THINKALIKE_TRACEBACK", "1")
-    with pytest.raises(ThinkalikeError), doors._one_line_errors():
+    with pytest.raises(ThinkalikeError), OneLineErrors():
         raise ThinkalikeError("asked for")

@@ -13,9 +13,9 @@ import tiny
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
 from thinkalike.models import load_model, new_classifier
-from thinkalike.models.classifiers import THREE
-from thinkalike.models.places import explained
-from thinkalike.models.weights import wrapper_of
+from thinkalike.models.checkpoints.classifiers import THREE
+from thinkalike.models.checkpoints.places import explained
+from thinkalike.models.checkpoints.weights import wrapper_of
 
 KINDS = (*tiny.FAMILIES, "classifier", "native", "new classifier")
 BLOCK = {"gpt2": ".h.1.", "gpt_neox": ".layers.1.", "mamba": ".layers.1.", "native": "layers.1."}

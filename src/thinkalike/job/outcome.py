@@ -45,16 +45,16 @@ class Outcome:
                 raise _not_finite(value, f"the headline number {name}")
         for table in (self.table, *self.tables.values()):
             for column in table.select_dtypes("number"):
-                self._check(str(column), table[column].to_numpy(), lambda row, t=table: f"row {row} ({_label(t, row)})")
+                if (row := self._wrong(str(column), table[column].to_numpy())) is not None:
+                    raise _not_finite(table[column].iloc[row], f"{column}, row {row} ({_label(table, row)})")
         for name, values in self.arrays.items():
-            if values.dtype.kind == "f":
-                self._check(name, values.ravel(), lambda place, a=values: str(np.unravel_index(place, a.shape)))
+            if values.dtype.kind == "f" and (place := self._wrong(name, values.ravel())) is not None:
+                raise _not_finite(values.flat[place], f"{name}, {np.unravel_index(place, values.shape)}")
 
-    def _check(self, name: str, values: np.ndarray, where: Callable[[int], str]) -> None:
-        wrong = ~np.isfinite(values) if name not in self.blank else np.isinf(values)
-        if wrong.any():
-            place = int(np.argmax(wrong))
-            raise _not_finite(values[place], f"{name}, {where(place)}")
+    def _wrong(self, name: str, values: np.ndarray) -> int | None:
+        """Return the place of the first number that is none, or None."""
+        wrong = np.isinf(values) if name in self.blank else ~np.isfinite(values)
+        return int(np.argmax(wrong)) if wrong.any() else None
 
 
 def _label(table: pd.DataFrame, row: int) -> str:

@@ -1,15 +1,15 @@
 """Models: from a name in the configuration to a FrozenModel."""
 
-from thinkalike.models.classifiers import new_classifier
+from thinkalike.models.checkpoints.classifiers import new_classifier
+from thinkalike.models.checkpoints.minis import ASSETS, build_mini, save_mini, unknown_sizes
+from thinkalike.models.checkpoints.tokenizers import same_vocabulary, train_tokenizer
 from thinkalike.models.controls import randomised
 from thinkalike.models.families import CLASSIFIER, FAMILIES, Family, family_named
 from thinkalike.models.foresight import Outline, check_models, outline
 from thinkalike.models.frozen import EMBED, FrozenModel
 from thinkalike.models.labels import label, told_apart
 from thinkalike.models.load import checkpoint_fingerprint, head_dimensions, load_model, load_models, pick_device
-from thinkalike.models.minis import ASSETS, build_mini, save_mini, unknown_sizes
 from thinkalike.models.surgery import swapped
-from thinkalike.models.tokenizers import same_vocabulary, train_tokenizer
 from thinkalike.tokenizers import tokenizer_fingerprint
 
 __all__ = [

@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError, one_of
+from thinkalike.models.checkpoints.minis import ASSETS
 from thinkalike.models.families import FAMILIES, Family, Predicts, family_in
 from thinkalike.models.load import pick_device
-from thinkalike.models.minis import ASSETS
 
 LAYERS = ("n_layers", "num_hidden_layers", "n_layer")  # what configurations call the number of blocks
 

@@ -14,14 +14,14 @@ import torch
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError, one_of
-from thinkalike.models.bridges import Checkpoint, read_legacy, read_transformers
-from thinkalike.models.classifiers import class_names, read_classifier
+from thinkalike.models.checkpoints.bridges import Checkpoint, read_legacy, read_transformers
+from thinkalike.models.checkpoints.classifiers import class_names, read_classifier
+from thinkalike.models.checkpoints.minis import ASSETS, folder_of, read_mini
+from thinkalike.models.checkpoints.places import commit_of, explained, hub, reached, read_shape
+from thinkalike.models.checkpoints.tokenizers import check_tokenizer
 from thinkalike.models.families import FAMILIES, Family, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
-from thinkalike.models.minis import ASSETS, folder_of, read_mini
-from thinkalike.models.places import commit_of, explained, hub, reached, read_shape
-from thinkalike.models.tokenizers import check_tokenizer
 
 READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".txt", ".model"}  # configuration, weights, tokenizer
 LONGEST = 1024  # tokens per row, of models that can take more

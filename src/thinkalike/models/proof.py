@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from thinkalike.errors import ModelError
+from thinkalike.models.checkpoints.weights import check_finite
 from thinkalike.models.samples import sample_padding, sample_tokens
-from thinkalike.models.weights import check_finite
 
 # the largest difference that rounding explains, relative to the largest logit
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}

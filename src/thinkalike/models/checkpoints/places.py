@@ -15,7 +15,7 @@ from typing import Any
 from thinkalike.config import ModelConfig
 from thinkalike.errors import HubError, ModelError, ThinkalikeError
 from thinkalike.hub import ANSWER_SECONDS, Commit, be_patient, cause_of, refused, resolved, trouble
-from thinkalike.models.minis import ASSETS
+from thinkalike.models.checkpoints.minis import ASSETS
 
 log = logging.getLogger(__name__)
 

@@ -9,13 +9,13 @@ import torch
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
+from thinkalike.models.checkpoints.tokenizers import read_tokenizer
+from thinkalike.models.checkpoints.unhooked import without_hooks
+from thinkalike.models.checkpoints.weights import check_finite, check_fit, parts_of, read_weights
 from thinkalike.models.families import Family
 from thinkalike.models.proof import TOLERANCE, relative_error
 from thinkalike.models.samples import sample_tokens
 from thinkalike.models.surgery import first_tensor
-from thinkalike.models.tokenizers import read_tokenizer
-from thinkalike.models.unhooked import without_hooks
-from thinkalike.models.weights import check_finite, check_fit, parts_of, read_weights
 
 
 class Checkpoint(NamedTuple):

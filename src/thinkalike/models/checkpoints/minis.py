@@ -17,14 +17,14 @@ from torch import nn
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError, ModelError
+from thinkalike.models.checkpoints.tokenizers import END, no_tokenizer
+from thinkalike.models.checkpoints.unhooked import without_hooks
+from thinkalike.models.checkpoints.weights import UNWRAPPED, check_fit, fit_of, wrapper_of
 from thinkalike.models.families import FAMILIES, family_named
-from thinkalike.models.tokenizers import END, no_tokenizer
-from thinkalike.models.unhooked import without_hooks
-from thinkalike.models.weights import UNWRAPPED, check_fit, fit_of, wrapper_of
 
 log = logging.getLogger(__name__)
 
-ASSETS = Path(__file__).resolve().parents[1] / "assets"
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
 
 
 def build_mini(architecture: dict[str, Any], vocabulary: int, seed: int, family: str = "native") -> nn.Module:

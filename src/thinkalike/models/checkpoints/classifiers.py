@@ -13,12 +13,12 @@ import torch
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models.bridges import Checkpoint
+from thinkalike.models.checkpoints.bridges import Checkpoint
+from thinkalike.models.checkpoints.minis import folder_of
+from thinkalike.models.checkpoints.places import explained, reached, read_shape
+from thinkalike.models.checkpoints.tokenizers import read_tokenizer
+from thinkalike.models.checkpoints.weights import check_fit, read_weights
 from thinkalike.models.families import FAMILIES, Family, classifier_on
-from thinkalike.models.minis import folder_of
-from thinkalike.models.places import explained, reached, read_shape
-from thinkalike.models.tokenizers import read_tokenizer
-from thinkalike.models.weights import check_fit, read_weights
 
 THREE = ["entailment", "neutral", "contradiction"]
 TWO = ["entailment", "non-entailment"]
