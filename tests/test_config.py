@@ -31,6 +31,7 @@ from thinkalike.config import (
     relevant,
 )
 from thinkalike.config import compose as composing
+from thinkalike.config.exits import OneLineErrors
 from thinkalike.errors import ConfigError, ThinkalikeError, nearest, one_of
 
 CKAConfig, MLEMConfig, PopulationMeasureConfig, RSAConfig = map(measure_schema, ("cka", "mlem", "population", "rsa"))
@@ -433,3 +434,36 @@ def test_a_bug_keeps_its_traceback_and_so_does_an_error_on_request(monkeypatch):
     monkeypatch.setenv("THINKALIKE_TRACEBACK", "1")
     with pytest.raises(ThinkalikeError), OneLineErrors():
         raise ThinkalikeError("asked for")
+
+
+# -------------------------------------------------------------------------------------------------------------- target
+
+
+def test_the_target_is_the_source_in_all_that_is_not_named():
+    words = ["model=pythia-70m-deduped", "model.revision=step1000", "model.dtype=bfloat16", "model.context=64"]
+    config = composed(*words)
+    assert config.target == config.model
+    main = composed(*words, "target.revision=main").target
+    assert (main.revision, main.dtype, main.context) == ("main", "bfloat16", 64)
+
+
+def test_a_target_of_its_own_runs_as_the_source_does_and_is_otherwise_itself():
+    words = ["model=pythia-70m-deduped", "model.revision=step1000", "model.dtype=bfloat16", "model.seed=3"]
+    target = composed(*words, "model@target=pythia-160m-deduped").target
+    assert (target.revision, target.dtype, target.seed) == (None, "bfloat16", 0)
+    assert composed(*words, "model@target=pythia-160m-deduped", "target.dtype=float32").target.dtype == "float32"
+
+
+def test_a_numbered_target_has_its_own_name_and_repository():
+    config = composed("model=feather-bert", "model.index=3", "target.index=5", "task=nli")
+    assert (config.model.name, config.target.name) == ("feather-bert-3", "feather-bert-5")
+    assert config.target.hub_id.endswith("_5")
+    assert composed("model=feather-bert", "model.index=3", "task=nli").target.index == 3
+
+
+def test_a_folder_as_the_target_keeps_what_is_its_own():
+    words = ["model=local", "model.path=/tmp", "model.classes=[entailment,non-entailment]"]
+    assert composed(*words).target.classes == ["entailment", "non-entailment"]
+    assert composed(*words, "target.path=/var").target.classes is None
+    with pytest.raises(ConfigError, match=r"needs target\.path="):
+        composed("model=gelu-3l-mini", "model@target=local")

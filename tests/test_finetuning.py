@@ -13,7 +13,7 @@ from thinkalike.data import nli_challenge, nli_training
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import finetuning
 from thinkalike.instruments.finetuning import CHECKPOINT, accuracy
-from thinkalike.training.run import StepBatches
+from thinkalike.training.steps import StepBatches
 
 FIT, REPORT, CHALLENGE = 64, 40, 120
 DRAWN = nli_training(FIT + REPORT, 0, 0.02)

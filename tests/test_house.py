@@ -190,10 +190,11 @@ RESULT_FILES = ("table.csv", "arrays.npz", "result.json", "config.yaml", "read_c
 
 
 def test_results_are_read_in_one_place():
-    """Other rooms read files of their own: users' tables, recordings, and the paper's table S1."""
+    """Other rooms read files of their own: users' tables, recordings, curves, and the paper's table S1."""
     own = {
         "store/result.py",
         "store/jobs.py",
+        "training/curves.py",
         "data/stimuli/tables.py",
         "data/stimuli/recordings.py",
         "papers/salle2024_stimuli.py",

@@ -31,7 +31,7 @@ from thinkalike.training import (
     rate,
 )
 from thinkalike.training.pretraining import cosine
-from thinkalike.training.run import StepBatches
+from thinkalike.training.steps import StepBatches
 
 CONFIG = StitchConfig(steps=6, warmup=2, tokens_per_step=128)
 PAIRS = [(0, 0), (1, 1), (2, 2), (3, 3)]

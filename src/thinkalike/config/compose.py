@@ -158,7 +158,7 @@ def _fill_in_target(composed: DictConfig, overrides: Sequence[str]) -> None:
 
     A folder that is not named is that of the source, too.
     """
-    named = {override.key_or_group: override.value() for override in parse_overrides(overrides)}
+    named = {override.get_key_element().lstrip("+~") for override in parse_overrides(overrides)}
     own = {key.split(".")[1] for key in named if key.startswith("target.")}
     source: Any = OmegaConf.to_container(composed.model, resolve=False)  # so that a name follows its own index
     same_folder = composed.model.name == composed.target.name == "local" and "path" not in own

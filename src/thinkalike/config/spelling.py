@@ -52,8 +52,7 @@ def _check_key(key: str, schema: Any, measures: Sequence[str]) -> None:
             if "dict" not in kind and kind != "Any":
                 raise ConfigError(f"'{key}' is not a setting; {walked.removesuffix('.')} has no parts")
             return  # inside a free dictionary
-        asked = [measure_schema(name) for name in measures if name in MEASURES]
-        schemas = asked if walked == "measure." else [schema]
+        schemas = [schema] if walked != "measure." else [measure_schema(name) for name in measures if name in MEASURES]
         known = {item.name: str(item.type) for schema in schemas for item in dataclasses.fields(schema)}
         if part not in known:
             if walked == "measure.":

@@ -57,9 +57,10 @@ def check(folder: Path) -> None:
 
 
 def content_digest(folder: Path) -> str:
-    """Return the SHA-256 of what a sealed folder says was computed: its tables, arrays and stitches, and no figures."""
+    """Return the SHA-256 of what a sealed folder says was computed: tables, arrays and stitches; no figures, curves."""
     entries = json.loads((folder / NAME).read_text())["files"]
-    return _digest_of_entries({name: entry for name, entry in entries.items() if Path(name).suffix in NUMBERS})[:16]
+    numbers = {name: entry for name, entry in entries.items() if Path(name).suffix in NUMBERS and "/" not in name}
+    return _digest_of_entries(numbers)[:16]
 
 
 def digest_of(path: Path) -> str:

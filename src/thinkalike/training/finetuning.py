@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from thinkalike.config import NLIConfig
 from thinkalike.data import EncodedPairs
 from thinkalike.training.pretraining import cosine
-from thinkalike.training.run import SteppedModule
+from thinkalike.training.steps import SteppedModule
 
 
 class Finetuning(SteppedModule):

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from thinkalike.config import PretrainConfig
 from thinkalike.evaluation import masked_losses
-from thinkalike.training.run import SteppedModule
+from thinkalike.training.steps import SteppedModule
 
 
 def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:

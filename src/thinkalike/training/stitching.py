@@ -17,7 +17,7 @@ from thinkalike.config import StitchConfig
 from thinkalike.evaluation import LayerPair, last_states, next_token_losses
 from thinkalike.measures import Stitch, token_kl
 from thinkalike.models import FrozenModel
-from thinkalike.training.run import SteppedModule
+from thinkalike.training.steps import SteppedModule
 
 
 def rate(step: int, config: StitchConfig) -> float:

@@ -70,6 +70,8 @@ def load_corpus(path: Path) -> Corpus | None:
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         log.warning("the token cache %s is damaged (%s) and is made anew", path, error)
         return None
+    for left in (".lock", ".aside"):  # by a process that died
+        path.with_suffix(left).unlink(missing_ok=True)
     return corpus
 
 

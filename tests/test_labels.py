@@ -1,0 +1,58 @@
+"""What tables call models: no two models of a result have one name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from thinkalike.config import ModelConfig
+from thinkalike.models import label, load_models, told_apart
+
+MODEL = ModelConfig(name="pythia")
+
+
+def test_a_label_is_the_everyday_name_or_that_of_the_folder():
+    assert label(MODEL) == "pythia"
+    assert label(replace(MODEL, revision="step1000")) == "pythia@step1000"
+    assert label(ModelConfig(name="local", path="/runs/a/checkpoint")) == "checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("changes", "labels"),
+    [
+        ({}, ["pythia", "pythia"]),
+        ({"revision": "step1"}, ["pythia", "pythia@step1"]),
+        ({"name": "other"}, ["pythia", "other"]),
+        ({"dtype": "bfloat16"}, ["pythia[dtype=float32]", "pythia[dtype=bfloat16]"]),
+        ({"seed": 1, "processing": "compat"}, ["pythia[processing=raw,seed=0]", "pythia[processing=compat,seed=1]"]),
+    ],
+)
+def test_models_of_one_label_are_called_by_what_differs(changes, labels):
+    assert told_apart([MODEL, replace(MODEL, **changes)]) == labels
+
+
+def test_folders_of_one_name_are_told_apart_by_those_above_them():
+    paths = ["/runs/a/final/checkpoint", "/runs/b/final/checkpoint", "/runs/c/other"]
+    folders = [ModelConfig(name="local", path=path) for path in paths]
+    assert told_apart(folders) == [
+        "checkpoint[path=a/final/checkpoint]",
+        "checkpoint[path=b/final/checkpoint]",
+        "other",
+    ]
+
+
+def test_a_model_that_is_named_twice_is_loaded_once(minis):
+    config = ModelConfig(name="gelu-3l-mini", family="native", path=str(minis / "a"), mini=True)
+    one, two, other = load_models(config, replace(config), replace(config, dtype="float64"))
+    assert one is two
+    assert one is not other
+    assert {one.name, other.name} == {"gelu-3l-mini[dtype=float32]", "gelu-3l-mini[dtype=float64]"}
+
+
+def test_two_folders_of_one_name_have_rows_of_their_own_in_the_table(door, minis, text_files, tmp_path):
+    words = ["measure=cka", f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32", "data=text"]
+    words += [f"data.files=[{text_files}/*.txt]", "data.report_share=0.9", "measure.batches=20"]
+    table = door("analyze.py", *words, "measure.tokens_per_batch=64", f"store={tmp_path}/s").result.table
+    names = ["gelu-3l-mini[path=minis0/a]", "gelu-3l-mini[path=minis0/b]"]
+    assert sorted(set(table["source"])) == [name.replace("minis0", minis.name) for name in names]
