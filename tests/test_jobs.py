@@ -18,7 +18,7 @@ from thinkalike.evaluation import byte_count
 from thinkalike.instruments.stitch_fitting import Setting, pairs_of_layers
 from thinkalike.instruments.stitching import _warn_of_far_states
 from thinkalike.job import Instrument, Work
-from thinkalike.store import Job
+from thinkalike.store import Job, newest_state, write_state
 
 
 def test_a_job_prints_its_table_and_leaves_a_whole_result(door, small_stitching, tmp_path):
@@ -27,6 +27,7 @@ def test_a_job_prints_its_table_and_leaves_a_whole_result(door, small_stitching,
     assert folder.parent == tmp_path / "results" / "stitching"
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]  # no .partial
     expected = {"config.yaml", "result.json", "table.csv", "arrays.npz", "stitch.safetensors", "figures", "curves"}
+    expected.add("manifest.json")
     assert {path.name for path in folder.iterdir()} == expected
     assert [path.name for path in result.figures] == ["penalty.png", "penalty.svg"]
     table = result.table
@@ -120,7 +121,7 @@ def test_a_state_that_was_kept_is_there_again(work):
     kept = work.resume("batches")
     assert kept["batches"] == 100
     assert torch.equal(kept["metric"]["records"], torch.ones(3))
-    assert [path.name for path in (work.job.partial / "checkpoints").iterdir()] == ["batches.pt"]
+    assert [path.name for path in work.job.states.iterdir()] == [newest_state(work.job.states, "batches").name]
 
 
 class Code:
@@ -135,13 +136,13 @@ class Code:
 
 def test_a_state_that_is_damaged_or_holds_code_is_refused_and_the_code_does_not_run(work, tmp_path):
     work.keep("batches", {"batches": 50})
-    path = work.job.partial / "checkpoints" / "batches.pt"
+    path = newest_state(work.job.states, "batches")
     whole = path.read_bytes()
     for content in (b"", b"half a file", whole[: len(whole) // 2]):
         path.write_bytes(content)
-        with pytest.raises(StoreError, match=r"^the state .*batches\.pt is damaged \(\w+\); deleting it is safe$"):
+        with pytest.raises(StoreError, match=r"^the state .*batches-1-.* is damaged \(.*\); deleting it is safe"):
             work.resume("batches")
-    torch.save({"batches": Code(tmp_path / "made")}, path)
+    write_state(work.job.states, "batches", {"batches": Code(tmp_path / "made")})
     with pytest.raises(StoreError, match="is damaged"):
         work.resume("batches")
     assert not (tmp_path / "made").exists()
@@ -158,7 +159,10 @@ BAD = {
     "unknown model": (["model=gelu-3l-mimi"], r"model=gelu-3l-mimi is not known; did you mean 'gelu-3l-mini'"),
     "layer out of range": (["layers=[[0,0],[4,1]]"], "[4,1] is out of range; the source has layers 0 to 3"),
     "layers that are none": (["layers=[0,1]"], "give same, all, or a list of pairs"),
-    "tokenizers that differ": (["model.path={gpt2}", "model.mini=false", "model.family=auto"], "different tokenizers"),
+    "tokenizers that differ": (
+        ["model.path={gpt2}", "model.mini=false", "model.family=auto", "target.mini=true", "target.family=native"],
+        "different tokenizers",
+    ),
     "widths and identity": (["target.path={minis}/wide", "stitch=identity"], "stitch=identity needs equal widths"),
     "no steps": (["stitch.steps=0"], "stitch.steps=0 must be positive"),
     "empty data": (["data.files=[{tmp}/empty.txt]"], "holds no text"),
@@ -168,7 +172,7 @@ BAD = {
     "unwritable store": (["store={tmp}/one.txt/results"], "cannot be written"),
     "procrustes into less": (
         ["model.path={minis}/wide", "stitch=procrustes"],
-        "cannot go to a smaller width: gelu-3l-mini has 48",
+        "cannot go to a smaller width: gelu-3l-mini[path=wide] has 48",
     ),
     "too high a rank": (["stitch=low_rank", "stitch.rank=33"], "stitch.rank=33 is more than the smaller width"),
     "rank of nought": (["stitch=low_rank", "stitch.rank=0"], "stitch.rank=0 must be positive"),
@@ -202,13 +206,13 @@ def tiny_with_other_words(checkpoints, tmp_path, case):
     return folder
 
 
-def test_a_damaged_cache_is_named(door, small_stitching, tmp_path):
-    assert door("train.py", *small_stitching).result.folder
+def test_a_damaged_cache_is_made_anew(door, small_stitching, tmp_path):
+    first = door("train.py", *small_stitching).result
     for path in (tmp_path / "cache" / "tokens").iterdir():
         path.write_bytes(path.read_bytes()[:100])
-    error = door("train.py", *small_stitching, "force=true").error
-    assert "is damaged" in error
-    assert "deleting it is safe" in error
+    again = door("train.py", *small_stitching, "force=true")
+    assert again.stderr.count("is damaged") == 1
+    assert again.result.fingerprint() == first.fingerprint()
 
 
 def test_pairs_of_layers():

@@ -80,7 +80,8 @@ class LayerPairs(Instrument):
             estimates = _gathered(metric, measure, batches, (source.name, target.name), work)
         self.warn(estimates, rows, columns)
         ends = {"value": estimates.value, "low": estimates.low, "high": estimates.high}
-        parts = [matrix_rows(rows, columns, **ends, **self.columns(estimates))]
+        across = self.columns(estimates)
+        parts = [matrix_rows(rows, columns, **ends, **across)]
         if source is not target:
             for layers, within in ((rows, estimates.within_source), (columns, estimates.within_target)):
                 parts.append(matrix_rows(layers, layers, value=within.value, low=within.low, high=within.high))
@@ -93,6 +94,7 @@ class LayerPairs(Instrument):
             {name: values.cpu().numpy() for name, values in arrays.items()},
             models=[source.describe(), target.describe()],
             facts=batches.facts,
+            blank=tuple(across),  # within a model
         )
 
     def batches(self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> StateBatches:

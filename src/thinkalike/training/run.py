@@ -176,7 +176,7 @@ def _helps(trainer: TrainerConfig) -> bool:
 
 def own_device(device: str, trainer: TrainerConfig) -> str:
     """Return where this process puts what should be on `device`: of the processes that share a job, each has a GPU."""
-    place = pick_device(device)
+    place = pick_device(device) if device == "auto" else device
     if trainer.strategy != "ddp" or not place.startswith("cuda"):
         return place
     return f"cuda:{os.environ.get('LOCAL_RANK', os.environ.get('SLURM_LOCALID', '0'))}"

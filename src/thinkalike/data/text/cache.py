@@ -56,7 +56,7 @@ def save_corpus(path: Path, corpus: Corpus) -> None:
 
 
 def load_corpus(path: Path) -> Corpus | None:
-    """Read a corpus that `save_corpus` wrote, or return None if there is none or if it is damaged, which is said."""
+    """Read a corpus that `save_corpus` wrote, or return None if there is none; a damaged one is removed, which is said."""
     if not path.exists():
         return None
     try:
@@ -69,6 +69,7 @@ def load_corpus(path: Path) -> Corpus | None:
             raise ValueError("its checksum is not that of what was written")
     except (SafetensorError, KeyError, ValueError, OSError) as error:
         log.warning("the token cache %s is damaged (%s) and is made anew", path, error)
+        path.unlink(missing_ok=True)
         return None
     for left in (".lock", ".aside"):  # by a process that died
         path.with_suffix(left).unlink(missing_ok=True)
