@@ -164,6 +164,15 @@ def test_a_number_that_is_none_is_never_stored(outcome, said, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_interval_without_ends_becomes_two_blank_cells(tmp_path):
+    table = pd.DataFrame({**ROWS, "value": [0.5, 0.25], "low": [0.0, -np.inf], "high": [1.0, np.inf]})
+    read = perform(Broken(table=table), config(tmp_path)).table
+    assert read["low"].isna().tolist() == read["high"].isna().tolist() == [False, True]
+    half = table.assign(high=[1.0, 2.0])
+    with pytest.raises(ResultError, match=r"low, row 1 .* came out as -inf"):
+        perform(Broken(table=half), config(tmp_path / "half"))
+
+
 def test_a_blank_cell_says_that_there_is_nothing_to_compute(tmp_path):
     table = pd.DataFrame({**ROWS, "value": [0.5, np.nan]})
     assert perform(Broken(table=table, blank=("value",)), config(tmp_path)).table["value"].isna().tolist() == [

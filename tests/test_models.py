@@ -16,7 +16,6 @@ from thinkalike.models import (
     FAMILIES,
     Family,
     FrozenModel,
-    bridges,
     build_mini,
     checkpoint_fingerprint,
     head_dimensions,
@@ -25,6 +24,7 @@ from thinkalike.models import (
     same_vocabulary,
     swapped,
 )
+from thinkalike.models.checkpoints import bridges
 from thinkalike.models.load import READERS
 
 NAMES = (*tiny.FAMILIES, "native")

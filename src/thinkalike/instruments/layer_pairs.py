@@ -39,7 +39,7 @@ LOOK_EVERY = 10  # batches, how often stop_at_width looks at the intervals
 class LayerPairsConfig(MeasureConfig):
     """The settings that all measures of layer pairs have."""
 
-    batches: int = ranged(64, least=1, most=10**9)
+    batches: int = ranged(64, least=2, most=10**9)
     tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # words, where the models' tokenizers differ
     level: str = "auto"  # token | word; auto: words where the tokenizers differ
     embed: bool = False  # also the site before block 0
@@ -163,6 +163,8 @@ def _gathered(metric: Any, measure: Any, batches: StateBatches, names: tuple[str
     if not metric.update_called:
         raise DataError(f"there is too little text for one batch of {measure.tokens_per_batch} {batches.level}s")
     estimates = metric.compute()
+    if estimates.batches < 2:
+        raise DataError("one batch gives no interval; give more text, or lower measure.tokens_per_batch")
     if estimates.batches < measure.batches and not measure.stop_at_width:
         log.warning("%d batches of the %d asked for: there is no more text", estimates.batches, measure.batches)
     return estimates

@@ -172,8 +172,7 @@ def perform(instrument: Instrument, config: Any) -> Result:
         shown = (*instrument.reads, *ALWAYS)
         settings = {name: part if name in shown else None for name, part in as_dict(narrowed).items()}
         work = Work(job, settings, inputs, opened)
-        outcome = instrument.run(config, work)
-        outcome.check_finite()
+        outcome = instrument.run(config, work).guarded()
         facts = {"seed": config.seed, "models": list(outcome.models), **outcome.facts}
         provenance = {**environment(), **facts, "wall_seconds": round(time.monotonic() - began, 1)}
         record = {"version": instrument.version, "scalars": outcome.scalars, "settings": entered}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,27 +34,44 @@ class Outcome:
     draw: Callable[[Path], Any] = lambda folder: None
     blank: Sequence[str] = ()
 
-    def check_finite(self) -> None:
-        """Check that every number is finite, blank cells aside.
+    def guarded(self) -> Outcome:
+        """Return this outcome, in which every number is finite; an interval without ends becomes two blank cells.
 
         Raises:
-            ResultError: one is not; the message names where it stands.
+            ResultError: a number is not finite; the message names where it stands.
         """
         for name, value in self.scalars.items():
             if not np.isfinite(value):
                 raise _not_finite(value, f"the headline number {name}")
         for table in (self.table, *self.tables.values()):
             for column in table.select_dtypes("number"):
-                if (row := self._wrong(str(column), table[column].to_numpy())) is not None:
-                    raise _not_finite(table[column].iloc[row], f"{column}, row {row} ({_label(table, row)})")
+                values = table[column].mask(_without_ends(table, str(column)), 0.0).to_numpy()
+                if (row := self._wrong(str(column), values)) is not None:
+                    raise _not_finite(values[row], f"{column}, row {row} ({_label(table, row)})")
         for name, values in self.arrays.items():
             if values.dtype.kind == "f" and (place := self._wrong(name, values.ravel())) is not None:
                 raise _not_finite(values.flat[place], f"{name}, {np.unravel_index(place, values.shape)}")
+        return replace(self, table=_marked(self.table), tables={k: _marked(table) for k, table in self.tables.items()})
 
     def _wrong(self, name: str, values: np.ndarray) -> int | None:
         """Return the place of the first number that is none, or None."""
         wrong = np.isinf(values) if name in self.blank else ~np.isfinite(values)
         return int(np.argmax(wrong)) if wrong.any() else None
+
+
+def _without_ends(table: pd.DataFrame, column: str) -> pd.Series:
+    """Return in which rows this column is an end of an interval that reaches from minus to plus infinity."""
+    for end in ("low", "high"):
+        stem = column.removesuffix(end)
+        if column.endswith(end) and {f"{stem}low", f"{stem}high"} <= set(table):
+            return np.isneginf(table[f"{stem}low"]) & np.isposinf(table[f"{stem}high"])
+    return pd.Series(False, index=table.index)
+
+
+def _marked(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with blank cells for the ends of intervals that have none."""
+    blank = {column: table[column].mask(_without_ends(table, column)) for column in table.select_dtypes("number")}
+    return table.assign(**blank)
 
 
 def _label(table: pd.DataFrame, row: int) -> str:

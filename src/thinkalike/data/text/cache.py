@@ -56,7 +56,7 @@ def save_corpus(path: Path, corpus: Corpus) -> None:
 
 
 def load_corpus(path: Path) -> Corpus | None:
-    """Read a corpus that `save_corpus` wrote, or return None if there is none; a damaged one is removed, which is said."""
+    """Read a corpus that `save_corpus` wrote, or return None if there is none; one that is damaged is removed."""
     if not path.exists():
         return None
     try:
