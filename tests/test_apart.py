@@ -58,6 +58,7 @@ def source(tmp_path, monkeypatch):
                 yield {"text": text}
 
         monkeypatch.setattr("thinkalike.data.text.documents.stream_records", streamed)
+        monkeypatch.setattr("thinkalike.data.text.documents.commit_of", lambda *_: "0" * 40)
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         own = {"files": [str(path)]} if kind == "text" else {"hub_id": "someone/set"}

@@ -64,14 +64,14 @@ def _without_ends(table: pd.DataFrame, column: str) -> pd.Series:
     for end in ("low", "high"):
         stem = column.removesuffix(end)
         if column.endswith(end) and {f"{stem}low", f"{stem}high"} <= set(table):
-            return np.isneginf(table[f"{stem}low"]) & np.isposinf(table[f"{stem}high"])
+            return (table[f"{stem}low"] == -np.inf) & (table[f"{stem}high"] == np.inf)
     return pd.Series(False, index=table.index)
 
 
 def _marked(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table with blank cells for the ends of intervals that have none."""
-    blank = {column: table[column].mask(_without_ends(table, column)) for column in table.select_dtypes("number")}
-    return table.assign(**blank)
+    columns = [str(column) for column in table.select_dtypes("number")]
+    return table.assign(**{column: table[column].mask(_without_ends(table, column)) for column in columns})
 
 
 def _label(table: pd.DataFrame, row: int) -> str:
