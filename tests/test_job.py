@@ -209,7 +209,7 @@ def test_a_store_that_is_removed_meanwhile_is_one_line(tmp_path):
             shutil.rmtree(work.job.store)
             return super().run(config, work)
 
-    with pytest.raises(ResourceError, match=r"the store .*store was removed while the job ran"):
+    with pytest.raises(ResourceError, match=r"partial was removed while the job ran: leave the store"):
         perform(Removing(), config(tmp_path / "store"))
 
 

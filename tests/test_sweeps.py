@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shutil
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -47,6 +48,55 @@ def test_a_failed_job_does_not_stop_the_others_and_is_listed(door, small_stitchi
     assert again.stderr.count("already done") == 2
     assert summary in again.stderr
     assert stamps(tmp_path / "results") == made
+
+
+KILLED = """
+import os, signal, sys
+import thinkalike.instruments.stitching as module
+run = module.Stitching.run
+
+def killed_once(self, config, work):
+    mark = os.path.join({folder!r}, "killed" + str(config.layers[0][0]))
+    if config.layers[0][0] in {layers} and (not os.path.exists(mark) or {always}):
+        open(mark, "a").write("x")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return run(self, config, work)
+
+module.Stitching.run = killed_once
+"""
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_a_worker_that_is_killed_fails_its_job_only(door, small_stitching, tmp_path, monkeypatch, always):
+    """Workers import sitecustomize, which kills the one that does the second job: once, or whenever it is tried."""
+    code = KILLED.format(folder=str(tmp_path), layers=[1], always=always)
+    (tmp_path / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ['PYTHONPATH']}")
+    words = ["layers=[[0,0]],[[1,1]],[[2,2]]", *LAUNCHERS["two at once, by joblib"], *small_stitching]
+    ended = door.process("train.py", "-m", *words)
+    assert "a worker process was killed; what is not done runs again, one job at a time" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    layers = sorted(result.config["layers"][0][0] for result in results_in(tmp_path / "results"))
+    assert layers == ([0, 2] if always else [0, 1, 2])
+    assert ended.status == (1 if always else 0)
+    if always:
+        assert "1 of the sweep's jobs failed:\n  layers=[[1,1]]" in ended.stderr
+        assert ended.stderr.splitlines()[-1].endswith(": its process was killed")
+    assert not list((tmp_path / "results").glob(".sweep*"))
+
+
+def test_what_a_sweep_that_died_left_is_cleared_away(door, small_stitching, tmp_path):
+    (tmp_path / "results").mkdir()
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    (tmp_path / "results" / f".sweep-{socket.gethostname()}-{dead.pid}").touch()
+    (tmp_path / "results" / f".sweep-elsewhere-{dead.pid}").touch()
+    with subprocess.Popen(["sleep", "60"]) as alive:
+        (tmp_path / "results" / f".sweep-{socket.gethostname()}-{alive.pid}").touch()
+        assert door("train.py", "-m", "layers=[[0,0]]", *small_stitching).status == 0
+        left = {path.name for path in (tmp_path / "results").glob(".sweep*")}
+        assert left == {f".sweep-elsewhere-{dead.pid}", f".sweep-{socket.gethostname()}-{alive.pid}"}
+        alive.kill()
 
 
 def test_processes_that_share_a_job_are_refused_in_a_sweep(door, small_stitching, tmp_path):

@@ -160,7 +160,7 @@ def perform(instrument: Instrument, config: Any) -> Result:
     if not config.force and (result := job.result()):
         return _again(instrument, result)
     check_models({side: getattr(narrowed, side) for side in ("model", "target") if side in instrument.reads})
-    with _with_lock(job, config), explained(job.store), contextlib.ExitStack() as opened:
+    with _with_lock(job, config), explained(job.partial), contextlib.ExitStack() as opened:
         if config.force:
             job.forget()
         elif result := job.result():  # of the process that had the lock before

@@ -27,11 +27,11 @@ NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "Cannot allocate me
 
 
 @contextlib.contextmanager
-def explained(store: Path) -> Iterator[None]:
+def explained(folder: Path) -> Iterator[None]:
     """Turn what is raised where the machine has run out of something into one line.
 
     Args:
-        store: where the job writes, to tell that it was removed.
+        folder: where the job keeps its states, to tell that it was removed.
 
     Raises:
         ResourceError: it has.
@@ -41,12 +41,12 @@ def explained(store: Path) -> Iterator[None]:
     except ResourceError:
         raise
     except Exception as error:
-        if reason := _reason(error, store):
+        if reason := _reason(error, folder):
             raise ResourceError(f"{reason}, and then give the same command: it goes on from the last state") from error
         raise
 
 
-def _reason(error: BaseException, store: Path) -> str | None:
+def _reason(error: BaseException, folder: Path) -> str | None:
     """Return what the machine lacks and what to do, or None if an error means something else."""
     for each in _chain(error):
         text = str(each)
@@ -54,8 +54,8 @@ def _reason(error: BaseException, store: Path) -> str | None:
             return f"there is too little memory ({_first_line(text) or type(each).__name__}): {SMALLER}"
         numbered = NUMBERED.search(text)
         number = each.errno if isinstance(each, OSError) else int(numbered[1]) if numbered else None
-        if number == errno.ENOENT and not store.exists():
-            return f"the store {store} was removed while the job ran: leave it where it is"
+        if number in (errno.ENOENT, errno.ENOTDIR) and not folder.exists():
+            return f"{folder} was removed while the job ran: leave the store where it is"
         if number in REMEDIES:
             return f"{_first_line(text)}: {REMEDIES[number]}"
     return None

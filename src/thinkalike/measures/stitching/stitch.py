@@ -64,7 +64,8 @@ class Stitch(nn.Module):
         return linear
 
     def forward(self, residual: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
-        state = self.pre(residual)
+        weight = next(self.parameters(), None)  # φ computes in its own precision, whatever that of the models
+        state = self.pre(residual if weight is None else residual.to(weight.dtype))
         if self.map is not None:
             state = state + self.map(state) if self.residual else self.map(state)
         return self.post(state)

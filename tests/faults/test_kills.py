@@ -1,0 +1,40 @@
+"""Jobs of every kind that are killed at any moment end, when they are asked for again, with the same bytes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KILLS = Path(__file__).with_name("kills.py")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_sixty_kills_leave_nothing_wrong():
+    ended = subprocess.run([sys.executable, str(KILLS), "60"], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
+    assert ended.stdout.splitlines()[-1].startswith("60 kills")
+    assert " 0 problems" in ended.stdout.splitlines()[-1]
+
+
+def test_the_campaign_sees_other_bytes_and_left_overs(tmp_path):
+    """The positive control."""
+    sys.path.insert(0, str(KILLS.parent))
+    import kills
+    import pandas as pd
+
+    from thinkalike.store import Job
+
+    for name, penalty in (("whole", 0.5), ("same", 0.5), ("other", 0.25)):
+        job = Job(str(tmp_path / name / "store"), "loss", "abc")
+        with job.running():
+            job.write({}, {"scalars": {}, "settings": {}, "provenance": {}}, {"table": pd.DataFrame([penalty])}, {})
+            job.appear()
+    assert kills._problem(0, "", tmp_path / "same", tmp_path / "whole") == ""
+    assert kills._problem(0, "", tmp_path / "other", tmp_path / "whole") == "loss: other bytes"
+    assert kills._problem(1, "error: no", tmp_path / "same", tmp_path / "whole").startswith("exit 1")
+    (tmp_path / "same" / "store" / "loss" / "abc.partial").mkdir()
+    assert kills._problem(0, "", tmp_path / "same", tmp_path / "whole").startswith("left behind")

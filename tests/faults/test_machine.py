@@ -1,0 +1,116 @@
+"""What a machine runs out of or takes away: one line with the remedy, no traceback, and a state where there was one."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, results_in
+
+pytestmark = pytest.mark.slow
+
+
+def ended(words: list[str], folder: Path, before: Callable[[], None] = lambda: None, **streams) -> tuple[int, str]:
+    """Run train.py in a process that `before` sets limits on; returns its status and stderr."""
+    environment = {**os.environ, "THINKALIKE_CACHE": str(folder / "cache")}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "train.py"), *words],
+        cwd=folder, env=environment, preexec_fn=before, stderr=subprocess.PIPE, text=True, timeout=240,
+        **{"stdout": subprocess.DEVNULL, **streams},
+    )  # fmt: skip
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, done.stderr
+
+
+def one_line(status: int, said: str) -> str:
+    assert status == 1, said
+    assert [line for line in said.splitlines() if line.startswith("error: ")] == said.splitlines()[-1:]
+    return said.splitlines()[-1]
+
+
+def test_a_file_that_may_not_be_so_large_is_one_line_and_the_job_can_be_done_later(small_stitching, tmp_path):
+    words = [*small_stitching, "stitch.steps=40", "trainer.checkpoint_every=5", "trainer.threads=1"]
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+
+    line = one_line(*ended(words, tmp_path, limited))
+    assert "raise the limit on the size of files" in line
+    assert "the same command" in line
+    assert ended(words, tmp_path)[0] == 0
+    assert len(results_in(tmp_path / "results")) == 1
+
+
+def test_a_full_disk_is_one_line_and_the_state_is_kept(small_stitching, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a small file system")
+    words = [*(word for word in small_stitching if not word.startswith("store=")), "stitch.kind=affine"]
+    words += [f"store={disk}/results", "stitch.steps=40", "trainer.checkpoint_every=5"]
+    try:
+        (disk / "ballast").write_bytes(bytes(60_000))
+        line = one_line(*ended(words, tmp_path))
+        assert "No space left on device" in line
+        assert "free some space" in line
+        (disk / "ballast").unlink()
+        subprocess.run(["mount", "-o", "remount,size=20m", str(disk)], check=True)
+        assert ended(words, tmp_path)[0] == 0
+        assert len(results_in(disk / "results")) == 1
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_too_little_memory_is_one_line(small_stitching, tmp_path):
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+
+    words = [*small_stitching, "stitch.tokens_per_step=2000000", "data.report_tokens=4096", "stitch.steps=2"]
+    line = one_line(*ended(words, tmp_path, limited))
+    assert "memory" in line
+
+
+def test_a_store_that_is_removed_while_the_job_runs_is_one_line(door, small_stitching, tmp_path):
+    words = [*small_stitching, "stitch.steps=4000", "trainer.checkpoint_every=20"]
+    with door.start("train.py", *words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("results/stitching/*.partial/checkpoints/training-*.pt")):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        shutil.rmtree(tmp_path / "results", ignore_errors=True)
+        shutil.rmtree(tmp_path / "results", ignore_errors=True)
+        (tmp_path / "results").write_text("in the way")
+        said = process.stderr.read()
+        process.wait()
+    assert "Traceback" not in said
+    assert said.splitlines()[-1].startswith("error: ")
+
+
+def test_a_full_stdout_does_not_lose_the_result(small_stitching, tmp_path):
+    with open("/dev/full", "w") as full:
+        assert ended(small_stitching, tmp_path, stdout=full)[0] == 0
+    assert len(results_in(tmp_path / "results")) == 1
+
+
+def test_no_stdout_at_all_does_not_lose_the_result(small_stitching, tmp_path):
+    assert ended(small_stitching, tmp_path, lambda: os.close(1))[0] == 0
+    assert len(results_in(tmp_path / "results")) == 1
+
+
+def test_two_processes_of_one_job_compute_it_once_and_both_end_well(door, small_stitching, tmp_path):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    both = [door.start("train.py", *small_stitching, **pipes) for _ in range(2)]
+    said = [process.communicate(timeout=240) for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert sum("already done" in err for _, err in said) == 1
+    assert len({out.splitlines()[-1] for out, _ in said}) == 1
+    assert len(results_in(tmp_path / "results")) == 1
