@@ -47,6 +47,9 @@ class ClassifierFinetuning(Instrument, kind="nli", config=TrainConfig, reads=("m
         module, tokenizer = new_classifier(config.model, pairs["fit"].classes)
         if config.nli.context > (longest := module.config.max_position_embeddings):
             raise ConfigError(f"nli.context={config.nli.context} is longer than the {longest} of {config.model.name}")
+        seen = config.nli.epochs * len(pairs["fit"])  # of a few tokens each
+        operations = 6.0 * seen * sum(weight.numel() for weight in module.bert.encoder.parameters())
+        check_feasible(f"nli.epochs={config.nli.epochs}", torch.device("cpu"), operations=operations)
         options = tokenizer, config.nli.context, config.pairs.truncate
         encoded = {side: encode(each, *options) for side, each in pairs.items()}
         trained = Finetuning(module.train(), encoded["fit"], pairs["fit"].labels, config.nli, config.nli.index)

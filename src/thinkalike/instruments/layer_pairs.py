@@ -21,7 +21,7 @@ from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.ranges import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.errors import DataError, one_of
 from thinkalike.interrupts import asked, at_boundaries, stop
-from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job import Instrument, Outcome, Work, check_feasible
 from thinkalike.measures import span
 from thinkalike.models import FrozenModel, load_models
 from thinkalike.states import StateBatches, sites, text_batches
@@ -73,6 +73,7 @@ class LayerPairs(Instrument):
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         source, target = load_models(config.model, config.target)
+        _check_feasible(measure, source, target)
         batches = self.batches(measure, config, [source, target])
         rows, columns = (layer_rows(model.name, sites(model, measure.embed)) for model in (source, target))
         metric = self.metric(measure, len(rows), len(columns))
@@ -133,6 +134,15 @@ class LayerPairs(Instrument):
             column = columns[round(number * (len(columns) - 1) / max(len(rows) - 1, 1))]
             cell = cells.loc[(layer, column)]
             print(f"  layer {layer:3d} with {column:3d}   {span(cell['value'], cell['low'], cell['high'], '+.4f')}")
+
+
+def _check_feasible(measure: Any, source: FrozenModel, target: FrozenModel) -> None:
+    """Refuse what no machine can compute: every measure compares each token of a batch with each other one."""
+    size, layers = measure.tokens_per_batch, source.n_layers + target.n_layers
+    what = f"measure.tokens_per_batch={size}"
+    check_feasible(what, source.device, memory=4.0 * size**2)
+    operations = 2.0 * measure.batches * size**2 * layers * min(source.d_model, target.d_model)
+    check_feasible(f"measure.batches={measure.batches} of {what}", source.device, operations=operations)
 
 
 def _gathered(metric: Any, measure: Any, batches: StateBatches, names: tuple[str, str], work: Work) -> Any:

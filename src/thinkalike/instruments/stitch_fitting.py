@@ -16,6 +16,7 @@ from thinkalike.config import StitchConfig, TrainConfig, check_layers
 from thinkalike.data import Corpus, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation import LayerPair, Maps, document_sums, rows_at_once, state_moments
+from thinkalike.job import check_feasible
 from thinkalike.measures import AffineMap, Moments, Stitch, bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.models import FrozenModel, load_models, outline, randomised, same_vocabulary
 from thinkalike.training import Run, StitchTraining, fit, own_device, peak_rate
@@ -53,6 +54,8 @@ class Setting:
         _check_widths(config.stitch, source, target)
         layer_pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
         needed = config.stitch.steps * config.stitch.tokens_per_step
+        if config.stitch.trained:
+            _check_feasible(config.stitch, source, target, len(layer_pairs))
         context = min(source.context, target.context)
         corpus = read_corpus(config.data, source.tokenizer, context, bos=source.bos_each_row, fit_tokens=max(needed, 1))
         moments = _moments(config.stitch, source, target, layer_pairs, corpus)
@@ -160,6 +163,16 @@ def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list
                 f"the target 0 to {target_layers - 1}"
             )
     return pairs
+
+
+def _check_feasible(config: StitchConfig, source: FrozenModel, target: FrozenModel, stitches: int) -> None:
+    """Refuse what no machine can train: weights, gradients and momenta of φ, one state each, and the pass itself."""
+    size = config.tokens_per_step
+    memory = 4.0 * stitches * (3 * source.d_model * target.d_model + size * target.d_model)
+    what = f"stitch.tokens_per_step={size} for {stitches} stitches"
+    check_feasible(what, target.device, memory=memory)
+    operations = 2.0 * config.steps * size * target.parameters()[1]
+    check_feasible(f"stitch.steps={config.steps} of {what}", target.device, operations=operations)
 
 
 def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
