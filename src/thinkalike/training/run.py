@@ -31,9 +31,10 @@ from thinkalike.training.steps import SteppedModule
 
 log = logging.getLogger(__name__)
 STATE = "training"  # the name of the state
-CHATTY = (  # devices, tips, "fit stopped", "initializing distributed"
+CHATTY = (  # devices, tips, "fit stopped", "initializing distributed", what a state holds
     "pytorch_lightning.utilities.rank_zero",
     "pytorch_lightning.trainer.connectors.signal_connector",
+    "pytorch_lightning.trainer.connectors.checkpoint_connector",
     "lightning_fabric.utilities.distributed",
 )
 for chatty in CHATTY:
