@@ -167,7 +167,7 @@ def test_a_transformer_is_compared_with_mamba(door, words, checkpoints):
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ("batches=0", r"measure\.batches=0 must be positive"),
+        ("batches=0", r"measure\.batches=0 must be at least 2"),
         ("tokens_per_batch=-1", r"measure\.tokens_per_batch=-1 must be positive"),
         ("skip_first_tokens=-1", r"measure\.skip_first_tokens=-1 must be at least 0"),
         ("level=letter", r"measure\.level=letter is not known"),
@@ -179,8 +179,8 @@ def test_settings_that_cannot_be_are_refused(setting, message):
 
 
 def test_too_little_text_for_a_batch_of_words_is_said(door, words, pair):
-    refused = door("analyze.py", *words, *pair, "measure.level=word", "measure.tokens_per_batch=1000000")
-    assert "too little text for one batch of 1000000 words" in refused.error
+    refused = door("analyze.py", *words, *pair, "measure.level=word", "measure.tokens_per_batch=20000")
+    assert "too little text for one batch of 20000 words" in refused.error
 
 
 def test_a_damaged_state_is_named_and_left_for_the_user_to_delete(door, words, pair):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import builtins
+import dis
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -278,3 +281,23 @@ def test_no_module_is_shadowed_by_a_function_or_class_of_its_name():
 def test_nothing_is_left_to_do():
     files = [path for path in SRC.rglob("*") if path.suffix in {".py", ".md", ".yaml", ".json", ".typed"}]
     assert [str(path) for path in files if "TODO" in path.read_text()] == []
+
+
+def undefined(code, names: set[str]) -> set[str]:
+    """The global names that a compiled module and its functions read and that are not there."""
+    read = {step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
+    inner = [undefined(part, names) for part in code.co_consts if hasattr(part, "co_code")]
+    return (read - names).union(*inner)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SRC)))
+def test_every_name_that_is_read_is_there(file):
+    """Annotations of shapes keep the linter from seeing this."""
+    parts = file.relative_to(SRC).with_suffix("").parts
+    module = importlib.import_module(".".join(parts).removesuffix(".__init__"))
+    assert undefined(compile(file.read_text(), str(file), "exec"), {*vars(module), *vars(builtins)}) == set()
+
+
+def test_a_name_that_is_not_there_is_seen():
+    code = compile("import os\ndef f():\n    return [os.sep, check(len)]", "planted", "exec")
+    assert undefined(code, {"os", "f", *vars(builtins)}) == {"check"}

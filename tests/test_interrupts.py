@@ -16,6 +16,14 @@ from thinkalike.interrupts import Interrupted, asked, at_boundaries, heeded, sto
 STATUS = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 
+@pytest.fixture(autouse=True)
+def _in_the_foreground():
+    """A shell lets what it starts in the background ignore SIGINT, and the tests may be such."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", STATUS)
 def test_a_signal_ends_what_is_done_at_once_with_the_status_of_a_shell(number):
     before = signal.getsignal(number)

@@ -14,7 +14,7 @@ from thinkalike.config import ModelConfig, TrainConfig
 from thinkalike.data import WHOLE, EncodedPairs, Pairs, batches, encode, parts_of, read_pairs
 from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.evaluation import ClassLosses, class_losses
-from thinkalike.job import Instrument, Outcome, Work, fingerprints
+from thinkalike.job import Instrument, Outcome, Work, check_feasible, fingerprints
 from thinkalike.models import FrozenModel, load_model, new_classifier, pick_device
 from thinkalike.training import Finetuning, Run, fit, logged
 
