@@ -56,6 +56,16 @@ IN_CI = {
     "test_the_largest_count_can_be_had",
     "test_classifiers_are_made_once_and_from_where_it_was_interrupted",
     "test_a_card_is_recomputed_from_the_shipped_files",
+    "test_a_worker_that_is_killed_fails_its_job_only",
+    "test_every_option_changes_the_table",
+    "test_experiments_run_at_paper_scale_against_a_hub",
+    "test_models_that_are_given_take_the_place_of_the_papers",
+    "test_a_killed_job_goes_on_to_the_same_values",
+    "test_a_killed_job_goes_on_to_the_same_weights",
+    "test_every_job_runs_in_half_precision_near_its_numbers_in_single",
+    "test_a_full_disk_is_one_line_and_the_state_is_kept",
+    "test_a_store_that_is_removed_while_the_job_runs_is_one_line",
+    "test_two_processes_of_one_job_compute_it_once_and_both_end_well",
 }
 
 

@@ -219,6 +219,7 @@ def test_one_massive_token_is_warned_of(door, words, minis, tmp_path):
     assert "carries" not in without.stderr
 
 
+@pytest.mark.slow
 def test_a_killed_job_goes_on_to_the_same_values(door, words, pair):
     long = ["measure.batches=220", "measure.tokens_per_batch=32"]
     killed, whole = kill_and_resume(door, "analyze.py", *words, *pair, *long, state="batches")

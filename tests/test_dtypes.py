@@ -27,7 +27,7 @@ JOBS = {
 COLUMN = {"loss": "loss", "cka": "value", "mknn": "value", "rsa": "value", "mlem": "importance"}
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", JOBS)
 def test_every_job_runs_in_half_precision_near_its_numbers_in_single(kind, dtype, door, minis, text_files, tmp_path):
     script, *words = JOBS[kind]

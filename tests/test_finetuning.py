@@ -109,6 +109,7 @@ def test_the_same_index_gives_the_same_bytes_and_another_does_not(door, words):
     assert weights_of(again) == before[0] != before[1]
 
 
+@pytest.mark.slow
 def test_a_killed_job_goes_on_to_the_same_weights(door, words):
     long = ["nli.epochs=40", "trainer.checkpoint_every=5"]
     killed, whole = kill_and_resume(door, "train.py", *words, *long, state="training")

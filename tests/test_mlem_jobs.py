@@ -131,6 +131,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_table(door, words, checkpoints):
     seen, small = set(), ["stimuli.sentences=24", "measure.permutations=1"]
     for more in ([], *OPTIONS):
@@ -407,6 +408,7 @@ def repositories(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_experiments_run_at_paper_scale_against_a_hub(repositories, door, words, tmp_path):
     small = [*words, "stimuli.sample=120"]
     with hub.serve(repositories) as (endpoint, asked):
@@ -431,6 +433,7 @@ def test_mini_scale_takes_the_minis():
     assert {(job.recipe, job.seed, job.stimuli.sample, job.model.mini) for job in asked} == {("paper", 3, 1500, True)}
 
 
+@pytest.mark.slow
 def test_models_that_are_given_take_the_place_of_the_papers(door, words, checkpoints, tmp_path):
     small, one, two = [*words, "stimuli.sample=120"], local(checkpoints["mamba"]), local(checkpoints["bert"], "target")
     figure3 = "experiment=salle2024/figure3"

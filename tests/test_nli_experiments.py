@@ -248,6 +248,7 @@ def published(tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_experiments_run_at_paper_scale_against_a_hub(published, door, tmp_path):
     groups = ["population.generalizing=[0,1]", "population.heuristic=[2,3]", "population.cluster=[2]"]
     figures = "experiment=brown2023/figure2,brown2023/figure7,brown2023/figure8"

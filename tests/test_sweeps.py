@@ -66,6 +66,7 @@ module.Stitching.run = killed_once
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("always", [False, True])
 def test_a_worker_that_is_killed_fails_its_job_only(door, small_stitching, tmp_path, monkeypatch, always):
     """Workers import sitecustomize, which kills the one that does the second job: once, or whenever it is tried."""
