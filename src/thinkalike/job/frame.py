@@ -162,7 +162,8 @@ def perform(instrument: Instrument, config: Any) -> Result:
     check_models({side: getattr(narrowed, side) for side in ("model", "target") if side in instrument.reads})
     with _with_lock(job, config), explained(job.partial), contextlib.ExitStack() as opened:
         if config.force:
-            job.forget()
+            if not rank(config):
+                job.forget()
         elif result := job.result():  # of the process that had the lock before
             return _again(instrument, result)
         began = time.monotonic()
