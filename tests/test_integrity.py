@@ -196,3 +196,8 @@ def test_an_error_that_says_nothing_of_flock_is_not_swallowed(tmp_path, monkeypa
     monkeypatch.setattr("fcntl.flock", broken)
     with pytest.raises(OSError, match="Input/output"), locked(tmp_path / "lock", "at work"):
         pass
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_and_not_waited_for():
+    with pytest.raises(FileNotFoundError):
+        locked(Path("/proc/nowhere/lock"), "at work").__enter__()

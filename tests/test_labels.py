@@ -32,6 +32,12 @@ def test_models_of_one_label_are_called_by_what_differs(changes, labels):
     assert told_apart([MODEL, replace(MODEL, **changes)]) == labels
 
 
+def test_models_that_differ_in_nothing_that_identifies_them_are_numbered():
+    other = replace(MODEL, architecture={"d_model": 8})
+    assert told_apart([MODEL, other, MODEL]) == ["pythia#1", "pythia#2", "pythia#1"]
+    assert told_apart([MODEL, replace(MODEL, path="/a")]) == ["pythia[path=None]", "pythia[path=/a]"]
+
+
 def test_folders_of_one_name_are_told_apart_by_those_above_them():
     paths = ["/runs/a/final/checkpoint", "/runs/b/final/checkpoint", "/runs/c/other"]
     folders = [ModelConfig(name="local", path=path) for path in paths]

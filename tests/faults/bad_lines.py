@@ -461,7 +461,6 @@ BAD: dict[str, list[str]] = {
         "analyze.py measure=population pairs.heuristic=nope",
         "analyze.py threads=0",
         "analyze.py threads=-1",
-        "analyze.py measure=cka model=gelu-3l-mini model@target=solu-3l-mini target.name=gelu-3l-mini",
         "analyze.py experiment=brown2023/figure1 measure=rsa",
         "analyze.py experiment=brown2023/figure1 scale=tiny",
         "analyze.py experiment=brown2023/figure1 recipe=none",

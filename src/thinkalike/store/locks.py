@@ -16,6 +16,7 @@ from thinkalike.errors import StoreError
 log = logging.getLogger(__name__)
 
 NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # what file systems without it answer
+OFTEN = 9  # as many times in a row no other process takes a folder away
 SAY_EVERY = 60.0  # seconds, how often a process that waits says so
 
 
@@ -40,6 +41,7 @@ def locked(path: Path, what: str, wait: bool = True) -> Iterator[None]:
 
 def _acquired(path: Path, what: str, wait: bool) -> BaseFileLock:
     kind: type[BaseFileLock] = FileLock
+    vanished = 0
     while True:
         lock = kind(path if kind is FileLock else path.with_suffix(".soft"))
         try:
@@ -50,8 +52,10 @@ def _acquired(path: Path, what: str, wait: bool) -> BaseFileLock:
             if not wait:
                 raise StoreError(f"another process is {what}; wait for it (wait=true), or stop it") from None
             log.info("waiting for another process, which is %s", what)
-        except FileNotFoundError:
-            continue  # that process was done and took the folder away
+        except FileNotFoundError:  # that process was done and took the folder away, unless it never can be there
+            vanished += 1
+            if vanished == OFTEN:
+                raise
         except OSError as error:
             if kind is SoftFileLock or error.errno not in NO_FLOCK:
                 raise
