@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class ThinkalikeError(Exception):
@@ -62,3 +62,21 @@ def nearest(value: str, names: Iterable[str]) -> str:
     names = sorted(names)
     close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.6)
     return f"did you mean '{close[0]}'?" if close else "there is: " + ", ".join(names)
+
+
+def chain(error: BaseException | None, suppressed: bool = False) -> Iterator[BaseException]:
+    """Yield an error and what led to it, each once.
+
+    Args:
+        suppressed: also what `raise ... from None` hides.
+    """
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__ or (error.__context__ if suppressed or not error.__suppress_context__ else None)
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or nothing if it says nothing."""
+    return next(iter(str(error).splitlines()), "")

@@ -12,7 +12,7 @@ from typing import Any
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from thinkalike.errors import ThinkalikeError
+from thinkalike.errors import ThinkalikeError, first_line
 from thinkalike.interrupts import Interrupted
 
 USER_ERRORS = (ThinkalikeError, OmegaConfBaseException, HydraException)
@@ -38,7 +38,7 @@ def one_line(error: BaseException) -> str:
         cause = next(iter(str(error.__cause__ or "").splitlines()), "")  # below stands where in a schema it was
         return " ".join(f"{error}: {cause}".split()).removesuffix(":")
     key = getattr(error, "full_key", None)
-    first = next(iter(str(error).splitlines()), type(error).__name__)
+    first = first_line(error) or type(error).__name__
     return f"{key}: {first}" if key and isinstance(error, OmegaConfBaseException) and key not in first else first
 
 

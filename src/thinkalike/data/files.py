@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from thinkalike.errors import DataError
+from thinkalike.errors import DataError, first_line
 
 
 def read_with(path: Path, readers: Mapping[str, Callable[[Path], Any]]) -> Any:
@@ -25,5 +25,5 @@ def read_with(path: Path, readers: Mapping[str, Callable[[Path], Any]]) -> Any:
     except DataError:
         raise
     except Exception as error:  # missing, damaged, in another encoding: each library has errors of its own
-        reason = next(iter(str(error).splitlines()), "")
+        reason = first_line(error)
         raise DataError(f"cannot read {path}: {type(error).__name__}: {reason}") from error

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import httpx2
 
-from thinkalike.errors import HubError
+from thinkalike.errors import HubError, chain
 from thinkalike.hub.client import BUSY, busy, seconds_asked, unanswered
 
 MAYBE_MORE = "set HF_TOKEN to the token of an account that may read it"
@@ -21,7 +20,7 @@ def cause_of(error: BaseException, repository: str, revision: str | None = None)
         repository: what was asked for, for the message.
         revision: the branch, tag or commit of it.
     """
-    for each in _chain(error):
+    for each in chain(error):
         asked = getattr(each, "repo_id", None) or repository  # such as that of a tokenizer, which the model names
         if cause := _cause(each, asked, revision or "main"):
             return cause
@@ -80,12 +79,3 @@ def _host(error: httpx2.RequestError) -> str:
         return error.request.url.host
     except RuntimeError:  # raised outside of a request
         return "the hub"
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what led to it."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        yield error
-        seen.add(id(error))
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)

@@ -12,7 +12,7 @@ from torch import nn
 
 from thinkalike.config import ModelConfig, TrainConfig
 from thinkalike.data import Corpus, read_corpus, training_texts
-from thinkalike.errors import ConfigError, ThinkalikeError
+from thinkalike.errors import ConfigError, ThinkalikeError, first_line
 from thinkalike.evaluation import held_out_loss
 from thinkalike.job import Instrument, Outcome, Work, check_feasible, fingerprints
 from thinkalike.models import (
@@ -88,7 +88,7 @@ def _try_out(model: ModelConfig, vocabulary: int, context: int) -> None:
     except ThinkalikeError:
         raise
     except Exception as error:  # whatever the libraries raise that build it
-        reason = next(iter(str(error).splitlines()), "")[:200]
+        reason = first_line(error)[:200]
         raise ConfigError(
             f"model.architecture={model.architecture} cannot be built for rows of {context} tokens: "
             f"{type(error).__name__}: {reason}; correct it, or model.context"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from thinkalike.errors import ResourceError
+from thinkalike.errors import ResourceError, chain, first_line
 
 SMALLER = "lower stitch.tokens_per_step, measure.tokens_per_batch, pairs or layers, or choose a larger machine"
 REMEDIES = {
@@ -48,24 +48,14 @@ def explained(folder: Path) -> Iterator[None]:
 
 def _reason(error: BaseException, folder: Path) -> str | None:
     """Return what the machine lacks and what to do, or None if an error means something else."""
-    for each in _chain(error):
+    for each in chain(error, suppressed=True):
         text = str(each)
         if isinstance(each, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in NO_MEMORY):
-            return f"there is too little memory ({_first_line(text) or type(each).__name__}): {SMALLER}"
+            return f"there is too little memory ({first_line(each)[:200] or type(each).__name__}): {SMALLER}"
         numbered = NUMBERED.search(text)
         number = each.errno if isinstance(each, OSError) else int(numbered[1]) if numbered else None
         if number in (errno.ENOENT, errno.ENOTDIR) and not folder.exists():
             return f"{folder} was removed while the job ran: leave the store where it is"
         if number in REMEDIES:
-            return f"{_first_line(text)}: {REMEDIES[number]}"
+            return f"{first_line(each)[:200]}: {REMEDIES[number]}"
     return None
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
-
-
-def _first_line(text: str) -> str:
-    return next(iter(text.splitlines()), "")[:200]

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from thinkalike.config import ModelConfig
+from thinkalike.digests import digest_of
 from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.models.checkpoints.bridges import Checkpoint, read_legacy, read_transformers
 from thinkalike.models.checkpoints.classifiers import class_names, read_classifier
@@ -136,17 +137,8 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.name.encode())
-        digest.update(_hash_of(path))
+        digest.update(bytes.fromhex(digest_of(path)))
     return digest.hexdigest()[:16]
-
-
-def _hash_of(path: Path) -> bytes:
-    """Return the SHA-256 of a file, which need not fit into memory."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(2**20):
-            digest.update(piece)
-    return digest.digest()
 
 
 def pick_device(name: str, key: str = "model.device") -> str:

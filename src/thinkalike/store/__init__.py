@@ -2,14 +2,12 @@
 
 from thinkalike.store.jobs import Job
 from thinkalike.store.locks import locked
-from thinkalike.store.manifest import digest_of
 from thinkalike.store.result import Result, finished, open_result, results
 from thinkalike.store.states import newest_state, read_state, write_state
 
 __all__ = [
     "Job",
     "Result",
-    "digest_of",
     "finished",
     "locked",
     "newest_state",

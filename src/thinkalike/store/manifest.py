@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError
 
 NAME = "manifest.json"
@@ -61,15 +62,6 @@ def content_digest(folder: Path) -> str:
     entries = json.loads((folder / NAME).read_text())["files"]
     numbers = {name: entry for name, entry in entries.items() if Path(name).suffix in NUMBERS and "/" not in name}
     return _digest_of_entries(numbers)[:16]
-
-
-def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file, read piece by piece."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 def sync(path: Path) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from thinkalike.errors import StoreError
-from thinkalike.store.manifest import digest_of, sync
+from thinkalike.digests import digest_of
+from thinkalike.errors import StoreError, first_line
+from thinkalike.store.manifest import sync
 
 PATTERN = re.compile(r"(?P<name>.+)-(?P<number>\d+)-(?P<digest>[0-9a-f]{16})\.pt")
 
@@ -57,7 +58,7 @@ def read_state(path: Path) -> dict[str, Any]:
             raise ValueError("its checksum is not that of what was written")
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever reading half a file raises
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        reason = first_line(error) or type(error).__name__
         again = "deleting it is safe: the job begins anew"
         raise StoreError(f"the state {path} is damaged ({reason:.100}); {again}") from error
     return state

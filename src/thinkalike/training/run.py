@@ -188,7 +188,7 @@ def _loggers(run: Run) -> list[Logger]:
     if _helps(run.trainer):
         return []
     if config.kind == "csv":
-        return [CSVLogger(run.partial, name="curves", version="")]
+        return [CSVLogger(run.partial, name=curves.FOLDER, version="")]
     if config.kind == "wandb":
         import wandb
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.config import DataConfig
-from thinkalike.errors import DataError, nearest
+from thinkalike.errors import DataError, first_line, nearest
 
 
 def files_of(config: DataConfig) -> list[Path]:
@@ -47,7 +47,7 @@ def texts_of(config: DataConfig) -> Iterator[str]:
         except DataError:
             raise
         except Exception as error:  # each format's library has errors of its own
-            reason = next(iter(str(error).splitlines()), "")
+            reason = first_line(error)
             raise DataError(f"cannot read {path}: {type(error).__name__}: {reason}") from error
 
 
