@@ -24,7 +24,7 @@ from thinkalike.interrupts import asked, at_boundaries, stop
 from thinkalike.job import Instrument, Outcome, Work, check_feasible
 from thinkalike.measures import span
 from thinkalike.models import FrozenModel, load_models
-from thinkalike.states import StateBatches, sites, text_batches
+from thinkalike.states import StateBatches, site_numbers, text_batches
 from thinkalike.store import Result
 from thinkalike.tables import layer_rows, matrix_rows
 
@@ -75,7 +75,7 @@ class LayerPairs(Instrument):
         source, target = load_models(config.model, config.target)
         _check_feasible(measure, source, target)
         batches = self.batches(measure, config, [source, target])
-        rows, columns = (layer_rows(model.name, sites(model, measure.embed)) for model in (source, target))
+        rows, columns = (layer_rows(model.name, site_numbers(model, measure.embed)) for model in (source, target))
         metric = self.metric(measure, len(rows), len(columns))
         with at_boundaries():
             estimates = _gathered(metric, measure, batches, (source.name, target.name), work)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models.families import Family
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +60,20 @@ def read_weights(kind: Any, config: ModelConfig, place: str, **options: Any) -> 
     return module, fit
 
 
-def parts_of(family: Family) -> list[str]:
-    """Return the paths of the parts of a module that are used: the body, the final norm and the unembedding."""
-    return [part for part in (family.body, family.norm, family.unembed) if part is not None]
+def tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield all parameters and persistent buffers by name, in the order of the names.
+
+    Weights that are kept in the memory of the machine or on disk are fetched one module at a time.
+    """
+    if getattr(module, "hf_device_map", None) is None:
+        yield from sorted(module.state_dict().items())
+        return
+    from accelerate.utils import align_module_device
+
+    for name in sorted(module.state_dict()):
+        owner = module.get_submodule(name.rpartition(".")[0])
+        with align_module_device(owner, "cpu"):
+            yield name, owner.state_dict()[name.rpartition(".")[2]]
 
 
 def wrapper_of(given: Iterable[str], wanted: Collection[str]) -> str:
@@ -108,7 +118,7 @@ def check_finite(module: torch.nn.Module, name: str) -> None:
     Raises:
         ModelError: a tensor holds a value that is not finite; the message names it.
     """
-    for path, tensor in module.state_dict().items():
+    for path, tensor in tensors_of(module):
         if (
             not tensor.is_floating_point()
             or tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).isfinite()
@@ -124,6 +134,7 @@ def _attempt(kind: Any, config: ModelConfig, place: str, options: Mapping[str, A
         place,
         revision=config.revision or "main",
         output_loading_info=True,
+        trust_remote_code=False,  # else transformers asks on the screen
         ignore_mismatched_sizes=True,  # they are reported, and refused with the others
         **options,
     )
