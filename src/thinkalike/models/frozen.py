@@ -31,7 +31,7 @@ from thinkalike.models.surgery import (
     passed_over,
     replaced_input,
 )
-from thinkalike.models.survey import accepted, survey
+from thinkalike.models.survey import accepted, survey, without_cache
 
 EMBED: Final = "embed"  # the site before block 0, in the place of a layer's number
 Layer = int | Literal["embed"]
@@ -75,6 +75,7 @@ class FrozenModel:
         classes: Sequence[str] = (),
     ):
         self.module = module.eval().requires_grad_(False)
+        without_cache(module)
         self.family, self.tokenizer, self.name = family, tokenizer, name
         self.context, self.bos_each_row, self.revision, self.kernels = context, bos_each_row, revision, kernels
         self.classes = tuple(classes)
@@ -257,10 +258,15 @@ class FrozenModel:
         return first_tensor(self.module(tokens.to(self.device), **named))
 
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
-        """Run the model with this state before block `start`, or after the last one; earlier blocks are passed over."""
+        """Run the model with this state before block `start`, or after the last one; earlier blocks are passed over.
+
+        The state comes out of the block before, since some models do something between two blocks.
+        """
         placeholder = torch.zeros(residual.shape[:2], dtype=torch.long, device=self.device)
-        entered = self.blocks[min(start, self.n_layers - 1)]
-        with passed_over(self.blocks[:start], self._forms[:start]), replaced_input(entered, residual):
+        with (
+            passed_over(self.blocks[:start], self._forms[:start]),
+            replaced_input(self.blocks[max(start - 1, 0)], residual),
+        ):
             return self._run(placeholder, mask)
 
     def _captured(self, layer: Layer, site: str, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[None]:

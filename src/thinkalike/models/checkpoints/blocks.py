@@ -1,4 +1,4 @@
-"""Where an architecture keeps its blocks: as TransformerLens's adapter of it says, or else as the module itself shows."""
+"""Where an architecture keeps its blocks: as TransformerLens's adapter says, or else as the module itself shows."""
 
 from __future__ import annotations
 

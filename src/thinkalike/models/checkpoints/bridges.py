@@ -54,8 +54,10 @@ def read_transformers(config: ModelConfig, family: Family, where: Where) -> Chec
     kind = getattr(transformers, AUTO_CLASSES[family.predicts])
     folded = config.processing == "compat"
     if folded and (config.device_map is not None or config.quantization):
-        raise ModelError(f"{config.name}: model.processing=compat changes whole weights; leave out model.device_map and "
-                         "model.quantization")  # fmt: skip
+        raise ModelError(
+            f"{config.name}: model.processing=compat changes whole weights on one device; leave out model.device_map "
+            "and model.quantization"
+        )
     options = {"attn_implementation": "eager"} if folded else placement(config, where.device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # a head that nothing reads may be missing: equal checkpoints give equal modules
