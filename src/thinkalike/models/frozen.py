@@ -202,7 +202,7 @@ class FrozenModel:
             known = ", ".join(self.family.sites)
             raise ModelError(f"{self.name} has no site {site} at layers {list(layers)}: its blocks have {known}")
         for layer in layers:
-            if layer != EMBED and not (isinstance(layer, int) and 0 <= layer < self.n_layers):
+            if layer != EMBED and not 0 <= layer < self.n_layers:
                 raise ModelError(
                     f"{self.name} has no layer {layer}: its layers are 0 to {self.n_layers - 1}, and '{EMBED}' is the "
                     "site before them"
@@ -232,9 +232,9 @@ class FrozenModel:
     def fingerprint(self) -> str:
         """Return the SHA-256 of all parameters and persistent buffers with their names, as 16 hexadecimal digits."""
         digest = hashlib.sha256()
-        for name, tensor in tensors_of(self.module):
+        for name, tensor in tensors_of(self.module, in_order=True):
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         return digest.hexdigest()[:16]
 
     def describe(self) -> dict[str, str]:

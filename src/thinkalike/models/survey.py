@@ -38,7 +38,7 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
             hooks.callback(block.register_forward_hook(functools.partial(note, number)).remove)
         with passing(model.name):
             model.full(sample_tokens(model.vocabulary, TOKENS, rows=ROWS))
-    if ran != list(range(model.n_layers)):
+    if not ran or ran != list(range(model.n_layers)):
         raise ModelError(
             f"{model.name}: the {model.n_layers} blocks of {model.family.blocks} do not run one after the other and "
             f"once each (the order was {str(ran)[:60]}), so it has no residual stream to cut"
@@ -46,8 +46,8 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
     shapes = {tuple(first_tensor(output).shape) for output in outputs.values()}
     if len(shapes) > 1 or next(iter(shapes))[:-1] != (ROWS, TOKENS):
         raise ModelError(
-            f"{model.name}: its blocks return states of the shapes {sorted(shapes)} for {ROWS} rows of {TOKENS} tokens, "
-            "and one residual stream of (rows, tokens, width) is what can be compared"
+            f"{model.name}: its blocks return states of the shapes {sorted(shapes)} for {ROWS} rows of {TOKENS} "
+            "tokens, and one residual stream of (rows, tokens, width) is what can be compared"
         )
     return next(iter(shapes))[-1], [form_of(outputs[number]) for number in range(model.n_layers)]
 
@@ -72,7 +72,7 @@ def passing(name: str) -> Iterator[None]:
 
 def without_cache(module: Any) -> None:
     """Let no pass keep keys and values for tokens to come; nothing is ever generated."""
-    shape = getattr(module, "config", None)
+    shape: Any = getattr(module, "config", None)
     for each in (shape, _text(shape)):
         if hasattr(each, "use_cache"):
             each.use_cache = False

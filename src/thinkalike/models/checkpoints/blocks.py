@@ -55,7 +55,7 @@ def _of_depth(module: Any, name: str) -> str:
     }
     if not fitting:
         raise ModelError(
-            f"{name}: a {type(root).__name__} of {depth} layers has no list of as many blocks, so there is no residual "
+            f"{name}: {type(root).__name__} of {depth} layers has no list of as many blocks, so there is no residual "
             "stream to cut; choose a model whose blocks have weights of their own"
         )
     return max(fitting, key=lambda path: fitting[path])

@@ -27,7 +27,7 @@ def placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
         options["quantization_config"] = _quantization(config)
     if config.device_map is not None:
         _check_installed(config, "accelerate", "model.device_map")
-        options["device_map"] = config.device_map
+        options["device_map"] = {"": "disk"} if config.device_map == "disk" else config.device_map
         options["offload_folder"] = folder = tempfile.mkdtemp(prefix="thinkalike-offload-")
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
     elif device.type == "cuda":  # shard by shard, and never whole in the memory of the machine

@@ -163,6 +163,10 @@ def _remedy(config: ModelConfig, error: Exception) -> str:
     words, number = str(error).lower(), getattr(error, "errno", None)
     if isinstance(error, MemoryError) or any(part in words for part in MEMORY):
         return "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
+    if "device_map" in words:
+        return "check model.device_map"
+    if isinstance(error, ImportError):
+        return "install that package, or choose a checkpoint that does without"
     if any(part in words for part in ("cuda", "device", "no nvidia driver")) and isinstance(error, RuntimeError):
         return "check model.device"
     if number in (errno.ENOSPC, errno.EDQUOT):

@@ -60,17 +60,19 @@ def read_weights(kind: Any, config: ModelConfig, place: str, **options: Any) -> 
     return module, fit
 
 
-def tensors_of(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield all parameters and persistent buffers by name, in the order of the names.
+def tensors_of(module: torch.nn.Module, in_order: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield all parameters and persistent buffers by name, in the order of the names if asked for.
 
     Weights that are kept in the memory of the machine or on disk are fetched one module at a time.
     """
+    state = module.state_dict()
+    names = sorted(state) if in_order else list(state)
     if getattr(module, "hf_device_map", None) is None:
-        yield from sorted(module.state_dict().items())
+        yield from ((name, state[name]) for name in names)
         return
     from accelerate.utils import align_module_device
 
-    for name in sorted(module.state_dict()):
+    for name in names:
         owner = module.get_submodule(name.rpartition(".")[0])
         with align_module_device(owner, "cpu"):
             yield name, owner.state_dict()[name.rpartition(".")[2]]
