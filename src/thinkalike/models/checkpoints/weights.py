@@ -16,6 +16,8 @@ log = logging.getLogger(__name__)
 
 WRAPPERS = ("module", "_orig_mod", "model")  # what DDP, torch.compile and wrapping classes put before every name
 
+AT_ONCE = 2**22  # entries of a tensor that are summed together
+
 UNWRAPPED = "%s: its weights are named '%s...', as a wrapper names them; the prefix is taken off"
 
 # buffers that older versions saved and newer ones compute
@@ -121,10 +123,7 @@ def check_finite(module: torch.nn.Module, name: str) -> None:
         ModelError: a tensor holds a value that is not finite; the message names it.
     """
     for path, tensor in tensors_of(module):
-        if (
-            not tensor.is_floating_point()
-            or tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).isfinite()
-        ):
+        if not tensor.is_floating_point() or all(_sum(part).isfinite() for part in _parts(tensor)):
             continue
         if bad := int((~tensor.isfinite()).sum()):
             remedy = "load it in bfloat16 or float32" if tensor.dtype == torch.float16 else "get the checkpoint again"
@@ -142,6 +141,16 @@ def _attempt(kind: Any, config: ModelConfig, place: str, options: Mapping[str, A
     )
     mismatched = frozenset(name for name, *_ in loading["mismatched_keys"])
     return module, Fit(frozenset(loading["missing_keys"]), frozenset(loading["unexpected_keys"]), mismatched)
+
+
+def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return a tensor in parts of a few million entries, because summing in float32 makes a copy."""
+    rows = max(AT_ONCE * max(len(tensor), 1) // max(tensor.numel(), 1), 1) if tensor.dim() else 1
+    return tensor.split(rows) if tensor.dim() else [tensor]
+
+
+def _sum(part: torch.Tensor) -> torch.Tensor:
+    return part.sum(dtype=torch.promote_types(part.dtype, torch.float32))
 
 
 def _is_in(name: str, parts: Sequence[str]) -> bool:
