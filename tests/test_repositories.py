@@ -212,7 +212,7 @@ def line_of(call):
 
 def test_repositories_are_measured_and_the_table_shows_them(door, root, text_files, tmp_path):
     data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", "model.context=32"]
-    small = ["measure=cka", "measure.batches=3", "measure.tokens_per_batch=128", f"store={tmp_path}/results"]
+    small = ["measure=cka", "measure.batches=12", "measure.tokens_per_batch=128", f"store={tmp_path}/results"]
     with hub.serve(root) as (endpoint, _):
         both = ["model=someone/m", "model@target=other/m"]
         result = door("analyze.py", *small, *data, *both, endpoint=endpoint).result

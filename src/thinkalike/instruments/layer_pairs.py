@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Optional
 
@@ -156,7 +157,7 @@ class LayerPairs(Instrument):
             raise ConfigError("measure.batches is for text; leave it out, as all stimuli are compared")
         stimuli: Stimuli = work.inputs["stimuli"]
         found = stimulus_states_of(config, stimuli, measure.embed)
-        sides = [Side(each.name, each.layers, lambda origin=each.origin: origin) for each in found]
+        sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in found]
         sentences = torch.from_numpy(np.ascontiguousarray(stimuli.sentence))
         batches = array_batches(
             [found[0].states, found[-1].states],

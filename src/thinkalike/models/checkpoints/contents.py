@@ -34,7 +34,8 @@ def _files(config: ModelConfig) -> Sequence[str]:
     if not config.path:
         return resolved("model", str(config.hub_id), config.revision).files or [SINGLE[0]]  # not known: as it should be
     folder = Path(config.path)
-    return [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
+    there = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
+    return there if folder.is_dir() else [SINGLE[0]]
 
 
 def _no_weights(files: Sequence[str]) -> str:

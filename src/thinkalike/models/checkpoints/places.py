@@ -159,7 +159,8 @@ def _unresolved(config: ModelConfig, error: Exception) -> str:
 
 
 def _explanation(config: ModelConfig, error: Exception) -> str:
-    if fault := fault_of(config):
+    missing = isinstance(error, OSError) and error.errno in (None, errno.ENOENT)  # as of a file that is not there
+    if missing and (fault := fault_of(config)):
         return f"cannot load model={config.name} from {config.path or config.hub_id}: {fault}"
     if not config.path:
         for each in (error, trouble()):
