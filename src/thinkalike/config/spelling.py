@@ -12,7 +12,7 @@ from thinkalike.config.compose import CONF, GROUPS, measure_schema, measures_of,
 from thinkalike.config.registry import MEASURES
 from thinkalike.config.repositories import check_no_folder, is_repository
 from thinkalike.config.training import NLIConfig, PretrainConfig
-from thinkalike.errors import ConfigError, nearest
+from thinkalike.errors import ConfigError, listed, nearest
 
 PARTS = GROUPS | {"target": GROUPS["model"], "pretrain": PretrainConfig, "nli": NLIConfig}
 
@@ -46,7 +46,10 @@ def _check_option(group: str, key: str, values: list[Any]) -> None:
         if group == "model":
             check_no_folder(key, name)
         if isinstance(value, list | dict) or not (name in options(group) or (group == "model" and is_repository(name))):
-            raise ConfigError(f"{key}={name} is not known; {nearest(name, options(group))}")
+            near = nearest(name, options(group))
+            if group == "model" and not near.startswith("did you"):
+                near = f"there is: {listed(options(group))}, and ORG/NAME of the hub"
+            raise ConfigError(f"{key}={name} is not known; {near}")
 
 
 def _check_key(key: str, schema: Any, measures: Sequence[str]) -> None:
