@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -69,16 +70,17 @@ class _Packer:
         return TokenRows(tokens, owners), len(self.tokens) - used + self.cut
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """What makes tokens of documents; `start` begins each row, unless it is None."""
 
     start: int | None
 
+    @abstractmethod
     def __call__(self, texts: Sequence[str]) -> Iterable[Sequence[int]]:
         """Return the tokens of each document; the last one ends it."""
 
 
-class OneTokenizer:
+class OneTokenizer(Reader):
     """Makes tokens as a tokenizer does.
 
     Raises:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from thinkalike.data.text.alignment import Alignment, Cut, align
 from thinkalike.data.text.documents import document_fingerprint
-from thinkalike.data.text.packing import separators
+from thinkalike.data.text.packing import Reader, separators
 
 Numbers = NDArray[np.integer]
 BOS = -1  # in place of the number of a token of text
@@ -53,7 +53,7 @@ class AllTokens:
     names: Numbers
 
 
-class TwoTokenizers:
+class TwoTokenizers(Reader):
     """Reads documents with two tokenizers, and calls the target's tokens by their numbers in `AllTokens`.
 
     Raises:
@@ -73,13 +73,12 @@ class TwoTokenizers:
         """Return the numbers of each document's target tokens; one that was read before is not cut again."""
         names = [int(document_fingerprint(text)[:15], 16) for text in texts]
         new = {name: text for name, text in zip(names, texts, strict=True) if name not in self._known}
-        composes = self._tokenizers[1].normalizer is not None
         cuts = (cuts_of(tokenizer, list(new.values())) for tokenizer in self._tokenizers)
         for (name, text), target, source in zip(new.items(), *cuts, strict=True):
             self._known[name] = range(self._count, self._count + len(target.ids) + 1)
             self._count += len(target.ids) + 1
             ids = (np.array([*target.ids, self.end], np.int32), np.array([*source.ids, self.source_end], np.int32))
-            self._read.append((*ids, align(text, target, source, composes)))
+            self._read.append((*ids, align(text, target, source)))
         return (self._known[name] for name in names)
 
     def everything(self) -> AllTokens:
@@ -113,5 +112,5 @@ def untrimmed(tokenizer: Any) -> Any:
 def cuts_of(tokenizer: Any, texts: Sequence[str]) -> list[Cut]:
     """Return how a tokenizer of `untrimmed` cuts texts."""
     encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
-    offsets = (np.array(each.offsets, np.int64).reshape(-1, 2) for each in encoded)
-    return [Cut(each.ids, spans, tokenizer.id_to_token) for each, spans in zip(encoded, offsets, strict=True)]
+    look, composes = tokenizer.id_to_token, tokenizer.normalizer is not None
+    return [Cut(each.ids, np.array(each.offsets, np.int64).reshape(-1, 2), look, composes) for each in encoded]
