@@ -44,7 +44,7 @@ def pack_pairs(
     while True:
         packed = pack(config, reader, length, fit_tokens, report_tokens)
         read = reader.everything()
-        fit, report = _Side(packed.fit, reader, read), _Side(packed.report, reader, read)
+        fit, report = Side(packed.fit, reader, read), Side(packed.report, reader, read)
         longest = max(fit.longest, report.longest)
         if longest <= source.context:
             return Corpus(fit.rows(), report.rows(), packed.counts | report.counts())
@@ -74,7 +74,7 @@ class _Stretches(NamedTuple):
     of_token: Numbers  # the stretch of each target token, in the order of rows
 
 
-class _Side:
+class Side:
     """Rows of one side of a corpus, from the rows of numbers that `pack` made."""
 
     def __init__(self, packed: TokenRows, reader: TwoTokenizers, read: AllTokens):
