@@ -159,9 +159,9 @@ BAD = {
     "unknown model": (["model=gelu-3l-mimi"], r"model=gelu-3l-mimi is not known; did you mean 'gelu-3l-mini'"),
     "layer out of range": (["layers=[[0,0],[4,1]]"], "[4,1] is out of range; the source has layers 0 to 3"),
     "layers that are none": (["layers=[0,1]"], "give same, all, or a list of pairs"),
-    "tokenizers that differ": (
+    "tokenizers that read another text": (
         ["model.path={gpt2}", "model.mini=false", "model.family=auto", "target.mini=true", "target.family=native"],
-        "different tokenizers",
+        "reads 'Case' as 'case' and gelu-3l-mini[path=b] as 'Case', so their texts differ and cannot be aligned",
     ),
     "widths and identity": (["target.path={minis}/wide", "stitch=identity"], "stitch=identity needs equal widths"),
     "no steps": (["stitch.steps=0"], "stitch.steps=0 must be positive"),
@@ -191,18 +191,19 @@ def test_bad_input_is_one_line_and_leaves_nothing(door, small_stitching, minis, 
     (tmp_path / "empty.txt").write_text(" ")
     (tmp_path / "one.txt").write_text(tiny.document(1))
     extra, message = BAD[case]
-    places = {"minis": minis, "tmp": tmp_path, "gpt2": tiny_with_other_words(checkpoints, tmp_path, case)}
+    places = {"minis": minis, "tmp": tmp_path, "gpt2": tiny_in_lower_case(checkpoints, tmp_path, case)}
     refused = door("train.py", *small_stitching, *(word.format(**places) for word in extra))
     assert message in refused.error
     assert refused.stdout == ""
     assert not (tmp_path / "results").exists()
 
 
-def tiny_with_other_words(checkpoints, tmp_path, case):
-    if case != "tokenizers that differ":
+def tiny_in_lower_case(checkpoints, tmp_path, case):
+    if case != "tokenizers that read another text":
         return None
     folder = shutil.copytree(checkpoints["gpt2"], tmp_path / "gpt2")
-    tiny.tokenizer(290).save_pretrained(folder)
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(whole | {"normalizer": {"type": "Lowercase"}}))
     return folder
 
 

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinkalike.config import StitchConfig, TrainConfig, check_layers
-from thinkalike.data import Corpus, read_corpus
+from thinkalike.config import DataConfig, StitchConfig, TrainConfig, check_layers
+from thinkalike.data import Corpus, SourceText, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation import LayerPair, Maps, document_sums, rows_at_once, state_moments
 from thinkalike.job import check_feasible
 from thinkalike.measures import AffineMap, Moments, Stitch, bias_only, least_squares, procrustes, reduced_rank
-from thinkalike.models import FrozenModel, load_models, outline, randomised, same_vocabulary
+from thinkalike.models import FrozenModel, check_alignable, load_models, outline, randomised, tokenizer_fingerprint
 from thinkalike.training import Run, StitchTraining, fit, own_device, peak_rate
 
 log = logging.getLogger(__name__)
@@ -45,19 +45,17 @@ class Setting:
 
         Raises:
             ConfigError: the kind of map does not fit the models' widths, or layers do not exist.
-            ModelError: a model cannot be had, or the tokenizers differ.
+            ModelError: a model cannot be had, or the tokenizers differ so that tokens cannot be aligned.
             DataError: there is too little text.
         """
         both = (config.model, config.target)
         source, target = load_models(*(replace(e, device=own_device(e.device, config.trainer)) for e in both))
-        same_vocabulary(source, target)
         _check_widths(config.stitch, source, target)
         layer_pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
         needed = config.stitch.steps * config.stitch.tokens_per_step
         if config.stitch.trained:
             _check_feasible(config.stitch, source, target, len(layer_pairs))
-        context = min(source.context, target.context)
-        corpus = read_corpus(config.data, source.tokenizer, context, bos=source.bos_each_row, fit_tokens=max(needed, 1))
+        corpus = _text(config.data, source, target, max(needed, 1))
         moments = _moments(config.stitch, source, target, layer_pairs, corpus)
         return cls(config.stitch, config.seed, source, target, layer_pairs, corpus, moments)
 
@@ -75,10 +73,9 @@ class Setting:
 
     def sums(self, maps: Mapping[str, Maps], source: FrozenModel | None = None) -> dict[str, Tensor]:
         """Return losses by document of all maps on the report's rows, see `document_sums`."""
-        rows, batch = self.corpus.report, rows_at_once(self.corpus)
-        return document_sums(
-            source or self.source, self.target, self.layer_pairs, maps, rows.tokens, rows.documents, batch
-        )
+        rows, models = self.corpus.report, (source or self.source, self.target)
+        batch = rows_at_once(self.corpus)
+        return document_sums(*models, self.layer_pairs, maps, rows.tokens, rows.documents, batch, rows.layout)
 
 
 class Fitted(NamedTuple):
@@ -99,7 +96,8 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
         parts = ("weight", "bias")
         weights = {f"{i}.map.{part}": getattr(phi, part).cpu() for i, phi in enumerate(closed) for part in parts}
         return Fitted(closed, weights, {})
-    module = StitchTraining(source, target, setting.layer_pairs, setting.corpus.fit.tokens, config, setting.seed)
+    rows = setting.corpus.fit
+    module = StitchTraining(source, target, setting.layer_pairs, rows.tokens, config, setting.seed, rows.layout)
     _warn_of_overfitting(module, setting.corpus)
     if config.init != "identity":
         for phi, start in zip(module.stitches, setting.closed_forms(config.init), strict=True):
@@ -165,6 +163,23 @@ def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list
     return pairs
 
 
+def _text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_tokens: int) -> Corpus:
+    """Read rows of the tokens of both models, or, where they cut a text differently, of each model's own.
+
+    Raises:
+        ModelError: the tokenizers differ so that tokens cannot be aligned.
+        DataError: there is too little text.
+    """
+    context = min(source.context, target.context)
+    if tokenizer_fingerprint(source.tokenizer) == tokenizer_fingerprint(target.tokenizer):
+        return read_corpus(data, source.tokenizer, context, bos=source.bos_each_row, fit_tokens=fit_tokens)
+    check_alignable(source, target)
+    log.info("%s and %s have different tokenizers: their tokens are aligned", source.name, target.name)
+    reader = SourceText(source.name, source.tokenizer, source.bos_each_row, source.context)
+    bos = target.bos_each_row
+    return read_corpus(data, target.tokenizer, context, bos=bos, fit_tokens=fit_tokens, source=reader)
+
+
 def _check_feasible(config: StitchConfig, source: FrozenModel, target: FrozenModel, stitches: int) -> None:
     """Refuse what no machine can train: weights, gradients and momenta of φ, one state each, and the pass itself."""
     size = config.tokens_per_step
@@ -207,9 +222,9 @@ def _moments(
     closed = not config.trained and config.kind != "identity"
     if not (closed or config.controls or config.init != "identity"):
         return None
-    rows = corpus.fit.tokens
-    rows = rows if closed else rows[: CONTROL_TOKENS // rows.shape[1]]
-    return state_moments(source, target, layer_pairs, rows, rows_at_once(corpus))
+    rows, fit = corpus.fit.tokens, corpus.fit
+    rows = rows if closed else rows[: CONTROL_TOKENS // fit.context]
+    return state_moments(source, target, layer_pairs, rows, rows_at_once(corpus), fit.layout)
 
 
 def _closed_form(kind: str, moments: Moments, pair: LayerPair, config: StitchConfig) -> AffineMap:

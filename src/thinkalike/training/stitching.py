@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from thinkalike.config import StitchConfig
+from thinkalike.data import Layout
 from thinkalike.evaluation import LayerPair, last_states, next_token_losses
 from thinkalike.measures import Stitch, token_kl
 from thinkalike.models import FrozenModel
@@ -53,11 +54,14 @@ class StitchTraining(SteppedModule):
         source: FrozenModel,
         target: FrozenModel,
         layer_pairs: Sequence[LayerPair],
-        rows: Int[Tensor, "rows context"],
+        rows: Int[Tensor, "rows width"],
         config: StitchConfig,
         seed: int,
+        layout: Layout | None = None,
     ):
-        super().__init__(rows, config.tokens_per_step, config.steps, seed)
+        layout = layout or Layout(rows.shape[1])
+        super().__init__(rows, config.tokens_per_step, config.steps, seed, layout.target)
+        self.layout = layout
         self.models = (source, target)  # a tuple, so that Lightning neither moves nor saves them
         self.layer_pairs, self.config = list(layer_pairs), config
         width_in, width_out = source.d_model, target.d_model
@@ -67,11 +71,12 @@ class StitchTraining(SteppedModule):
         self.curve: Tensor
         self.register_buffer("curve", torch.full((config.steps, len(self.layer_pairs)), torch.nan))
 
-    def losses(self, tokens: Int[Tensor, "b t"]) -> list[Float[Tensor, " n"]]:
-        """Return what each φ is trained to make small, one value per token."""
+    def losses(self, rows: Int[Tensor, "b width"]) -> list[Float[Tensor, " n"]]:
+        """Return what each φ is trained to make small, one value per token of the target."""
         source, target = self.models
+        tokens = self.layout.target_tokens(rows)
         with torch.no_grad():
-            states = source.residuals(tokens, [layer for layer, _ in self.layer_pairs])
+            states = self.layout.source_states(source, rows, [layer for layer, _ in self.layer_pairs])
         mapped = [phi(state.to(target.device).float()) for phi, state in zip(self.stitches, states, strict=True)]
         depths = [depth for _, depth in self.layer_pairs]
         if self.config.loss == "mse":
@@ -85,8 +90,8 @@ class StitchTraining(SteppedModule):
             return [token_kl(state.flatten(0, 1), target.finish, standard) for state in last]
         return [losses.flatten() for losses in next_token_losses(target, last, tokens)]
 
-    def training_step(self, tokens: Int[Tensor, "b t"], _: int) -> Tensor:
-        losses = torch.stack([losses.mean() for losses in self.losses(tokens)])
+    def training_step(self, rows: Int[Tensor, "b width"], _: int) -> Tensor:
+        losses = torch.stack([losses.mean() for losses in self.losses(rows)])
         step = self.over_processes(losses)
         self.check_finite(step.sum(), f"lower stitch.lr={self.config.lr}")
         self.curve[self.global_step] = step
