@@ -21,8 +21,9 @@ from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.ranges import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.errors import DataError, one_of
 from thinkalike.interrupts import asked, at_boundaries, stop
-from thinkalike.job import Instrument, Outcome, Work, check_feasible
+from thinkalike.job import Instrument, Outcome, Work, check_memory, check_time
 from thinkalike.measures import span
+from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models import FrozenModel, load_models
 from thinkalike.states import StateBatches, sites, text_batches
 from thinkalike.store import Result
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 KEPT_EVERY = 50  # batches
 LOOK_EVERY = 10  # batches, how often stop_at_width looks at the intervals
+NOISE = {False: 128, True: 2048}  # rows that are compared to see what it takes, on a GPU more than one of its tiles
 
 
 # ruff: noqa: UP045
@@ -73,7 +75,7 @@ class LayerPairs(Instrument):
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         source, target = load_models(config.model, config.target)
-        _check_feasible(measure, source, target)
+        self.check_feasible(measure, source, target)
         batches = self.batches(measure, config, [source, target])
         rows, columns = (layer_rows(model.name, sites(model, measure.embed)) for model in (source, target))
         metric = self.metric(measure, len(rows), len(columns))
@@ -97,6 +99,46 @@ class LayerPairs(Instrument):
             facts=batches.facts,
             blank=tuple(across),  # within a model
         )
+
+    def check_feasible(self, measure: Any, source: FrozenModel, target: FrozenModel) -> None:
+        """Refuse what does not fit, or would not end: every measure compares each token of a batch with each other.
+
+        Memory is that of the states of all layers, of a copy in float32, and of comparing them.
+
+        Raises:
+            ResourceError: it does not, or would not.
+        """
+        size, models = measure.tokens_per_batch, dict.fromkeys((source, target))
+        what, numbers = f"measure.tokens_per_batch={size}", 0
+        for model in models:
+            numbers += size * len(sites(model, measure.embed)) * model.d_model
+        memory = numbers * (source.dtype.itemsize + 4.0) + self._bytes_of_comparing(measure, source, target)
+        check_memory(f"{what} needs", memory, Budget.of(source.device))
+        operations = 2.0 * measure.batches * size**2 * (source.n_layers + target.n_layers)
+        operations *= min(source.d_model, target.d_model)
+        check_time(f"measure.batches={measure.batches} of {what}", operations)
+
+    def _bytes_of_comparing(self, measure: Any, source: FrozenModel, target: FrozenModel) -> float:
+        """Return what a batch takes beside states, from batches of narrow noise: a part by token, one by two tokens."""
+        size, counts = measure.tokens_per_batch, [len(sites(model, measure.embed)) for model in (source, target)]
+
+        def taken(n: int) -> float:
+            noise = torch.randn(sum(counts), n, 8, generator=torch.Generator().manual_seed(0)).to(source.device)
+            mine, theirs = list(noise[: counts[0]]), list(noise[counts[0] :])
+            with LiveBytes(source.device) as live:
+                self.metric(measure, *counts).update(mine, mine if source is target else theirs, None, 0)
+            return live.peak
+
+        n = NOISE[source.device.type == "cuda"]
+        while 2 * n <= size:
+            try:
+                one, two = taken(n), taken(2 * n)
+            except ValueError:  # such as fewer rows than neighbours
+                n *= 2
+                continue
+            square = max((two - 2 * one) / 2, 0.0)
+            return max(one - square, 0.0) * size / n + square * (size / n) ** 2
+        return 0.0  # a batch so small takes nothing to speak of
 
     def batches(self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> StateBatches:
         """Return the batches of states that are compared."""
@@ -134,15 +176,6 @@ class LayerPairs(Instrument):
             column = columns[round(number * (len(columns) - 1) / max(len(rows) - 1, 1))]
             cell = cells.loc[(layer, column)]
             print(f"  layer {layer:3d} with {column:3d}   {span(cell['value'], cell['low'], cell['high'], '+.4f')}")
-
-
-def _check_feasible(measure: Any, source: FrozenModel, target: FrozenModel) -> None:
-    """Refuse what no machine can compute: every measure compares each token of a batch with each other one."""
-    size, layers = measure.tokens_per_batch, source.n_layers + target.n_layers
-    what = f"measure.tokens_per_batch={size}"
-    check_feasible(what, source.device, memory=4.0 * size**2)
-    operations = 2.0 * measure.batches * size**2 * layers * min(source.d_model, target.d_model)
-    check_feasible(f"measure.batches={measure.batches} of {what}", source.device, operations=operations)
 
 
 def _gathered(metric: Any, measure: Any, batches: StateBatches, names: tuple[str, str], work: Work) -> Any:
