@@ -7,6 +7,7 @@ and its own limits leave.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import resource
 import sys
@@ -17,7 +18,8 @@ from pathlib import Path
 import torch
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-MARGIN = 0.9  # of a budget that is planned with: allocators leave gaps, and kernels have memory of their own
+MARGIN = 0.95  # of a budget that is planned with: kernels have memory of their own
+GAPS = 1.15  # what tensors that come and go take, of their bytes: allocators keep what is freed in small pieces
 LIMITS = {  # the files of a control group: limit, usage, and the line of memory.stat with pages that can be given back
     2: ("memory.max", "memory.current", "inactive_file"),
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -53,13 +55,13 @@ class Budget:
 
     @property
     def room(self) -> float:
-        """The bytes that can be planned with."""
-        return MARGIN * self.total - self.used
+        """The bytes of tensors that can be planned with."""
+        return (MARGIN * self.total - self.used) / GAPS
 
     @property
     def allowed(self) -> str:
         """What the message of an error says of it."""
-        return f"trainer.memory allows {readable(self.total)}" if self.binding else f"there are {readable(self.total)}"
+        return f"{'trainer.memory allows' if self.binding else 'this device has'} {readable(self.total)}"
 
     @property
     def more(self) -> str:
@@ -86,6 +88,15 @@ def at_hand(device: torch.device) -> int:
     if device.type == "mps":
         return max(torch.mps.recommended_max_memory() - torch.mps.driver_allocated_memory(), 0)
     return max(min([_of_system(), *_of_groups(), *_of_process()]), 0)
+
+
+def hand_back(device: torch.device) -> None:
+    """Give memory that was freed, and that allocators have kept for themselves, back to the device."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif device.type == "cpu":
+        with contextlib.suppress(OSError, AttributeError):  # only glibc has it
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def readable(size: float) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from thinkalike.config import TrainerConfig
 from thinkalike.errors import ResourceError
-from thinkalike.memory import Budget, OverLimit, readable
+from thinkalike.memory import GAPS, MARGIN, Budget, OverLimit, hand_back, readable
 from thinkalike.training.plans import Cost, Losses, Plan, measured, planned
 
 log = logging.getLogger(__name__)
@@ -36,20 +36,22 @@ def plan_within(
         ResourceError: one row and one stitch do not fit.
     """
     shared = limits.strategy == "ddp"
+    hand_back(rows.device)
     processes = limits.devices or 1 if shared and rows.device.type == "cpu" else 1
     budget = Budget.of(rows.device, limits.memory_bytes, processes)
     copies = 1 + momenta + int(shared)  # gradients, and those that processes exchange
     coming = float(copies) * sum(weight.nbytes for own in weights for weight in own)
-    room = budget.room - coming
+    room = budget.room - coming / GAPS
     if room <= 0:
         raise _too_many(len(weights), coming, budget)
     try:
         cost = measured(losses, weights, rows, tails, room)
     except OverLimit:
         raise _too_long("more than", budget.total, budget, limits) from None
+    hand_back(rows.device)
     plan = planned(cost, tails, len(rows), room)
     if plan is None:
-        least = (budget.used + coming + cost(1, [max(tails)])) / (budget.room + budget.used) * budget.total
+        least = (budget.used + coming + GAPS * cost(1, [max(tails)])) / MARGIN
         raise _too_long("about", least, budget, limits)
     log.info("memory: %s", _account(plan, cost, tails, len(rows), budget, coming))
     return plan
@@ -58,7 +60,7 @@ def plan_within(
 def _account(plan: Plan, cost: Cost, tails: Sequence[int], rows: int, budget: Budget, coming: float) -> str:
     part, start = 0.0, 0
     for size in plan.groups:
-        part = max(part, cost(plan.rows, tails[start : start + size]))
+        part = max(part, GAPS * cost(plan.rows, tails[start : start + size]))
         start += size
     parts = plan.parts(rows)
     where = "a step" if parts == 1 else f"each of {parts} parts of a step ({plan.rows} of {rows} rows"
@@ -72,7 +74,7 @@ def _account(plan: Plan, cost: Cost, tails: Sequence[int], rows: int, budget: Bu
 
 def _too_many(stitches: int, coming: float, budget: Budget) -> ResourceError:
     return ResourceError(
-        f"the gradients and momenta of layers=... with {stitches} stitches need {readable(coming)} beside "
+        f"{stitches} stitches need {readable(coming)} for gradients and momenta beside "
         f"{readable(budget.used)} in use, and {budget.allowed}; choose fewer layers, stitch=low_rank, "
         f"stitch.momentum=0, {budget.more}"
     )
