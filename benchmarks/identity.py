@@ -17,7 +17,7 @@ from tail import in_turn
 from transformers import BertConfig, BertForSequenceClassification
 
 from thinkalike.evaluation import ClassLosses, class_losses, identity_stitches
-from thinkalike.models import EMBED, FAMILIES, FrozenModel, swapped, train_tokenizer
+from thinkalike.models import FAMILIES, FrozenModel, train_tokenizer
 
 CLASSES = ("contradiction", "entailment", "neutral")
 SHAPE = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "max_position_embeddings": 64}
@@ -39,10 +39,12 @@ def whole_models(
     found = []
     for source, target in itertools.product(models, models):
         early, late = source.module.bert, target.module.bert
-        for cut in range(EMBED, source.n_layers):
-            blocks = torch.nn.ModuleList([*early.encoder.layer[: cut + 1], *late.encoder.layer[cut + 1 :]])
-            with swapped(target.module, {"bert.embeddings": early.embeddings, "bert.encoder.layer": blocks}):
-                found.append(class_losses(target.full(tokens, mask), labels, target.classes, CLASSES))
+        own = late.embeddings, late.encoder.layer
+        for blocks in range(source.n_layers + 1):
+            late.embeddings = early.embeddings
+            late.encoder.layer = torch.nn.ModuleList([*early.encoder.layer[:blocks], *own[1][blocks:]])
+            found.append(class_losses(target.full(tokens, mask), labels, target.classes, CLASSES))
+            late.embeddings, late.encoder.layer = own
     shape = (len(models), len(models), -1)
     return ClassLosses(*(torch.stack(parts).cpu().unflatten(0, shape) for parts in zip(*found, strict=True)))
 
@@ -50,8 +52,9 @@ def whole_models(
 def counted(models: list[FrozenModel], run: Callable[[], ClassLosses], rows: int) -> tuple[ClassLosses, float]:
     """Return what a run gives, and how many batches went through a block."""
     seen: list[int] = []
-    blocks = [block for model in models for block in model.module.bert.encoder.layer]
-    handles = [block.register_forward_hook(lambda _, args, __: seen.append(len(args[0]))) for block in blocks]
+    # parts of blocks, which a block that is passed over does not run
+    parts = [block.intermediate for model in models for block in model.blocks]
+    handles = [part.register_forward_hook(lambda _, args, __: seen.append(len(args[0]))) for part in parts]
     outcome = run()
     for handle in handles:
         handle.remove()

@@ -20,7 +20,7 @@ from thinkalike.models import CLASSIFIER, EMBED, FrozenModel, load_model, new_cl
 from thinkalike.states import counted, token_states
 
 TWO = ["entailment", "non-entailment"]
-CUTS = range(EMBED, tiny.LAYERS)
+CUTS = [EMBED, *range(tiny.LAYERS)]
 
 
 @pytest.fixture(scope="module")

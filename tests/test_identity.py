@@ -11,8 +11,9 @@ from classifiers import random_pairs as pairs
 from thinkalike.errors import ModelError
 from thinkalike.evaluation import class_losses, identity_stitches
 from thinkalike.models import EMBED, load_model
+from thinkalike.models.frozen import after
 
-CUTS = list(range(EMBED, tiny.LAYERS))
+CUTS = [EMBED, *range(tiny.LAYERS)]
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def transplanted(source, target, cut):
     """A whole classifier whose embeddings and blocks up to the cut are those of another."""
     module = copy.deepcopy(target.module)
     module.bert.embeddings = source.module.bert.embeddings
-    for layer in range(cut + 1):
+    for layer in range(after(cut)):
         module.bert.encoder.layer[layer] = source.module.bert.encoder.layer[layer]
     return module
 
@@ -89,8 +90,8 @@ def test_a_target_reads_its_logits_in_its_own_order(models, batch):
 def block_passes(models, run):
     """Rows that went through a block, as multiples of the batch."""
     rows = []
-    blocks = [block for model in models for block in model.module.bert.encoder.layer]
-    handles = [block.register_forward_hook(lambda _, args, __: rows.append(len(args[0]))) for block in blocks]
+    inside = [block.intermediate for model in models for block in model.blocks]  # a block that is passed over rests
+    handles = [part.register_forward_hook(lambda _, args, __: rows.append(len(args[0]))) for part in inside]
     run()
     for handle in handles:
         handle.remove()

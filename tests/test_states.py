@@ -13,6 +13,7 @@ from thinkalike.states import (
     last_tokens,
     pieces,
     recording_fingerprint,
+    site_numbers,
     sites,
     token_states,
     word_states,
@@ -28,7 +29,8 @@ def models(checkpoints):
 def test_sites_are_all_layers_and_the_embedding_if_asked_for():
     model = tiny.frozen()
     assert sites(model, embed=False) == [0, 1, 2, 3]
-    assert sites(model, embed=True) == [-1, 0, 1, 2, 3]
+    assert sites(model, embed=True) == ["embed", 0, 1, 2, 3]
+    assert site_numbers(model, embed=True) == [-1, 0, 1, 2, 3]
 
 
 def test_a_model_that_is_named_twice_runs_once():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Iterator
 
+LISTED = 100  # names in a message; of more there are only the first
+
 
 class ThinkalikeError(Exception):
     """A job cannot be done as asked; the message says why and what would work."""
@@ -61,7 +63,8 @@ def nearest(value: str, names: Iterable[str]) -> str:
     """Return "did you mean …?" for a likely typo, and else the list of what there is."""
     names = sorted(names)
     close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.6)
-    return f"did you mean '{close[0]}'?" if close else "there is: " + ", ".join(names)
+    shown = names if len(names) <= LISTED else [*names[:LISTED], f"... ({len(names)} in all)"]
+    return f"did you mean '{close[0]}'?" if close else "there is: " + ", ".join(shown)
 
 
 def chain(error: BaseException | None, suppressed: bool = False) -> Iterator[BaseException]:

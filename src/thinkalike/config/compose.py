@@ -36,7 +36,7 @@ GROUPS: dict[str, type] = {
     "logger": LoggerConfig,
 }
 
-HOW_IT_RUNS = ("dtype", "device", "context", "processing")  # of a model, whichever it is
+HOW_IT_RUNS = ("dtype", "device", "device_map", "quantization", "context", "processing")  # of a model, whichever it is
 
 _ASKED_FOR: set[str] = set()  # measures whose settings this process knows: jobs of a sweep share it
 

@@ -21,6 +21,7 @@ from thinkalike.config.relevance import neutral
 from thinkalike.errors import ConfigError, one_of
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+MAPS = ("auto", "balanced", "balanced_low_0", "sequential", "cpu", "disk")  # ways to lay out weights
 WIDEST = 10**6  # of every size of an architecture
 HEADS = (("n_heads", "d_model"), ("num_attention_heads", "hidden_size"), ("n_head", "n_embd"))  # by library
 SIZES = {size for pair in HEADS for size in pair} | {
@@ -44,6 +45,9 @@ class ModelConfig(Checked, part="model"):
     processing: str = "raw"  # raw: the checkpoint's weights; compat: LayerNorms folded, weights centred
     dtype: str = "float32"
     device: str = neutral("auto")
+    device_map: Any = neutral(None)  # weights over several devices, by accelerate: auto | {part: device | cpu | disk}
+    quantization: Optional[str] = None  # weights in fewer bits, by bitsandbytes: 8bit | 4bit
+    side: Optional[str] = None  # of an encoder-decoder: encoder | decoder
     corpus: str = "stdlib"  # the data that `data=auto` stands for
     bos: bool = False  # rows begin with the beginning-of-sequence token
     context: Optional[int] = ranged(None, least=2, most=CONTEXT)  # tokens of a row; null: what it can take, to 1024
@@ -62,6 +66,17 @@ class ModelConfig(Checked, part="model"):
         super().__post_init__()
         one_of("model.processing", self.processing, ("raw", "compat"))
         one_of("model.dtype", self.dtype, DTYPES)
+        for key, choices in (
+            ("quantization", ("8bit", "4bit")),
+            ("side", ("encoder", "decoder")),
+            ("device_map", MAPS),
+        ):
+            if isinstance(value := getattr(self, key), str):
+                one_of(f"model.{key}", value, choices)
+        if not isinstance(self.device_map, str | dict | None):
+            raise ConfigError(
+                f"model.device_map={self.device_map} must be one of {', '.join(MAPS)}, or of the form {{part: device}}"
+            )
         if self.name == "local" and not self.path:
             raise ConfigError("model=local needs model.path=<folder with a Hugging Face checkpoint>")
         self._check_architecture()

@@ -58,6 +58,12 @@ class TrainConfig(Checked):
         check_recipe(self.scale, self.recipe)
         check_store(self.store)
         check_layers(self.layers)
+        for part in ("model", "target"):
+            if self.trainer.strategy == "ddp" and (mapped := getattr(self, part).device_map) is not None:
+                raise ConfigError(
+                    f"{part}.device_map={mapped} lays one model over several devices, and trainer=ddp gives each "
+                    "process one of its own; leave out either"
+                )
         if self.task == "pretrain":
             self._check_mini()
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.errors import DataError, ModelError
-from thinkalike.models import EMBED, FrozenModel
+from thinkalike.models import EMBED, FrozenModel, Layer
 
 
 class ClassLosses(NamedTuple):
@@ -103,7 +103,7 @@ def identity_stitches(
     *,
     mask: Int[Tensor, "b t"] | None = None,
     types: Int[Tensor, "b t"] | None = None,
-    cuts: Sequence[int] | None = None,
+    cuts: Sequence[Layer] | None = None,
     at_once: int = 1,
 ) -> ClassLosses:
     """Stitch every model's first blocks, up to each cut, to the later blocks, pooler and classes of every model.
@@ -124,7 +124,7 @@ def identity_stitches(
         ModelError: a model is no classifier, or they differ in depth or width.
     """
     _check_alike(models)
-    cuts = range(EMBED, models[0].n_layers) if cuts is None else cuts
+    cuts = [EMBED, *range(models[0].n_layers)] if cuts is None else cuts
     states = [model.residuals(tokens, cuts, mask, types) for model in models]
     outcomes = []
     for target in models:
@@ -135,7 +135,7 @@ def identity_stitches(
 
 
 def _tails(
-    target: FrozenModel, states: Sequence[Tensor], cut: int, mask: Tensor | None, at_once: int
+    target: FrozenModel, states: Sequence[Tensor], cut: Layer, mask: Tensor | None, at_once: int
 ) -> Float[Tensor, "source b c"]:
     logits: list[Tensor] = []
     for start in range(0, len(states), at_once):

@@ -25,7 +25,7 @@ from thinkalike.job import Instrument, Outcome, Work, check_memory, check_time
 from thinkalike.measures import span
 from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models import FrozenModel, load_models
-from thinkalike.states import StateBatches, sites, text_batches
+from thinkalike.states import StateBatches, site_numbers, text_batches
 from thinkalike.store import Result
 from thinkalike.tables import layer_rows, matrix_rows
 
@@ -77,7 +77,7 @@ class LayerPairs(Instrument):
         source, target = load_models(config.model, config.target)
         self.check_feasible(measure, source, target)
         batches = self.batches(measure, config, [source, target])
-        rows, columns = (layer_rows(model.name, sites(model, measure.embed)) for model in (source, target))
+        rows, columns = (layer_rows(model.name, site_numbers(model, measure.embed)) for model in (source, target))
         metric = self.metric(measure, len(rows), len(columns))
         with at_boundaries():
             estimates = _gathered(metric, measure, batches, (source.name, target.name), work)
@@ -111,7 +111,7 @@ class LayerPairs(Instrument):
         size, models = measure.tokens_per_batch, dict.fromkeys((source, target))
         what, numbers = f"measure.tokens_per_batch={size}", 0
         for model in models:
-            numbers += size * len(sites(model, measure.embed)) * model.d_model
+            numbers += size * len(site_numbers(model, measure.embed)) * model.d_model
         memory = numbers * (source.dtype.itemsize + 4.0) + self._bytes_of_comparing(measure, source, target)
         check_memory(f"{what} needs", memory, Budget.of(source.device))
         operations = 2.0 * measure.batches * size**2 * (source.n_layers + target.n_layers)
@@ -120,7 +120,7 @@ class LayerPairs(Instrument):
 
     def _bytes_of_comparing(self, measure: Any, source: FrozenModel, target: FrozenModel) -> float:
         """Return what a batch takes beside states, from batches of narrow noise: a part by token, one by two tokens."""
-        size, counts = measure.tokens_per_batch, [len(sites(model, measure.embed)) for model in (source, target)]
+        size, counts = measure.tokens_per_batch, [len(site_numbers(model, measure.embed)) for model in (source, target)]
 
         def taken(n: int) -> float:
             noise = torch.randn(sum(counts), n, 8, generator=torch.Generator().manual_seed(0)).to(source.device)

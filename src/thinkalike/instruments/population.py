@@ -22,7 +22,7 @@ from thinkalike.evaluation import ClassLosses, check_labels, identity_stitches
 from thinkalike.instruments import run_job
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import grouped, population_penalties
-from thinkalike.models import EMBED, FrozenModel, checkpoint_fingerprint, load_model, same_vocabulary
+from thinkalike.models import FrozenModel, checkpoint_fingerprint, load_model, same_vocabulary
 from thinkalike.states import pair_batches
 from thinkalike.store import Result
 
@@ -222,7 +222,7 @@ def _table(members: Sequence[Member], layers: int, stitched: ClassLosses) -> pd.
         "accuracy_penalty": population_penalties(accuracy),
         "loss_penalty": -population_penalties(loss),
     }
-    return _long(members, range(EMBED, layers), "cut", values)
+    return _long(members, range(-1, layers), "cut", values)
 
 
 def _cells(members: Sequence[Member], likeness: Float[Tensor, "m m l"]) -> pd.DataFrame:

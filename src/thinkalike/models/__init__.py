@@ -6,10 +6,9 @@ from thinkalike.models.checkpoints.tokenizers import same_vocabulary, train_toke
 from thinkalike.models.controls import randomised
 from thinkalike.models.families import CLASSIFIER, FAMILIES, Family, family_named
 from thinkalike.models.foresight import Outline, check_models, outline
-from thinkalike.models.frozen import EMBED, FrozenModel
+from thinkalike.models.frozen import EMBED, FrozenModel, Layer
 from thinkalike.models.labels import label, told_apart
 from thinkalike.models.load import checkpoint_fingerprint, head_dimensions, load_model, load_models, pick_device
-from thinkalike.models.surgery import swapped
 from thinkalike.tokenizers import tokenizer_fingerprint
 
 __all__ = [
@@ -19,6 +18,7 @@ __all__ = [
     "FAMILIES",
     "Family",
     "FrozenModel",
+    "Layer",
     "Outline",
     "build_mini",
     "check_models",
@@ -34,7 +34,6 @@ __all__ = [
     "randomised",
     "same_vocabulary",
     "save_mini",
-    "swapped",
     "tokenizer_fingerprint",
     "told_apart",
     "train_tokenizer",

@@ -25,6 +25,7 @@ def randomised(model: FrozenModel, seed: int) -> FrozenModel:
         name=f"{model.name} (random)",
         context=model.context,
         bos_each_row=model.bos_each_row,
+        device=model.device,
         kernels=model.kernels,
         classes=model.classes,
     )

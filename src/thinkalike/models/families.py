@@ -1,6 +1,8 @@
-"""The table of families: where each architecture keeps its residual stream, and how its checkpoints are read.
+"""The families of models: what an architecture predicts, where its blocks are, and how its checkpoints are read.
 
-A new family is one line of this table and nothing else.
+Any architecture of transformers has a family. Those of the table are there because a checkpoint needs another reader
+or has more sites; where the blocks of all others are, TransformerLens's adapter of the architecture says, or the module
+itself (`checkpoints.blocks`). A line of this table wins over both.
 """
 
 from __future__ import annotations
@@ -11,31 +13,33 @@ from typing import Any, Literal
 
 from thinkalike.errors import ModelError, nearest, one_of
 
-Predicts = Literal["next", "hidden", "class"]  # the next token, hidden tokens, or the class of a whole text
+# the next token, hidden tokens, the class of a whole text, or nothing: states of one side of an encoder-decoder
+Predicts = Literal["next", "hidden", "class", "states"]
 Reader = Literal["transformers", "legacy", "native", "classifier"]  # a key of `thinkalike.models.load.READERS`
 
 CLASSIFIER = "bert_classifier"  # the family of fine-tuned BERTs
+RECURRENT = ("mamba_ssm", "causal_conv1d")  # the packages that run state-space blocks faster
 
 # The other site of a BERT is what its last residual addition adds (Brown et al. 2023, appendix C.2).
 BERT_SITES = {"resid_post": "", "update": "output.dense"}
+
+AUTO_CLASSES: dict[Predicts, str] = {
+    "next": "AutoModelForCausalLM",
+    "hidden": "AutoModelForMaskedLM",
+    "class": "AutoModelForSequenceClassification",
+    "states": "AutoModelForSeq2SeqLM",
+}
 
 
 @dataclass(frozen=True)
 class Family:
     """The facts about one architecture that the rest of the code needs.
 
-    Paths lead from the module that the reader builds to a part of it; "" is the module itself, and None stands for a
-    part that it does not have.
-
     Attributes:
         name: the name in configurations, and the `model_type` in config.json unless that is given.
-        body: what maps tokens to final states: embedding, blocks and final norm.
-        blocks: the list of blocks.
-        norm: the final norm, or a classifier's pooler.
-        unembed: the map from normed states to logits.
-        body_holds_unembed: whether the body applies the unembedding as well.
+        blocks: the path from the module that the reader builds to its list of blocks; "": to be found when it is read.
         predicts: what the logits are of.
-        sites: the sites of a block by the path of the module in it whose output they are.
+        sites: the sites of a block by the path of the module in it whose output they are; "" is the block itself.
         reader: how a checkpoint becomes a module and a tokenizer.
         model_type: the `model_type` in config.json where it is not the name.
         architecture: the class in config.json that tells this family from others with the same `model_type`.
@@ -43,11 +47,7 @@ class Family:
     """
 
     name: str
-    body: str
-    blocks: str
-    norm: str | None
-    unembed: str | None
-    body_holds_unembed: bool = False
+    blocks: str = ""
     predicts: Predicts = "next"
     sites: Mapping[str, str] = field(default_factory=lambda: {"resid_post": ""})
     reader: Reader = "transformers"
@@ -64,17 +64,15 @@ class Family:
 FAMILIES = {
     family.name: family
     for family in (
-        Family("native", "", "layers", "ln_out", "head", body_holds_unembed=True, reader="native"),
-        Family("legacy", "", "layers", "ln_out", "head", body_holds_unembed=True, reader="legacy"),
-        Family("gpt_neox", "gpt_neox", "gpt_neox.layers", "gpt_neox.final_layer_norm", "lm_head"),
-        Family("gpt2", "transformer", "transformer.h", "transformer.ln_f", "lm_head"),
+        Family("native", "layers", reader="native"),
+        Family("legacy", "layers", reader="legacy"),
+        Family("gpt_neox", "gpt_neox.layers"),
+        Family("gpt2", "transformer.h"),
+        Family("mamba", "backbone.layers", kernels=RECURRENT),
+        Family("bert", "bert.encoder.layer", predicts="hidden", sites=BERT_SITES),
         Family(
-            "mamba", "backbone", "backbone.layers", "backbone.norm_f", "lm_head", kernels=("mamba_ssm", "causal_conv1d")
-        ),
-        Family("bert", "bert", "bert.encoder.layer", None, None, predicts="hidden", sites=BERT_SITES),
-        Family(
-            CLASSIFIER, "bert", "bert.encoder.layer", "bert.pooler", "classifier", predicts="class",
-            sites=BERT_SITES, reader="classifier", model_type="bert", architecture="BertForSequenceClassification",
+            CLASSIFIER, "bert.encoder.layer", predicts="class", sites=BERT_SITES, reader="classifier",
+            model_type="bert", architecture="BertForSequenceClassification",
         ),
     )
 }  # fmt: skip
@@ -91,23 +89,31 @@ def family_named(name: str) -> Family:
 
 
 def family_in(shape: Mapping[str, Any], path: str) -> Family:
-    """Return the family that a checkpoint's config.json names.
+    """Return the family of a checkpoint by its config.json.
 
     Args:
         shape: the contents of config.json.
         path: where it was read, for the message.
 
     Raises:
-        ModelError: config.json names no family of the table.
+        ModelError: transformers has no such architecture, or none of it that predicts tokens or classes.
     """
+    stated = [str(name) for name in shape.get("architectures") or []]
     for family in FAMILIES.values():
-        if family.architecture and family.architecture in (shape.get("architectures") or []):
+        if family.architecture and family.architecture in stated:
             return family
     model_type = str(shape.get("model_type"))
     own = {each.in_config_json: each for each in FAMILIES.values() if each.in_config_json and not each.architecture}
-    if model_type not in own:
-        raise ModelError(f"{path} says model_type={model_type}, which is no known family; {nearest(model_type, own)}")
-    return own[model_type]
+    if model_type in own and not any(name.endswith("ForSequenceClassification") for name in stated):
+        return own[model_type]
+    predicts = _predicts(model_type, stated)
+    if predicts is None:
+        raise ModelError(_unknown(shape, model_type, path))
+    reader: Reader = "classifier" if predicts == "class" else "transformers"
+    state_space = "mamba" in model_type or model_type in ("falcon_h1", "jamba", "bamba", "zamba", "zamba2")
+    kernels = RECURRENT if state_space else ()
+    name = f"{model_type}_classifier" if predicts == "class" else model_type
+    return Family(name, predicts=predicts, reader=reader, model_type=model_type, kernels=kernels)
 
 
 def classifier_on(model_type: str) -> Family | None:
@@ -116,3 +122,34 @@ def classifier_on(model_type: str) -> Family | None:
         if family.predicts == "class" and family.in_config_json == model_type:
             return family
     return None
+
+
+def _predicts(model_type: str, stated: list[str]) -> Predicts | None:
+    """Return what a checkpoint predicts: what its own class does, or else the first of what its architecture can."""
+    from transformers.models.auto import modeling_auto as auto
+
+    classes: dict[Predicts, Any] = {
+        "class": auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.get(model_type),
+        "states": auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES.get(model_type),
+        "hidden": auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES.get(model_type),
+        "next": auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type),
+    }
+    for predicts, name in classes.items():
+        if name in stated:
+            return predicts
+    return next((predicts for predicts, name in classes.items() if name and predicts != "class"), None)
+
+
+def _unknown(shape: Mapping[str, Any], model_type: str, path: str) -> str:
+    from transformers import __version__
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    said = f"{path} says model_type={shape.get('model_type')}"
+    if model_type in CONFIG_MAPPING_NAMES:
+        return f"{said}, which predicts neither tokens nor classes of texts; choose a language model"
+    if "auto_map" in shape:
+        return (
+            f"{said}, which needs code of its own repository (trust_remote_code), and none is ever run from there; "
+            "choose a checkpoint in a format that transformers has itself"
+        )
+    return f"{said}, which transformers {__version__} does not know; {nearest(model_type, CONFIG_MAPPING_NAMES)}"

@@ -1,9 +1,10 @@
 """A language model that is only looked at: head, tail and residuals of any family, proved against its full pass.
 
-One mechanism serves all families: the model's own code runs, with its list of blocks cut to those that are wanted and
-its final norm and unembedding taken out, so positions, masks and rotary tables are what the model itself makes them.
-(`start_at_layer` of TransformerLens 4 runs the skipped blocks too, and is wrong for Mamba; `stop_at_layer` returns
-logits for BERT.)
+One mechanism serves all families. The model's own forward pass runs, embedding and unembedding included, so positions,
+masks, scales and caps are what the model itself makes them. All blocks stay in place: those that are not wanted return
+their input, a state is put in before the first that is, and the pass ends after the last state that is asked for.
+(A list of blocks that is cut short shifts the indices by which a block finds its kind of attention. `start_at_layer` of
+TransformerLens 4 runs the skipped blocks too, and is wrong for Mamba; `stop_at_layer` returns logits for BERT.)
 """
 
 from __future__ import annotations
@@ -11,41 +12,53 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Final, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from thinkalike.errors import ModelError
+from thinkalike.models.checkpoints.weights import tensors_of
 from thinkalike.models.families import Family, Predicts
 from thinkalike.models.proof import prove
 from thinkalike.models.recomputation import recomputed
 from thinkalike.models.samples import Tokens
-from thinkalike.models.surgery import captured_input, captured_output, first_tensor, replaced_input, swapped
+from thinkalike.models.surgery import (
+    captured_input,
+    captured_output,
+    ended_at,
+    first_tensor,
+    passed_over,
+    replaced_input,
+)
+from thinkalike.models.survey import accepted, survey, without_cache
 
-EMBED = -1  # the site before block 0, as a layer
+EMBED: Final = "embed"  # the site before block 0, in the place of a layer's number
+Layer = int | Literal["embed"]
 
 
 class FrozenModel:
     """A pretrained model without dropout or gradients for its weights; a layer l means the site resid_post[l].
 
     In all methods `mask` is 1 for tokens and 0 for padding, and `types` tells the two texts of a pair apart; None means
-    that there is no padding and one text.
+    that there is no padding and one text. Layer l is the stream after block l, which is `hidden_states[l + 1]` of
+    transformers, and EMBED the stream before block 0.
 
     Attributes:
         name: the everyday name.
-        family: where the parts of the module are.
+        family: where the blocks of the module are.
         tokenizer: the Hugging Face tokenizer.
-        n_layers, d_model: the number of blocks and their width.
+        n_layers, d_model: the number of blocks and the width of the stream.
         vocabulary: the number of rows of the embedding.
         context: the longest row of tokens.
         bos_each_row: whether the model expects rows to begin with BOS.
+        device: where states and logits are.
         revision, kernels: what was loaded and which code runs it, for the provenance.
         classes: what a classifier's logits are of, in their order.
 
     Raises:
-        ModelError: for a few fixed tokens x, tail(l, head(l, x)) is not the full pass at the middle layer.
+        ModelError: for a few fixed tokens x, tail(l, head(l, x)) is not the full pass.
     """
 
     def __init__(
@@ -57,36 +70,32 @@ class FrozenModel:
         name: str,
         context: int,
         bos_each_row: bool = False,
+        device: torch.device | None = None,
         revision: str = "",
         kernels: str = "torch",
         classes: Sequence[str] = (),
     ):
         self.module = module.eval().requires_grad_(False)
+        without_cache(module)
         self.family, self.tokenizer, self.name = family, tokenizer, name
         self.context, self.bos_each_row, self.revision, self.kernels = context, bos_each_row, revision, kernels
         self.classes = tuple(classes)
-        self.n_layers = len(self._blocks)
-        self.vocabulary, self.d_model = self._embedding.shape
+        embedding = _embedding(module)
+        self.vocabulary, self.dtype, self.device = len(embedding), embedding.dtype, device or embedding.device
+        self._accepts = accepted(module)
+        self.blocks = list(module.get_submodule(family.blocks).children())
+        self.n_layers = len(self.blocks)
+        self.d_model, self._forms = survey(self)
         prove(self)
 
     @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self._embedding.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of the weights."""
-        return self._embedding.dtype
-
-    @property
     def family_name(self) -> str:
-        """The name of the architecture in the table of families."""
+        """The name of the architecture."""
         return self.family.name
 
     @property
     def predicts(self) -> Predicts:
-        """What the logits are of: the "next" token, "hidden" tokens, or the "class" of a whole text."""
+        """What the output is: logits of the "next" token, of "hidden" tokens, of the "class" of a text, or "states"."""
         return self.family.predicts
 
     @property
@@ -103,7 +112,7 @@ class FrozenModel:
     def residuals(
         self,
         tokens: Tokens,
-        layers: Sequence[int],
+        layers: Sequence[Layer],
         mask: Tokens | None = None,
         types: Tokens | None = None,
         site: str = "resid_post",
@@ -111,22 +120,24 @@ class FrozenModel:
         """Return the residual stream after each of these blocks in one pass, which ends at the deepest of them.
 
         Args:
-            layers: numbers of blocks; EMBED is the site before block 0.
+            layers: numbers of blocks from 0 on; EMBED is the site before block 0.
             site: "update" asks for what a BERT's block adds last to its residual stream instead.
 
         Raises:
             ModelError: a layer is out of range or has no such site.
         """
         self.check_layers(layers, site)
-        states: dict[int, Tensor] = {}
+        states: dict[Layer, Tensor] = {}
+        deepest = max(after(layer) for layer in layers)
         with contextlib.ExitStack() as hooks:
             for layer in set(layers):
                 hooks.enter_context(self._captured(layer, site, states))
-            self._run(tokens, 0, max(max(layers) + 1, 1), mask, types)
-        return [states[layer] for layer in layers]
+            hooks.enter_context(ended_at(self.blocks[max(deepest - 1, 0)], entering=not deepest))
+            self._run(tokens, mask, types)
+        return [states[layer].to(self.device) for layer in layers]
 
     def head(
-        self, tokens: Tokens, layer: int, mask: Tokens | None = None, types: Tokens | None = None
+        self, tokens: Tokens, layer: Layer, mask: Tokens | None = None, types: Tokens | None = None
     ) -> Float[Tensor, "b t d"]:
         """Return the residual stream after block `layer`; later blocks do not run."""
         return self.residuals(tokens, [layer], mask, types)[0]
@@ -140,41 +151,49 @@ class FrozenModel:
         """
         if start >= stop:
             return residual
-        placeholder = torch.zeros(residual.shape[:2], dtype=torch.long, device=self.device)
-        with replaced_input(self._blocks[start], residual):
-            return self._run(placeholder, start, stop, mask)
+        states: dict[int, Tensor] = {}
+        last = self.blocks[stop - 1]
+        with captured_output(last, stop, states), ended_at(last):
+            self._continued(residual, start, mask)
+        return states[stop].to(self.device)
 
-    def finish(self, residual: Float[Tensor, "*b d"]) -> Float[Tensor, "... v"]:
+    def finish(self, residual: Float[Tensor, "*b d"], mask: Tokens | None = None) -> Float[Tensor, "... v"]:
         """Return the logits of the last block's residual: final norm and unembedding, or pooler and classes.
 
-        The result is differentiable with respect to `residual`.
+        The result is differentiable with respect to `residual`. Of a language model each token is read by itself, so
+        that a row may be longer than the context.
 
         Raises:
-            ModelError: the family has no logits, or single tokens are given to a classifier.
+            ModelError: the model predicts no next token, or single tokens are given to a classifier.
         """
-        if self.predicts == "class" and residual.dim() != 3:
-            raise self._no_language_model()
-        if self.family.norm is None or self.family.unembed is None:
+        if self.predicts == "class":
+            if residual.dim() != 3:
+                raise self._no_language_model()
+            return self.output(residual, mask)
+        if self.predicts != "next":
             raise ModelError(f"{self.name} predicts no next token, so it has no tail; its residuals can be compared")
-        normed = self.module.get_submodule(self.family.norm)(residual)
-        return self.module.get_submodule(self.family.unembed)(normed.to(self.dtype))  # Mamba keeps float32 residuals
+        logits = self.output(residual.reshape(-1, 1, residual.shape[-1]))
+        return logits.view(*residual.shape[:-1], -1)
 
     def tail(
-        self, residual: Float[Tensor, "b t d"], layer: int, mask: Tokens | None = None
+        self, residual: Float[Tensor, "b t d"], layer: Layer, mask: Tokens | None = None
     ) -> Float[Tensor, "b ... v"]:
         """Return the logits, given the residual stream after block `layer`; earlier blocks do not run.
 
         The result is differentiable with respect to `residual`.
         """
-        return self.finish(self.advance(residual, layer + 1, self.n_layers, mask))
+        return self.finish(self.advance(residual, after(layer), self.n_layers, mask), mask)
+
+    def output(self, residual: Float[Tensor, "b t d"], mask: Tokens | None = None) -> Float[Tensor, "b ... v"]:
+        """Return what the model makes of the last block's residual, whatever that is: see `predicts`."""
+        return self._continued(residual, self.n_layers, mask)
 
     def full(self, tokens: Tokens, mask: Tokens | None = None, types: Tokens | None = None) -> Float[Tensor, "b ... v"]:
-        """Run the model's own full pass; it gives logits, or the last hidden state of a family without a tail."""
+        """Run the model's own full pass."""
         with torch.no_grad():
-            module = self.module if self.family.unembed else self.module.get_submodule(self.family.body)
-            return first_tensor(module(tokens.to(self.device), **self._keywords(mask, types)))
+            return self._run(tokens, mask, types)
 
-    def check_layers(self, layers: Sequence[int], site: str = "resid_post") -> None:
+    def check_layers(self, layers: Sequence[Layer], site: str = "resid_post") -> None:
         """Check that the model has these layers, and this site in all of them.
 
         Raises:
@@ -184,12 +203,16 @@ class FrozenModel:
             known = ", ".join(self.family.sites)
             raise ModelError(f"{self.name} has no site {site} at layers {list(layers)}: its blocks have {known}")
         for layer in layers:
-            if not EMBED <= layer < self.n_layers:
-                raise ModelError(f"{self.name} has no layer {layer}: its layers are 0 to {self.n_layers - 1}")
+            if layer != EMBED and not 0 <= layer < self.n_layers:
+                raise ModelError(
+                    f"{self.name} has no layer {layer}: its layers are 0 to {self.n_layers - 1}, and '{EMBED}' is the "
+                    "site before them"
+                )
 
     def parameters(self) -> tuple[int, int]:
         """Return how many weights the model has, and how many of them are in its blocks."""
-        counts = [sum(weight.numel() for weight in part.parameters()) for part in (self.module, self._blocks)]
+        counts = [sum(weight.numel() for part in parts for weight in part.parameters())
+                  for parts in ([self.module], self.blocks)]  # fmt: skip
         return counts[0], counts[1]
 
     @contextlib.contextmanager
@@ -198,7 +221,7 @@ class FrozenModel:
 
         The first passes take minutes.
         """
-        blocks = list(self._blocks) if wanted else []
+        blocks = self.blocks if wanted else []
         try:
             for block in blocks:
                 block.forward = torch.compile(block.forward)
@@ -209,14 +232,14 @@ class FrozenModel:
 
     def recomputed(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
         """Keep no states inside the blocks for the backward pass while the context is open: see `recomputed`."""
-        return recomputed(self._blocks if wanted else [])
+        return recomputed(self.blocks if wanted else [])
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of all parameters and persistent buffers with their names, as 16 hexadecimal digits."""
         digest = hashlib.sha256()
-        for name, tensor in sorted(self.module.state_dict().items()):
+        for name, tensor in tensors_of(self.module, in_order=True):
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
         return digest.hexdigest()[:16]
 
     def describe(self) -> dict[str, str]:
@@ -231,39 +254,40 @@ class FrozenModel:
             "device": str(self.device),
         }
 
-    @property
-    def _embedding(self) -> Tensor:
-        """The token embedding, which is the first matrix of the body, (vocabulary, d_model)."""
-        body = self.module.get_submodule(self.family.body)
-        return next(weight for weight in body.parameters() if weight.dim() == 2)
-
-    @property
-    def _blocks(self) -> Any:
-        return self.module.get_submodule(self.family.blocks)
-
     def _no_language_model(self) -> ModelError:
         return ModelError(f"{self.name} predicts the class of a whole text and no tokens; choose a language model")
 
-    def _run(
-        self, tokens: Tensor, start: int, stop: int, mask: Tensor | None = None, types: Tensor | None = None
-    ) -> Tensor:
-        """Run the body with blocks start..stop-1 only, without final norm and unembedding."""
-        replacements: dict[str, nn.Module] = {self.family.blocks: nn.ModuleList(list(self._blocks)[start:stop])}
-        if self.family.norm:
-            replacements[self.family.norm] = nn.Identity()
-        if self.family.body_holds_unembed and self.family.unembed:
-            replacements[self.family.unembed] = nn.Identity()
-        body, keywords = self.module.get_submodule(self.family.body), self._keywords(mask, types)
-        with swapped(self.module, replacements):
-            return first_tensor(body(tokens.to(self.device), **keywords))
+    def _run(self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
+        given = {"attention_mask": mask, "token_type_ids": types}
+        named = {name: each.to(self.device) for name, each in given.items() if each is not None and self._accepts(name)}
+        return first_tensor(self.module(tokens.to(self.device), **named))
 
-    def _keywords(self, mask: Tensor | None, types: Tensor | None) -> dict[str, Tensor]:
-        """Return what a forward pass takes beside tokens."""
-        named = {"attention_mask": mask, "token_type_ids": types}
-        return {name: tensor.to(self.device) for name, tensor in named.items() if tensor is not None}
+    def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
+        """Run the model with this state before block `start`, or after the last one; earlier blocks are passed over.
 
-    def _captured(self, layer: int, site: str, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[None]:
+        The state comes out of the block before, since some models do something between two blocks.
+        """
+        placeholder = torch.zeros(residual.shape[:2], dtype=torch.long, device=self.device)
+        with (
+            passed_over(self.blocks[:start], self._forms[:start]),
+            replaced_input(self.blocks[max(start - 1, 0)], residual),
+        ):
+            return self._run(placeholder, mask)
+
+    def _captured(self, layer: Layer, site: str, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[None]:
         """Store the state at a site of `layer` in `states` while the context is open."""
         if layer == EMBED:
-            return captured_input(self._blocks[0], layer, states)
-        return captured_output(self._blocks[layer].get_submodule(self.family.sites[site]), layer, states)
+            return captured_input(self.blocks[0], layer, states)
+        return captured_output(self.blocks[int(layer)].get_submodule(self.family.sites[site]), layer, states)
+
+
+def after(layer: Layer) -> int:
+    """Return how many blocks run before a site."""
+    return 0 if layer == EMBED else int(layer) + 1
+
+
+def _embedding(module: Any) -> Tensor:
+    """Return the token embedding, (vocabulary, width): by convention, or else the first matrix."""
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        return module.get_input_embeddings().weight  # type: ignore[no-any-return]
+    return next(weight for weight in module.parameters() if weight.dim() == 2)

@@ -8,7 +8,9 @@ from pathlib import Path
 from thinkalike.config import ModelConfig
 
 # the settings by which models of one name are told apart
-IDENTIFYING = ("hub_id", "revision", "path", "index", "processing", "dtype", "context", "seed", "device")
+IDENTIFYING = (
+    "hub_id", "revision", "path", "index", "side", "processing", "dtype", "quantization", "context", "seed", "device",
+)  # fmt: skip
 
 
 def label(config: ModelConfig) -> str:

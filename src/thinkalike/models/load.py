@@ -15,9 +15,11 @@ import torch
 from thinkalike.config import ModelConfig
 from thinkalike.digests import remembered_digest
 from thinkalike.errors import ConfigError, ModelError, one_of
-from thinkalike.models.checkpoints.bridges import Checkpoint, read_legacy, read_transformers
+from thinkalike.models.checkpoints.blocks import blocks_of
+from thinkalike.models.checkpoints.bridges import Checkpoint, Where, read_legacy, read_transformers
 from thinkalike.models.checkpoints.classifiers import class_names, read_classifier
 from thinkalike.models.checkpoints.minis import ASSETS, folder_of, read_mini
+from thinkalike.models.checkpoints.placement import device_of
 from thinkalike.models.checkpoints.places import commit_of, explained, hub, reached, read_shape
 from thinkalike.models.checkpoints.tokenizers import check_tokenizer
 from thinkalike.models.families import FAMILIES, Family, family_in
@@ -60,18 +62,21 @@ def load_model(config: ModelConfig, name: str | None = None) -> FrozenModel:
             config = config if config.path else replace(config, revision=revision)  # all files are of one commit
             named = FAMILIES.get(config.family)
             family = named or family_in(read_shape(config, place), f"{place}/config.json")
-            module, tokenizer, context = READERS[family.reader](config, family, place, dtype)
+            _check_laid_out(config, family)
+            module, tokenizer, context = READERS[family.reader](config, family, Where(place, device, dtype))
         if config.classes and family.predicts != "class":
             raise ModelError(
                 f"{config.name}: model.classes={config.classes} is for classifiers, and this is a {family.name}"
             )
+        family = family if family.blocks else replace(family, blocks=blocks_of(module, config.name))
         model = FrozenModel(
-            module.to(device=device, dtype=dtype),
+            module,
             family,
             tokenizer,
             name=name or own_label,
             context=min(context or LONGEST, config.context or LONGEST),
             bos_each_row=config.bos,
+            device=device_of(module, device),
             revision=revision,
             kernels=kernels_of(family),
             classes=class_names(config, module) if family.predicts == "class" else (),
@@ -80,22 +85,33 @@ def load_model(config: ModelConfig, name: str | None = None) -> FrozenModel:
         return model
 
 
-def read_native(config: ModelConfig, family: Family, place: str, dtype: torch.dtype) -> Checkpoint:
-    """Read a mini of this project's own layout.
-
-    Args:
-        place: a folder.
-    """
-    module, tokenizer = read_mini(Path(place))
-    return Checkpoint(module, tokenizer, module.cfg.n_ctx)
+def read_native(config: ModelConfig, family: Family, where: Where) -> Checkpoint:
+    """Read a mini of this project's own layout."""
+    module, tokenizer = read_mini(Path(where.place))
+    return Checkpoint(module.to(device=where.device, dtype=where.dtype), tokenizer, module.cfg.n_ctx)
 
 
-READERS: dict[str, Callable[[ModelConfig, Family, str, torch.dtype], Checkpoint]] = {
+READERS: dict[str, Callable[[ModelConfig, Family, Where], Checkpoint]] = {
     "transformers": read_transformers,
     "legacy": read_legacy,
     "native": read_native,
     "classifier": read_classifier,
 }
+
+
+def _check_laid_out(config: ModelConfig, family: Family) -> None:
+    """Refuse ways to lay out weights, and sides, that a family does not have."""
+    foreign = {"device_map": config.device_map, "quantization": config.quantization}
+    for key, value in foreign.items():
+        if value is not None and family.reader in ("legacy", "native"):
+            raise ConfigError(
+                f"model.{key}={value} is for checkpoints of transformers, and {config.name} is a {family.name}; leave "
+                "it out"
+            )
+    if config.side is not None and family.predicts != "states":
+        raise ConfigError(
+            f"model.side={config.side} is for encoder-decoders, and {config.name} is a {family.name}; leave it out"
+        )
 
 
 def head_dimensions(config: ModelConfig) -> dict[str, int]:

@@ -10,9 +10,11 @@ from torch import Tensor
 from thinkalike.errors import ModelError
 from thinkalike.models.checkpoints.weights import check_finite
 from thinkalike.models.samples import sample_padding, sample_tokens
+from thinkalike.models.survey import kinds_of_layers, passing, windows
 
 # the largest difference that rounding explains, relative to the largest logit
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+LONGEST = 1024  # tokens of the row that is longer than a window
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -21,7 +23,10 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def prove(model: Any) -> None:
-    """Check that weights are finite, and on fixed tokens that head and tail compose to the full pass at one cut.
+    """Check that weights are finite, and on fixed tokens that head and tail compose to the full pass.
+
+    Cuts are before the first block, after the first, the middle and the last one, and after the first of each kind; the
+    middle one also on a row that is longer than the windows of the layers that attend to one.
 
     Args:
         model: a FrozenModel, whose own module imports this one.
@@ -30,15 +35,28 @@ def prove(model: Any) -> None:
         ModelError: they do not, or the weights or the model's output are not finite.
     """
     check_finite(model.module, model.name)
-    tokens = sample_tokens(model.vocabulary, model.context)
+    last, kinds = model.n_layers - 1, kinds_of_layers(model.module)
+    firsts = {kinds.index(kind) for kind in kinds}
+    cuts = ["embed", *sorted({0, last // 2, last} | {layer for layer in firsts if layer <= last})]
+    if model.predicts == "states":
+        cuts = [last]  # the blocks of a decoder also read what its encoder made of the tokens
+    long = [size + 8 for size in windows(model.module) if 16 < size + 8 <= min(model.context, LONGEST)]
+    with passing(model.name):
+        _compare(model, sample_tokens(model.vocabulary, model.context), cuts)
+        if long and model.predicts != "states":
+            _compare(model, sample_tokens(model.vocabulary, max(long), rows=1, at_most=LONGEST), [last // 2])
+
+
+def _compare(model: Any, tokens: Tensor, cuts: list[Any]) -> None:
     mask, types = (None, None) if model.predicts == "next" else sample_padding(tokens)
-    full, middle = model.full(tokens, mask, types), max(model.n_layers // 2 - 1, 0)
     with torch.no_grad():
-        joined = model.advance(model.head(tokens, middle, mask, types), middle + 1, model.n_layers, mask)
-        joined = model.finish(joined) if model.family.unembed else joined
-    error, allowed = relative_error(joined, full), TOLERANCE[model.dtype]
-    if not error <= allowed:  # NaN fails as well
-        raise ModelError(
-            f"{model.name}: tail({middle}, head({middle}, x)) differs from the full pass by {error:.1e} of the "
-            f"largest logit (allowed: {allowed:.0e}); this model cannot be cut at its blocks"
-        )
+        full, states = model.full(tokens, mask, types), model.residuals(tokens, cuts, mask, types)
+        for cut, state in zip(cuts, states, strict=True):
+            joined = model.advance(state, 0 if cut == "embed" else cut + 1, model.n_layers, mask)
+            joined = model.finish(joined) if model.predicts == "next" else model.output(joined, mask)
+            error, allowed = relative_error(joined, full), TOLERANCE[model.dtype]
+            if not error <= allowed:  # NaN fails as well
+                raise ModelError(
+                    f"{model.name}: tail({cut}, head({cut}, x)) differs from the full pass by {error:.1e} of the "
+                    f"largest logit (allowed: {allowed:.0e}); this model cannot be cut at its blocks"
+                )

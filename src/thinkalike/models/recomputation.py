@@ -23,7 +23,7 @@ def recomputed(blocks: Iterable[nn.Module]) -> Iterator[None]:
         for block in blocks:
             before = vars(block).get("forward")  # of another context, such as that of compiled blocks
             undone.callback(_put_back, block, before)
-            block.forward = _again_in_backward(block.forward)
+            vars(block)["forward"] = _again_in_backward(block.forward)
         yield
 
 
@@ -38,7 +38,6 @@ def _again_in_backward(forward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _put_back(block: nn.Module, before: Any) -> None:
-    if before is None:
-        del block.forward
-    else:
-        block.forward = before
+    vars(block).pop("forward", None)
+    if before is not None:
+        vars(block)["forward"] = before

@@ -9,9 +9,9 @@ from torch import Tensor
 Tokens = Int[Tensor, "b t"]
 
 
-def sample_tokens(vocabulary: int, context: int) -> Tokens:
-    """Return two short rows, which are the same each time."""
-    return torch.randint(vocabulary, (2, min(16, context)), generator=torch.Generator().manual_seed(0))
+def sample_tokens(vocabulary: int, context: int, rows: int = 2, at_most: int = 16) -> Tokens:
+    """Return two short rows, unless others are asked for, which are the same each time."""
+    return torch.randint(vocabulary, (rows, min(at_most, context)), generator=torch.Generator().manual_seed(0))
 
 
 def sample_padding(tokens: Tokens) -> tuple[Tokens, Tokens]:

@@ -1,40 +1,48 @@
-"""Changes to a module that undo themselves: submodules that are swapped, and states that are captured or replaced."""
+"""Changes to a module that undo themselves: blocks that are passed over, states that are seen or put in place."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 
+class _Reached(Exception):
+    """Ends a pass where all that was wanted of it has been seen."""
+
+
 @contextlib.contextmanager
-def swapped(module: nn.Module, replacements: dict[str, nn.Module]) -> Iterator[None]:
-    """Replace the submodules at these dotted paths while the context is open."""
-    places = [(*_parent(module, path), new) for path, new in replacements.items()]
-    originals = [parent._modules[name] for parent, name, _ in places]
+def passed_over(blocks: Sequence[nn.Module], forms: Sequence[int | None]) -> Iterator[None]:
+    """Let blocks return their input while the context is open.
+
+    They stay where they are, since models ask a block's index which attention it has.
+
+    Args:
+        forms: what each block returns: a tensor (None), or a tuple of so many parts, of which the first is the state.
+    """
+    own = [vars(block).get("forward") for block in blocks]  # compiled, or of a block that is kept on another device
     try:
-        for parent, name, new in places:
-            parent._modules[name] = new
+        for block, form in zip(blocks, forms, strict=True):
+            vars(block)["forward"] = _same(form)  # a wrapper of TransformerLens would hand on what is assigned
         yield
     finally:
-        for (parent, name, _), original in zip(places, originals, strict=True):
-            parent._modules[name] = original
+        for block, forward in zip(blocks, own, strict=True):
+            vars(block).pop("forward", None)
+            if forward is not None:
+                vars(block)["forward"] = forward
 
 
 @contextlib.contextmanager
 def captured_input(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> Iterator[None]:
-    """Store the first input of every pass through a module as `states[key]` while the context is open."""
+    """Store the state that enters a module in every pass as `states[key]` while the context is open."""
 
-    def store(_: nn.Module, args: tuple) -> None:
-        states[key] = args[0]
+    def store(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        states[key] = args[0] if args else kwargs[_name_of_state(kwargs)]
 
-    handle = module.register_forward_pre_hook(store)
-    try:
+    with _hooked(module.register_forward_pre_hook(store, with_kwargs=True)):
         yield
-    finally:
-        handle.remove()
 
 
 @contextlib.contextmanager
@@ -44,25 +52,33 @@ def captured_output(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> I
     def store(_: nn.Module, args: tuple, output: Any) -> None:
         states[key] = first_tensor(output)
 
-    handle = module.register_forward_hook(store)
-    try:
+    with _hooked(module.register_forward_hook(store)):
         yield
-    finally:
-        handle.remove()
 
 
 @contextlib.contextmanager
 def replaced_input(module: nn.Module, state: Tensor) -> Iterator[None]:
-    """Give a module this state as the first input of every pass while the context is open."""
+    """Let this state enter a module in every pass while the context is open."""
 
-    def replace(_: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        return (state, *args[1:]), kwargs
+    def replace(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        if args:
+            return (state, *args[1:]), kwargs
+        return args, kwargs | {_name_of_state(kwargs): state}
 
-    handle = module.register_forward_pre_hook(replace, with_kwargs=True)
-    try:
+    with _hooked(module.register_forward_pre_hook(replace, with_kwargs=True)):
         yield
-    finally:
-        handle.remove()
+
+
+@contextlib.contextmanager
+def ended_at(module: nn.Module, *, entering: bool = False) -> Iterator[None]:
+    """End the pass that runs inside of the context where it leaves or enters a module; what was captured stays."""
+
+    def end(*_: Any) -> None:
+        raise _Reached
+
+    register = module.register_forward_pre_hook if entering else module.register_forward_hook
+    with contextlib.suppress(_Reached), _hooked(register(end)):
+        yield
 
 
 def first_tensor(output: Any) -> Tensor:
@@ -70,6 +86,27 @@ def first_tensor(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output[0]
 
 
-def _parent(module: nn.Module, path: str) -> tuple[nn.Module, str]:
-    head, _, name = path.rpartition(".")
-    return module.get_submodule(head), name
+def form_of(output: Any) -> int | None:
+    """Return the form of what a block returns, see `passed_over`."""
+    return None if isinstance(output, Tensor) else len(output)
+
+
+@contextlib.contextmanager
+def _hooked(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _same(form: int | None) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        state = args[0] if args else kwargs[_name_of_state(kwargs)]
+        return state if form is None else (state, *[None] * (form - 1))
+
+    return forward
+
+
+def _name_of_state(kwargs: dict[str, Any]) -> str:
+    """Return the name by which a block is given the state: the first one, by convention hidden_states."""
+    return "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))

@@ -8,7 +8,7 @@ from thinkalike.states.stimuli import (
     stimulus_states,
     stimulus_states_of,
 )
-from thinkalike.states.tokens import counted, sites, token_states
+from thinkalike.states.tokens import counted, site_numbers, sites, token_states
 from thinkalike.states.words import Pieces, last_tokens, pieces, word_states, words_of
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "pair_batches",
     "pieces",
     "recording_fingerprint",
+    "site_numbers",
     "sites",
     "stimulus_states",
     "stimulus_states_of",

@@ -16,7 +16,7 @@ from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.data import Stimuli, read_arrays
 from thinkalike.errors import DataError
 from thinkalike.models import FrozenModel, load_model, told_apart
-from thinkalike.states.tokens import sites
+from thinkalike.states.tokens import site_numbers
 from thinkalike.states.words import Pieces, word_states
 
 TEXTS_AT_ONCE = 64
@@ -54,7 +54,9 @@ def _recorded(path: str, stimuli: Stimuli) -> StimulusStates:
 
 def _computed(config: ModelConfig, name: str, stimuli: Stimuli, embed: bool) -> StimulusStates:
     model = load_model(config, name)
-    return StimulusStates(model.name, sites(model, embed), stimulus_states(model, stimuli, embed), model.describe())
+    return StimulusStates(
+        model.name, site_numbers(model, embed), stimulus_states(model, stimuli, embed), model.describe()
+    )
 
 
 def recording_fingerprint(path: str) -> str:

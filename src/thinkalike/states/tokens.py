@@ -8,12 +8,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.models import EMBED, FrozenModel
+from thinkalike.models import EMBED, FrozenModel, Layer
 
 
-def sites(model: FrozenModel, embed: bool) -> list[int]:
+def sites(model: FrozenModel, embed: bool) -> list[Layer]:
     """Return all layers of a model, before them EMBED if asked for."""
-    return list(range(EMBED if embed else 0, model.n_layers))
+    return [*([EMBED] if embed else []), *range(model.n_layers)]
+
+
+def site_numbers(model: FrozenModel, embed: bool) -> list[int]:
+    """Return the same as the numbers that tables have, where -1 stands for EMBED."""
+    return list(range(-1 if embed else 0, model.n_layers))
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Classifiers of texts, and what their classes are called.
 
-They are read by transformers: TransformerLens would put a random head for hidden tokens in the place of theirs.
+TransformerLens would put a random head for hidden tokens in the place of theirs.
 """
 
 from __future__ import annotations
@@ -13,34 +13,33 @@ import torch
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models.checkpoints.bridges import Checkpoint
+from thinkalike.models.checkpoints.bridges import Checkpoint, Where, longest_row
 from thinkalike.models.checkpoints.minis import folder_of
+from thinkalike.models.checkpoints.placement import placed, placement
 from thinkalike.models.checkpoints.places import explained, reached, read_shape
 from thinkalike.models.checkpoints.tokenizers import read_tokenizer
 from thinkalike.models.checkpoints.weights import check_fit, read_weights
-from thinkalike.models.families import FAMILIES, Family, classifier_on
+from thinkalike.models.families import AUTO_CLASSES, FAMILIES, Family, classifier_on
 
 THREE = ["entailment", "neutral", "contradiction"]
 TWO = ["entailment", "non-entailment"]
 
 
-def read_classifier(config: ModelConfig, family: Family, place: str, dtype: torch.dtype) -> Checkpoint:
+def read_classifier(config: ModelConfig, family: Family, where: Where) -> Checkpoint:
     """Read a classifier with its tokenizer.
-
-    Args:
-        place: a folder, or a repository of the hub.
 
     Raises:
         ModelError: weights or the tokenizer are missing; transformers would draw the former at random.
     """
     import transformers
 
-    module, fit = read_weights(getattr(transformers, family.architecture), config, place, dtype=dtype)
-    if head := sorted(name for name in fit.missing if name.startswith(f"{family.unembed}.")):
+    kind, place = getattr(transformers, AUTO_CLASSES["class"]), where.place
+    module, fit = read_weights(kind, config, place, dtype=where.dtype, **placement(config, where.device))
+    if head := sorted(name for name in fit.missing if not name.startswith(f"{module.base_model_prefix}.")):
         raise ModelError(f"{config.name}: {place} holds no trained classifier, because it has no {', '.join(head)}")
     check_fit(fit, config.name, place)
     tokenizer = read_tokenizer(config, place)
-    return Checkpoint(module, tokenizer, module.config.max_position_embeddings)
+    return Checkpoint(placed(module, config, where.device, where.dtype), tokenizer, longest_row(module))
 
 
 def new_classifier(config: ModelConfig, classes: Sequence[str]) -> tuple[Any, Any]:
@@ -68,7 +67,8 @@ def new_classifier(config: ModelConfig, classes: Sequence[str]) -> tuple[Any, An
             id2label=names,
             label2id={name: number for number, name in names.items()},
         )
-        check_fit(fit, config.name, place, [f"{family.body}.embeddings", f"{family.body}.encoder"])  # the head is new
+        body = module.base_model_prefix
+        check_fit(fit, config.name, place, [f"{body}.embeddings", f"{body}.encoder"])  # the head is new
         return module, read_tokenizer(config, place)
 
 

@@ -168,6 +168,10 @@ def _attempt(config: ModelConfig, error: BaseException) -> str:
 def _remedy(config: ModelConfig, error: Exception) -> str:
     """Return what a user can do about an error of a library, by what it is about."""
     words, number = str(error).lower(), getattr(error, "errno", None)
+    if "device_map" in words:
+        return "check model.device_map"
+    if isinstance(error, ImportError):
+        return "install that package, or choose a checkpoint that does without"
     if any(part in words for part in ("cuda", "device", "no nvidia driver")) and isinstance(error, RuntimeError):
         return "check model.device"
     if number in (errno.ENOSPC, errno.EDQUOT):

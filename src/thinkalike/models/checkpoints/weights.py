@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models.families import Family
 
 log = logging.getLogger(__name__)
 
 WRAPPERS = ("module", "_orig_mod", "model")  # what DDP, torch.compile and wrapping classes put before every name
+
+AT_ONCE = 2**22  # entries of a tensor that are summed together
 
 UNWRAPPED = "%s: its weights are named '%s...', as a wrapper names them; the prefix is taken off"
 
@@ -61,9 +62,22 @@ def read_weights(kind: Any, config: ModelConfig, place: str, **options: Any) -> 
     return module, fit
 
 
-def parts_of(family: Family) -> list[str]:
-    """Return the paths of the parts of a module that are used: the body, the final norm and the unembedding."""
-    return [part for part in (family.body, family.norm, family.unembed) if part is not None]
+def tensors_of(module: torch.nn.Module, in_order: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield all parameters and persistent buffers by name, in the order of the names if asked for.
+
+    Weights that are kept in the memory of the machine or on disk are fetched one module at a time.
+    """
+    state = module.state_dict()
+    names = sorted(state) if in_order else list(state)
+    if getattr(module, "hf_device_map", None) is None:
+        yield from ((name, state[name]) for name in names)
+        return
+    from accelerate.utils import align_module_device
+
+    for name in names:
+        owner = module.get_submodule(name.rpartition(".")[0])
+        with align_module_device(owner, "cpu"):
+            yield name, owner.state_dict()[name.rpartition(".")[2]]
 
 
 def wrapper_of(given: Iterable[str], wanted: Collection[str]) -> str:
@@ -108,11 +122,8 @@ def check_finite(module: torch.nn.Module, name: str) -> None:
     Raises:
         ModelError: a tensor holds a value that is not finite; the message names it.
     """
-    for path, tensor in module.state_dict().items():
-        if (
-            not tensor.is_floating_point()
-            or tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).isfinite()
-        ):
+    for path, tensor in tensors_of(module):
+        if not tensor.is_floating_point() or all(_sum(part).isfinite() for part in _parts(tensor)):
             continue
         if bad := int((~tensor.isfinite()).sum()):
             remedy = "load it in bfloat16 or float32" if tensor.dtype == torch.float16 else "get the checkpoint again"
@@ -124,11 +135,22 @@ def _attempt(kind: Any, config: ModelConfig, place: str, options: Mapping[str, A
         place,
         revision=config.revision or "main",
         output_loading_info=True,
+        trust_remote_code=False,  # else transformers asks on the screen
         ignore_mismatched_sizes=True,  # they are reported, and refused with the others
         **options,
     )
     mismatched = frozenset(name for name, *_ in loading["mismatched_keys"])
     return module, Fit(frozenset(loading["missing_keys"]), frozenset(loading["unexpected_keys"]), mismatched)
+
+
+def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return a tensor in parts of a few million entries, because summing in float32 makes a copy."""
+    rows = max(AT_ONCE * max(len(tensor), 1) // max(tensor.numel(), 1), 1) if tensor.dim() else 1
+    return tensor.split(rows) if tensor.dim() else [tensor]
+
+
+def _sum(part: torch.Tensor) -> torch.Tensor:
+    return part.sum(dtype=torch.promote_types(part.dtype, torch.float32))
 
 
 def _is_in(name: str, parts: Sequence[str]) -> bool:

@@ -1,0 +1,274 @@
+"""Any architecture of transformers, cut at its blocks: docs/models.md is true, and what cannot be cut is one line."""
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from conftest import composed
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.models import FAMILIES, Family, FrozenModel, load_model
+
+DOCS = Path(__file__).parents[1] / "docs"
+SAMPLE = (  # other attention in every second layer, capped logits, states between the blocks, each kind, and refusals
+    "gemma3_text", "gpt_oss", "gemma2", "olmo3", "rwkv", "mamba2", "modernbert", "roberta (classifier)", "t5 (encoder)",
+    "bart (decoder)", "bart", "zamba2", "albert", "xlnet",
+)  # fmt: skip
+PAGE = (DOCS / "models.md").read_text().splitlines()
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("make_models", DOCS / "make_models.py")
+    module = sys.modules["make_models"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+make_models = script()
+KNOWN = make_models.architectures()
+
+
+@pytest.mark.parametrize(
+    "name", [*SAMPLE, *(pytest.param(n, marks=pytest.mark.slow) for n in KNOWN.keys() - {*SAMPLE})]
+)
+def test_the_page_of_models_is_true(name, tmp_path):
+    assert make_models.row(KNOWN[name], tmp_path / "m") in PAGE
+
+
+def test_the_page_lists_all_architectures_and_most_of_them_load():
+    listed = [line.split("|")[1].strip() for line in PAGE if line.startswith("| ")][1:]
+    assert listed == list(KNOWN)
+    assert sum(line.endswith("| right |") for line in PAGE) >= 100
+
+
+def test_a_wrong_state_is_found_by_the_script(tmp_path, monkeypatch):
+    right = FrozenModel.residuals
+    monkeypatch.setattr(FrozenModel, "residuals", lambda self, *args: [1.01 * state for state in right(self, *args)])
+    with pytest.raises(ModelError, match="cannot be cut at its blocks"):  # at load
+        make_models.load_model(ModelConfig(name="tiny", path=str(tiny.write_checkpoint("gpt2", tmp_path / "m"))))
+    monkeypatch.setattr("thinkalike.models.frozen.prove", lambda _: None)
+    with pytest.raises(AssertionError, match=r"layer 0 differs by 1\.0e-02"):
+        make_models.row(KNOWN["llama"], tmp_path / "llama")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_residuals_are_what_transformer_lens_hooks(name, tmp_path):
+    from transformer_lens.model_bridge import TransformerBridge
+
+    make_models.write(KNOWN[name], tmp_path)
+    import transformers
+
+    model, tokens = load_model(ModelConfig(name="m", path=str(tmp_path))), torch.randint(5, 300, (2, 24))
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    bridge = TransformerBridge.boot_transformers(
+        str(tmp_path), hf_model=plain, tokenizer=model.tokenizer, device="cpu", dtype=torch.float32
+    )
+    names = [f"blocks.{layer}.hook_resid_post" for layer in range(model.n_layers)]
+    with torch.no_grad():
+        _, cache = bridge.run_with_cache(tokens, names_filter=names)
+    for ours, hook in zip(model.residuals(tokens, range(model.n_layers)), names, strict=True):
+        torch.testing.assert_close(ours, cache[hook], atol=1e-4, rtol=1e-4)
+
+
+def test_the_list_of_blocks_is_found_without_an_adapter(tmp_path, monkeypatch):
+    make_models.write(KNOWN["gemma2"], tmp_path)
+    config = ModelConfig(name="m", path=str(tmp_path))
+    paths = [load_model(config).family.blocks]
+    monkeypatch.setattr("thinkalike.models.checkpoints.blocks._of_adapter", lambda _: None)
+    paths.append(load_model(config).family.blocks)
+    assert paths == ["model.layers"] * 2
+
+
+def test_a_line_of_the_table_wins(tmp_path, monkeypatch):
+    make_models.write(KNOWN["llama"], tmp_path)
+    monkeypatch.setitem(FAMILIES, "llama", Family("llama", "model.norm"))  # no list of blocks
+    with pytest.raises(ModelError, match=r"the 0 blocks of model\.norm"):
+        load_model(ModelConfig(name="m", path=str(tmp_path)))
+
+
+def test_blocks_that_run_twice_have_no_stream_to_cut(monkeypatch, checkpoints):
+    import transformers
+
+    plain = transformers.GPT2Model.forward
+
+    def twice(self, *args, **kwargs):
+        plain(self, *args, **kwargs)
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(transformers.GPT2Model, "forward", twice)
+    with pytest.raises(
+        ModelError, match=r"do not run one after the other and once each \(the order was \[0, 1, 2, 3, 0"
+    ):
+        load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"])))
+
+
+@pytest.mark.parametrize("error", [TypeError("takes 2 arguments"), RuntimeError("a size differs\nsecond line")])
+def test_a_forward_pass_that_fails_is_one_line(monkeypatch, checkpoints, error):
+    import transformers
+
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(transformers.GPT2Model, "forward", fail)
+    with pytest.raises(ModelError, match="its forward pass fails on sample tokens") as caught:
+        load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"])))
+    assert "\n" not in str(caught.value)
+
+
+def test_memory_that_runs_out_in_the_first_pass_is_called_so(monkeypatch, checkpoints):
+    import transformers
+
+    def fail(*_, **__):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr(transformers.GPT2Model, "forward", fail)
+    with pytest.raises(ModelError, match="a device with more memory"):
+        load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"])))
+
+
+# ------------------------------------------------------------------------------------------------------------- windows
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "qwen2", "gpt_oss"])
+def test_blocks_that_change_places_are_found_at_load(name, tmp_path, monkeypatch):
+    """The shift of indices that a shortened list brings: the proof sees it, on rows longer than the window."""
+    make_models.write(KNOWN[name], tmp_path)
+    right = FrozenModel._continued
+
+    def shortened(self, residual, start, mask):
+        if start in (0, self.n_layers):
+            return right(self, residual, start, mask)
+        owner, _, attribute = self.family.blocks.rpartition(".")
+        parent, whole = self.module.get_submodule(owner), self.module.get_submodule(self.family.blocks)
+        setattr(parent, attribute, torch.nn.ModuleList(list(whole)[start:]))
+        count, shape = self.module.config.num_hidden_layers, self.module.config
+        try:
+            shape.num_hidden_layers = count - start
+            hook = whole[start].register_forward_pre_hook(lambda _, args: (residual, *args[1:]))
+            return self._run(torch.zeros(residual.shape[:2], dtype=torch.long), mask)
+        finally:
+            hook.remove()
+            shape.num_hidden_layers = count
+            setattr(parent, attribute, whole)
+
+    monkeypatch.setattr(FrozenModel, "_continued", shortened)
+    with pytest.raises(ModelError, match="cannot be cut at its blocks"):
+        load_model(ModelConfig(name="m", path=str(tmp_path)))
+
+
+# --------------------------------------------------------------------------------------------------- laying weights out
+
+
+def halves(model):
+    """A map that keeps every second block on disk, and the rest in memory."""
+    path = model.family.blocks
+    blocks = {f"{path}.{layer}": "disk" if layer % 2 else "cpu" for layer in range(model.n_layers)}
+    others = {name.rpartition(".")[0] for name, _ in model.module.named_parameters() if not name.startswith(f"{path}.")}
+    return blocks | dict.fromkeys([*others, "lm_head"], "cpu")
+
+
+@pytest.mark.parametrize("device_map", ["auto", "cpu", "disk", "halves"])
+def test_offloaded_weights_give_the_same_bits(device_map, checkpoints):
+    config = {"name": "local", "path": str(checkpoints["gpt_neox"])}
+    plain = load_model(ModelConfig(**config))
+    device_map = halves(plain) if device_map == "halves" else device_map
+    model, tokens = load_model(ModelConfig(**config, device_map=device_map)), torch.randint(300, (2, 20))
+    assert any(weight.is_meta for weight in model.module.parameters()) == (device_map not in ("auto", "cpu"))
+    gradients = []
+    for each in (plain, model):
+        state = each.head(tokens, 1).requires_grad_()
+        each.tail(state, 1).logsumexp(-1).sum().backward()
+        gradients.append(state.grad)
+    assert torch.equal(*gradients)
+    assert torch.equal(plain.full(tokens), model.full(tokens))
+    assert (model.fingerprint(), model.device) == (plain.fingerprint(), plain.device)
+
+
+def test_a_map_that_leaves_a_part_out_names_the_setting(checkpoints):
+    config = {"name": "local", "path": str(checkpoints["gpt2"])}
+    device_map = halves(load_model(ModelConfig(**config)))
+    del device_map["lm_head"]
+    with pytest.raises(ModelError, match=r"does not give any device .* check model\.device_map"):
+        load_model(ModelConfig(**config, device_map=device_map))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model.device_map=everywhere"], r"model\.device_map=everywhere is not known"),
+        (["model.device_map=3"], r"model\.device_map=3 must be one of auto, balanced"),
+        (["model.quantization=3bit"], r"model\.quantization=3bit is not known; did you mean '8bit'|4bit"),
+        (["model.side=left"], r"model\.side=left is not known"),
+        (["model.device_map=auto", "trainer=ddp"], r"model\.device_map=auto lays one model over several devices"),
+        (["target.device_map=auto", "trainer=ddp"], r"target\.device_map=auto lays one model over several devices"),
+    ],
+)
+def test_settings_that_cannot_be_are_one_line(words, message):
+    with pytest.raises(ConfigError, match=message):
+        composed(*words)
+
+
+@pytest.mark.parametrize("setting", [{"device_map": "auto"}, {"quantization": "8bit"}, {"side": "encoder"}])
+def test_settings_of_other_families_are_one_line(setting):
+    config = composed("model=gelu-3l-mini").model
+    for key, value in setting.items():
+        setattr(config, key, value)
+    with pytest.raises(ConfigError, match=f"{next(iter(setting))}=.* and gelu-3l-mini is a native; leave it out"):
+        load_model(config)
+
+
+def test_folded_weights_are_on_one_device(checkpoints):
+    config = ModelConfig(name="local", path=str(checkpoints["gpt2"]), processing="compat", device_map="auto")
+    with pytest.raises(ModelError, match=r"processing=compat changes whole weights on one device"):
+        load_model(config)
+
+
+@pytest.mark.parametrize("bits", ["8bit", "4bit"])
+def test_fewer_bits_need_a_package(checkpoints, bits, monkeypatch):
+    config = ModelConfig(name="local", path=str(checkpoints["gpt2"]), quantization=bits)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(
+        ModelError, match=r"needs the package accelerate; install it with: pip install thinkalike\[large"
+    ):
+        load_model(config)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])
+def test_a_quantised_checkpoint_without_its_package_is_one_line(checkpoints, tmp_path, method):
+    shutil.copytree(checkpoints["gpt_neox"], tmp_path / "m")
+    file = tmp_path / "m" / "config.json"
+    quantised = {"quantization_config": {"quant_method": method, "bits": 4, "group_size": 128}}
+    file.write_text(json.dumps(json.loads(file.read_text()) | quantised))
+    with pytest.raises(ModelError, match=r"ImportError: .*; install that package, or choose") as caught:
+        load_model(ModelConfig(name="local", path=str(tmp_path / "m")))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_side_must_be_chosen_and_has_no_tail(tmp_path):
+    make_models.write(KNOWN["t5 (encoder)"], tmp_path)
+    config = {"name": "t5", "path": str(tmp_path)}
+    with pytest.raises(ModelError, match=r"model\.side=encoder or model\.side=decoder"):
+        load_model(ModelConfig(**config))
+    model = load_model(ModelConfig(**config, side="decoder"))
+    assert (model.n_layers, model.predicts, model.predicts_next) == (3, "states", False)
+    with pytest.raises(ModelError, match="predicts no next token, so it has no tail"):
+        model.tail(torch.randn(1, 3, 32), 0)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "roberta", "t5 (encoder)"])
+def test_jobs_run_on_architectures_without_a_line_in_the_table(name, door, tmp_path, text_files):
+    make_models.write(KNOWN[name], tmp_path / "m")
+    side = [f"model.side={KNOWN[name].side}"] if KNOWN[name].side else []
+    words = [
+        "measure=cka", "model=local", f"model.path={tmp_path}/m", *side, "measure.batches=2", "data=text",
+        f"data.files=[{text_files}/*.txt]", "measure.tokens_per_batch=2048", "data.context=32", "data.report_share=0.4",
+    ]  # fmt: skip
+    result = door("analyze.py", *words).result
+    assert len(result.table) == 16
+    assert result.table["value"].between(0, 1.001).all()
