@@ -66,5 +66,5 @@ def test_what_comparing_the_tokens_of_a_batch_takes_is_foreseen(instrument, neig
     layers = list(torch.randn(8, 1500, 8))
     with LiveBytes(CPU) as live:
         instrument.metric(schema(tokens_per_batch=1500), 4, 4).update(layers[:4], layers[4:], None, 0)
-    assert foreseen == pytest.approx(live.peak, rel=0.2)
+    assert 0.9 < foreseen / live.peak < 2
     assert instrument._bytes_of_comparing(schema(tokens_per_batch=310), source, target) < foreseen

@@ -127,7 +127,7 @@ class LayerPairs(Instrument):
             mine, theirs = list(noise[: counts[0]]), list(noise[counts[0] :])
             with LiveBytes(source.device) as live:
                 self.metric(measure, *counts).update(mine, mine if source is target else theirs, None, 0)
-            return live.peak
+            return float(live.peak)
 
         n = NOISE[source.device.type == "cuda"]
         while 2 * n <= size:
