@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
+import tiny
 from thinkalike.errors import ResourceError
-from thinkalike.job import check_feasible
-from thinkalike.job.feasibility import memory_of
+from thinkalike.instruments.cka import Config as CKAConfig
+from thinkalike.instruments.cka import LayerCKA
+from thinkalike.instruments.mknn import Config as NeighbourConfig
+from thinkalike.instruments.mknn import MutualNeighbours
+from thinkalike.job import check_memory, check_time
+from thinkalike.memory import Budget, LiveBytes
+from thinkalike.memory import devices as places
 
 CPU = torch.device("cpu")
 
 
 def test_what_fits_passes_and_what_does_not_is_one_line():
-    there = memory_of(CPU)
-    assert 2**28 < there < 2**50
-    check_feasible("size=1", CPU, memory=there / 2, operations=1e20)
-    with pytest.raises(ResourceError, match=r"^size=9 needs at least [\d,]+ GiB of [\d,]+ GiB; lower it$"):
-        check_feasible("size=9", CPU, memory=2 * there)
+    check_memory("size=1 needs", 7e9, Budget(8e9, 1e9))
+    with pytest.raises(ResourceError) as caught:
+        check_memory("size=9 needs", 7.1e9, Budget(8e9, 1e9), "halve it")
+    assert str(caught.value) == (
+        "size=9 needs at least 7.1 GB of memory beside 1.0 GB in use, and this device has 8.0 GB; halve it, "
+        "or choose a device with more memory"
+    )
+    check_time("steps=1", 1e20)
     with pytest.raises(ResourceError, match=r"^steps=9 would take at least 3 years on the fastest GPU .*; lower it$"):
-        check_feasible("steps=9", CPU, operations=1e23)
+        check_time("steps=9", 1e23)
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["train.py", "stitch.tokens_per_step=100000000"], "stitch.tokens_per_step=100000000 for 4 stitches needs"),
+        (["train.py", "stitch.tokens_per_step=100000000"], "stitch.tokens_per_step=100000000 needs at least 1.2 GB"),
         (["train.py", "stitch.steps=10000000", "stitch.tokens_per_step=30000000"], "stitch.steps=10000000 of stitch"),
+        (["train.py", "trainer.memory=1MB"], "4 stitches need at least 0 MB of memory beside 500 MB in use, and trai"),
         (["analyze.py", "measure=cka", "measure.tokens_per_batch=1000000"], "measure.tokens_per_batch=1000000 needs"),
-        (["analyze.py", "measure=mknn", "measure.batches=1000000000", "measure.tokens_per_batch=50000"], "years"),
+        (["analyze.py", "measure=mknn", "measure.batches=1000000000", "measure.tokens_per_batch=1000"], "years"),
         (["train.py", "task=pretrain", "model=gelu-3l-mini", "pretrain.tokens=1000000000000000"], "pretrain.tokens="),
         (["train.py", "task=nli", "model=bert-mini", "nli.epochs=1000000000"], "nli.epochs=1000000000"),
     ],
 )
 def test_jobs_say_what_they_would_need(words, said, door, minis, text_files, tmp_path, monkeypatch):
-    monkeypatch.setattr("thinkalike.job.feasibility.memory_of", lambda device: 40 * 2**30)
+    monkeypatch.setattr(places, "in_use", lambda device: 500_000_000)
+    monkeypatch.setattr(places, "at_hand", lambda device: 1_000_000_000)
     monkeypatch.setattr("thinkalike.job.feasibility.FASTEST", 1e9)  # the models are tiny
     script, *rest = words
     if not any(word.startswith("task=") for word in rest):
@@ -42,3 +55,16 @@ def test_jobs_say_what_they_would_need(words, said, door, minis, text_files, tmp
         rest += ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=4096", "data.report_share=0.4"]
     assert said in door(script, *rest, f"store={tmp_path}/store").error
     assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("instrument", [LayerCKA(), MutualNeighbours()], ids=lambda each: each.kind)
+@pytest.mark.parametrize("neighbours", [10, 300])
+def test_what_comparing_the_tokens_of_a_batch_takes_is_foreseen(instrument, neighbours):
+    schema = {"cka": CKAConfig, "mknn": partial(NeighbourConfig, neighbours=neighbours)}[instrument.kind]
+    source, target = tiny.frozen(1), tiny.frozen(2)
+    foreseen = instrument._bytes_of_comparing(schema(tokens_per_batch=1500), source, target)
+    layers = list(torch.randn(8, 1500, 8))
+    with LiveBytes(CPU) as live:
+        instrument.metric(schema(tokens_per_batch=1500), 4, 4).update(layers[:4], layers[4:], None, 0)
+    assert 0.9 < foreseen / live.peak < 2
+    assert instrument._bytes_of_comparing(schema(tokens_per_batch=310), source, target) < foreseen

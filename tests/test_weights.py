@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import tiny
+from test_memory import NO_MEMORY
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError
+from thinkalike.errors import ModelError, ResourceError
 from thinkalike.models import load_model, new_classifier
 from thinkalike.models.checkpoints.classifiers import THREE
 from thinkalike.models.checkpoints.places import explained
@@ -239,9 +240,6 @@ def test_a_tokenizer_with_more_entries_than_the_embedding_is_refused(whole, kind
 @pytest.mark.parametrize(
     ("error", "remedy"),
     [
-        (MemoryError(), "take a smaller model, model.dtype=bfloat16"),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), "take a smaller model"),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "take a smaller model"),
         (RuntimeError("CUDA error: invalid device ordinal"), "check model.device"),
         (OSError(errno.ENOSPC, "No space left on device"), "free space on that disk"),
         (PermissionError(errno.EACCES, "Permission denied"), "change the permissions of that file"),
@@ -254,6 +252,19 @@ def test_the_remedy_is_for_the_cause(config, error, remedy):
     assert remedy in str(caught.value)
     assert "model.path" not in str(caught.value)
     assert "damaged" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: str(error)[:40])
+@pytest.mark.parametrize("config", [ModelConfig(name="m", path="x"), ModelConfig(name="m", hub_id="a/m")])
+def test_too_little_memory_is_never_called_a_wrong_path(config, error):
+    outer = OSError("Unable to load weights from the checkpoint file")  # as libraries do
+    with (
+        pytest.raises(ResourceError, match="take a smaller model, model") as caught,
+        explained(config),
+    ):
+        raise outer from error
+    assert "model.path" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_other_errors_have_the_remedy_of_the_place():

@@ -5,12 +5,14 @@
         steps: int = ranged(2000, least=1, most=10**7)
 
 A list or dictionary of numbers declares the range of each of them. None, where a field may be None, is in every range.
+An amount of memory is declared with `sized`, and written with its unit: 8GB.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,6 +25,9 @@ STEPS = 10**7
 TOKENS_AT_ONCE = 10**8
 CONTEXT = 10**7
 THREADS = 1024
+
+SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?) ?([kmgt]?)(i?)b", re.IGNORECASE)  # 8GB, 500 MB, 1.5GiB
+MOST_BYTES = 2**60
 
 WORDS = ("list[str]", "Optional[list[str]]")  # annotations of lists of words
 
@@ -76,6 +81,26 @@ def ranged(
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def sized(default: str | None) -> Any:
+    """Return a dataclass field of an amount of memory with its unit, which cannot change the numbers of any job."""
+    return dataclasses.field(default=default, metadata={"size": True, "neutral": True})
+
+
+def bytes_of(key: str, size: str) -> float:
+    """Return the bytes of an amount of memory such as 8GB, 8 GiB or 500MB.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    written = SIZE.fullmatch(str(size).strip())
+    if written:
+        number, prefix, binary = written.groups()
+        amount = float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " ")
+        if 1 <= amount <= MOST_BYTES and not (binary and not prefix):
+            return amount
+    raise ConfigError(f"{key}={_short(size)} must be a positive amount of memory with its unit, such as 8GB or 500MiB")
+
+
 class Checked:
     """A schema whose numbers are checked when it is made.
 
@@ -83,7 +108,8 @@ class Checked:
         part: what the keys of its fields begin with on a command line.
 
     Raises:
-        ConfigError: a number is out of its range, or a list of words holds something else.
+        ConfigError: a number is out of its range, an amount of memory is none, or a list of words holds something
+            else.
     """
 
     part: ClassVar[str] = ""
@@ -98,6 +124,8 @@ class Checked:
             key, value = f"{self.part}.{item.name}" if self.part else item.name, getattr(self, item.name)
             if "range" in item.metadata:
                 check_range(key, value, item.metadata["range"])
+            elif "size" in item.metadata and value is not None:
+                bytes_of(key, value)
             elif str(item.type) in WORDS and not all(isinstance(each, str) for each in value or []):
                 raise ConfigError(f"{key}={_short(value)} must be a list of words")
 

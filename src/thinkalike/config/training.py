@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional
 
-from thinkalike.config.ranges import CONTEXT, COUNTS, SEEDS, STEPS, THREADS, TOKENS_AT_ONCE, Checked, ranged
+from thinkalike.config.ranges import (
+    CONTEXT,
+    COUNTS,
+    SEEDS,
+    STEPS,
+    THREADS,
+    TOKENS_AT_ONCE,
+    Checked,
+    bytes_of,
+    ranged,
+    sized,
+)
 from thinkalike.config.relevance import neutral
 from thinkalike.errors import ConfigError, one_of
 
@@ -102,6 +113,8 @@ class TrainerConfig(Checked, part="trainer"):
     num_nodes: int = ranged(1, least=1, most=10**5)
     checkpoint_every: int = ranged(50, least=1, most=STEPS, neutral=True)  # steps
     threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # torch's; null: as it is
+    memory: Optional[str] = sized(None)  # task=stitch: the most of a process, such as 8GB; null: what is free now
+    recompute: bool = neutral(False)  # task=stitch: keep no states inside the frozen blocks: less memory, more time
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -109,6 +122,11 @@ class TrainerConfig(Checked, part="trainer"):
         one_of("trainer.strategy", self.strategy, ("auto", "ddp"))
         if self.strategy == "auto" and (self.devices or 1, self.num_nodes) != (1, 1):
             raise ConfigError("trainer.devices and trainer.num_nodes are for several processes; add trainer=ddp")
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """The most memory of a process, in bytes; None: what is free."""
+        return None if self.memory is None else bytes_of("trainer.memory", self.memory)
 
 
 @dataclass

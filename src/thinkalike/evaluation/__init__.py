@@ -3,6 +3,7 @@
 from thinkalike.evaluation.bits_per_byte import BITS, alignment_scalars, bits_columns, document_bytes
 from thinkalike.evaluation.classifiers import ClassLosses, check_labels, class_losses, identity_stitches
 from thinkalike.evaluation.language import held_out_loss, masked_losses, next_token_losses, rows_at_once
+from thinkalike.evaluation.reports import report_share, rows_of_moments
 from thinkalike.evaluation.stitches import LayerPair, Maps, byte_count, document_sums, last_states, state_moments
 
 __all__ = [
@@ -22,6 +23,8 @@ __all__ = [
     "last_states",
     "masked_losses",
     "next_token_losses",
+    "report_share",
     "rows_at_once",
+    "rows_of_moments",
     "state_moments",
 ]

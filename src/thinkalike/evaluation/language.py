@@ -11,14 +11,16 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from thinkalike.data import Corpus
-from thinkalike.measures import bootstrap_interval, sum_by_document, token_loss, unigram_entropy
+from thinkalike.evaluation.shares import halved
+from thinkalike.measures import CHUNK, bootstrap_interval, sum_by_document, token_loss, unigram_entropy
+from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models import FrozenModel
 
 BATCH_TOKENS = 8192  # of a report
 
 
 def rows_at_once(corpus: Corpus) -> int:
-    """Return how many rows of a corpus a report reads together."""
+    """Return how many rows of a corpus a report reads together where there is enough memory."""
     return max(BATCH_TOKENS // corpus.report.context, 1)
 
 
@@ -57,7 +59,8 @@ def held_out_loss(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
 
     A model that predicts hidden tokens is asked for those that `masked_losses` hides, the same each time.
     """
-    rows, batch = corpus.report, rows_at_once(corpus)
+    rows = corpus.report
+    batch = _that_fit(model, rows.tokens, rows_at_once(corpus))
     count = int(rows.documents.max()) + 1
     sums, tokens = torch.zeros(2, count, dtype=torch.float64)
     asked, generator = [], torch.Generator().manual_seed(0)
@@ -69,6 +72,20 @@ def held_out_loss(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
         asked.append(part[predicted])
     mean, low, high = (float(value) for value in bootstrap_interval(sums, tokens))
     return {"loss": mean, "loss_low": low, "loss_high": high, "unigram_entropy": unigram_entropy(torch.cat(asked))}
+
+
+def _that_fit(model: FrozenModel, rows: Int[Tensor, "rows context"], most: int) -> int:
+    """Return how many of at most so many rows fit into memory, from what the rows of one chunk and of two take."""
+    few = -(-49 * CHUNK // (50 * rows.shape[1]))  # 98 % of a chunk count as one
+    if 2 * few > min(most, len(rows)):
+        return most
+    taken = []
+    for count in (few, 2 * few):
+        with LiveBytes(model.device) as live:
+            _losses(model, rows[:count].long(), torch.Generator().manual_seed(0))
+        taken.append(live.peak)
+    slope, room = (taken[1] - taken[0]) / few, Budget.of(model.device).room
+    return halved(most, lambda count: taken[0] + slope * (count - few) <= room)
 
 
 def _losses(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -51,6 +51,7 @@ def document_sums(
     documents: Int[Tensor, "rows context"],
     batch: int,
     layout: Layout | None = None,
+    pairs_at_once: int | None = None,
 ) -> dict[str, Tensor]:
     """Run the report's rows through all maps, and sum what they lose by document.
 
@@ -59,6 +60,7 @@ def document_sums(
         documents: number of the document of each of the target's tokens.
         batch: rows at a time.
         layout: what stands in the rows; None: tokens that both models read.
+        pairs_at_once: layer pairs at a time; None: all. It decides the memory, and nothing else.
 
     Returns:
         Sums over the predicted tokens of each document, float64. By the name of each map, its loss in nats
@@ -69,6 +71,7 @@ def document_sums(
     """
     count, last, layers = int(documents.max()) + 1, target.n_layers - 1, [layer for layer, _ in layer_pairs]
     layout = layout or Layout(documents.shape[1])
+    groups = torch.arange(len(layer_pairs)).split(pairs_at_once or len(layer_pairs))
     totals: dict[str, Tensor] = {}
     for part, owners in zip(rows.split(batch), documents.split(batch), strict=True):
         part = part.long()
@@ -82,17 +85,37 @@ def document_sums(
         values = {"target": next_token_losses(target, [standard], tokens)[0]}
         values["tokens"] = torch.ones_like(values["target"])
         for name, functions in maps.items():
-            mapped = [function(state.to(target.device)) for function, state in zip(functions, states, strict=True)]
-            ends = last_states(target, [(depth, state) for (_, depth), state in zip(layer_pairs, mapped, strict=True)])
-            values[name] = torch.stack(next_token_losses(target, ends, tokens))
-            if name == "stitch":
-                values |= _matches(target, mapped, goals, ends, standard)
+            ours = _Batch(tokens, states, goals, standard)
+            found = [_losses(target, name, functions, layer_pairs, ours, group) for group in groups]
+            values |= {key: torch.cat([each[key] for each in found]) for key in found[0]}
         for losses, owner in ((alone, layout.source_documents(part, owners)), (values, owners)):
             owner = owner[:, 1:].flatten()
             for name, each in losses.items():
                 summed = sum_by_document(each.flatten(-2).cpu()[..., owner >= 0], owner[owner >= 0], count)
                 totals[name] = totals.get(name, 0) + summed
     return totals
+
+
+class _Batch(NamedTuple):
+    """Rows of a report, and what no map changes: states of the source and of the target by layer pair, and the last."""
+
+    tokens: Tensor
+    states: list[Tensor]
+    goals: list[Tensor]
+    standard: Tensor
+
+
+def _losses(
+    target: FrozenModel, name: str, functions: Maps, layer_pairs: Sequence[LayerPair], batch: _Batch, group: Tensor
+) -> dict[str, Tensor]:
+    """Return what the maps of one name lose at a group of layer pairs, by what is measured: (l, b, t - 1) each."""
+    chosen = group.tolist()
+    mapped = [functions[i](batch.states[i].to(target.device)) for i in chosen]
+    ends = last_states(target, [(layer_pairs[i][1], state) for i, state in zip(chosen, mapped, strict=True)])
+    losses = {name: torch.stack(next_token_losses(target, ends, batch.tokens))}
+    if name == "stitch":
+        losses |= _matches(target, mapped, [batch.goals[i] for i in chosen], ends, batch.standard)
+    return {key: each.cpu() for key, each in losses.items()}
 
 
 def _matches(

@@ -14,7 +14,7 @@ from thinkalike.config import ModelConfig, TrainConfig
 from thinkalike.data import WHOLE, EncodedPairs, Pairs, batches, encode, parts_of, read_pairs
 from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.evaluation import ClassLosses, class_losses
-from thinkalike.job import Instrument, Outcome, Work, check_feasible, fingerprints
+from thinkalike.job import Instrument, Outcome, Work, check_time, fingerprints
 from thinkalike.models import FrozenModel, load_model, new_classifier, pick_device
 from thinkalike.training import Finetuning, Run, fit, logged
 
@@ -49,7 +49,7 @@ class ClassifierFinetuning(Instrument, kind="nli", config=TrainConfig, reads=("m
             raise ConfigError(f"nli.context={config.nli.context} is longer than the {longest} of {config.model.name}")
         seen = config.nli.epochs * len(pairs["fit"])  # of a few tokens each
         operations = 6.0 * seen * sum(weight.numel() for weight in module.bert.encoder.parameters())
-        check_feasible(f"nli.epochs={config.nli.epochs}", torch.device("cpu"), operations=operations)
+        check_time(f"nli.epochs={config.nli.epochs}", operations)
         options = tokenizer, config.nli.context, config.pairs.truncate
         encoded = {side: encode(each, *options) for side, each in pairs.items()}
         trained = Finetuning(module.train(), encoded["fit"], pairs["fit"].labels, config.nli, config.nli.index)

@@ -26,9 +26,10 @@ from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.ranges import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.data import Stimuli
 from thinkalike.errors import ConfigError, DataError, one_of
+from thinkalike.instruments.layer_pairs_memory import check_feasible
 from thinkalike.instruments.of_stimuli import stimuli_facts, stimuli_inputs, without_model
 from thinkalike.interrupts import asked, at_boundaries, stop
-from thinkalike.job import Instrument, Outcome, Work, check_feasible
+from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import span
 from thinkalike.models import FrozenModel, load_models
 from thinkalike.states import StateBatches, array_batches, site_numbers, stimulus_states_of, text_batches
@@ -142,7 +143,7 @@ class LayerPairs(Instrument):
     def _of_text(self, config: AnalyzeConfig) -> tuple[tuple[Side, Side], StateBatches]:
         measure: Any = config.measure
         models = load_models(config.model, config.target)
-        _check_feasible(measure, *models)
+        check_feasible(self.metric, measure, *models)
         sides = {id(model): Side(model.name, site_numbers(model, measure.embed), model.describe) for model in models}
         return (sides[id(models[0])], sides[id(models[1])]), self.batches(measure, config, models)
 
@@ -210,15 +211,6 @@ def _called(side: Side) -> str:
     """Return the name of a side, with the names of its layers where they are not their numbers."""
     named = [f"{number} {layer}" for number, layer in enumerate(side.layers) if not isinstance(layer, int)]
     return f"{side.name}, layers {', '.join(named)}" if named else side.name
-
-
-def _check_feasible(measure: Any, source: FrozenModel, target: FrozenModel) -> None:
-    """Refuse what no machine can compute: every measure compares each token of a batch with each other one."""
-    size, layers = measure.tokens_per_batch, source.n_layers + target.n_layers
-    what = f"measure.tokens_per_batch={size}"
-    check_feasible(what, source.device, memory=4.0 * size**2)
-    operations = 2.0 * measure.batches * size**2 * layers * min(source.d_model, target.d_model)
-    check_feasible(f"measure.batches={measure.batches} of {what}", source.device, operations=operations)
 
 
 def _gathered(metric: Any, measure: Any, batches: StateBatches, names: tuple[str, str], work: Work) -> Any:

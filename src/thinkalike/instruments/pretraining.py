@@ -14,7 +14,7 @@ from thinkalike.config import ModelConfig, TrainConfig
 from thinkalike.data import Corpus, read_corpus, training_texts
 from thinkalike.errors import ConfigError, ThinkalikeError, first_line
 from thinkalike.evaluation import held_out_loss
-from thinkalike.job import Instrument, Outcome, Work, check_feasible, fingerprints
+from thinkalike.job import Instrument, Outcome, Work, check_time, fingerprints
 from thinkalike.models import (
     ASSETS,
     FrozenModel,
@@ -52,7 +52,7 @@ class MiniPretraining(
         corpus = read_corpus(config.data, tokenizer, context, bos=model.bos, fit_tokens=None)
         module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
         operations = 6.0 * config.pretrain.tokens * sum(weight.numel() for weight in module.parameters())
-        check_feasible(f"pretrain.tokens={config.pretrain.tokens}", torch.device("cpu"), operations=operations)
+        check_time(f"pretrain.tokens={config.pretrain.tokens}", operations)
         trained = _objective(config, module, corpus, tokenizer)
         device = torch.device(pick_device(model.device))
         run = Run(model.name, work.job.partial, work.job.store, device, config.trainer, config.logger, work.settings)

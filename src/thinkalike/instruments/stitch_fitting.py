@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -12,12 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinkalike.config import DataConfig, StitchConfig, TrainConfig, check_layers
+from thinkalike.config import DataConfig, StitchConfig, TrainConfig, TrainerConfig, check_layers
 from thinkalike.data import Corpus, SourceText, read_corpus
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.evaluation import LayerPair, Maps, document_sums, rows_at_once, state_moments
-from thinkalike.job import check_feasible
+from thinkalike.evaluation import (
+    LayerPair,
+    Maps,
+    document_sums,
+    report_share,
+    rows_at_once,
+    rows_of_moments,
+    state_moments,
+)
+from thinkalike.job import check_memory, check_time
 from thinkalike.measures import AffineMap, Moments, Stitch, bias_only, least_squares, procrustes, reduced_rank
+from thinkalike.memory import Budget
 from thinkalike.models import FrozenModel, check_alignable, load_models, outline, randomised, tokenizer_fingerprint
 from thinkalike.training import Run, StitchTraining, fit, own_device, peak_rate
 
@@ -38,6 +49,7 @@ class Setting:
     layer_pairs: Sequence[LayerPair]
     corpus: Corpus
     moments: Moments | None
+    memory: float | None = None  # the most bytes that the user allows
 
     @classmethod
     def of(cls, config: TrainConfig) -> Setting:
@@ -54,10 +66,11 @@ class Setting:
         layer_pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
         needed = config.stitch.steps * config.stitch.tokens_per_step
         if config.stitch.trained:
-            _check_feasible(config.stitch, source, target, len(layer_pairs))
+            _check_feasible(config.stitch, config.trainer, source, target, len(layer_pairs))
         corpus = _text(config.data, source, target, max(needed, 1))
-        moments = _moments(config.stitch, source, target, layer_pairs, corpus)
-        return cls(config.stitch, config.seed, source, target, layer_pairs, corpus, moments)
+        memory = config.trainer.memory_bytes
+        moments = _moments(config.stitch, source, target, layer_pairs, corpus, memory)
+        return cls(config.stitch, config.seed, source, target, layer_pairs, corpus, moments, memory)
 
     @property
     def equal_widths(self) -> bool:
@@ -73,9 +86,10 @@ class Setting:
 
     def sums(self, maps: Mapping[str, Maps], source: FrozenModel | None = None) -> dict[str, Tensor]:
         """Return losses by document of all maps on the report's rows, see `document_sums`."""
-        rows, models = self.corpus.report, (source or self.source, self.target)
-        batch = rows_at_once(self.corpus)
-        return document_sums(*models, self.layer_pairs, maps, rows.tokens, rows.documents, batch, rows.layout)
+        rows, source = self.corpus.report, source or self.source
+        models, budget = (source, self.target, self.layer_pairs), Budget.of(self.target.device, self.memory)
+        share = report_share(*models, rows.tokens, rows_at_once(self.corpus), budget, rows.layout)
+        return document_sums(*models, maps, rows.tokens, rows.documents, share.rows, rows.layout, share.pairs)
 
 
 class Fitted(NamedTuple):
@@ -96,14 +110,19 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
         parts = ("weight", "bias")
         weights = {f"{i}.map.{part}": getattr(phi, part).cpu() for i, phi in enumerate(closed) for part in parts}
         return Fitted(closed, weights, {})
-    rows = setting.corpus.fit
-    module = StitchTraining(source, target, setting.layer_pairs, rows.tokens, config, setting.seed, rows.layout)
+    rows, trainer = setting.corpus.fit, run.trainer
+    module = StitchTraining(
+        source, target, setting.layer_pairs, rows.tokens, config, setting.seed, rows.layout, trainer
+    )
     _warn_of_overfitting(module, setting.corpus)
     if config.init != "identity":
         for phi, start in zip(module.stitches, setting.closed_forms(config.init), strict=True):
             phi.start_from(start.weight, start.bias)  # type: ignore[operator]
     log.info("%d stitches, %d steps, peak rate %g", len(setting.layer_pairs), config.steps, peak_rate(config))
-    with source.compiled(run.trainer.compile), target.compiled(run.trainer.compile and target is not source):
+    with contextlib.ExitStack() as changed:
+        for model in dict.fromkeys((source, target)):
+            changed.enter_context(model.compiled(trainer.compile))
+        changed.enter_context(target.recomputed(trainer.recompute))
         fit(module, run, loggers)
     module.to(target.device).eval()
     weights = {name: weight.cpu().contiguous() for name, weight in module.stitches.state_dict().items()}
@@ -180,14 +199,23 @@ def _text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_tokens
     return read_corpus(data, target.tokenizer, context, bos=bos, fit_tokens=fit_tokens, source=reader)
 
 
-def _check_feasible(config: StitchConfig, source: FrozenModel, target: FrozenModel, stitches: int) -> None:
-    """Refuse what no machine can train: weights, gradients and momenta of φ, one state each, and the pass itself."""
-    size = config.tokens_per_step
-    memory = 4.0 * stitches * (3 * source.d_model * target.d_model + size * target.d_model)
-    what = f"stitch.tokens_per_step={size} for {stitches} stitches"
-    check_feasible(what, target.device, memory=memory)
+def _check_feasible(
+    config: StitchConfig, trainer: TrainerConfig, source: FrozenModel, target: FrozenModel, stitches: int
+) -> None:
+    """Refuse what no machine can train, in however small parts: weights, gradients and momenta of φ, and the pass.
+
+    What one part takes is measured when training begins.
+    """
+    size, budget = config.tokens_per_step, Budget.of(target.device, trainer.memory_bytes)
+    rank = config.rank if config.kind == "low_rank" else 0
+    widths = source.d_model, target.d_model
+    weights = rank * sum(widths) or (config.kind != "identity") * math.prod(widths)
+    kept = 4.0 * stitches * weights * (2 + (config.momentum > 0))
+    check_memory(f"{stitches} stitches need", kept, budget, "choose fewer layers, or stitch=low_rank")
+    tokens = 12.0 * size  # as they are read, and as they are given to the models
+    check_memory(f"stitch.tokens_per_step={size} needs", kept + tokens, budget)
     operations = 2.0 * config.steps * size * target.parameters()[1]
-    check_feasible(f"stitch.steps={config.steps} of {what}", target.device, operations=operations)
+    check_time(f"stitch.steps={config.steps} of stitch.tokens_per_step={size} for {stitches} stitches", operations)
 
 
 def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
@@ -216,7 +244,12 @@ def _warn_of_overfitting(module: StitchTraining, corpus: Corpus) -> None:
 
 
 def _moments(
-    config: StitchConfig, source: FrozenModel, target: FrozenModel, layer_pairs: Sequence[LayerPair], corpus: Corpus
+    config: StitchConfig,
+    source: FrozenModel,
+    target: FrozenModel,
+    layer_pairs: Sequence[LayerPair],
+    corpus: Corpus,
+    memory: float | None,
 ) -> Moments | None:
     """Return statistics for the closed forms that this job needs, if any."""
     closed = not config.trained and config.kind != "identity"
@@ -224,7 +257,9 @@ def _moments(
         return None
     rows, fit = corpus.fit.tokens, corpus.fit
     rows = rows if closed else rows[: CONTROL_TOKENS // fit.context]
-    return state_moments(source, target, layer_pairs, rows, rows_at_once(corpus), fit.layout)
+    budget = Budget.of(target.device, memory)
+    batch = rows_of_moments(source, target, rows, rows_at_once(corpus), budget, fit.layout)
+    return state_moments(source, target, layer_pairs, rows, batch, fit.layout)
 
 
 def _closed_form(kind: str, moments: Moments, pair: LayerPair, config: StitchConfig) -> AffineMap:
@@ -259,6 +294,6 @@ class _Shuffled:
 def _random_source(setting: Setting) -> Tensor:
     """Return the loss by document of least squares from a source that was never trained."""
     untrained = randomised(setting.source, setting.seed)
-    moments = _moments(setting.config, untrained, setting.target, setting.layer_pairs, setting.corpus)
+    moments = _moments(setting.config, untrained, setting.target, setting.layer_pairs, setting.corpus, setting.memory)
     maps = replace(setting, moments=moments).closed_forms("least_squares")
     return setting.sums({"random_source": maps}, untrained)["random_source"]

@@ -1,6 +1,6 @@
 """The frame of every job: what it reads, its key, its lock, its state, its provenance, and what it may leave."""
 
-from thinkalike.job.feasibility import check_feasible
+from thinkalike.job.feasibility import check_memory, check_time
 from thinkalike.job.frame import Instrument, Work, fingerprints, key_of, perform, rank
 from thinkalike.job.outcome import Outcome
 from thinkalike.job.provenance import environment
@@ -10,7 +10,8 @@ __all__ = [
     "Instrument",
     "Outcome",
     "Work",
-    "check_feasible",
+    "check_memory",
+    "check_time",
     "environment",
     "explained",
     "fingerprints",

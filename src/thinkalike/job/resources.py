@@ -8,22 +8,19 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 from thinkalike.errors import ResourceError, chain, first_line
+from thinkalike.memory import exhausted
 
-SMALLER = "lower stitch.tokens_per_step, measure.tokens_per_batch, pairs or layers, or choose a larger machine"
+SMALLER = "lower trainer.memory, measure.tokens_per_batch, pairs or layers, or choose a larger machine"
 REMEDIES = {
     errno.ENOSPC: "free some space",
     errno.EDQUOT: "free some of your quota",
     errno.EFBIG: "raise the limit on the size of files",
-    errno.ENOMEM: SMALLER,
     errno.EMFILE: "raise the limit on open files",
     errno.EROFS: "choose another place with store=DIR and data.cache=DIR",
     errno.EACCES: "choose another place with store=DIR and data.cache=DIR",
 }
 NUMBERED = re.compile(r"\(os error (\d+)\)")  # how libraries written in Rust say it
-NO_MEMORY = ("DefaultCPUAllocator", "can't allocate memory", "Cannot allocate memory", "CUDA out of memory")
 
 
 @contextlib.contextmanager
@@ -48,11 +45,10 @@ def explained(folder: Path) -> Iterator[None]:
 
 def _reason(error: BaseException, folder: Path) -> str | None:
     """Return what the machine lacks and what to do, or None if an error means something else."""
+    if cause := exhausted(error):
+        return f"there is too little memory ({first_line(cause)[:200] or type(cause).__name__}): {SMALLER}"
     for each in chain(error, suppressed=True):
-        text = str(each)
-        if isinstance(each, (MemoryError, torch.OutOfMemoryError)) or any(words in text for words in NO_MEMORY):
-            return f"there is too little memory ({first_line(each)[:200] or type(each).__name__}): {SMALLER}"
-        numbered = NUMBERED.search(text)
+        numbered = NUMBERED.search(str(each))
         number = each.errno if isinstance(each, OSError) else int(numbered[1]) if numbered else None
         if number in (errno.ENOENT, errno.ENOTDIR) and not folder.exists():
             return f"{folder} was removed while the job ran: leave the store where it is"

@@ -40,7 +40,7 @@ from thinkalike.measures.statistics.populations import (
 from thinkalike.measures.statistics.properties import PROPERTIES, Properties
 from thinkalike.measures.statistics.student import student_t
 from thinkalike.measures.stitching.closed_forms import AffineMap, bias_only, least_squares, procrustes, reduced_rank
-from thinkalike.measures.stitching.losses import same_top_token, token_kl, token_loss, unigram_entropy
+from thinkalike.measures.stitching.losses import CHUNK, same_top_token, token_kl, token_loss, unigram_entropy
 from thinkalike.measures.stitching.moments import Moments
 from thinkalike.measures.stitching.stitch import Stitch
 
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from thinkalike.measures.kernels.metric import CKA
 
 __all__ = [
+    "CHUNK",
     "CKA",
     "MLEM",
     "PROPERTIES",

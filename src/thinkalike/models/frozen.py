@@ -22,6 +22,7 @@ from thinkalike.errors import ModelError
 from thinkalike.models.checkpoints.weights import tensors_of
 from thinkalike.models.families import Family, Predicts
 from thinkalike.models.proof import prove
+from thinkalike.models.recomputation import recomputed
 from thinkalike.models.samples import Tokens
 from thinkalike.models.surgery import (
     captured_input,
@@ -228,6 +229,10 @@ class FrozenModel:
         finally:
             for block in blocks:
                 del block.forward
+
+    def recomputed(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
+        """Keep no states inside the blocks for the backward pass while the context is open: see `recomputed`."""
+        return recomputed(self.blocks if wanted else [])
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of all parameters and persistent buffers with their names, as 16 hexadecimal digits."""

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from thinkalike.config import ModelConfig
-from thinkalike.digests import digest_of
+from thinkalike.digests import remembered_digest
 from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.models.checkpoints.blocks import blocks_of
 from thinkalike.models.checkpoints.bridges import Checkpoint, Where, read_legacy, read_transformers
@@ -153,7 +153,7 @@ def checkpoint_fingerprint(config: ModelConfig) -> str:
     digest = hashlib.sha256()
     for path in files:
         digest.update(path.name.encode())
-        digest.update(bytes.fromhex(digest_of(path)))
+        digest.update(bytes.fromhex(remembered_digest(path)))
     return digest.hexdigest()[:16]
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from thinkalike.training.steps import SteppedModule
 
 log = logging.getLogger(__name__)
 STATE = "training"  # the name of the state
+LARGE, PAUSE = 100e6, 180.0  # bytes of a state that is not written more often than every so many seconds
 CHATTY = (  # devices, tips, "fit stopped", "initializing distributed", what a state holds
     "pytorch_lightning.utilities.rank_zero",
     "pytorch_lightning.trainer.connectors.signal_connector",
@@ -64,23 +66,37 @@ class _StateFiles(CheckpointIO):
 
 
 class _States(Callback):
-    """Keeps a state every so many steps, and at the end of the step in which a signal came."""
+    """Keeps a state every so many steps, and at the end of the step in which a signal came.
+
+    One of gigabytes is kept at the first of these steps that comes minutes after the one before.
+    """
 
     def __init__(self, folder: Path, every: int):
         self.folder, self.every = folder, every
+        self._kept = time.monotonic()  # when the last one was
 
     def on_train_start(self, *_: Any) -> None:
         take_back()  # Lightning's own handler ends a job with status 0 and without a state
+        self._kept = time.monotonic()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
         step, steps = trainer.global_step, trainer.max_steps
         stopping = trainer.strategy.reduce_boolean_decision(asked(), all=False)
-        if stopping or step % self.every == 0:
+        if stopping or (step % self.every == 0 and self._due(trainer, module)):
             for logger in trainer.loggers:
                 logger.save()  # so that curves have no gap before the state
             trainer.save_checkpoint(self.folder / STATE)
+            self._kept = time.monotonic()
         if stopping:
             stop(f"at step {step} of {steps}")
+
+    def _due(self, trainer: pl.Trainer, module: pl.LightningModule) -> bool:
+        """Return whether a state is small, or the last one is old; all processes answer alike."""
+        weights = sum(weight.nbytes for weight in module.state_dict().values())
+        momenta = (value for each in trainer.optimizers for held in each.state.values() for value in held.values())
+        size = weights + sum(value.nbytes for value in momenta if isinstance(value, torch.Tensor))
+        old = time.monotonic() - self._kept >= PAUSE
+        return size < LARGE or trainer.strategy.reduce_boolean_decision(old, all=False)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,11 @@ class SteppedModule(pl.LightningModule):
         batches = StepBatches(*self._batches, *place, self.context)
         return DataLoader(batches, batch_size=None)
 
+    def first_batch(self) -> Int[Tensor, "b t"]:
+        """Return this process's rows of step 0, on its device."""
+        trainer = self.trainer
+        return StepBatches(*self._batches, 0, trainer.global_rank, trainer.world_size)[0].to(self.device)
+
     def over_processes(self, losses: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """Losses, averaged over the processes that share the job; no gradient."""
         return self.trainer.strategy.reduce(losses.detach().clone(), reduce_op="mean")  # type: ignore[return-value]

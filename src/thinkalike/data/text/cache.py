@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from thinkalike.caches import cache_home
 from thinkalike.config import DataConfig
 from thinkalike.data.text.rows import Corpus, PairedRows, TokenRows
 
@@ -22,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 def cache_folder(config: DataConfig) -> Path:
-    """Return the folder of all caches: the configured one, or $THINKALIKE_CACHE, or one in the home folder."""
-    return Path(config.cache or os.environ.get("THINKALIKE_CACHE") or "~/.cache/thinkalike").expanduser()
+    """Return the folder of all caches: the configured one, or that of the environment."""
+    return Path(config.cache).expanduser() if config.cache else cache_home()
 
 
 @contextlib.contextmanager

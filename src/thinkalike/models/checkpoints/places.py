@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import HubError, ModelError, ThinkalikeError
+from thinkalike.errors import HubError, ModelError, ResourceError, ThinkalikeError
 from thinkalike.hub import ANSWER_SECONDS, Commit, be_patient, cause_of, refused, resolved, trouble
+from thinkalike.memory import exhausted
 from thinkalike.models.checkpoints.contents import fault_of
 from thinkalike.models.checkpoints.minis import ASSETS
 
 log = logging.getLogger(__name__)
 
-MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "cannot allocate memory")
+LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
 
 
 @contextlib.contextmanager
@@ -29,6 +30,7 @@ def explained(config: ModelConfig) -> Iterator[None]:
 
     Raises:
         ModelError: a library failed.
+        ResourceError: there is too little memory for the model.
     """
     _quieten()
     try:
@@ -38,6 +40,8 @@ def explained(config: ModelConfig) -> Iterator[None]:
             raise
         if os.environ.get("THINKALIKE_TRACEBACK"):
             raise
+        if cause := exhausted(error):
+            raise ResourceError(f"{_attempt(config, cause)}; {LESS}") from error
         raise ModelError(_explanation(config, error)) from error
 
 
@@ -166,16 +170,17 @@ def _explanation(config: ModelConfig, error: Exception) -> str:
         for each in (error, trouble()):
             if each and (cause := cause_of(each, str(config.hub_id), config.revision)):
                 return f"cannot load model={config.name} from {config.hub_id}: {cause}"
+    return f"{_attempt(config, error)}; {_remedy(config, error)}"
+
+
+def _attempt(config: ModelConfig, error: BaseException) -> str:
     place = config.path or (ASSETS / config.name if config.mini else config.hub_id)
-    what = f"cannot load model={config.name} from {place}: {type(error).__name__}: {_first_line(error)[:300]}"
-    return f"{what}; {_remedy(config, error)}"
+    return f"cannot load model={config.name} from {place}: {type(error).__name__}: {_first_line(error)[:300]}"
 
 
 def _remedy(config: ModelConfig, error: Exception) -> str:
     """Return what a user can do about an error of a library, by what it is about."""
     words, number = str(error).lower(), getattr(error, "errno", None)
-    if isinstance(error, MemoryError) or any(part in words for part in MEMORY):
-        return "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
     if "device_map" in words:
         return "check model.device_map"
     if isinstance(error, ImportError):
@@ -195,7 +200,7 @@ def _remedy(config: ModelConfig, error: Exception) -> str:
     return "THINKALIKE_TRACEBACK=1 shows where it happened"
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     """Return the first line of a message, and the next ones as long as a colon announces them."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     end = next((number for number, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))

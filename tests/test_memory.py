@@ -1,0 +1,233 @@
+"""Memory: what tensors take is counted to the byte, what a device has left is read, and errors are told apart."""
+
+from __future__ import annotations
+
+import errno
+import resource
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from thinkalike.config import TrainerConfig
+from thinkalike.config.ranges import bytes_of
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.memory import GAPS, MARGIN, Budget, LiveBytes, OverLimit, at_hand, exhausted, hand_back, in_use
+from thinkalike.memory import devices as places
+
+CPU = torch.device("cpu")
+NUMBER = 4  # bytes
+
+
+# ------------------------------------------------------------------------------------------------------- live tensors
+
+
+def test_tensors_count_from_their_making_to_their_end():
+    with LiveBytes(CPU) as live:
+        one = torch.zeros(10, 10)
+        two = one + 1
+        assert live.now == live.peak == 200 * NUMBER
+        del one
+        assert (live.now, live.peak) == (100 * NUMBER, 200 * NUMBER)
+        live.restart()
+        assert live.peak == 100 * NUMBER
+        two.add_(1)
+        assert live.peak == 100 * NUMBER, "nothing new in place"
+    del two
+    assert live.now == 0
+
+
+def test_what_was_there_before_and_views_of_it_do_not_count():
+    weight = torch.zeros(50, 50)
+    with LiveBytes(CPU) as live:
+        views = weight.t(), weight[3], weight.view(-1).detach()
+        weight.mul_(2)
+        assert live.peak == 0
+        made = views[0].contiguous()
+    assert live.peak == made.nbytes, "control"
+
+
+def test_both_passes_are_seen_and_numbers_stay_the_same():
+    weight, x = torch.randn(30, 20), torch.randn(8, 20, requires_grad=True)
+
+    def passes():
+        kept = linear(x, weight).relu()
+        return torch.autograd.grad(kept.square().sum(), x)[0]
+
+    plain, state = passes(), torch.get_rng_state()
+    with LiveBytes(CPU) as live:
+        loss = linear(x, weight).relu().sum()
+        kept = live.now
+        live.restart()
+        loss.backward()
+        assert live.peak > kept
+    with LiveBytes(CPU):
+        assert torch.equal(passes(), plain)
+    assert kept == (8 * 30 + 1) * NUMBER, "what relu gave, and the sum"
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_limit_stops_the_code_at_once_and_leaves_nothing():
+    made = []
+
+    def endless():
+        while True:
+            made.append(torch.zeros(50))
+
+    live = LiveBytes(CPU, 1000.0)
+    with pytest.raises(OverLimit, match="of 1000"), live:
+        endless()
+    assert len(made) == 5
+    made.clear()
+    assert live.now == 0
+
+
+# -------------------------------------------------------------------------------------------------------------- devices
+
+
+def test_this_process_takes_more_when_it_has_more():
+    before = in_use(CPU)
+    assert 2**26 < before < 2**40
+    held = np.ones(2**27, dtype=np.uint8)
+    assert in_use(CPU) - before > 0.9 * held.nbytes
+    assert 2**26 < at_hand(CPU) < 2**50
+    hand_back(CPU)
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """A machine of files: 16 GB free, and no control groups."""
+    proc, groups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal: 32000000 kB\nMemAvailable: 16000000 kB\nHugePages_Total: 0\n")
+    (proc / "self" / "statm").write_text("1000 250 50 1 0 100 0\n")
+    (proc / "self" / "cgroup").write_text("")
+    monkeypatch.setattr(places, "PROC", proc)
+    monkeypatch.setattr(places, "CGROUPS", groups)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    return proc, groups
+
+
+def group(folder, limit, usage, reusable, version):
+    folder.mkdir(parents=True, exist_ok=True)
+    names = places.LIMITS[version]
+    for name, text in zip((*names[:2], "memory.stat"), (limit, usage, f"anon 5\n{names[2]} {reusable}\n"), strict=True):
+        (folder / name).write_text(str(text))
+
+
+def test_without_limits_it_is_what_the_system_has(machine):
+    assert at_hand(CPU) == 16_000_000 * 1024
+    assert in_use(CPU) == 250 * resource.getpagesize()
+
+
+@pytest.mark.parametrize(("version", "entry"), [(2, "0::/job/step"), (1, "4:cpu,memory:/job/step")])
+def test_the_tightest_group_around_the_process_counts(machine, version, entry):
+    proc, groups = machine
+    (proc / "self" / "cgroup").write_text(f"1:name=systemd:/\n{entry}\n")
+    root = groups if version == 2 else groups / "memory"
+    group(root / "job" / "step", "max" if version == 2 else 2**63 - 4096, 10**9, 0, version)
+    assert at_hand(CPU) == 16_000_000 * 1024, "no limit"
+    group(root / "job", 8 * 10**9, 5 * 10**9, 2 * 10**9, version)
+    assert at_hand(CPU) == 5 * 10**9, "cached files can be given back"
+    group(root / "job" / "step", 6 * 10**9, 5 * 10**9, 0, version)
+    assert at_hand(CPU) == 10**9
+
+
+def test_in_a_container_whose_paths_are_not_there_the_mounted_group_counts(machine):
+    proc, groups = machine
+    (proc / "self" / "cgroup").write_text("0::/docker/0123\n")
+    group(groups, 4 * 10**9, 10**9, 0, 2)
+    assert at_hand(CPU) == 3 * 10**9
+
+
+def test_a_limit_of_the_process_itself_counts(machine, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (10**9, 10**9))
+    assert at_hand(CPU) == 10**9 - 1000 * resource.getpagesize()
+
+
+def test_where_there_is_no_proc_the_physical_memory_counts(machine, monkeypatch, tmp_path):
+    monkeypatch.setattr(places, "PROC", tmp_path / "nothing")
+    assert in_use(CPU) >= 2**26
+    assert at_hand(CPU) > 2**26
+
+
+def test_a_budget_is_what_the_user_allows_or_what_is_there(machine):
+    used = 250 * resource.getpagesize()
+    free = Budget.of(CPU)
+    assert (free.total, free.used, free.binding) == (used + 16_000_000 * 1024, used, False)
+    assert Budget.of(CPU, processes=2).total == used + 8_000_000 * 1024
+    asked = Budget.of(CPU, 8e9)
+    assert (asked.total, asked.binding) == (8e9, True)
+    assert asked.room == pytest.approx((MARGIN * 8e9 - used) / GAPS)
+    assert Budget.of(CPU, 1e12) == free, "no more than there is"
+    assert (asked.allowed, asked.more) == ("trainer.memory allows 8.0 GB", "or raise trainer.memory")
+    assert (free.allowed, free.more) == ("this device has 16.4 GB", "or choose a device with more memory")
+
+
+# ---------------------------------------------------------------------------------------------------------- the setting
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("8GB", 8e9), ("8GiB", 2**33), ("500MB", 5e8), ("1.5 gb", 1.5e9), ("2tib", 2**41), ("64kB", 64e3), ("7B", 7)],
+)
+def test_amounts_of_memory(text, size):
+    assert bytes_of("key", text) == size
+    assert TrainerConfig(memory=text).memory_bytes == size
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["8", "", "GB", "-1GB", "0GB", "0.1B", "nan GB", "1e3GB", "8G", "8 gigabytes", "99999999TB", "8GB 1MB", "3iB"],
+)
+def test_what_is_no_amount_is_refused_by_its_key(text):
+    with pytest.raises(ConfigError, match=r"trainer\.memory=.* must be a positive amount of memory with its unit"):
+        TrainerConfig(memory=text)
+
+
+def test_no_limit_is_none():
+    assert TrainerConfig().memory_bytes is None
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+NO_MEMORY = [
+    MemoryError(),
+    MemoryError("Cannot allocate memory (os error 12)"),  # safetensors
+    RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"),
+    RuntimeError("unable to mmap 400001343 bytes from file <a.pt>: Cannot allocate memory (12)"),
+    RuntimeError("std::bad_alloc"),
+    np.exceptions.AxisError("Unable to allocate 763. MiB for an array with shape (100000000,)"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+    RuntimeError("CUDA error: out of memory"),
+    RuntimeError("MPS backend out of memory (MPS allocated: 17.94 GB, other allocations: 8.00 KB, max allowed: 18 GB)"),
+    RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+    RuntimeError('Os { code: 12, kind: OutOfMemory, message: "Cannot allocate memory" }'),
+    OSError("The paging file is too small for this operation to complete. (os error 1455)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", NO_MEMORY, ids=lambda error: str(error)[:40])
+def test_too_little_memory_is_seen_whatever_wraps_it(error):
+    assert exhausted(error) is error
+    wrapped = ModelError("cannot load")
+    wrapped.__context__, wrapped.__suppress_context__ = error, True  # raise ... from None
+    assert exhausted(wrapped) is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EACCES, "cannot allocate memory"),  # its number says what it is
+        RuntimeError("unable to mmap 10 bytes from file <a.pt>: Invalid argument (22)"),
+        RuntimeError("CUDA error: invalid device ordinal"),
+        ValueError("memory"),
+        RuntimeError("I/O error (os error 120)"),
+    ],
+    ids=str,
+)
+def test_other_errors_are_not(error):
+    assert exhausted(error) is None
