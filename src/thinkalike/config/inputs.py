@@ -50,7 +50,7 @@ class ModelConfig(Checked, part="model"):
     quantization: Optional[str] = None  # weights in fewer bits, by bitsandbytes: 8bit | 4bit
     side: Optional[str] = None  # of an encoder-decoder: encoder | decoder
     corpus: str = "stdlib"  # the data that `data=auto` stands for
-    bos: bool = False  # rows begin with the beginning-of-sequence token
+    bos: Optional[bool] = False  # rows begin with BOS; null: if the tokenizer puts it before a text by itself
     context: Optional[int] = ranged(None, least=2, most=CONTEXT)  # tokens of a row; null: what it can take, to 1024
     mini: bool = False  # trained by this project and shipped inside it
     cls_sep: bool = False  # task=pretrain: the tokenizer puts [CLS] before a text and [SEP] after it

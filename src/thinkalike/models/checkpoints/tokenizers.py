@@ -79,6 +79,15 @@ def no_tokenizer(name: str, place: str | Path, files: Iterable[str]) -> ModelErr
     )
 
 
+def puts_bos(tokenizer: Any) -> bool:
+    """Return whether a tokenizer puts BOS before a text by itself, as Llama's and Gemma's do, and GPT-2's does not.
+
+    A model has seen it then before every text, and its states without it are others.
+    """
+    bos = tokenizer.bos_token_id
+    return bos is not None and list(tokenizer("a")["input_ids"][:1]) == [bos]
+
+
 def check_tokenizer(tokenizer: Any, rows: int, name: str) -> None:
     """Check that every id of a tokenizer has a row in the embedding.
 
