@@ -19,7 +19,7 @@ from thinkalike.store import newest_state, read_state
 from thinkalike.training import Run, StitchTraining, fit
 from thinkalike.training import run as running
 from thinkalike.training.parts import mean_losses
-from thinkalike.training.plans import Plan, measured, planned
+from thinkalike.training.plans import Plan, Prober, bounded, measured, planned
 
 CPU = torch.device("cpu")
 LAYERS = 3
@@ -56,8 +56,11 @@ def losses_and_gradients(module, rows, plan):
 PLANS = [Plan(2, (9,)), Plan(1, (9,)), Plan(4, (3, 3, 3)), Plan(3, (1, 7, 1))]
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
-@pytest.mark.parametrize("changes", [{}, {"loss": "mse", "norm": "pre"}, {"kind": "orthogonal"}], ids=str)
+@pytest.mark.parametrize(
+    ("plan", "changes"),
+    [*((plan, {}) for plan in PLANS), (PLANS[0], {"loss": "mse", "norm": "pre"}), (PLANS[2], {"kind": "orthogonal"})],
+    ids=str,
+)
 def test_parts_give_the_losses_and_gradients_of_the_whole(rows, plan, changes):
     module, whole = training(rows, **changes), Plan(4, (9,))
     losses, gradients = losses_and_gradients(module, rows[:4], whole)
@@ -93,14 +96,22 @@ def test_parts_take_less_memory(rows):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"loss": "mse"}, {"kind": "orthogonal"}, {"loss": "kl"}, {"norm": "post"}], ids=str
+    ("pairs", "changes"),
+    [
+        (PAIRS, {}),
+        (PAIRS[::4], {}),
+        ([(2, 1)], {"norm": "post"}),
+        (PAIRS, {"loss": "mse"}),
+        (PAIRS, {"kind": "orthogonal"}),
+        (PAIRS[::4], {"loss": "kl"}),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("pairs", [PAIRS, PAIRS[::4], [(2, 1)]], ids=len)
-def test_the_estimate_is_what_a_step_takes(rows, changes, pairs):
+def test_the_estimate_is_what_a_step_takes(rows, pairs, changes):
     module = training(rows, pairs, **changes)
     losses, weights, tails = of(module)
     state = torch.get_rng_state()
-    cost = measured(losses, weights, rows[:40], tails, PLENTY)
+    cost = measured(Prober(losses, weights, rows[:40], PLENTY), tails)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(weight.grad is None for weight in module.parameters())
     with LiveBytes(CPU) as live:
@@ -118,7 +129,7 @@ def test_recomputed_blocks_take_less_give_the_same_bits_and_are_foreseen(rows):
     numbers, foreseen, taken = [], [], []
     for wanted in (False, True):
         with deep.recomputed(wanted):
-            foreseen.append(measured(losses, weights, rows, [7, 5], PLENTY)(80, [7, 5]))
+            foreseen.append(measured(Prober(losses, weights, rows, PLENTY), [7, 5])(80, [7, 5]))
             with LiveBytes(CPU) as live:
                 numbers.append(losses_and_gradients(module, rows, Plan(80, (2,))))
             taken.append(live.peak)
@@ -144,16 +155,25 @@ def test_recomputation_puts_back_what_was_there():
 def test_a_probe_that_takes_too_much_is_left_out_and_the_estimate_stays_safe(rows):
     module = training(rows)
     losses, weights, tails = of(module)
-    exact = measured(losses, weights, rows[:40], tails, PLENTY)
-    cautious = measured(losses, weights, rows[:40], tails, 1.05 * exact(1, [LAYERS - 1]))
+    exact = measured(Prober(losses, weights, rows[:40], PLENTY), tails)
+    cautious = measured(Prober(losses, weights, rows[:40], 1.05 * exact(1, [LAYERS - 1])), tails)
     assert cautious(1, [LAYERS - 1]) == pytest.approx(exact(1, [LAYERS - 1]), rel=0.15)
     assert cautious(40, tails) > exact(40, tails)
+
+
+def test_a_bound_from_one_row_is_never_less(rows):
+    module = training(rows)
+    losses, weights, tails = of(module)
+    probe = Prober(losses, weights, rows, PLENTY)
+    bound, cost = bounded(probe, tails), measured(probe, tails)
+    for count, some in ((1, tails[:1]), (1, tails), (40, tails[:2]), (80, tails)):
+        assert bound(count, some) >= 0.99 * cost(count, some)
 
 
 def test_plans_are_the_fewest_parts_that_fit(rows):
     module = training(rows)
     losses, weights, tails = of(module)
-    cost = measured(losses, weights, rows[:40], tails, PLENTY)
+    cost = measured(Prober(losses, weights, rows[:40], PLENTY), tails)
     assert planned(cost, tails, 40, cost(40, tails)) == Plan(40, (9,))
     assert planned(cost, tails, 40, cost(40, tails) - 1) == Plan(32, (9,))
     assert planned(cost, tails, 40, cost(8, tails)) == Plan(8, (9,))
@@ -188,12 +208,11 @@ def budget(rows, size, cast=False):
     losses, weights, tails = of(training(rows))
     coming = 2 * sum(weight.nbytes for own in weights for weight in own)
     with torch.autocast("cpu", torch.bfloat16, enabled=cast):
-        part = measured(losses, weights, rows[:40], tails, PLENTY)(size[0], tails[: size[1]])
+        part = measured(Prober(losses, weights, rows[:40], PLENTY), tails)(size[0], tails[: size[1]])
     return TrainerConfig(memory=f"{int((coming + 1.05 * GAPS * part) / MARGIN)}B")
 
 
-@pytest.mark.parametrize("size", [(2, 9), (1, 4)], ids=["rows", "stitches"])
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize(("size", "precision"), [((2, 9), "32-true"), ((1, 4), "32-true"), ((2, 9), "bf16-mixed")])
 def test_a_limit_trains_the_same_stitches(rows, run, tmp_path, size, precision, caplog):
     caplog.set_level(logging.INFO, "thinkalike")
     free = replace(run, trainer=replace(run.trainer, precision=precision))
@@ -295,10 +314,10 @@ def report(module, rows, *at_once):
 
 
 def test_the_report_does_not_depend_on_how_many_pairs_run_together(rows):
-    module = training(rows)
-    whole = report(module, rows, 40)
+    module, rows = training(rows), rows[:6]
+    whole = report(module, rows, 4)
     for pairs in (1, 4):
-        parts = report(module, rows, 40, pairs)
+        parts = report(module, rows, 4, pairs)
         assert parts.keys() == whole.keys()
         for name, value in whole.items():
             torch.testing.assert_close(parts[name], value, atol=1e-4, rtol=1e-6)
@@ -316,7 +335,7 @@ def test_the_report_takes_what_fits_and_pairs_give_way_first(rows):
     assert some.rows == 40
     assert 1 <= some.pairs < 9
     with LiveBytes(CPU) as live:
-        report(module, rows, *some)
+        report(module, rows[:40], *some)
     assert 3e6 < live.peak < 12e6
     few = share(5e6)
     assert few.pairs == 1

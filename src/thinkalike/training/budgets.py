@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from thinkalike.config import TrainerConfig
 from thinkalike.errors import ResourceError
 from thinkalike.memory import GAPS, MARGIN, Budget, OverLimit, hand_back, readable
-from thinkalike.training.plans import Cost, Losses, Plan, measured, planned
+from thinkalike.training.plans import Cost, Losses, Plan, Prober, bounded, measured, planned
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,11 @@ def plan_within(
     room = budget.room - coming / GAPS
     if room <= 0:
         raise _too_many(len(weights), coming, budget)
+    probe = Prober(losses, weights, rows, room)
     try:
-        cost = measured(losses, weights, rows, tails, room)
+        cost = bounded(probe, tails)
+        if cost(len(rows), tails) > room:  # then it is worth more than the blink of an eye
+            cost = measured(probe, tails)
     except OverLimit:
         raise _too_long("more than", budget.total, budget, limits) from None
     hand_back(rows.device)
@@ -67,7 +70,7 @@ def _account(plan: Plan, cost: Cost, tails: Sequence[int], rows: int, budget: Bu
     if len(plan.groups) > 1:
         where += f", at most {max(plan.groups)} of {len(tails)} stitches"
     return (
-        f"about {readable(budget.used + coming + part)} of {readable(budget.total)}: {readable(budget.used)} in use, "
+        f"up to {readable(budget.used + coming + part)} of {readable(budget.total)}: {readable(budget.used)} in use, "
         f"{readable(coming)} for gradients and momenta, {readable(part)} for {where}{')' if parts > 1 else ''}"
     )
 

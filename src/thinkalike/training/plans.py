@@ -105,46 +105,69 @@ def explained(short: Probe, blocks: int, tail: int, long: Probe, more: Probe | N
     return Cost(fixed, max(a_row - block * tail, 0.0), block, tuple(passes))
 
 
-def measured(
-    losses: Losses, weights: Sequence[Sequence[nn.Parameter]], rows: Tensor, tails: Sequence[int], room: float
-) -> Cost:
-    """Return the cost of parts of a step, from the stitches with the longest tails and the one with the shortest.
-
-    The long ones run on as many rows as fill one chunk of logits, and on twice as many. Nothing is left of them.
+class Prober:
+    """Runs small parts of a step and counts their bytes; nothing is left of them.
 
     Args:
         losses: gives what each of some stitches loses on some rows, one value per token.
         weights: the parameters of each stitch.
         rows: a step's.
-        tails: the blocks that run after each stitch.
-        room: bytes that a probe may take.
-
-    Raises:
-        OverLimit: one row of the longest tail takes more.
+        room: bytes that a part may take.
     """
 
-    def probe(count: int, *numbers: int) -> Probe:
-        with LiveBytes(rows.device, room) as live, torch.enable_grad():
-            values = losses(rows[torch.arange(count) % len(rows)], numbers)
+    def __init__(self, losses: Losses, weights: Sequence[Sequence[nn.Parameter]], rows: Tensor, room: float):
+        self.losses, self.weights, self.rows, self.room = losses, weights, rows, room
+
+    def __call__(self, count: int, *numbers: int) -> Probe:
+        """Return what these stitches take on so many rows, which begin anew after the step's last.
+
+        Raises:
+            OverLimit: more than there is room for.
+        """
+        weights = [weight for number in numbers for weight in self.weights[number]]
+        with LiveBytes(self.rows.device, self.room) as live, torch.enable_grad():
+            values = self.losses(self.rows[torch.arange(count) % len(self.rows)], numbers)
             kept, forward = live.now, live.peak
             live.restart()
-            total = torch.stack([each.sum() for each in values]).sum()
-            torch.autograd.grad(total, [weight for number in numbers for weight in weights[number]])
+            torch.autograd.grad(torch.stack([each.sum() for each in values]).sum(), weights)
             return Probe(count, kept, forward - kept, live.peak - kept, len(values[0]))
 
-    def if_it_fits(count: int, *numbers: int) -> Probe | None:
+    def if_it_fits(self, count: int, *numbers: int) -> Probe | None:
+        """Return the same, or None where there is not enough room."""
         try:
-            return probe(count, *numbers)
+            return self(count, *numbers)
         except OverLimit:
             return None
 
+
+def bounded(probe: Prober, tails: Sequence[int]) -> Cost:
+    """Return at most what parts of a step cost, as if all of the longest tail's first row grew with rows and stitches.
+
+    Raises:
+        OverLimit: one row of the longest tail takes more than there is room for.
+    """
+    long = probe(1, max(range(len(tails)), key=lambda number: tails[number]))
+    return explained(long, 0, 0, long, None, None)
+
+
+def measured(probe: Prober, tails: Sequence[int]) -> Cost:
+    """Return the cost of parts of a step, from the stitches with the longest tails and the one with the shortest.
+
+    The long ones run on as many rows as fill one chunk of logits, and on twice as many.
+
+    Args:
+        tails: the blocks that run after each stitch.
+
+    Raises:
+        OverLimit: one row of the longest tail takes more than there is room for.
+    """
     order = sorted(range(len(tails)), key=lambda number: tails[number])
     longest = order[-1]
     short = probe(1, order[0])
     full = -(-49 * CHUNK // (50 * max(short.values, 1)))  # 98 % of a chunk count as one
-    long = if_it_fits(full, longest) or probe(1, longest)
-    more = if_it_fits(2 * long.rows, longest)
-    both = if_it_fits(long.rows, *order[-2:]) if len(order) > 1 else None
+    long = probe.if_it_fits(full, longest) or probe(1, longest)
+    more = probe.if_it_fits(2 * long.rows, longest)
+    both = probe.if_it_fits(long.rows, *order[-2:]) if len(order) > 1 else None
     return explained(short, tails[longest] - tails[order[0]], tails[longest], long, more, both)
 
 
