@@ -75,7 +75,7 @@ class Setting:
         """Return losses by document of all maps on the report's rows, see `document_sums`."""
         rows, models = self.corpus.report, (source or self.source, self.target)
         batch = rows_at_once(self.corpus)
-        return document_sums(*models, self.layer_pairs, maps, rows.tokens, rows.documents, batch, rows.layout)
+        return document_sums(*models, self.layer_pairs, maps, rows.tokens, rows.documents, batch, layout=rows.layout)
 
 
 class Fitted(NamedTuple):
@@ -97,7 +97,7 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
         weights = {f"{i}.map.{part}": getattr(phi, part).cpu() for i, phi in enumerate(closed) for part in parts}
         return Fitted(closed, weights, {})
     rows = setting.corpus.fit
-    module = StitchTraining(source, target, setting.layer_pairs, rows.tokens, config, setting.seed, rows.layout)
+    module = StitchTraining(source, target, setting.layer_pairs, rows.tokens, config, setting.seed, layout=rows.layout)
     _warn_of_overfitting(module, setting.corpus)
     if config.init != "identity":
         for phi, start in zip(module.stitches, setting.closed_forms(config.init), strict=True):
@@ -224,7 +224,7 @@ def _moments(
         return None
     rows, fit = corpus.fit.tokens, corpus.fit
     rows = rows if closed else rows[: CONTROL_TOKENS // fit.context]
-    return state_moments(source, target, layer_pairs, rows, rows_at_once(corpus), fit.layout)
+    return state_moments(source, target, layer_pairs, rows, rows_at_once(corpus), layout=fit.layout)
 
 
 def _closed_form(kind: str, moments: Moments, pair: LayerPair, config: StitchConfig) -> AffineMap:
