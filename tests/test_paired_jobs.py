@@ -258,7 +258,7 @@ def test_rows_of_a_relabelled_model_train_as_rows_of_one_tokenizer_do(words):
         for setting in settings:
             rows, config = setting.corpus.fit, replace(setting.config, loss=loss)
             module = StitchTraining(
-                setting.source, setting.target, [(0, 1), (3, 2)], rows.tokens, config, 0, rows.layout
+                setting.source, setting.target, [(0, 1), (3, 2)], rows.tokens, config, 0, layout=rows.layout
             )
             batch = StepBatches(*module._batches, context=module.context)[1]
             losses.append(torch.stack(module.losses(batch)))

@@ -50,8 +50,9 @@ def document_sums(
     rows: Int[Tensor, "rows width"],
     documents: Int[Tensor, "rows context"],
     batch: int,
-    layout: Layout | None = None,
     pairs_at_once: int | None = None,
+    *,
+    layout: Layout | None = None,
 ) -> dict[str, Tensor]:
     """Run the report's rows through all maps, and sum what they lose by document.
 
@@ -59,8 +60,8 @@ def document_sums(
         maps: by name; `stitch` is the one that is also compared with the target's output and states.
         documents: number of the document of each of the target's tokens.
         batch: rows at a time.
-        layout: what stands in the rows; None: tokens that both models read.
         pairs_at_once: layer pairs at a time; None: all. It decides the memory, and nothing else.
+        layout: what stands in the rows; None: tokens that both models read.
 
     Returns:
         Sums over the predicted tokens of each document, float64. By the name of each map, its loss in nats

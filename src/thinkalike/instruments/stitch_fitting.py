@@ -89,7 +89,8 @@ class Setting:
         rows, source = self.corpus.report, source or self.source
         models, budget = (source, self.target, self.layer_pairs), Budget.of(self.target.device, self.memory)
         share = report_share(*models, rows.tokens, rows_at_once(self.corpus), budget, rows.layout)
-        return document_sums(*models, maps, rows.tokens, rows.documents, share.rows, rows.layout, share.pairs)
+        at_once = {"batch": share.rows, "pairs_at_once": share.pairs}
+        return document_sums(*models, maps, rows.tokens, rows.documents, **at_once, layout=rows.layout)
 
 
 class Fitted(NamedTuple):
@@ -112,7 +113,7 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
         return Fitted(closed, weights, {})
     rows, trainer = setting.corpus.fit, run.trainer
     module = StitchTraining(
-        source, target, setting.layer_pairs, rows.tokens, config, setting.seed, rows.layout, trainer
+        source, target, setting.layer_pairs, rows.tokens, config, setting.seed, layout=rows.layout, limits=trainer
     )
     _warn_of_overfitting(module, setting.corpus)
     if config.init != "identity":
@@ -259,7 +260,7 @@ def _moments(
     rows = rows if closed else rows[: CONTROL_TOKENS // fit.context]
     budget = Budget.of(target.device, memory)
     batch = rows_of_moments(source, target, rows, rows_at_once(corpus), budget, fit.layout)
-    return state_moments(source, target, layer_pairs, rows, batch, fit.layout)
+    return state_moments(source, target, layer_pairs, rows, batch, layout=fit.layout)
 
 
 def _closed_form(kind: str, moments: Moments, pair: LayerPair, config: StitchConfig) -> AffineMap:

@@ -63,11 +63,13 @@ class StitchTraining(SteppedModule):
         rows: Int[Tensor, "rows width"],
         config: StitchConfig,
         seed: int,
+        *,
         layout: Layout | None = None,
         limits: TrainerConfig | None = None,
     ):
-        self.layout = layout or Layout(rows.shape[1])
-        super().__init__(rows, config.tokens_per_step, config.steps, seed, self.layout.target)
+        layout = layout or Layout(rows.shape[1])
+        super().__init__(rows, config.tokens_per_step, config.steps, seed, layout.target)
+        self.layout = layout
         self.limits = limits or TrainerConfig()
         self.plan: Plan | None = None
         self.models = (source, target)  # a tuple, so that Lightning neither moves nor saves them
