@@ -89,8 +89,8 @@ class Setting:
         rows, source = self.corpus.report, source or self.source
         models, budget = (source, self.target, self.layer_pairs), Budget.of(self.target.device, self.memory)
         share = report_share(*models, rows.tokens, rows_at_once(self.corpus), budget, rows.layout)
-        at_once = {"batch": share.rows, "pairs_at_once": share.pairs}
-        return document_sums(*models, maps, rows.tokens, rows.documents, **at_once, layout=rows.layout)
+        at_once = share.rows, share.pairs
+        return document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=rows.layout)
 
 
 class Fitted(NamedTuple):
