@@ -79,7 +79,6 @@ def test_nor_in_random_text():
         ("bytes", "composed bytes", "cafe\u0301s"),  # the offsets of é leave its accent out
         ("bytes after a space", "bytes", "Привет"),  # the space in front has those of П
         ("bytes", "bytes", "🇩🇪"),  # the first byte has those of the whole
-        ("pieces", "bytes", "🇩🇪"),
     ],
 )
 def test_a_later_character_would_be_found(target, source, text):

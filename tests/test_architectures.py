@@ -12,7 +12,7 @@ import torch
 import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ConfigError, ModelError
+from thinkalike.errors import ConfigError, ModelError, ResourceError
 from thinkalike.models import FAMILIES, Family, FrozenModel, load_model
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -128,7 +128,7 @@ def test_memory_that_runs_out_in_the_first_pass_is_called_so(monkeypatch, checkp
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
     monkeypatch.setattr(transformers.GPT2Model, "forward", fail)
-    with pytest.raises(ModelError, match="a device with more memory"):
+    with pytest.raises(ResourceError, match="a device with more memory"):
         load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"])))
 
 

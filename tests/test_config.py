@@ -195,7 +195,7 @@ WRONG = [
     ("stitch.step=3", "'stitch.step' is not a setting; did you mean 'stitch.steps'?"),
     ("pretrain.token=3", "did you mean 'pretrain.tokens'?"),
     ("target.dtyp=float32", "'target.dtyp' is not a setting; did you mean 'target.dtype'?"),
-    ("trainer.xyzzy=3", "did you mean 'trainer.strategy'"),
+    ("trainer.xyzzy=3", "did you mean 'trainer.memory'"),
     ("model=gpt2,solu-3k", "model=solu-3k is not known; did you mean 'solu-3l'?"),
     ("model@target=gpt3,gpt2", "gpt3 is not known; did you mean 'gpt2'?"),
     ("layers=[[0,", "cannot read the command line"),

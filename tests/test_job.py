@@ -351,8 +351,8 @@ NEUTRAL = {
     "store", "force", "wait", "logger.kind", "logger.project", "logger.entity", "logger.group", "data.cache",
     "model.members", "target.members",
     "data.files", "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every",
-    "trainer.threads", "pretrain.ship", "pairs.fit", "pairs.report", "pairs.challenge", "stimuli.path", "activations",
-    "threads", "chosen",
+    "trainer.threads", "trainer.memory", "trainer.recompute", "pretrain.ship", "pairs.fit", "pairs.report",
+    "pairs.challenge", "stimuli.path", "activations", "threads", "chosen",
 }  # fmt: skip
 
 
