@@ -63,6 +63,18 @@ IN_CI = {
     "test_a_killed_job_goes_on_to_the_same_weights",
     "test_a_full_disk_is_one_line_and_the_state_is_kept",
     "test_a_store_that_is_removed_while_the_job_runs_is_one_line",
+    "test_an_analysis_leaves_a_state_at_its_batch_and_goes_on_to_the_same_bytes",
+    "test_a_reader_that_leaves_does_not_lose_the_result",
+    "test_slurm_gets_a_job_back_that_may_be_requeued",
+    "test_sets_of_the_hub_are_streamed",
+    "test_a_set_without_a_hub",
+    "test_every_option_changes_the_numbers",
+    "test_table_1_at_paper_scale_against_a_hub",
+    "test_an_experiment_runs_at_paper_scale_against_a_hub",
+    "test_a_sweep_leaves_a_finished_wandb_run_for_each_job_also_for_one_that_fails",
+    "test_two_processes_see_the_same_as_one",
+    "test_the_card_of_a_mini_of_the_grammar_is_recomputed",
+    "test_the_order_of_the_rows_of_a_file_changes_no_bit",
     "test_two_processes_of_one_job_compute_it_once_and_both_end_well",
 }
 

@@ -96,6 +96,7 @@ def test_a_rotated_copy_of_a_models_states_is_the_model_and_permuted_rows_are_no
     assert ((low < 0) & (high > 0)).mean() > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", ["cka", "mknn"])
 def test_the_order_of_the_rows_of_a_file_changes_no_bit(measure, measured, states, stimuli, checkpoints, tmp_path):
     layers = rotated(states[:2])

@@ -104,6 +104,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_numbers(door, words, pair):
     seen = set()
     for more in ([], *OPTIONS.values()):
@@ -380,6 +381,7 @@ EXPERIMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("figure", "cells"), EXPERIMENTS)
 def test_an_experiment_runs_at_paper_scale_against_a_hub(figure, cells, repositories, door, words):
     small = [word for word in words if not word.startswith(("measure=", "model.", "target."))]
@@ -391,6 +393,7 @@ def test_an_experiment_runs_at_paper_scale_against_a_hub(figure, cells, reposito
     assert (result.folder / "figures" / "cka.png").exists()
 
 
+@pytest.mark.slow
 def test_table_1_at_paper_scale_against_a_hub(repositories, door):
     with hub.serve(repositories) as (endpoint, asked):
         table = door("analyze.py", "experiment=brown2023/table1", endpoint=endpoint).result.table.set_index("model")

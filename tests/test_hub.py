@@ -104,6 +104,7 @@ def test_legacy_weights_arrive_in_the_right_places(repositories, monkeypatch, tm
         )
 
 
+@pytest.mark.slow
 def test_sets_of_the_hub_are_streamed(door, tmp_path):
     """One that has files of a loading format, and one that is read by file name."""
     texts = [tiny.document(seed) for seed in range(40)]
@@ -120,6 +121,7 @@ def test_sets_of_the_hub_are_streamed(door, tmp_path):
     assert losses[0] == losses[1]  # the same documents, wherever they come from
 
 
+@pytest.mark.slow
 def test_a_set_without_a_hub(door, tmp_path):
     tiny.write_mini(tmp_path / "mini")
     line = door.process("analyze.py", f"model.path={tmp_path}/mini", "data=pile-10k", endpoint=hub.NOWHERE).error

@@ -95,6 +95,7 @@ def test_some_words_of_the_grammar_split_and_all_are_whole_again():
     assert encoded[-1] == model.tokenizer.sep_token_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert-mini", "gpt2-mini"])
 def test_the_card_of_a_mini_of_the_grammar_is_recomputed(name, tmp_path):
     config = composed(f"model={name}", f"data.cache={tmp_path}")
