@@ -240,8 +240,23 @@ def _moments(
         return None
     rows = corpus.fit.tokens
     rows = rows if closed else rows[: CONTROL_TOKENS // rows.shape[1]]
-    batch = rows_of_moments(source, target, rows, rows_at_once(corpus), Budget.of(target.device, memory))
+    budget = Budget.of(target.device, memory)
+    _check_closed_forms(config, source, target, layer_pairs, budget)
+    batch = rows_of_moments(source, target, rows, rows_at_once(corpus), budget)
     return state_moments(source, target, layer_pairs, rows, batch)
+
+
+def _check_closed_forms(
+    config: StitchConfig, source: FrozenModel, target: FrozenModel, layer_pairs: Sequence[LayerPair], budget: Budget
+) -> None:
+    """Refuse statistics and maps, all in float64, that do not fit."""
+    d, e, pairs = source.d_model, target.d_model, len(layer_pairs)
+    within = sum(len({pair[side] for pair in layer_pairs}) * width**2 for side, width in enumerate((d, e)))
+    kinds = 3 if config.controls else 1
+    remedy = "choose fewer layers" + (", stitch.controls=false" if config.controls else "")
+    check_memory(
+        f"closed forms of {pairs} layer pairs need", 8.0 * (within + (1 + kinds) * pairs * d * e), budget, remedy
+    )
 
 
 def _closed_form(kind: str, moments: Moments, pair: LayerPair, config: StitchConfig) -> AffineMap:
