@@ -39,6 +39,10 @@ def test_what_fits_passes_and_what_does_not_is_one_line():
     [
         (["train.py", "stitch.tokens_per_step=100000000"], "stitch.tokens_per_step=100000000 needs at least 1.2 GB"),
         (["train.py", "stitch.steps=10000000", "stitch.tokens_per_step=30000000"], "stitch.steps=10000000 of stitch"),
+        (
+            ["train.py", "stitch.kind=least_squares", "trainer.memory=1MB"],
+            "closed forms of 4 layer pairs need at least",
+        ),
         (["train.py", "trainer.memory=1MB"], "4 stitches need at least 0 MB of memory beside 500 MB in use, and trai"),
         (["analyze.py", "measure=cka", "measure.tokens_per_batch=1000000"], "measure.tokens_per_batch=1000000 needs"),
         (["analyze.py", "measure=mknn", "measure.batches=1000000000", "measure.tokens_per_batch=1000"], "years"),

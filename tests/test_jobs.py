@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 import tiny
 import wandb_runs
 from conftest import composed, kill_and_resume
+from thinkalike.config import pairs_of_layers
 from thinkalike.errors import ConfigError, StoreError
 from thinkalike.evaluation import byte_count
-from thinkalike.instruments.stitch_fitting import Setting, pairs_of_layers
+from thinkalike.instruments.stitch_fitting import Setting
 from thinkalike.instruments.stitching import _warn_of_far_states
 from thinkalike.job import Instrument, Work
 from thinkalike.store import Job, newest_state, write_state

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinkalike.config import DataConfig, StitchConfig, TrainConfig, TrainerConfig, check_layers
+from thinkalike.config import DataConfig, StitchConfig, TrainConfig, TrainerConfig, pairs_of_layers
 from thinkalike.data import Corpus, SourceText, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation import (
@@ -162,27 +161,6 @@ def foresee(config: TrainConfig) -> None:
         pairs_of_layers(config.layers, source.layers, target.layers)
 
 
-def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
-    """Return the pairs (source layer, target layer) that `layers=` means.
-
-    Raises:
-        ConfigError: it is neither same, all, nor a list of different pairs of layers that exist.
-    """
-    check_layers(layers)
-    if layers == "same":
-        return [(layer, layer) for layer in range(min(source_layers, target_layers))]
-    if layers == "all":
-        return list(itertools.product(range(source_layers), range(target_layers)))
-    pairs = [(pair[0], pair[1]) for pair in layers]
-    for layer, depth in pairs:
-        if not (0 <= layer < source_layers and 0 <= depth < target_layers):
-            raise ConfigError(
-                f"layers: [{layer},{depth}] is out of range; the source has layers 0 to {source_layers - 1}, "
-                f"the target 0 to {target_layers - 1}"
-            )
-    return pairs
-
-
 def _text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_tokens: int) -> Corpus:
     """Read rows of the tokens of both models, or, where they cut a text differently, of each model's own.
 
@@ -259,8 +237,22 @@ def _moments(
     rows, fit = corpus.fit.tokens, corpus.fit
     rows = rows if closed else rows[: CONTROL_TOKENS // fit.context]
     budget = Budget.of(target.device, memory)
+    _check_closed_forms(config, source, target, layer_pairs, budget)
     batch = rows_of_moments(source, target, rows, rows_at_once(corpus), budget, fit.layout)
     return state_moments(source, target, layer_pairs, rows, batch, layout=fit.layout)
+
+
+def _check_closed_forms(
+    config: StitchConfig, source: FrozenModel, target: FrozenModel, layer_pairs: Sequence[LayerPair], budget: Budget
+) -> None:
+    """Refuse statistics and maps, all in float64, that do not fit."""
+    d, e, pairs = source.d_model, target.d_model, len(layer_pairs)
+    within = sum(len({pair[side] for pair in layer_pairs}) * width**2 for side, width in enumerate((d, e)))
+    kinds = 3 if config.controls else 1
+    remedy = "choose fewer layers" + (", stitch.controls=false" if config.controls else "")
+    check_memory(
+        f"closed forms of {pairs} layer pairs need", 8.0 * (within + (1 + kinds) * pairs * d * e), budget, remedy
+    )
 
 
 def _closed_form(kind: str, moments: Moments, pair: LayerPair, config: StitchConfig) -> AffineMap:
