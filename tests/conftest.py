@@ -75,6 +75,17 @@ IN_CI = {
     "test_two_processes_see_the_same_as_one",
     "test_the_card_of_a_mini_of_the_grammar_is_recomputed",
     "test_the_order_of_the_rows_of_a_file_changes_no_bit",
+    "test_a_process_reads_its_hub_from_the_environment",
+    "test_two_processes_share_a_job_and_give_the_numbers_of_one",
+    "test_wandb_without_a_key_keeps_everything_offline",
+    "test_doors_work_from_another_folder",
+    "test_a_damaged_state_is_named_and_left_for_the_user_to_delete",
+    "test_models_that_are_given_take_the_place_of_the_experiments_own",
+    "test_the_standard_library_has_near_duplicates_and_gives_each_to_the_side_to_fit_on",
+    "test_jobs_report_penalties_and_their_asymmetry_in_bits_per_byte",
+    "test_nor_in_random_text",
+    "test_a_failed_job_does_not_stop_the_others_and_is_listed",
+    "test_training_leaves_a_state_at_its_step_and_goes_on_from_it",
     "test_two_processes_of_one_job_compute_it_once_and_both_end_well",
 }
 

@@ -64,6 +64,7 @@ def test_no_state_has_seen_what_its_token_does_not_hold(target, source):
         check_causal(target, source, text)
 
 
+@pytest.mark.slow
 def test_nor_in_random_text():
     chance = random.Random(0)
     letters = [each for each in cutters.TEXT if unicodedata.normalize("NFKC", each) == each]  # parts can be compared

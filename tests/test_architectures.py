@@ -262,7 +262,9 @@ def test_a_side_must_be_chosen_and_has_no_tail(tmp_path):
         model.tail(torch.randn(1, 3, 32), 0)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "roberta", "t5 (encoder)"])
+@pytest.mark.parametrize(
+    "name", ["llama", "t5 (encoder)", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gemma3_text", "roberta"))]
+)
 def test_jobs_run_on_architectures_without_a_line_in_the_table(name, door, tmp_path, text_files):
     make_models.write(KNOWN[name], tmp_path / "m")
     side = [f"model.side={KNOWN[name].side}"] if KNOWN[name].side else []

@@ -184,6 +184,7 @@ def test_too_little_text_for_a_batch_of_words_is_said(door, words, pair):
     assert "too little text for one batch of 20000 words" in refused.error
 
 
+@pytest.mark.slow
 def test_a_damaged_state_is_named_and_left_for_the_user_to_delete(door, words, pair):
     folder = door("analyze.py", *words, *pair).result.folder
     job = Job(str(folder.parents[1]), "cka", folder.name)
@@ -324,6 +325,7 @@ def test_alignment_of_the_kept_hsics_is_the_kept_value(tmp_path):
     assert alignment(torch.eye(3)).diagonal().tolist() == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_models_that_are_given_take_the_place_of_the_experiments_own(door, words, minis):
     own = [word for word in words if not word.startswith(("measure=", "model.", "target."))]
     given = [f"model.path={minis}/a", "model.name=a", f"target.path={minis}/wide", "target.name=wide"]

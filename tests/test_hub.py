@@ -46,6 +46,7 @@ def test_main_job_downloads_loads_trains_and_writes(stitch, repositories):
     assert "using the cached files" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_process_reads_its_hub_from_the_environment(door, repositories, text_files):
     words = ["model=solu-3l", "stitch=identity", *SMALL[3:], f"data.files=[{text_files}/*.txt]"]
     with hub.serve(repositories) as (endpoint, _):

@@ -261,6 +261,7 @@ def test_pretraining_makes_a_mini_that_loads(door, text_files, tmp_path):
     assert "has no architecture to train" in refused.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["train.py", "analyze.py"])
 def test_doors_work_from_another_folder(door, script):
     shown = door.process(script, "--help")
@@ -271,6 +272,7 @@ def test_doors_work_from_another_folder(door, script):
     assert "name: gelu-3l-mini" in config.stdout
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_job_and_give_the_numbers_of_one(door, small_stitching):
     placed = [*small_stitching, "model.device=cpu", "target.device=cpu"]
     alone = door("train.py", *placed).result
@@ -309,6 +311,7 @@ def test_asymmetry_is_the_difference_of_both_directions(door, small_stitching, m
     assert "already done" in door("analyze.py", *asked).stderr
 
 
+@pytest.mark.slow
 def test_wandb_without_a_key_keeps_everything_offline(door, small_stitching, tmp_path):
     done = door.process("train.py", *small_stitching, "logger=wandb", env=wandb_runs.without_key(tmp_path))
     assert "stays offline" in done.stderr
