@@ -261,9 +261,13 @@ def test_rows_of_a_relabelled_model_train_as_rows_of_one_tokenizer_do(words):
             module = StitchTraining(
                 setting.source, setting.target, [(0, 1), (3, 2)], rows.tokens, config, 0, layout=rows.layout
             )
-            batch = StepBatches(*module._batches, context=module.context)[1]
+            batch = StepBatches(*module._batches)[1]
             losses.append(torch.stack(module.losses(batch)))
             assert len(batch) == 256 // 32
+            one = StitchTraining(
+                *module.models, [(0, 0)], rows.tokens, replace(config, tokens_per_step=32), 0, layout=rows.layout
+            )
+            assert len(StepBatches(*one._batches)[0]) == 1, "only the target's tokens count"
         torch.testing.assert_close(losses[1], losses[0], atol=1e-6, rtol=0)
         assert losses[0].std() > 1e-3
 

@@ -25,10 +25,10 @@ class StepBatches(Dataset):
         tokens_per_step: int,
         steps: int,
         seed: int,
+        context: int | None = None,
         first: int = 0,
         rank: int = 0,
         world: int = 1,
-        context: int | None = None,
     ):
         self.rows, self.seed, self.first, self.steps, self.rank, self.world = rows, seed, first, steps, rank, world
         context = context or rows.shape[1]
@@ -62,13 +62,12 @@ class SteppedModule(pl.LightningModule):
         self, rows: Int[Tensor, "rows width"], tokens_per_step: int, steps: int, seed: int, context: int | None = None
     ):
         super().__init__()
-        self.steps, self.context = steps, context
-        self._batches = (rows, tokens_per_step, steps, seed)
+        self.steps = steps
+        self._batches = (rows, tokens_per_step, steps, seed, context)
 
     def train_dataloader(self) -> DataLoader:
         trainer = self.trainer
-        place = trainer.global_step, trainer.global_rank, trainer.world_size
-        batches = StepBatches(*self._batches, *place, self.context)
+        batches = StepBatches(*self._batches, trainer.global_step, trainer.global_rank, trainer.world_size)
         return DataLoader(batches, batch_size=None)
 
     def first_batch(self) -> Int[Tensor, "b t"]:
