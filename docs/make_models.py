@@ -74,7 +74,7 @@ def architectures() -> dict[str, Architecture]:
     return {each.name: each for each in found}
 
 
-def write(architecture: Architecture, folder: Path) -> None:
+def write(architecture: Architecture, folder: Path, max_shard_size: str = "1GB") -> None:
     """Write a tiny random checkpoint with larger weights than an initialisation has, so that every block matters."""
     import transformers
 
@@ -87,7 +87,7 @@ def write(architecture: Architecture, folder: Path) -> None:
         for name, weight in module.named_parameters():
             if weight.dim() > 1 and "embed" not in name:
                 weight.copy_(torch.randn_like(weight) / weight.shape[-1] ** 0.5)
-    module.save_pretrained(folder)
+    module.save_pretrained(folder, max_shard_size=max_shard_size)
     tokenizer().save_pretrained(folder)
 
 

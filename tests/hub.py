@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 NOWHERE = "http://127.0.0.1:9"  # an address where nothing answers
+READER = "hf_reader"  # a token
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REVISIONS = ("main", COMMIT, "refs%2Fconvert%2Fparquet")
 
@@ -50,6 +51,9 @@ class _Handler(BaseHTTPRequestHandler):
     asked: list[str]
     faults: dict[str, Fault]
     commit: str
+    gated: tuple[str, ...] = ()
+    private: tuple[str, ...] = ()
+    revisions: tuple[str, ...] = ()
 
     def log_message(self, *_: object) -> None:
         pass
@@ -77,6 +81,12 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(fault.silence)
         if fault.status:
             return self._missing(fault.headers.get("X-Error-Code", ""), fault.status, fault.headers)
+        if refusal := self._refusal(path):
+            return self._missing(*refusal)
+        if match := re.fullmatch(r"/api/(?:models|datasets)/(.+?)/refs", path):
+            names = ("main", *self.revisions)
+            branches = [{"name": name, "ref": f"refs/heads/{name}", "targetCommit": self.commit} for name in names]
+            return self._json({"branches": branches, "tags": [], "converts": []})
         if match := re.fullmatch(r"/api/(?:models|datasets)/(.+?)/tree/[^/]+(?:/(.*))?", path):
             folder, inside = self.root / match[1], self.root / match[1] / (match[2] or "")
             deep = "recursive=true" in self.path.lower()
@@ -86,17 +96,28 @@ class _Handler(BaseHTTPRequestHandler):
                 if folder.is_dir()
                 else self._missing("RepoNotFound")
             )
-        if match := re.fullmatch(r"/api/(?:models|datasets)/(.+?)(?:/revision/([^/]+))?", path):
-            return self._repository(match[1], match[2])
+        if match := re.fullmatch(r"/api/(models|datasets)/(.+?)(?:/revision/([^/]+))?", path):
+            return self._repository(match[1], match[2], match[3])
         if match := re.fullmatch(r"/(?:datasets/)?(.+)/resolve/([^/]+)/(.+)", path):
             return self._file(self.root / match[1], match[3], body)
         return self._missing("EntryNotFound")
 
-    def _repository(self, name: str, revision: str | None) -> None:
+    def _refusal(self, path: str) -> tuple[str, int] | None:
+        """What the hub answers to those who may not read: it does not say that there is a private repository."""
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        if token == READER:
+            return None
+        if any(f"/{name}/" in f"{path}/" for name in self.private):
+            return ("RepoNotFound", 404 if token else 401)
+        if "/resolve/" in path and any(f"/{name}/" in path for name in self.gated):
+            return ("GatedRepo", 403 if token else 401)
+        return None
+
+    def _repository(self, kind: str, name: str, revision: str | None) -> None:
         folder = self.root / name
-        if not folder.is_dir() or not _files(folder):
+        if not folder.is_dir() or not _files(folder) or _is_set(folder) != (kind == "datasets"):
             return self._missing("RepoNotFound")
-        if revision is not None and revision not in (*REVISIONS, self.commit):
+        if revision is not None and revision not in (*REVISIONS, *self.revisions, self.commit):
             return self._missing("RevisionNotFound")
         files = [{"rfilename": str(path.relative_to(folder))} for path in _files(folder)]
         return self._json(
@@ -175,13 +196,24 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
 
+def _is_set(folder: Path) -> bool:
+    data = (".jsonl", ".parquet", ".csv", ".tsv")
+    return not (folder / "config.json").exists() and any(path.suffix in data for path in _files(folder))
+
+
 def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 @contextlib.contextmanager
 def serve(
-    root: Path, truncate: tuple[str, ...] = (), faults: dict[str, Fault] | None = None, commit: str = COMMIT
+    root: Path,
+    truncate: tuple[str, ...] = (),
+    faults: dict[str, Fault] | None = None,
+    commit: str = COMMIT,
+    gated: tuple[str, ...] = (),
+    private: tuple[str, ...] = (),
+    revisions: tuple[str, ...] = (),
 ) -> Iterator[tuple[str, list[str]]]:
     """Serve until closed; yields the address for HF_ENDPOINT and the list of what is asked.
 
@@ -189,9 +221,13 @@ def serve(
         truncate: files of which only the first half arrives.
         faults: what goes wrong, by a part of the path that is asked for.
         commit: what the branch `main` is.
+        gated: repositories of which only the token READER may read files.
+        private: repositories that only the token READER may know of.
+        revisions: branches beside `main`, of the same commit.
     """
     asked: list[str] = []
     facts = {"root": root, "truncate": truncate, "asked": asked, "faults": faults or {}, "commit": commit}
+    facts |= {"gated": gated, "private": private, "revisions": revisions}
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), facts))
     server.daemon_threads = True
     server.block_on_close = False

@@ -348,6 +348,7 @@ def test_another_rule_is_another_source(kind, source, monkeypatch):
     assert text_fingerprint(config) != now
 
 
+@pytest.mark.slow
 def test_the_standard_library_has_near_duplicates_and_gives_each_to_the_side_to_fit_on():
     config = DataConfig(name="stdlib", source="stdlib", report_share=0.1)
     share = config.report_share

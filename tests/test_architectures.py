@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import hub
 import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ConfigError, ModelError
+from thinkalike.errors import ConfigError, ModelError, ResourceError
 from thinkalike.models import FAMILIES, Family, FrozenModel, load_model
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -128,7 +129,7 @@ def test_memory_that_runs_out_in_the_first_pass_is_called_so(monkeypatch, checkp
         raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
 
     monkeypatch.setattr(transformers.GPT2Model, "forward", fail)
-    with pytest.raises(ModelError, match="a device with more memory"):
+    with pytest.raises(ResourceError, match="a device with more memory"):
         load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"])))
 
 
@@ -261,7 +262,9 @@ def test_a_side_must_be_chosen_and_has_no_tail(tmp_path):
         model.tail(torch.randn(1, 3, 32), 0)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "roberta", "t5 (encoder)"])
+@pytest.mark.parametrize(
+    "name", ["llama", "t5 (encoder)", *(pytest.param(n, marks=pytest.mark.slow) for n in ("gemma3_text", "roberta"))]
+)
 def test_jobs_run_on_architectures_without_a_line_in_the_table(name, door, tmp_path, text_files):
     make_models.write(KNOWN[name], tmp_path / "m")
     side = [f"model.side={KNOWN[name].side}"] if KNOWN[name].side else []
@@ -272,3 +275,16 @@ def test_jobs_run_on_architectures_without_a_line_in_the_table(name, door, tmp_p
     result = door("analyze.py", *words).result
     assert len(result.table) == 16
     assert result.table["value"].between(0, 1.001).all()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_architectures_come_from_the_hub_in_shards(name, tmp_path, monkeypatch):
+    home = tmp_path / "hub" / "someone" / name
+    make_models.write(KNOWN[name], home, max_shard_size="20KB")
+    assert len(list(home.glob("*.safetensors"))) > 2
+    with hub.serve(tmp_path / "hub") as (endpoint, asked):
+        hub.redirect(monkeypatch, endpoint, tmp_path / "cache")
+        model = load_model(composed("model=hub", f"model.hub_id=someone/{name}").model)
+    assert any(path.endswith("model.safetensors.index.json") for path in asked)
+    local = load_model(ModelConfig(name="local", path=str(home)))
+    assert (model.family_name, model.fingerprint()) == (name, local.fingerprint())

@@ -489,6 +489,7 @@ def process(rank, folder):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_see_the_same_as_one(tmp_path):
     torch.multiprocessing.spawn(process, (str(tmp_path),), nprocs=2)
     expected = numbers_of(gathered(batches(5), null=True).compute())

@@ -104,6 +104,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 def test_every_option_changes_the_numbers(door, words, pair):
     seen = set()
     for more in ([], *OPTIONS.values()):
@@ -183,6 +184,7 @@ def test_too_little_text_for_a_batch_of_words_is_said(door, words, pair):
     assert "too little text for one batch of 20000 words" in refused.error
 
 
+@pytest.mark.slow
 def test_a_damaged_state_is_named_and_left_for_the_user_to_delete(door, words, pair):
     folder = door("analyze.py", *words, *pair).result.folder
     job = Job(str(folder.parents[1]), "cka", folder.name)
@@ -323,6 +325,7 @@ def test_alignment_of_the_kept_hsics_is_the_kept_value(tmp_path):
     assert alignment(torch.eye(3)).diagonal().tolist() == [1, 1, 1]
 
 
+@pytest.mark.slow
 def test_models_that_are_given_take_the_place_of_the_experiments_own(door, words, minis):
     own = [word for word in words if not word.startswith(("measure=", "model.", "target."))]
     given = [f"model.path={minis}/a", "model.name=a", f"target.path={minis}/wide", "target.name=wide"]
@@ -380,6 +383,7 @@ EXPERIMENTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("figure", "cells"), EXPERIMENTS)
 def test_an_experiment_runs_at_paper_scale_against_a_hub(figure, cells, repositories, door, words):
     small = [word for word in words if not word.startswith(("measure=", "model.", "target."))]
@@ -391,6 +395,7 @@ def test_an_experiment_runs_at_paper_scale_against_a_hub(figure, cells, reposito
     assert (result.folder / "figures" / "cka.png").exists()
 
 
+@pytest.mark.slow
 def test_table_1_at_paper_scale_against_a_hub(repositories, door):
     with hub.serve(repositories) as (endpoint, asked):
         table = door("analyze.py", "experiment=brown2023/table1", endpoint=endpoint).result.table.set_index("model")

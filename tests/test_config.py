@@ -37,6 +37,7 @@ from thinkalike.errors import ConfigError, ThinkalikeError, nearest, one_of
 CKAConfig, MLEMConfig, PopulationMeasureConfig, RSAConfig = map(measure_schema, ("cka", "mlem", "population", "rsa"))
 NEEDED = {
     "model=local": ["model.path=/tmp", "model@target=gelu-3l-mini"],
+    "model=hub": ["model.hub_id=a/b", "model@target=gelu-3l-mini"],
     "data=text": ["data.files=[a.txt]"],
 }
 EVERY = [

@@ -11,6 +11,7 @@ import tiny
 from thinkalike.errors import ResourceError
 from thinkalike.instruments.cka import Config as CKAConfig
 from thinkalike.instruments.cka import LayerCKA
+from thinkalike.instruments.layer_pairs_memory import _bytes_of_comparing
 from thinkalike.instruments.mknn import Config as NeighbourConfig
 from thinkalike.instruments.mknn import MutualNeighbours
 from thinkalike.job import check_memory, check_time
@@ -66,9 +67,9 @@ def test_jobs_say_what_they_would_need(words, said, door, minis, text_files, tmp
 def test_what_comparing_the_tokens_of_a_batch_takes_is_foreseen(instrument, neighbours):
     schema = {"cka": CKAConfig, "mknn": partial(NeighbourConfig, neighbours=neighbours)}[instrument.kind]
     source, target = tiny.frozen(1), tiny.frozen(2)
-    foreseen = instrument._bytes_of_comparing(schema(tokens_per_batch=1500), source, target)
+    foreseen = _bytes_of_comparing(instrument.metric, schema(tokens_per_batch=1500), source, target)
     layers = list(torch.randn(8, 1500, 8))
     with LiveBytes(CPU) as live:
-        instrument.metric(schema(tokens_per_batch=1500), 4, 4).update(layers[:4], layers[4:], None, 0)
+        instrument.metric(schema(tokens_per_batch=1500), 4, 4, False).update(layers[:4], layers[4:], None, 0)
     assert 0.9 < foreseen / live.peak < 2
-    assert instrument._bytes_of_comparing(schema(tokens_per_batch=310), source, target) < foreseen
+    assert _bytes_of_comparing(instrument.metric, schema(tokens_per_batch=310), source, target) < foreseen

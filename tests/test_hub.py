@@ -46,6 +46,7 @@ def test_main_job_downloads_loads_trains_and_writes(stitch, repositories):
     assert "using the cached files" in again.stderr
 
 
+@pytest.mark.slow
 def test_a_process_reads_its_hub_from_the_environment(door, repositories, text_files):
     words = ["model=solu-3l", "stitch=identity", *SMALL[3:], f"data.files=[{text_files}/*.txt]"]
     with hub.serve(repositories) as (endpoint, _):
@@ -104,6 +105,7 @@ def test_legacy_weights_arrive_in_the_right_places(repositories, monkeypatch, tm
         )
 
 
+@pytest.mark.slow
 def test_sets_of_the_hub_are_streamed(door, tmp_path):
     """One that has files of a loading format, and one that is read by file name."""
     texts = [tiny.document(seed) for seed in range(40)]
@@ -120,6 +122,7 @@ def test_sets_of_the_hub_are_streamed(door, tmp_path):
     assert losses[0] == losses[1]  # the same documents, wherever they come from
 
 
+@pytest.mark.slow
 def test_a_set_without_a_hub(door, tmp_path):
     tiny.write_mini(tmp_path / "mini")
     line = door.process("analyze.py", f"model.path={tmp_path}/mini", "data=pile-10k", endpoint=hub.NOWHERE).error

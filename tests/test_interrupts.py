@@ -85,7 +85,9 @@ def interrupted(door, number, *command, until):
         return process.wait(60), said
 
 
-@pytest.mark.parametrize("number", STATUS)
+@pytest.mark.parametrize(
+    "number", [next(iter(STATUS)), *(pytest.param(n, marks=pytest.mark.slow) for n in list(STATUS)[1:])]
+)
 def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(door, small_stitching, tmp_path, number):
     words = [word for word in small_stitching if not word.startswith(("stitch.steps", "store="))]
     command = ["train.py", *words, "stitch.steps=400", "trainer.checkpoint_every=1000000"]
@@ -99,6 +101,7 @@ def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(door, small_sti
     assert 40 <= step < 400
 
 
+@pytest.mark.slow
 def test_an_analysis_leaves_a_state_at_its_batch_and_goes_on_to_the_same_bytes(door, minis, text_files, tmp_path):
     words = ["analyze.py", "measure=cka", f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32"]
     words += ["target.context=32", "data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.9"]
@@ -111,6 +114,7 @@ def test_an_analysis_leaves_a_state_at_its_batch_and_goes_on_to_the_same_bytes(d
     assert again.result.fingerprint() == whole.result.fingerprint()
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_does_not_lose_the_result(door, small_stitching, tmp_path):
     read, write = os.pipe()
     os.close(read)
@@ -130,6 +134,7 @@ exit 0
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("requeue", [0, 1])
 def test_slurm_gets_a_job_back_that_may_be_requeued(door, small_stitching, tmp_path, requeue, monkeypatch):
     (tmp_path / "scontrol").write_text(SCONTROL.format(folder=tmp_path, requeue=requeue))

@@ -349,6 +349,7 @@ def test_the_key_does_not_depend_on_the_order_of_settings():
 
 NEUTRAL = {
     "store", "force", "wait", "logger.kind", "logger.project", "logger.entity", "logger.group", "data.cache",
+    "model.members", "target.members", "model.device_map", "target.device_map",
     "data.files", "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every",
     "trainer.threads", "trainer.memory", "trainer.recompute", "pretrain.ship", "pairs.fit", "pairs.report",
     "pairs.challenge", "stimuli.path", "activations", "threads", "chosen",

@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 import tiny
 import wandb_runs
 from conftest import composed, kill_and_resume
+from thinkalike.config import pairs_of_layers
 from thinkalike.errors import ConfigError, StoreError
 from thinkalike.evaluation import byte_count
-from thinkalike.instruments.stitch_fitting import Setting, pairs_of_layers
+from thinkalike.instruments.stitch_fitting import Setting
 from thinkalike.instruments.stitching import _warn_of_far_states
 from thinkalike.job import Instrument, Work
 from thinkalike.store import Job, newest_state, write_state
@@ -159,9 +160,9 @@ BAD = {
     "unknown model": (["model=gelu-3l-mimi"], r"model=gelu-3l-mimi is not known; did you mean 'gelu-3l-mini'"),
     "layer out of range": (["layers=[[0,0],[4,1]]"], "[4,1] is out of range; the source has layers 0 to 3"),
     "layers that are none": (["layers=[0,1]"], "give same, all, or a list of pairs"),
-    "tokenizers that differ": (
+    "tokenizers that read another text": (
         ["model.path={gpt2}", "model.mini=false", "model.family=auto", "target.mini=true", "target.family=native"],
-        "different tokenizers",
+        "reads 'Case' as 'case' and gelu-3l-mini[path=b] as 'Case', so their texts differ and cannot be aligned",
     ),
     "widths and identity": (["target.path={minis}/wide", "stitch=identity"], "stitch=identity needs equal widths"),
     "no steps": (["stitch.steps=0"], "stitch.steps=0 must be positive"),
@@ -191,18 +192,19 @@ def test_bad_input_is_one_line_and_leaves_nothing(door, small_stitching, minis, 
     (tmp_path / "empty.txt").write_text(" ")
     (tmp_path / "one.txt").write_text(tiny.document(1))
     extra, message = BAD[case]
-    places = {"minis": minis, "tmp": tmp_path, "gpt2": tiny_with_other_words(checkpoints, tmp_path, case)}
+    places = {"minis": minis, "tmp": tmp_path, "gpt2": tiny_in_lower_case(checkpoints, tmp_path, case)}
     refused = door("train.py", *small_stitching, *(word.format(**places) for word in extra))
     assert message in refused.error
     assert refused.stdout == ""
     assert not (tmp_path / "results").exists()
 
 
-def tiny_with_other_words(checkpoints, tmp_path, case):
-    if case != "tokenizers that differ":
+def tiny_in_lower_case(checkpoints, tmp_path, case):
+    if case != "tokenizers that read another text":
         return None
     folder = shutil.copytree(checkpoints["gpt2"], tmp_path / "gpt2")
-    tiny.tokenizer(290).save_pretrained(folder)
+    whole = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(whole | {"normalizer": {"type": "Lowercase"}}))
     return folder
 
 
@@ -259,6 +261,7 @@ def test_pretraining_makes_a_mini_that_loads(door, text_files, tmp_path):
     assert "has no architecture to train" in refused.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ["train.py", "analyze.py"])
 def test_doors_work_from_another_folder(door, script):
     shown = door.process(script, "--help")
@@ -269,6 +272,7 @@ def test_doors_work_from_another_folder(door, script):
     assert "name: gelu-3l-mini" in config.stdout
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_job_and_give_the_numbers_of_one(door, small_stitching):
     placed = [*small_stitching, "model.device=cpu", "target.device=cpu"]
     alone = door("train.py", *placed).result
@@ -307,6 +311,7 @@ def test_asymmetry_is_the_difference_of_both_directions(door, small_stitching, m
     assert "already done" in door("analyze.py", *asked).stderr
 
 
+@pytest.mark.slow
 def test_wandb_without_a_key_keeps_everything_offline(door, small_stitching, tmp_path):
     done = door.process("train.py", *small_stitching, "logger=wandb", env=wandb_runs.without_key(tmp_path))
     assert "stays offline" in done.stderr

@@ -9,7 +9,14 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, layer_norm
 
-from thinkalike.measures import Stitch, bootstrap_interval, sum_by_document, token_loss, unigram_entropy
+from thinkalike.measures import (
+    Stitch,
+    bootstrap_difference,
+    bootstrap_interval,
+    sum_by_document,
+    token_loss,
+    unigram_entropy,
+)
 
 N, D, VOCABULARY = 37, 8, 50
 CHUNKS = (1, 5, 37, 1024)
@@ -202,6 +209,18 @@ def test_documents_without_tokens_do_not_matter():
 def test_fewer_than_two_documents_have_no_interval(counts, left):
     with pytest.raises(ValueError, match=f"an interval over documents needs two of them, not {left}"):
         bootstrap_interval(torch.ones(2, len(counts)), torch.tensor(counts))
+
+
+def test_a_difference_of_ratios_is_that_of_the_paired_differences_where_counts_are_the_same(float64):
+    first, second, counts = torch.randn(3, 20), torch.randn(3, 20), torch.randint(0, 50, (20,)).double()
+    ours, usual = bootstrap_difference(first, counts, second, counts), bootstrap_interval(first - second, counts)
+    for left, right in zip(ours, usual, strict=True):
+        torch.testing.assert_close(left, right)
+    twice = bootstrap_difference(first, counts, second, 2 * counts)
+    kept = counts > 0
+    wanted = (first[:, kept].sum(-1) - second[:, kept].sum(-1) / 2) / counts.sum()
+    torch.testing.assert_close(twice.value, wanted)
+    assert ((twice.low <= twice.value) & (twice.value <= twice.high)).all()
 
 
 def test_one_seed_gives_the_same_bits_and_another_does_not():

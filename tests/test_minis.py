@@ -9,11 +9,12 @@ from thinkalike.config import DataConfig
 from thinkalike.data import controlled_stimuli, read_corpus
 from thinkalike.evaluation import held_out_loss
 from thinkalike.instruments import run_job
-from thinkalike.models import ASSETS, load_model, same_vocabulary
+from thinkalike.models import ASSETS, check_alignable, load_model, same_vocabulary
 
 MINIS = sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
 GRAMMAR = [f"{kind}-mini{seed}" for kind in ("bert", "gpt2", "mamba") for seed in ("", "-s1")]
 NEOX = ["neox-3l-mini", "neox-4l-mini", "neox-5l-mini", "neox-5l-odd-mini", "neox-6l-mini"]
+RETOKENISED = "gelu-3l-mini-v2k"
 EXPECTED = ["gelu-3l-mini", "gelu-3l-mini-s1", "gelu-4l-mini", "solu-3l-mini", "solu-3l-mini-s1", "solu-4l-mini"]
 
 
@@ -25,7 +26,7 @@ def mini(name):
     return load_model(composed(f"model={name}").model)
 
 
-@pytest.mark.parametrize(("names", "most"), [(EXPECTED, 12), (NEOX, 10), (GRAMMAR, 6)])
+@pytest.mark.parametrize(("names", "most"), [(EXPECTED, 12), ([RETOKENISED], 3), (NEOX, 10), (GRAMMAR, 6)])
 def test_the_minis_are_there_and_small(names, most):
     assert set(names) <= set(MINIS)
     assert sum(path.stat().st_size for name in names for path in (ASSETS / name).iterdir()) < most * 1e6
@@ -56,6 +57,17 @@ def test_twins_are_equally_good_and_began_alike(twin):
     assert gelu["heldout"]["tokens"] == solu["heldout"]["tokens"]
 
 
+def test_a_mini_with_another_tokenizer_saw_the_same_text_as_often():
+    twin, other = card("gelu-3l-mini"), card(RETOKENISED)
+    assert other["architecture"] == twin["architecture"]
+    assert other["seed"] == twin["seed"]
+    times = [each["training"]["tokens_seen"] / each["training"]["distinct_tokens"] for each in (twin, other)]
+    assert times[0] == pytest.approx(times[1], rel=1e-3)
+    models = [mini(name) for name in ("gelu-3l-mini", RETOKENISED)]
+    assert [len(model.tokenizer) for model in models] == [1024, 2048]
+    check_alignable(*models)
+
+
 @pytest.mark.parametrize("names", [EXPECTED + NEOX, GRAMMAR])
 def test_minis_of_one_text_share_their_tokenizer(names):
     first, *others = (mini(name) for name in names)
@@ -83,6 +95,7 @@ def test_some_words_of_the_grammar_split_and_all_are_whole_again():
     assert encoded[-1] == model.tokenizer.sep_token_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bert-mini", "gpt2-mini"])
 def test_the_card_of_a_mini_of_the_grammar_is_recomputed(name, tmp_path):
     config = composed(f"model={name}", f"data.cache={tmp_path}")

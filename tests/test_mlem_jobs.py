@@ -1,6 +1,7 @@
 """measure=mlem, measure=rsa and the experiments on them: what the door leaves, users' own data, planted claims."""
 
 import csv
+import json
 import re
 from pathlib import Path
 
@@ -184,8 +185,9 @@ def recording(tmp_path, table):
     codes = read_table(table).codes().table
     colour = torch.nn.functional.one_hot(codes[:, 0].long()).double()
     layers = {"10": colour, "2": colour + 0.01 * torch.randn(60, 3).double()}
-    np.savez(tmp_path / "brain.npz", **{name: layer.numpy() for name, layer in layers.items()})
-    save_file(layers, tmp_path / "brain.safetensors")
+    ids = [str(number) for number in range(1, 61)]
+    np.savez(tmp_path / "brain.npz", **{name: layer.numpy() for name, layer in layers.items()}, ids=ids)
+    save_file(layers, tmp_path / "brain.safetensors", {"ids": json.dumps(ids)})
     return tmp_path / "brain.npz"
 
 
@@ -241,7 +243,19 @@ BAD = {
         "mean 'colour'",
     ),
     "a recording that is not there": (["activations=no.npz"], "cannot read activations=no.npz"),
-    "a recording of other stimuli": (["activations=BRAIN"], "has 60 rows, but the small grammar"),
+    "a recording of other stimuli": (["activations=BRAIN"], "ids lacks 1:1, 1:2, 1:3, 1:4, ..."),
+    "a recording and a model": (["activations=BRAIN", "model=gpt2-mini"], "takes the place of model=gpt2-mini; name"),
+    "three sides": (
+        ["activations=[BRAIN,FLAT]", "model@target=gelu-3l-mini"],
+        "are two sides, and model@target= would be a third; leave one out",
+    ),
+    "three recordings": (["activations=[BRAIN,BRAIN,FLAT]"], "must be a file, or two: activations=[A,B]"),
+    "no recording": (["activations=[]"], "activations=[] must be a file, or two"),
+    "a recording in an experiment": (
+        ["activations=BRAIN", "experiment=salle2024/figure2"],
+        "experiment=salle2024/figure2 has models of its own; leave activations=",
+    ),
+    "a measure of models": (["measure=loss", "activations=BRAIN"], "measure=loss takes no activations; choose measure"),
     "a stratum that is not there": (["measure.given=Nmber"], "did you mean 'Number'?"),
     "an interaction that is not there": (["measure.interactions=[[PoS,x]]"], "has no feature x"),
     "half an interaction": (["measure.interactions=[[PoS]]"], "holds pairs of two features, not ['PoS']"),
@@ -267,12 +281,14 @@ def test_what_cannot_be_done_is_one_line(case, door, words, table, recording, tm
     line = "one two three four five six seven"
     rows = "\n".join(f"{line},{word},{number % 2}" for number, word in enumerate(line.split()))
     (tmp_path / "one.csv").write_text(f"text,word,odd\n{rows}\n")
-    np.savez(tmp_path / "flat.npz", a=np.random.default_rng(0).normal(size=(60, 3)), b=np.ones((60, 3)))
+    flat = {"a": np.random.default_rng(0).normal(size=(60, 3)), "b": np.ones((60, 3))}
+    np.savez(tmp_path / "flat.npz", **flat, ids=np.arange(1, 61))
     paths = {"TABLE": table, "BRAIN": recording, "ONE": tmp_path / "one.csv", "FLAT": tmp_path / "flat.npz"}
     for name, path in paths.items():
         more = [word.replace(name, str(path)) for word in more]
     kind = [] if any(word.startswith("measure=") for word in more) else ["measure=mlem"]
-    assert message in door("analyze.py", *kind, "model=gelu-3l-mini", *words, *more).error
+    model = [] if any("activations=" in word for word in more) else ["model=gelu-3l-mini"]
+    assert message in door("analyze.py", *kind, *model, *words, *more).error
     assert not results_in(tmp_path / "results")
 
 

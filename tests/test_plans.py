@@ -35,7 +35,7 @@ def rows():
 
 def training(rows, pairs=PAIRS, seed=0, limits=None, **changes):
     models = tiny.frozen(1, n_layers=LAYERS), tiny.frozen(2, n_layers=LAYERS, act_fn="gelu")
-    return StitchTraining(*models, pairs, rows, replace(CONFIG, **changes), seed, limits)
+    return StitchTraining(*models, pairs, rows, replace(CONFIG, **changes), seed, limits=limits)
 
 
 def of(module):

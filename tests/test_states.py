@@ -11,6 +11,7 @@ from thinkalike.states import (
     array_batches,
     counted,
     last_tokens,
+    names_of,
     pieces,
     recording_fingerprint,
     site_numbers,
@@ -112,22 +113,81 @@ def test_a_tokenizer_without_offsets_is_refused():
 
 
 def test_batches_of_arrays_hold_every_row_once_and_begin_where_they_are_asked_to():
-    sides = [[torch.randn(10, 3), torch.randn(10, 5)], [torch.randn(10, 2)]]
-    batches = array_batches(sides, rows_per_batch=4)
-    assert (batches.total, batches.level, batches.facts) == (3, "stimulus", {"data": {"rows": 10}})
+    numbers = torch.arange(100.0)[:, None]
+    sides = [[numbers, torch.randn(100, 5)], [numbers + 0.5]]
+    batches = array_batches(sides, torch.arange(100), rows_per_batch=8)
+    assert (batches.total, batches.level, batches.parts_left_out) == (13, "stimulus", 0)
+    assert batches.facts == {"data": {"rows": 100, "parts": 13}}
     found = list(batches.starting(0))
-    assert [len(batch.states[0][0]) for batch in found] == [4, 4, 2]
+    assert {len(batch.states[0][0]) for batch in found} == {7, 8}
     assert all(batch.mask is None for batch in found)
-    for side, layers in enumerate(sides):
-        for number, layer in enumerate(layers):
-            assert torch.equal(torch.cat([batch.states[side][number] for batch in found]), layer)
-    (last,) = batches.starting(2)
-    assert torch.equal(last.states[1][0], sides[1][0][8:])
+    for batch in found:
+        assert torch.equal(batch.states[0][0] + 0.5, batch.states[1][0])
+    drawn = torch.cat([batch.states[0][0] for batch in found])[:, 0]
+    assert torch.equal(drawn.sort().values, numbers[:, 0])
+    assert any(batch.states[0][0].diff(dim=0).abs().max() > 13 for batch in found), "in no order of the file"
+    (last,) = batches.starting(12)
+    assert torch.equal(last.states[1][0], found[12].states[1][0])
+
+
+@pytest.mark.parametrize(("rows", "parts"), [(400, 10), (36, 10), (8, 8)])
+def test_rows_that_one_batch_can_hold_are_all_in_the_first_and_parts_are_left_out_of_the_others(rows, parts):
+    numbers = torch.arange(float(rows))[:, None]
+    batches = array_batches([[numbers]], torch.arange(rows), rows_per_batch=1024)
+    assert (batches.total, batches.parts_left_out) == (parts + 1, parts)
+    whole, *others = [set(batch.states[0][0][:, 0].tolist()) for batch in batches.starting(0)]
+    left_out = [whole - other for other in others]
+    assert whole == set(range(rows)) == set().union(*left_out)
+    assert sum(map(len, left_out)) == rows
+
+
+def test_a_side_that_is_there_twice_has_one_list():
+    side = [torch.randn(40, 3)]
+    batch = next(array_batches([side, side], torch.arange(40), rows_per_batch=4).starting(0))
+    assert batch.states[0] is batch.states[1]
+
+
+@pytest.mark.parametrize("per_batch", [20, 1024])
+def test_the_words_of_a_sentence_are_in_one_part_unless_there_are_few_sentences(per_batch):
+    def owners(sentences):
+        batches = array_batches([[torch.arange(120.0)[:, None]]], sentences, rows_per_batch=per_batch)
+        found = [set(batch.states[0][0][:, 0].long().tolist()) for batch in batches.starting(0)]
+        parts = [found[0] - part for part in found[1:]] if batches.parts_left_out else found
+        return [set(sentences[list(part)].tolist()) for part in parts]
+
+    assert sum(map(len, owners(torch.arange(120) % 30))) == 30
+    few = owners(torch.arange(120) % 3)
+    assert len(few) in (6, 10)
+    assert sum(map(len, few)) > 3
+
+
+@pytest.mark.parametrize(
+    ("rows", "per_batch", "message"),
+    [
+        (4, 1024, "of 4 stimuli, .*=1024 compares 3 at once, and at least 4 are needed; give more stimuli"),
+        (1, 1024, "of 1 stimuli, .*=1024 compares 0 at once"),
+        (100, 3, r"=3 compares 2 at once, .*; set measure\.tokens_per_batch to 100 or less, but more than now"),
+    ],
+)
+def test_too_few_rows_for_a_measure_are_refused(rows, per_batch, message):
+    with pytest.raises(DataError, match=message):
+        array_batches([[torch.randn(rows, 3)]], torch.arange(rows), rows_per_batch=per_batch, fewest=4)
 
 
 def test_arrays_of_different_stimuli_are_refused():
     with pytest.raises(DataError, match=r"layers have \[9, 10\] rows, and row i of each must belong to the same"):
-        array_batches([[torch.randn(10, 3)], [torch.randn(9, 3)]], rows_per_batch=4)
+        array_batches([[torch.randn(10, 3)], [torch.randn(9, 3)]], torch.arange(10), rows_per_batch=4)
+
+
+def test_recordings_are_called_by_as_much_of_their_path_as_tells_them_apart():
+    model = ModelConfig(name="gpt2")
+    assert names_of(["a/brain.npz", model]) == ["brain", "gpt2"]
+    assert names_of(["a/gpt2.npz", model]) == ["gpt2.npz", "gpt2"]
+    assert names_of(["a/x.npz", "b/y.npz"]) == ["x", "y"]
+    assert names_of(["a/x.npz", "a/x.safetensors"]) == ["x.npz", "x.safetensors"]
+    assert names_of(["/r/a/x.npz", "/r/b/x.npz"]) == ["a/x.npz", "b/x.npz"]
+    assert names_of(["/r/a/c/x.npz", "/r/b/c/x.npz"]) == ["a/c/x.npz", "b/c/x.npz"]
+    assert names_of([model, ModelConfig(name="gpt2", revision="r")]) == ["gpt2", "gpt2@r"]
 
 
 def test_a_recording_is_known_by_its_content_and_its_name(tmp_path):

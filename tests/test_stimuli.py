@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import json
 import os
 import re
 import subprocess
@@ -738,11 +739,16 @@ def test_a_malformed_conllu_file_is_refused(lines, options, message, tmp_path):
 # -------------------------------------------------------------------------------------------------------------- arrays
 
 
-def write_arrays(path: Path, arrays: dict[str, torch.Tensor]) -> Path:
+PICTURES = ["p1", "p2", "p3"]
+
+
+def write_arrays(path: Path, arrays: dict[str, torch.Tensor], ids=PICTURES) -> Path:
     if path.suffix == ".npz":
-        np.savez(path, **{name: array.numpy() for name, array in arrays.items()})
+        np.savez(
+            path, **{name: array.numpy() for name, array in arrays.items()}, **({} if ids is None else {"ids": ids})
+        )
     else:
-        save_file(arrays, path)
+        save_file(arrays, path, None if ids is None else {"ids": json.dumps(ids)})
     return path
 
 
@@ -785,8 +791,8 @@ def test_layers_may_have_other_widths_and_counts_become_float64(pictures, tmp_pa
     ("arrays", "message"),
     [
         ({}, "is empty: it has no arrays"),
-        ({"V1": torch.ones(4, 2)}, r"V1 has 4 rows, but .*pictures.csv has 3; give one row for each"),
-        ({"states": torch.ones(2, 4, 2)}, r"0 has 4 rows, but .*pictures.csv has 3"),
+        ({"V1": torch.ones(4, 2)}, r"V1 has 4 rows, but its file has 3 ids; give one row for each"),
+        ({"states": torch.ones(2, 4, 2)}, r"0 has 4 rows, but its file has 3 ids"),
         ({"V1": torch.ones(3)}, r"V1 is torch.float32 of shape \(3,\); give real numbers"),
         ({"V1": torch.ones(3, 0)}, r"V1 is torch.float32 of shape \(3, 0\)"),
         ({"V1": torch.ones(3, 2), "IT": torch.ones(2, 3, 2)}, r"IT is torch.float32 of shape \(2, 3, 2\)"),
@@ -798,6 +804,65 @@ def test_layers_may_have_other_widths_and_counts_become_float64(pictures, tmp_pa
 def test_arrays_that_do_not_fit_are_refused(name, arrays, message, pictures, tmp_path):
     with pytest.raises(DataError, match=rf"{re.escape(name)}.*{message}"):
         read_arrays(write_arrays(tmp_path / name, arrays), pictures)
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
+def test_rows_find_their_stimuli_by_their_ids(name, pictures, tmp_path):
+    states = torch.randn(3, 5)
+    for order in ([0, 1, 2], [2, 0, 1], [1, 0, 2]):
+        written = write_arrays(tmp_path / name, {"V1": states[order]}, [PICTURES[row] for row in order])
+        assert torch.equal(read_arrays(written, pictures)["V1"], states)
+    part = pictures.take([2, 0])
+    assert torch.equal(
+        read_arrays(write_arrays(tmp_path / name, {"V1": states[:2]}, ["p1", "p3"]), part)["V1"][1], states[0]
+    )
+
+
+def test_ids_may_be_numbers_or_bytes_and_stand_in_an_array_of_either_format(tmp_path):
+    states, stimuli = torch.randn(3, 2), made({"f": [1, 2, 1]})
+    assert stimuli.ids == ["1", "2", "3"]
+    np.savez(tmp_path / "x.npz", V1=states.numpy(), ids=np.array([3, 1, 2]))
+    save_file({"V1": states, "ids": torch.tensor([3, 1, 2])}, tmp_path / "x.safetensors")
+    np.savez(tmp_path / "bytes.npz", V1=states.numpy(), ids=np.array([b"3", b"1", b"2"]))
+    for name in ("x.npz", "x.safetensors", "bytes.npz"):
+        layers = read_arrays(tmp_path / name, stimuli)
+        assert list(layers) == ["V1"]
+        assert torch.equal(layers["V1"], states[[1, 2, 0]])
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (
+            None,
+            r"does not say which stimulus a row belongs to, .* add the stimuli's ids, one for each row: (np\.s|s)ave",
+        ),
+        (["p1", "p2"], r"ids lacks p3 of the 3 stimuli of .*pictures.csv; add their rows"),
+        (["p1", "p4", "p3"], r"ids lacks p2 of the 3"),
+        (["p1", "p2", "p3", "p4"], r"ids has p4, which .*pictures.csv has not; leave these rows out"),
+        (["p1", "p2", "p2"], r"ids has p2 more than once; give each stimulus one row"),
+        (
+            ["p1", "p2", "p3", *(f"q{number}" for number in range(9))],
+            r"ids has q0, q1, q2, q3, \.\.\. \(9 in all\), which",
+        ),
+        ([1.0, 2.0, 3.0], r"ids is float64 of shape \(3,\); give one text or whole number for each row"),
+        ([["p1", "p2", "p3"]], r"ids is <U2 of shape \(1, 3\)"),
+    ],
+)
+def test_ids_that_are_not_those_of_the_stimuli_are_refused(name, ids, message, pictures, tmp_path):
+    with pytest.raises(DataError, match=rf"{re.escape(name)}:? .*{message}") as caught:
+        read_arrays(write_arrays(tmp_path / name, {"V1": torch.ones(3, 2)}, ids), pictures)
+    assert "\n" not in str(caught.value)
+
+
+def test_ids_that_cannot_be_read_are_refused_with_the_remedy(pictures, tmp_path):
+    np.savez(tmp_path / "x.npz", V1=np.ones((3, 2)), ids=pd.Series(PICTURES, dtype=object).to_numpy())
+    with pytest.raises(DataError, match=r"x\.npz: its ids are Python objects, which are not read; save np\.array"):
+        read_arrays(tmp_path / "x.npz", pictures)
+    save_file({"V1": torch.ones(3, 2)}, tmp_path / "x.safetensors", {"ids": "p1,p2,p3"})
+    with pytest.raises(DataError, match=r"x\.safetensors: the metadata under 'ids' is no JSON list; write save_file"):
+        read_arrays(tmp_path / "x.safetensors", pictures)
 
 
 def test_pickled_objects_are_not_loaded(pictures, tmp_path):

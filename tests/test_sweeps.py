@@ -26,7 +26,7 @@ def stamps(store):
     return {result.folder: (result.folder / "result.json").stat().st_mtime_ns for result in results_in(store)}
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("launcher", ["in sequence", pytest.param("two at once, by joblib", marks=pytest.mark.slow)])
 def test_a_failed_job_does_not_stop_the_others_and_is_listed(door, small_stitching, tmp_path, launcher):
     run = door.process if "joblib" in launcher else door
     sweep = ["train.py", "-m", THREE, *LAUNCHERS[launcher], *small_stitching]
@@ -108,6 +108,7 @@ def test_processes_that_share_a_job_are_refused_in_a_sweep(door, small_stitching
     assert not results_in(tmp_path / "results")
 
 
+@pytest.mark.slow
 def test_a_sweep_leaves_a_finished_wandb_run_for_each_job_also_for_one_that_fails(door, small_stitching, tmp_path):
     diverging = ["stitch.lr=1,1e38,0.5", "stitch.clip=0", "stitch.weight_decay=0"]
     overrides = ["-m", *diverging, *small_stitching, "logger=wandb"]

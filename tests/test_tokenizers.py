@@ -1,15 +1,19 @@
 """Tokenizers are the same if and only if they cut every text into the same ids."""
 
+import dataclasses
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer
 
 import tiny
+from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models import checkpoint_fingerprint, same_vocabulary, tokenizer_fingerprint
+from thinkalike.models import checkpoint_fingerprint, load_model, same_vocabulary, tokenizer_fingerprint
+from thinkalike.models.checkpoints.tokenizers import puts_bos
 
 
 def fast(change=lambda whole: None, **options):
@@ -94,3 +98,45 @@ def test_every_file_that_loading_reads_is_in_the_fingerprint_of_a_folder(name, t
     (tmp_path / "README.md").write_text("read by people alone")
     (tmp_path / name).write_text("one")
     assert checkpoint_fingerprint(config) == one
+
+
+# ----------------------------------------------------------------------------------------------------------------- BOS
+
+
+def with_mark(mark="<|endoftext|>", **options):
+    """One that puts a mark before a text, as Llama's puts BOS and BERT's [CLS]."""
+    number = tiny.tokenizer().convert_tokens_to_ids("<|endoftext|>")
+    template = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": mark, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {mark: {"id": mark, "ids": [number], "tokens": [mark]}},
+    }
+    return fast(lambda whole: whole.update(post_processor=template), **options)
+
+
+def test_a_tokenizer_says_by_itself_whether_it_puts_bos_before_a_text():
+    assert puts_bos(with_mark())
+    assert not puts_bos(fast())
+    assert not puts_bos(with_mark(bos_token=None, cls_token="<|endoftext|>"))
+    assert not puts_bos(with_mark(bos_token="a"))
+
+
+@pytest.mark.parametrize(("own", "expected"), [(with_mark, True), (fast, False)])
+def test_a_model_that_does_not_state_bos_begins_rows_as_its_tokenizer_does(own, expected, checkpoints, tmp_path):
+    shutil.copytree(checkpoints["gpt2"], tmp_path / "m")
+    own().save_pretrained(tmp_path / "m")
+    config = ModelConfig(name="local", path=str(tmp_path / "m"), bos=None)
+    assert load_model(config).bos_each_row is expected
+    for stated in (True, False):
+        assert load_model(dataclasses.replace(config, bos=stated)).bos_each_row is stated
+
+
+@pytest.mark.parametrize("words", [["model=a/b"], ["model=local", "model.path=/tmp"], ["model=gpt2", "model.bos=null"]])
+def test_repositories_and_folders_leave_bos_to_the_tokenizer_unless_it_is_stated(words):
+    assert composed(*words).model.bos is None
+    assert composed(*words, "model.bos=true").model.bos is True
+
+
+def test_named_models_keep_what_they_state():
+    assert [composed(f"model={name}").model.bos for name in ("gpt2", "solu-3l", "gpt2-mini")] == [False, True, True]

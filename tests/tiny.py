@@ -90,11 +90,11 @@ ARCHITECTURE = {
 }  # fmt: skip
 
 
-def native(seed: int = 0, **changes):
+def native(seed: int = 0, vocabulary: int | None = None, **changes):
     """A random module of the family that minis and legacy models have."""
     from thinkalike.models import build_mini
 
-    return build_mini({**ARCHITECTURE, **changes}, len(tokenizer()), seed)
+    return build_mini({**ARCHITECTURE, **changes}, vocabulary or len(tokenizer()), seed)
 
 
 def frozen(seed: int = 0, **changes):
@@ -105,13 +105,48 @@ def frozen(seed: int = 0, **changes):
     return FrozenModel(native(seed, **changes), TABLE["native"], tokenizer(), name=f"tiny-{seed}", context=64)
 
 
-def write_mini(folder: Path, seed: int = 0, **changes) -> Path:
-    """A mini's folder, untrained."""
+def write_mini(folder: Path, seed: int = 0, cutter=None, module=None, **changes) -> Path:
+    """A mini's folder, untrained.
+
+    Args:
+        cutter: its tokenizer, if that is not `tokenizer()`.
+        module: a model of this shape with other weights.
+    """
     from thinkalike.models import save_mini
 
+    cutter = cutter or tokenizer()
     config = {"architecture": {**ARCHITECTURE, **changes}, "seed": seed}
-    save_mini(folder, native(seed, **changes), tokenizer(), config, "a tiny random model")
+    module = module or native(seed, len(cutter), **changes)
+    save_mini(folder, module, cutter, config, "a tiny random model")
     return folder
+
+
+@cache
+def other_tokenizer(vocabulary: int = 330):
+    """One that knows other runs of letters than `tokenizer()`, some of them longer."""
+    from thinkalike.models import train_tokenizer
+
+    return train_tokenizer([document(seed)[::-1].replace("a", "ab") for seed in range(20)], vocabulary)
+
+
+def relabelled(folder: Path, seed: int = 0) -> Path:
+    """The mini of `write_mini`, in which every token has another number."""
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    whole = json.loads(tokenizer().backend_tokenizer.to_str())
+    order = torch.randperm(len(tokenizer()), generator=torch.Generator().manual_seed(1)).tolist()
+    whole["model"]["vocab"] = {token: order[number] for token, number in whole["model"]["vocab"].items()}
+    for token in whole["added_tokens"]:
+        token["id"] = order[token["id"]]
+    module = native(seed)
+    with torch.no_grad():
+        for table in (module.tok_embed, module.head):
+            for weight in table.parameters():
+                weight[order] = weight.clone()
+    mark = {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    cutter = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(whole)), **mark)
+    return write_mini(folder, seed, cutter, module)
 
 
 def write_legacy(folder: Path, tokenizer_name: str, seed: int = 0, **changes) -> torch.nn.Module:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+import itertools
+from collections.abc import Collection, Iterable, Iterator
 
 LISTED = 100  # names in a message; of more there are only the first
 
@@ -65,6 +66,12 @@ def nearest(value: str, names: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.6)
     shown = names if len(names) <= LISTED else [*names[:LISTED], f"... ({len(names)} in all)"]
     return f"did you mean '{close[0]}'?" if close else "there is: " + ", ".join(shown)
+
+
+def listed(names: Collection[object]) -> str:
+    """Return the first few names, and their count where there are more."""
+    shown = ", ".join(map(str, itertools.islice(names, 4)))
+    return shown if len(names) <= 4 else f"{shown}, ... ({len(names)} in all)"
 
 
 def chain(error: BaseException | None, suppressed: bool = False) -> Iterator[BaseException]:

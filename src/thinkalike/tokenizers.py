@@ -10,6 +10,11 @@ from typing import Any
 # the stages of a tokenizer of the `tokenizers` library; its decoder, padding and truncation leave the ids of text alone
 STAGES = {"normalizer": "normaliser", "pre_tokenizer": "pre-tokeniser", "post_processor": "post-processor"}
 
+PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
+OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
+# how byte-level tokenizers write the bytes of a text: printable ones as themselves, the others as letters from 256 on
+BYTE_OF = {chr(byte): byte for byte in PRINTABLE} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
+
 MARKS = ("bos", "eos", "unk", "cls", "sep", "mask")  # padding is masked, so it may be any id
 
 

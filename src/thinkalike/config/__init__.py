@@ -3,7 +3,7 @@
 from thinkalike.config.compose import CONF, compose_job, from_yaml, measure_schema, options, register, resolve, to_yaml
 from thinkalike.config.doors import door
 from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
-from thinkalike.config.layers import check_layers
+from thinkalike.config.layers import check_layers, pairs_of_layers
 from thinkalike.config.ranges import ranged
 from thinkalike.config.registry import MEASURES, TASKS
 from thinkalike.config.relevance import NEUTRAL, neutral, relevant
@@ -38,6 +38,7 @@ __all__ = [
     "measure_schema",
     "neutral",
     "options",
+    "pairs_of_layers",
     "ranged",
     "register",
     "relevant",

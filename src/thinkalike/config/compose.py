@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 
 from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.registry import MEASURES
+from thinkalike.config.repositories import register_repositories
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig
 from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError, one_of
@@ -36,17 +37,19 @@ GROUPS: dict[str, type] = {
     "logger": LoggerConfig,
 }
 
+PLACES = {"local": "path", "hub": "hub_id"}  # models without a name of their own, and the setting that says which
 HOW_IT_RUNS = ("dtype", "device", "device_map", "quantization", "context", "processing")  # of a model, whichever it is
 
 _ASKED_FOR: set[str] = set()  # measures whose settings this process knows: jobs of a sweep share it
 
 
-def register(measures: Iterable[str] = ()) -> None:
+def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
     """Tell Hydra the schemas, and two resolvers that pick one of two values: at_scale and by_recipe.
 
     Args:
         measures: those whose settings may be given; of the others Hydra gets the name alone, as their files take
             seconds to import.
+        models: what models are called; repositories of the hub among them become options.
     """
     store = ConfigStore.instance()
     for name, schema in SCHEMAS.items():
@@ -58,6 +61,7 @@ def register(measures: Iterable[str] = ()) -> None:
     for kind in MEASURES:
         node = measure_schema(kind) if kind in _ASKED_FOR else {"kind": kind}
         store.store(group="measure", name=f"{kind}_schema" if kind in written else kind, node=node)
+    register_repositories(models)
     OmegaConf.register_new_resolver("at_scale", _at_scale, replace=True)
     OmegaConf.register_new_resolver("by_recipe", _by_recipe, replace=True)
 
@@ -81,9 +85,15 @@ def parse_overrides(words: Sequence[str]) -> list[Override]:
 
 
 def values_of(override: Override) -> list[Any]:
-    """Return the values of an override: several in a sweep."""
+    """Return the values of an override: several in a sweep; what was quoted there comes without quotes."""
     value = override.value()
-    return list(value.list) if isinstance(value, ChoiceSweep) else [value]
+    values = value.list if isinstance(value, ChoiceSweep) else [value]
+    return [getattr(each, "text", each) for each in values]
+
+
+def models_of(parsed: Sequence[Override]) -> list[str]:
+    """Return what the models of a command line are called, both sides."""
+    return [str(name) for override in parsed if override.key_or_group == "model" for name in values_of(override)]
 
 
 def measures_of(parsed: Sequence[Override]) -> list[str]:
@@ -139,10 +149,22 @@ def resolve(composed: DictConfig, schema: type[Config], overrides: Sequence[str]
         corpus: Any = OmegaConf.load(CONF / "data" / f"{composed.model.corpus}.yaml")
         corpus.pop("defaults", None)
         composed.data = OmegaConf.merge(composed.data, corpus, kept)
+    _check_index(composed)
     merged = OmegaConf.merge(schema, composed)
     if "target" in merged and composed.target != composed.model:
         _check_target(merged.target)
     return OmegaConf.to_object(merged)  # type: ignore[return-value]
+
+
+def _check_index(composed: DictConfig) -> None:
+    """Refuse the number of a model that has none: no other setting of it follows `index`."""
+    for part in ("model", "target"):
+        plain: Any = OmegaConf.to_container(composed[part], resolve=False) if part in composed else {}
+        if plain.get("index") and not any("index}" in str(value) for value in plain.values()):
+            raise ConfigError(
+                f"{part}.index={plain['index']} is for models of a numbered population, such as feather-bert; "
+                f"{plain['name']} is none, so leave it out"
+            )
 
 
 def _check_target(target: Any) -> None:
@@ -156,13 +178,16 @@ def _check_target(target: Any) -> None:
 def _fill_in_target(composed: DictConfig, overrides: Sequence[str]) -> None:
     """Give the target what the command line leaves open: all of the source, or how it runs if it is a model named.
 
-    A folder that is not named is that of the source, too.
+    A folder or a repository that is not named is that of the source, too.
     """
     named = {override.get_key_element().lstrip("+~") for override in parse_overrides(overrides)}
     own = {key.split(".")[1] for key in named if key.startswith("target.")}
     source: Any = OmegaConf.to_container(composed.model, resolve=False)  # so that a name follows its own index
-    same_folder = composed.model.name == composed.target.name == "local" and "path" not in own
-    if not same_folder and ("model@target" in named or composed.target.name == "local"):
+    name, chosen = composed.target.name, "model@target" in named
+    place = PLACES.get(name)
+    left_open = place and (composed.target[place] is None or not (chosen or place in own))
+    same_place = composed.model.name == name and left_open
+    if not same_place and (chosen or place):
         source = {key: source[key] for key in HOW_IT_RUNS if f"model.{key}" in named}
     for key in source.keys() - own:
         composed.target[key] = source[key]
@@ -178,7 +203,8 @@ def compose_job(door: str, overrides: Sequence[str]) -> Any:
     from hydra._internal.utils import create_config_search_path
     from hydra.types import RunMode
 
-    register(measures_of(parse_overrides(overrides)) if door == "analyze" else ())
+    parsed = parse_overrides(overrides)
+    register(measures_of(parsed) if door == "analyze" else (), models_of(parsed))
     version.setbase("1.3")
     loader = ConfigLoaderImpl(create_config_search_path(str(CONF)))
     composed = loader.load_configuration(door, list(overrides), run_mode=RunMode.RUN, from_shell=False)

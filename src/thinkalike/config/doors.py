@@ -13,7 +13,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from thinkalike.config.compose import CONF, SCHEMAS, measures_of, parse_overrides, register, resolve
+from thinkalike.config.compose import CONF, SCHEMAS, measures_of, models_of, parse_overrides, register, resolve
 from thinkalike.config.exits import OneLineErrors, Stdout
 from thinkalike.config.spelling import check_overrides
 from thinkalike.config.sweeps import in_sweep, noted, sweep
@@ -56,7 +56,8 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
             with _own_process():
                 overrides = [word for word in words if word[:1] in "+~" or ("=" in word and word[0] != "-")]
                 check_overrides(overrides, schema)
-                register(measures_of(parse_overrides(overrides)) if name == "analyze" and not asking else ())
+                parsed = parse_overrides(overrides)
+                register(measures_of(parsed) if name == "analyze" and not asking else (), models_of(parsed))
                 sweep(run, words) if {"-m", "--multirun"} & set(words) else run()
 
         return main

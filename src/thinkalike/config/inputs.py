@@ -18,6 +18,7 @@ from thinkalike.config.ranges import (
     ranged,
 )
 from thinkalike.config.relevance import neutral
+from thinkalike.config.repositories import check_repository
 from thinkalike.errors import ConfigError, one_of
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -49,11 +50,12 @@ class ModelConfig(Checked, part="model"):
     quantization: Optional[str] = None  # weights in fewer bits, by bitsandbytes: 8bit | 4bit
     side: Optional[str] = None  # of an encoder-decoder: encoder | decoder
     corpus: str = "stdlib"  # the data that `data=auto` stands for
-    bos: bool = False  # rows begin with the beginning-of-sequence token
+    bos: Optional[bool] = False  # rows begin with BOS; null: if the tokenizer puts it before a text by itself
     context: Optional[int] = ranged(None, least=2, most=CONTEXT)  # tokens of a row; null: what it can take, to 1024
     mini: bool = False  # trained by this project and shipped inside it
     cls_sep: bool = False  # task=pretrain: the tokenizer puts [CLS] before a text and [SEP] after it
     index: int = ranged(0, least=0, most=SEEDS)  # which of a numbered population
+    members: Optional[int] = ranged(None, least=1, most=SEEDS, neutral=True)  # how many it has, numbered from 0
     classes: Optional[list[str]] = None  # of a classifier, in the order of its logits; null: as config.json has them
     architecture: dict[str, Any] = field(default_factory=dict)  # what task=pretrain builds
     seed: int = ranged(0, least=0, most=SEEDS)  # of the initial weights and of the order of the training data
@@ -79,6 +81,12 @@ class ModelConfig(Checked, part="model"):
             )
         if self.name == "local" and not self.path:
             raise ConfigError("model=local needs model.path=<folder with a Hugging Face checkpoint>")
+        if self.name == "hub" and not (self.hub_id or self.path):
+            raise ConfigError("model=hub needs model.hub_id=<repository of the Hugging Face hub, ORG/NAME>")
+        if self.members is not None and self.index >= self.members:
+            raise ConfigError(f"model.index={self.index} must be at most {self.members - 1}: that is all there are")
+        if self.hub_id is not None:
+            check_repository("model.hub_id", self.hub_id)
         self._check_architecture()
 
     def _check_architecture(self) -> None:

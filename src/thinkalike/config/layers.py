@@ -1,7 +1,8 @@
-"""Which layers are stitched: what `layers=` may be, before any model is known."""
+"""Which layers are stitched: what `layers=` may be, and what it means for two models."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from thinkalike.errors import ConfigError
@@ -21,6 +22,27 @@ def check_layers(layers: Any) -> None:
     for place, pair in enumerate(pairs):
         if pair in pairs[:place]:
             raise ConfigError(f"layers={layers} names [{pair[0]},{pair[1]}] twice; name each pair once")
+
+
+def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
+    """Return the pairs (source layer, target layer) that `layers=` means.
+
+    Raises:
+        ConfigError: it is neither same, all, nor a list of different pairs of layers that exist.
+    """
+    check_layers(layers)
+    if layers == "same":
+        return [(layer, layer) for layer in range(min(source_layers, target_layers))]
+    if layers == "all":
+        return list(itertools.product(range(source_layers), range(target_layers)))
+    pairs = [(pair[0], pair[1]) for pair in layers]
+    for layer, depth in pairs:
+        if not (0 <= layer < source_layers and 0 <= depth < target_layers):
+            raise ConfigError(
+                f"layers: [{layer},{depth}] is out of range; the source has layers 0 to {source_layers - 1}, "
+                f"the target 0 to {target_layers - 1}"
+            )
+    return pairs
 
 
 def _is_pair(value: Any) -> bool:

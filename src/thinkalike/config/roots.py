@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Optional
 
 from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
@@ -90,7 +91,7 @@ class AnalyzeConfig(Checked):
     stimuli: StimuliConfig = field(default_factory=StimuliConfig)  # of measures that look at words
     pairs: PairsConfig = field(default_factory=PairsConfig)  # of measures that look at classifiers
     population: PopulationConfig = field(default_factory=PopulationConfig)
-    activations: Optional[str] = neutral(None)  # .npz or .safetensors with states of the stimuli, instead of model
+    activations: Any = neutral(None)  # instead of model: states of the stimuli, .npz or .safetensors; or two such files
     experiment: Optional[str] = None  # a paper's figure or table; takes the place of measure
     recipe: str = "honest"  # of an experiment's training, and of mlem: honest | paper
     threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)
@@ -108,6 +109,39 @@ class AnalyzeConfig(Checked):
         super().__post_init__()
         check_recipe(self.scale, self.recipe)
         check_store(self.store)
+        if self.activations is not None:
+            self._check_recordings()
+
+    def _check_recordings(self) -> None:
+        given = self.activations if isinstance(self.activations, list) else [self.activations]
+        if not 1 <= len(given) <= 2 or not all(isinstance(each, str) and each.strip() for each in given):
+            raise ConfigError(f"activations={self.activations} must be a file, or two: activations=[A,B]")
+        if self.experiment:
+            raise ConfigError(f"experiment={self.experiment} has models of its own; leave activations={given[0]} out")
+        if named := [word for word in self.chosen if word.startswith("model=")]:
+            raise ConfigError(
+                f"activations={given[0]} takes the place of {named[0]}; name another side by model@target="
+            )
+        if len(given) == 2 and self._names_target:
+            raise ConfigError(f"activations={given} are two sides, and model@target= would be a third; leave one out")
+
+    @property
+    def recordings(self) -> list[str]:
+        """The different files of `activations`."""
+        given = self.activations if isinstance(self.activations, list) else [self.activations or ""]
+        return list(dict.fromkeys(str(Path(each).expanduser()) for each in given if each))
+
+    @property
+    def sides(self) -> list[str | ModelConfig]:
+        """What measures of stimuli compare, each once: the files of `activations`, or `model`, and `model@target`."""
+        if self.activations:
+            return [*self.recordings, *([self.target] if self._names_target else [])]
+        return [self.model] if self.target == self.model else [self.model, self.target]
+
+    @property
+    def _names_target(self) -> bool:
+        """Whether the target is asked for, also where it is the model that `model` would be."""
+        return self.target != self.model or any(word.startswith("model@target=") for word in self.chosen)
 
 
 def check_recipe(scale: str, recipe: str) -> None:

@@ -10,8 +10,9 @@ from hydra.core.override_parser.types import Glob, Sweep
 
 from thinkalike.config.compose import CONF, GROUPS, measure_schema, measures_of, options, parse_overrides, values_of
 from thinkalike.config.registry import MEASURES
+from thinkalike.config.repositories import check_no_folder, is_repository
 from thinkalike.config.training import NLIConfig, PretrainConfig
-from thinkalike.errors import ConfigError, nearest
+from thinkalike.errors import ConfigError, listed, nearest
 
 PARTS = GROUPS | {"target": GROUPS["model"], "pretrain": PretrainConfig, "nli": NLIConfig}
 
@@ -33,16 +34,22 @@ def check_overrides(words: Sequence[str], schema: type) -> None:
             raise ConfigError(f"~{key} leaves out what a job needs; choose another by {key}=...")
         foreign = key in GROUPS and key not in own
         if key and (key == "measure" or (CONF / key).is_dir()) and not foreign:
-            _check_option(key, [value for value in values_of(override) if not isinstance(value, Glob | Sweep)])
+            whole = f"{key}@{override.package}" if override.package else key
+            _check_option(key, whole, [each for each in values_of(override) if not isinstance(each, Glob | Sweep)])
         else:
             _check_key(key, schema, measures)
 
 
-def _check_option(group: str, values: list[Any]) -> None:
+def _check_option(group: str, key: str, values: list[Any]) -> None:
     for value in values:
-        name = str(getattr(value, "text", value))  # what was quoted in a sweep has its text inside
-        if isinstance(value, list | dict) or name not in options(group):
-            raise ConfigError(f"{group}={name} is not known; {nearest(name, options(group))}")
+        name = str(value)
+        if group == "model":
+            check_no_folder(key, name)
+        if isinstance(value, list | dict) or not (name in options(group) or (group == "model" and is_repository(name))):
+            near = nearest(name, options(group))
+            if group == "model" and not near.startswith("did you"):
+                near = f"there is: {listed(options(group))}, and ORG/NAME of the hub"
+            raise ConfigError(f"{key}={name} is not known; {near}")
 
 
 def _check_key(key: str, schema: Any, measures: Sequence[str]) -> None:

@@ -13,9 +13,11 @@ from thinkalike.data.stimuli.recordings import read_arrays
 from thinkalike.data.stimuli.stimuli import Codes, Stimuli
 from thinkalike.data.stimuli.tables import read_table
 from thinkalike.data.text.documents import document_fingerprint, documents, text_fingerprint
-from thinkalike.data.text.rows import Corpus, TokenRows
+from thinkalike.data.text.paired import alignment_shares
+from thinkalike.data.text.rows import Corpus, Layout, PairedRows, TokenRows
 from thinkalike.data.text.split import held_out_texts, training_texts
 from thinkalike.data.text.tokens import read_tokens
+from thinkalike.data.text.two_tokenizers import SourceText
 
 __all__ = [
     "HANS",
@@ -25,10 +27,14 @@ __all__ = [
     "Corpus",
     "EncodedPairs",
     "FeatureCorrelation",
+    "Layout",
     "PairBatch",
+    "PairedRows",
     "Pairs",
+    "SourceText",
     "Stimuli",
     "TokenRows",
+    "alignment_shares",
     "batches",
     "controlled_sentences",
     "controlled_stimuli",

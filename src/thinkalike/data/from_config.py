@@ -17,17 +17,27 @@ from thinkalike.data.stimuli.stimuli import Stimuli
 from thinkalike.data.stimuli.tables import read_table
 from thinkalike.data.text.rows import Corpus
 from thinkalike.data.text.tokens import read_tokens
+from thinkalike.data.text.two_tokenizers import SourceText
 from thinkalike.errors import ConfigError, DataError, nearest
 
 WHOLE = "challenge"  # what the whole of a challenge is called
 
 
-def read_corpus(data: DataConfig, tokenizer: Any, context: int, *, bos: bool, fit_tokens: int | None) -> Corpus:
+def read_corpus(
+    data: DataConfig,
+    tokenizer: Any,
+    context: int,
+    *,
+    bos: bool,
+    fit_tokens: int | None,
+    source: SourceText | None = None,
+) -> Corpus:
     """Return the token rows that a configuration describes, with what it leaves open filled in.
 
     Args:
         context, bos: of the models that read them.
         fit_tokens: as many as training sees; None: all that there are.
+        source: a model that reads the same text with another tokenizer.
 
     Raises:
         DataError: see `read_tokens`.
@@ -39,6 +49,7 @@ def read_corpus(data: DataConfig, tokenizer: Any, context: int, *, bos: bool, fi
         bos=bos if data.bos is None else data.bos,
         fit_tokens=data.fit_tokens or fit_tokens,
         report_tokens=data.report_tokens or 262144,
+        source=replace(source, bos=data.bos) if source and data.bos is not None else source,
     )
 
 

@@ -1,17 +1,22 @@
 """What models, stitches and classifiers lose on text, without any training."""
 
+from thinkalike.evaluation.bits_per_byte import BITS, alignment_scalars, bits_columns, document_bytes
 from thinkalike.evaluation.classifiers import ClassLosses, check_labels, class_losses, identity_stitches
 from thinkalike.evaluation.language import held_out_loss, masked_losses, next_token_losses, rows_at_once
 from thinkalike.evaluation.reports import report_share, rows_of_moments
 from thinkalike.evaluation.stitches import LayerPair, Maps, byte_count, document_sums, last_states, state_moments
 
 __all__ = [
+    "BITS",
     "ClassLosses",
     "LayerPair",
     "Maps",
+    "alignment_scalars",
+    "bits_columns",
     "byte_count",
     "check_labels",
     "class_losses",
+    "document_bytes",
     "document_sums",
     "held_out_loss",
     "identity_stitches",

@@ -21,7 +21,7 @@ BATCH_TOKENS = 8192  # of a report
 
 def rows_at_once(corpus: Corpus) -> int:
     """Return how many rows of a corpus a report reads together where there is enough memory."""
-    return max(BATCH_TOKENS // corpus.report.tokens.shape[1], 1)
+    return max(BATCH_TOKENS // corpus.report.context, 1)
 
 
 def next_token_losses(

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from thinkalike.data import Layout
 from thinkalike.evaluation.shares import halved
 from thinkalike.evaluation.stitches import LayerPair, last_states
 from thinkalike.measures import CHUNK, token_kl
@@ -30,18 +31,20 @@ def report_share(
     source: FrozenModel,
     target: FrozenModel,
     layer_pairs: Sequence[LayerPair],
-    rows: Int[Tensor, "rows context"],
+    rows: Int[Tensor, "rows width"],
     most: int,
     budget: Budget,
+    layout: Layout | None = None,
 ) -> Share:
     """Return how many rows, at most `most`, and layer pairs of `document_sums` fit; pairs give way first.
 
     One row through both models, one block of the target, and one chunk of logits are measured.
     """
     row, device, width = rows[:1].long(), target.device, target.d_model
+    layout = layout or Layout(rows.shape[1])
     with LiveBytes(device) as live:
-        states = source.residuals(row, [layer for layer, _ in layer_pairs])
-        goals = target.residuals(row, [depth for _, depth in layer_pairs])
+        states = layout.source_states(source, row, [layer for layer, _ in layer_pairs])
+        goals = target.residuals(layout.target_tokens(row), [depth for _, depth in layer_pairs])
         kept, a_row = live.now, live.peak
         live.restart()
         last_states(target, [(target.n_layers - 2, goals[-1])])
@@ -61,8 +64,14 @@ def report_share(
 
 
 def rows_of_moments(
-    source: FrozenModel, target: FrozenModel, rows: Int[Tensor, "rows context"], most: int, budget: Budget
+    source: FrozenModel,
+    target: FrozenModel,
+    rows: Int[Tensor, "rows width"],
+    most: int,
+    budget: Budget,
+    layout: Layout | None = None,
 ) -> int:
     """Return how many rows, at most `most`, of `state_moments` fit: all layers' states, and two copies in float64."""
     numbers = sum(model.n_layers * model.d_model * (model.dtype.itemsize + 16) for model in (source, target))
-    return halved(most, lambda count: count * rows.shape[1] * numbers <= budget.room)
+    tokens = max(layout.target, layout.source) if layout else rows.shape[1]
+    return halved(most, lambda count: count * tokens * numbers <= budget.room)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from thinkalike.data import Layout
 from thinkalike.evaluation.language import next_token_losses
 from thinkalike.measures import Moments, same_top_token, sum_by_document, token_kl
 from thinkalike.models import FrozenModel
@@ -46,43 +47,53 @@ def document_sums(
     target: FrozenModel,
     layer_pairs: Sequence[LayerPair],
     maps: Mapping[str, Maps],
-    rows: Int[Tensor, "rows context"],
+    rows: Int[Tensor, "rows width"],
     documents: Int[Tensor, "rows context"],
     batch: int,
     pairs_at_once: int | None = None,
+    *,
+    layout: Layout | None = None,
 ) -> dict[str, Tensor]:
     """Run the report's rows through all maps, and sum what they lose by document.
 
     Args:
         maps: by name; `stitch` is the one that is also compared with the target's output and states.
-        documents: number of each token's document.
+        documents: number of the document of each of the target's tokens.
         batch: rows at a time.
         pairs_at_once: layer pairs at a time; None: all. It decides the memory, and nothing else.
+        layout: what stands in the rows; None: tokens that both models read.
 
     Returns:
         Sums over the predicted tokens of each document, float64. By the name of each map, its loss in nats
         (layer pairs, documents); `target` and `source`, the models' own losses (documents,), and `tokens`, how many
         there are; for `stitch` also (layer pairs, documents): `kl` to the target's output in nats, `top1` agreements
-        with it, `distance` = |φ(h) - t| / |t| and `norm` = |φ(h)| / |t| with t the target's own state.
+        with it, `distance` = |φ(h) - t| / |t| and `norm` = |φ(h)| / |t| with t the target's own state. Where the source
+        cuts the text differently, `source` sums over its own tokens, and `source_tokens` says how many those are.
     """
     count, last, layers = int(documents.max()) + 1, target.n_layers - 1, [layer for layer, _ in layer_pairs]
+    layout = layout or Layout(documents.shape[1])
     groups = torch.arange(len(layer_pairs)).split(pairs_at_once or len(layer_pairs))
     totals: dict[str, Tensor] = {}
     for part, owners in zip(rows.split(batch), documents.split(batch), strict=True):
-        tokens, owner = part.long(), owners[:, 1:].flatten()
-        *states, own = source.residuals(tokens, [*layers, source.n_layers - 1])
+        part = part.long()
+        tokens, read = layout.target_tokens(part), layout.source_tokens(part)
+        *states, own = source.residuals(read, [*layers, source.n_layers - 1])
+        states = layout.gathered(states, part)
         *goals, standard = target.residuals(tokens, [*(depth for _, depth in layer_pairs), last])
-        values = {
-            "source": next_token_losses(source, [own], tokens)[0],
-            "target": next_token_losses(target, [standard], tokens)[0],
-        }
+        alone = {"source": next_token_losses(source, [own], read)[0]}
+        if layout.source:
+            alone["source_tokens"] = torch.ones_like(alone["source"])
+        values = {"target": next_token_losses(target, [standard], tokens)[0]}
         values["tokens"] = torch.ones_like(values["target"])
         for name, functions in maps.items():
             ours = _Batch(tokens, states, goals, standard)
             found = [_losses(target, name, functions, layer_pairs, ours, group) for group in groups]
             values |= {key: torch.cat([each[key] for each in found]) for key in found[0]}
-        for name, each in values.items():
-            totals[name] = totals.get(name, 0) + sum_by_document(each.flatten(-2).cpu(), owner, count)
+        for losses, owner in ((alone, layout.source_documents(part, owners)), (values, owners)):
+            owner = owner[:, 1:].flatten()
+            for name, each in losses.items():
+                summed = sum_by_document(each.flatten(-2).cpu()[..., owner >= 0], owner[owner >= 0], count)
+                totals[name] = totals.get(name, 0) + summed
     return totals
 
 
@@ -129,15 +140,20 @@ def state_moments(
     source: FrozenModel,
     target: FrozenModel,
     layer_pairs: Sequence[LayerPair],
-    rows: Int[Tensor, "rows context"],
+    rows: Int[Tensor, "rows width"],
     batch: int,
+    layout: Layout | None = None,
 ) -> Moments:
-    """Return sufficient statistics of the closed-form maps of all layer pairs, from one pass over fit rows."""
-    moments = Moments(layer_pairs)
+    """Return sufficient statistics of the closed-form maps of all layer pairs, from one pass over fit rows.
+
+    Args:
+        layout: what stands in the rows; None: tokens that both models read.
+    """
+    moments, layout = Moments(layer_pairs), layout or Layout(rows.shape[1])
     for part in rows.split(batch):
-        tokens = part.long()
-        mine = source.residuals(tokens, range(source.n_layers))
-        theirs = target.residuals(tokens, range(target.n_layers))
+        part = part.long()
+        mine = layout.source_states(source, part, range(source.n_layers))
+        theirs = target.residuals(layout.target_tokens(part), range(target.n_layers))
         moments.update(
             [state.flatten(0, 1).to(target.device) for state in mine], [state.flatten(0, 1) for state in theirs]
         )

@@ -26,14 +26,15 @@ def layer_heatmaps(
         label: what the value is.
     """
     pairs = list(table[["source", "target"]].drop_duplicates().itertuples(index=False, name=None))
-    rows, columns = -(-len(pairs) // across), min(len(pairs), across)
+    height, width = -(-len(pairs) // across), min(len(pairs), across)
     colours = plt.get_cmap("magma").with_extremes(under="#4a90d9")
-    with canvas(2.3 * columns + 0.9, 2.5 * rows, rows, columns, squeeze=False) as (figure, panels):
+    with canvas(2.3 * width + 0.9, 2.5 * height, height, width, squeeze=False) as (figure, panels):
         for axes in panels.flat[len(pairs) :]:
             axes.set_axis_off()
         for axes, (source, target) in zip(panels.flat, pairs, strict=False):
             inside = table[(table["source"] == source) & (table["target"] == target)]
-            cells = inside.pivot(index="source_layer", columns="target_layer", values="value")
+            rows, columns = (inside[f"{side}_layer"].unique() for side in ("source", "target"))  # in their order
+            cells = inside.pivot(index="source_layer", columns="target_layer", values="value").loc[rows, columns]
             image = heatmap(axes, cells, Normalize(*scale), colours)
             if cells.size <= 36:
                 write_values(axes, cells.to_numpy(), image)

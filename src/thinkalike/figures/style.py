@@ -37,7 +37,7 @@ def heatmap(axes: Any, cells: pd.DataFrame, scale: Any, colours: Any) -> Any:
     image = axes.imshow(cells.to_numpy(), origin="lower", norm=scale, cmap=colours)
     for axis, layers in ((axes.xaxis, cells.columns), (axes.yaxis, cells.index)):
         places = range(0, len(layers), max(1, round(len(layers) / 8)))
-        axis.set_ticks(places, ["embed" if int(layers[place]) < 0 else str(layers[place]) for place in places])
+        axis.set_ticks(places, [layer_name(layers[place]) for place in places])
     axes.spines[:].set_visible(False)
     return image
 

@@ -31,7 +31,8 @@ def refused(error: BaseException) -> bool:
     """Return whether the hub answered, and said no: then a cached copy or a better network would not help."""
     from huggingface_hub.errors import HfHubHTTPError
 
-    return isinstance(error, HfHubHTTPError) and error.response.status_code < 500 and error.response.status_code != 429
+    answers = [each.response.status_code for each in chain(error) if isinstance(each, HfHubHTTPError)]
+    return bool(answers) and answers[0] < 500 and answers[0] != 429
 
 
 def _cause(error: BaseException, repository: str, revision: str) -> str | None:

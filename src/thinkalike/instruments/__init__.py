@@ -10,7 +10,7 @@ from functools import cache
 from importlib import import_module
 
 from thinkalike.config import MEASURES, TASKS, AnalyzeConfig, TrainConfig
-from thinkalike.errors import one_of
+from thinkalike.errors import ConfigError, one_of
 from thinkalike.job import Instrument, perform
 from thinkalike.store import Result
 
@@ -26,13 +26,16 @@ def run_job(config: TrainConfig | AnalyzeConfig) -> Result:
     """Do the job that a configuration describes, or return its result if that is in the store.
 
     Raises:
-        ConfigError: there is no such task or measure.
+        ConfigError: there is no such task or measure, or it takes no activations.
         ThinkalikeError: see the instrument.
     """
     if isinstance(config, TrainConfig):
         return perform(instrument(TASKS[config.task]), config)
     one_of("measure", config.measure.kind, MEASURES)
-    return perform(instrument(MEASURES[config.measure.kind]), config)
+    chosen = instrument(MEASURES[config.measure.kind])
+    if config.activations and not chosen.takes_activations:
+        raise ConfigError(f"measure={chosen.kind} takes no activations; choose measure=cka, mknn, mlem or rsa")
+    return perform(chosen, config)
 
 
 __all__ = ["instrument", "run_job"]

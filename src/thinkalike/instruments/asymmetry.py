@@ -15,8 +15,9 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig
 from thinkalike.errors import StoreError
+from thinkalike.evaluation import BITS
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.measures import Estimate, bootstrap_interval
+from thinkalike.measures import Estimate, bootstrap_difference, bootstrap_interval
 from thinkalike.store import Result, finished
 
 
@@ -50,7 +51,7 @@ class Asymmetry(Instrument, kind="asymmetry", reads=("model", "target")):
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             axes.set_xticks(range(len(table)), table["layer"].astype(str))
             axes.set_xlabel("layer of the stitch")
-            axes.set_ylabel("asymmetry [nats per token]")
+            axes.set_ylabel(f"asymmetry [{first.get('unit', 'nats per token')}]")
             axes.set_title(f"{first.source} into {first.target}, minus the reverse", fontsize=9)
             figures.save(figure, folder, "asymmetry")
 
@@ -85,25 +86,51 @@ def _directions(config: AnalyzeConfig) -> Iterator[tuple[Result, Result]]:
 
 
 def asymmetries(there: Result, back: Result) -> pd.DataFrame:
-    """Return one row per layer that both results stitch to itself: penalty there minus penalty back, nats per token."""
+    """Return one row per layer that both results stitch to itself: penalty there minus penalty back, nats per token.
+
+    Where the two models have different tokenizers, it is in bits per byte, which a column `unit` says.
+    """
     table = _same_layers(there)[["source", "target", "source_layer"]]
     mean, low, high = penalty_difference(there, back)
-    columns = {"asymmetry": mean.numpy(), "low": low.numpy(), "high": high.numpy()}
+    columns: dict[str, Any] = {"asymmetry": mean.numpy(), "low": low.numpy(), "high": high.numpy()}
+    if _of_two_tokenizers(there):
+        columns["unit"] = "bits per byte"
     return table.rename(columns={"source_layer": "layer"}).assign(**columns)
 
 
 def penalty_difference(more: Result, less: Result) -> Estimate:
     """Return the penalty of one stitching result minus another's at every same-layer pair, by the same documents.
 
+    It is in nats per token, or, where source and target of both cut text differently, in bits per byte.
+
     Raises:
         StoreError: they report on different documents or layers.
     """
-    (layers, first, tokens), (others, second, counts) = _penalties(more), _penalties(less)
-    if not torch.equal(tokens, counts) or layers != others:
+    (layers, first, counts), (others, second, theirs) = _penalties(more), _penalties(less)
+    if bits := _of_two_tokenizers(more) and _of_two_tokenizers(less):
+        here, there = _shared_documents(more, less)
+        (first, counts), (second, theirs) = _in_bits(more, first, here), _in_bits(less, second, there)
+    if layers != others or len(counts) < 2 or (not bits and not torch.equal(counts, theirs)):
         raise StoreError(
             f"{more.folder} and {less.folder} report on different documents or layers; force=true computes them anew"
         )
-    return bootstrap_interval(first - second, tokens)
+    return bootstrap_difference(first, counts, second, theirs) if bits else bootstrap_interval(first - second, counts)
+
+
+def _shared_documents(first: Result, second: Result) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers that documents with text in both results have in each."""
+    mine, theirs = (each.arrays["documents"] * (each.arrays["target_bytes"] > 0) for each in (first, second))
+    shared, here, there = np.intersect1d(mine, theirs, return_indices=True)
+    return here[shared != 0], there[shared != 0]
+
+
+def _in_bits(result: Result, penalties: Tensor, documents: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return the penalty sums of these documents in bits, and their bytes."""
+    return penalties[:, documents] * BITS, torch.from_numpy(result.arrays["target_bytes"][documents]).double()
+
+
+def _of_two_tokenizers(result: Result) -> bool:
+    return "target_bytes" in result.arrays
 
 
 def _penalties(result: Result) -> tuple[list[int], Tensor, Tensor]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import torch
@@ -14,6 +14,7 @@ from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import DataError, one_of
 from thinkalike.instruments.layer_pairs import LayerPairs, LayerPairsConfig
 from thinkalike.measures import span
+from thinkalike.measures.kernels.hsic import FEWEST
 from thinkalike.models import FrozenModel
 from thinkalike.states import StateBatches
 from thinkalike.store import Result
@@ -42,16 +43,20 @@ class Config(LayerPairsConfig):
         one_of("measure.flatten", self.flatten, ("token", "sample", "mean"))
 
 
-class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measure")):
+class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measure", "stimuli")):
     """Compares all layers of `model` with all of `model@target`, and those of each with each other."""
 
     name = "CKA"
+    of_text: ClassVar[Mapping[str, Any]] = {**LayerPairs.of_text, "flatten": "token"}
 
-    def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
+    def fewest(self, measure: Any) -> int:
+        return FEWEST
+
+    def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
         from thinkalike.measures import CKA  # torchmetrics takes seconds to import
 
         options = {key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "null")}
-        return CKA(source_layers, target_layers, **options)
+        return CKA(source_layers, target_layers, left_out=left_out, **options)
 
     def batches(self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> StateBatches:
         batches = super().batches(measure, config, models)
@@ -73,15 +78,16 @@ class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measur
         ends = {"distance": distance.value, "distance_low": distance.low, "distance_high": distance.high}
         return {name: float(end) for name, end in ends.items()} | {"clipped": float(distance.clipped)}
 
-    def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame) -> None:
+    def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
+        remedy = "measure.skip_first_tokens=1 leaves the usual one out" if level == "token" else "leave it out"
         sides = [(rows, estimates.leverage_source), (columns, estimates.leverage_target)]
         for layers, leverages in sides[: 1 if rows.equals(columns) else 2]:
             for layer, value in zip(layers.itertuples(), leverages.tolist(), strict=True):
                 if value > LEVERAGE:
                     log.warning(
-                        "warning: %s layer %d: in some batch one token carries %.0f %% of the variance and decides "
-                        "CKA; measure.skip_first_tokens=1 leaves the usual one out",
-                        layer.model, layer.layer, 100 * value,
+                        "warning: %s layer %s: in some batch one %s carries %.0f %% of the variance and decides "
+                        "CKA; %s",
+                        layer.model, layer.layer, level, 100 * value, remedy,
                     )  # fmt: skip
 
     def show(self, result: Result) -> None:

@@ -1,5 +1,7 @@
 """What measures of all layer pairs of two models have in common: batches of text in, a matrix with intervals out.
 
+With recordings in the place of a model, or of both, they are batches of stimuli.
+
 A measure of this sort gives a metric: an object with `update(source_states, target_states, mask, number)`, `compute()`,
 `state_dict()` and `load_state_dict()`, such as `CKA` or `BatchMeans`.
 """
@@ -8,24 +10,29 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, NamedTuple, Optional
 
+import numpy as np
 import pandas as pd
 import torch
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.ranges import CONTEXT, TOKENS_AT_ONCE
-from thinkalike.errors import DataError, one_of
+from thinkalike.data import Stimuli
+from thinkalike.errors import ConfigError, DataError, one_of
+from thinkalike.instruments.layer_pairs_memory import check_feasible
+from thinkalike.instruments.of_stimuli import stimuli_facts, stimuli_inputs, without_model
 from thinkalike.interrupts import asked, at_boundaries, stop
-from thinkalike.job import Instrument, Outcome, Work, check_memory, check_time
+from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import span
-from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models import FrozenModel, load_models
-from thinkalike.states import StateBatches, site_numbers, text_batches
+from thinkalike.states import StateBatches, array_batches, site_numbers, stimulus_states_of, text_batches
 from thinkalike.store import Result
 from thinkalike.tables import layer_rows, matrix_rows
 
@@ -33,7 +40,6 @@ log = logging.getLogger(__name__)
 
 KEPT_EVERY = 50  # batches
 LOOK_EVERY = 10  # batches, how often stop_at_width looks at the intervals
-NOISE = {False: 128, True: 2048}  # rows that are compared to see what it takes, on a GPU more than one of its tiles
 
 
 # ruff: noqa: UP045
@@ -54,15 +60,49 @@ class LayerPairsConfig(MeasureConfig):
         one_of("measure.level", self.level, ("auto", "token", "word"))
 
 
+class Side(NamedTuple):
+    """A model or a recording: its name, its layers, and what the provenance says of it."""
+
+    name: str
+    layers: list[Any]
+    describe: Callable[[], dict[str, str]]
+
+
 class LayerPairs(Instrument):
-    """A measure of every layer of `model` with every layer of `model@target`, and within each."""
+    """A measure of every layer of `model` with every layer of `model@target`, and within each.
+
+    `activations` takes the place of `model`; then stimuli are compared, and not tokens of text.
+    """
 
     name: ClassVar[str]  # as tables and figures print it
     scale: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of the colours
+    takes_activations: ClassVar[bool] = True
+    of_text: ClassVar[Mapping[str, Any]] = {
+        "level": "auto",
+        "skip_first_tokens": 0,
+        "skip_special_tokens": False,
+        "stop_at_width": None,
+    }  # settings that stimuli have not
+
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        return stimuli_inputs(config) if config.activations else super().inputs(config)
+
+    def narrowed(self, config: AnalyzeConfig) -> AnalyzeConfig:
+        narrowed: Any = without_model(config) if config.activations else copy(config)
+        if config.activations:
+            narrowed.data = None
+            narrowed.measure = replace(config.measure, batches=LayerPairsConfig.batches)  # type: ignore[call-arg]
+        else:
+            narrowed.stimuli = None
+        return narrowed  # type: ignore[no-any-return]
+
+    def fewest(self, measure: Any) -> int:
+        """Return how many rows a batch must have."""
+        return 2
 
     @abstractmethod
-    def metric(self, measure: Any, source_layers: int, target_layers: int) -> Any:
-        """Return what gathers the batches."""
+    def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
+        """Return what gathers the batches; `left_out`: the first has all rows, and the others all but a part."""
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
         """Return further columns (l, m) of the rows across the two models."""
@@ -74,14 +114,14 @@ class LayerPairs(Instrument):
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
-        source, target = load_models(config.model, config.target)
-        self.check_feasible(measure, source, target)
-        batches = self.batches(measure, config, [source, target])
-        rows, columns = (layer_rows(model.name, site_numbers(model, measure.embed)) for model in (source, target))
-        metric = self.metric(measure, len(rows), len(columns))
+        (source, target), batches = self._of_stimuli(config, work) if config.activations else self._of_text(config)
+        if config.activations:
+            measure = replace(measure, batches=batches.parts_left_out or batches.total)
+        rows, columns = (layer_rows(side.name, side.layers) for side in (source, target))
+        metric = self.metric(measure, len(rows), len(columns), batches.parts_left_out > 0)
         with at_boundaries():
-            estimates = _gathered(metric, measure, batches, (source.name, target.name), work)
-        self.warn(estimates, rows, columns)
+            estimates = _gathered(metric, measure, batches, (_called(source), _called(target)), work)
+        self.warn(estimates, rows, columns, batches.level)
         ends = {"value": estimates.value, "low": estimates.low, "high": estimates.high}
         across = self.columns(estimates)
         parts = [matrix_rows(rows, columns, **ends, **across)]
@@ -100,45 +140,33 @@ class LayerPairs(Instrument):
             blank=tuple(across),  # within a model
         )
 
-    def check_feasible(self, measure: Any, source: FrozenModel, target: FrozenModel) -> None:
-        """Refuse what does not fit, or would not end: every measure compares each token of a batch with each other.
+    def _of_text(self, config: AnalyzeConfig) -> tuple[tuple[Side, Side], StateBatches]:
+        measure: Any = config.measure
+        models = load_models(config.model, config.target)
+        check_feasible(self.metric, measure, *models)
+        sides = {id(model): Side(model.name, site_numbers(model, measure.embed), model.describe) for model in models}
+        return (sides[id(models[0])], sides[id(models[1])]), self.batches(measure, config, models)
 
-        Memory is that of the states of all layers, of a copy in float32, and of comparing them.
-
-        Raises:
-            ResourceError: it does not, or would not.
-        """
-        size, models = measure.tokens_per_batch, dict.fromkeys((source, target))
-        what, numbers = f"measure.tokens_per_batch={size}", 0
-        for model in models:
-            numbers += size * len(site_numbers(model, measure.embed)) * model.d_model
-        memory = numbers * (source.dtype.itemsize + 4.0) + self._bytes_of_comparing(measure, source, target)
-        check_memory(f"{what} needs", memory, Budget.of(source.device))
-        operations = 2.0 * measure.batches * size**2 * (source.n_layers + target.n_layers)
-        operations *= min(source.d_model, target.d_model)
-        check_time(f"measure.batches={measure.batches} of {what}", operations)
-
-    def _bytes_of_comparing(self, measure: Any, source: FrozenModel, target: FrozenModel) -> float:
-        """Return what a batch takes beside states, from batches of narrow noise: a part by token, one by two tokens."""
-        size, counts = measure.tokens_per_batch, [len(site_numbers(model, measure.embed)) for model in (source, target)]
-
-        def taken(n: int) -> float:
-            noise = torch.randn(sum(counts), n, 8, generator=torch.Generator().manual_seed(0)).to(source.device)
-            mine, theirs = list(noise[: counts[0]]), list(noise[counts[0] :])
-            with LiveBytes(source.device) as live:
-                self.metric(measure, *counts).update(mine, mine if source is target else theirs, None, 0)
-            return float(live.peak)
-
-        n = NOISE[source.device.type == "cuda"]
-        while 2 * n <= size:
-            try:
-                one, two = taken(n), taken(2 * n)
-            except ValueError:  # such as fewer rows than neighbours
-                n *= 2
-                continue
-            square = max((two - 2 * one) / 2, 0.0)
-            return max(one - square, 0.0) * size / n + square * (size / n) ** 2
-        return 0.0  # a batch so small takes nothing to speak of
+    def _of_stimuli(self, config: AnalyzeConfig, work: Work) -> tuple[tuple[Side, Side], StateBatches]:
+        measure: Any = config.measure
+        for name, own in self.of_text.items():
+            if (value := getattr(measure, name)) != own:
+                raise ConfigError(
+                    f"measure.{name}={value} is for text; leave it out, as stimuli are compared one by one"
+                )
+        if any(word.startswith("measure.batches=") for word in config.chosen):
+            raise ConfigError("measure.batches is for text; leave it out, as all stimuli are compared")
+        stimuli: Stimuli = work.inputs["stimuli"]
+        found = stimulus_states_of(config, stimuli, measure.embed)
+        sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in found]
+        sentences = torch.from_numpy(np.ascontiguousarray(stimuli.sentence))
+        batches = array_batches(
+            [found[0].states, found[-1].states],
+            sentences,
+            rows_per_batch=measure.tokens_per_batch,
+            fewest=self.fewest(measure),
+        )
+        return (sides[0], sides[-1]), replace(batches, facts={**batches.facts, **stimuli_facts(stimuli)})
 
     def batches(self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> StateBatches:
         """Return the batches of states that are compared."""
@@ -157,8 +185,8 @@ class LayerPairs(Instrument):
         """Return further arrays to keep."""
         return {}
 
-    def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame) -> None:
-        """Warn of what makes the numbers doubtful."""
+    def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
+        """Warn of what makes the numbers doubtful; a row of a batch is a token, a word or a stimulus."""
 
     def draw(self, result: Result, folder: Path) -> None:
         figures.layer_heatmaps(result.table, folder, self.kind, self.name, self.scale)
@@ -168,14 +196,21 @@ class LayerPairs(Instrument):
         table, scalars = result.table, result.scalars
         source, target = table["source"].iloc[0], table["target"].iloc[0]
         across = table[(table["source"] == source) & (table["target"] == target)]
-        rows, columns = (sorted(across[f"{side}_layer"].unique()) for side in ("source", "target"))
-        count = int(scalars["batches"])
-        print(f"{self.name} of {source} and {target}, {count} batches, 95 % intervals over batches")
+        rows, columns = (across[f"{side}_layer"].unique() for side in ("source", "target"))
+        count, stimuli = int(scalars["batches"]), result.provenance.get("stimuli")
+        rest, parts = (f"{stimuli['count']} stimuli", f"{count} parts") if stimuli else (f"{count} batches", "batches")
+        print(f"{self.name} of {source} and {target}, {rest}, 95 % intervals over {parts}")
         cells = across.set_index(["source_layer", "target_layer"])
         for number, layer in enumerate(rows):
             column = columns[round(number * (len(columns) - 1) / max(len(rows) - 1, 1))]
             cell = cells.loc[(layer, column)]
-            print(f"  layer {layer:3d} with {column:3d}   {span(cell['value'], cell['low'], cell['high'], '+.4f')}")
+            print(f"  layer {layer:>3} with {column:>3}   {span(cell['value'], cell['low'], cell['high'], '+.4f')}")
+
+
+def _called(side: Side) -> str:
+    """Return the name of a side, with the names of its layers where they are not their numbers."""
+    named = [f"{number} {layer}" for number, layer in enumerate(side.layers) if not isinstance(layer, int)]
+    return f"{side.name}, layers {', '.join(named)}" if named else side.name
 
 
 def _gathered(metric: Any, measure: Any, batches: StateBatches, names: tuple[str, str], work: Work) -> Any:

@@ -28,10 +28,13 @@ class Config(LayerPairsConfig):
             )
 
 
-class MutualNeighbours(LayerPairs, kind="mknn", reads=("model", "target", "data", "measure")):
+class MutualNeighbours(LayerPairs, kind="mknn", reads=("model", "target", "data", "measure", "stimuli")):
     """Counts the nearest neighbours that all layers of `model` share with all of `model@target`, and within each."""
 
     name = "mutual nearest neighbours"
 
-    def metric(self, measure: Any, source_layers: int, target_layers: int) -> BatchMeans:
-        return BatchMeans(source_layers, target_layers, partial(mutual_knn_matrix, k=measure.neighbours))
+    def fewest(self, measure: Any) -> int:
+        return int(measure.neighbours) + 2
+
+    def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> BatchMeans:
+        return BatchMeans(source_layers, target_layers, partial(mutual_knn_matrix, k=measure.neighbours), left_out)

@@ -2,36 +2,53 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pandas as pd
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.data import Stimuli, read_stimuli
 from thinkalike.job import Instrument, fingerprints
-from thinkalike.states import StimulusStates, recording_fingerprint
+from thinkalike.states import StimulusStates, names_of, recording_fingerprint
 from thinkalike.tables import layer_rows
 
 
 class OfStimuli(Instrument):
     """What measures of stimuli have in common: `activations` takes the place of `model`."""
 
+    takes_activations: ClassVar[bool] = True
+
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        stimuli = read_stimuli(config.stimuli)
-        if not config.activations:
-            return {"stimuli": stimuli, **fingerprints(config, ("model", "target"))}
-        recording = {"activations": recording_fingerprint(config.activations)}
-        return {"stimuli": stimuli, **recording, **fingerprints(self.narrowed(config), ("target",))}
+        return stimuli_inputs(config)
 
     def narrowed(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        if not config.activations:
-            return config
-        without = copy(config)  # not `replace`, as a configuration that a user gives must have them
-        without.model = None  # type: ignore[assignment]
-        without.target = None if config.target == config.model else config.target  # type: ignore[assignment]
-        return without
+        return without_model(config) if config.activations else config
+
+
+def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:
+    """Return what decides the numbers of a measure of stimuli: them, and models or recordings."""
+    stimuli = read_stimuli(config.stimuli)
+    if not config.activations:
+        return {"stimuli": stimuli, **fingerprints(config, ("model", "target"))}
+    recordings = ", ".join(recording_fingerprint(path) for path in config.recordings)
+    ids = hashlib.sha256(repr(stimuli.ids).encode()).hexdigest()[:16]  # they decide which row is whose
+    read = {"stimuli": stimuli, "ids": ids, "activations": recordings}
+    names = names_of(config.sides)
+    if names[: len(config.recordings)] != [Path(path).stem for path in config.recordings]:
+        read["names"] = ", ".join(names)
+    return {**read, **fingerprints(without_model(config), ("target",))}
+
+
+def without_model(config: AnalyzeConfig) -> AnalyzeConfig:
+    """Return a configuration with recordings, without the model in whose place they are, and a target only if asked."""
+    without = copy(config)  # not `replace`, as a configuration that a user gives must have them
+    without.model = None  # type: ignore[assignment]
+    without.target = config.target if config.target in config.sides else None  # type: ignore[assignment]
+    return without
 
 
 def rows_of_sides(sides: Sequence[StimulusStates]) -> pd.DataFrame:

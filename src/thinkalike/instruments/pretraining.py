@@ -49,7 +49,7 @@ class MiniPretraining(
         context = int(model.context or 256)
         _try_out(model, config.pretrain.vocabulary, context)
         tokenizer = train_tokenizer(training_texts(config.data), config.pretrain.vocabulary, model.cls_sep)
-        corpus = read_corpus(config.data, tokenizer, context, bos=model.bos, fit_tokens=None)
+        corpus = read_corpus(config.data, tokenizer, context, bos=bool(model.bos), fit_tokens=None)
         module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
         operations = 6.0 * config.pretrain.tokens * sum(weight.numel() for weight in module.parameters())
         check_time(f"pretrain.tokens={config.pretrain.tokens}", operations)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -14,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinkalike.config import StitchConfig, TrainConfig, TrainerConfig, check_layers
-from thinkalike.data import Corpus, read_corpus
+from thinkalike.config import DataConfig, StitchConfig, TrainConfig, TrainerConfig, pairs_of_layers
+from thinkalike.data import Corpus, SourceText, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation import (
     LayerPair,
@@ -29,7 +28,7 @@ from thinkalike.evaluation import (
 from thinkalike.job import check_memory, check_time
 from thinkalike.measures import AffineMap, Moments, Stitch, bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.memory import Budget
-from thinkalike.models import FrozenModel, load_models, outline, randomised, same_vocabulary
+from thinkalike.models import FrozenModel, check_alignable, load_models, outline, randomised, tokenizer_fingerprint
 from thinkalike.training import Run, StitchTraining, fit, own_device, peak_rate
 
 log = logging.getLogger(__name__)
@@ -57,19 +56,17 @@ class Setting:
 
         Raises:
             ConfigError: the kind of map does not fit the models' widths, or layers do not exist.
-            ModelError: a model cannot be had, or the tokenizers differ.
+            ModelError: a model cannot be had, or the tokenizers differ so that tokens cannot be aligned.
             DataError: there is too little text.
         """
         both = (config.model, config.target)
         source, target = load_models(*(replace(e, device=own_device(e.device, config.trainer)) for e in both))
-        same_vocabulary(source, target)
         _check_widths(config.stitch, source, target)
         layer_pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
         needed = config.stitch.steps * config.stitch.tokens_per_step
         if config.stitch.trained:
             _check_feasible(config.stitch, config.trainer, source, target, len(layer_pairs))
-        context = min(source.context, target.context)
-        corpus = read_corpus(config.data, source.tokenizer, context, bos=source.bos_each_row, fit_tokens=max(needed, 1))
+        corpus = _text(config.data, source, target, max(needed, 1))
         memory = config.trainer.memory_bytes
         moments = _moments(config.stitch, source, target, layer_pairs, corpus, memory)
         return cls(config.stitch, config.seed, source, target, layer_pairs, corpus, moments, memory)
@@ -90,8 +87,9 @@ class Setting:
         """Return losses by document of all maps on the report's rows, see `document_sums`."""
         rows, source = self.corpus.report, source or self.source
         models, budget = (source, self.target, self.layer_pairs), Budget.of(self.target.device, self.memory)
-        share = report_share(*models, rows.tokens, rows_at_once(self.corpus), budget)
-        return document_sums(*models, maps, rows.tokens, rows.documents, share.rows, share.pairs)
+        share = report_share(*models, rows.tokens, rows_at_once(self.corpus), budget, rows.layout)
+        at_once = share.rows, share.pairs
+        return document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=rows.layout)
 
 
 class Fitted(NamedTuple):
@@ -112,8 +110,10 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
         parts = ("weight", "bias")
         weights = {f"{i}.map.{part}": getattr(phi, part).cpu() for i, phi in enumerate(closed) for part in parts}
         return Fitted(closed, weights, {})
-    rows, trainer = setting.corpus.fit.tokens, run.trainer
-    module = StitchTraining(source, target, setting.layer_pairs, rows, config, setting.seed, trainer)
+    rows, trainer = setting.corpus.fit, run.trainer
+    module = StitchTraining(
+        source, target, setting.layer_pairs, rows.tokens, config, setting.seed, layout=rows.layout, limits=trainer
+    )
     _warn_of_overfitting(module, setting.corpus)
     if config.init != "identity":
         for phi, start in zip(module.stitches, setting.closed_forms(config.init), strict=True):
@@ -161,25 +161,21 @@ def foresee(config: TrainConfig) -> None:
         pairs_of_layers(config.layers, source.layers, target.layers)
 
 
-def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
-    """Return the pairs (source layer, target layer) that `layers=` means.
+def _text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_tokens: int) -> Corpus:
+    """Read rows of the tokens of both models, or, where they cut a text differently, of each model's own.
 
     Raises:
-        ConfigError: it is neither same, all, nor a list of different pairs of layers that exist.
+        ModelError: the tokenizers differ so that tokens cannot be aligned.
+        DataError: there is too little text.
     """
-    check_layers(layers)
-    if layers == "same":
-        return [(layer, layer) for layer in range(min(source_layers, target_layers))]
-    if layers == "all":
-        return list(itertools.product(range(source_layers), range(target_layers)))
-    pairs = [(pair[0], pair[1]) for pair in layers]
-    for layer, depth in pairs:
-        if not (0 <= layer < source_layers and 0 <= depth < target_layers):
-            raise ConfigError(
-                f"layers: [{layer},{depth}] is out of range; the source has layers 0 to {source_layers - 1}, "
-                f"the target 0 to {target_layers - 1}"
-            )
-    return pairs
+    context = min(source.context, target.context)
+    if tokenizer_fingerprint(source.tokenizer) == tokenizer_fingerprint(target.tokenizer):
+        return read_corpus(data, source.tokenizer, context, bos=source.bos_each_row, fit_tokens=fit_tokens)
+    check_alignable(source, target)
+    log.info("%s and %s have different tokenizers: their tokens are aligned", source.name, target.name)
+    reader = SourceText(source.name, source.tokenizer, source.bos_each_row, source.context)
+    bos = target.bos_each_row
+    return read_corpus(data, target.tokenizer, context, bos=bos, fit_tokens=fit_tokens, source=reader)
 
 
 def _check_feasible(
@@ -238,12 +234,12 @@ def _moments(
     closed = not config.trained and config.kind != "identity"
     if not (closed or config.controls or config.init != "identity"):
         return None
-    rows = corpus.fit.tokens
-    rows = rows if closed else rows[: CONTROL_TOKENS // rows.shape[1]]
+    rows, fit = corpus.fit.tokens, corpus.fit
+    rows = rows if closed else rows[: CONTROL_TOKENS // fit.context]
     budget = Budget.of(target.device, memory)
     _check_closed_forms(config, source, target, layer_pairs, budget)
-    batch = rows_of_moments(source, target, rows, rows_at_once(corpus), budget)
-    return state_moments(source, target, layer_pairs, rows, batch)
+    batch = rows_of_moments(source, target, rows, rows_at_once(corpus), budget, fit.layout)
+    return state_moments(source, target, layer_pairs, rows, batch, layout=fit.layout)
 
 
 def _check_closed_forms(

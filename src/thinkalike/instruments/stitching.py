@@ -18,7 +18,7 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import TrainConfig
-from thinkalike.evaluation import byte_count
+from thinkalike.evaluation import alignment_scalars, bits_columns, byte_count, document_bytes
 from thinkalike.instruments.stitch_fitting import Setting, fitted, foresee, reported
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import bootstrap_interval
@@ -50,9 +50,8 @@ class Stitching(
         run = Run(name, work.job.partial, work.job.store, target.device, config.trainer, config.logger, work.settings)
         loggers = work.opened.enter_context(logged(run))
         phis = fitted(setting, run, loggers)
-        sums = reported(setting, phis.maps)
-        text_bytes = byte_count(source.tokenizer, corpus.report.tokens)
-        table = penalties(setting, sums, text_bytes)
+        sums = reported(setting, phis.maps) | document_bytes(corpus)
+        table = penalties(setting, sums)
         if phis.weights:
             facts = {"pairs": setting.layer_pairs, "kind": config.stitch.kind, "norm": config.stitch.norm}
             metadata = {"stitch": json.dumps(facts)}  # one entry: the order of several is not kept
@@ -60,7 +59,8 @@ class Stitching(
         work.publish.append(functools.partial(upload, loggers, name))
         return Outcome(
             table,
-            {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())},
+            {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())}
+            | alignment_scalars(corpus),
             phis.arrays | {name: value.numpy() for name, value in sums.items()},
             models=[source.describe(), target.describe()],
             facts={"data": {"name": config.data.name, **corpus.facts()}},
@@ -79,11 +79,15 @@ class Stitching(
         """Print penalties, then how near the stitched model is to the target, and the controls."""
         table, counts = result.table, result.provenance["data"]
         first = table.iloc[0]
+        aligned = "penalty_bits_per_byte" in table
+        unit = f"nats per token of {first['target']}" if aligned else "nats per token"
         title = (
-            f"{first['source']} into {first['target']}: φ {first['stitch']}, nats per token, 95 % intervals over "
+            f"{first['source']} into {first['target']}: φ {first['stitch']}, {unit}, 95 % intervals over "
             f"{counts['report_documents']} documents ({counts['report_tokens']:,} tokens)"
         )
         columns = {"stitching loss": "stitching_loss", "target loss": "target_loss", "source loss": "source_loss"}
+        if aligned:
+            del columns["source loss"]  # of other tokens
         losses = {label: [f"{value:.4f}" for value in table[column]] for label, column in columns.items()}
         spans = zip(table["penalty_low"], table["penalty_high"], strict=True)
         losses["penalty"] = [f"{value:+.4f}" for value in table["penalty"]]
@@ -91,6 +95,8 @@ class Stitching(
         controls = [name for name in CONTROLS if f"{name}_penalty" in table]
         few = {f"{name} penalty": [f"{value:+.4f}" for value in table[f"{name}_penalty"]] for name in controls[:1]}
         _print(title, table, losses | few)
+        if aligned:
+            _print_bits(result)
         nearness = {
             "KL": [f"{value:.4f}" for value in table["kl"]],
             "same top token": [f"{value:.1%}" for value in table["top1_agreement"]],
@@ -107,15 +113,15 @@ class Stitching(
         _warn_of_far_states(table)
 
 
-def penalties(setting: Setting, sums: dict[str, Tensor], text_bytes: int) -> pd.DataFrame:
+def penalties(setting: Setting, sums: dict[str, Tensor]) -> pd.DataFrame:
     """Return one row per stitch: losses and penalties in nats per token, with 95 % intervals over documents.
 
     Args:
-        sums: what `document_sums` gives.
-        text_bytes: bytes of the predicted tokens' text.
+        sums: what `document_sums` and, where tokenizers differ, `document_bytes` give.
     """
-    counts = sums["tokens"]
+    counts, aligned = sums["tokens"], "target_bytes" in sums
     total = counts.sum()
+    text_bytes = sums["target_bytes"].sum() if aligned else _text_bytes(setting)
     columns: dict[str, Any] = {
         "source": setting.source.name,
         "target": setting.target.name,
@@ -124,7 +130,7 @@ def penalties(setting: Setting, sums: dict[str, Tensor], text_bytes: int) -> pd.
         "stitch": setting.config.kind,
         "stitching_loss": (sums["stitch"].sum(-1) / total).tolist(),
         "target_loss": float(sums["target"].sum() / total),
-        "source_loss": float(sums["source"].sum() / total),
+        "source_loss": float(sums["source"].sum() / sums.get("source_tokens", counts).sum()),
     }
     for name in ("stitch", *CONTROLS):
         if name in sums:
@@ -135,7 +141,12 @@ def penalties(setting: Setting, sums: dict[str, Tensor], text_bytes: int) -> pd.
     columns["bits_per_byte"] = (sums["stitch"].sum(-1) / math.log(2) / text_bytes).tolist()
     for name, column in {"kl": "kl", "top1": "top1_agreement", "distance": "distance", "norm": "norm_ratio"}.items():
         columns[column] = (sums[name].sum(-1) / total).tolist()
-    return pd.DataFrame(columns)
+    return pd.DataFrame(columns | (bits_columns(sums) if aligned else {}))
+
+
+def _text_bytes(setting: Setting) -> int:
+    """Return the bytes of the predicted tokens' text."""
+    return byte_count(setting.source.tokenizer, setting.corpus.report.tokens)
 
 
 def _print(title: str, table: pd.DataFrame, cells: dict[str, list[str]]) -> None:
@@ -146,6 +157,18 @@ def _print(title: str, table: pd.DataFrame, cells: dict[str, list[str]]) -> None
     for number, (layer, depth) in enumerate(zip(table["source_layer"], table["target_layer"], strict=True)):
         printed.add_row(f"{layer}→{depth}", *(column[number] for column in cells.values()))
     Console(width=max(Console().width, 120)).print(printed)
+
+
+def _print_bits(result: Result) -> None:
+    """Print what models of different tokenizers can be compared in, and how their tokens are aligned."""
+    table, shares = result.table, result.scalars
+    losses = {"stitching": "bits_per_byte", "target": "target_bits_per_byte", "source": "source_bits_per_byte"}
+    cells = {label: [f"{value:.4f}" for value in table[column]] for label, column in losses.items()}
+    ends = zip(table["penalty_bits_per_byte_low"], table["penalty_bits_per_byte_high"], strict=True)
+    cells["penalty"] = [f"{value:+.4f}" for value in table["penalty_bits_per_byte"]]
+    cells["interval"] = [f"{low:+.4f} to {high:+.4f}" for low, high in ends]
+    how = ", ".join(f"{shares[f'aligned_{name}']:.1%} {name}" for name in ("exactly", "earlier", "nowhere"))
+    _print(f"the same in bits per byte; tokens of the target are aligned: {how}", table, cells)
 
 
 def _warn_of_far_states(table: pd.DataFrame) -> None:

@@ -91,6 +91,7 @@ class Instrument(ABC):
     version: ClassVar[int]
     reads: ClassVar[tuple[str, ...]]
     shown_again: ClassVar[bool] = False  # whether a result that is there is printed anew
+    takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
     known: ClassVar[dict[str, type[Instrument]]] = {}  # by module
 
     def __init_subclass__(
@@ -115,7 +116,7 @@ class Instrument(ABC):
         return fingerprints(config, self.reads)
 
     def narrowed(self, config: Any) -> Any:
-        """Return the configuration with defaults for what this very job does not read of its parts."""
+        """Return the configuration with defaults for what this very job does not read of its parts, or None for one."""
         return config
 
     def seed(self, config: Any) -> int:
@@ -155,7 +156,8 @@ def perform(instrument: Instrument, config: Any) -> Result:
         ThinkalikeError: see the instrument.
     """
     inputs, narrowed = instrument.inputs(config), instrument.narrowed(config)
-    entered = {name: part for name, part in relevant(narrowed).items() if name in instrument.reads}
+    read = relevant(narrowed).items()
+    entered = {name: part for name, part in read if name in instrument.reads and part is not None}
     job = Job(config.store, instrument.kind, key_of(instrument, entered, inputs))
     if not config.force and (result := job.result()):
         return _again(instrument, result)

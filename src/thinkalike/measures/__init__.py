@@ -23,7 +23,7 @@ from thinkalike.measures.mlem.features import FeatureEncoder, Features
 from thinkalike.measures.mlem.importance import Importance, feature_importance
 from thinkalike.measures.neighbours.mutual import mutual_knn, mutual_knn_matrix
 from thinkalike.measures.statistics.batch_means import BatchMeans, LayerPairEstimate
-from thinkalike.measures.statistics.bootstrapping import bootstrap_interval, sum_by_document
+from thinkalike.measures.statistics.bootstrapping import bootstrap_difference, bootstrap_interval, sum_by_document
 from thinkalike.measures.statistics.estimate import Estimate, span
 from thinkalike.measures.statistics.folds import fold_interval, splits, stimulus_folds
 from thinkalike.measures.statistics.jackknifing import jackknife, leave_one_out
@@ -72,6 +72,7 @@ __all__ = [
     "alignment",
     "arc_length",
     "bias_only",
+    "bootstrap_difference",
     "bootstrap_interval",
     "change_point",
     "cka",

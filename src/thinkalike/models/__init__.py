@@ -2,7 +2,7 @@
 
 from thinkalike.models.checkpoints.classifiers import new_classifier
 from thinkalike.models.checkpoints.minis import ASSETS, build_mini, save_mini, unknown_sizes
-from thinkalike.models.checkpoints.tokenizers import same_vocabulary, train_tokenizer
+from thinkalike.models.checkpoints.tokenizers import check_alignable, same_vocabulary, train_tokenizer
 from thinkalike.models.controls import randomised
 from thinkalike.models.families import CLASSIFIER, FAMILIES, Family, family_named
 from thinkalike.models.foresight import Outline, check_models, outline
@@ -21,6 +21,7 @@ __all__ = [
     "Layer",
     "Outline",
     "build_mini",
+    "check_alignable",
     "check_models",
     "checkpoint_fingerprint",
     "family_named",

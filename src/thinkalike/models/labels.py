@@ -14,8 +14,9 @@ IDENTIFYING = (
 
 
 def label(config: ModelConfig) -> str:
-    """Return the everyday name of a model, or that of its folder, with the revision if one is asked for."""
-    name = config.name if config.name != "local" else Path(str(config.path)).name
+    """Return the everyday name of a model, or of its folder or repository, with the revision if one is asked for."""
+    places = {"local": config.path, "hub": config.path or config.hub_id}
+    name = Path(str(places[config.name])).name if config.name in places else config.name
     return f"{name}@{config.revision}" if config.revision else name
 
 

@@ -21,7 +21,7 @@ from thinkalike.models.checkpoints.classifiers import class_names, read_classifi
 from thinkalike.models.checkpoints.minis import ASSETS, folder_of, read_mini
 from thinkalike.models.checkpoints.placement import device_of
 from thinkalike.models.checkpoints.places import commit_of, explained, hub, reached, read_shape
-from thinkalike.models.checkpoints.tokenizers import check_tokenizer
+from thinkalike.models.checkpoints.tokenizers import check_tokenizer, puts_bos
 from thinkalike.models.families import FAMILIES, Family, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
@@ -75,7 +75,7 @@ def load_model(config: ModelConfig, name: str | None = None) -> FrozenModel:
             tokenizer,
             name=name or own_label,
             context=min(context or LONGEST, config.context or LONGEST),
-            bos_each_row=config.bos,
+            bos_each_row=puts_bos(tokenizer) if config.bos is None else config.bos,
             device=device_of(module, device),
             revision=revision,
             kernels=kernels_of(family),

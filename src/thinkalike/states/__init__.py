@@ -3,6 +3,7 @@
 from thinkalike.states.batches import StateBatch, StateBatches, array_batches, pair_batches, text_batches
 from thinkalike.states.stimuli import (
     StimulusStates,
+    names_of,
     numbered,
     recording_fingerprint,
     stimulus_states,
@@ -19,6 +20,7 @@ __all__ = [
     "array_batches",
     "counted",
     "last_tokens",
+    "names_of",
     "numbered",
     "pair_batches",
     "pieces",

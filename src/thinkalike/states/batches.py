@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.config import DataConfig
 from thinkalike.data import EncodedPairs, PairBatch, held_out_texts, read_corpus
 from thinkalike.errors import DataError
+from thinkalike.measures.statistics.folds import stimulus_folds
 from thinkalike.models import FrozenModel, same_vocabulary, tokenizer_fingerprint
 from thinkalike.states.tokens import counted, token_states
 from thinkalike.states.words import pieces, word_states
@@ -22,6 +23,7 @@ from thinkalike.states.words import pieces, word_states
 log = logging.getLogger(__name__)
 
 PAIRS_AT_ONCE = 64  # pairs of sentences that run together
+PARTS = 10  # of stimuli that one batch can hold, if there are as many
 
 
 class StateBatch(NamedTuple):
@@ -40,12 +42,14 @@ class StateBatches:
         total: how many there are, as far as that is known beforehand.
         level: what a row of a batch is: token or word, or stimulus.
         facts: what the provenance of a result says of the data.
+        parts_left_out: not 0 where the first batch has all rows, and each of so many others all but a part of them.
     """
 
     starting: Callable[[int], Iterator[StateBatch]]
     total: int
     level: str
     facts: dict[str, Any] = field(default_factory=dict)
+    parts_left_out: int = 0
 
 
 def text_batches(
@@ -153,18 +157,50 @@ def pair_batches(
     return StateBatches(lambda number: itertools.islice(everything(), number, None), 0, "token")
 
 
-def array_batches(sides: Sequence[Sequence[Float[Tensor, "n _"]]], rows_per_batch: int) -> StateBatches:
-    """Return batches of states that the user brings: for each side its layers, with one row for each of n stimuli.
+def array_batches(
+    sides: Sequence[Sequence[Float[Tensor, "n _"]]], groups: Int[Tensor, " m"], *, rows_per_batch: int, fewest: int = 2
+) -> StateBatches:
+    """Return batches of the states of n stimuli, for each side its layers; a side that is there twice has one list.
+
+    Where a batch can hold all of them, the first does, and each of the others leaves a part out, on which an interval
+    rests. Else they are drawn into batches of about equal size. Either way the order of the stimuli plays no part, and
+    those of one group are in one part, unless there are too few groups; then each stimulus is a group.
+
+    Args:
+        groups: what each stimulus belongs to, such as a sentence.
+        rows_per_batch: how many stimuli a batch can hold.
+        fewest: how many stimuli there must be in a batch.
 
     Raises:
-        DataError: layers differ in n.
+        DataError: layers differ in n, or a batch would have too few.
     """
     counts = sorted({len(layer) for side in sides for layer in side})
     if len(counts) > 1:
         raise DataError(f"layers have {counts} rows, and row i of each must belong to the same stimulus")
+    n, whole = counts[0], counts[0] <= rows_per_batch
+    part_of = _parts(groups, PARTS if whole else -(-n // rows_per_batch))
+    parts = range(int(part_of.max()) + 1)
+    chosen = [part_of >= 0, *(part_of != part for part in parts)] if whole else [part_of == part for part in parts]
+    if (least := min(int(each.sum()) for each in chosen)) < fewest:
+        remedy = "give more stimuli" if whole else f"set measure.tokens_per_batch to {n} or less, but more than now"
+        raise DataError(
+            f"of {n} stimuli, measure.tokens_per_batch={rows_per_batch} compares {least} at once, and at least "
+            f"{fewest} are needed; {remedy}"
+        )
+    different = {id(side): side for side in sides}
 
     def starting(number: int) -> Iterator[StateBatch]:
-        for start in range(number * rows_per_batch, counts[0], rows_per_batch):
-            yield StateBatch([[layer[start : start + rows_per_batch] for layer in side] for side in sides])
+        for own in chosen[number:]:
+            states = {key: [layer[own] for layer in side] for key, side in different.items()}
+            yield StateBatch([states[id(side)] for side in sides])
 
-    return StateBatches(starting, -(-counts[0] // rows_per_batch), "stimulus", {"data": {"rows": counts[0]}})
+    facts = {"data": {"rows": n, "parts": len(parts)}}
+    return StateBatches(starting, len(chosen), "stimulus", facts, parts_left_out=len(parts) if whole else 0)
+
+
+def _parts(groups: Int[Tensor, " n"], most: int) -> Int[Tensor, " n"]:
+    """Return the part of each stimulus, drawn at random, always in the same way."""
+    n, units = len(groups), len(groups.unique())
+    together = units >= PARTS
+    count = min(most, units if together else n)
+    return torch.zeros_like(groups) if count < 2 else stimulus_folds(n, count, groups=groups if together else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.data import Stimuli, read_arrays
+from thinkalike.digests import digest_of
 from thinkalike.errors import DataError
 from thinkalike.models import FrozenModel, load_model, told_apart
 from thinkalike.states.tokens import site_numbers
@@ -32,24 +32,37 @@ class StimulusStates(NamedTuple):
 
 
 def stimulus_states_of(config: AnalyzeConfig, stimuli: Stimuli, embed: bool) -> list[StimulusStates]:
-    """Return the states in `model`, or in the recording in its place, and in `model@target` if that is another model.
+    """Return the states on each side that is compared, a model or a recording; see `AnalyzeConfig.sides`.
 
     Raises:
         DataError: a text is longer than a model's context, or a recording does not fit the stimuli.
         ModelError: see `load_model`.
     """
-    names = told_apart([config.model, config.target])
-    first = (
-        _recorded(config.activations, stimuli)
-        if config.activations
-        else _computed(config.model, names[0], stimuli, embed)
-    )
-    return [first] if config.target == config.model else [first, _computed(config.target, names[1], stimuli, embed)]
+    return [
+        _recorded(side, name, stimuli) if isinstance(side, str) else _computed(side, name, stimuli, embed)
+        for side, name in zip(config.sides, names_of(config.sides), strict=True)
+    ]
 
 
-def _recorded(path: str, stimuli: Stimuli) -> StimulusStates:
-    layers = read_arrays(Path(path).expanduser(), stimuli)
-    return StimulusStates(Path(path).stem, list(layers), list(layers.values()), {"name": Path(path).name})
+def names_of(sides: Sequence[str | ModelConfig]) -> list[str]:
+    """Return what tables call models and recordings: a recording by its file, with as much of the path as tells it."""
+    models = iter(told_apart([side for side in sides if not isinstance(side, str)]))
+    labels = [side if isinstance(side, str) else next(models) for side in sides]
+    for parts in range(max(len(Path(side).parts) for side in labels) + 1):  # 0: the name of the file without its ending
+        names = [_last(side, parts) if isinstance(side, str) else own for side, own in zip(sides, labels, strict=True)]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _last(path: str, parts: int) -> str:
+    return "/".join(Path(path).parts[-parts:]) if parts else Path(path).stem
+
+
+def _recorded(path: str, name: str, stimuli: Stimuli) -> StimulusStates:
+    layers = read_arrays(path, stimuli)
+    origin = {"name": Path(path).name, "fingerprint": recording_fingerprint(path)}
+    return StimulusStates(name, list(layers), list(layers.values()), origin)
 
 
 def _computed(config: ModelConfig, name: str, stimuli: Stimuli, embed: bool) -> StimulusStates:
@@ -65,9 +78,9 @@ def recording_fingerprint(path: str) -> str:
     Raises:
         DataError: the file cannot be read.
     """
-    file = Path(path).expanduser()
+    file = Path(path)
     try:
-        return f"{file.stem} {hashlib.sha256(file.read_bytes()).hexdigest()[:16]}"
+        return f"{file.stem} {digest_of(file)[:16]}"
     except OSError as error:
         raise DataError(f"cannot read activations={path}: {error.strerror}") from error
 

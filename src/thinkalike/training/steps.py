@@ -15,25 +15,28 @@ class StepBatches(Dataset):
     """Batches of rows by step: epoch after epoch, each in an order that `seed` decides.
 
     The batch of a step depends on nothing but the step, so a job that goes on reads what it would have read. Where
-    `world` processes share a job, this gives the rows of the one with this `rank`.
+    `world` processes share a job, this gives the rows of the one with this `rank`. A row may hold more than the
+    `context` tokens that count.
     """
 
     def __init__(
         self,
-        rows: Int[Tensor, "rows context"],
+        rows: Int[Tensor, "rows width"],
         tokens_per_step: int,
         steps: int,
         seed: int,
+        context: int | None = None,
         first: int = 0,
         rank: int = 0,
         world: int = 1,
     ):
         self.rows, self.seed, self.first, self.steps, self.rank, self.world = rows, seed, first, steps, rank, world
-        self.size = tokens_per_step // rows.shape[1]
+        context = context or rows.shape[1]
+        self.size = tokens_per_step // context
         if self.size == 0:
-            raise DataError(f"tokens_per_step={tokens_per_step} is less than one row of {rows.shape[1]} tokens")
+            raise DataError(f"tokens_per_step={tokens_per_step} is less than one row of {context} tokens")
         if self.size % world:
-            raise DataError(f"{self.size} rows of {rows.shape[1]} tokens cannot be shared by {world} processes")
+            raise DataError(f"{self.size} rows of {context} tokens cannot be shared by {world} processes")
         self._order: tuple[int, Tensor] = (-1, torch.empty(0))
 
     def __len__(self) -> int:
@@ -55,10 +58,12 @@ class StepBatches(Dataset):
 class SteppedModule(pl.LightningModule):
     """A LightningModule that reads `StepBatches` and stops at once when its loss is no number."""
 
-    def __init__(self, rows: Int[Tensor, "rows context"], tokens_per_step: int, steps: int, seed: int):
+    def __init__(
+        self, rows: Int[Tensor, "rows width"], tokens_per_step: int, steps: int, seed: int, context: int | None = None
+    ):
         super().__init__()
         self.steps = steps
-        self._batches = (rows, tokens_per_step, steps, seed)
+        self._batches = (rows, tokens_per_step, steps, seed, context)
 
     def train_dataloader(self) -> DataLoader:
         trainer = self.trainer

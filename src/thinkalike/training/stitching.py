@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from thinkalike.config import StitchConfig, TrainerConfig
+from thinkalike.data import Layout
 from thinkalike.evaluation import LayerPair, last_states, next_token_losses
 from thinkalike.measures import Stitch, token_kl
 from thinkalike.models import FrozenModel
@@ -59,12 +60,16 @@ class StitchTraining(SteppedModule):
         source: FrozenModel,
         target: FrozenModel,
         layer_pairs: Sequence[LayerPair],
-        rows: Int[Tensor, "rows context"],
+        rows: Int[Tensor, "rows width"],
         config: StitchConfig,
         seed: int,
+        *,
+        layout: Layout | None = None,
         limits: TrainerConfig | None = None,
     ):
-        super().__init__(rows, config.tokens_per_step, config.steps, seed)
+        layout = layout or Layout(rows.shape[1])
+        super().__init__(rows, config.tokens_per_step, config.steps, seed, layout.target)
+        self.layout = layout
         self.limits = limits or TrainerConfig()
         self.plan: Plan | None = None
         self.models = (source, target)  # a tuple, so that Lightning neither moves nor saves them
@@ -76,13 +81,14 @@ class StitchTraining(SteppedModule):
         self.curve: Tensor
         self.register_buffer("curve", torch.full((config.steps, len(self.layer_pairs)), torch.nan))
 
-    def losses(self, tokens: Int[Tensor, "b t"], chosen: Sequence[int] | None = None) -> list[Float[Tensor, " n"]]:
-        """Return what each φ, or each of those chosen by number, is trained to make small, one value per token."""
+    def losses(self, rows: Int[Tensor, "b width"], chosen: Sequence[int] | None = None) -> list[Float[Tensor, " n"]]:
+        """Return what each φ, or each of those chosen by number, is trained to make small, by token of the target."""
         source, target = self.models
+        tokens = self.layout.target_tokens(rows)
         numbers = range(len(self.layer_pairs)) if chosen is None else chosen
         layer_pairs, stitches = [self.layer_pairs[i] for i in numbers], [self.stitches[i] for i in numbers]
         with torch.no_grad():
-            states = source.residuals(tokens, [layer for layer, _ in layer_pairs])
+            states = self.layout.source_states(source, rows, [layer for layer, _ in layer_pairs])
         mapped = [phi(state.to(target.device).float()) for phi, state in zip(stitches, states, strict=True)]
         depths = [depth for _, depth in layer_pairs]
         if self.config.loss == "mse":
@@ -122,11 +128,11 @@ class StitchTraining(SteppedModule):
     def _weights_by_stitch(self) -> list[list[nn.Parameter]]:
         return [list(phi.parameters()) for phi in self.stitches]
 
-    def training_step(self, tokens: Int[Tensor, "b t"], _: int) -> Tensor:
+    def training_step(self, rows: Int[Tensor, "b width"], _: int) -> Tensor:
         assert self.plan
         for weight in self.parameters():
             weight.grad = None  # Lightning would keep the last step's through this one's forward pass
-        losses = mean_losses(self.losses, self._weights_by_stitch(), tokens, self.plan)
+        losses = mean_losses(self.losses, self._weights_by_stitch(), rows, self.plan)
         step = self.over_processes(losses)
         self.check_finite(step.sum(), f"lower stitch.lr={self.config.lr}")
         self.curve[self.global_step] = step

@@ -8,16 +8,16 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 
 from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
 from thinkalike.caches import cache_home
 from thinkalike.config import DataConfig
-from thinkalike.data.text.rows import Corpus, TokenRows
+from thinkalike.data.text.rows import Corpus, PairedRows, TokenRows
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ def save_corpus(path: Path, corpus: Corpus) -> None:
     arrays = {
         f"{side}.{key}": value
         for side, rows in (("fit", corpus.fit), ("report", corpus.report))
-        for key, value in asdict(rows).items()
+        for key, value in vars(rows).items()
     }
     try:
         aside, about = path.with_suffix(".aside"), {"counts": corpus.counts, "digest": _digest(corpus)}
@@ -64,11 +64,10 @@ def load_corpus(path: Path) -> Corpus | None:
         with safe_open(path, "pt") as file:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
             about = json.loads(file.metadata()["corpus"])
-        fit, report = (TokenRows(arrays[f"{side}.tokens"], arrays[f"{side}.documents"]) for side in ("fit", "report"))
-        corpus = Corpus(fit, report, about["counts"])
+        corpus = Corpus(_rows("fit", arrays), _rows("report", arrays), about["counts"])
         if _digest(corpus) != about["digest"]:
             raise ValueError("its checksum is not that of what was written")
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError, OSError) as error:
         log.warning("the token cache %s is damaged (%s) and is made anew", path, error)
         path.unlink(missing_ok=True)
         return None
@@ -77,10 +76,16 @@ def load_corpus(path: Path) -> Corpus | None:
     return corpus
 
 
+def _rows(side: str, arrays: dict[str, Tensor]) -> TokenRows:
+    """Return the rows of a side, of one tokenizer or of two."""
+    parts = {key.removeprefix(f"{side}."): value for key, value in arrays.items() if key.startswith(f"{side}.")}
+    return PairedRows(**parts) if "names" in parts else TokenRows(**parts)
+
+
 def _digest(corpus: Corpus) -> str:
-    """Return the SHA-256 of tokens, owners and counts."""
+    """Return the SHA-256 of all rows, of what is known of their documents, and of the counts."""
     digest = hashlib.sha256(json.dumps(corpus.counts, sort_keys=True).encode())
     for rows in (corpus.fit, corpus.report):
-        for part in (rows.tokens, rows.documents):
+        for part in vars(rows).values():
             digest.update(part.contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -69,18 +70,42 @@ class _Packer:
         return TokenRows(tokens, owners), len(self.tokens) - used + self.cut
 
 
-def pack(
-    config: DataConfig, tokenizer: Any, context: int, bos: bool, fit_tokens: int | None, report_tokens: int
-) -> Corpus:
+class Reader(ABC):
+    """What makes tokens of documents; `start` begins each row, unless it is None."""
+
+    start: int | None
+
+    @abstractmethod
+    def __call__(self, texts: Sequence[str]) -> Iterable[Sequence[int]]:
+        """Return the tokens of each document; the last one ends it."""
+
+
+class OneTokenizer(Reader):
+    """Makes tokens as a tokenizer does.
+
+    Raises:
+        DataError: the tokenizer lacks EOS or BOS.
+    """
+
+    def __init__(self, tokenizer: Any, bos: bool):
+        self.tokenizer = tokenizer
+        self.end, self.start = separators(tokenizer, bos)
+
+    def __call__(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+        for tokens in self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]:
+            yield [*tokens, self.end]
+
+
+def pack(config: DataConfig, reader: Reader, context: int, fit_tokens: int | None, report_tokens: int) -> Corpus:
     """Tokenise as many documents as both sides need, and pack them; see `read_tokens`.
 
     Raises:
-        DataError: there is too little text, or the tokenizer lacks EOS or BOS.
+        DataError: there is too little text.
     """
-    end, start = _separators(tokenizer, bos)
-    fit, report = (_Packer(limit, context, start, bool(config.aligned)) for limit in (fit_tokens, report_tokens))
+    limits = (fit_tokens, report_tokens)
+    fit, report = (_Packer(limit, context, reader.start, bool(config.aligned)) for limit in limits)
     sides = Sides(config)
-    report = _filled(fit, report, sides, tokenizer, end)
+    report = _filled(fit, report, sides, reader)
     (fit_rows, fit_left), (report_rows, report_left) = fit.rows(), report.rows()
     _check(config, fit_rows, report_rows, context, report_tokens, sides.counts["near_duplicates"])
     counts = dict(sides.counts) | {
@@ -93,18 +118,17 @@ def pack(
     return Corpus(fit_rows, report_rows, counts)
 
 
-def _filled(fit: _Packer, report: _Packer, sides: Sides, tokenizer: Any, end: int) -> _Packer:
+def _filled(fit: _Packer, report: _Packer, sides: Sides, reader: Reader) -> _Packer:
     """Read documents until both sides are full, or there are no more, and return what the report has become."""
     reading = iter(sides)
     given: list[array[int]] = []  # the documents of the report, while they may still have to give way
     while batch := list(islice(reading, DOCUMENTS_AT_ONCE)):
-        encoded = tokenizer([text for text, _ in batch], add_special_tokens=False, verbose=False)["input_ids"]
-        for tokens, (_, for_report) in zip(encoded, batch, strict=True):
+        for tokens, (_, for_report) in zip(reader([text for text, _ in batch]), batch, strict=True):
             if for_report and not sides.settled:
-                given.append(array("i", [*tokens, end]))
+                given.append(array("i", tokens))
             for side, wanted in ((report, for_report), (fit, bool(sides.config.same_split) == for_report)):
                 if wanted and not side.full:
-                    side.add([*tokens, end])
+                    side.add(tokens)
         if fit.full and report.full:
             report = _settled(report, sides, given)
             if report.full:
@@ -125,8 +149,12 @@ def _settled(report: _Packer, sides: Sides, given: Sequence[array[int]]) -> _Pac
     return settled
 
 
-def _separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
-    """Return the token that ends a document and the one that begins a row."""
+def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
+    """Return the token that ends a document and the one that begins a row, None if none does.
+
+    Raises:
+        DataError: the tokenizer lacks EOS or BOS.
+    """
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     if end is None:
         raise DataError("the tokenizer has no EOS token to separate documents with; choose another model")

@@ -10,17 +10,27 @@ from typing import Any
 from thinkalike.config import DataConfig
 from thinkalike.data.text.cache import cache_folder, load_corpus, making, save_corpus
 from thinkalike.data.text.documents import text_fingerprint
-from thinkalike.data.text.packing import pack
+from thinkalike.data.text.packing import OneTokenizer, pack
+from thinkalike.data.text.paired import alignment_shares, pack_pairs
 from thinkalike.data.text.rows import Corpus
+from thinkalike.data.text.two_tokenizers import SourceText
 from thinkalike.tokenizers import tokenizer_fingerprint
 
 log = logging.getLogger(__name__)
 
 CACHE_VERSION = 3
+ALIGNMENT_VERSION = 1  # raised where a change moves states to other tokens
 
 
 def read_tokens(
-    config: DataConfig, tokenizer: Any, *, context: int, bos: bool, fit_tokens: int | None, report_tokens: int
+    config: DataConfig,
+    tokenizer: Any,
+    *,
+    context: int,
+    bos: bool,
+    fit_tokens: int | None,
+    report_tokens: int,
+    source: SourceText | None = None,
 ) -> Corpus:
     """Tokenise and pack as many documents as both sides need, or read them from the cache.
 
@@ -29,9 +39,10 @@ def read_tokens(
         bos: whether each row begins with BOS.
         fit_tokens: how many tokens to fit on; None takes all that there are.
         report_tokens: how many tokens to report on.
+        source: what else reads the text, with a tokenizer of its own; rows are then `PairedRows`.
 
     Raises:
-        DataError: there is no text, or too little for the report.
+        DataError: there is no text, or too little for the report; see `pack_pairs`.
     """
     request = {
         "version": CACHE_VERSION,
@@ -45,6 +56,9 @@ def read_tokens(
         "same_split": config.same_split,
         "aligned": config.aligned,
     }
+    if source:
+        read_by = tokenizer_fingerprint(source.tokenizer), source.bos, source.context
+        request |= {"read_by": read_by, "alignment": ALIGNMENT_VERSION}
     name = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
     path = cache_folder(config) / "tokens" / f"{name}.safetensors"
     corpus = load_corpus(path)
@@ -52,8 +66,18 @@ def read_tokens(
         with making(path):
             corpus = load_corpus(path)  # another process may have made it meanwhile
             if corpus is None:
-                corpus = pack(config, tokenizer, context, bos, fit_tokens, report_tokens)
+                counts = (fit_tokens, report_tokens)
+                if source:
+                    corpus = pack_pairs(config, tokenizer, source, context, bos, *counts)
+                else:
+                    corpus = pack(config, OneTokenizer(tokenizer, bos), context, *counts)
                 save_corpus(path, corpus)
+    _tell(config, corpus, context, source)
+    return corpus
+
+
+def _tell(config: DataConfig, corpus: Corpus, context: int, source: SourceText | None) -> None:
+    """Log how much text there is, and how the tokens of two tokenizers go together."""
     counts = corpus.counts
     log.info(
         "data %s: %s fit and %s report tokens of %s and %s documents; dropped: %s tokens of last rows, %s copies, "
@@ -62,4 +86,18 @@ def read_tokens(
         *(f"{counts[key]:,}" for key in ("fit_tokens", "report_tokens", "fit_documents", "report_documents")),
         *(f"{counts[key]:,}" for key in ("dropped_tokens", "duplicate_documents", "near_duplicates")),
     )
-    return corpus
+    if source:
+        shares = alignment_shares(corpus)
+        log.info(
+            "of the target's report tokens %.1f %% end where one of %s does, %.1f %% take the state of an earlier one, "
+            "and %.1f %% come before all of them in their document and row",
+            100 * shares["exactly"],
+            source.name,
+            100 * shares["earlier"],
+            100 * shares["nowhere"],
+        )
+        if corpus.report.context < context:
+            log.info(
+                "rows have %d of the target's tokens, not %d: %s reads at most %d, and it cuts the text into more",
+                *(corpus.report.context, context, source.name, source.context),
+            )

@@ -17,6 +17,7 @@ from thinkalike.measures.kernels.hsic import enough_rows
 from thinkalike.measures.kernels.kernel_alignment import check_choices, layer_hsics, layer_names
 from thinkalike.measures.kernels.result import CKAResult, summarise
 from thinkalike.measures.kernels.rows import rows_of
+from thinkalike.measures.statistics.jackknifing import as_batches
 
 
 class CKA(Metric):
@@ -33,6 +34,8 @@ class CKA(Metric):
             batch's CKA (Brown et al. 2023), which is off if batches have few rows.
         flatten: What a row is, see `rows_of` (Brown et al. 2023, footnote 6).
         null: Whether to compare also with the target's rows permuted inside each batch, for half as much time again.
+        left_out: Whether the first batch has all rows, and the others have all but a part of them, on which intervals
+            rest, see `as_batches`; such batches have one aggregate.
 
     Raises:
         ValueError: An option is not known.
@@ -53,13 +56,14 @@ class CKA(Metric):
         kernel: str = "linear",
         flatten: str = "token",
         null: bool = False,
+        left_out: bool = False,
         **kwargs: Any,
     ):
         super().__init__(**kwargs)
         check_choices(estimator=estimator, aggregate=aggregate, kernel=kernel, flatten=flatten)
         self.source_layers, self.target_layers = source_layers, target_layers
         self.estimator, self.aggregate, self.kernel = estimator, aggregate, kernel
-        self.flatten, self.null = flatten, null
+        self.flatten, self.null, self.left_out = flatten, null, left_out
         self.names = layer_names(source_layers, target_layers)
         # One flat vector per batch: a process without any can still be gathered, and all that is known goes together.
         self.add_state("records", default=[], dist_reduce_fx="cat", persistent=True)
@@ -126,12 +130,16 @@ class CKA(Metric):
         table = torch.cat(self._batches()).view(-1, sum(sizes))
         numbers, hsics, nulls, leverages = table.split(sizes, 1)
         order = numbers.squeeze(1).argsort(stable=True)
+        hsics, nulls, leverages, aggregate = hsics[order], nulls[order], leverages[order], self.aggregate
+        if self.left_out:
+            nulls, leverages = (part[:1].expand(len(part) - 1, -1) for part in (nulls, leverages))
+            hsics, aggregate = as_batches(hsics), "ratio_of_means"
         return summarise(
-            hsics[order].view(-1, layers, layers),
-            nulls[order].view(-1, self.source_layers, self.target_layers) if self.null else None,
+            hsics.view(-1, layers, layers),
+            nulls.reshape(-1, self.source_layers, self.target_layers) if self.null else None,
             leverages,
             self.source_layers,
-            self.aggregate,
+            aggregate,
         )
 
     def merge_state(self, incoming_state: Metric | dict[str, Any]) -> None:

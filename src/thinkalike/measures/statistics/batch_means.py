@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinkalike.measures.kernels.rows import rows_of
 from thinkalike.measures.statistics.estimate import Estimate
-from thinkalike.measures.statistics.jackknifing import jackknife, leave_one_out
+from thinkalike.measures.statistics.jackknifing import as_batches, jackknife, leave_one_out
 
 States = Sequence[Float[Tensor, " ..."]]
 Compare = Callable[[list[Tensor]], Float[Tensor, "k k"]]  # k layers, each (n, d), to their similarities
@@ -38,10 +38,12 @@ class BatchMeans:
     Args:
         source_layers, target_layers: how many layers a batch brings.
         compare: the similarities of all layers with all. Where both sides are the same list, it sees each layer once.
+        left_out: whether the first batch has all rows, and the others have all but a part of them, see `as_batches`.
     """
 
-    def __init__(self, source_layers: int, target_layers: int, compare: Compare):
+    def __init__(self, source_layers: int, target_layers: int, compare: Compare, left_out: bool = False):
         self.source_layers, self.target_layers, self.compare = source_layers, target_layers, compare
+        self.left_out = left_out
         self._matrices: dict[int, Tensor] = {}  # by the number of the batch
 
     @property
@@ -78,6 +80,7 @@ class BatchMeans:
         if not self._matrices:
             raise ValueError("there is no mean of no batches: call update first")
         matrices = torch.stack([self._matrices[number] for number in sorted(self._matrices)])
+        matrices = as_batches(matrices) if self.left_out else matrices
         depth, replicates = self.source_layers, leave_one_out(matrices)
         estimate = jackknife(matrices.mean(0), replicates)
         across, first, second = estimate[:depth, depth:], estimate[:depth, :depth], estimate[depth:, depth:]

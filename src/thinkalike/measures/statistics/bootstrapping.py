@@ -44,14 +44,46 @@ def bootstrap_interval(
     """
     kept = counts > 0
     sums, counts = sums[..., kept].double(), counts[kept].double()
-    n = counts.numel()
+    weights = _draws(counts.numel(), resamples, seed)
+    return percentile_interval(sums.sum(-1) / counts.sum(), (sums @ weights.T) / (weights @ counts), level)
+
+
+def bootstrap_difference(
+    first: Float[Tensor, "*b documents"],
+    first_counts: Float[Tensor, " documents"],
+    second: Float[Tensor, "*b documents"],
+    second_counts: Float[Tensor, " documents"],
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Estimate:
+    """Return the difference of two means over the same documents with a percentile bootstrap interval, of shape (*b).
+
+    Each mean is a ratio as in `bootstrap_interval`, with counts of its own; both see the same resamples. Documents
+    without a count on either side are left out.
+
+    Raises:
+        ValueError: Fewer than two documents have counts on both sides.
+    """
+    kept = (first_counts > 0) & (second_counts > 0)
+    weights = _draws(int(kept.sum()), resamples, seed)
+    value, draws = torch.zeros(()), torch.zeros(())
+    for sign, sums, counts in ((1, first, first_counts), (-1, second, second_counts)):
+        sums, counts = sums[..., kept].double(), counts[kept].double()
+        value = value + sign * sums.sum(-1) / counts.sum()
+        draws = draws + sign * (sums @ weights.T) / (weights @ counts)
+    return percentile_interval(value, draws, level)
+
+
+def _draws(n: int, resamples: int, seed: int) -> Float[Tensor, "resamples n"]:
+    """Return how often each of n documents is drawn in each resample."""
     if n < 2:
         raise ValueError(f"an interval over documents needs two of them, not {n}")
     generator = torch.Generator().manual_seed(seed)
     draws = torch.randint(n, (resamples, n), generator=generator)
     weights = torch.zeros(resamples, n, dtype=torch.float64)
-    weights.scatter_add_(1, draws, torch.ones_like(draws, dtype=torch.float64))
-    return percentile_interval(sums.sum(-1) / counts.sum(), (sums @ weights.T) / (weights @ counts), level)
+    return weights.scatter_add_(1, draws, torch.ones_like(draws, dtype=torch.float64))
 
 
 def percentile_interval(value: Shaped[Tensor, "*b"], draws: Shaped[Tensor, "*b r"], level: float) -> Estimate:

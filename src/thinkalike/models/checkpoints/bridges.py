@@ -58,7 +58,7 @@ def read_transformers(config: ModelConfig, family: Family, where: Where) -> Chec
             f"{config.name}: model.processing=compat changes whole weights on one device; leave out model.device_map "
             "and model.quantization"
         )
-    options = {"attn_implementation": "eager"} if folded else placement(config, where.device)
+    options: dict[str, Any] = {"attn_implementation": "eager"} if folded else placement(config, where.device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # a head that nothing reads may be missing: equal checkpoints give equal modules
         module, fit = read_weights(kind, config, where.place, dtype=where.dtype, **options)
@@ -74,7 +74,7 @@ def read_transformers(config: ModelConfig, family: Family, where: Where) -> Chec
         module = _folded(bridge)
     elif family.predicts == "states":
         module = one_side(module, config)
-    return Checkpoint(placed(module, config, where.device, where.dtype), tokenizer, longest)
+    return Checkpoint(placed(module, options, where.device, where.dtype), tokenizer, longest)
 
 
 def read_legacy(config: ModelConfig, family: Family, where: Where) -> Checkpoint:

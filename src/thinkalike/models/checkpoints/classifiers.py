@@ -33,13 +33,13 @@ def read_classifier(config: ModelConfig, family: Family, where: Where) -> Checkp
     """
     import transformers
 
-    kind, place = getattr(transformers, AUTO_CLASSES["class"]), where.place
-    module, fit = read_weights(kind, config, place, dtype=where.dtype, **placement(config, where.device))
+    kind, place, options = getattr(transformers, AUTO_CLASSES["class"]), where.place, placement(config, where.device)
+    module, fit = read_weights(kind, config, place, dtype=where.dtype, **options)
     if head := sorted(name for name in fit.missing if not name.startswith(f"{module.base_model_prefix}.")):
         raise ModelError(f"{config.name}: {place} holds no trained classifier, because it has no {', '.join(head)}")
     check_fit(fit, config.name, place)
     tokenizer = read_tokenizer(config, place)
-    return Checkpoint(placed(module, config, where.device, where.dtype), tokenizer, longest_row(module))
+    return Checkpoint(placed(module, options, where.device, where.dtype), tokenizer, longest_row(module))
 
 
 def new_classifier(config: ModelConfig, classes: Sequence[str]) -> tuple[Any, Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import importlib.util
 import shutil
 import tempfile
+import weakref
 from typing import Any
 
 import torch
@@ -28,16 +28,23 @@ def placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
     if config.device_map is not None:
         _check_installed(config, "accelerate", "model.device_map")
         options["device_map"] = {"": "disk"} if config.device_map == "disk" else config.device_map
-        options["offload_folder"] = folder = tempfile.mkdtemp(prefix="thinkalike-offload-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        options["offload_folder"] = tempfile.mkdtemp(
+            prefix="thinkalike-offload-"
+        )  # `placed` removes it with the module
     elif device.type == "cuda":  # shard by shard, and never whole in the memory of the machine
         options["device_map"] = {"": device}
     return options
 
 
-def placed(module: Any, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Any:
-    """Return a module on its device and in its dtype, unless its weights were laid out as they were read."""
-    if config.device_map is not None or getattr(module, "hf_quantizer", None) is not None:
+def placed(module: Any, options: dict[str, Any], device: torch.device, dtype: torch.dtype) -> Any:
+    """Return a module on its device and in its dtype, unless its weights were laid out as they were read.
+
+    Args:
+        options: those of `placement`, with which it was read.
+    """
+    if folder := options.get("offload_folder"):
+        weakref.finalize(module, shutil.rmtree, folder, ignore_errors=True)
+    if folder or getattr(module, "hf_quantizer", None) is not None:
         return module
     return module.to(device=device, dtype=dtype)
 

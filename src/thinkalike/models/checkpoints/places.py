@@ -16,6 +16,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.errors import HubError, ModelError, ResourceError, ThinkalikeError
 from thinkalike.hub import ANSWER_SECONDS, Commit, be_patient, cause_of, refused, resolved, trouble
 from thinkalike.memory import exhausted
+from thinkalike.models.checkpoints.contents import fault_of
 from thinkalike.models.checkpoints.minis import ASSETS
 
 log = logging.getLogger(__name__)
@@ -70,12 +71,15 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
     if config.path:
         path = Path(place) / "config.json"
         if not path.exists():
-            raise ModelError(f"model.path={config.path} has no config.json; give a folder written by save_pretrained")
+            remedy = fault_of(config) or "give a folder written by save_pretrained"
+            raise ModelError(f"model.path={config.path} has no config.json; {remedy}")
     else:
         try:
             path = Path(huggingface_hub.hf_hub_download(place, "config.json", revision=config.revision))
         except RemoteEntryNotFoundError as error:
-            raise ModelError(f"{place} has no config.json, so model={config.name} cannot be read") from error
+            fault = fault_of(config)
+            what = f"{place} has no config.json, so model={config.name} cannot be read"
+            raise ModelError(f"{what}; {fault}" if fault else what) from error
     try:
         return dict(json.loads(path.read_text()))
     except (ValueError, TypeError) as error:
@@ -107,6 +111,11 @@ def hub(config: ModelConfig) -> Iterator[str]:
     from huggingface_hub import HfApi, constants
 
     repository, revision, commit = str(config.hub_id), config.revision, commit_of(config)
+    if Path(repository).is_dir():
+        raise ModelError(
+            f"model={config.name}: {repository} is a folder here, too, which would be read in the place of the "
+            f"repository; call from elsewhere, or give the folder: model=local model.path={repository}"
+        )
     if offline := commit.trouble is not None:
         log.warning("using the cached files of %s: %s", repository, cause_of(commit.trouble, repository, revision))
     download, listing, before = huggingface_hub.hf_hub_download, HfApi.list_repo_files, constants.HF_HUB_OFFLINE
@@ -142,7 +151,8 @@ def _cached_files(repository: str, commit: str) -> list[str]:
 def _unresolved(config: ModelConfig, error: Exception) -> str:
     cause = cause_of(error, str(config.hub_id), config.revision) or _first_line(error)
     if refused(error):
-        return f"cannot load model={config.name} from {config.hub_id}: {type(error).__name__}: {cause}"
+        kind = "" if isinstance(error, HubError) else f"{type(error).__name__}: "
+        return f"cannot load model={config.name} from {config.hub_id}: {kind}{cause}"
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
@@ -153,6 +163,9 @@ def _unresolved(config: ModelConfig, error: Exception) -> str:
 
 
 def _explanation(config: ModelConfig, error: Exception) -> str:
+    missing = isinstance(error, OSError) and error.errno in (None, errno.ENOENT)  # as of a file that is not there
+    if missing and (fault := fault_of(config)):
+        return f"cannot load model={config.name} from {config.path or config.hub_id}: {fault}"
     if not config.path:
         for each in (error, trouble()):
             if each and (cause := cause_of(each, str(config.hub_id), config.revision)):

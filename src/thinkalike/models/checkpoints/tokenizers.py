@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.tokenizers import tokenizer_parts
+from thinkalike.tokenizers import BYTE_OF, tokenizer_parts
 
 END = "<|endoftext|>"
 SENTENCE = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+PROBES = ("Case", "É", "e\u0301", "Straße", "ñ", "Ω", "й", "ﬁ", "ａ", "漢字", "ガ", "한", "1½")  # for normalisers
+OTHERWISE = "or compare these two by task=stitch or by words (measure=cka measure.level=word)"
 
 
 def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False) -> Any:
@@ -76,6 +79,15 @@ def no_tokenizer(name: str, place: str | Path, files: Iterable[str]) -> ModelErr
     )
 
 
+def puts_bos(tokenizer: Any) -> bool:
+    """Return whether a tokenizer puts BOS before a text by itself, as Llama's and Gemma's do, and GPT-2's does not.
+
+    A model has seen it then before every text, and its states without it are others.
+    """
+    bos = tokenizer.bos_token_id
+    return bos is not None and list(tokenizer("a")["input_ids"][:1]) == [bos]
+
+
 def check_tokenizer(tokenizer: Any, rows: int, name: str) -> None:
     """Check that every id of a tokenizer has a row in the embedding.
 
@@ -101,11 +113,47 @@ def same_vocabulary(source: Any, target: Any) -> None:
         differing = len(set(mine.items()) ^ set(theirs.items()))
         raise ModelError(
             f"{source.name} and {target.name} have different tokenizers ({len(mine)} and {len(theirs)} entries, "
-            f"{differing} of them differ), so they share no tokens to stitch on; choose models of one tokenizer"
+            f"{differing} of them differ), so they share no tokens; choose models of one tokenizer, {OTHERWISE}"
         )
     first, second = tokenizer_parts(source.tokenizer), tokenizer_parts(target.tokenizer)
     if others := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
         raise ModelError(
             f"{source.name} and {target.name} have different tokenizers (one vocabulary, but not the same "
-            f"{', '.join(others)}), so they cut a text into other tokens; choose models of one tokenizer"
+            f"{', '.join(others)}), so they cut a text into other tokens; choose models of one tokenizer, {OTHERWISE}"
         )
+
+
+def check_alignable(source: Any, target: Any) -> None:
+    """Check that two models, or anything with `name` and `tokenizer`, read the same text, however they cut it.
+
+    Raises:
+        ModelError: a tokenizer knows no character offsets, or one changes letters that the other keeps.
+    """
+    for model in (source, target):
+        if not getattr(model.tokenizer, "is_fast", False):
+            raise ModelError(
+                f"the tokenizer of {model.name} ({type(model.tokenizer).__name__}) knows no character offsets, which "
+                f"tokens of {source.name} and {target.name} are aligned by; save it as a fast one (tokenizer.json)"
+            )
+    for word in PROBES:
+        mine, theirs = (_as_read(model.tokenizer, word) for model in (source, target))
+        if mine != theirs:
+            raise ModelError(
+                f"{source.name} reads {word!r} as {mine!r} and {target.name} as {theirs!r}, so their texts differ and "
+                "cannot be aligned; choose models that treat case and accents alike"
+            )
+
+
+def _as_read(tokenizer: Any, word: str) -> str:
+    """Return what a tokenizer's normaliser makes of a word, as letters, without the spaces that it puts in."""
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    read = word if normalizer is None else _letters(normalizer.normalize_str(word))
+    return "".join(unicodedata.normalize("NFKC", read).replace("▁", " ").split())
+
+
+def _letters(text: str) -> str:
+    """Return the letters of a text in which bytes may be written as a byte-level tokenizer writes them."""
+    try:
+        return bytes(BYTE_OF[character] for character in text).decode()
+    except (KeyError, UnicodeDecodeError):
+        return text

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError
+from thinkalike.errors import ModelError, listed
 
 log = logging.getLogger(__name__)
 
@@ -108,11 +108,11 @@ def check_fit(fit: Fit, name: str, place: str, needed: Sequence[str] = ("",)) ->
     mismatched = [each for each in fit.mismatched if _is_in(each, needed)]
     unexpected = [each for each in fit.unexpected if not (BUFFERS.search(each) or HEADS.search(each))]
     faults = {"missing": missing, "of another shape": mismatched, "not expected": unexpected}
-    listed = "; ".join(f"{fault}: {_listed(names)}" for fault, names in faults.items() if names)
-    if listed:
+    found = "; ".join(f"{fault}: {listed(sorted(names))}" for fault, names in faults.items() if names)
+    if found:
         raise ModelError(
             f"cannot load model={name} from {place}: its weights are not those that its config.json describes "
-            f"({listed}); give the whole checkpoint with its own config.json"
+            f"({found}); give the whole checkpoint with its own config.json"
         )
 
 
@@ -155,9 +155,3 @@ def _sum(part: torch.Tensor) -> torch.Tensor:
 
 def _is_in(name: str, parts: Sequence[str]) -> bool:
     return any(part in ("", name) or name.startswith(f"{part}.") for part in parts)
-
-
-def _listed(names: Collection[str]) -> str:
-    """Return the first few names and their count."""
-    shown = ", ".join(sorted(names)[:4])
-    return shown if len(names) <= 4 else f"{shown}, ... ({len(names)} in all)"

@@ -1,0 +1,292 @@
+"""Recordings in measures of layer pairs: model against array, array against array, with known answers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from conftest import results_in
+from thinkalike.config import ModelConfig
+from thinkalike.data import read_table
+from thinkalike.measures import CKA
+from thinkalike.measures.statistics.folds import stimulus_folds
+from thinkalike.models import load_model
+from thinkalike.states import array_batches, stimulus_states
+
+SENTENCES, WORDS = 60, 4
+COUNT = SENTENCES * WORDS
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    """Words of sentences, with ids of their own that are in no order."""
+    rows, letters = [], "abcdefgh"
+    for sentence in range(SENTENCES):
+        words = [letters[sentence % 8] * 2 + letters[sentence // 8] + letters[place] for place in range(WORDS)]
+        rows += [f"w{sentence}-{place},{' '.join(words)},{word},{place}" for place, word in enumerate(words)]
+    path = tmp_path_factory.mktemp("table") / "words.csv"
+    path.write_text("\n".join(["id,text,word,place", *rows]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def stimuli(table):
+    return read_table(table)
+
+
+@pytest.fixture(scope="module")
+def states(checkpoints, stimuli):
+    """The states of all words in the layers of a model."""
+    return stimulus_states(load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"]))), stimuli)
+
+
+@pytest.fixture
+def measured(door, table, tmp_path):
+    """Run a measure of the words of the table."""
+
+    def run(*words, measure="cka", store="results"):
+        own = [f"measure={measure}", "stimuli=table", f"stimuli.path={table}", f"store={tmp_path}/{store}"]
+        return door("analyze.py", *own, *words)
+
+    return run
+
+
+def write(path, layers, ids, order=None):
+    """Write layers of states with their ids, with rows in another order if one is given."""
+    order = range(len(ids)) if order is None else order
+    path.parent.mkdir(exist_ok=True)
+    np.savez(path, **{name: np.asarray(layer)[list(order)] for name, layer in layers.items()}, ids=np.array(ids)[order])
+    return path
+
+
+def rotated(layers):
+    """Layers under an orthogonal map each, scaled, in float64."""
+    turns = [torch.linalg.qr(torch.randn(layer.shape[1], layer.shape[1]).double()).Q for layer in layers]
+    return {str(number): 3 * layer.double() @ turns[number] for number, layer in enumerate(layers)}
+
+
+def across(result, source, target, column="value"):
+    table = result.table[(result.table["source"] == source) & (result.table["target"] == target)]
+    return table[column].to_numpy().reshape(table["source_layer"].nunique(), -1)
+
+
+def test_a_rotated_copy_of_a_models_states_is_the_model_and_permuted_rows_are_nothing(
+    measured, states, stimuli, checkpoints, tmp_path
+):
+    copy = write(tmp_path / "copy.npz", rotated(states), stimuli.ids, torch.randperm(COUNT).tolist())
+    target = ["model@target=local", f"target.path={checkpoints['gpt2']}"]
+    done = measured(f"activations={copy}", *target)
+    result = done.result
+    assert list(dict.fromkeys(result.table["source"])) == ["copy", "gpt2"]
+    cells = across(result, "copy", "gpt2")
+    assert cells.shape == (4, 4)
+    np.testing.assert_allclose(cells.diagonal(), 1, atol=1e-5)
+    np.testing.assert_allclose(cells, across(result, "gpt2", "gpt2"), atol=1e-5)
+    assert f"CKA of copy and gpt2, {COUNT} stimuli, 95 % intervals over 10 parts" in done.stdout
+    wrong = write(tmp_path / "wrong.npz", rotated(states), np.array(stimuli.ids)[torch.randperm(COUNT)])
+    cells, low, high = (
+        across(measured(f"activations={wrong}", *target).result, "wrong", "gpt2", column)
+        for column in ("value", "low", "high")
+    )
+    assert np.abs(cells).max() < 0.05
+    assert ((low < 0) & (high > 0)).mean() > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("measure", ["cka", "mknn"])
+def test_the_order_of_the_rows_of_a_file_changes_no_bit(measure, measured, states, stimuli, checkpoints, tmp_path):
+    layers = rotated(states[:2])
+    order = torch.randperm(COUNT).tolist()
+    tables = []
+    for folder, rows in (("a", None), ("b", order)):
+        copy = write(tmp_path / folder / "copy.npz", layers, stimuli.ids, rows)
+        words = [f"activations={copy}", "model@target=local", f"target.path={checkpoints['gpt2']}"]
+        tables.append((measured(*words, measure=measure, store=folder).result.folder / "table.csv").read_bytes())
+    assert tables[0] == tables[1]
+    assert len(tables[0].splitlines()) == 1 + 2 * 4 + 2 * 2 + 4 * 4
+
+
+def by_hand(X, Y):
+    """The unbiased HSIC of linear kernels, term by term (Song et al. 2012, eq. 5), in float64."""
+    n = len(X)
+    K, L = (Z @ Z.T for Z in (X - X.mean(0), Y - Y.mean(0)))
+    np.fill_diagonal(K, 0)
+    np.fill_diagonal(L, 0)
+    one = np.ones(n)
+    product = (
+        np.trace(K @ L) + (one @ K @ one) * (one @ L @ one) / ((n - 1) * (n - 2)) - 2 / (n - 2) * one @ K @ L @ one
+    )
+    return product / (n * (n - 3))
+
+
+@pytest.fixture
+def two(stimuli, tmp_path):
+    """Two recordings that share something, with rows in different orders, and their layers."""
+    chance = np.random.default_rng(0)
+    shared = chance.normal(size=(COUNT, 6))
+    first = {"V2": shared, "V10": chance.normal(size=(COUNT, 5))}
+    second = {"IT": shared @ chance.normal(size=(6, 9)) + chance.normal(size=(COUNT, 9))}
+    files = [
+        write(tmp_path / "one.npz", first, stimuli.ids),
+        write(tmp_path / "two.npz", second, stimuli.ids, chance.permutation(COUNT)),
+    ]
+    return first, second, f"activations=[{files[0]},{files[1]}]"
+
+
+def cka_by_hand(first, second, parts):
+    """CKA of every two layers, with HSICs that are means over parts of the rows."""
+
+    def hsic(X, Y):
+        return np.mean([by_hand(X[part], Y[part]) for part in parts])
+
+    return [
+        [hsic(X, Y) / np.sqrt(hsic(X, X) * hsic(Y, Y)) for Y in second.values()] for X in first.values()
+    ]  # fmt: skip
+
+
+def test_two_recordings_have_the_cka_that_is_worked_out_by_hand(measured, two):
+    first, second, activations = two
+    result = measured(activations).result
+    assert result.scalars["batches"] == 10
+    np.testing.assert_allclose(across(result, "one", "two"), cka_by_hand(first, second, [slice(None)]), atol=1e-10)
+    assert list(result.table["source_layer"][:2]) == ["V2", "V10"]
+    assert result.provenance["data"] == {"rows": COUNT, "parts": 10}
+    assert result.provenance["stimuli"]["count"] == COUNT
+    assert [model["name"] for model in result.provenance["models"]] == ["one.npz", "two.npz"]
+    assert all(len(model["fingerprint"].split()[-1]) == 16 for model in result.provenance["models"])
+    assert [path.name for path in result.figures] == ["cka.png", "cka.svg"]
+    assert (result.config["model"], result.config["target"], result.config["data"]) == (None, None, None)
+    assert result.config["stimuli"]["kind"] == "table"
+
+
+def test_intervals_are_those_of_leaving_out_a_tenth_of_the_sentences(measured, two, stimuli):
+    first, second, activations = two
+    result = measured(activations).result
+    folds = stimulus_folds(COUNT, 10, groups=torch.from_numpy(stimuli.sentence)).numpy()
+    without = np.array([cka_by_hand(first, second, [folds != part]) for part in range(10)])
+    spread = np.sqrt(9 / 10 * ((without - without.mean(0)) ** 2).sum(0))
+    half = (across(result, "one", "two", "high") - across(result, "one", "two", "low")) / 2
+    np.testing.assert_allclose(half, 2.262157 * spread, rtol=0.05)
+
+
+def test_more_stimuli_than_a_batch_can_hold_are_compared_batch_by_batch(measured, two, stimuli):
+    first, second, activations = two
+    result = measured(activations, "measure.tokens_per_batch=16").result
+    folds = stimulus_folds(COUNT, 15, groups=torch.from_numpy(stimuli.sentence)).numpy()
+    assert result.scalars["batches"] == 15
+    expected = cka_by_hand(first, second, [folds == part for part in range(15)])
+    np.testing.assert_allclose(across(result, "one", "two"), expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("more", [["measure.null=true"], ["measure.estimator=biased"], ["measure.kernel=rbf"]])
+def test_the_other_choices_of_cka_hold_for_stimuli(more, measured, two):
+    result = measured(two[2], *more).result
+    assert across(result, "one", "two")[0, 0] > 0.2
+    if "measure.null=true" in more:
+        assert np.abs(across(result, "one", "two", "null")).max() < 0.1
+
+
+def test_a_recording_alone_is_compared_with_itself_and_known_by_its_content(measured, stimuli, tmp_path):
+    layers = {
+        "a": np.random.default_rng(0).normal(size=(COUNT, 5)),
+        "b": np.random.default_rng(1).normal(size=(COUNT, 3)),
+    }
+    path = write(tmp_path / "x.npz", layers, stimuli.ids)
+    first = measured(f"activations={path}", measure="mknn").result
+    assert len(first.table) == 4
+    assert (across(first, "x", "x").diagonal() == 1).all()
+    assert "already done" in measured(f"activations=[{path},{path}]", measure="mknn").stderr
+    save_file({name: torch.tensor(layer) for name, layer in layers.items()}, tmp_path / "x.safetensors",
+              {"ids": json.dumps(stimuli.ids)})  # fmt: skip
+    other = measured(f"activations={tmp_path}/x.safetensors", measure="mknn").result
+    assert other.key != first.key
+    assert np.array_equal(other.arrays["value"], first.arrays["value"])
+    layers["a"][0, 0] += 1
+    write(path, layers, stimuli.ids)
+    assert measured(f"activations={path}", measure="mknn").result.key not in (first.key, other.key)
+
+
+@pytest.mark.parametrize("measure", ["rsa", "cka"])
+def test_files_of_one_name_are_told_apart(measure, measured, stimuli, tmp_path):
+    files = [
+        write(tmp_path / folder / "x.npz", {"a": np.random.default_rng(seed).normal(size=(COUNT, 5))}, stimuli.ids)
+        for seed, folder in enumerate("ab")
+    ]
+    table = measured(f"activations=[{files[0]},{files[1]}]", measure=measure).result.table
+    assert set(table["source"]) == {"a/x.npz", "b/x.npz"}
+
+
+def test_the_model_that_is_the_default_can_be_the_other_side(measured, stimuli, tmp_path):
+    path = write(tmp_path / "x.npz", {"a": np.random.default_rng(0).normal(size=(COUNT, 5))}, stimuli.ids)
+    table = measured(f"activations={path}", "model@target=gelu-3l-mini").result.table
+    assert list(dict.fromkeys(table["target"])) == ["gelu-3l-mini", "x"]
+    assert list(table["target_layer"][:3]) == ["0", "1", "2"]
+
+
+REFUSED = {
+    "too few stimuli": (
+        ["stimuli.path=FEW"],
+        "of 4 stimuli, measure.tokens_per_batch=1024 compares 3 at once, and at least 4",
+    ),
+    "small batches": (
+        ["measure.tokens_per_batch=3", "stimuli.columns={text: null}"],
+        "=3 compares 3 at once, and at least 4 are needed; set",
+    ),
+    "many neighbours": (
+        ["measure=mknn", "measure.neighbours=220"],
+        "compares 216 at once, and at least 222 are needed",
+    ),
+    "tokens": (["measure.skip_first_tokens=1"], "measure.skip_first_tokens=1 is for text; leave it out, as stimuli"),
+    "words": (["measure.level=word"], "measure.level=word is for text"),
+    "rows of text": (["measure.flatten=mean"], "measure.flatten=mean is for text"),
+    "a number of batches": (["measure.batches=7"], "measure.batches is for text; leave it out, as all stimuli"),
+    "a width": (["measure.stop_at_width=0.1"], "measure.stop_at_width=0.1 is for text"),
+    "a constant layer": (["activations=FLAT"], "batch 0 of flat, layers 0 a, 1 b (source)"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_done_is_one_line(case, measured, stimuli, table, tmp_path):
+    more, message = REFUSED[case]
+    chance = np.random.default_rng(0)
+    few = table.read_text().splitlines()[:5]
+    (tmp_path / "few.csv").write_text("\n".join(few) + "\n")
+    ids = stimuli.ids[:4] if "stimuli" in case else stimuli.ids
+    paths = {"FEW": tmp_path / "few.csv", "FLAT": tmp_path / "flat.npz"}
+    write(tmp_path / "flat.npz", {"a": chance.normal(size=(COUNT, 3)), "b": np.ones((COUNT, 3))}, stimuli.ids)
+    words = [f"activations={write(tmp_path / 'x.npz', {'a': chance.normal(size=(len(ids), 3))}, ids)}", *more]
+    for name, path in paths.items():
+        words = [word.replace(name, str(path)) for word in words]
+    assert message in measured(*words).error
+    assert not results_in(tmp_path / "results")
+
+
+def test_one_stimulus_that_decides_is_warned_of(measured, stimuli, tmp_path):
+    layer = np.random.default_rng(0).normal(size=(COUNT, 5))
+    layer[3] += 30
+    done = measured(f"activations={write(tmp_path / 'x.npz', {'a': layer}, stimuli.ids)}")
+    assert done.result.scalars["batches"] == 10
+    assert "x layer a: in some batch one stimulus carries" in done.stderr
+    assert "leave it out" in done.stderr
+
+
+def test_intervals_over_sentences_cover_where_those_over_words_would_not():
+    """Words of one sentence have one state in arrays that have nothing in common, whose CKA is therefore zero."""
+
+    def covered(groups, seed):
+        chance = torch.Generator().manual_seed(seed)
+        sides = [[torch.randn(40, 3, generator=chance).double().repeat_interleave(6, 0)] for _ in range(2)]
+        metric = CKA(1, 1, left_out=True)
+        for number, batch in enumerate(array_batches(sides, groups, rows_per_batch=1024).starting(0)):
+            metric.update(*batch.states, None, number)
+        found = metric.compute()
+        return bool(found.low <= 0 <= found.high)
+
+    together = sum(covered(torch.arange(40).repeat_interleave(6), seed) for seed in range(30))
+    apart = sum(covered(torch.arange(240), seed) for seed in range(30))
+    assert together >= 25
+    assert apart < 15

@@ -1,0 +1,335 @@
+"""Stitches between models with different tokenizers, from the rows to the table, figure and asymmetry."""
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+
+import cutters
+import tiny
+from conftest import composed
+from thinkalike.config import DataConfig
+from thinkalike.data import PairedRows, SourceText, TokenRows, read_corpus
+from thinkalike.data.text import tokens
+from thinkalike.data.text.paired import Side
+from thinkalike.data.text.two_tokenizers import TwoTokenizers
+from thinkalike.errors import DataError, ModelError
+from thinkalike.instruments.stitch_fitting import Setting
+from thinkalike.models import FAMILIES, FrozenModel, check_alignable
+from thinkalike.training import StitchTraining
+from thinkalike.training.steps import StepBatches
+
+
+@pytest.fixture(scope="module")
+def recut(tmp_path_factory):
+    """Folders of minis of one seed: relabelled, with other tokens, and wide with other tokens."""
+    root = tmp_path_factory.mktemp("recut")
+    tiny.write_mini(root / "plain")
+    tiny.relabelled(root / "relabelled")
+    tiny.write_mini(root / "other", cutter=tiny.other_tokenizer())
+    tiny.write_mini(root / "wide", cutter=tiny.other_tokenizer(), d_model=48, d_head=12)
+    return root
+
+
+@pytest.fixture
+def words(small_stitching, recut):
+    """The command line of a small job between two of them."""
+
+    def make(source, target, *more):
+        paths = [f"model.path={recut}/{source}", f"target.path={recut}/{target}", f"model.name={source}"]
+        small = [f"target.name={target}", "data.report_tokens=2048", "layers=[[0,0],[2,2]]", "logger=none"]
+        return [*small_stitching, *paths, *small, *more]
+
+    return make
+
+
+def corpus_of(data: DataConfig, source, target, reads=64):
+    """Rows of 32 of the target's tokens, for a source that reads so many of its own."""
+    reader = SourceText("source", source, bos=False, context=reads)
+    return read_corpus(data, target, 32, bos=False, fit_tokens=2048, source=reader)
+
+
+# ---------------------------------------------------------------------------------------------------------------- rows
+
+
+def stretches(tokens, tokenizer):
+    """The documents of a row, decoded."""
+    return tokenizer.decode(tokens.tolist()).split("<|endoftext|>")
+
+
+def test_both_models_read_the_same_text_in_every_row(small_stitching):
+    data = composed(*small_stitching).data
+    source, target = tiny.other_tokenizer(), tiny.tokenizer()
+    corpus = corpus_of(data, source, target)
+    for rows in (corpus.fit, corpus.report):
+        assert isinstance(rows, PairedRows)
+        layout = rows.layout
+        theirs = layout.source_documents(rows.tokens, rows.documents)
+        for row, owners, kept in zip(rows.tokens[:20], rows.documents[:20], theirs[:20], strict=True):
+            mine = stretches(layout.target_tokens(row[None])[0], target)
+            read = layout.source_tokens(row[None])[0]
+            seen = stretches(read[: int((kept >= 0).nonzero().max()) + 1], source)
+            seen = seen[1:] if read[0] == source.eos_token_id else seen
+            for held, part in zip(mine, seen, strict=False):
+                assert part in held, "a source token belongs to one row and document"
+                assert len(held) - len(part) < 12, "no more is left out than tokens on the edges"
+            assert set(kept[kept >= 0].tolist()) <= set(owners.tolist())
+
+
+def model_of(cutter):
+    """A tiny random model with this tokenizer."""
+    module = tiny.native(vocabulary=len(cutter))
+    return FrozenModel(module, FAMILIES["native"], cutter, name="tiny", context=64)
+
+
+def gathered(texts, target, source):
+    """The states of the first 14 tokens that a target makes of each text."""
+    reader = TwoTokenizers(target, SourceText("source", source.tokenizer, False, 64), bos=False)
+    numbers = torch.tensor([list(each)[:14] for each in reader(texts)], dtype=torch.int32)
+    owners = torch.arange(len(texts), dtype=torch.int32)[:, None].expand_as(numbers).contiguous()
+    rows = Side(TokenRows(numbers, owners), reader, reader.everything()).rows()
+    return rows, rows.layout.source_states(source, rows.tokens, [tiny.LAYERS - 1])[0]
+
+
+@pytest.mark.parametrize("source", ["bytes", "composed bytes", "pieces", "unigram"])
+@pytest.mark.parametrize("target", ["more bytes", "pieces with spaces in front", "words"])
+def test_text_that_comes_later_changes_no_state(target, source):
+    """Two texts that begin alike: the states of the tokens of their common words are the same."""
+    begin = "naïve 漢字 the"
+    tails = (" mat and the mats sat there", " 漢字とかな, 中文字 café", "\n\n\t x + 1  the cat")
+    texts = [f"{begin}{tail} j k q w z j k q w z" for tail in tails]
+    rows, states = gathered(texts, cutters.cutter(target), model_of(cutters.cutter(source)))
+    tokens = rows.layout.target_tokens(rows.tokens)
+    alone = len(cutters.cutter(target)(begin, add_special_tokens=False)["input_ids"])
+    same = min(alone, int((tokens == tokens[0]).all(0).long().cumprod(0).sum()))
+    assert 3 < same < 14
+    for other in states[1:]:
+        torch.testing.assert_close(other[:same], states[0, :same], atol=1e-5, rtol=0)
+    assert (states[1, same:] - states[0, same:]).abs().max() > 0.1, "control"
+
+
+def test_the_source_reads_no_token_that_begins_before_its_row():
+    """And where it has none yet, its row begins with EOS."""
+    target, source = tiny.tokenizer(), tiny.other_tokenizer()
+    reader = TwoTokenizers(target, SourceText("source", source, False, 64), bos=False)
+    (numbers,) = reader(["abab habab cab"])
+    read = reader.everything()
+    for start in range(3, len(numbers) - 4):
+        part = torch.tensor([list(numbers[start : start + 4])], dtype=torch.int32)
+        rows = Side(TokenRows(part, torch.zeros_like(part)), reader, read).rows()
+        mine, theirs = rows.layout.target_tokens(rows.tokens)[0], rows.layout.source_tokens(rows.tokens)[0]
+        seen = source.decode(theirs[theirs != source.eos_token_id].tolist())
+        assert seen in target.decode(mine.tolist())
+        places = rows.tokens[0, rows.layout.target + rows.layout.source :][: rows.layout.target]
+        assert (places[1:] >= places[:-1]).all()
+        assert (theirs[0] == source.eos_token_id) == (
+            rows.layout.source_documents(rows.tokens, rows.documents)[0, 0] < 0
+        )
+
+
+@pytest.mark.parametrize(("target_bos", "source_bos"), [(True, True), (True, False), (False, True)])
+def test_rows_begin_with_bos_where_a_model_expects_it(small_stitching, target_bos, source_bos):
+    data = composed(*small_stitching).data
+    target, source = tiny.tokenizer(), tiny.other_tokenizer()
+    reader = SourceText("source", source, source_bos, 64)
+    rows = read_corpus(data, target, 32, bos=target_bos, fit_tokens=512, source=reader).report
+    layout = rows.layout
+    places = rows.tokens[:, layout.target + layout.source : 2 * layout.target + layout.source]
+    assert ((layout.target_tokens(rows.tokens)[:, 0] == target.bos_token_id).all()) == target_bos
+    if source_bos or target_bos:  # whose state can be nothing but what begins a row
+        assert (layout.source_tokens(rows.tokens)[:, 0] == source.bos_token_id).all()
+    assert (places >= 0).all()
+    assert (places[:, 0] == 0).all() or not target_bos
+    forced = read_corpus(replace(data, bos=True), target, 32, bos=False, fit_tokens=512, source=reader).report
+    assert (forced.tokens[:, 0] == target.bos_token_id).all()
+
+
+def test_rows_get_shorter_until_the_source_can_read_them(small_stitching, caplog):
+    data, parts = composed(*small_stitching).data, (tiny.other_tokenizer(), tiny.tokenizer())
+    with caplog.at_level("INFO", logger="thinkalike"):
+        short = corpus_of(data, *parts, reads=20).report
+    assert short.context < 32
+    assert short.layout.source <= 20
+    assert f"rows have {short.context} of the target's tokens, not 32: source reads at most 20" in caplog.text
+    with pytest.raises(
+        DataError, match=r"source reads at most 1 tokens, and needs \d+ for one row of \d+ of the target"
+    ):
+        corpus_of(data, *parts, reads=1)
+
+
+def test_the_cache_tells_sources_apart_and_finds_them_again(small_stitching, monkeypatch):
+    data, target = composed(*small_stitching).data, tiny.tokenizer()
+    made = []
+    pack = tokens.pack_pairs
+    monkeypatch.setattr(tokens, "pack_pairs", lambda *args: made.append(1) or pack(*args))
+    first = corpus_of(data, tiny.other_tokenizer(), target)
+    again = corpus_of(data, tiny.other_tokenizer(), target)
+    assert len(made) == 1
+    assert vars(again.report).keys() == vars(first.report).keys()
+    assert all(torch.equal(part, vars(again.report)[name]) for name, part in vars(first.report).items())
+    others = [
+        corpus_of(data, tiny.other_tokenizer(320), target),
+        corpus_of(data, tiny.other_tokenizer(), target, reads=48),
+    ]
+    assert len(made) == 3
+    assert not torch.equal(others[0].report.tokens[:9, -9:], first.report.tokens[:9, -9:])
+
+
+# ---------------------------------------------------------------------------------------------------------------- jobs
+
+
+def interrupted(door, *command):
+    """Run a job up to a step between two states, and then the same command again."""
+    step = StitchTraining.training_step
+
+    def failing(self, rows, number):
+        if self.global_step == 3:
+            raise DataError("stopped here")
+        return step(self, rows, number)
+
+    with mock.patch.object(StitchTraining, "training_step", failing):
+        assert "stopped here" in door("train.py", *command).error
+    return door("train.py", *command)
+
+
+@pytest.mark.slow
+def test_jobs_report_penalties_and_their_asymmetry_in_bits_per_byte(door, words, tmp_path):
+    resumed = interrupted(door, *words("other", "plain", f"store={tmp_path}/again", "trainer.checkpoint_every=2"))
+    assert "going on from" in resumed.stderr
+    done = door("train.py", *words("other", "plain"))
+    for name in ("table.csv", "stitch.safetensors"):
+        assert (resumed.result.folder / name).read_bytes() == (done.result.folder / name).read_bytes()
+    table, scalars, arrays = done.result.table, done.result.scalars, done.result.arrays
+    assert "have different tokenizers: their tokens are aligned" in done.stderr
+    assert "come before all of them" in done.stderr
+    assert "the same in bits per byte; tokens of the target are aligned" in done.stdout
+    assert "source loss" not in done.stdout  # per token of another kind
+    assert 0.3 < scalars["aligned_exactly"] < 1
+    assert sum(scalars[f"aligned_{how}"] for how in ("exactly", "earlier", "nowhere")) == pytest.approx(1)
+    bits = table["penalty_bits_per_byte"]
+    assert (bits - (table["bits_per_byte"] - table["target_bits_per_byte"])).abs().max() < 1e-9
+    assert table["penalty_bits_per_byte_low"].le(bits).all()
+    assert table["penalty_bits_per_byte_high"].ge(bits).all()
+    per_byte = arrays["tokens"].sum() / arrays["target_bytes"].sum() / math.log(2)
+    assert (bits - table["penalty"] * per_byte).abs().max() < 1e-9
+    assert (table["source_loss"] - arrays["source"].sum() / arrays["source_tokens"].sum()).abs().max() < 1e-9
+    assert abs(arrays["source_bytes"].sum() / arrays["target_bytes"].sum() - 1) < 0.05
+    assert [path.name for path in done.result.figures] == ["penalty.png", "penalty.svg"]
+
+    store = next(word for word in words("other", "plain") if word.startswith("store"))
+    back = door("train.py", *words("plain", "other")).result
+    asked = door("analyze.py", "measure=asymmetry", store, "model.name=other", "target.name=plain").result
+    assert (asked.table["unit"] == "bits per byte").all()
+    assert ((asked.table["low"] <= asked.table["asymmetry"]) & (asked.table["asymmetry"] <= asked.table["high"])).all()
+    assert "bits per byte" in (asked.folder / "figures" / "asymmetry.svg").read_text()
+    known = {name: number for number, name in enumerate(back.arrays["documents"].tolist())}
+    shared = [(number, known[name]) for number, name in enumerate(arrays["documents"].tolist()) if name in known]
+    means = []
+    for chosen, each in zip(zip(*shared, strict=True), (arrays, back.arrays), strict=True):
+        excess = (each["stitch"] - each["target"])[:, list(chosen)].sum(-1)
+        means.append(excess / each["target_bytes"][list(chosen)].sum() / math.log(2))
+    assert asked.table["asymmetry"].to_numpy() == pytest.approx(means[0] - means[1], abs=1e-9)
+
+
+def test_a_model_whose_tokens_have_other_numbers_is_itself(door, words):
+    more = ("stitch=least_squares", "stitch.steps=4", "stitch.controls=true")
+    result = door("train.py", *words("relabelled", "plain", *more)).result
+    table = result.table
+    assert result.scalars["aligned_exactly"] == 1
+    assert table["identity_penalty"].abs().max() < 1e-6
+    assert table["penalty"].abs().max() < 1e-3
+    assert table["distance"].max() < 1e-2
+    assert (table["source_loss"] - table["target_loss"]).abs().max() < 1e-6
+    assert (table["source_bits_per_byte"] - table["target_bits_per_byte"]).abs().max() < 1e-6
+    assert table["shuffled_penalty"].abs().min() > 1e-3
+    assert table["random_source_penalty"].abs().min() > 1e-3
+
+
+def test_rows_of_a_relabelled_model_train_as_rows_of_one_tokenizer_do(words):
+    settings = [Setting.of(composed(*words(source, "plain"))) for source in ("plain", "relabelled")]
+    assert [isinstance(setting.corpus.fit, PairedRows) for setting in settings] == [False, True]
+    for loss in ("cross_entropy", "kl", "mse"):
+        losses = []
+        for setting in settings:
+            rows, config = setting.corpus.fit, replace(setting.config, loss=loss)
+            module = StitchTraining(
+                setting.source, setting.target, [(0, 1), (3, 2)], rows.tokens, config, 0, layout=rows.layout
+            )
+            batch = StepBatches(*module._batches)[1]
+            losses.append(torch.stack(module.losses(batch)))
+            assert len(batch) == 256 // 32
+            one = StitchTraining(
+                *module.models, [(0, 0)], rows.tokens, replace(config, tokens_per_step=32), 0, layout=rows.layout
+            )
+            assert len(StepBatches(*one._batches)[0]) == 1, "only the target's tokens count"
+        torch.testing.assert_close(losses[1], losses[0], atol=1e-6, rtol=0)
+        assert losses[0].std() > 1e-3
+
+
+def test_widths_bos_and_closed_forms_go_with_other_tokenizers(words):
+    setting = Setting.of(composed(*words("wide", "plain", "stitch=least_squares", "model.bos=true")))
+    layout = setting.corpus.fit.layout
+    assert (layout.source_tokens(setting.corpus.fit.tokens)[:, 0] == setting.source.tokenizer.bos_token_id).all()
+    assert setting.moments.n == len(setting.corpus.fit) * layout.target
+    maps = setting.closed_forms("least_squares")
+    sums = setting.sums({"stitch": maps, "shifted": [lambda state, phi=phi: phi(state.roll(1, 1)) for phi in maps]})
+    assert sums["stitch"].sum() != sums["shifted"].sum()
+    assert sums["distance"].sum() / 2 / sums["tokens"].sum() < 1
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+def changed(change, **options):
+    whole = json.loads(tiny.other_tokenizer().backend_tokenizer.to_str())
+    change(whole)
+    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(whole)), **options)
+
+
+LOWER = {"type": "Lowercase"}
+STRIP = {"type": "Sequence", "normalizers": [{"type": "NFD"}, {"type": "StripAccents"}]}
+SAME_TEXT = [
+    {"type": "NFC"}, {"type": "NFKC"}, {"type": "NFD"}, {"type": "Prepend", "prepend": "▁"}, {"type": "ByteLevel"},
+    {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
+    {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None}
+    | {"lowercase": False},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("normalizer", [LOWER, STRIP])
+def test_tokenizers_that_change_letters_differently_are_refused(normalizer):
+    cutter = changed(lambda whole: whole.update(normalizer=normalizer))
+    first, second = (SimpleNamespace(name=name, tokenizer=t) for name, t in (("a", cutter), ("b", tiny.tokenizer())))
+    check_alignable(first, first)
+    for pair in ((first, second), (second, first)):
+        with pytest.raises(
+            ModelError, match=r"reads '(Case|É)' as .* so their texts differ and cannot be aligned; choose"
+        ):
+            check_alignable(*pair)
+
+
+@pytest.mark.parametrize("normalizer", SAME_TEXT, ids=lambda each: each["type"])
+def test_normalisers_that_keep_letters_are_no_hindrance(normalizer):
+    cutter = changed(lambda whole: whole.update(normalizer=normalizer))
+    both = [SimpleNamespace(name=name, tokenizer=each) for name, each in (("a", cutter), ("b", tiny.tokenizer()))]
+    check_alignable(*both)
+
+
+def test_a_tokenizer_without_offsets_is_refused():
+    slow = SimpleNamespace(name="slow", tokenizer=ByT5Tokenizer())
+    with pytest.raises(
+        ModelError, match=r"the tokenizer of slow \(ByT5Tokenizer\) knows no character offsets, which .*fast"
+    ):
+        check_alignable(slow, SimpleNamespace(name="fast", tokenizer=tiny.tokenizer()))
+
+
+def test_a_source_without_a_token_that_ends_a_document_is_refused(small_stitching):
+    data = composed(*small_stitching).data
+    with pytest.raises(DataError, match="has no EOS token to separate documents with"):
+        corpus_of(data, changed(lambda whole: None), tiny.tokenizer())

@@ -1,0 +1,346 @@
+"""Models by the name of their repository: they compose, load and are told apart; and what a repository may lack."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import hub
+import tiny
+from conftest import composed
+from thinkalike.config import ModelConfig, TrainConfig, check_overrides, options
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.models import checkpoint_fingerprint, head_dimensions, label, load_model, told_apart
+from thinkalike.models.checkpoints.contents import fault_of
+
+# ----------------------------------------------------------------------------------------------------------- composing
+
+
+@pytest.mark.parametrize("door", ["train", "analyze"])
+@pytest.mark.parametrize("words", [["model=Some-Org/A.b_c-1.2B"], ["model=hub", "model.hub_id=Some-Org/A.b_c-1.2B"]])
+def test_a_repository_is_a_model_on_both_doors(door, words):
+    config = composed(*words, door=door)
+    assert config.model == config.target == composed("model=hub", "model.hub_id=Some-Org/A.b_c-1.2B").model
+    model = config.model
+    assert (model.hub_id, model.family, model.corpus, model.context) == (
+        "Some-Org/A.b_c-1.2B",
+        "auto",
+        "pile-val",
+        None,
+    )
+    assert (label(model), config.data.name) == ("A.b_c-1.2B", "pile-val")
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "target"),
+    [
+        (["model=gpt2", "model@target=a/b", "target.revision=r"], ("openai-community/gpt2", None), ("a/b", "r")),
+        (["model=a/b", "model.revision=r"], ("a/b", "r"), ("a/b", "r")),
+        (["model=a/b", "model.revision=r", "target.revision=s"], ("a/b", "r"), ("a/b", "s")),
+        (["model=a/b", "model.revision=r", "model@target=c/d"], ("a/b", "r"), ("c/d", None)),
+        (["model=a/b", "model.revision=r", "model@target=hub"], ("a/b", "r"), ("a/b", "r")),
+        (["model=a/b", "model.revision=r", "target.hub_id=c/d"], ("a/b", "r"), ("c/d", None)),
+        (["model=a/b", "model@target=gpt2"], ("a/b", None), ("openai-community/gpt2", None)),
+        (["model='a/b'"], ("a/b", None), ("a/b", None)),
+        (["model=01-ai/6B"], ("01-ai/6B", None), ("01-ai/6B", None)),
+    ],
+)
+def test_the_target_is_the_repository_that_is_named_or_else_the_source(words, model, target):
+    config = composed(*words)
+    assert (config.model.hub_id, config.model.revision) == model
+    assert (config.target.hub_id, config.target.revision) == target
+
+
+def test_a_repository_takes_the_settings_of_any_model():
+    words = ["model.dtype=bfloat16", "model.context=64", "model.corpus=c4-code", "model.family=llama"]
+    config = composed("model=a/b", *words, "model@target=c/d")
+    assert (config.model.dtype, config.model.context, config.model.family) == ("bfloat16", 64, "llama")
+    assert config.data.name == "c4-code"
+    assert (config.target.dtype, config.target.context, config.target.family) == ("bfloat16", 64, "auto")
+
+
+def test_repositories_of_one_name_are_told_apart_by_their_owners():
+    configs = [composed(f"model={name}").model for name in ("a/m", "b/m", "a/n")]
+    assert told_apart(configs) == ["m[hub_id=a/m]", "m[hub_id=b/m]", "n"]
+    assert told_apart(configs[:1]) == ["m"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["model=gpt2,a/b"], ["model='a/b','c/d'"], ["model=choice(gpt2,a/b)"], ["model@target=a/b"], ["model=a/b_c.d-e"]],
+)
+def test_repositories_pass_the_check_of_the_command_line(words):
+    check_overrides(words, TrainConfig)
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("model=gpt22", "model=gpt22 is not known; did you mean 'gpt2'?"),
+        ("model=gpt2/", "model=gpt2/ is not known; did you mean 'gpt2'?"),
+        ("model=gpt2,a--b/c", "model=a--b/c is not known"),
+        ("model=a/b.git", "model=a/b.git is not known"),
+        ("model@target=a/..b", "model@target=a/..b is not known"),
+        ("model=./run", "model=./run is a folder; give model=local model.path=./run"),
+        ("model=/run/last", "model=/run/last is a folder; give model=local model.path=/run/last"),
+        ("model='~/run'", "model=~/run is a folder; give model=local model.path=~/run"),
+        ("model=runs/gpt2/last", "model=runs/gpt2/last is a folder; give model=local model.path=runs/gpt2/last"),
+        ("model@target=./run", "model@target=./run is a folder; give model@target=local target.path=./run"),
+        (
+            "model=runs/here",
+            "model=runs/here is a folder; give model=local model.path=runs/here, or call from elsewhere",
+        ),
+        ("data=a/b", "data=a/b is not known"),
+    ],
+)
+def test_what_is_no_repository_is_refused_with_the_remedy(word, message, monkeypatch, tmp_path):
+    (tmp_path / "runs" / "here").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        check_overrides([word], TrainConfig)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model=hub"], "model=hub needs model.hub_id=<repository of the Hugging Face hub, ORG/NAME>"),
+        (["model@target=hub"], "model=hub needs target.hub_id="),
+        (
+            ["model=hub", "model.hub_id=./here"],
+            "model.hub_id=./here is no repository of the hub, ORG/NAME; a folder is",
+        ),
+        (["model=gpt2", "target.hub_id=a/b/c"], "target.hub_id=a/b/c is no repository of the hub"),
+        (["model=gpt2", "model.index=3"], "model.index=3 is for models of a numbered population, such as feather-bert"),
+        (["model=gpt2", "target.index=3"], "target.index=3 is for models of a numbered population"),
+        (["model=feather-bert", "model.index=100"], "model.index=100 must be at most 99: that is all there are"),
+        (["model=feather-bert", "target.index=100"], "target.index=100 must be at most 99"),
+    ],
+)
+def test_a_repository_or_number_that_cannot_be_is_refused(words, message):
+    with pytest.raises(ConfigError) as caught:
+        composed(*words)
+    assert message in str(caught.value)
+
+
+def test_a_population_of_ones_own_is_numbered():
+    assert composed("model=hub", "model.hub_id=a/run_${.index}", "model.index=7").model.hub_id == "a/run_7"
+
+
+RECENT = {
+    "llama-3.2-1b": ("meta-llama/Llama-3.2-1B", True),
+    "llama-3.2-3b-instruct": ("meta-llama/Llama-3.2-3B-Instruct", True),
+    "qwen3-0.6b-base": ("Qwen/Qwen3-0.6B-Base", False),
+    "qwen3-8b": ("Qwen/Qwen3-8B", False),
+    "gemma-3-1b-pt": ("google/gemma-3-1b-pt", True),
+    "gemma-3-4b-it": ("google/gemma-3-4b-it", True),
+    "olmo-2-1b": ("allenai/OLMo-2-0425-1B", False),
+    "olmo-2-7b": ("allenai/OLMo-2-1124-7B", False),
+    "mistral-7b-v0.3": ("mistralai/Mistral-7B-v0.3", True),
+    "phi-4-mini-instruct": ("microsoft/Phi-4-mini-instruct", False),
+    "mamba2-130m": ("AntonV/mamba2-130m-hf", False),
+    "modernbert-base": ("answerdotai/ModernBERT-base", False),
+}
+
+
+@pytest.mark.parametrize("name", RECENT)
+def test_recent_models_have_names(name):
+    model = composed(f"model={name}").model
+    assert (model.hub_id, model.bos) == RECENT[name]
+    assert (model.family, model.context, model.corpus) == ("auto", 1024, "pile-val")
+    assert model.dtype in ("bfloat16", "float32")
+
+
+def test_the_readme_names_every_model():
+    from conftest import ROOT
+
+    text = (ROOT / "README.md").read_text()
+    listed = text[text.index("`conf/model/` lists them") :].split("\n- **")[0]
+    spelt = set()
+    for word in re.findall(r"`([^`]+)`", listed):
+        stem, _, rest = word.partition("{")
+        inside, _, after = rest.partition("}")
+        spelt |= {f"{stem}{each}{after}" for each in inside.split(",")}
+    unnamed = [
+        name for name in options("model") if name not in spelt and not re.search(r"-mini|^pythia-|^hub$|^local$", name)
+    ]
+    assert unnamed == []
+
+
+# ------------------------------------------------------------------------------------------------------------- loading
+
+
+@pytest.fixture
+def root(tmp_path, checkpoints):
+    """Repositories of small models."""
+    for owner, family in (("someone", "gpt2"), ("other", "gpt_neox")):
+        shutil.copytree(checkpoints[family], tmp_path / "hub" / owner / "m")
+    return tmp_path / "hub"
+
+
+@pytest.fixture
+def served(root, monkeypatch, tmp_path):
+    """Serve the repositories to this process alone."""
+    stack = []
+
+    def serve(cache="cache", **options):
+        server = hub.serve(root, **options)
+        endpoint, asked = server.__enter__()
+        stack.append(server)
+        hub.redirect(monkeypatch, endpoint, tmp_path / cache)
+        return asked
+
+    yield serve
+    for server in stack:
+        server.__exit__(None, None, None)
+
+
+MODEL = ModelConfig(name="hub", hub_id="someone/m")
+
+
+def line_of(call):
+    with pytest.raises(ModelError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_repositories_are_measured_and_the_table_shows_them(door, root, text_files, tmp_path):
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", "model.context=32"]
+    small = ["measure=cka", "measure.batches=12", "measure.tokens_per_batch=128", f"store={tmp_path}/results"]
+    with hub.serve(root) as (endpoint, _):
+        both = ["model=someone/m", "model@target=other/m"]
+        result = door("analyze.py", *small, *data, *both, endpoint=endpoint).result
+        swept = door("analyze.py", "-m", *small, *data, "model=someone/m,other/m", endpoint=endpoint)
+    assert list(dict.fromkeys(result.table["source"])) == ["m[hub_id=someone/m]", "m[hub_id=other/m]"]
+    assert swept.status == 0, swept.stderr
+    assert swept.stdout.count("CKA of m and m") == 2
+
+
+def test_a_folder_of_the_same_name_is_not_taken_for_the_repository(served, monkeypatch, tmp_path):
+    served()
+    (tmp_path / "someone" / "m").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert "someone/m is a folder here, too, which would be read in the place" in line_of(lambda: load_model(MODEL))
+
+
+@pytest.mark.parametrize(
+    ("revision", "words"),
+    [
+        ("step100", "someone/m has no revision step100; did you mean 'step1000'?"),
+        ("xyzzy", "someone/m has no revision xyzzy; there is: main, step1, step10, step100000, ... (12 in all)"),
+    ],
+)
+def test_a_revision_that_is_not_there_is_refused_with_those_that_are(served, revision, words):
+    steps = ["step1", "step10", "step100000", "step1000", *(f"step{number}000" for number in range(2, 9))]
+    served(revisions=tuple(steps))
+    config = ModelConfig(name="hub", hub_id="someone/m", revision=revision)
+    for call in (load_model, checkpoint_fingerprint, head_dimensions):
+        line = line_of(lambda call=call: call(config))
+        assert words in line
+        assert line.startswith("cannot load model=hub from someone/m: someone/m")
+    assert load_model(ModelConfig(name="hub", hub_id="someone/m", revision="step1000")).revision == hub.COMMIT
+
+
+def test_a_gated_repository_says_what_to_do_and_loads_with_a_token_that_may(served, monkeypatch):
+    for token, cache in ((None, "none"), ("hf_stranger", "stranger")):
+        served(cache=cache, gated=("someone/m",))
+        monkeypatch.setattr("huggingface_hub.utils._headers.get_token", lambda token=token: token)
+        line = line_of(lambda: load_model(MODEL))
+        assert re.search(r"someone/m is gated: accept its terms at \S+/someone/m, and set HF_TOKEN", line)
+    monkeypatch.setattr("huggingface_hub.utils._headers.get_token", lambda: hub.READER)
+    served(cache="reader", gated=("someone/m",))
+    assert load_model(MODEL).revision == hub.COMMIT
+
+
+def test_a_private_repository_says_what_to_do_and_loads_with_a_token_that_may(served, monkeypatch):
+    for token, cache in ((None, "none"), ("hf_stranger", "stranger")):
+        served(cache=cache, private=("someone/m",))
+        monkeypatch.setattr("huggingface_hub.utils._headers.get_token", lambda token=token: token)
+        line = line_of(lambda: load_model(MODEL))
+        assert "there is no repository someone/m on the hub, or it is private: check its name, or set HF_TOKEN" in line
+    monkeypatch.setattr("huggingface_hub.utils._headers.get_token", lambda: hub.READER)
+    served(cache="reader", private=("someone/m",))
+    assert load_model(MODEL).revision == hub.COMMIT
+
+
+def test_a_data_set_is_no_model(served, root):
+    (root / "someone" / "set").mkdir()
+    (root / "someone" / "set" / "train.jsonl").write_text('{"text": "a"}\n')
+    served()
+    line = line_of(lambda: load_model(ModelConfig(name="hub", hub_id="someone/set")))
+    assert "someone/set is a data set of the hub and no model; name a model" in line
+
+
+def with_index(folder, name="model.safetensors"):
+    """Divide the weights of a checkpoint in two, with an index; returns the names of the shards."""
+    weights = sorted(load_file(folder / "model.safetensors").items())
+    (folder / "model.safetensors").unlink()
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    for number, shard in enumerate(shards):
+        save_file(dict(weights[number::2]), folder / shard, {"format": "pt"})
+    places = {key: shards[number % 2] for number, (key, _) in enumerate(weights)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return shards
+
+
+def only(*files):
+    def change(folder):
+        (folder / "model.safetensors").unlink()
+        for file in files:
+            (folder / file).write_bytes(b"weights")
+
+    return change
+
+
+def emptied(folder):
+    for path in folder.iterdir():
+        path.unlink()
+    (folder / ".gitattributes").write_text("")
+
+
+def without_a_shard(folder):
+    (folder / with_index(folder)[1]).unlink()
+
+
+def only_gguf(folder):
+    emptied(folder)
+    (folder / "m-q4.gguf").write_bytes(b"GGUF")
+
+
+LACKING = {
+    "empty": (emptied, "it is empty; give a checkpoint with config.json and model.safetensors"),
+    "no weights": (
+        only("training_args.bin", "optimizer.pt"),
+        "it has no weights: model.safetensors, pytorch_model.bin",
+    ),
+    "GGUF": (only("m-q4.gguf", "m-q8.gguf"), "it has GGUF weights only, which are not read; give a checkpoint with"),
+    "GGUF alone": (only_gguf, "it has GGUF weights only, which are not read; give a checkpoint with"),
+    "TensorFlow": (only("tf_model.h5"), "it has TensorFlow weights only"),
+    "Flax": (only("flax_model.msgpack", "tf_model.h5"), "it has Flax and TensorFlow weights only"),
+    "an adapter": (only("adapter_model.safetensors"), "it is an adapter alone; give its base model with the adapter"),
+    "a shard": (without_a_shard, "of the 2 shards in model.safetensors.index.json it lacks model-00002-of-00002"),
+}
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_a_repository_or_folder_that_lacks_weights_says_what_it_has(case, served, root):
+    change, words = LACKING[case]
+    change(root / "someone" / "m")
+    served()
+    line = line_of(lambda: load_model(MODEL))
+    assert words in line
+    assert "someone/m" in line
+    assert words in line_of(lambda: load_model(ModelConfig(name="local", path=str(root / "someone" / "m"))))
+
+
+def test_shards_that_are_all_there_are_read(served, root):
+    with_index(root / "someone" / "m")
+    served()
+    assert load_model(MODEL).n_layers == tiny.LAYERS
+    assert fault_of(MODEL) == ""
