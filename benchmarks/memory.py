@@ -68,7 +68,7 @@ def measure(model: FrozenModel, layers: str, tokens: int, limits: TrainerConfig,
     depth = range(model.n_layers)
     pairs = list(itertools.product(depth, depth)) if layers == "all" else [(layer, layer) for layer in depth]
     rows = torch.randint(model.vocabulary, (tokens // CONTEXT, CONTEXT))
-    module = StitchTraining(model, model, pairs, rows, StitchConfig(tokens_per_step=tokens), 0, limits)
+    module = StitchTraining(model, model, pairs, rows, StitchConfig(tokens_per_step=tokens), 0, limits=limits)
     weights = [list(phi.parameters()) for phi in module.stitches]
     tails = [model.n_layers - 1 - layer for _, layer in pairs]
     print(f"{model.name}, {len(pairs)} stitches, {tokens:,} tokens per step; in use: {readable(in_use(rows.device))}")
