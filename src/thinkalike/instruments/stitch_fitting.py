@@ -250,9 +250,8 @@ def _check_closed_forms(
     within = sum(len({pair[side] for pair in layer_pairs}) * width**2 for side, width in enumerate((d, e)))
     kinds = 3 if config.controls else 1
     remedy = "choose fewer layers" + (", stitch.controls=false" if config.controls else "")
-    check_memory(
-        f"closed forms of {pairs} layer pairs need", 8.0 * (within + (1 + kinds) * pairs * d * e), budget, remedy
-    )
+    memory = 8.0 * (within + (1 + kinds) * pairs * d * e)
+    check_memory(f"closed forms of {pairs} layer pairs need", memory, budget, remedy)
 
 
 def _closed_form(kind: str, moments: Moments, pair: LayerPair, config: StitchConfig) -> AffineMap:
