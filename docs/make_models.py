@@ -23,7 +23,7 @@ import yaml
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ThinkalikeError
-from thinkalike.models import EMBED, FrozenModel, load_model, train_tokenizer
+from thinkalike.models import EMBED, FrozenModel, after, load_model, train_tokenizer
 from thinkalike.models.surgery import captured_output
 
 HERE = Path(__file__).parent
@@ -146,8 +146,7 @@ def _check_cuts(model: FrozenModel, tokens: torch.Tensor) -> None:
     full = model.full(tokens)
     for layer in (EMBED, *range(model.n_layers)):
         state = model.head(tokens, layer).detach().requires_grad_()
-        start = 0 if layer == EMBED else int(layer) + 1
-        last = model.advance(state, start, model.n_layers)
+        last = model.advance(state, after(layer), model.n_layers)
         joined = model.finish(last) if model.predicts == "next" else model.output(last)
         _close(joined, full, f"the tail after {layer}")
         joined.square().sum().backward()

@@ -36,6 +36,7 @@ HOOK = install_import_hook("thinkalike", "beartype.beartype")  # before anything
 import huggingface_hub.constants  # noqa: E402, F401 (before a door sets HF_ENDPOINT, which it reads at import)
 import torch  # noqa: E402
 
+import hub  # noqa: E402
 import tiny  # noqa: E402
 
 
@@ -119,6 +120,36 @@ def float64():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def served(root, monkeypatch, tmp_path):
+    """Serve the repositories of the test's own `root`, also with faults, to this process alone.
+
+    The function that it gives starts a hub, one after another, and returns the list of what is asked.
+    """
+    with contextlib.ExitStack() as servers:
+
+        def serve(faults=None, cache="cache", **options):
+            endpoint, asked = servers.enter_context(hub.serve(root, faults=faults, **options))
+            hub.redirect(monkeypatch, endpoint, tmp_path / cache)
+            return asked
+
+        yield serve
+
+
+def break_off(module, at):
+    """Let the training of a module fail at a step, with an error that a user may meet; None: it never does."""
+    from thinkalike.errors import DataError
+
+    one_step = module.training_step
+
+    def step(*batch):
+        if module.global_step == at:
+            raise DataError("broken off")
+        return one_step(*batch)
+
+    module.training_step = step
 
 
 # ------------------------------------------------------------------------------------------------------- tiny examples

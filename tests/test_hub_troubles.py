@@ -35,23 +35,6 @@ def root(tmp_path, checkpoints):
 
 
 @pytest.fixture
-def served(root, monkeypatch, tmp_path):
-    """Serve the repositories with faults, to this process alone; returns what is asked."""
-    stack = []
-
-    def serve(faults=None, cache="cache", **options):
-        server = hub.serve(root, faults=faults, **options)
-        endpoint, asked = server.__enter__()
-        stack.append(server)
-        hub.redirect(monkeypatch, endpoint, tmp_path / cache)
-        return asked
-
-    yield serve
-    for server in stack:
-        server.__exit__(None, None, None)
-
-
-@pytest.fixture
 def hurry(monkeypatch):
     """Take a tenth of the time for everything; returns the pauses between requests, which take none."""
     pauses = []

@@ -11,7 +11,7 @@ from classifiers import random_pairs as pairs
 from thinkalike.errors import ModelError
 from thinkalike.evaluation import class_losses, identity_stitches
 from thinkalike.models import EMBED, load_model
-from thinkalike.models.frozen import after
+from thinkalike.models.sites import after
 
 CUTS = [EMBED, *range(tiny.LAYERS)]
 

@@ -24,8 +24,8 @@ from thinkalike.models import (
     randomised,
     same_vocabulary,
 )
-from thinkalike.models.frozen import after
 from thinkalike.models.load import READERS
+from thinkalike.models.sites import after
 
 NAMES = (*tiny.FAMILIES, "native")
 UNEMBEDDINGS = {"gpt_neox": "lm_head", "gpt2": "lm_head", "mamba": "lm_head"}

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tiny
+from conftest import break_off
 from thinkalike.config import LoggerConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import DataError, ResourceError
 from thinkalike.evaluation import document_sums, report_share, rows_of_moments
@@ -238,14 +239,7 @@ def test_a_run_that_goes_on_keeps_its_parts_unless_the_user_changes_the_limit(ro
 
     def train(folder, stop_at=None, limits=limits):
         module = training(rows, limits=limits)
-        one_step = module.training_step
-
-        def step(*batch):
-            if module.global_step == stop_at:
-                raise DataError("broken off")
-            return one_step(*batch)
-
-        module.training_step = step
+        break_off(module, stop_at)
         here = replace(run, partial=tmp_path / folder)
         if stop_at is None:
             fit(module, here)

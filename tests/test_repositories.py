@@ -183,23 +183,6 @@ def root(tmp_path, checkpoints):
     return tmp_path / "hub"
 
 
-@pytest.fixture
-def served(root, monkeypatch, tmp_path):
-    """Serve the repositories to this process alone."""
-    stack = []
-
-    def serve(cache="cache", **options):
-        server = hub.serve(root, **options)
-        endpoint, asked = server.__enter__()
-        stack.append(server)
-        hub.redirect(monkeypatch, endpoint, tmp_path / cache)
-        return asked
-
-    yield serve
-    for server in stack:
-        server.__exit__(None, None, None)
-
-
 MODEL = ModelConfig(name="hub", hub_id="someone/m")
 
 

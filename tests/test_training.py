@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tiny
-from conftest import composed
+from conftest import break_off, composed
 from thinkalike.config import LoggerConfig, PretrainConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
 from thinkalike.evaluation import document_sums, last_states, masked_losses, next_token_losses, state_moments
@@ -264,14 +264,7 @@ def test_curves_of_an_interrupted_run_are_those_of_a_whole_one(rows, run, tmp_pa
     def train(folder, stop_at=None):
         here = replace(run, partial=tmp_path / folder, logger=LoggerConfig(kind="csv"))
         module = training(rows)
-        one_step = module.training_step
-
-        def step(*batch):
-            if module.global_step == stop_at:
-                raise DataError("broken off")
-            return one_step(*batch)
-
-        module.training_step = step
+        break_off(module, stop_at)
         with contextlib.suppress(DataError), logged(here) as loggers:
             fit(module, here, loggers)
         return tmp_path / folder / "curves"

@@ -6,9 +6,10 @@ from thinkalike.models.checkpoints.tokenizers import check_alignable, same_vocab
 from thinkalike.models.controls import randomised
 from thinkalike.models.families import CLASSIFIER, FAMILIES, Family, family_named
 from thinkalike.models.foresight import Outline, check_models, outline
-from thinkalike.models.frozen import EMBED, FrozenModel, Layer
+from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
 from thinkalike.models.load import checkpoint_fingerprint, head_dimensions, load_model, load_models, pick_device
+from thinkalike.models.sites import EMBED, Layer, after
 from thinkalike.tokenizers import tokenizer_fingerprint
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "FrozenModel",
     "Layer",
     "Outline",
+    "after",
     "build_mini",
     "check_alignable",
     "check_models",

@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError, one_of
+from thinkalike.models.checkpoints.blocks import DEPTHS
 from thinkalike.models.checkpoints.minis import ASSETS
 from thinkalike.models.families import FAMILIES, Family, Predicts, family_in
 from thinkalike.models.load import pick_device
-
-LAYERS = ("n_layers", "num_hidden_layers", "n_layer")  # what configurations call the number of blocks
 
 
 class Outline(NamedTuple):
@@ -43,7 +42,7 @@ def outline(config: ModelConfig) -> Outline:
     shape = _local_shape(config)
     family = FAMILIES.get(config.family) or _family(shape)
     sizes = shape.get("architecture", shape)
-    layers = next((sizes[name] for name in LAYERS if isinstance(sizes.get(name), int)), None)
+    layers = next((sizes[name] for name in DEPTHS if isinstance(sizes.get(name), int)), None)
     return Outline(family.predicts if family else None, layers)
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -24,18 +24,17 @@ from thinkalike.models.families import Family, Predicts
 from thinkalike.models.proof import prove
 from thinkalike.models.recomputation import recomputed
 from thinkalike.models.samples import Tokens
+from thinkalike.models.sites import EMBED, Layer, after
 from thinkalike.models.surgery import (
     captured_input,
     captured_output,
     ended_at,
     first_tensor,
     passed_over,
+    replaced_forward,
     replaced_input,
 )
 from thinkalike.models.survey import accepted, survey, without_cache
-
-EMBED: Final = "embed"  # the site before block 0, in the place of a layer's number
-Layer = int | Literal["embed"]
 
 
 class FrozenModel:
@@ -215,20 +214,13 @@ class FrozenModel:
                   for parts in ([self.module], self.blocks)]  # fmt: skip
         return counts[0], counts[1]
 
-    @contextlib.contextmanager
-    def compiled(self, wanted: bool = True) -> Iterator[None]:
+    def compiled(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
         """Compile the forward pass of every block while the context is open; hooks stay outside of it.
 
         The first passes take minutes.
         """
         blocks = self.blocks if wanted else []
-        try:
-            for block in blocks:
-                block.forward = torch.compile(block.forward)
-            yield
-        finally:
-            for block in blocks:
-                del block.forward
+        return replaced_forward(blocks, [torch.compile(block.forward) for block in blocks])
 
     def recomputed(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
         """Keep no states inside the blocks for the backward pass while the context is open: see `recomputed`."""
@@ -279,11 +271,6 @@ class FrozenModel:
         if layer == EMBED:
             return captured_input(self.blocks[0], layer, states)
         return captured_output(self.blocks[int(layer)].get_submodule(self.family.sites[site]), layer, states)
-
-
-def after(layer: Layer) -> int:
-    """Return how many blocks run before a site."""
-    return 0 if layer == EMBED else int(layer) + 1
 
 
 def _embedding(module: Any) -> Tensor:

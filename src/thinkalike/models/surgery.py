@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -22,25 +23,32 @@ def passed_over(blocks: Sequence[nn.Module], forms: Sequence[int | None]) -> Ite
     Args:
         forms: what each block returns: a tensor (None), or a tuple of so many parts, of which the first is the state.
     """
-    own = [vars(block).get("forward") for block in blocks]  # compiled, or of a block that is kept on another device
+    with replaced_forward(blocks, [functools.partial(_same, form) for form in forms]):
+        yield
+
+
+@contextlib.contextmanager
+def replaced_forward(blocks: Sequence[nn.Module], forwards: Sequence[Callable[..., Any]]) -> Iterator[None]:
+    """Give each block another forward pass while the context is open, and then back what it had.
+
+    That may be one of another context, such as of compiled blocks or of weights that are kept on disk.
+    """
+    own = [vars(block).get("forward") for block in blocks]
     try:
-        for block, form in zip(blocks, forms, strict=True):
-            vars(block)["forward"] = _same(form)  # a wrapper of TransformerLens would hand on what is assigned
+        for block, forward in zip(blocks, forwards, strict=True):
+            vars(block)["forward"] = forward  # a wrapper of TransformerLens would hand on what is assigned
         yield
     finally:
-        for block, forward in zip(blocks, own, strict=True):
+        for block, before in zip(blocks, own, strict=True):
             vars(block).pop("forward", None)
-            if forward is not None:
-                vars(block)["forward"] = forward
+            if before is not None:
+                vars(block)["forward"] = before
 
 
 @contextlib.contextmanager
 def captured_input(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> Iterator[None]:
     """Store the state that enters a module in every pass as `states[key]` while the context is open."""
-
-    def store(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
-        states[key] = args[0] if args else kwargs[_name_of_state(kwargs)]
-
+    store = functools.partial(_store_input, states, key)
     with _hooked(module.register_forward_pre_hook(store, with_kwargs=True)):
         yield
 
@@ -48,36 +56,22 @@ def captured_input(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> It
 @contextlib.contextmanager
 def captured_output(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> Iterator[None]:
     """Store the first output of every pass through a module as `states[key]` while the context is open."""
-
-    def store(_: nn.Module, args: tuple, output: Any) -> None:
-        states[key] = first_tensor(output)
-
-    with _hooked(module.register_forward_hook(store)):
+    with _hooked(module.register_forward_hook(functools.partial(_store_output, states, key))):
         yield
 
 
 @contextlib.contextmanager
 def replaced_input(module: nn.Module, state: Tensor) -> Iterator[None]:
     """Let this state enter a module in every pass while the context is open."""
-
-    def replace(_: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
-        if args:
-            return (state, *args[1:]), kwargs
-        return args, kwargs | {_name_of_state(kwargs): state}
-
-    with _hooked(module.register_forward_pre_hook(replace, with_kwargs=True)):
+    with _hooked(module.register_forward_pre_hook(functools.partial(_replace_input, state), with_kwargs=True)):
         yield
 
 
 @contextlib.contextmanager
 def ended_at(module: nn.Module, *, entering: bool = False) -> Iterator[None]:
     """End the pass that runs inside of the context where it leaves or enters a module; what was captured stays."""
-
-    def end(*_: Any) -> None:
-        raise _Reached
-
     register = module.register_forward_pre_hook if entering else module.register_forward_hook
-    with contextlib.suppress(_Reached), _hooked(register(end)):
+    with contextlib.suppress(_Reached), _hooked(register(_end)):
         yield
 
 
@@ -99,12 +93,31 @@ def _hooked(handle: Any) -> Iterator[None]:
         handle.remove()
 
 
-def _same(form: int | None) -> Callable[..., Any]:
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        state = args[0] if args else kwargs[_name_of_state(kwargs)]
-        return state if form is None else (state, *[None] * (form - 1))
+# Hooks are not defined inside of functions: the checks of shapes in tests would compile each one anew at each pass.
 
-    return forward
+
+def _store_input(states: dict[Any, Tensor], key: Any, _: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    states[key] = args[0] if args else kwargs[_name_of_state(kwargs)]
+
+
+def _store_output(states: dict[Any, Tensor], key: Any, _: nn.Module, args: tuple, output: Any) -> None:
+    states[key] = first_tensor(output)
+
+
+def _replace_input(state: Tensor, _: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    if args:
+        return (state, *args[1:]), kwargs
+    return args, kwargs | {_name_of_state(kwargs): state}
+
+
+def _end(*_: Any) -> None:
+    raise _Reached
+
+
+def _same(form: int | None, *args: Any, **kwargs: Any) -> Any:
+    """Return the state that a block was given, in the form in which the block returns one."""
+    state = args[0] if args else kwargs[_name_of_state(kwargs)]
+    return state if form is None else (state, *[None] * (form - 1))
 
 
 def _name_of_state(kwargs: dict[str, Any]) -> str:

@@ -20,7 +20,7 @@ from thinkalike.models.samples import sample_tokens
 from thinkalike.models.surgery import first_tensor
 
 # what configurations call the longest row
-LONGEST = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
+LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 
 
 class Checkpoint(NamedTuple):
@@ -96,7 +96,7 @@ def longest_row(module: Any) -> int | None:
     RoBERTa counts positions from one past the number of its padding token, so that the first ones are never used.
     """
     shape = module.config.get_text_config()
-    longest = next((size for name in LONGEST if isinstance(size := getattr(shape, name, None), int) and size > 0), None)
+    longest = next((size for name in LENGTHS if isinstance(size := getattr(shape, name, None), int) and size > 0), None)
     unused = [
         part.padding_idx + 1
         for path, part in module.named_modules()
