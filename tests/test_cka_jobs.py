@@ -233,6 +233,7 @@ def test_a_killed_job_goes_on_to_the_same_values(door, words, pair):
 PAPER = {"figure3": 4, "figure4": 1, "figure5": 1, "figure9": 3, "figure10": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", ["paper", "mini"])
 @pytest.mark.parametrize("figure", PAPER)
 def test_an_experiment_composes_its_jobs_at_both_scales(figure, scale):
@@ -404,6 +405,7 @@ def test_table_1_at_paper_scale_against_a_hub(repositories, door):
     assert not any(path.endswith(".safetensors") for path in asked)
 
 
+@pytest.mark.slow
 def test_table_1_reads_configurations_alone(door):
     table = door("analyze.py", "experiment=brown2023/table1", "scale=mini").result.table.set_index("model")
     assert table["d_head"].to_dict() == {

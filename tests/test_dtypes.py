@@ -27,8 +27,11 @@ JOBS = {
 COLUMN = {"loss": "loss", "cka": "value", "mknn": "value", "rsa": "value", "mlem": "importance"}
 
 
+QUICK = ("stitching", "cka", "mlem")  # the others take the same roads
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", JOBS)
+@pytest.mark.parametrize("kind", [k if k in QUICK else pytest.param(k, marks=pytest.mark.slow) for k in JOBS])
 def test_every_job_runs_in_half_precision_near_its_numbers_in_single(kind, dtype, door, minis, text_files, tmp_path):
     script, *words = JOBS[kind]
     if kind in ("mlem", "rsa"):

@@ -63,6 +63,7 @@ print("there:", *[name for name in {heavy} if name in sys.modules])
 """
 
 
+@pytest.mark.slow
 def test_a_job_imports_what_it_needs_and_no_more(tmp_path):
     heavy = ["pytorch_lightning", "torchmetrics", "matplotlib", "sklearn", "wandb", "torch"]
     code = JOB.format(heavy=heavy)

@@ -85,9 +85,8 @@ def interrupted(door, number, *command, until):
         return process.wait(60), said
 
 
-@pytest.mark.parametrize(
-    "number", [next(iter(STATUS)), *(pytest.param(n, marks=pytest.mark.slow) for n in list(STATUS)[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", STATUS)
 def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(door, small_stitching, tmp_path, number):
     words = [word for word in small_stitching if not word.startswith(("stitch.steps", "store="))]
     command = ["train.py", *words, "stitch.steps=400", "trainer.checkpoint_every=1000000"]

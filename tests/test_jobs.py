@@ -57,7 +57,10 @@ def test_identity_and_other_layers(door, small_stitching):
     assert not (result.folder / "stitch.safetensors").exists()
 
 
-@pytest.mark.parametrize("kind", ["least_squares", "procrustes", "reduced_rank", "bias", "orthogonal", "low_rank"])
+LESS = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("procrustes", "reduced_rank", "bias", "low_rank")]
+
+
+@pytest.mark.parametrize("kind", ["least_squares", "orthogonal", *LESS])
 def test_every_kind_of_stitch_is_reported_beside_its_controls(door, small_stitching, kind):
     more = ["stitch.controls=true", "stitch.rank=4"]
     done = door("train.py", *small_stitching, f"stitch={kind}", *more)
@@ -100,6 +103,7 @@ def test_bytes_are_those_of_the_text():
     assert byte_count(tiny.tokenizer(), rows) == len(text.encode())
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_table(door, small_stitching):
     long = ["stitch.steps=60", "trainer.checkpoint_every=5", "trainer.threads=1"]
     killed, whole = kill_and_resume(door, "train.py", *small_stitching, *long, state="training")
@@ -208,6 +212,7 @@ def tiny_in_lower_case(checkpoints, tmp_path, case):
     return folder
 
 
+@pytest.mark.slow
 def test_a_damaged_cache_is_made_anew(door, small_stitching, tmp_path):
     first = door("train.py", *small_stitching).result
     for path in (tmp_path / "cache" / "tokens").iterdir():

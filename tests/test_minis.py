@@ -75,6 +75,7 @@ def test_minis_of_one_text_share_their_tokenizer(names):
         same_vocabulary(first, other)
 
 
+@pytest.mark.slow
 def test_minis_of_the_grammar_differ_in_their_architecture_alone():
     cards = [card(name) for name in GRAMMAR]
     assert len({each["heldout"]["tokens"] for each in cards}) == 1

@@ -67,7 +67,7 @@ def blocks(model):
     return next(part for part in model.modules() if isinstance(part, torch.nn.ModuleList))
 
 
-@pytest.mark.parametrize("family", ["bert", "gpt2", "mamba"])
+@pytest.mark.parametrize("family", ["bert", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gpt2", "mamba"))])
 def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, door, words, checkpoints):
     result = door("analyze.py", "measure=mlem", *local(checkpoints[family]), *words).result
     stimuli = controlled_stimuli(SENTENCES)
@@ -145,6 +145,7 @@ def test_every_option_changes_the_table(door, words, checkpoints):
     assert len(seen) == 1 + len(OPTIONS)
 
 
+@pytest.mark.slow
 def test_models_share_a_job_and_keep_their_numbers(door, words, checkpoints):
     one, two = local(checkpoints["bert"]), local(checkpoints["gpt2"], "target")
     tables = [door("analyze.py", "measure=mlem", *models, *words).result.table for models in ([*one, *two], one)]
@@ -439,6 +440,7 @@ def test_experiments_run_at_paper_scale_against_a_hub(repositories, door, words,
     assert any(path.endswith(".safetensors") for path in asked)
 
 
+@pytest.mark.slow
 def test_mini_scale_takes_the_minis():
     words = ["experiment=salle2024/figure3", "scale=mini", "recipe=paper", "seed=3"]
     config = composed(*words, door="analyze")

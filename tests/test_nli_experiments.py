@@ -161,6 +161,7 @@ def scales(*words):
     return job.pairs.source, job.population.name, job.population.base
 
 
+@pytest.mark.slow
 def test_the_papers_scale_has_the_papers_models_and_pairs_unless_others_are_asked_for():
     assert scales() == ("hub", "feather-berts", None)
     assert scales("scale=mini") == ("templates", "bert-mini", "bert-mini")

@@ -128,6 +128,7 @@ def test_cka_is_that_of_the_states_of_whole_models_and_a_model_is_like_itself(do
     assert all(f"cut {cut:3d}" in done.stdout for cut in range(-1, BLOCKS))
 
 
+@pytest.mark.slow
 def test_options_of_cka_change_cka_and_no_penalty(door, tmp_path, pairs, members):
     tables, values = set(), set()
     options = ([], ["measure.include_padding=true"], ["measure.site=update"], ["measure.at_once=1"])

@@ -94,7 +94,7 @@ def test_an_experiment_with_a_measure_of_another_kind_is_refused(name):
         reproduce(config)
 
 
-@pytest.mark.parametrize("scale", ["paper", "mini"])
+@pytest.mark.parametrize("scale", [pytest.param("paper", marks=pytest.mark.slow), "mini"])
 def test_the_jobs_of_figure_1_compose_at_both_scales(scale):
     config = composed("experiment=brown2023/figure1", f"scale={scale}", "recipe=paper", "seed=3", door="analyze")
     figure = experiment_named("brown2023/figure1")
@@ -108,6 +108,7 @@ def test_the_jobs_of_figure_1_compose_at_both_scales(scale):
     assert jobs[0].stitch.steps == {"paper": 2000, "mini": 200}[scale]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", options("experiment"))
 @pytest.mark.parametrize("scale", ["paper", "mini"])
 def test_every_experiment_of_the_configuration_is_there_and_its_jobs_compose(name, scale):

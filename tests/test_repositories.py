@@ -193,6 +193,7 @@ def line_of(call):
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_repositories_are_measured_and_the_table_shows_them(door, root, text_files, tmp_path):
     data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", "model.context=32"]
     small = ["measure=cka", "measure.batches=12", "measure.tokens_per_batch=128", f"store={tmp_path}/results"]

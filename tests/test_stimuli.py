@@ -213,6 +213,7 @@ def test_questions_and_tenses_are_half_of_the_sentences_and_kinds_are_alike():
     assert abs(past - 1000) < 4 * 500**0.5
 
 
+@pytest.mark.slow
 def test_the_same_seed_draws_the_same_in_another_process():
     code = "from thinkalike.data import *; print(controlled_stimuli(300, 7).sample(100, 7, 'PoS').fingerprint())"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONHASHSEED": "77"}

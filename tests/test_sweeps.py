@@ -26,7 +26,8 @@ def stamps(store):
     return {result.folder: (result.folder / "result.json").stat().st_mtime_ns for result in results_in(store)}
 
 
-@pytest.mark.parametrize("launcher", ["in sequence", pytest.param("two at once, by joblib", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["in sequence", "two at once, by joblib"])
 def test_a_failed_job_does_not_stop_the_others_and_is_listed(door, small_stitching, tmp_path, launcher):
     run = door.process if "joblib" in launcher else door
     sweep = ["train.py", "-m", THREE, *LAUNCHERS[launcher], *small_stitching]

@@ -69,6 +69,7 @@ def test_use_saving_padding_and_decoding_change_nothing(tmp_path):
     assert tokenizer_fingerprint(fast(pad_token=None)) == name
 
 
+@pytest.mark.slow
 def test_tokenizers_in_python_are_told_apart_by_class_settings_and_files(tmp_path):
     from transformers import ByT5Tokenizer, CanineTokenizer
 
