@@ -5,8 +5,8 @@
     python benchmarks/memory.py pythia-410m         24 x 24 at 16,384 tokens per step, within 16 GB
 
 A step of the first is 64 TFLOP, so one of its parts runs, forward and backward, after a step of the optimiser has made
-gradients and momenta. The peak of the process is what the system says (VmHWM); that of tensors is counted in a second
-pass over the same part.
+gradients and momenta; with --whole all of them do, and the optimiser after them. The peak of the process is what the
+system says (VmHWM); that of tensors is counted in a second pass over the same part.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from thinkalike.memory import LiveBytes, in_use, readable
 from thinkalike.models import FAMILIES, FrozenModel, train_tokenizer
 from thinkalike.training import StitchTraining
 from thinkalike.training.budgets import plan_within
+from thinkalike.training.parts import mean_losses
+from thinkalike.training.plans import Plan
 
 CONTEXT = 1024
 GPT2 = GPT2Config()
@@ -55,16 +57,17 @@ def main() -> None:
     parser.add_argument("--memory", help="in place of the case's own")
     parser.add_argument("--recompute", action="store_true")
     parser.add_argument("--plan-only", action="store_true")
+    parser.add_argument("--whole", action="store_true", help="run all parts of the step: minutes to an hour")
     options = parser.parse_args()
     family, layers, tokens, memory = CASES[options.case]
     limits = TrainerConfig(memory=options.memory or memory, recompute=options.recompute)
     model = build(family)
     with model.recomputed(limits.recompute):
-        measure(model, layers, tokens, limits, options.plan_only)
+        measure(model, layers, tokens, limits, options.plan_only, options.whole)
 
 
-def measure(model: FrozenModel, layers: str, tokens: int, limits: TrainerConfig, plan_only: bool) -> None:
-    """Print the plan of a step, run its largest part, and print what that took."""
+def measure(model: FrozenModel, layers: str, tokens: int, limits: TrainerConfig, plan_only: bool, whole: bool) -> None:
+    """Print the plan of a step, run its largest part or all of them, and print what that took."""
     depth = range(model.n_layers)
     pairs = list(itertools.product(depth, depth)) if layers == "all" else [(layer, layer) for layer in depth]
     rows = torch.randint(model.vocabulary, (tokens // CONTEXT, CONTEXT))
@@ -85,6 +88,9 @@ def measure(model: FrozenModel, layers: str, tokens: int, limits: TrainerConfig,
     for weight in module.stitches.parameters():
         weight.grad = torch.zeros_like(weight)
     optimizer.step()  # now there are momenta
+    if whole:
+        run_whole(module, weights, rows, plan, optimizer)
+        return
     ends = list(itertools.accumulate(plan.groups))
     groups = [range(end - size, end) for end, size in zip(ends, plan.groups, strict=True)]
     largest = max(groups, key=lambda group: sum(tails[number] + 1 for number in group))
@@ -101,6 +107,19 @@ def measure(model: FrozenModel, layers: str, tokens: int, limits: TrainerConfig,
     with LiveBytes(rows.device) as live:
         part()
     print(f"tensors of the part: {readable(live.peak)}")
+
+
+def run_whole(
+    module: StitchTraining, weights: list, rows: torch.Tensor, plan: Plan, optimizer: torch.optim.Optimizer
+) -> None:
+    """Run a step as training does, and print what it took."""
+    optimizer.zero_grad()
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    start = time.perf_counter()
+    mean_losses(module.losses, weights, rows, plan).sum().backward()
+    optimizer.step()
+    parts, took = plan.parts(len(rows)), time.perf_counter() - start
+    print(f"a whole step, {parts} parts, in {took:.0f} s: high-water mark {readable(high_water_mark())}")
 
 
 if __name__ == "__main__":

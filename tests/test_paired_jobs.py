@@ -20,7 +20,7 @@ from thinkalike.data.text import tokens
 from thinkalike.data.text.paired import Side
 from thinkalike.data.text.two_tokenizers import TwoTokenizers
 from thinkalike.errors import DataError, ModelError
-from thinkalike.instruments.stitch_fitting import Setting
+from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.models import FAMILIES, FrozenModel, check_alignable
 from thinkalike.training import StitchTraining
 from thinkalike.training.steps import StepBatches

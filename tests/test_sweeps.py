@@ -53,7 +53,7 @@ def test_a_failed_job_does_not_stop_the_others_and_is_listed(door, small_stitchi
 
 KILLED = """
 import os, signal, sys
-import thinkalike.instruments.stitching as module
+import thinkalike.instruments.stitching.instrument as module
 run = module.Stitching.run
 
 def killed_once(self, config, work):

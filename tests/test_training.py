@@ -246,8 +246,9 @@ def test_the_state_holds_the_stitches_and_no_model(rows, run, tmp_path):
     fit(module, run)
     path = newest_state(tmp_path / "checkpoints", "training")
     state = read_state(path)
-    assert set(state["state_dict"]) == {"curve", *(f"stitches.{i}.map.weight" for i in range(4))}
-    assert path.stat().st_size < 4 * 2 * 4 * 32 * 32 + 40_000
+    names = {f"{part}.{i}.map.weight" for part in ("stitches", "late") for i in range(4)}
+    assert set(state["state_dict"]) == {"curve", *names}
+    assert path.stat().st_size < 4 * 3 * 4 * 32 * 32 + 40_000
 
 
 def test_a_damaged_state_is_named_and_may_be_deleted(rows, run, tmp_path):
@@ -317,7 +318,7 @@ def test_a_self_stitch_from_the_identity_costs_nothing_before_training(rows):
 def test_the_report_does_not_depend_on_the_batch_and_knows_its_documents(rows):
     module, documents = training(rows), torch.arange(40).repeat_interleave(32).view(40, 32).int()
     few, many = (report(module, rows, documents, batch) for batch in (3, 40))
-    assert set(few) == {"stitch", "source", "target", "tokens", "kl", "top1", "distance", "norm"}
+    assert set(few) == {"stitch", "source", "target", "tokens", "kl", "top1", "distance", "norm", "penultimate"}
     for name, value in few.items():
         torch.testing.assert_close(value, many[name], atol=1e-4, rtol=1e-6)
     model, tokens = module.models[1], rows[7:8].long()
@@ -329,19 +330,20 @@ def test_nearness_is_what_its_formulas_say(rows):
     module = training(rows, pairs=[(1, 2)])
     (source, target), tokens = module.models, rows[:4].long()
     sums = report(module, rows[:4])
-    state, goal = source.head(tokens, 1), target.head(tokens, 2)
+    state, goal, last = source.head(tokens, 1), target.head(tokens, 2), target.head(tokens, 3)
     p, q = (logits[:, :-1].double().log_softmax(-1) for logits in (target.full(tokens), target.tail(state, 2)))
     wanted = {
         "kl": (p.exp() * (p - q)).sum(-1),
         "top1": p.argmax(-1) == q.argmax(-1),
         "distance": ((state - goal).norm(dim=-1) / goal.norm(dim=-1))[:, :-1],
         "norm": (state.norm(dim=-1) / goal.norm(dim=-1))[:, :-1],
+        "penultimate": ((target.advance(state, 3, 4) - last).norm(dim=-1) / last.norm(dim=-1))[:, :-1],
     }
     for name, value in wanted.items():
         torch.testing.assert_close(sums[name].sum(), value.double().sum(), atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("loss", ["kl", "mse"])
+@pytest.mark.parametrize("loss", ["kl", "mse", "penultimate", "alignment"])
 def test_other_losses_go_down_and_reach_nought_where_they_can(rows, run, loss):
     model = tiny.frozen()
     config = replace(CONFIG, loss=loss, steps=40)

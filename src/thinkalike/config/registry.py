@@ -4,7 +4,7 @@ They are strings because configuration stands below what it configures; a module
 """
 
 TASKS = {
-    "stitch": "thinkalike.instruments.stitching",
+    "stitch": "thinkalike.instruments.stitching.instrument",
     "pretrain": "thinkalike.instruments.pretraining",
     "nli": "thinkalike.instruments.finetuning",
 }

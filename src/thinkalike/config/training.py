@@ -22,6 +22,9 @@ from thinkalike.errors import ConfigError, one_of
 
 TRAINED = ("linear", "affine", "low_rank", "orthogonal")
 CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
+LOSSES = ("cross_entropy", "kl", "mse", "penultimate", "alignment")
+STARTS = {"orthogonal": "procrustes", "low_rank": "reduced_rank"}  # of stitch.init=auto; else least_squares
+RATES = {"sgd": 1.0, "adam": 3e-3}  # peak rates where none is given
 
 
 # ruff: noqa: UP045
@@ -32,13 +35,18 @@ class StitchConfig(Checked, part="stitch"):
     kind: str = "linear"
     norm: str = "none"  # where φ has a LayerNorm: none | pre | post
     rank: int = ranged(16, least=1, most=10**6)  # of low_rank and reduced_rank
-    init: str = "identity"  # where training starts: identity, or a closed form
+    init: str = "identity"  # where training starts: identity, a closed form, or auto: the closed form of the kind
     ridge: float = ranged(0.0, least=0)  # of the closed forms least_squares and reduced_rank
-    loss: str = "cross_entropy"  # cross_entropy | kl (to the target's output) | mse (to the target's state)
+    loss: str = "cross_entropy"  # or kl | mse | penultimate | alignment, see `StitchTraining`
     controls: bool = False  # report closed forms, shuffled and random sources beside φ
-    lr: float = ranged(1.0, above=0)
-    momentum: float = ranged(0.9, least=0, below=1)
-    scale_lr_by_momentum: bool = True  # the rate that SGD gets is lr * (1 - momentum)
+    floor: bool = True  # also fit the target to itself, by the same recipe
+    both: bool = False  # also fit the target to the source
+    optimizer: str = "sgd"  # sgd: with Nesterov momentum, as in brown2023 | adam: with decoupled decay
+    lr: Optional[float] = ranged(None, above=0, most=1e37)  # peak; null: 1 for sgd, 0.003 for adam
+    rates: list[float] = ranged(list, above=0)  # multiples of lr that are tried beside it, in the same pass
+    seeds: int = ranged(1, least=1, most=1000)  # fits whose order of the text differs; the table is of their mean
+    momentum: float = ranged(0.9, least=0, below=1)  # of sgd
+    scale_lr_by_momentum: bool = True  # the rate that sgd gets is lr * (1 - momentum)
     weight_decay: float = ranged(1e-3, least=0)  # pulls φ to the identity where the widths match
     clip: float = ranged(1.0, least=0)  # gradient norm per stitch; 0: none
     schedule: str = "linear"  # linear | tuned_lens
@@ -49,12 +57,16 @@ class StitchConfig(Checked, part="stitch"):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("stitch.kind", self.kind, (*TRAINED, *CLOSED, "identity"))
-        one_of("stitch.init", self.init, ("identity", "least_squares", "procrustes", "reduced_rank"))
-        one_of("stitch.loss", self.loss, ("cross_entropy", "kl", "mse"))
+        one_of("stitch.init", self.init, ("auto", "identity", "least_squares", "procrustes", "reduced_rank"))
+        one_of("stitch.loss", self.loss, LOSSES)
+        one_of("stitch.optimizer", self.optimizer, tuple(RATES))
         one_of("stitch.norm", self.norm, ("none", "pre", "post"))
         one_of("stitch.schedule", self.schedule, ("linear", "tuned_lens"))
         if self.kind in CLOSED and self.norm != "none":
             raise ConfigError(f"stitch.norm={self.norm} does not go with stitch={self.kind}, which has no LayerNorm")
+        if self.init == "auto":
+            plain = self.norm != "none" or self.kind == "identity"
+            self.init = "identity" if plain else STARTS.get(self.kind, "least_squares")
         if not self.trained:
             self.warmup = 0
         if self.kind == "identity" and not self.trained:
@@ -67,6 +79,11 @@ class StitchConfig(Checked, part="stitch"):
             raise ConfigError(f"stitch.warmup={self.warmup} must be less than stitch.steps={self.steps}")
         if self.init != "identity" and (self.norm != "none" or self.kind == "identity"):
             raise ConfigError(f"stitch.init={self.init} does not go with stitch.norm={self.norm}: it has no LayerNorm")
+
+    @property
+    def peak(self) -> float:
+        """The peak rate, before momentum is counted."""
+        return RATES[self.optimizer] if self.lr is None else self.lr
 
     @property
     def trained(self) -> bool:

@@ -4,13 +4,29 @@ from thinkalike.evaluation.bits_per_byte import BITS, alignment_scalars, bits_co
 from thinkalike.evaluation.classifiers import ClassLosses, check_labels, class_losses, identity_stitches
 from thinkalike.evaluation.language import held_out_loss, masked_losses, next_token_losses, rows_at_once
 from thinkalike.evaluation.reports import report_share, rows_of_moments
-from thinkalike.evaluation.stitches import LayerPair, Maps, byte_count, document_sums, last_states, state_moments
+from thinkalike.evaluation.stitches import (
+    LayerPair,
+    Maps,
+    Reader,
+    byte_count,
+    document_sums,
+    last_states,
+    state_moments,
+    states_onwards,
+)
+from thinkalike.evaluation.token_means import BigramMeans, TokenMeans
+from thinkalike.evaluation.verdicts import VERDICTS, Thresholds, verdict
 
 __all__ = [
     "BITS",
+    "VERDICTS",
+    "BigramMeans",
     "ClassLosses",
     "LayerPair",
     "Maps",
+    "Reader",
+    "Thresholds",
+    "TokenMeans",
     "alignment_scalars",
     "bits_columns",
     "byte_count",
@@ -27,4 +43,6 @@ __all__ = [
     "rows_at_once",
     "rows_of_moments",
     "state_moments",
+    "states_onwards",
+    "verdict",
 ]

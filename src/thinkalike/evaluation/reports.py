@@ -35,17 +35,22 @@ def report_share(
     most: int,
     budget: Budget,
     layout: Layout | None = None,
+    *,
+    others: int = 0,
 ) -> Share:
     """Return how many rows, at most `most`, and layer pairs of `document_sums` fit; pairs give way first.
 
     One row through both models, one block of the target, and one chunk of logits are measured.
+
+    Args:
+        others: how many readers of other states there are, which count as a model each.
     """
     row, device, width = rows[:1].long(), target.device, target.d_model
     layout = layout or Layout(rows.shape[1])
     with LiveBytes(device) as live:
         states = layout.source_states(source, row, [layer for layer, _ in layer_pairs])
         goals = target.residuals(layout.target_tokens(row), [depth for _, depth in layer_pairs])
-        kept, a_row = live.now, live.peak
+        kept, a_row = live.now, live.peak + others * sum(goal.nbytes for goal in goals)
         live.restart()
         last_states(target, [(target.n_layers - 2, goals[-1])])
         a_pair = live.peak - kept + COPIES * goals[-1].nbytes

@@ -18,6 +18,20 @@ LayerPair = tuple[int, int]  # layer of the source, layer of the target
 Maps = Sequence[Callable[[Tensor], Tensor]]  # one map from source states to target states for every layer pair
 
 
+class Reader(NamedTuple):
+    """Maps that read something else than the source.
+
+    Attributes:
+        model: has `residuals`, as a model has.
+        maps: one for every layer pair.
+        instead: "source": it reads the source's tokens, at the source's layers; "target": likewise.
+    """
+
+    model: Any
+    maps: Maps
+    instead: str
+
+
 def last_states(target: FrozenModel, entering: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
     """Run states that enter the target after different layers to its end, every block once for all of them.
 
@@ -41,6 +55,24 @@ def last_states(target: FrozenModel, entering: Sequence[tuple[int, Tensor]]) -> 
     return [finished[order.index(i)] for i in range(len(entering))]
 
 
+def states_onwards(target: FrozenModel, entering: Sequence[tuple[int, Tensor]]) -> list[list[Tensor]]:
+    """Run states that enter the target after different layers to its end, and return those after each block.
+
+    Args:
+        entering: (layer m, state as after block m), each state (b, t, d).
+
+    Returns:
+        Of each, in the order given, the state that enters and those after blocks m + 1, ..., n_layers - 1.
+    """
+    onwards = [[state.to(target.device, target.dtype)] for _, state in entering]
+    for block in range(min(layer for layer, _ in entering) + 1, target.n_layers):
+        inside = [states for (layer, _), states in zip(entering, onwards, strict=True) if layer < block]
+        passed = target.advance(torch.cat([states[-1] for states in inside]), block, block + 1)
+        for states, state in zip(inside, passed.chunk(len(inside)), strict=True):
+            states.append(state)
+    return onwards
+
+
 @torch.no_grad()
 def document_sums(
     source: FrozenModel,
@@ -53,11 +85,13 @@ def document_sums(
     pairs_at_once: int | None = None,
     *,
     layout: Layout | None = None,
+    readers: Mapping[str, Reader] | None = None,
 ) -> dict[str, Tensor]:
     """Run the report's rows through all maps, and sum what they lose by document.
 
     Args:
         maps: by name; `stitch` is the one that is also compared with the target's output and states.
+        readers: further maps by name, of other states than the source's.
         documents: number of the document of each of the target's tokens.
         batch: rows at a time.
         pairs_at_once: layer pairs at a time; None: all. It decides the memory, and nothing else.
@@ -67,8 +101,9 @@ def document_sums(
         Sums over the predicted tokens of each document, float64. By the name of each map, its loss in nats
         (layer pairs, documents); `target` and `source`, the models' own losses (documents,), and `tokens`, how many
         there are; for `stitch` also (layer pairs, documents): `kl` to the target's output in nats, `top1` agreements
-        with it, `distance` = |φ(h) - t| / |t| and `norm` = |φ(h)| / |t| with t the target's own state. Where the source
-        cuts the text differently, `source` sums over its own tokens, and `source_tokens` says how many those are.
+        with it, `distance` = |φ(h) - t| / |t| and `norm` = |φ(h)| / |t| with t the target's own state, and
+        `penultimate`, that distance at the last block. Where the source cuts the text differently, `source` sums over
+        its own tokens, and `source_tokens` says how many those are.
     """
     count, last, layers = int(documents.max()) + 1, target.n_layers - 1, [layer for layer, _ in layer_pairs]
     layout = layout or Layout(documents.shape[1])
@@ -85,9 +120,13 @@ def document_sums(
             alone["source_tokens"] = torch.ones_like(alone["source"])
         values = {"target": next_token_losses(target, [standard], tokens)[0]}
         values["tokens"] = torch.ones_like(values["target"])
-        for name, functions in maps.items():
-            ours = _Batch(tokens, states, goals, standard)
-            found = [_losses(target, name, functions, layer_pairs, ours, group) for group in groups]
+        ours = _Batch(tokens, states, goals, standard)
+        everything = [(name, functions, ours) for name, functions in maps.items()]
+        for name, (model, functions, instead) in (readers or {}).items():
+            others = _states_instead(model, instead, target, part, layer_pairs, layout, goals)
+            everything.append((name, functions, ours._replace(states=others)))
+        for name, functions, batch_of in everything:
+            found = [_losses(target, name, functions, layer_pairs, batch_of, group) for group in groups]
             values |= {key: torch.cat([each[key] for each in found]) for key in found[0]}
         for losses, owner in ((alone, layout.source_documents(part, owners)), (values, owners)):
             owner = owner[:, 1:].flatten()
@@ -95,6 +134,24 @@ def document_sums(
                 summed = sum_by_document(each.flatten(-2).cpu()[..., owner >= 0], owner[owner >= 0], count)
                 totals[name] = totals.get(name, 0) + summed
     return totals
+
+
+def _states_instead(
+    model: Any,
+    instead: str,
+    target: FrozenModel,
+    rows: Tensor,
+    layer_pairs: Sequence[LayerPair],
+    layout: Layout,
+    goals: list[Tensor],
+) -> list[Tensor]:
+    """Return the states that a `Reader` reads, by layer pair; those of the target itself are there already."""
+    if model is target and instead == "target":
+        return goals
+    if instead == "target":
+        read: list[Tensor] = model.residuals(layout.target_tokens(rows), [depth for _, depth in layer_pairs])
+        return read
+    return layout.source_states(model, rows, [layer for layer, _ in layer_pairs])
 
 
 class _Batch(NamedTuple):
@@ -130,9 +187,14 @@ def _matches(
     return {
         "kl": torch.stack([token_kl(row, target.finish, own).view(shape) for row in rows]),
         "top1": torch.stack([same_top_token(row, target.finish, own).float().view(shape) for row in rows]),
-        "distance": torch.stack([(state - goal).norm(dim=-1) / goal.norm(dim=-1) for state, goal in states]),
+        "distance": torch.stack([_distance(state, goal) for state, goal in states]),
         "norm": torch.stack([state.norm(dim=-1) / goal.norm(dim=-1) for state, goal in states]),
+        "penultimate": torch.stack([_distance(end[:, :-1], standard[:, :-1]) for end in ends]),
     }
+
+
+def _distance(state: Tensor, goal: Tensor) -> Tensor:
+    return (state.float() - goal.float()).norm(dim=-1) / goal.float().norm(dim=-1)
 
 
 @torch.no_grad()

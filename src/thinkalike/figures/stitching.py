@@ -11,7 +11,7 @@ from matplotlib.colors import LogNorm
 from thinkalike.figures.style import COLOURS, canvas, heatmap, line, save, short, write_values
 
 
-def penalty_map(cells: pd.DataFrame, title: str, folder: Path) -> None:
+def penalty_map(cells: pd.DataFrame, title: str, folder: Path, name: str = "penalty") -> None:
     """Draw penalties of all layer pairs; the colours are logarithmic, because a few pairs cost ten times the others."""
     size = 0.45 * max(cells.shape) + 1.2
     with canvas(size + 0.8, size) as (figure, axes):
@@ -23,24 +23,28 @@ def penalty_map(cells: pd.DataFrame, title: str, folder: Path) -> None:
         axes.set_ylabel("layer of the source")
         axes.set_title(title, fontsize=9)
         figure.colorbar(image, ax=axes, label="penalty [nats per token]", format="%g")
-        save(figure, folder, "penalty")
+        save(figure, folder, name)
 
 
-def penalties(table: pd.DataFrame, folder: Path) -> None:
-    """Draw the penalty against layer with its interval, and that of φ = identity where there is one."""
+BESIDE = {"floor": "the target into itself", "identity": "φ = identity", "token_mean": "the current token alone"}
+
+
+def penalties(table: pd.DataFrame, folder: Path, name: str = "penalty") -> None:
+    """Draw the penalty against layer with its interval, and beside it what it lies between, where that is known."""
     with canvas(4.2, 2.8) as (figure, axes):
         first = table.iloc[0]
         line(axes, table, "penalty", ("penalty_low", "penalty_high"), f"φ {first.stitch}, trained", COLOURS[0], "o-")
-        if "identity_penalty" in table and first.stitch != "identity":
-            ends = ("identity_penalty_low", "identity_penalty_high")
-            line(axes, table, "identity_penalty", ends, "φ = identity", COLOURS[1], "s--")
+        for number, (other, label) in enumerate(BESIDE.items(), 1):
+            column = f"{other}_penalty"
+            if column in table and first.stitch != other:
+                line(axes, table, column, (f"{column}_low", f"{column}_high"), label, COLOURS[number], "s--")
         axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
         axes.set_xticks(range(len(table)), [_site(row) for row in table.itertuples()])
         axes.set_xlabel("layer of the stitch")
         axes.set_ylabel("penalty [nats per token]")
         axes.set_title(f"{first.source} into {first.target}", fontsize=9)
         figure.legend(loc="outside lower center", frameon=False, ncols=2)
-        save(figure, folder, "penalty")
+        save(figure, folder, name)
 
 
 def _site(row: Any) -> str:

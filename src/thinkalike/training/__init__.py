@@ -3,10 +3,13 @@
 from thinkalike.training.finetuning import Finetuning
 from thinkalike.training.pretraining import MaskedPretraining, Pretraining
 from thinkalike.training.run import Run, fit, logged, own_device, upload
-from thinkalike.training.stitching import StitchTraining, peak_rate, rate
+from thinkalike.training.schedules import peak_rate, rate
+from thinkalike.training.stitching import MOMENTA, Fit, StitchTraining
 
 __all__ = [
+    "MOMENTA",
     "Finetuning",
+    "Fit",
     "MaskedPretraining",
     "Pretraining",
     "Run",

@@ -71,8 +71,8 @@ class _States(Callback):
     One of gigabytes is kept at the first of these steps that comes minutes after the one before.
     """
 
-    def __init__(self, folder: Path, every: int):
-        self.folder, self.every = folder, every
+    def __init__(self, folder: Path, name: str, every: int):
+        self.folder, self.name, self.every = folder, name, every
         self._kept = time.monotonic()  # when the last one was
 
     def on_train_start(self, *_: Any) -> None:
@@ -85,7 +85,7 @@ class _States(Callback):
         if stopping or (step % self.every == 0 and self._due(trainer, module)):
             for logger in trainer.loggers:
                 logger.save()  # so that curves have no gap before the state
-            trainer.save_checkpoint(self.folder / STATE)
+            trainer.save_checkpoint(self.folder / self.name)
             self._kept = time.monotonic()
         if stopping:
             stop(f"at step {step} of {steps}")
@@ -109,6 +109,7 @@ class Run:
         store: where W&B keeps its own folder, of runs that fail, too.
         device: where Lightning runs it.
         settings: the job's configuration, for loggers.
+        part: where a job trains several times, which of them this is; the first has none.
     """
 
     name: str
@@ -118,6 +119,7 @@ class Run:
     trainer: TrainerConfig
     logger: LoggerConfig
     settings: dict[str, Any]
+    part: str = ""
 
 
 def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None:
@@ -134,9 +136,11 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
         Interrupted: a signal came; a state was left.
     """
     folder, trainer = run.partial / "checkpoints", run.trainer
-    state = newest_state(folder, STATE)
+    name = f"{STATE}-{run.part}" if run.part else STATE
+    state = newest_state(folder, name)
     if state:
         log.info("going on from %s", state)
+    if state and loggers:
         curves.set_aside(run.partial, int(read_state(state)["global_step"]))
     watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
     with warnings.catch_warnings(), at_boundaries():
@@ -148,7 +152,7 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
             accelerator="gpu" if run.device.type == "cuda" else run.device.type,
             **_processes(run),  # type: ignore[arg-type]
             precision=trainer.precision,  # type: ignore[arg-type]
-            callbacks=[_States(folder, trainer.checkpoint_every), *watch, _progress()],
+            callbacks=[_States(folder, name, trainer.checkpoint_every), *watch, _progress()],
             plugins=[_StateFiles()],
             enable_checkpointing=False,
             logger=list(loggers) or False,

@@ -1,14 +1,15 @@
 """Stitches of many layer pairs, trained and measured together (Brown et al. 2023, section 3 and appendix C.1).
 
-The source runs once per batch, to its deepest site. Each φ's output joins the target's tail at its own depth: states
-that enter there are concatenated along the batch. The sum of the losses gives each φ the gradient of a run of its own.
-A step that does not fit into memory runs in parts.
+Each model runs once per batch, to the deepest site that is read. Each φ's output joins the target's tail at its own
+depth: states that enter there are concatenated along the batch. The sum of the losses gives each φ the gradient of a
+run of its own. A step that does not fit into memory runs in parts.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -16,43 +17,46 @@ from torch import Tensor, nn
 
 from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.data import Layout
-from thinkalike.evaluation import LayerPair, last_states, next_token_losses
-from thinkalike.measures import Stitch, token_kl
+from thinkalike.evaluation import LayerPair
+from thinkalike.measures import Stitch
 from thinkalike.models import FrozenModel
 from thinkalike.training.budgets import plan_within
 from thinkalike.training.parts import mean_losses
 from thinkalike.training.plans import Plan
+from thinkalike.training.schedules import peak_rate, rate
 from thinkalike.training.steps import SteppedModule
+from thinkalike.training.stitch_losses import STITCH_LOSSES
+
+MOMENTA = {"sgd": 1, "adam": 2}  # numbers that the optimiser keeps of each weight
+LATE = 0.8  # of the steps; what a stitch gains after them says whether it has converged
 
 
-def rate(step: int, config: StitchConfig) -> float:
-    """Learning rate at a step, as a share of the peak.
+class Fit(NamedTuple):
+    """A stitch to train: the model whose states it reads, at which layer, where they join the target, and how fast.
 
-    linear: (s + 1) / (W + 1) in the W warm-up steps, 1 at step W, then down to 1 / (N - W) at the last step N - 1, so
-    every step trains. tuned_lens: s / W, then linear to 0 at step N - W, as that library's schedule does in effect;
-    step 0 and the last W steps do not train.
+    The model is the source, another one in its place, or the target itself. `factor` multiplies the learning rate.
     """
-    steps, warmup = config.steps, config.warmup
-    if config.schedule == "tuned_lens":
-        if step < warmup:
-            return step / warmup
-        return max(0.0, (steps - warmup - step) / max(steps - 2 * warmup, 1))
-    if step < warmup:
-        return (step + 1) / (warmup + 1)
-    return (steps - step) / (steps - warmup)
 
-
-def peak_rate(config: StitchConfig) -> float:
-    """The rate that SGD gets: lr, or lr (1 - momentum), which is what tuned-lens means by 1.0."""
-    return config.lr * (1 - config.momentum) if config.scale_lr_by_momentum else config.lr
+    reads: Any
+    layer: int
+    depth: int
+    factor: float = 1.0
 
 
 class StitchTraining(SteppedModule):
     """Trains one φ per layer pair between two frozen models; its state holds the φs and never the models.
 
-    `curve` (steps, layer pairs) keeps each step's loss on its batch, in nats per token (mse: squared units). `plan`
-    says in which parts a step runs; it is made when training begins, and goes with the state, because other parts round
-    otherwise.
+    `stitch.loss` says what is made small: cross_entropy of the next token, kl to the target's output, mse to the
+    target's state, penultimate: the squared distance to the target's last state, or alignment: the same averaged over
+    the site of the stitch and all after it; the last two relative to the target's squared norm.
+
+    `curve` (steps, stitches) keeps each step's loss on its batch, in nats per token (mse: squared units). `late` are
+    the φs of the layer pairs as they were after 80 % of the steps. `plan` says in which parts a step runs; it is made
+    when training begins, and goes with the state, because other parts round otherwise.
+
+    Args:
+        layer_pairs: those of the stitches that come first; they read the source.
+        beside: further stitches.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class StitchTraining(SteppedModule):
         *,
         layout: Layout | None = None,
         limits: TrainerConfig | None = None,
+        beside: Sequence[Fit] = (),
     ):
         layout = layout or Layout(rows.shape[1])
         super().__init__(rows, config.tokens_per_step, config.steps, seed, layout.target)
@@ -74,39 +79,44 @@ class StitchTraining(SteppedModule):
         self.plan: Plan | None = None
         self.models = (source, target)  # a tuple, so that Lightning neither moves nor saves them
         self.layer_pairs, self.config = list(layer_pairs), config
-        width_in, width_out = source.d_model, target.d_model
+        self.fits = (*(Fit(source, *pair) for pair in layer_pairs), *beside)
         self.stitches = nn.ModuleList(
-            Stitch(config.kind, width_in, width_out, config.norm, config.rank, seed) for _ in self.layer_pairs
+            Stitch(config.kind, fit.reads.d_model, target.d_model, config.norm, config.rank, seed) for fit in self.fits
         )
+        self.late = copy.deepcopy(self.stitches[: len(self.layer_pairs)]).requires_grad_(False)
         self.curve: Tensor
-        self.register_buffer("curve", torch.full((config.steps, len(self.layer_pairs)), torch.nan))
+        self.register_buffer("curve", torch.full((config.steps, len(self.fits)), torch.nan))
 
     def losses(self, rows: Int[Tensor, "b width"], chosen: Sequence[int] | None = None) -> list[Float[Tensor, " n"]]:
         """Return what each φ, or each of those chosen by number, is trained to make small, by token of the target."""
-        source, target = self.models
-        tokens = self.layout.target_tokens(rows)
-        numbers = range(len(self.layer_pairs)) if chosen is None else chosen
-        layer_pairs, stitches = [self.layer_pairs[i] for i in numbers], [self.stitches[i] for i in numbers]
-        with torch.no_grad():
-            states = self.layout.source_states(source, rows, [layer for layer, _ in layer_pairs])
-        mapped = [phi(state.to(target.device).float()) for phi, state in zip(stitches, states, strict=True)]
-        depths = [depth for _, depth in layer_pairs]
-        if self.config.loss == "mse":
-            with torch.no_grad():
-                own = target.residuals(tokens, depths)
-            return [(state - goal).square().mean(-1).flatten() for state, goal in zip(mapped, own, strict=True)]
-        last = last_states(target, list(zip(depths, mapped, strict=True)))
-        if self.config.loss == "kl":
-            with torch.no_grad():
-                standard = target.head(tokens, target.n_layers - 1).flatten(0, 1)
-            return [token_kl(state.flatten(0, 1), target.finish, standard) for state in last]
-        return [losses.flatten() for losses in next_token_losses(target, last, tokens)]
+        target = self.models[1]
+        numbers = range(len(self.fits)) if chosen is None else chosen
+        fits = [self.fits[i] for i in numbers]
+        states = zip(numbers, self._states(fits, rows), strict=True)
+        mapped = [self.stitches[i](state.to(target.device).float()) for i, state in states]
+        loss = STITCH_LOSSES[self.config.loss]
+        return loss(target, [fit.depth for fit in fits], mapped, self.layout.target_tokens(rows))
+
+    @torch.no_grad()
+    def _states(self, fits: Sequence[Fit], rows: Int[Tensor, "b width"]) -> list[Float[Tensor, "b t _"]]:
+        """Return the states that each stitch reads, from one pass of each model."""
+        states: list[Tensor] = [torch.empty(0)] * len(fits)
+        for model in dict.fromkeys(fit.reads for fit in fits):
+            places = [place for place, fit in enumerate(fits) if fit.reads is model]
+            layers = [fits[place].layer for place in places]
+            if model is self.models[1]:
+                read = model.residuals(self.layout.target_tokens(rows), layers)
+            else:
+                read = self.layout.source_states(model, rows, layers)
+            for place, state in zip(places, read, strict=True):
+                states[place] = state
+        return states
 
     def on_train_start(self) -> None:
         """Decide in which parts a step runs, unless a state that training goes on from says so."""
         if self.plan is None:
-            tails = [self.models[1].n_layers - 1 - depth for _, depth in self.layer_pairs]
-            momenta = int(self.config.momentum > 0)
+            tails = [self.models[1].n_layers - 1 - fit.depth for fit in self.fits]
+            momenta = MOMENTA[self.config.optimizer] if self.config.optimizer != "sgd" or self.config.momentum else 0
             with self.trainer.precision_plugin.train_step_context():
                 self.plan = plan_within(
                     self.limits, self.losses, self._weights_by_stitch(), self.first_batch(), tails, momenta
@@ -130,36 +140,42 @@ class StitchTraining(SteppedModule):
 
     def training_step(self, rows: Int[Tensor, "b width"], _: int) -> Tensor:
         assert self.plan
+        if self.global_step == int(LATE * self.steps):
+            self.late.load_state_dict(self.stitches[: len(self.layer_pairs)].state_dict())
         for weight in self.parameters():
             weight.grad = None  # Lightning would keep the last step's through this one's forward pass
         losses = mean_losses(self.losses, self._weights_by_stitch(), rows, self.plan)
         step = self.over_processes(losses)
-        self.check_finite(step.sum(), f"lower stitch.lr={self.config.lr}")
+        self.check_finite(step.sum(), f"lower stitch.lr={self.config.peak:g}")
         self.curve[self.global_step] = step
-        for (layer, depth), loss in zip(self.layer_pairs, step, strict=True):
+        for (layer, depth), loss in zip(self.layer_pairs, step, strict=False):
             self.log(f"loss/{layer}-{depth}", loss)
-        self.log("loss", step.mean())
+        self.log("loss", step[: len(self.layer_pairs)].mean())
         return losses.sum()
 
     def configure_optimizers(self) -> Any:
         config = self.config
         groups = [  # decay pulls a map to the identity, but a LayerNorm's gain to zero
-            {"params": self._weights("map"), "weight_decay": config.weight_decay},
-            {"params": self._weights("pre") + self._weights("post"), "weight_decay": 0.0},
+            {"params": weights, "lr": factor * peak_rate(config), "weight_decay": decay}
+            for factor in dict.fromkeys(fit.factor for fit in self.fits)
+            for weights, decay in (
+                (self._weights(factor, "map"), config.weight_decay),
+                (self._weights(factor, "pre", "post"), 0.0),
+            )
+            if weights
         ]
-        optimizer = torch.optim.SGD(
-            [group for group in groups if group["params"]],
-            lr=peak_rate(config),
-            momentum=config.momentum,
-            nesterov=config.momentum > 0,
-            foreach=False,  # all at once would take two more copies of all weights
-        )
+        more: dict[str, Any] = {"foreach": False}  # all at once would take two more copies of all weights
+        if config.optimizer == "sgd":
+            more |= {"momentum": config.momentum, "nesterov": config.momentum > 0}
+        optimizer = {"sgd": torch.optim.SGD, "adam": torch.optim.AdamW}[config.optimizer](groups, **more)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, config))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
-    def _weights(self, part: str) -> list[nn.Parameter]:
-        """Parameters of a part of every φ: map, pre or post."""
-        return [weight for phi in self.stitches for weight in (getattr(phi, part) or nn.Identity()).parameters()]
+    def _weights(self, factor: float, *parts: str) -> list[nn.Parameter]:
+        """Return the parameters of these parts, map, pre or post, of every φ that learns so many times as fast."""
+        learning = [phi for phi, fit in zip(self.stitches, self.fits, strict=True) if fit.factor == factor]
+        inside = [getattr(phi, part) for part in parts for phi in learning]
+        return [weight for module in inside if module for weight in module.parameters()]
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         if self.config.clip > 0:  # each by itself: one stitch must not change another's steps

@@ -42,15 +42,11 @@ def least_squares(moments: Moments, pair: LayerPair, ridge: float = 0.0, bias: b
     Raises:
         ValueError: The ridge is not a number >= 0; see `Moments.of`.
     """
-    statistics = moments.of(pair)
-    if bias:
-        return _through_means(statistics, _solve(statistics, ridge))
-    xx = torch.addr(statistics.xx, statistics.mean_x, statistics.mean_x, alpha=statistics.n)
-    xy = torch.addr(statistics.xy, statistics.mean_x, statistics.mean_y, alpha=statistics.n)
-    return AffineMap(_solve(statistics._replace(xx=xx, xy=xy), ridge), torch.zeros_like(statistics.mean_y))
+    statistics = _statistics(moments, pair, bias)
+    return _through_means(statistics, _solve(statistics, ridge))
 
 
-def reduced_rank(moments: Moments, pair: LayerPair, rank: int, ridge: float = 0.0) -> AffineMap:
+def reduced_rank(moments: Moments, pair: LayerPair, rank: int, ridge: float = 0.0, bias: bool = True) -> AffineMap:
     """Return the best W of at most this rank for the sum that `least_squares` minimises, with b.
 
     W = U U' W₁ with W₁ of full rank and U the top eigenvectors of W₁ (X'X + ridge I) W₁' = W₁ X'Y, the products of the
@@ -59,7 +55,7 @@ def reduced_rank(moments: Moments, pair: LayerPair, rank: int, ridge: float = 0.
     Raises:
         ValueError: The rank is not in 1..min(d, e); see `least_squares`.
     """
-    statistics = moments.of(pair)
+    statistics = _statistics(moments, pair, bias)
     most = min(statistics.xy.shape)
     if not 1 <= rank <= most:
         raise ValueError(f"rank={rank} is not in 1..{most}, the smaller of the two widths")
@@ -69,17 +65,17 @@ def reduced_rank(moments: Moments, pair: LayerPair, rank: int, ridge: float = 0.
     return _through_means(statistics, top @ (top.T @ weight))
 
 
-def procrustes(moments: Moments, pair: LayerPair, scale: bool = False) -> AffineMap:
+def procrustes(moments: Moments, pair: LayerPair, scale: bool = False, bias: bool = True) -> AffineMap:
     """Return the isometry Q, Q'Q = I, with least Σᵢ ‖yᵢ - μᵧ - s Q (xᵢ - μₓ)‖², and its b.
 
     Q = U V' for Y'X = U S V', and b = μᵧ - s Q μₓ. Reflections are allowed (Schönemann 1966). Into a wider target
     (e > d) Q has orthonormal columns. Where Y'X is singular Q is one of several minimisers. s = 1, or tr S / ‖X‖² with
-    `scale`.
+    `scale`. Without `bias` the means are taken as 0.
 
     Raises:
         ValueError: The target is narrower than the source, or `scale` meets a constant source; see `Moments.of`.
     """
-    statistics = moments.of(pair)
+    statistics = _statistics(moments, pair, bias)
     d, e = statistics.xy.shape
     if e < d:
         raise ValueError(f"no isometry goes from width {d} to {e}: fit the other direction, or use reduced_rank")
@@ -103,6 +99,16 @@ def bias_only(moments: Moments, pair: LayerPair) -> AffineMap:
     if d != e:
         raise ValueError(f"a shift needs equal widths, not {d} and {e}: use least_squares")
     return _through_means(statistics, torch.eye(d, dtype=statistics.xx.dtype, device=statistics.xx.device))
+
+
+def _statistics(moments: Moments, pair: LayerPair, bias: bool) -> PairMoments:
+    """Return the statistics of a layer pair, about the means, or, for a map without b, about 0."""
+    found = moments.of(pair)
+    if bias:
+        return found
+    x, y = found.mean_x, found.mean_y
+    xx, xy = (torch.addr(product, x, mean, alpha=found.n) for product, mean in ((found.xx, x), (found.xy, y)))
+    return found._replace(mean_x=torch.zeros_like(x), mean_y=torch.zeros_like(y), xx=xx, xy=xy)
 
 
 def _through_means(statistics: PairMoments, weight: Float[Tensor, "e d"]) -> AffineMap:

@@ -1,16 +1,12 @@
-"""How the φ of every layer pair is had: trained, or in closed form; and the controls beside it."""
+"""What a stitching job works with: two models, the text that both read, and what closed forms need; checked first."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from thinkalike.config import DataConfig, StitchConfig, TrainConfig, TrainerConfig, pairs_of_layers
@@ -19,6 +15,7 @@ from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation import (
     LayerPair,
     Maps,
+    Reader,
     document_sums,
     report_share,
     rows_at_once,
@@ -28,12 +25,11 @@ from thinkalike.evaluation import (
 from thinkalike.job import check_memory, check_time
 from thinkalike.measures import AffineMap, Moments, Stitch, bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.memory import Budget
-from thinkalike.models import FrozenModel, check_alignable, load_models, outline, randomised, tokenizer_fingerprint
-from thinkalike.training import Run, StitchTraining, fit, own_device, peak_rate
+from thinkalike.models import FrozenModel, check_alignable, load_models, outline, tokenizer_fingerprint
+from thinkalike.training import MOMENTA, own_device
 
 log = logging.getLogger(__name__)
 
-TOKENS_PER_PARAMETER = 20  # of φ; with fewer fit tokens than that it overfits
 CONTROL_TOKENS = 2**18  # that the closed forms of controls and starts are fitted on
 
 
@@ -61,14 +57,16 @@ class Setting:
         """
         both = (config.model, config.target)
         source, target = load_models(*(replace(e, device=own_device(e.device, config.trainer)) for e in both))
+        if config.stitch.both and source is target:
+            raise ConfigError(f"stitch.both=true needs two models, and {source.name} is source and target")
         _check_widths(config.stitch, source, target)
         layer_pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
         needed = config.stitch.steps * config.stitch.tokens_per_step
         if config.stitch.trained:
-            _check_feasible(config.stitch, config.trainer, source, target, len(layer_pairs))
+            _check_feasible(config.stitch, config.trainer, source, target, layer_pairs)
         corpus = _text(config.data, source, target, max(needed, 1))
         memory = config.trainer.memory_bytes
-        moments = _moments(config.stitch, source, target, layer_pairs, corpus, memory)
+        moments = moments_of(config.stitch, source, target, layer_pairs, corpus, memory)
         return cls(config.stitch, config.seed, source, target, layer_pairs, corpus, moments, memory)
 
     @property
@@ -78,68 +76,36 @@ class Setting:
     def identity(self) -> Maps:
         return [Stitch("identity", self.source.d_model, self.target.d_model)] * len(self.layer_pairs)
 
-    def closed_forms(self, kind: str) -> list[AffineMap]:
+    def closed_forms(self, kind: str, *, bias: bool = True) -> list[AffineMap]:
+        """Return a closed form of every layer pair, fitted with or without a constant."""
         if self.moments is None:
             raise ValueError(f"no statistics were gathered for the closed form {kind}")
-        return [_closed_form(kind, self.moments, pair, self.config) for pair in self.layer_pairs]
+        return [_closed_form(kind, self.moments, pair, self.config, bias) for pair in self.layer_pairs]
 
-    def sums(self, maps: Mapping[str, Maps], source: FrozenModel | None = None) -> dict[str, Tensor]:
+    def starts(self) -> list[AffineMap]:
+        """Return where training starts at every layer pair; a map that has no constant is fitted without one."""
+        return self.closed_forms(self.config.init, bias=self.config.kind != "linear")
+
+    def reading(self, source: FrozenModel) -> Setting:
+        """Return the same with another source that reads the same tokens, and the statistics of its states."""
+        moments = moments_of(self.config, source, self.target, self.layer_pairs, self.corpus, self.memory)
+        return replace(self, source=source, moments=moments)
+
+    def reversed(self, data: DataConfig) -> Setting:
+        """Return the same from the target to the source."""
+        config, pairs = self.config, [(depth, layer) for layer, depth in self.layer_pairs]
+        corpus = _text(data, self.target, self.source, max(config.steps * config.tokens_per_step, 1))
+        back = replace(self, source=self.target, target=self.source, layer_pairs=pairs, corpus=corpus, moments=None)
+        return back.reading(back.source)
+
+    def sums(self, maps: Mapping[str, Maps], readers: Mapping[str, Reader] | None = None) -> dict[str, Tensor]:
         """Return losses by document of all maps on the report's rows, see `document_sums`."""
-        rows, source = self.corpus.report, source or self.source
-        models, budget = (source, self.target, self.layer_pairs), Budget.of(self.target.device, self.memory)
-        share = report_share(*models, rows.tokens, rows_at_once(self.corpus), budget, rows.layout)
+        rows, readers = self.corpus.report, readers or {}
+        models, budget = (self.source, self.target, self.layer_pairs), Budget.of(self.target.device, self.memory)
+        most, layout = rows_at_once(self.corpus), rows.layout
+        share = report_share(*models, rows.tokens, most, budget, layout, others=len(readers))
         at_once = share.rows, share.pairs
-        return document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=rows.layout)
-
-
-class Fitted(NamedTuple):
-    """The φ of every layer pair, what of them is kept, and the learning curves."""
-
-    maps: Maps
-    weights: dict[str, Tensor]
-    arrays: dict[str, np.ndarray]
-
-
-def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
-    """Train the φ of every layer pair, or solve for them."""
-    config, source, target = setting.config, setting.source, setting.target
-    if not config.trained and config.kind == "identity":
-        return Fitted(setting.identity(), {}, {})
-    if not config.trained:
-        closed = setting.closed_forms(config.kind)
-        parts = ("weight", "bias")
-        weights = {f"{i}.map.{part}": getattr(phi, part).cpu() for i, phi in enumerate(closed) for part in parts}
-        return Fitted(closed, weights, {})
-    rows, trainer = setting.corpus.fit, run.trainer
-    module = StitchTraining(
-        source, target, setting.layer_pairs, rows.tokens, config, setting.seed, layout=rows.layout, limits=trainer
-    )
-    _warn_of_overfitting(module, setting.corpus)
-    if config.init != "identity":
-        for phi, start in zip(module.stitches, setting.closed_forms(config.init), strict=True):
-            phi.start_from(start.weight, start.bias)  # type: ignore[operator]
-    log.info("%d stitches, %d steps, peak rate %g", len(setting.layer_pairs), config.steps, peak_rate(config))
-    with contextlib.ExitStack() as changed:
-        for model in dict.fromkeys((source, target)):
-            changed.enter_context(model.compiled(trainer.compile))
-        changed.enter_context(target.recomputed(trainer.recompute))
-        fit(module, run, loggers)
-    module.to(target.device).eval()
-    weights = {name: weight.cpu().contiguous() for name, weight in module.stitches.state_dict().items()}
-    return Fitted(list(module.stitches), weights, {"curve": module.curve.cpu().numpy()})
-
-
-def reported(setting: Setting, phis: Maps) -> dict[str, Tensor]:
-    """Return sums by document of φ, of the identity where widths match, and of the controls if asked for."""
-    maps: dict[str, Maps] = {"stitch": phis}
-    if setting.equal_widths:
-        maps["identity"] = setting.identity()
-    if setting.config.controls:
-        maps |= _controls(setting, phis)
-    sums = setting.sums(maps)
-    if setting.config.controls:
-        sums["random_source"] = _random_source(setting)
-    return sums
+        return document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=layout, readers=readers)
 
 
 def foresee(config: TrainConfig) -> None:
@@ -179,7 +145,11 @@ def _text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_tokens
 
 
 def _check_feasible(
-    config: StitchConfig, trainer: TrainerConfig, source: FrozenModel, target: FrozenModel, stitches: int
+    config: StitchConfig,
+    trainer: TrainerConfig,
+    source: FrozenModel,
+    target: FrozenModel,
+    layer_pairs: Sequence[LayerPair],
 ) -> None:
     """Refuse what no machine can train, in however small parts: weights, gradients and momenta of φ, and the pass.
 
@@ -189,7 +159,9 @@ def _check_feasible(
     rank = config.rank if config.kind == "low_rank" else 0
     widths = source.d_model, target.d_model
     weights = rank * sum(widths) or (config.kind != "identity") * math.prod(widths)
-    kept = 4.0 * stitches * weights * (2 + (config.momentum > 0))
+    fits = len(layer_pairs) * (1 + len(config.rates) + config.controls)
+    stitches = fits + config.floor * len({depth for _, depth in layer_pairs})
+    kept = 4.0 * weights * (stitches * (2 + MOMENTA[config.optimizer]) + len(layer_pairs))
     check_memory(f"{stitches} stitches need", kept, budget, "choose fewer layers, or stitch=low_rank")
     tokens = 12.0 * size  # as they are read, and as they are given to the models
     check_memory(f"stitch.tokens_per_step={size} needs", kept + tokens, budget)
@@ -201,28 +173,15 @@ def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel
     widths = f"{source.name} has {source.d_model}, {target.name} {target.d_model}"
     if config.kind in ("identity", "orthogonal", "bias") and source.d_model != target.d_model:
         raise ConfigError(f"stitch={config.kind} needs equal widths, and {widths}; use stitch=linear")
-    if "procrustes" in (config.kind, config.init) and source.d_model > target.d_model:
+    narrower = source.d_model > target.d_model or (config.both and source.d_model < target.d_model)
+    if "procrustes" in (config.kind, config.init) and narrower:
         raise ConfigError(f"procrustes keeps lengths, so it cannot go to a smaller width: {widths}")
     limited = {"low_rank", "reduced_rank"} & {config.kind, config.init}
     if limited and config.rank > min(source.d_model, target.d_model):
         raise ConfigError(f"stitch.rank={config.rank} is more than the smaller width: {widths}")
 
 
-def _warn_of_overfitting(module: StitchTraining, corpus: Corpus) -> None:
-    parameters = sum(weight.numel() for weight in module.stitches[0].parameters())
-    tokens, seen = corpus.counts["fit_tokens"], module.config.steps * module.config.tokens_per_step
-    if tokens < TOKENS_PER_PARAMETER * parameters:
-        log.warning(
-            "warning: %s fit tokens are fewer than %d per parameter of φ (%s): expect overfitting; give more text",
-            f"{tokens:,}",
-            TOKENS_PER_PARAMETER,
-            f"{parameters:,}",
-        )
-    if seen > 1.01 * tokens:
-        log.warning("warning: training reads the fit tokens %.1f times over: there are no more", seen / tokens)
-
-
-def _moments(
+def moments_of(
     config: StitchConfig,
     source: FrozenModel,
     target: FrozenModel,
@@ -254,38 +213,9 @@ def _check_closed_forms(
     check_memory(f"closed forms of {pairs} layer pairs need", memory, budget, remedy)
 
 
-def _closed_form(kind: str, moments: Moments, pair: LayerPair, config: StitchConfig) -> AffineMap:
+def _closed_form(kind: str, moments: Moments, pair: LayerPair, config: StitchConfig, bias: bool) -> AffineMap:
     if kind == "least_squares":
-        return least_squares(moments, pair, config.ridge)
+        return least_squares(moments, pair, config.ridge, bias)
     if kind == "reduced_rank":
-        return reduced_rank(moments, pair, config.rank, config.ridge)
-    return {"procrustes": procrustes, "bias": bias_only}[kind](moments, pair)
-
-
-def _controls(setting: Setting, phis: Maps) -> dict[str, Maps]:
-    """Return what φ has to beat: closed forms, a mere shift, and itself on the states of other tokens."""
-    kinds = ["least_squares", *(["procrustes", "bias"] if setting.equal_widths else [])]
-    maps: dict[str, Maps] = {kind: setting.closed_forms(kind) for kind in kinds}
-    maps["shuffled"] = [_Shuffled(phi, setting.seed) for phi in phis]
-    return maps
-
-
-class _Shuffled:
-    """φ on the states of other tokens of the batch: what is left when the source says nothing of the token."""
-
-    def __init__(self, phi: Any, seed: int):
-        self.phi, self.seed = phi, seed
-
-    def __call__(self, state: Tensor) -> Tensor:
-        mapped = self.phi(state)
-        rows = mapped.flatten(0, 1)
-        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))
-        return rows[order.to(rows.device)].view_as(mapped)
-
-
-def _random_source(setting: Setting) -> Tensor:
-    """Return the loss by document of least squares from a source that was never trained."""
-    untrained = randomised(setting.source, setting.seed)
-    moments = _moments(setting.config, untrained, setting.target, setting.layer_pairs, setting.corpus, setting.memory)
-    maps = replace(setting, moments=moments).closed_forms("least_squares")
-    return setting.sums({"random_source": maps}, untrained)["random_source"]
+        return reduced_rank(moments, pair, config.rank, config.ridge, bias)
+    return procrustes(moments, pair, bias=bias) if kind == "procrustes" else bias_only(moments, pair)

@@ -1,0 +1,110 @@
+"""task=stitch: fit φ at every chosen layer pair of two frozen models, and report what it costs (Brown et al. 2023)."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from safetensors.torch import save_file
+from torch import Tensor
+
+from thinkalike import figures
+from thinkalike.config import TrainConfig
+from thinkalike.evaluation import alignment_scalars, document_bytes
+from thinkalike.instruments.stitching.controls import never_trained, reported
+from thinkalike.instruments.stitching.fitting import fitted
+from thinkalike.instruments.stitching.screen import show_stitches
+from thinkalike.instruments.stitching.setting import Setting, foresee
+from thinkalike.instruments.stitching.table import penalties
+from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.store import Result
+from thinkalike.training import Run, logged, upload
+
+
+class Stitching(
+    Instrument,
+    kind="stitching",
+    version=3,
+    config=TrainConfig,
+    reads=("model", "target", "data", "layers", "stitch", "trainer", "seed"),
+):
+    """Stitches `model` to `target` at `layers`; leaves table, stitches, learning curves and figure."""
+
+    def inputs(self, config: TrainConfig) -> Mapping[str, Any]:
+        foresee(config)
+        return super().inputs(config)
+
+    def run(self, config: TrainConfig, work: Work) -> Outcome:
+        setting = Setting.of(config)
+        source, target, corpus = setting.source, setting.target, setting.corpus
+        name = f"{source.name} to {target.name}, {config.stitch.kind}"
+        run = Run(name, work.job.partial, work.job.store, target.device, config.trainer, config.logger, work.settings)
+        loggers = work.opened.enter_context(logged(run))
+        done = {"": _stitched(setting, run, loggers)}
+        if config.stitch.both:
+            done["back"] = _stitched(setting.reversed(config.data), replace(run, part="back"), ())
+        _save(_joined({way: each.weights for way, each in done.items()}, "."), setting, work.job.aside)
+        table = pd.concat([each.table for each in done.values()], ignore_index=True)
+        work.publish.append(functools.partial(upload, loggers, name))
+        return Outcome(
+            table,
+            {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())}
+            | alignment_scalars(corpus),
+            _joined({way: each.arrays for way, each in done.items()}, "_"),
+            models=[source.describe(), target.describe()],
+            facts={"data": {"name": config.data.name, **corpus.facts()}},
+        )
+
+    def draw(self, result: Result, folder: Path) -> None:
+        """Draw a map where every source layer was stitched to every target layer, else a line, for each direction."""
+        ways = result.table.groupby(["source", "target"], sort=False)
+        for name, ((source, target), table) in zip(("penalty", "penalty_back"), ways, strict=False):
+            cells = table.pivot(index="source_layer", columns="target_layer", values="penalty")
+            if len(cells.columns) > 1 and len(cells) > 1 and cells.notna().all(axis=None):
+                figures.penalty_map(cells, f"{source} into {target}", folder, name)
+            else:
+                figures.penalties(table, folder, name)
+
+    def show(self, result: Result) -> None:
+        show_stitches(result)
+
+
+def _joined(parts: Mapping[str, Mapping[str, Any]], mark: str) -> dict[str, Any]:
+    """Return the entries of all parts, those of a part with a name under that name, the mark, and their own."""
+    return {f"{part}{mark}{key}" if part else key: each for part, own in parts.items() for key, each in own.items()}
+
+
+def _save(weights: dict[str, Tensor], setting: Setting, folder: Path) -> None:
+    if weights:
+        facts = {"pairs": setting.layer_pairs, "kind": setting.config.kind, "norm": setting.config.norm}
+        metadata = {"stitch": json.dumps(facts)}  # one entry: the order of several is not kept
+        save_file(weights, folder / "stitch.safetensors", metadata=metadata)
+
+
+class _Stitched(NamedTuple):
+    """One direction of a job: its table, and what of its stitches and sums is kept."""
+
+    table: pd.DataFrame
+    weights: dict[str, Tensor]
+    arrays: dict[str, Any]
+
+
+def _stitched(setting: Setting, run: Run, loggers: Sequence[Any]) -> _Stitched:
+    """Fit the stitches of one direction, with every seed that is asked for, and report on them."""
+    untrained = never_trained(setting)
+    first = fitted(setting, run, loggers, untrained)
+    alone = replace(setting, config=replace(setting.config, floor=False, rates=[]))
+    again = {}
+    for more in range(1, setting.config.seeds if setting.config.trained else 1):
+        part = f"{run.part}-seed-{more}" if run.part else f"seed-{more}"
+        again[f"seed_{more}"] = fitted(replace(alone, seed=setting.seed + more), replace(run, part=part), ())
+    sums = reported(setting, first, untrained, {name: each.maps for name, each in again.items()})
+    sums |= document_bytes(setting.corpus)
+    weights = _joined({"": first.weights} | {name: each.weights for name, each in again.items()}, ".")
+    arrays = first.arrays | {name: values.numpy() for name, values in sums.items()}
+    return _Stitched(penalties(setting, sums), weights, arrays)

@@ -1,0 +1,28 @@
+"""How fast stitches learn: the peak rate of each optimiser, and what becomes of it step by step."""
+
+from __future__ import annotations
+
+from thinkalike.config import StitchConfig
+
+
+def rate(step: int, config: StitchConfig) -> float:
+    """Return the learning rate at a step, as a share of the peak.
+
+    linear: (s + 1) / (W + 1) in the W warm-up steps, 1 at step W, then down to 1 / (N - W) at the last step N - 1, so
+    every step trains. tuned_lens: s / W, then linear to 0 at step N - W, as that library's schedule does in effect;
+    step 0 and the last W steps do not train.
+    """
+    steps, warmup = config.steps, config.warmup
+    if config.schedule == "tuned_lens":
+        if step < warmup:
+            return step / warmup
+        return max(0.0, (steps - warmup - step) / max(steps - 2 * warmup, 1))
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+    return (steps - step) / (steps - warmup)
+
+
+def peak_rate(config: StitchConfig) -> float:
+    """Return the peak rate of the optimiser; for SGD, if so asked, lr (1 - momentum), what tuned-lens means by 1.0."""
+    scaled = config.optimizer == "sgd" and config.scale_lr_by_momentum
+    return config.peak * (1 - config.momentum) if scaled else config.peak

@@ -1,0 +1,192 @@
+"""What is trained beside the stitches of a job: other rates, the target into itself, twins; optimisers and starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import tiny
+from thinkalike.config import LoggerConfig, StitchConfig, TrainerConfig
+from thinkalike.errors import ConfigError
+from thinkalike.evaluation import BigramMeans, Reader, document_sums, states_onwards
+from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
+from thinkalike.training import Fit, Run, StitchTraining, fit, peak_rate
+
+CONFIG = StitchConfig(steps=10, warmup=2, tokens_per_step=128)
+PAIRS = [(0, 1), (2, 2)]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return torch.randint(300, (40, 32), generator=torch.Generator().manual_seed(5), dtype=torch.int32)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return tiny.frozen(1), tiny.frozen(2, act_fn="gelu")
+
+
+@pytest.fixture
+def trained(rows, models, tmp_path):
+    """Train stitches; returns the module."""
+
+    def go(name, pairs=PAIRS, config=CONFIG, both=models, **more):
+        module = StitchTraining(*both, pairs, rows, config, 0, **more)
+        logger = LoggerConfig(kind="none")
+        fit(module, Run(name, tmp_path / name, tmp_path, torch.device("cpu"), TrainerConfig(), logger, {}))
+        return module
+
+    return go
+
+
+def same(mine, own):
+    for one, other in zip(mine.parameters(), own.parameters(), strict=True):
+        assert one.abs().max() > 1e-4  # it moved
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_what_is_trained_beside_gets_the_training_of_a_run_of_its_own(trained, models, optimizer):
+    source, target = models
+    twin, config = tiny.frozen(7), replace(CONFIG, optimizer=optimizer)
+    beside = [Fit(source, 2, 2, 3.0), Fit(target, 1, 1), Fit(twin, 0, 2)]
+    together = trained("together", config=config, beside=beside)
+    faster = replace(config, lr=3 * config.peak)
+    alone = [
+        trained("alone 1", [(0, 1)], config),
+        trained("alone 2", [(2, 2)], config),
+        trained("faster", [(2, 2)], faster),
+        trained("floor", [(1, 1)], config, (target, target)),
+        trained("twin", [(0, 2)], config, (twin, target)),
+    ]
+    for number, (phi, module) in enumerate(zip(together.stitches, alone, strict=True)):
+        same(phi, module.stitches[0])
+        torch.testing.assert_close(together.curve[:, number], module.curve[:, 0], atol=1e-5, rtol=0)
+    assert set(together.late.state_dict()) == {"0.map.weight", "1.map.weight"}
+
+
+def test_adam_is_torchs_with_decoupled_decay(rows, models, trained):
+    config = replace(CONFIG, optimizer="adam", lr=0.01, weight_decay=0.1, clip=0.0, schedule="linear")
+    module = trained("ours", [(1, 1)], config)
+    phi = StitchTraining(*models, [(1, 1)], rows, config, 0)
+    optimizer = torch.optim.AdamW(phi.stitches.parameters(), lr=0.01, weight_decay=0.1)
+    batches = module.train_dataloader().dataset
+    batches.first = 0
+    for step in range(10):
+        optimizer.param_groups[0]["lr"] = 0.01 * ((step + 1) / 3 if step < 2 else (10 - step) / 8)
+        optimizer.zero_grad()
+        phi.losses(batches[step])[0].mean().backward()
+        optimizer.step()
+    same(module.stitches[0], phi.stitches[0])
+
+
+def test_late_stitches_are_those_of_when_the_last_fifth_began(rows, models, trained, monkeypatch):
+    seen = {}
+    step = StitchTraining.training_step
+
+    def watched(self, batch, number):
+        seen[self.global_step] = [weight.detach().clone() for weight in self.stitches.parameters()]
+        return step(self, batch, number)
+
+    monkeypatch.setattr(StitchTraining, "training_step", watched)
+    module = trained("late")
+    for kept, then, last in zip(module.late.parameters(), seen[8], module.stitches.parameters(), strict=True):
+        assert torch.equal(kept, then)
+        assert not torch.equal(kept, last)
+
+
+def test_states_onwards_are_those_after_each_block(models):
+    target = models[1]
+    entering = [(depth, torch.randn(2, 9, 32)) for depth in (2, 0, 3, 0)]
+    for (depth, state), onwards in zip(entering, states_onwards(target, entering), strict=True):
+        assert torch.equal(onwards[0], state)
+        assert len(onwards) == target.n_layers - depth
+        for block, after in enumerate(onwards[1:], depth + 1):
+            state = target.advance(state, block, block + 1)
+            torch.testing.assert_close(after, state, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("loss", ["penultimate", "alignment"])
+def test_losses_of_states_are_what_their_formulas_say(rows, models, loss):
+    module = StitchTraining(*models, [(0, 1)], rows, replace(CONFIG, loss=loss), 0)
+    (source, target), tokens = models, rows[:3].long()
+    state, errors = source.head(tokens, 0), []
+    for layer in range(1, 4):
+        goal = target.head(tokens, layer)
+        errors.append(((state - goal).norm(dim=-1) / goal.norm(dim=-1)).square())
+        state = target.advance(state, layer + 1, min(layer + 2, 4)) if layer < 3 else state
+    wanted = errors[-1] if loss == "penultimate" else sum(errors) / 3
+    torch.testing.assert_close(module.losses(tokens)[0], wanted.flatten(), atol=1e-5, rtol=1e-4)
+
+
+def test_readers_see_states_in_the_place_of_the_source_and_of_the_target(rows, models):
+    source, target = models
+    twin, nothing = tiny.frozen(7), [nn.Identity()] * 2
+    bigrams = BigramMeans(target, [1, 2], rows, rows)
+    readers = {
+        "floor": Reader(target, nothing, "target"),
+        "random_source": Reader(twin, nothing, "source"),
+        "token_mean": Reader(bigrams.tokens, nothing, "target"),
+        "again": Reader(source, nothing, "source"),
+    }
+    documents = torch.arange(40).repeat_interleave(32).view(40, 32).int()
+    sums = document_sums(*models, PAIRS, {"stitch": nothing}, rows, documents, 7, readers=readers)
+    own = document_sums(twin, target, PAIRS, {"stitch": nothing}, rows, documents, 7)
+    torch.testing.assert_close(sums["random_source"], own["stitch"], atol=1e-4, rtol=1e-6)
+    assert torch.equal(sums["again"], sums["stitch"])
+    assert (sums["floor"] - sums["target"]).abs().max() < 1e-3
+    assert (sums["token_mean"].sum(-1) > sums["target"].sum(-1)).all()
+
+
+@pytest.mark.parametrize("kind", ["least_squares", "reduced_rank", "procrustes"])
+def test_a_closed_form_without_a_constant_fits_what_is_used(kind):
+    """States with large means: dropping the constant of a fit that had one is worse."""
+    x = torch.randn(200, 6, dtype=torch.float64) + 3
+    y = x @ torch.randn(6, 6, dtype=torch.float64) + 2
+    moments = Moments([(0, 0)])
+    moments.update([x], [y])
+    forms = {
+        "least_squares": lambda bias: least_squares(moments, (0, 0), bias=bias),
+        "reduced_rank": lambda bias: reduced_rank(moments, (0, 0), 3, bias=bias),
+        "procrustes": lambda bias: procrustes(moments, (0, 0), bias=bias),
+    }
+    without, dropped = forms[kind](False), forms[kind](True)
+    assert (without.bias == 0).all()
+    assert (x @ without.weight.T - y).norm() < 0.95 * (x @ dropped.weight.T - y).norm()
+    if kind == "least_squares":
+        wanted = torch.linalg.lstsq(x, y).solution.T
+    elif kind == "procrustes":
+        u, _, vh = torch.linalg.svd(y.T @ x)
+        wanted = u @ vh
+    else:
+        whole = torch.linalg.lstsq(x, y).solution.T
+        right = torch.linalg.svd(x @ whole.T).Vh[:3]
+        wanted = right.T @ right @ whole
+    torch.testing.assert_close(without.weight, wanted)
+
+
+def test_the_start_that_is_chosen_goes_with_the_kind():
+    starts = {
+        kind: StitchConfig(kind=kind, init="auto").init for kind in ("linear", "affine", "low_rank", "orthogonal")
+    }
+    assert starts == {
+        "linear": "least_squares",
+        "affine": "least_squares",
+        "low_rank": "reduced_rank",
+        "orthogonal": "procrustes",
+    }
+    assert StitchConfig(norm="pre", init="auto").init == "identity"
+    assert StitchConfig(kind="identity", init="auto", steps=0).init == "identity"
+
+
+def test_rates_have_defaults_by_optimiser_and_adams_is_not_scaled():
+    assert peak_rate(StitchConfig()) == pytest.approx(0.1)
+    assert peak_rate(StitchConfig(optimizer="adam")) == 3e-3
+    assert peak_rate(StitchConfig(optimizer="adam", lr=0.5)) == 0.5
+    with pytest.raises(ConfigError, match=r"stitch\.optimizer=lion"):
+        StitchConfig(optimizer="lion")
+    with pytest.raises(ConfigError, match=r"stitch.rates=.*-1"):
+        StitchConfig(rates=[1.0, -1.0])
