@@ -1,0 +1,62 @@
+"""Jobs that fit more than one stitch per layer pair: both directions, several seeds and rates, and what is beside."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from conftest import kill_and_resume
+
+MORE = ("stitch.both=true", "stitch.seeds=2", "stitch.rates=[3]", "layers=[[0,1],[2,2]]")
+
+
+@pytest.fixture(scope="module")
+def penalty_of():
+    def total(arrays, name, prefix=""):
+        tokens, target = arrays[f"{prefix}tokens"].sum(), arrays[f"{prefix}target"].sum()
+        return (arrays[f"{prefix}{name}"].sum(-1) - target) / tokens
+
+    return total
+
+
+def test_both_directions_and_seeds_are_fits_of_their_own(door, small_stitching, penalty_of):
+    result = door("train.py", *small_stitching, *MORE).result
+    table, arrays = result.table, result.arrays
+    a, b = table["source"].iloc[0], table["target"].iloc[0]
+    assert list(zip(table["source"], table["source_layer"], table["target_layer"], strict=True)) == [
+        (a, 0, 1), (a, 2, 2), (b, 1, 0), (b, 2, 2),
+    ]  # fmt: skip
+    for prefix, rows in (("", table.iloc[:2]), ("back_", table.iloc[2:])):
+        both = [penalty_of(arrays, name, prefix) for name in ("stitch", "seed_1")]
+        assert np.abs(both[0] - both[1]).max() > 1e-7  # another order of the text
+        assert np.allclose(rows["penalty"], np.mean(both, 0), atol=1e-9)
+        others = np.stack([penalty_of(arrays, name, prefix) for name in ("identity", "start", "rate_3")])
+        assert np.allclose(rows["optimisation_gap"], both[0] - others.min(0), atol=1e-9)
+        assert np.allclose(rows["late_gain"], penalty_of(arrays, "late", prefix) - both[0], atol=1e-9)
+        assert np.allclose(rows["floor_penalty"], penalty_of(arrays, "floor", prefix), atol=1e-9)
+        assert (rows["converged"] == (rows["late_gain"].abs() <= 0.005)).all()
+    names = set(load_file(result.folder / "stitch.safetensors"))
+    assert names == {f"{way}{seed}{i}.map.weight" for way in ("", "back.") for seed in ("", "seed_1.") for i in (0, 1)}
+    assert [path.stem for path in result.figures if path.suffix == ".png"] == ["penalty", "penalty_back"]
+
+    alone = door("train.py", *small_stitching, "layers=[[0,1],[2,2]]", "seed=1").result
+    assert np.allclose(penalty_of(alone.arrays, "stitch"), penalty_of(arrays, "seed_1"), atol=1e-6)
+
+
+def test_a_model_into_itself_has_no_other_direction_and_is_its_own_floor(door, small_stitching, minis):
+    itself = [word for word in small_stitching if not word.startswith("target.")]
+    failed = door("train.py", *itself, "stitch.both=true")
+    assert failed.status == 1
+    assert "stitch.both=true needs two models, and" in failed.stderr
+    table = door("train.py", *itself, "layers=[[0,0],[1,2]]").result.table
+    assert table["floor_penalty"].iloc[0] == table["penalty"].iloc[0]
+    assert table["floor_penalty"].iloc[1] != table["penalty"].iloc[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["training", "training-seed-1", "training-back", "training-back-seed-1"])
+def test_a_job_of_several_fits_goes_on_from_each_of_them(door, small_stitching, state):
+    long = ["stitch.steps=60", "trainer.checkpoint_every=5", "trainer.threads=1", *MORE[:2]]
+    killed, whole = kill_and_resume(door, "train.py", *small_stitching, *long, state=state)
+    assert killed.fingerprint() == whole.fingerprint()
