@@ -69,7 +69,7 @@ def test_what_is_trained_beside_gets_the_training_of_a_run_of_its_own(trained, m
 
 
 def test_adam_is_torchs_with_decoupled_decay(rows, models, trained):
-    config = replace(CONFIG, optimizer="adam", lr=0.01, weight_decay=0.1, clip=0.0, schedule="linear")
+    config = replace(CONFIG, optimizer="adam", lr=0.01 * 32**0.5, weight_decay=0.1, clip=0.0, schedule="linear")
     module = trained("ours", [(1, 1)], config)
     phi = StitchTraining(*models, [(1, 1)], rows, config, 0)
     optimizer = torch.optim.AdamW(phi.stitches.parameters(), lr=0.01, weight_decay=0.1)
@@ -182,10 +182,11 @@ def test_the_start_that_is_chosen_goes_with_the_kind():
     assert StitchConfig(kind="identity", init="auto", steps=0).init == "identity"
 
 
-def test_rates_have_defaults_by_optimiser_and_adams_is_not_scaled():
-    assert peak_rate(StitchConfig()) == pytest.approx(0.1)
-    assert peak_rate(StitchConfig(optimizer="adam")) == 3e-3
-    assert peak_rate(StitchConfig(optimizer="adam", lr=0.5)) == 0.5
+def test_rates_have_defaults_by_optimiser_and_adams_goes_with_the_width():
+    assert peak_rate(StitchConfig(), 64) == pytest.approx(0.1)
+    assert peak_rate(StitchConfig(scale_lr_by_momentum=False), 64) == 1
+    assert peak_rate(StitchConfig(optimizer="adam"), 64) == 0.25 / 8
+    assert peak_rate(StitchConfig(optimizer="adam", lr=0.5), 4) == 0.25
     with pytest.raises(ConfigError, match=r"stitch\.optimizer=lion"):
         StitchConfig(optimizer="lion")
     with pytest.raises(ConfigError, match=r"stitch.rates=.*-1"):

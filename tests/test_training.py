@@ -75,8 +75,8 @@ def test_the_tuned_lens_schedule_is_the_one_of_transformers_with_the_shortened_t
 
 
 def test_peak_rate_is_scaled_by_momentum_only_if_asked():
-    assert peak_rate(StitchConfig(lr=1.0, momentum=0.9)) == pytest.approx(0.1)
-    assert peak_rate(StitchConfig(lr=1.0, momentum=0.9, scale_lr_by_momentum=False)) == 1
+    assert peak_rate(StitchConfig(lr=1.0, momentum=0.9), 8) == pytest.approx(0.1)
+    assert peak_rate(StitchConfig(lr=1.0, momentum=0.9, scale_lr_by_momentum=False), 8) == 1
 
 
 def test_the_optimiser_follows_the_schedule(rows, run):

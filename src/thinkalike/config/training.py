@@ -24,7 +24,7 @@ TRAINED = ("linear", "affine", "low_rank", "orthogonal")
 CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
 LOSSES = ("cross_entropy", "kl", "mse", "penultimate", "alignment")
 STARTS = {"orthogonal": "procrustes", "low_rank": "reduced_rank"}  # of stitch.init=auto; else least_squares
-RATES = {"sgd": 1.0, "adam": 3e-3}  # peak rates where none is given
+RATES = {"sgd": 1.0, "adam": 0.25}  # stitch.lr where none is given
 
 
 # ruff: noqa: UP045
@@ -42,7 +42,9 @@ class StitchConfig(Checked, part="stitch"):
     floor: bool = True  # also fit the target to itself, by the same recipe
     both: bool = False  # also fit the target to the source
     optimizer: str = "sgd"  # sgd: with Nesterov momentum, as in brown2023 | adam: with decoupled decay
-    lr: Optional[float] = ranged(None, above=0, most=1e37)  # peak; null: 1 for sgd, 0.003 for adam
+    lr: Optional[float] = ranged(
+        None, above=0, most=1e37
+    )  # peak, for adam times √width; null: 1 for sgd, 0.25 for adam
     rates: list[float] = ranged(list, above=0)  # multiples of lr that are tried beside it, in the same pass
     seeds: int = ranged(1, least=1, most=1000)  # fits whose order of the text differs; the table is of their mean
     momentum: float = ranged(0.9, least=0, below=1)  # of sgd
@@ -82,7 +84,7 @@ class StitchConfig(Checked, part="stitch"):
 
     @property
     def peak(self) -> float:
-        """The peak rate, before momentum is counted."""
+        """What `lr` is, or the default of the optimiser."""
         return RATES[self.optimizer] if self.lr is None else self.lr
 
     @property

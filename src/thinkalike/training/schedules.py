@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from thinkalike.config import StitchConfig
 
 
@@ -22,7 +24,12 @@ def rate(step: int, config: StitchConfig) -> float:
     return (steps - step) / (steps - warmup)
 
 
-def peak_rate(config: StitchConfig) -> float:
-    """Return the peak rate of the optimiser; for SGD, if so asked, lr (1 - momentum), what tuned-lens means by 1.0."""
-    scaled = config.optimizer == "sgd" and config.scale_lr_by_momentum
-    return config.peak * (1 - config.momentum) if scaled else config.peak
+def peak_rate(config: StitchConfig, width: int) -> float:
+    """Return the peak rate of the optimiser for a φ that reads states of this width.
+
+    SGD's is lr, or, if so asked, lr (1 - momentum), which is what tuned-lens means by 1.0. Adam moves every entry by
+    about its rate, and those of an isometry are of size 1 / √width, so its rate is lr / √width.
+    """
+    if config.optimizer == "adam":
+        return config.peak / math.sqrt(width)
+    return config.peak * (1 - config.momentum) if config.scale_lr_by_momentum else config.peak

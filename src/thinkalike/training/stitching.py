@@ -154,9 +154,9 @@ class StitchTraining(SteppedModule):
         return losses.sum()
 
     def configure_optimizers(self) -> Any:
-        config = self.config
+        config, peak = self.config, peak_rate(self.config, self.models[0].d_model)
         groups = [  # decay pulls a map to the identity, but a LayerNorm's gain to zero
-            {"params": weights, "lr": factor * peak_rate(config), "weight_decay": decay}
+            {"params": weights, "lr": factor * peak, "weight_decay": decay}
             for factor in dict.fromkeys(fit.factor for fit in self.fits)
             for weights, decay in (
                 (self._weights(factor, "map"), config.weight_decay),

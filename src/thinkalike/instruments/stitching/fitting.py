@@ -67,7 +67,12 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Settin
     )  # fmt: skip
     _warn_of_overfitting(module, setting.corpus)
     _start(module, setting, untrained)
-    log.info("%d stitches, %d steps, peak rate %g", len(module.stitches), config.steps, peak_rate(config))
+    log.info(
+        "%d stitches, %d steps, peak rate %g",
+        len(module.stitches),
+        config.steps,
+        peak_rate(config, setting.source.d_model),
+    )
     with contextlib.ExitStack() as changed:
         for model in dict.fromkeys(each.reads for each in module.fits):
             changed.enter_context(model.compiled(trainer.compile))
