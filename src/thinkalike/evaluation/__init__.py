@@ -3,6 +3,7 @@
 from thinkalike.evaluation.bits_per_byte import BITS, alignment_scalars, bits_columns, document_bytes
 from thinkalike.evaluation.classifiers import ClassLosses, check_labels, class_losses, identity_stitches
 from thinkalike.evaluation.language import held_out_loss, masked_losses, next_token_losses, rows_at_once
+from thinkalike.evaluation.likeness import Likeness, likeness_of
 from thinkalike.evaluation.reports import report_share, rows_of_moments
 from thinkalike.evaluation.stitches import (
     LayerPair,
@@ -23,6 +24,7 @@ __all__ = [
     "BigramMeans",
     "ClassLosses",
     "LayerPair",
+    "Likeness",
     "Maps",
     "Reader",
     "Thresholds",
@@ -37,6 +39,7 @@ __all__ = [
     "held_out_loss",
     "identity_stitches",
     "last_states",
+    "likeness_of",
     "masked_losses",
     "next_token_losses",
     "report_share",

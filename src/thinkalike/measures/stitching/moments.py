@@ -6,7 +6,7 @@ They take d² numbers for each layer pair, whatever the number of tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -101,6 +101,16 @@ class Moments:
         device = (self if self.n else other)._means[self._layers[0]].device
         means = {layer: mean.to(device) for layer, mean in other._means.items()}
         self._absorb(other.n, means, lambda left, right: other._scatter[left, right].to(device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that was gathered, to go on from."""
+        return {"n": self.n, "means": list(self._means.values()), "scatter": list(self._scatter.values())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what the `state_dict` of moments of the same layer pairs holds."""
+        self.n = state["n"]
+        self._means = dict(zip(self._layers, state["means"], strict=False))  # there are none of no rows
+        self._scatter = dict(zip(self._products, state["scatter"], strict=False))
 
     def _absorb(
         self, n: int, means: Mapping[ModelLayer, Tensor], scatter: Callable[[ModelLayer, ModelLayer], Tensor]
