@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import TrainConfig
-from thinkalike.evaluation import alignment_scalars, document_bytes
+from thinkalike.evaluation import alignment_scalars, document_bytes, verdict
 from thinkalike.instruments.stitching.controls import never_trained, reported
 from thinkalike.instruments.stitching.fitting import fitted
 from thinkalike.instruments.stitching.screen import show_stitches
@@ -54,6 +54,7 @@ class Stitching(
         return Outcome(
             table,
             {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())}
+            | {"rows_used": done[""].rows_used}
             | alignment_scalars(corpus),
             _joined({way: each.arrays for way, each in done.items()}, "_"),
             models=[source.describe(), target.describe()],
@@ -92,10 +93,12 @@ class _Stitched(NamedTuple):
     table: pd.DataFrame
     weights: dict[str, Tensor]
     arrays: dict[str, Any]
+    rows_used: float  # by what is measured given the token
 
 
 def _stitched(setting: Setting, run: Run, loggers: Sequence[Any]) -> _Stitched:
     """Fit the stitches of one direction, with every seed that is asked for, and report on them."""
+    alike = setting.likeness()  # first, as it may find that there is too little text
     untrained = never_trained(setting)
     first = fitted(setting, run, loggers, untrained)
     alone = replace(setting, config=replace(setting.config, floor=False, rates=[]))
@@ -107,4 +110,6 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any]) -> _Stitched:
     sums |= document_bytes(setting.corpus)
     weights = _joined({"": first.weights} | {name: each.weights for name, each in again.items()}, ".")
     arrays = first.arrays | {name: values.numpy() for name, values in sums.items()}
-    return _Stitched(penalties(setting, sums), weights, arrays)
+    table = pd.concat([penalties(setting, sums), pd.DataFrame(alike.columns())], axis=1)
+    table["verdict"] = [verdict(row) for row in table.to_dict("records")]
+    return _Stitched(table, weights, arrays, alike.rows_used)

@@ -23,6 +23,16 @@ NEARNESS = {
     "bits per byte": ("bits_per_byte", ".4f"),
 }
 
+SHARED = {
+    "R² →": "r2",
+    "R² ←": "r2_back",
+    "given the token: R² →": "r2_given_token",
+    "R² given ←": "r2_given_token_back",
+    "CKA given": "cka_given_token",
+    "future": "future",
+}
+LITTLE = 0.1  # R² given the token, in the worse direction
+
 
 def show_stitches(result: Result) -> None:
     """Print the tables of each direction, and warn of what makes a low penalty doubtful."""
@@ -53,7 +63,10 @@ def _show_direction(result: Result, table: pd.DataFrame) -> None:
     beside = [name for name in BESIDE if f"{name}_penalty" in table]
     cells = {name.replace("_", " "): _written(table[f"{name}_penalty"], "+.4f") for name in beside}
     _print("penalties of what stands beside φ, nats per token", table, cells)
+    shared = {label: _written(table[column], ".3f") for label, column in SHARED.items()}
+    _print("what the states share, held out", table, shared | {"verdict": list(table["verdict"])})
     _warn_of_far_states(table)
+    _warn_of_little_shared(table)
 
 
 def _training(table: pd.DataFrame) -> dict[str, list[str]]:
@@ -99,4 +112,15 @@ def _warn_of_far_states(table: pd.DataFrame) -> None:
         log.warning(
             "warning: %s→%s costs only %.3f nats, but its states lie %.1f norms from the target's own",
             row.source_layer, row.target_layer, row.penalty, row.distance,
+        )  # fmt: skip
+
+
+def _warn_of_little_shared(table: pd.DataFrame) -> None:
+    """Say where the states share next to nothing but the current token: no penalty there speaks of likeness."""
+    least = table[["r2_given_token", "r2_given_token_back"]].min(axis=1)
+    for place, row in table[least < LITTLE].iterrows():
+        log.warning(
+            "warning: given the token, %s→%s explain %.2f of each other's states in the worse direction: a penalty "
+            "of %+.3f nats does not speak of likeness",
+            row["source_layer"], row["target_layer"], least[place], row["penalty"],
         )  # fmt: skip

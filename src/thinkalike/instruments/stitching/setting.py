@@ -14,9 +14,11 @@ from thinkalike.data import Corpus, SourceText, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation import (
     LayerPair,
+    Likeness,
     Maps,
     Reader,
     document_sums,
+    likeness_of,
     report_share,
     rows_at_once,
     rows_of_moments,
@@ -97,6 +99,11 @@ class Setting:
         corpus = _text(data, self.target, self.source, max(config.steps * config.tokens_per_step, 1))
         back = replace(self, source=self.target, target=self.source, layer_pairs=pairs, corpus=corpus, moments=None)
         return back.reading(back.source)
+
+    def likeness(self) -> Likeness:
+        """Return how alike the states of both models are at every layer pair, whatever a stitch does with them."""
+        rows, budget = self.corpus, Budget.of(self.target.device, self.memory)
+        return likeness_of(self.source, self.target, self.layer_pairs, rows.fit, rows.report, budget)
 
     def sums(self, maps: Mapping[str, Maps], readers: Mapping[str, Reader] | None = None) -> dict[str, Tensor]:
         """Return losses by document of all maps on the report's rows, see `document_sums`."""
