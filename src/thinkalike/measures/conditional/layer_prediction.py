@@ -97,10 +97,12 @@ class LayerPredictions:
         judged = [used for number, used in self._used.items() if number >= self.fit_batches]
         kept, rows = map(sum, zip(*judged, strict=True))
         return PredictionEstimate(
-            *across,
-            within_source=first,
-            within_target=second,
-            batches=len(judged),
+            across.value,
+            across.low,
+            across.high,
+            first,
+            second,
+            len(judged),
             back=Estimate(*(part.T for part in back)),
             rows_used=kept / rows if self.given == "token" else None,
         )

@@ -122,9 +122,9 @@ class CKA(Metric):
             layers += _permuted([layers[i] for i in chosen], number, within)
             hsics = self._hsics(layers, within, places + null_places)
         k = len(states)
-        parts = hsics.new_tensor([number]), hsics[:k, :k], hsics[: self.source_layers, k:], leverages
+        parts = [hsics.new_tensor([number]), hsics[:k, :k], hsics[: self.source_layers, k:], leverages]
         if within is not None:
-            parts = *parts, hsics.new_tensor([len(within.order), within.rows])
+            parts.append(hsics.new_tensor([len(within.order), within.rows]))
         self.records = [*self._batches(), torch.cat([part.flatten() for part in parts]).to(self.device)]
 
     def forward(self, *args: Any, **kwargs: Any) -> CKAResult:

@@ -78,10 +78,12 @@ class NeighboursGivenToken(BatchMeans):
         levels = chances.mean(), leave_one_out(chances)[:, None, None]
         calibrated = [(share - level) / (1 - level) for share, level in zip(across, levels, strict=True)]
         return NeighbourEstimate(
-            *plain,
-            within_source=plain.within_source,
-            within_target=plain.within_target,
-            batches=plain.batches,
+            plain.value,
+            plain.low,
+            plain.high,
+            plain.within_source,
+            plain.within_target,
+            plain.batches,
             rows_used=float(kept.sum() / rows.sum()),
             chance=float(levels[0]),
             calibrated=jackknife(*calibrated),
