@@ -51,7 +51,7 @@ class _Ends(NamedTuple):
     high: float
 
     @classmethod
-    def of(cls, row: Mapping[str, Any], name: str) -> _Ends:
+    def of(cls, row: Mapping[Any, Any], name: str) -> _Ends:
         return cls(float(row[f"{name}_low"]), float(row[f"{name}_high"]))
 
     def above(self, threshold: float) -> bool | None:
@@ -59,7 +59,7 @@ class _Ends(NamedTuple):
         return None if self.low < threshold <= self.high else self.low >= threshold
 
 
-def verdict(row: Mapping[str, Any], thresholds: Thresholds = STATED) -> str:
+def verdict(row: Mapping[Any, Any], thresholds: Thresholds = STATED) -> str:
     """Return what one row of a stitching table says of source and target, one of `VERDICTS`.
 
     The first rule that holds decides, and a rule holds if it does at both ends of the interval; where the two ends
