@@ -117,11 +117,11 @@ def _warn_of_far_states(table: pd.DataFrame) -> None:
 
 def _warn_of_little_shared(table: pd.DataFrame) -> None:
     """Say where the states share next to nothing but the current token: no penalty there speaks of likeness."""
-    for row in table.itertuples():
-        least = min(row.r2_given_token, row.r2_given_token_back)
+    for row in table.to_dict("records"):
+        least = min(row["r2_given_token"], row["r2_given_token_back"])
         if least < LITTLE:
             log.warning(
                 "warning: given the token, %s→%s explain %.2f of each other's states in the worse direction: a penalty "
                 "of %+.3f nats does not speak of likeness",
-                row.source_layer, row.target_layer, least, row.penalty,
+                row["source_layer"], row["target_layer"], least, row["penalty"],
             )  # fmt: skip
