@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 from safetensors.numpy import load_file
 
 from conftest import kill_and_resume
+from thinkalike.evaluation import VERDICTS
+from thinkalike.instruments.stitching.screen import _warn_of_little_shared
 
 MORE = ("stitch.both=true", "stitch.seeds=2", "stitch.rates=[3]", "layers=[[0,1],[2,2]]")
 
@@ -60,3 +63,37 @@ def test_a_job_of_several_fits_goes_on_from_each_of_them(door, small_stitching, 
     long = ["stitch.steps=60", "trainer.checkpoint_every=5", "trainer.threads=1", *MORE[:2]]
     killed, whole = kill_and_resume(door, "train.py", *small_stitching, *long, state=state)
     assert killed.fingerprint() == whole.fingerprint()
+
+
+def test_every_table_says_what_the_states_share_and_a_verdict(door, small_stitching):
+    done = door("train.py", *small_stitching)
+    table = done.result.table
+    for name in ("r2", "r2_back", "r2_given_token", "r2_given_token_back", "cka_given_token", "future"):
+        assert (table[f"{name}_low"] <= table[name]).all()
+        assert (table[name] <= table[f"{name}_high"]).all()
+    assert set(table["verdict"]) <= set(VERDICTS)
+    assert {"floor_penalty", "token_mean_penalty", "bigram_mean_penalty", "start_penalty"} <= set(table)
+    assert "what the states share, held out" in done.stdout
+    assert 0 < done.result.scalars["rows_used"] <= 1
+    itself = [word for word in small_stitching if not word.startswith("target.")]
+    assert set(door("train.py", *itself).result.table["verdict"]) == {"same up to an affine map"}
+
+
+def test_too_little_text_for_likeness_is_said_before_training(door, small_stitching):
+    few = [word for word in small_stitching if not word.startswith("data.report_tokens")]
+    failed = door("train.py", *few, "data.report_tokens=128")
+    assert failed.status == 1
+    assert "likeness " in failed.stderr
+    assert "raise data.report_tokens" in failed.stderr
+    assert "stitches, 4 steps" not in failed.stderr
+
+
+def test_little_that_is_shared_is_warned_of(caplog):
+    columns = {"source_layer": [0, 1], "target_layer": [0, 1], "penalty": [0.01, 0.01]}
+    table = pd.DataFrame({**columns, "r2_given_token": [0.95, 0.9], "r2_given_token_back": [0.05, 0.3]})
+    with caplog.at_level("WARNING", logger="thinkalike"):
+        _warn_of_little_shared(table)
+    assert [record.message for record in caplog.records] == [
+        "warning: given the token, 0→0 explain 0.05 of each other's states in the worse direction: a penalty of "
+        "+0.010 nats does not speak of likeness"
+    ]
