@@ -12,7 +12,7 @@ from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.config.relevance import relevant
 from thinkalike.instruments.cka import Config, LayerCKA
-from thinkalike.instruments.layer_pairs_memory import _bytes_of_comparing
+from thinkalike.instruments.layer_pairs.memory import _bytes_of_comparing
 from thinkalike.measures import CKA, LayerPredictions, LinearPrediction, NeighboursGivenToken, RowGroups
 from thinkalike.models import load_model
 from thinkalike.states import Pieces, word_forms
