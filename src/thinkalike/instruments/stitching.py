@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,19 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import TrainConfig
-from thinkalike.evaluation import alignment_scalars, bits_columns, byte_count, document_bytes
+from thinkalike.evaluation import (
+    BITS,
+    alignment_scalars,
+    bits_columns,
+    bytes_by_document,
+    document_bytes,
+    document_numbers,
+    number_of_documents,
+    readable_bytes,
+    with_ends,
+)
 from thinkalike.instruments.stitch_fitting import Setting, fitted, foresee, reported
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.measures import bootstrap_interval
 from thinkalike.store import Result
 from thinkalike.training import Run, logged, upload
 
@@ -34,6 +42,7 @@ LOW_PENALTY, FAR = 0.1, 1.0  # nats; distance to the target's state relative to 
 class Stitching(
     Instrument,
     kind="stitching",
+    version=2,
     config=TrainConfig,
     reads=("model", "target", "data", "layers", "stitch", "trainer", "seed"),
 ):
@@ -60,6 +69,7 @@ class Stitching(
         return Outcome(
             table,
             {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())}
+            | document_numbers(sums["tokens"])
             | alignment_scalars(corpus),
             phis.arrays | {name: value.numpy() for name, value in sums.items()},
             models=[source.describe(), target.describe()],
@@ -83,7 +93,7 @@ class Stitching(
         unit = f"nats per token of {first['target']}" if aligned else "nats per token"
         title = (
             f"{first['source']} into {first['target']}: φ {first['stitch']}, {unit}, 95 % intervals over "
-            f"{counts['report_documents']} documents ({counts['report_tokens']:,} tokens)"
+            f"{number_of_documents(result.scalars)}, {counts['report_tokens']:,} tokens"
         )
         columns = {"stitching loss": "stitching_loss", "target loss": "target_loss", "source loss": "source_loss"}
         if aligned:
@@ -114,39 +124,40 @@ class Stitching(
 
 
 def penalties(setting: Setting, sums: dict[str, Tensor]) -> pd.DataFrame:
-    """Return one row per stitch: losses and penalties in nats per token, with 95 % intervals over documents.
+    """Return one row per stitch: losses and penalties in nats per token, and what else `document_sums` sums per token.
+
+    Each has `_low` and `_high`, the ends of its 95 % interval over documents.
 
     Args:
         sums: what `document_sums` and, where tokenizers differ, `document_bytes` give.
     """
     counts, aligned = sums["tokens"], "target_bytes" in sums
-    total = counts.sum()
-    text_bytes = sums["target_bytes"].sum() if aligned else _text_bytes(setting)
+    own = sums.get("source_tokens", counts)
     columns: dict[str, Any] = {
         "source": setting.source.name,
         "target": setting.target.name,
         "source_layer": [layer for layer, _ in setting.layer_pairs],
         "target_layer": [depth for _, depth in setting.layer_pairs],
         "stitch": setting.config.kind,
-        "stitching_loss": (sums["stitch"].sum(-1) / total).tolist(),
-        "target_loss": float(sums["target"].sum() / total),
-        "source_loss": float(sums["source"].sum() / sums.get("source_tokens", counts).sum()),
     }
+    reads = {"stitching": ("stitch", counts), "target": ("target", counts), "source": ("source", own)}
+    for column, (name, tokens) in reads.items():
+        columns |= with_ends(f"{column}_loss", sums[name], tokens)
     for name in ("stitch", *CONTROLS):
         if name in sums:
             column = "penalty" if name == "stitch" else f"{name}_penalty"
-            ends = bootstrap_interval(sums[name] - sums["target"], counts)
-            for label, values in zip((column, f"{column}_low", f"{column}_high"), ends, strict=True):
-                columns[label] = values.tolist()
-    columns["bits_per_byte"] = (sums["stitch"].sum(-1) / math.log(2) / text_bytes).tolist()
+            columns |= with_ends(column, sums[name] - sums["target"], counts)
+    text = sums["target_bytes"] if aligned else _text_bytes(setting)
+    columns |= with_ends("bits_per_byte", sums["stitch"] * BITS, readable_bytes(text))
     for name, column in {"kl": "kl", "top1": "top1_agreement", "distance": "distance", "norm": "norm_ratio"}.items():
-        columns[column] = (sums[name].sum(-1) / total).tolist()
+        columns |= with_ends(column, sums[name], counts)
     return pd.DataFrame(columns | (bits_columns(sums) if aligned else {}))
 
 
-def _text_bytes(setting: Setting) -> int:
-    """Return the bytes of the predicted tokens' text."""
-    return byte_count(setting.source.tokenizer, setting.corpus.report.tokens)
+def _text_bytes(setting: Setting) -> Tensor:
+    """Return the bytes of the text of each document's predicted tokens."""
+    rows = setting.corpus.report
+    return bytes_by_document(setting.source.tokenizer, rows.tokens, rows.documents)
 
 
 def _print(title: str, table: pd.DataFrame, cells: dict[str, list[str]]) -> None:
