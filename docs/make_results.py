@@ -43,7 +43,9 @@ def claims_of(result: Result) -> pd.DataFrame:
 
 def overview(results: Sequence[Result]) -> str:
     """Return how many claims of each paper have each verdict, and then all claims with their verdicts."""
-    parts = [claims_of(each).assign(experiment=each.config["experiment"], scale=each.config["scale"]) for each in results]
+    parts = [
+        claims_of(each).assign(experiment=each.config["experiment"], scale=each.config["scale"]) for each in results
+    ]
     claims = pd.concat(parts, ignore_index=True)
     claims["paper"] = claims["experiment"].str.partition("/")[0]
     counts = claims.groupby(["paper", "scale", "verdict"]).size().unstack(fill_value=0)

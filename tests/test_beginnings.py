@@ -46,15 +46,15 @@ def test_the_end_of_a_beginning(text, most, expected):
 
 @pytest.fixture(scope="module")
 def texts():
-    """400 documents, some of them of hundreds of words, and some very short."""
-    return [tiny.document(number, words=(10, 300, 900)[number % 3]) for number in range(400)]
+    """280 documents, some of them of hundreds of words, and some very short."""
+    return [tiny.document(number, words=(10, 200, 700)[number % 3]) for number in range(280)]
 
 
 @pytest.fixture
 def data(texts, tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    settings = {"field": "text", "report_share": 0.4, "cache": str(tmp_path / "cache"), "report_tokens": 60_000}
+    settings = {"field": "text", "report_share": 0.5, "cache": str(tmp_path / "cache"), "report_tokens": 40_000}
     return DataConfig(name="text", source="text", files=[str(path)], **settings)
 
 
@@ -97,7 +97,9 @@ def test_on_the_same_split_whole_documents_are_fitted_on(data, texts):
 def test_the_cache_tells_beginnings_and_whole_documents_apart(data):
     first, whole, again = read(data), read(data, whole=True), read(data)
     assert torch.equal(first.report.tokens, again.report.tokens)
-    assert first.report.tokens.shape != whole.report.tokens.shape or not torch.equal(first.report.tokens, whole.report.tokens)
+    assert first.report.tokens.shape != whole.report.tokens.shape or not torch.equal(
+        first.report.tokens, whole.report.tokens
+    )
 
 
 def test_two_tokenizers_read_the_same_beginnings_in_either_direction(data, texts):
@@ -106,10 +108,14 @@ def test_two_tokenizers_read_the_same_beginnings_in_either_direction(data, texts
     for target, source in (parts, parts[::-1]):
         corpus = read(data, tokenizer=target, source=SourceText("source", source, bos=False, context=64))
         layout, rows = corpus.report.layout, corpus.report
-        mine = documents_of(rows, target) if not layout.source else [
-            target.decode(layout.target_tokens(rows.tokens)[rows.documents == number][:-1].tolist())
-            for number in range(int(rows.documents.max()))
-        ]
+        mine = (
+            documents_of(rows, target)
+            if not layout.source
+            else [
+                target.decode(layout.target_tokens(rows.tokens)[rows.documents == number][:-1].tolist())
+                for number in range(int(rows.documents.max()))
+            ]
+        )
         assert set(mine) <= {beginning(text, beginning_bytes(data.report_tokens)) for text in texts}
         assert abs(int(rows.source_bytes.sum()) / int(rows.target_bytes.sum()) - 1) < 0.05
         names.append(rows.names.tolist())
@@ -124,7 +130,9 @@ def test_a_text_of_few_documents_says_so_each_time(data, caplog):
         corpus = read(data)
         count = corpus.counts["report_documents"]
         assert 2 < count < DOCUMENTS
-        assert f"the report has {count} documents, and fewer than 100 make wide intervals; give more text" in caplog.text
+        assert (
+            f"the report has {count} documents, and fewer than 100 make wide intervals; give more text" in caplog.text
+        )
     caplog.clear()
     read(data, whole=True)
     assert "make wide intervals" not in caplog.text

@@ -336,7 +336,10 @@ def test_likeness_that_grows_is_judged_by_all_steps_together(tmp_path):
 
     def verdict(folder, *values):
         names = "xyz"[: len(values)]
-        made = {f"{name}, {name}": planted(tmp_path / folder, likeness(value)) for name, value in zip(names, values, strict=True)}
+        made = {
+            f"{name}, {name}": planted(tmp_path / folder, likeness(value))
+            for name, value in zip(names, values, strict=True)
+        }
         models = [Model((), ModelConfig(name=name)) for name in names]
         return experiments._grows(Case(composed("experiment=brown2023/figure10", door="analyze"), models, made))
 

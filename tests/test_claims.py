@@ -153,7 +153,12 @@ def planted(store, name, verdicts, scale="mini", key="a"):
     ]
     job = Job(str(store), name.replace("/", "-"), key)
     with job.running():
-        job.write({"experiment": name, "scale": scale}, {}, {"table": pd.DataFrame({"a": [1]}), "claims": claims_table(claims)})
+        job.write(
+            {"experiment": name, "scale": scale},
+            {},
+            {"table": pd.DataFrame({"a": [1]}), "claims": claims_table(claims)},
+            {},
+        )
         job.appear()
 
 

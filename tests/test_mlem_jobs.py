@@ -333,7 +333,12 @@ def planted(folder, name, importances, noise=0.01, score=0.8, family="bert") -> 
     job = Job(str(folder), "mlem", name)
     record = {"provenance": {"models": [{"name": name, "family": family}]}}
     with job.running():
-        job.write({}, record, {"table": table, "scores": scores}, {"importances": by_fold, "scores": (score + noise * scatter[:, 0]).numpy()})
+        job.write(
+            {},
+            record,
+            {"table": table, "scores": scores},
+            {"importances": by_fold, "scores": (score + noise * scatter[:, 0]).numpy()},
+        )
         return profiles.Profiles(Model((), ModelConfig(name=name)), job.appear())
 
 
@@ -358,7 +363,6 @@ def test_a_claim_holds_where_it_was_planted_and_only_there(claim, so, otherwise,
     assert claim(planted(tmp_path, "c", so, noise=2.0)).verdict == "undecided"
     if claim is not profiles._leads_at_the_ends:
         assert re.search(r" \+\d\.\d{3} \[\+\d\.\d{3}, \+\d\.\d{3}\]$", found.numbers)
-
 
 
 def test_a_claim_about_a_feature_that_is_not_there(tmp_path):

@@ -131,7 +131,10 @@ def test_the_numbers_are_those_that_were_planted(verdicts):
 
 def test_claims_say_over_what_their_intervals_are(verdicts):
     claims = verdicts("figure2")
-    assert set(claims["units"]) == {"12 models in groups of 6 and 6", "12 models in groups of 6 and 6, 2000 pairs of texts"}
+    assert set(claims["units"]) == {
+        "12 models in groups of 6 and 6",
+        "12 models in groups of 6 and 6, 2000 pairs of texts",
+    }
     assert numbers(claims, EARLY).endswith("intervals hold for all 8 together (Bonferroni)")
     assert "all 4 together" in numbers(claims, PART)
     assert claims["smallest_effect"].ge(0).all()

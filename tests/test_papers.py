@@ -39,13 +39,20 @@ OTHERS = {"solu-3l": "solu-3l-s1", "gelu-3l": "gelu-3l-s1"}  # independent seeds
 
 def claims(monkeypatch, folder, solu_gelu, gelu_solu, solu_solu, gelu_gelu, seeds=False):
     """The claims on four directions; `seeds`: between models of one activation with independent seeds."""
-    ends = {("solu", "gelu"): solu_gelu, ("gelu", "solu"): gelu_solu, ("solu", "solu"): solu_solu, ("gelu", "gelu"): gelu_gelu}
+    ends = {
+        ("solu", "gelu"): solu_gelu,
+        ("gelu", "solu"): gelu_solu,
+        ("solu", "solu"): solu_solu,
+        ("gelu", "gelu"): gelu_gelu,
+    }
     directions = []
     for (source, target), penalties in ends.items():
         names = f"{source}-3l", OTHERS[f"{target}-3l"] if seeds and source == target else f"{target}-3l"
         directions.append((Direction("g", (source, target), *names), penalties))
     monkeypatch.setattr(brown2023_stitching, "_directions", lambda _: [each for each, _ in directions])
-    made = {(each.source, each.target): stitched(folder, each.source, each.target, values) for each, values in directions}
+    made = {
+        (each.source, each.target): stitched(folder, each.source, each.target, values) for each, values in directions
+    }
     return brown2023_stitching._claims(case(made), "g")
 
 

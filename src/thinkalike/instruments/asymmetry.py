@@ -42,7 +42,9 @@ class Asymmetry(Instrument, kind="asymmetry", version=2, reads=("model", "target
         there, back = (work.inputs[side] for side in ("there", "back"))
         table = asymmetries(there, back)
         facts = {"parts": [str(there.folder), str(back.folder)]}
-        scalars = {"mean_asymmetry": float(table["asymmetry"].mean())} | document_numbers(_compared(there, back).counts[0])
+        scalars = {"mean_asymmetry": float(table["asymmetry"].mean())} | document_numbers(
+            _compared(there, back).counts[0]
+        )
         return Outcome(table, scalars, facts=facts)
 
     def draw(self, result: Result, folder: Path) -> None:

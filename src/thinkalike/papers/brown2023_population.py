@@ -166,7 +166,9 @@ def _gap(population: Population) -> Claim:
     chosen = "; the groups were chosen by it" if population.config.base else ""
     means = " and ".join(f"{float(part.mean()):.3f}" for part in parts)
     numbers = f"mean accuracy {means}, difference {gap:+.3f}{chosen}"
-    return judged("the two groups differ on the challenge", [(Bound("above", LEAST_GAP), gap)], numbers, population.examples)
+    return judged(
+        "the two groups differ on the challenge", [(Bound("above", LEAST_GAP), gap)], numbers, population.examples
+    )
 
 
 def _stitching_claims(population: Population, where: str) -> list[Claim]:

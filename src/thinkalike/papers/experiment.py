@@ -80,9 +80,7 @@ class Conclusion:
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
 
 
-class Experiment(
-    Instrument, kind="experiment", version=2, reads=("experiment", "scale", "recipe", "seed", "stimuli")
-):
+class Experiment(Instrument, kind="experiment", version=2, reads=("experiment", "scale", "recipe", "seed", "stimuli")):
     """A figure or table of a paper.
 
     Args:

@@ -84,7 +84,10 @@ def _figure2(case: Case) -> Conclusion:
     matrices = {"A: weighted τ of feature profiles": feature_based, "B: Spearman's ρ of distances": agnostic}
     tables = {title: matrix_rows(layers.rows, layers.rows, value=values) for title, values in matrices.items()}
     maps = {title: _map(values, layers.rows) for title, values in matrices.items()}
-    claims = [_agree(feature_based, agnostic, layers.models), *(_has_blocks(each) for each in profiles if each.recurrent)]
+    claims = [
+        _agree(feature_based, agnostic, layers.models),
+        *(_has_blocks(each) for each in profiles if each.recurrent),
+    ]
     if 1 < len({each.family for each in profiles}) < len(profiles):
         claims += [_seeds(matrices, layers)]
     table = pd.concat([part.assign(matrix=title[0]) for title, part in tables.items()], ignore_index=True)
@@ -205,10 +208,12 @@ def _figure4(case: Case) -> Conclusion:
         for word, contrast in zip(places, contrasts, strict=True)
     ]
     recurrent = [each.name for each in profiles if each.recurrent]
-    alike, apart = (layers.by_fold[:, list(ends[word])] for word in places)
+    alike, unlike = (layers.by_fold[:, list(ends[word])] for word in places)
+    apart = unlike.diff(dim=1)[:, 0]
+    apart = apart * apart.mean(0).sign()  # not the size on each fold, to which noise adds
     claims = [
         _shared_leader(contrasts[0], lead_over_others(alike, stimuli.names)),
-        _split_leader(contrasts[1], lead_over_others(apart.diff(dim=1).abs()[:, 0], stimuli.names), recurrent),
+        _split_leader(contrasts[1], lead_over_others(apart, stimuli.names), recurrent),
     ]
     return Conclusion(pd.concat(tables, ignore_index=True), claims, partial(figures.scatter, contrasts))
 
@@ -242,7 +247,7 @@ def _words(case: Case, stimuli: Stimuli, name: str, layer: int, feature: str) ->
 
 def _shared_leader(contrast: figures.Contrast, leads: Float[Tensor, "k 2"]) -> Claim:
     leaders = [str(contrast.importance.set_index("feature")[axis].idxmax()) for axis in "xy"]
-    found = fold_interval(leads, level_of_each(2))
+    found = fold_interval(leads.T, level_of_each(2))
     return judged(
         "the most alike layers of two models share their most important feature, PoS",
         [(Bound("above"), found)],

@@ -1,19 +1,21 @@
 """Intervals that resample documents, because the tokens of one document are not independent.
 
-A mean per token is a ratio R = Σ s / Σ n over documents with sums s and counts n. Its interval is that of the
-*studentised* bootstrap (Efron & Tibshirani 1993, section 12.5; Davison & Hinkley 1997, section 5.2): each resample of
-documents gives t, the distance of its ratio from R in its own standard errors, and quantiles of t take the place of
-those of Student's distribution. The standard error is the linearised one of a ratio, √Σ (s - R n)² / Σ n (Cochran
-1977, section 2.11).
+A mean per token is a ratio R = Σ s / Σ n over documents with sums s and counts n, in which a document weighs
+w = n / Σ n. Its interval is R - q₊ σ to R - q₋ σ:
 
-Percentiles of the ratios themselves, which need no standard error, are too narrow where documents are few or of very
-unequal length: `benchmarks/coverage.py` compares what both cover.
+- σ² = Σ (s - R n)² / (1 - 2 w + Σ w²) / (Σ n)² is the linearised variance of a ratio, corrected so that it is unbiased
+  where means of documents scatter alike, however they weigh (Bell & McCaffrey 2002).
+- q are quantiles of the *studentised* bootstrap (Efron & Tibshirani 1993, section 12.5): each resample of documents
+  gives t, the distance of its ratio from R in its own standard errors. Where means of documents are skewed, so is t.
+- Resamples know too little of the few documents that weigh most. So q is multiplied by t(m - 1) / t(n - 1) with n
+  documents that weigh as m of equal length (`effective_number`) and t the quantile of Student's distribution with so
+  many degrees of freedom, and is t(m - 1) at least. That is no theorem, but what `benchmarks/coverage.py` found to
+  cover, where percentiles of the resampled ratios and Student's t alone do not.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -25,7 +27,7 @@ from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.student import student_t
 
 AT_ONCE = 2**24  # numbers of drawn documents in memory at once
-ROUNDING = 1e-12  # relative
+ROUNDING = 1e-9  # relative
 
 
 def sum_by_document(
@@ -122,28 +124,41 @@ class _Ratio(NamedTuple):
         return cls(sign, mean, sums - mean * counts, counts)
 
 
-def _studentised(
-    ratios: Sequence[_Ratio], level: float, resamples: int, seed: int, together: bool
-) -> Estimate:
-    """Return the signed sum of the ratios' means with its interval.
+def _studentised(ratios: Sequence[_Ratio], level: float, resamples: int, seed: int, together: bool) -> Estimate:
+    """Return the signed sum of the ratios' means with its interval, as the docstring of this module says.
 
     Where resamples hardly differ within, as of two or three documents, t is without bounds. It is cut at the quantile
-    of Student's distribution with one degree of freedom, which is exact for two documents.
+    of Student's distribution with one degree of freedom, which is exact for two documents of equal length.
     """
+    value, error = _with_error(ratios)
     n = ratios[0].counts.numel()
-    value = sum(ratio.sign * ratio.mean[..., 0] for ratio in ratios)
-    error = _beyond(ratios, torch.ones(1, n, dtype=torch.float64))[1]
     parts = [_beyond(ratios, weights) for weights in _draws(n, resamples, seed)]
     beyond, errors = (torch.cat(part, -1) for part in zip(*parts, strict=True))
-    most = student_t(level, 1) * math.sqrt(n / (n - 1))
-    t = (beyond / errors).nan_to_num(0.0, math.inf, -math.inf).clamp(-most, most)
-    scale = sum(ratio.mean.abs() for ratio in ratios)
-    t = t.where(error > ROUNDING * scale, 0.0)  # all documents are alike, up to rounding
-    both = t.reshape(-1, t.shape[-1]) if together else t[None]
-    tail = (1 - level) / 2
-    low = both.amax(0).quantile(1 - tail, dim=-1).clamp(min=0) * error[..., 0]
-    high = both.amin(0).quantile(tail, dim=-1).clamp(max=0) * error[..., 0]
+    fewest = min(effective_number(ratio.counts) for ratio in ratios)
+    widest, least = student_t(level, 1), student_t(level, max(int(fewest - 1 + ROUNDING), 1))
+    t = (beyond / errors).nan_to_num(0.0, widest, -widest)
+    if together:
+        t = t.where(error[..., None] > 0, 0.0).reshape(-1, t.shape[-1])
+    ends = (t.amax(0), t.amin(0)) if together else (t, t)
+    tail, wider = (1 - level) / 2, least / student_t(level, n - 1)
+    upper, lower = (end.quantile(share, dim=-1) * wider for end, share in zip(ends, (1 - tail, tail), strict=True))
+    low, high = upper.clamp(least, widest) * error, lower.clamp(-widest, -least) * error
     return Estimate(value, value - low, value - high)
+
+
+def _with_error(ratios: Sequence[_Ratio]) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
+    """Return the signed sum of the ratios' means, and its standard error.
+
+    The error is 0 where documents are alike up to rounding.
+    """
+    value, scale, influence = (torch.zeros(()) for _ in range(3))
+    for ratio in ratios:
+        weights = ratio.counts / ratio.counts.sum()
+        unbiased = (1 - 2 * weights + weights.square().sum()).rsqrt()
+        influence = influence + ratio.sign * ratio.sums * unbiased / ratio.counts.sum()
+        value, scale = value + ratio.sign * ratio.mean[..., 0], scale + ratio.mean[..., 0].abs()
+    error = influence.square().sum(-1).sqrt()
+    return value, error.where(error > ROUNDING * scale, 0.0)
 
 
 def _beyond(
@@ -164,7 +179,8 @@ def _beyond(
         spread = (a.sums * b.sums) @ weights.T + r * q * ((a.counts * b.counts) @ weights.T)
         spread = spread - r * ((a.counts * b.sums) @ weights.T) - q * ((a.sums * b.counts) @ weights.T)
         squares = squares + a.sign * b.sign * spread / (total * other)
-    return sum(ratio.sign * mean for ratio, mean in zip(ratios, means, strict=True)), squares.clamp(min=0).sqrt()
+    beyond = torch.stack([ratio.sign * mean for ratio, mean in zip(ratios, means, strict=True)]).sum(0)
+    return beyond, squares.clamp(min=0).sqrt()
 
 
 def _draws(n: int, resamples: int, seed: int) -> Iterator[Float[Tensor, "r n"]]:
