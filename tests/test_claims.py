@@ -53,6 +53,8 @@ def estimate(*ends):
         (Bound("within", 0.01), -0.03, -0.02, FAILS),
         (Bound("within", 0.01), -0.03, 0.0, UNDECIDED),
         (Bound("within", 0.01), -0.03, 0.03, UNDECIDED),
+        (Bound("above"), 1e-17, 2e-17, UNDECIDED),  # rounding
+        (Bound("below"), 1e-17, 2e-17, UNDECIDED),
         (Bound("above"), -math.inf, math.inf, UNDECIDED),
         (Bound("above"), math.nan, math.nan, UNDECIDED),
     ],

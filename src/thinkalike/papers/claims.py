@@ -19,6 +19,7 @@ from thinkalike.measures import Estimate
 Verdict = Literal["holds", "does not hold", "undecided", "not testable here"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not testable here")
 HOLDS, FAILS, UNDECIDED, UNTESTABLE = VERDICTS
+ROUNDING = 1e-9  # nats, shares or correlations: what is nearer to a limit than that is at it
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Bound:
         if self.kind == "below":
             low, high = -high, -low
         limit = self.limit if self.kind == "above" else -self.limit
-        return HOLDS if low > limit else FAILS if high < limit else UNDECIDED
+        return HOLDS if low > limit + ROUNDING else FAILS if high < limit - ROUNDING else UNDECIDED
 
 
 def joined(verdicts: Iterable[Verdict]) -> Verdict:
