@@ -67,9 +67,9 @@ def main(store: str) -> None:
     print("# What the papers claim, and what was found")
     print("Made by `python docs/make_results.py STORE` from `claims.csv`.\n")
     print(
-        "A claim *holds* if the whole of its intervals (95 %, of all its numbers together) is where the tolerance "
-        "says, *does not hold* if one is wholly elsewhere, and is *undecided* if an interval has a part on either side; the "
-        "smallest effect is half the widest interval.\n"
+        "A claim *holds* if the whole of its intervals (95 %, of all its numbers together) is where the tolerance says, "
+        "*does not hold* if one is wholly elsewhere, and is *undecided* if one has a part on either side. The smallest "
+        "effect is half the widest interval.\n"
     )
     print(f"## Overview\n{overview(results)}\n" if results else "No experiment is finished.")
     for result in results:
