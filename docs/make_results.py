@@ -3,27 +3,77 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+
+import pandas as pd
 
 from thinkalike.config import options
+from thinkalike.papers.claims import VERDICTS
 from thinkalike.store import Result, finished
 
+COLUMNS = ("claim", "verdict", "numbers", "units", "tolerance", "smallest_effect")
 
-def table(result: Result) -> str:
-    """Return the claims of an experiment's result as a table of Markdown."""
-    rows = [f"| {row.claim} | {row.verdict} | {row.numbers} |" for row in result.tables["claims"].itertuples()]
-    scale = result.config["scale"]
-    command = f"python analyze.py experiment={result.config['experiment']} scale={scale}"
-    head = f"## {result.config['experiment']}, scale {scale}\n`{command}`\n"
-    return "\n".join([head, "| claim | verdict | numbers |", "|---|---|---|", *rows])
+
+def markdown(table: pd.DataFrame) -> str:
+    """Return a table as one of Markdown."""
+    rows = [[str(name).replace("_", " ") for name in table], ["---"] * len(table.columns)]
+    rows += [[_cell(value) for value in row] for row in table.itertuples(index=False)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return "" if pd.isna(value) else f"{value:.2g}"
+    return str(value)
+
+
+def newest(store: str) -> list[Result]:
+    """Return the newest result of each experiment at each scale, in the order of their names."""
+    found: dict[tuple[str, str], Result] = {}
+    for name in options("experiment"):
+        for result in sorted(finished(store, name.replace("/", "-")), key=lambda each: each.folder.stat().st_mtime):
+            found[name, result.config["scale"]] = result
+    return list(found.values())
+
+
+def claims_of(result: Result) -> pd.DataFrame:
+    """Return one row per claim of an experiment's result."""
+    return result.tables["claims"].reindex(columns=list(COLUMNS)).fillna({"units": "", "tolerance": ""})
+
+
+def overview(results: Sequence[Result]) -> str:
+    """Return how many claims of each paper have each verdict, and then all claims with their verdicts."""
+    parts = [
+        claims_of(each).assign(experiment=each.config["experiment"], scale=each.config["scale"]) for each in results
+    ]
+    claims = pd.concat(parts, ignore_index=True)
+    claims["paper"] = claims["experiment"].str.partition("/")[0]
+    counts = claims.groupby(["paper", "scale", "verdict"]).size().unstack(fill_value=0)
+    counts = counts.reindex(columns=list(VERDICTS), fill_value=0).reset_index()
+    shown = claims[["experiment", "scale", "claim", "verdict", "units", "smallest_effect"]]
+    return f"{markdown(counts)}\n\n{markdown(shown)}"
+
+
+def section(result: Result) -> str:
+    """Return the claims of an experiment's result with their numbers, under the command that makes it."""
+    name, scale = result.config["experiment"], result.config["scale"]
+    command = f"python analyze.py experiment={name} scale={scale}"
+    return f"## {name}, scale {scale}\n`{command}`\n\n{markdown(claims_of(result))}"
 
 
 def main(store: str) -> None:
+    """Print the overview, and a section for each experiment."""
+    results = newest(store)
+    print("# What the papers claim, and what was found")
+    print("Made by `python docs/make_results.py STORE` from `claims.csv`.\n")
     print(
-        "# What the papers claim, and what was found\nMade by `python docs/make_results.py STORE` from `claims.csv`.\n"
+        "A claim *holds* if the whole of its intervals (95 %, of all its numbers together) is where the tolerance says, "
+        "*does not hold* if one is wholly elsewhere, and is *undecided* if one has a part on either side. The smallest "
+        "effect is half the widest interval.\n"
     )
-    for name in options("experiment"):
-        for result in finished(store, name.replace("/", "-")):
-            print(table(result), end="\n\n")
+    print(f"## Overview\n{overview(results)}\n" if results else "No experiment is finished.")
+    for result in results:
+        print(section(result), end="\n\n")
 
 
 if __name__ == "__main__":

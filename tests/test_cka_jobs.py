@@ -18,7 +18,8 @@ from thinkalike.measures import CKA, alignment
 from thinkalike.measures.kernels import metric as metrics
 from thinkalike.models import FrozenModel, load_model
 from thinkalike.papers import brown2023_cka as experiments
-from thinkalike.papers.experiment import Case, job_of
+from thinkalike.papers.claims import VERDICTS
+from thinkalike.papers.experiment import Case, Model, job_of
 from thinkalike.store import Job, Result, write_state
 
 
@@ -285,8 +286,10 @@ def test_blocks_that_are_planted_are_found(tmp_path):
     cells = torch.where(block[:, None] == block, 0.9, 0.3)
     assert float(experiments.block_structure(cells)) == pytest.approx(0.6)
     both = case(tmp_path, aa=cells, bb=torch.full((8, 8), 0.5))
-    assert experiments._blocks(both, "a").holds
-    assert not experiments._blocks(both, "b").holds
+    assert experiments._blocks(both, "a").verdict == "holds"
+    assert experiments._blocks(both, "b").verdict == "undecided"
+    reversed_ = case(tmp_path, cc=torch.where(block[:, None] == block, 0.3, 0.9))
+    assert experiments._blocks(reversed_, "c").verdict == "does not hold"
 
 
 def test_an_odd_one_out_that_is_planted_is_found(tmp_path):
@@ -294,17 +297,58 @@ def test_an_odd_one_out_that_is_planted_is_found(tmp_path):
     low[1:3, 1:5] = 0.5
     both, alike, odd = case(tmp_path, ab=high, cb=low), [("a", "b")], [("c", "b")]
     claim = experiments._odd_one_out("", both, alike, odd)
-    assert claim.holds
+    assert (claim.verdict, claim.units, claim.tolerance) == ("holds", "20 batches", "above 0")
+    assert 0 < claim.smallest_effect < 0.05
     assert "+0.3" in claim.numbers
     assert re.search(r"minus that of \(c, b\): \+0\.\d{4} \[\+0\.\d{4}, \+0\.\d{4}\]$", claim.numbers)
-    assert not experiments._odd_one_out("", both, odd, alike).holds
+    assert experiments._odd_one_out("", both, odd, alike).verdict == "does not hold"
 
 
 def test_early_layers_that_are_alike_are_found(tmp_path):
     cells = torch.full((4, 4), 0.5)
-    assert not experiments._early(case(tmp_path, ab=cells), [("a", "b")]).holds
+    assert experiments._early(case(tmp_path, ab=cells), [("a", "b")]).verdict == "undecided"
     cells[0, 0] = 0.9
-    assert experiments._early(case(tmp_path, cd=cells), [("c", "d")]).holds
+    assert experiments._early(case(tmp_path, cd=cells), [("c", "d")]).verdict == "holds"
+
+
+TILTED = torch.full((4, 4), 0.5) + 0.1 * (torch.ones(4, 4).triu(1) - torch.ones(4, 4).tril(-1))
+
+
+@pytest.mark.parametrize(
+    ("cells", "noise", "verdict"),
+    [
+        (torch.full((4, 4), 0.5), 0.001, "holds"),
+        (TILTED, 0.001, "does not hold"),
+        (torch.full((4, 4), 0.5), 0.1, "undecided"),
+    ],
+)
+def test_a_direction_of_cka_is_judged_by_its_interval(cells, noise, verdict, tmp_path):
+    result = planted(tmp_path, cells, noise)
+    models = [Model((), ModelConfig(name=name)) for name in "ab"]
+    config = composed("experiment=brown2023/figure4", door="analyze")
+    claim = experiments._tilt(Case(config, models, {"a, b": result}))
+    assert claim.verdict == verdict
+    assert claim.tolerance == "within 0.01 of 0"
+
+
+def test_likeness_that_grows_is_judged_by_all_steps_together(tmp_path):
+    def likeness(value):
+        return torch.eye(4) + value * (1 - torch.eye(4))
+
+    def verdict(folder, *values):
+        names = "xyz"[: len(values)]
+        made = {
+            f"{name}, {name}": planted(tmp_path / folder, likeness(value))
+            for name, value in zip(names, values, strict=True)
+        }
+        models = [Model((), ModelConfig(name=name)) for name in names]
+        return experiments._grows(Case(composed("experiment=brown2023/figure10", door="analyze"), models, made))
+
+    growing = verdict("a", 0.3, 0.5, 0.7)
+    assert growing.verdict == "holds"
+    assert "all 2 together (Bonferroni)" in growing.numbers
+    assert verdict("b", 0.3, 0.5, 0.4).verdict == "does not hold"
+    assert verdict("c", 0.3, 0.5, 0.5).verdict == "undecided"
 
 
 def test_one_sidedness_is_zero_for_symmetric_cells_and_turns_its_sign():
@@ -392,7 +436,7 @@ def test_an_experiment_runs_at_paper_scale_against_a_hub(figure, cells, reposito
         result = door("analyze.py", f"experiment=brown2023/{figure}", *small, endpoint=endpoint).result
     assert any(path.endswith((".safetensors", ".pth")) for path in asked)
     assert len(result.table) == cells
-    assert set(result.tables["claims"]["verdict"]) <= {"holds", "does not hold"}
+    assert set(result.tables["claims"]["verdict"]) <= set(VERDICTS)
     assert (result.folder / "figures" / "cka.png").exists()
 
 

@@ -15,7 +15,7 @@ import wandb_runs
 from conftest import composed, kill_and_resume
 from thinkalike.config import pairs_of_layers
 from thinkalike.errors import ConfigError, StoreError
-from thinkalike.evaluation import byte_count
+from thinkalike.evaluation import bytes_by_document
 from thinkalike.instruments.stitching.screen import _warn_of_far_states
 from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.job import Instrument, Work
@@ -97,10 +97,13 @@ def test_far_states_at_a_low_penalty_are_warned_of(caplog):
     ]
 
 
-def test_bytes_are_those_of_the_text():
-    text = "abc dé " * 30
-    rows = torch.tensor([[0, *tiny.tokenizer().encode(text)]])
-    assert byte_count(tiny.tokenizer(), rows) == len(text.encode())
+def test_bytes_are_those_of_the_text_of_each_document():
+    texts = ["abc dé " * 30, "", "été"]
+    tokens = [tiny.tokenizer().encode(text) for text in texts]
+    rows = torch.tensor([[0, *tokens[0], *tokens[2]]])
+    owners = torch.tensor([[0] * (1 + len(tokens[0])) + [2] * len(tokens[2])])
+    found = bytes_by_document(tiny.tokenizer(), rows, owners)
+    assert found.tolist() == [len(text.encode()) for text in texts]
 
 
 @pytest.mark.slow

@@ -174,28 +174,6 @@ def test_the_mean_is_exactly_that_per_token():
     assert (mean < high).all()
 
 
-def test_the_interval_is_that_of_an_independent_bootstrap_of_the_ratio():
-    """Ends of a percentile interval of 20,000 resamples scatter by about 1 % of its width."""
-    (sums, counts), chance = per_document(layers=()), np.random.default_rng(1)
-    draws = chance.integers(40, size=(20000, 40))
-    means = sums.numpy()[draws].sum(1) / counts.numpy()[draws].sum(1)
-    for level in (0.95, 0.5):
-        _, low, high = bootstrap_interval(sums, counts, level=level, resamples=20000)
-        ends = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-        np.testing.assert_allclose([low, high], ends, rtol=0, atol=0.05 * (ends[1] - ends[0]))
-    per_text = np.quantile((sums / counts).numpy()[draws].mean(1), [0.25, 0.75])
-    assert abs(per_text - ends).max() > 0.05 * (ends[1] - ends[0]), "control: the mean of means is another number"
-
-
-def test_with_equal_counts_the_interval_is_scipys():
-    rates = 2 + torch.randn(40, dtype=torch.float64)
-    _, low, high = bootstrap_interval(rates * 64, torch.full((40,), 64.0), resamples=20000, level=0.9)
-    peer = scipy.stats.bootstrap(
-        (rates.numpy(),), np.mean, confidence_level=0.9, n_resamples=20000, method="percentile", rng=2
-    ).confidence_interval
-    np.testing.assert_allclose([low, high], [peer.low, peer.high], rtol=0, atol=0.05 * (peer.high - peer.low))
-
-
 def test_documents_without_tokens_do_not_matter():
     sums, counts = per_document()
     wider = torch.zeros(2, 60, dtype=torch.float64)

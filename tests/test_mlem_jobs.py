@@ -19,14 +19,15 @@ import tiny
 from conftest import composed, results_in
 from thinkalike import figures, papers
 from thinkalike.config import ModelConfig
-from thinkalike.data import controlled_stimuli, read_table
+from thinkalike.data import Stimuli, controlled_stimuli, read_table
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments.mlem import FeatureProfiles
-from thinkalike.measures import MLEM, feature_importance, rsa, weighted_tau
+from thinkalike.measures import MLEM, feature_importance, jackknife, rsa, weighted_tau
 from thinkalike.models import load_model
 from thinkalike.papers import salle2024_layers as layers
 from thinkalike.papers import salle2024_profiles as profiles
 from thinkalike.papers import salle2024_stimuli
+from thinkalike.papers.claims import VERDICTS
 from thinkalike.papers.experiment import Case, Model, job_of
 from thinkalike.states import stimulus_states
 from thinkalike.store import Job
@@ -333,26 +334,34 @@ def planted(folder, name, importances, noise=0.01, score=0.8, family="bert") -> 
     job = Job(str(folder), "mlem", name)
     record = {"provenance": {"models": [{"name": name, "family": family}]}}
     with job.running():
-        job.write({}, record, {"table": table, "scores": scores}, {"importances": by_fold})
+        job.write(
+            {},
+            record,
+            {"table": table, "scores": scores},
+            {"importances": by_fold, "scores": (score + noise * scatter[:, 0]).numpy()},
+        )
         return profiles.Profiles(Model((), ModelConfig(name=name)), job.appear())
 
 
 STEADY = [[0.5, 0.2, 0.1]] * 6
 TURNING = [[0.5, 0.2, 0.1], *[[0.1, 0.2, 0.1]], *[[0.1, 0.1, 0.4]] * 3, [0.5, 0.1, 0.4]]
+ALTERNATING = [[0.5, 0.2, 0.1], [0.1, 0.2, 0.5]] * 3
 CLAIMS = [
     (profiles._part_of_speech_leads, STEADY, TURNING),
     (profiles._leads_at_the_ends, TURNING, STEADY),
-    (profiles._position_rises, TURNING, STEADY),
-    (profiles._number_fades, TURNING, STEADY),
-    (layers._has_blocks, TURNING, STEADY),
+    (profiles._position_rises, TURNING, TURNING[::-1]),
+    (profiles._number_fades, TURNING, TURNING[::-1]),
+    (layers._has_blocks, TURNING, ALTERNATING),
 ]
 
 
 @pytest.mark.parametrize(("claim", "so", "otherwise"), CLAIMS, ids=[claim.__name__ for claim, *_ in CLAIMS])
 def test_a_claim_holds_where_it_was_planted_and_only_there(claim, so, otherwise, tmp_path):
     found = claim(planted(tmp_path, "a", so))
-    assert found.holds is True
-    assert claim(planted(tmp_path, "b", otherwise)).holds is False
+    assert (found.verdict, found.units) == ("holds", "5 folds of the stimuli")
+    assert found.smallest_effect > 0
+    assert claim(planted(tmp_path, "b", otherwise)).verdict == "does not hold"
+    assert claim(planted(tmp_path, "c", so, noise=2.0)).verdict == "undecided"
     if claim is not profiles._leads_at_the_ends:
         assert re.search(r" \+\d\.\d{3} \[\+\d\.\d{3}, \+\d\.\d{3}\]$", found.numbers)
 
@@ -366,36 +375,93 @@ def test_scores_are_judged_by_the_weakest_model(tmp_path):
     first, second, weak = (
         planted(tmp_path, name, STEADY, score=score) for name, score in zip("abc", (0.8, 0.8, 0.6), strict=True)
     )
-    assert profiles._predicts([first, second]).holds
-    assert not profiles._predicts([first, weak]).holds
+    assert profiles._predicts([first, second]).verdict == "holds"
+    assert profiles._predicts([first, weak]).verdict == "does not hold"
+    assert profiles._predicts([first, planted(tmp_path, "d", STEADY, noise=0.5)]).verdict == "undecided"
+    assert "all 2 together" in profiles._predicts([first, second]).numbers
+
+
+MODELS_OF_LAYERS = [name for name in "abcd" for _ in range(3)]
 
 
 def test_matrices_agree_with_themselves_and_not_with_noise():
     points = torch.randn(12, 3, dtype=torch.float64)
     likeness = 1 - torch.cdist(points, points) / 10
     likeness = (likeness + likeness.T) / 2
-    assert layers._agree(likeness, likeness.square()).holds
+    claim = layers._agree(likeness, likeness.square(), MODELS_OF_LAYERS)
+    assert (claim.verdict, claim.units) == ("holds", "4 models")
+    assert layers._agree(likeness, 1 - likeness, MODELS_OF_LAYERS).verdict == "does not hold"
     noise = torch.rand(12, 12, dtype=torch.float64)
-    assert not layers._agree(likeness, ((noise + noise.T) / 2).fill_diagonal_(1)).holds
+    noise = ((noise + noise.T) / 2).fill_diagonal_(1)
+    assert layers._agree(likeness, noise, MODELS_OF_LAYERS).verdict == "undecided"
 
 
 def test_seeds_and_architectures_are_told_apart():
     rows = pd.DataFrame({"model": ["a-mini", "b-mini", "a-mini-s1", "b-mini-s1"], "layer": [0] * 4})
     families = torch.tensor([0, 1, 0, 1])
-    found = layers.Layers(rows, torch.zeros(4, 3), families[:, None] == families)
+    found = layers.Layers(rows, torch.zeros(5, 4, 3), families[:, None] == families)
     alike = torch.tensor([[1, 0.1, 0.9, 0.1], [0.1, 1, 0.1, 0.9], [0.9, 0.1, 1, 0.1], [0.1, 0.9, 0.1, 1]])
-    assert layers._seeds({"A": alike}, found).holds
-    assert not layers._seeds({"A": 1 - alike}, found).holds
+    assert layers._seeds({"A": alike}, found).verdict == "holds"
+    assert layers._seeds({"A": 1 - alike}, found).verdict == "does not hold"
+    assert layers._seeds({"A": alike, "B": alike.where(alike != 0.9, torch.rand(4, 4))}, found).verdict == "undecided"
+
+
+def test_intervals_over_models_leave_a_model_and_all_its_layers_out():
+    values = torch.tensor([1.0, 2.0, 5.0, 6.0, 9.0], dtype=torch.float64)
+    found = layers.over_models(lambda places: values[places].mean(), ["a", "a", "b", "c", "c"])
+    without = torch.stack([values[2:].mean(), values[[0, 1, 3, 4]].mean(), values[:3].mean()])
+    expected = jackknife(values.mean(), without)
+    torch.testing.assert_close([*found], [*expected])
+
+
+def test_a_statistic_that_needs_every_model_has_no_interval():
+    def spread(places):
+        if len(places) < 3:
+            raise ValueError("too few")
+        return torch.tensor(1.0)
+
+    for statistic in (spread, lambda places: torch.tensor(1.0 if len(places) == 3 else torch.nan)):
+        value, low, high = layers.over_models(statistic, ["a", "b", "c"])
+        assert (float(value), float(low), float(high)) == (1, -torch.inf, torch.inf)
 
 
 def test_leaders_of_a_contrast():
     table = pd.DataFrame({"feature": ["PoS", "Number"], "x": [0.5, 0.1], "y": [0.4, 0.1]})
     contrast = figures.Contrast("most alike, τ = +1.00", ("bert layer 1", "mamba layer 2"), table, (), "PoS")
-    assert layers._shared_leader(contrast).holds
-    assert not layers._shared_leader(contrast._replace(importance=table.assign(y=[0.1, 0.4]))).holds
-    assert layers._split_leader(contrast, ["mamba"]).holds
-    assert not layers._split_leader(contrast, ["bert-mini"]).holds
-    assert not layers._split_leader(contrast._replace(feature="Number"), ["mamba"]).holds
+    scatter = 0.01 * torch.randn(5, 2, generator=torch.Generator().manual_seed(0)).double()
+
+    def shared(*leads, noise=1.0):
+        return layers._shared_leader(contrast, torch.tensor(leads, dtype=torch.float64) + noise * scatter).verdict
+
+    assert [shared(0.4, 0.3), shared(0.4, -0.3), shared(0.4, 0.3, noise=100)] == ["holds", "does not hold", "undecided"]
+
+    def split(lead, *recurrent, noise=1.0):
+        return layers._split_leader(contrast, lead + noise * scatter[:, 0], recurrent).verdict
+
+    assert [split(0.4, "mamba"), split(-0.4, "mamba"), split(0.4, "bert-mini")] == ["holds"] + ["does not hold"] * 2
+    assert split(0.4, "mamba", noise=100) == "undecided"
+
+
+def test_the_lead_of_pos_is_over_the_strongest_of_the_others():
+    importances = torch.tensor([[[0.5, 0.4, 0.1], [0.1, 0.2, 0.6]], [[0.7, 0.2, 0.3], [0.3, 0.0, 0.4]]])
+    found = profiles.lead_over_others(importances, ["PoS", "Number", "Word position"])
+    torch.testing.assert_close(found, torch.tensor([[0.1, -0.5], [0.5, -0.1]]))
+    with pytest.raises(DataError, match="claims are about PoS, which these stimuli do not have"):
+        profiles.lead_over_others(importances, ["Tense", "Number", "Word position"])
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.0, "holds"), (1.0, "does not hold"), (0.94, "undecided")])
+def test_features_that_are_nearly_the_same_are_found(share, verdict, monkeypatch):
+    chance = np.random.default_rng(0)
+    first = chance.integers(3, size=60)
+    second = np.where(chance.random(60) < share, first, chance.integers(3, size=60))
+    features = pd.DataFrame({"first": first.astype(str), "second": second.astype(str)})
+    texts = [f"t{number}" for number in range(60)]
+    stimuli = Stimuli(texts, np.arange(60), [(0, len(text)) for text in texts], texts, features)
+    monkeypatch.setattr(salle2024_stimuli, "read_stimuli", lambda _: stimuli)
+    config = composed("experiment=salle2024/figure_s5", door="analyze")
+    (claim,) = salle2024_stimuli._figure_s5(Case(config, [])).claims
+    assert (claim.verdict, claim.units) == (verdict, "10 parts of 60 words")
 
 
 @pytest.mark.parametrize("experiment", ["table_s1", "figure_s5"])
@@ -431,7 +497,7 @@ def test_experiments_run_at_paper_scale_against_a_hub(repositories, door, words,
     with hub.serve(repositories) as (endpoint, asked):
         for figure, kinds in (("figure3", {"mlem"}), ("figure2", {"mlem", "rsa"}), ("figure4", {"mlem", "rsa"})):
             result = door("analyze.py", f"experiment=salle2024/{figure}", *small, endpoint=endpoint).result
-            assert set(result.tables["claims"]["verdict"]) <= {"holds", "does not hold"}
+            assert set(result.tables["claims"]["verdict"]) <= set(VERDICTS)
             assert any(path.suffix == ".png" for path in result.figures)
             assert {made.kind for made in results_in(tmp_path / "results")} & {"mlem", "rsa"} == kinds
         assert door("analyze.py", "experiment=salle2024/figure2", *small, endpoint=endpoint).result.folder.exists()

@@ -11,7 +11,7 @@ from thinkalike.config import options
 from thinkalike.errors import ConfigError, StoreError
 from thinkalike.papers import PAPERS, brown2023_stitching, experiment_named, reproduce
 from thinkalike.papers.brown2023_stitching import Direction
-from thinkalike.papers.experiment import Case, Claim, job_of
+from thinkalike.papers.experiment import Case, job_of
 
 
 def stitched(folder, source, target, penalties, tokens=None):
@@ -34,50 +34,95 @@ def case(results):
     return Case(config, [], {f"{source} → {target}": result for (source, target), result in results.items()})
 
 
-def claims(folder, solu_gelu, gelu_solu, solu_solu, gelu_gelu):
-    penalties = {
-        ("solu-3l", "gelu-3l"): solu_gelu, ("gelu-3l", "solu-3l"): gelu_solu,
-        ("solu-3l", "solu-3l"): solu_solu, ("gelu-3l", "gelu-3l"): gelu_gelu,
-    }  # fmt: skip
-    made = {key: stitched(folder, *key, values) for key, values in penalties.items()}
-    return brown2023_stitching._claims(case(made), "3 layers")
+OTHERS = {"solu-3l": "solu-3l-s1", "gelu-3l": "gelu-3l-s1"}  # independent seeds of them
 
 
-def test_claims_that_are_planted_hold(tmp_path):
-    verdicts = claims(tmp_path, [0.4, 0.3], [0.2, 0.1], [0.0, 0.0], [0.05, 0.04])
+def claims(monkeypatch, folder, solu_gelu, gelu_solu, solu_solu, gelu_gelu, seeds=False):
+    """The claims on four directions; `seeds`: between models of one activation with independent seeds."""
+    ends = {
+        ("solu", "gelu"): solu_gelu,
+        ("gelu", "solu"): gelu_solu,
+        ("solu", "solu"): solu_solu,
+        ("gelu", "gelu"): gelu_gelu,
+    }
+    directions = []
+    for (source, target), penalties in ends.items():
+        names = f"{source}-3l", OTHERS[f"{target}-3l"] if seeds and source == target else f"{target}-3l"
+        directions.append((Direction("g", (source, target), *names), penalties))
+    monkeypatch.setattr(brown2023_stitching, "_directions", lambda _: [each for each, _ in directions])
+    made = {
+        (each.source, each.target): stitched(folder, each.source, each.target, values) for each, values in directions
+    }
+    return brown2023_stitching._claims(case(made), "g")
+
+
+def test_claims_that_are_planted_hold(tmp_path, monkeypatch):
+    verdicts = claims(monkeypatch, tmp_path, [0.4, 0.3], [0.2, 0.1], [0.0, 0.0], [0.05, 0.04], seeds=True)
     assert [claim.verdict for claim in verdicts] == ["holds"] * 3
     assert "+0.200 [" in verdicts[0].numbers
+    assert all("hold for all together (max-t)" in claim.numbers for claim in verdicts)
+    assert {claim.units for claim in verdicts} == {"40 documents (as 40.0 of equal length)"}
+    assert all(0 < claim.smallest_effect < 0.02 for claim in verdicts)
 
 
-def test_claims_that_fail_at_one_layer_do_not_hold(tmp_path):
-    verdicts = claims(tmp_path, [0.4, 0.05], [0.2, 0.1], [0.15, 0.0], [0.05, 0.14])
-    assert [claim.holds for claim in verdicts] == [False, False, False]
+def test_claims_that_fail_at_one_layer_do_not_hold(tmp_path, monkeypatch):
+    verdicts = claims(monkeypatch, tmp_path, [0.4, 0.05], [0.2, 0.1], [0.15, 0.0], [0.05, 0.14], seeds=True)
+    assert [claim.verdict for claim in verdicts] == ["does not hold"] * 3
+
+
+def test_claims_are_undecided_where_an_interval_covers_zero(tmp_path, monkeypatch):
+    verdicts = claims(monkeypatch, tmp_path, [0.4, 0.1], [0.2, 0.1], [0.1, 0.1], [0.1, 0.1], seeds=True)
+    assert [claim.verdict for claim in verdicts] == ["undecided"] * 3
+
+
+def test_a_stitch_into_itself_says_nothing_of_the_same_activation(tmp_path, monkeypatch):
+    verdicts = claims(monkeypatch, tmp_path, [0.4, 0.3], [0.2, 0.1], [0.0, 0.0], [0.05, 0.04])
+    assert [claim.verdict for claim in verdicts] == ["holds", "not testable here", "holds"]
+    assert "starts at its solution" in verdicts[1].numbers
+
+
+@pytest.mark.parametrize(("scale", "testable"), [("paper", set()), ("mini", {"3 layers, other seed"})])
+def test_only_independent_seeds_test_the_same_activation(scale, testable):
+    same = [each for each in brown2023_stitching.DIRECTIONS[scale] if len(set(each.activations)) == 1]
+    assert {each.group for each in same if each.source != each.target} == testable
 
 
 FORTH, BACK = Direction("g", ("solu", "gelu"), "a", "b"), Direction("g", ("gelu", "solu"), "b", "a")
 
 
-def test_a_difference_within_its_interval_does_not_hold(tmp_path):
+def test_a_difference_within_its_interval_is_undecided(tmp_path):
     more, less = stitched(tmp_path, "a", "b", [0.1001]), stitched(tmp_path, "b", "a", [0.1])
     noise = np.random.default_rng(1).normal(0, 10, (1, 40))
     np.savez(less.folder / "arrays.npz", **{**less.arrays, "stitch": less.arrays["stitch"] + noise})
     results = case({("a", "b"): more, ("b", "a"): Result(less.folder)})
-    assert brown2023_stitching._greater(results, "", FORTH, BACK).holds is False
+    assert brown2023_stitching._greater(results, "", [(FORTH, BACK)]).verdict == "undecided"
+
+
+def test_stitches_that_learn_and_that_do_not():
+    noise = np.random.default_rng(0).normal(0, 0.01, (60, 2))
+    falling, level = np.linspace(3, 2, 60)[:, None] + noise, 3 + noise
+    rising = np.stack([falling[:, 0], level[:, 0] + np.linspace(0, 1, 60)], 1)
+    verdicts = [brown2023_stitching._learn({FORTH: curve}).verdict for curve in (falling, level, rising)]
+    assert verdicts == ["holds", "undecided", "does not hold"]
+    claim = brown2023_stitching._learn({FORTH: falling, BACK: falling})
+    assert "all 4 together (Bonferroni)" in claim.numbers
+    assert claim.units == "10 first and 30 last steps"
 
 
 def test_directions_on_other_documents_are_not_compared(tmp_path):
     more = stitched(tmp_path, "a", "b", [0.1])
     less = stitched(tmp_path, "b", "a", [0.1], tokens=np.full(40, 900.0))
     with pytest.raises(StoreError, match="report on different documents"):
-        brown2023_stitching._greater(case({("a", "b"): more, ("b", "a"): less}), "", FORTH, BACK)
+        brown2023_stitching._greater(case({("a", "b"): more, ("b", "a"): less}), "", [(FORTH, BACK)])
 
 
-def test_verdicts_have_three_words():
-    assert [Claim("", holds, "").verdict for holds in (True, False, None)] == [
-        "holds",
-        "does not hold",
-        "not testable here",
-    ]
+def test_pairs_of_directions_on_other_documents_are_not_judged_together(tmp_path):
+    tokens = np.full(40, 900.0)
+    ends = [("a", "b"), ("b", "a"), ("c", "d"), ("d", "c")]
+    made = {each: stitched(tmp_path, *each, [0.1], tokens if "c" in each else None) for each in ends}
+    others = [Direction("g", ("solu", "gelu"), *each) for each in ends]
+    with pytest.raises(StoreError, match="report on different documents"):
+        brown2023_stitching._greater(case(made), "", [tuple(others[:2]), tuple(others[2:])])
 
 
 def test_an_unknown_experiment_names_the_nearest():

@@ -15,6 +15,7 @@ from thinkalike.data.stimuli.conllu import read_conllu
 from thinkalike.data.stimuli.controlled import controlled_stimuli
 from thinkalike.data.stimuli.stimuli import Stimuli
 from thinkalike.data.stimuli.tables import read_table
+from thinkalike.data.text.packing import beginning_bytes
 from thinkalike.data.text.rows import Corpus
 from thinkalike.data.text.tokens import read_tokens
 from thinkalike.data.text.two_tokenizers import SourceText
@@ -31,6 +32,7 @@ def read_corpus(
     bos: bool,
     fit_tokens: int | None,
     source: SourceText | None = None,
+    whole: bool = False,
 ) -> Corpus:
     """Return the token rows that a configuration describes, with what it leaves open filled in.
 
@@ -38,18 +40,22 @@ def read_corpus(
         context, bos: of the models that read them.
         fit_tokens: as many as training sees; None: all that there are.
         source: a model that reads the same text with another tokenizer.
+        whole: read the documents of the report to their ends, where they are not what intervals are over. Otherwise
+            their beginnings are read, so that they are many, and about equally long.
 
     Raises:
         DataError: see `read_tokens`.
     """
+    report_tokens = data.report_tokens or 262144
     return read_tokens(
         data,
         tokenizer,
         context=data.context or context,
         bos=bos if data.bos is None else data.bos,
         fit_tokens=data.fit_tokens or fit_tokens,
-        report_tokens=data.report_tokens or 262144,
+        report_tokens=report_tokens,
         source=replace(source, bos=data.bos) if source and data.bos is not None else source,
+        most_bytes=None if whole else beginning_bytes(report_tokens),
     )
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from thinkalike.data import Corpus
+from thinkalike.evaluation.intervals import document_numbers, with_ends
 from thinkalike.evaluation.shares import halved
-from thinkalike.measures import CHUNK, bootstrap_interval, sum_by_document, token_loss, unigram_entropy
+from thinkalike.measures import CHUNK, sum_by_document, token_loss, unigram_entropy
 from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models import FrozenModel
 
@@ -57,6 +58,8 @@ def masked_losses(
 def held_out_loss(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
     """Return the loss on the report rows with its interval over documents, and the tokens' unigram entropy, in nats.
 
+    `documents` and `effective_documents` say over how many, see `document_numbers`.
+
     A model that predicts hidden tokens is asked for those that `masked_losses` hides, the same each time.
     """
     rows = corpus.report
@@ -70,8 +73,8 @@ def held_out_loss(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
         sums = sums + sum_by_document(losses, owners, count)
         tokens = tokens + sum_by_document(torch.ones_like(losses), owners, count)
         asked.append(part[predicted])
-    mean, low, high = (float(value) for value in bootstrap_interval(sums, tokens))
-    return {"loss": mean, "loss_low": low, "loss_high": high, "unigram_entropy": unigram_entropy(torch.cat(asked))}
+    entropy = {"unigram_entropy": unigram_entropy(torch.cat(asked))}
+    return with_ends("loss", sums, tokens) | entropy | document_numbers(tokens)
 
 
 def _that_fit(model: FrozenModel, rows: Int[Tensor, "rows context"], most: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Int
@@ -220,9 +220,3 @@ def state_moments(
             [state.flatten(0, 1).to(target.device) for state in mine], [state.flatten(0, 1) for state in theirs]
         )
     return moments
-
-
-def byte_count(tokenizer: Any, rows: Int[Tensor, "rows context"]) -> int:
-    """Return the bytes of the text of all predicted tokens, to within a character per row."""
-    texts = tokenizer.batch_decode(rows[:, 1:].tolist(), skip_special_tokens=True)
-    return sum(len(text.encode()) for text in texts)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig
 from thinkalike.errors import StoreError
-from thinkalike.evaluation import BITS
+from thinkalike.evaluation import BITS, document_numbers, number_of_documents
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import Estimate, bootstrap_difference, bootstrap_interval
 from thinkalike.store import Result, finished
@@ -28,7 +28,7 @@ class Config(MeasureConfig):
     kind: str = "asymmetry"
 
 
-class Asymmetry(Instrument, kind="asymmetry", reads=("model", "target")):
+class Asymmetry(Instrument, kind="asymmetry", version=2, reads=("model", "target")):
     """Subtracts the penalty of `target` into `model` from that of `model` into `target`, by layer.
 
     It takes the newest two results of the store that differ in nothing but their direction.
@@ -42,7 +42,10 @@ class Asymmetry(Instrument, kind="asymmetry", reads=("model", "target")):
         there, back = (work.inputs[side] for side in ("there", "back"))
         table = asymmetries(there, back)
         facts = {"parts": [str(there.folder), str(back.folder)]}
-        return Outcome(table, {"mean_asymmetry": float(table["asymmetry"].mean())}, facts=facts)
+        scalars = {"mean_asymmetry": float(table["asymmetry"].mean())} | document_numbers(
+            _compared(there, back).counts[0]
+        )
+        return Outcome(table, scalars, facts=facts)
 
     def draw(self, result: Result, folder: Path) -> None:
         table, first = result.table, result.table.iloc[0]
@@ -56,6 +59,7 @@ class Asymmetry(Instrument, kind="asymmetry", reads=("model", "target")):
             figures.save(figure, folder, "asymmetry")
 
     def show(self, result: Result) -> None:
+        print(f"95 % intervals over {number_of_documents(result.scalars)}")
         print(result.table.to_string(index=False, float_format="{:+.4f}".format))
 
 
@@ -99,22 +103,61 @@ def asymmetries(there: Result, back: Result) -> pd.DataFrame:
 
 
 def penalty_difference(more: Result, less: Result) -> Estimate:
-    """Return the penalty of one stitching result minus another's at every same-layer pair, by the same documents.
+    """Return the penalty of one stitching result minus another's at every same-layer pair, (l), by the same documents.
 
     It is in nats per token, or, where source and target of both cut text differently, in bits per byte.
 
     Raises:
         StoreError: they report on different documents or layers.
     """
+    return _difference([_compared(more, less)], together=False)[0]
+
+
+def penalty_differences(pairs: Sequence[tuple[Result, Result]]) -> tuple[Estimate, Tensor]:
+    """Return `penalty_difference` of several pairs of results, (p, l), and the tokens or bytes of each document.
+
+    The intervals hold for all pairs and layers together.
+
+    Raises:
+        StoreError: they report on different documents or layers.
+    """
+    compared = [_compared(more, less) for more, less in pairs]
+    for (more, _), each in zip(pairs, compared, strict=True):
+        if not all(torch.equal(a, b) for a, b in zip(each.counts, compared[0].counts, strict=True)):
+            raise _apart(more, pairs[0][0])
+    return _difference(compared, together=True), compared[0].counts[0]
+
+
+class _Compared(NamedTuple):
+    """Two stitching results by the same documents: sums of their penalties (l, documents), and tokens or bytes."""
+
+    penalties: tuple[Tensor, Tensor]
+    counts: tuple[Tensor, Tensor]
+    bits: bool
+
+
+def _compared(more: Result, less: Result) -> _Compared:
     (layers, first, counts), (others, second, theirs) = _penalties(more), _penalties(less)
     if bits := _of_two_tokenizers(more) and _of_two_tokenizers(less):
         here, there = _shared_documents(more, less)
         (first, counts), (second, theirs) = _in_bits(more, first, here), _in_bits(less, second, there)
     if layers != others or len(counts) < 2 or (not bits and not torch.equal(counts, theirs)):
-        raise StoreError(
-            f"{more.folder} and {less.folder} report on different documents or layers; force=true computes them anew"
-        )
-    return bootstrap_difference(first, counts, second, theirs) if bits else bootstrap_interval(first - second, counts)
+        raise _apart(more, less)
+    return _Compared((first, second), (counts, theirs), bits)
+
+
+def _apart(first: Result, second: Result) -> StoreError:
+    return StoreError(
+        f"{first.folder} and {second.folder} report on different documents or layers; force=true computes them anew"
+    )
+
+
+def _difference(compared: Sequence[_Compared], together: bool) -> Estimate:
+    first, second = (torch.stack([each.penalties[side] for each in compared]) for side in (0, 1))
+    counts, theirs = compared[0].counts
+    if compared[0].bits:
+        return bootstrap_difference(first, counts, second, theirs, together=together)
+    return bootstrap_interval(first - second, counts, together=together)
 
 
 def _shared_documents(first: Result, second: Result) -> tuple[np.ndarray, np.ndarray]:
@@ -141,5 +184,6 @@ def _penalties(result: Result) -> tuple[list[int], Tensor, Tensor]:
 
 
 def _same_layers(result: Result) -> pd.DataFrame:
-    """Return the rows of a result's table, under their numbers, that stitch a layer to itself."""
-    return result.table[result.table["source_layer"] == result.table["target_layer"]]
+    """Return the rows of a result's table, under their numbers, that stitch a layer of `model` to that of `target`."""
+    table = result.table[: len(result.arrays["stitch"])]  # the other direction comes after
+    return table[table["source_layer"] == table["target_layer"]]

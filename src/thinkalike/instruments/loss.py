@@ -8,7 +8,7 @@ import pandas as pd
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig
 from thinkalike.data import read_corpus
-from thinkalike.evaluation import held_out_loss
+from thinkalike.evaluation import held_out_loss, number_of_documents
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import span
 from thinkalike.models import load_model
@@ -22,7 +22,7 @@ class Config(MeasureConfig):
     kind: str = "loss"
 
 
-class Loss(Instrument, kind="loss", reads=("model", "data")):
+class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
     """Measures the next-token loss of `model` on `data`, in nats per token."""
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
@@ -37,6 +37,6 @@ class Loss(Instrument, kind="loss", reads=("model", "data")):
         row = result.table.iloc[0]
         print(
             f"{row['model']} on {result.config['data']['name']}: "
-            f"{span(row['loss'], row['loss_low'], row['loss_high'], '.4f')} nats per token; "
-            f"unigram entropy {row['unigram_entropy']:.4f}"
+            f"{span(row['loss'], row['loss_low'], row['loss_high'], '.4f')} nats per token over "
+            f"{number_of_documents(row)}; unigram entropy {row['unigram_entropy']:.4f}"
         )

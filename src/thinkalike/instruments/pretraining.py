@@ -13,7 +13,7 @@ from torch import nn
 from thinkalike.config import ModelConfig, TrainConfig
 from thinkalike.data import Corpus, read_corpus, training_texts
 from thinkalike.errors import ConfigError, ThinkalikeError, first_line
-from thinkalike.evaluation import held_out_loss
+from thinkalike.evaluation import held_out_loss, number_of_documents
 from thinkalike.job import Instrument, Outcome, Work, check_time, fingerprints
 from thinkalike.models import (
     ASSETS,
@@ -37,7 +37,11 @@ TEXTS = {  # what cards say of a source
 
 
 class MiniPretraining(
-    Instrument, kind="pretraining", config=TrainConfig, reads=("model", "data", "pretrain", "trainer", "seed")
+    Instrument,
+    kind="pretraining",
+    version=2,
+    config=TrainConfig,
+    reads=("model", "data", "pretrain", "trainer", "seed"),
 ):
     """Trains the mini that `model` describes; leaves weights, tokenizer and card, and ships them if asked."""
 
@@ -125,8 +129,8 @@ def _card(config: TrainConfig, facts: dict[str, Any], mini: FrozenModel) -> str:
         "data": f"{TEXTS.get(str(config.data.source), config.data.name)}; "
         f"{training['distinct_tokens']:,} distinct tokens",
         "tokens seen": f"{training['tokens_seen']:,} in {training['steps']:,} steps",
-        "held-out loss": f"{heldout['loss']:.4f} nats per token (95 % interval over documents: "
-        f"{heldout['loss_low']:.3f} to {heldout['loss_high']:.3f})",
+        "held-out loss": f"{heldout['loss']:.4f} nats per token (95 % interval over "
+        f"{number_of_documents(heldout)}: {heldout['loss_low']:.3f} to {heldout['loss_high']:.3f})",
         "unigram entropy of the same tokens": f"{heldout['unigram_entropy']:.4f} nats",
         "seed": f"{facts['seed']}: the order of the data, and initial weights that minis of one shape share",
         "made by": f"`{training['command']}`",

@@ -30,8 +30,14 @@ from thinkalike.measures.mlem.importance import Importance, feature_importance
 from thinkalike.measures.neighbours.mutual import mutual_knn, mutual_knn_matrix
 from thinkalike.measures.neighbours.within import NeighbourEstimate, NeighboursGivenToken
 from thinkalike.measures.statistics.batch_means import BatchMeans, LayerPairEstimate
-from thinkalike.measures.statistics.bootstrapping import bootstrap_difference, bootstrap_interval, sum_by_document
-from thinkalike.measures.statistics.estimate import Estimate, span
+from thinkalike.measures.statistics.bootstrapping import (
+    bootstrap_difference,
+    bootstrap_interval,
+    effective_number,
+    sum_by_document,
+)
+from thinkalike.measures.statistics.crossed import documents_and_seeds_interval
+from thinkalike.measures.statistics.estimate import Estimate, interval_around, span
 from thinkalike.measures.statistics.folds import fold_interval, splits, stimulus_folds
 from thinkalike.measures.statistics.jackknifing import jackknife, leave_one_out
 from thinkalike.measures.statistics.populations import (
@@ -91,12 +97,15 @@ __all__ = [
     "change_point",
     "cka",
     "cluster",
+    "documents_and_seeds_interval",
+    "effective_number",
     "feature_importance",
     "fold_interval",
     "group_hsics",
     "grouped",
     "hsic0",
     "hsic1",
+    "interval_around",
     "jackknife",
     "least_squares",
     "leave_one_out",

@@ -19,11 +19,13 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.measures import Estimate, alignment, jackknife, leave_one_out
 from thinkalike.models import head_dimensions
-from thinkalike.papers.experiment import Case, Claim, Conclusion, Experiment, Model, Part
+from thinkalike.papers.claims import Bound, Claim, counted, judged, level_of_each, together
+from thinkalike.papers.experiment import Case, Conclusion, Experiment, Model, Part
 from thinkalike.store import Result
 
 Statistic = Callable[[Sequence[Tensor]], Tensor]  # of the cells of some results, each (..., l, m)
 Names = tuple[str, str]  # of source and target
+LEVEL = 0.01  # of CKA: up to this a direction is none
 
 
 def cells_of(result: Result, mean: Callable[[Tensor], Tensor]) -> Tensor:
@@ -32,10 +34,10 @@ def cells_of(result: Result, mean: Callable[[Tensor], Tensor]) -> Tensor:
     return alignment(mean(torch.from_numpy(result.arrays["hsics"])))[..., :depth, depth:]
 
 
-def jackknifed(statistic: Statistic, results: Sequence[Result]) -> Estimate:
+def jackknifed(statistic: Statistic, results: Sequence[Result], level: float = 0.95) -> Estimate:
     """Return the statistic with its jackknife interval over batches."""
     whole = statistic([cells_of(result, lambda hsics: hsics.mean(0)) for result in results])
-    return jackknife(whole, statistic([cells_of(result, leave_one_out) for result in results]))
+    return jackknife(whole, statistic([cells_of(result, leave_one_out) for result in results]), level=level)
 
 
 def early(layers: int) -> slice:
@@ -98,7 +100,11 @@ def _span(estimate: Estimate) -> str:
 
 def _greater(claim: str, statistic: Statistic, results: Sequence[Result], words: str) -> Claim:
     difference = jackknifed(statistic, results)
-    return Claim(claim, bool(difference.low > 0), f"{words}: {_span(difference)}")
+    return judged(claim, [(Bound("above"), difference)], f"{words}: {_span(difference)}", _units(results[0]))
+
+
+def _units(result: Result) -> str:
+    return f"{len(result.arrays['hsics'])} batches"
 
 
 def _labels(pairs: Sequence[Names]) -> str:
@@ -174,32 +180,47 @@ def _figure9(case: Case) -> Conclusion:
 def _figure10(case: Case) -> Conclusion:
     """Within each of some models that grow."""
     names = [model.name for model in case.models]
-    steps = {
-        (smaller, larger): jackknifed(
+    claims = [_grows(case), *(_blocks(case, name) for name in names[1:])]
+    return _concluded(case, claims, [(name, name) for name in names])
+
+
+def _grows(case: Case) -> Claim:
+    names = [model.name for model in case.models]
+    pairs = list(itertools.pairwise(names))
+    level = level_of_each(len(pairs))
+    steps = [
+        jackknifed(
             lambda cells: off_diagonal(cells[1]) - off_diagonal(cells[0]),
             [_result(case, smaller, smaller), _result(case, larger, larger)],
+            level,
         )
-        for smaller, larger in itertools.pairwise(names)
-    }
-    numbers = "; ".join(f"{larger} minus {smaller} {_span(step)}" for (smaller, larger), step in steps.items())
-    grows = Claim(
+        for smaller, larger in pairs
+    ]
+    numbers = "; ".join(f"{b} minus {a} {_span(step)}" for (a, b), step in zip(pairs, steps, strict=True))
+    return judged(
         "the likeness of a model's layers grows with scale",
-        all(bool(step.low > 0) for step in steps.values()),
-        f"mean CKA of two different layers: {numbers}",
+        [(Bound("above"), step) for step in steps],
+        f"mean CKA of two different layers: {numbers}{together(len(pairs))}",
+        _units(_result(case, names[0], names[0])),
     )
-    return _concluded(case, [grows, *(_blocks(case, name) for name in names[1:])], [(name, name) for name in names])
 
 
 def _figure_of_activations(case: Case) -> Conclusion:
     """Within and between SoLU and GeLU of one depth."""
     solu, gelu = (model.name for model in case.models)
-    tilt = jackknifed(lambda cells: one_sidedness(cells[0]), [_result(case, solu, gelu)])
-    claim = Claim(
+    return _concluded(case, [_tilt(case)], [(gelu, gelu), (solu, solu), (solu, gelu)])
+
+
+def _tilt(case: Case) -> Claim:
+    solu, gelu = (model.name for model in case.models)
+    result = _result(case, solu, gelu)
+    tilt = jackknifed(lambda cells: one_sidedness(cells[0]), [result])
+    return judged(
         "CKA between SoLU and GeLU shows no direction",
-        bool(tilt.low <= 0 <= tilt.high),
+        [(Bound("within", LEVEL), tilt)],
         f"an earlier layer of {solu} with a later one of {gelu}, minus the reverse: {_span(tilt)}",
+        _units(result),
     )
-    return _concluded(case, [claim], [(gelu, gelu), (solu, solu), (solu, gelu)])
 
 
 def _table1(case: Case, odd_models: dict[str, str]) -> Conclusion:
@@ -209,11 +230,12 @@ def _table1(case: Case, odd_models: dict[str, str]) -> Conclusion:
     name = odd_models["mini" if case.config.scale == "mini" else "paper"]
     large = table[table.index[table["model"] == name][0] - 2 :]
     odd, others = large[large["model"] == name].iloc[0], large[large["model"] != name]
-    claim = Claim(
+    claim = counted(
         f"{name} has smaller heads and rotary dimensions than models of about its size",
         bool((odd["d_head"] < others["d_head"]).all() and (odd["rotary"] < others["rotary"]).all()),
         f"head dimension {odd['d_head']} against {sorted(others['d_head'])}, rotary {odd['rotary']} against "
         f"{sorted(others['rotary'])}",
+        f"{len(large)} models",
     )
     return Conclusion(table, [claim])
 

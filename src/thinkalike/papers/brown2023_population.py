@@ -8,6 +8,7 @@ classes are the target's.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -20,19 +21,27 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.config import PopulationConfig, compose_job
 from thinkalike.measures import (
+    Estimate,
     Grouped,
     agreement,
     arc_length,
     cluster,
     grouped,
+    interval_around,
+    jackknife,
     parting,
     population_penalties,
+    student_t,
     symmetric,
 )
-from thinkalike.papers.experiment import Case, Claim, Conclusion, Experiment, Part
+from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, together, untestable
+from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.store import Result
 
 SMALL = 0.02  # of an accuracy: what "almost no penalty" may cost
+ALIKE = 0.02  # of CKA: by how much it may tell groups apart where it should not
+LEAST_GAP = 0.1  # of an accuracy: by how much the groups differ at least
+LEAST_INDEX = 0.5  # of the adjusted Rand index: from there on clusters are the groups
 NO_LATE = "no cut is late in models of fewer than 5 blocks"
 
 
@@ -68,6 +77,23 @@ class Population:
         rows = self.result.table.drop_duplicates("source")
         return dict(zip(rows["source"], rows["group_of_source"], strict=True))
 
+    @property
+    def units(self) -> str:
+        """Over what intervals of pairs of models are."""
+        sizes = [list(self.groups.values()).count(group) for group in dict.fromkeys(self.groups.values())]
+        return f"{len(self.groups)} models in groups of {' and '.join(map(str, sizes))}"
+
+    @property
+    def examples(self) -> str:
+        """The same, where they are over pairs of texts, too."""
+        return f"{self.units}, {self.penalties.shape[-1]} pairs of texts"
+
+    @cached_property
+    def own(self) -> Float[Tensor, "m n"]:
+        """Which pairs of texts each model gets right by itself."""
+        correct = torch.from_numpy(self.result.arrays["correct"]).double()
+        return correct.diagonal()[0].T
+
     @cached_property
     def penalties(self) -> Float[Tensor, "m m c n"]:
         """Accuracy of the target minus that of the stitched model, of each pair of texts: -1, 0 or 1."""
@@ -83,7 +109,7 @@ class Population:
         """√Σ arccos²(CKA) over layers (equation 2)."""
         return symmetric(arc_length(self.likeness)).fill_diagonal_(0)
 
-    def grouped(self, values: Float[Tensor, "m m *s"], **options: bool) -> Grouped:
+    def grouped(self, values: Float[Tensor, "m m *s"], **options: Any) -> Grouped:
         """Return means of pairs of models within the groups and between them."""
         return grouped(values, list(self.groups.values()), **options)
 
@@ -97,8 +123,8 @@ def _figure2(case: Case) -> Conclusion:
         "CKA": _by_pair(alike, population, 0, "value", "layer"),
     }
     claims = [
-        *_stitching_claims(penalties, population, "on held-out pairs"),
-        _late_layers_part(alike, population),
+        *_stitching_claims(population, "on held-out pairs"),
+        _late_layers_part(population),
         *_clusters(population),
     ]
     table = pd.concat([part.assign(panel=title) for title, part in tables.items()], ignore_index=True)
@@ -110,14 +136,7 @@ def _figure7(case: Case) -> Conclusion:
     population = Population.of(case, "challenge")
     penalties = population.grouped(population.penalties, examples=True)
     tables = {"challenge": _by_pair(penalties, population, -1, "accuracy_penalty", "last layer of the source")}
-    alone = population.result.table.query("source == target").drop_duplicates("source")
-    own = alone.groupby("group_of_source")["accuracy"].mean()
-    gap = Claim(
-        "the two groups differ on the challenge",
-        bool(own["generalizing"] - own["heuristic"] > 0.1),
-        f"mean accuracy {own['generalizing']:.3f} and {own['heuristic']:.3f}",
-    )
-    claims = [gap, *_stitching_claims(penalties, population, "on the challenge")]
+    claims = [_gap(population), *_stitching_claims(population, "on the challenge")]
     return Conclusion(tables["challenge"], claims, partial(figures.groups_by_depth, tables))
 
 
@@ -126,52 +145,80 @@ def _figure8(case: Case) -> Conclusion:
     population = Population.of(case, "report")
     table = _pairs_of(population, population.distances)
     apart = population.grouped(population.distances[..., None]).difference
-    claim = Claim(
+    claim = judged(
         "models of one group are nearer to each other than models of two",
-        bool(apart.high[0] < 0),
+        [(Bound("below"), apart)],
         f"mean distance within minus between {apart[0]:+.3f}",
+        population.units,
     )
     return Conclusion(table, [claim, *_clusters(population)], partial(figures.distances, table))
 
 
-def _stitching_claims(penalties: Grouped, population: Population, where: str) -> list[Claim]:
-    cuts = penalties.between.value.shape[0]
-    blocks = cuts - 1
-    early = [cut for cut in range(cuts) if cut <= blocks / 2]
-    late = [cut for cut in range(cuts) if 0.75 * blocks < cut < blocks]
-    within, between, difference = penalties.within, penalties.between, penalties.difference
-    mean = -population.penalties.mean(-1)
+def _gap(population: Population) -> Claim:
+    """Say whether one group is right more often, by an interval over models and pairs of texts (Welch's)."""
+    kinds = list(population.groups.values())
+    names = list(dict.fromkeys(kinds))
+    parts = [population.own[[kind == name for kind in kinds]] for name in names]
+    spread = sum(part.mean(1).var() / len(part) for part in parts)
+    spread = spread + (parts[0].mean(0) - parts[1].mean(0)).var() / parts[0].shape[1]
+    half = student_t(0.95, min(map(len, parts)) - 1) * spread.sqrt()
+    gap = interval_around(parts[0].mean() - parts[1].mean(), half)
+    chosen = "; the groups were chosen by it" if population.config.base else ""
+    means = " and ".join(f"{float(part.mean()):.3f}" for part in parts)
+    numbers = f"mean accuracy {means}, difference {gap:+.3f}{chosen}"
+    return judged(
+        "the two groups differ on the challenge", [(Bound("above", LEAST_GAP), gap)], numbers, population.examples
+    )
+
+
+def _stitching_claims(population: Population, where: str) -> list[Claim]:
+    blocks = population.penalties.shape[2] - 1
+    early = [cut for cut in range(blocks + 1) if cut <= blocks / 2]
+    late = [cut for cut in range(blocks + 1) if 0.75 * blocks < cut < blocks]
+
+    def means(count: int) -> Grouped:
+        return population.grouped(population.penalties, examples=True, level=level_of_each(count))
+
+    first, last, small = means(2 * len(early)), means(len(late)), Bound("below", SMALL)
+    names = (
+        f"stitches at early cuts cost almost nothing {where}",
+        f"late stitches between the groups cost more than within {where}",
+        f"late stitches within a group cost almost nothing {where}",
+    )
+    cheap = judged(
+        names[0],
+        [(small, first.between[early]), (small, first.within[early])],
+        f"between groups {_places(first.between, early, -1)}{together(2 * len(early))}",
+        population.examples,
+    )
+    if not late:
+        return [cheap, *(untestable(name, NO_LATE) for name in names[1:])]
+    parted = f"within minus between {_places(last.difference, late, -1)}{together(len(late))}"
+    parted += f"; {_parting(-population.penalties.mean(-1), population, 'cut', -1)}"
+    within = f"within groups {_places(last.within, late, -1)}{together(len(late))}"
     return [
-        Claim(
-            f"stitches at early cuts cost almost nothing {where}",
-            bool(max(between.value[early].max(), within.value[early].max()) < SMALL),
-            "between groups " + ", ".join(f"{cut - 1}: {between[cut]:+.3f}" for cut in early),
-        ),
-        Claim(
-            f"late stitches between the groups cost more than within {where}",
-            all(bool(difference.high[cut] < 0) for cut in late) if late else None,
-            "within minus between "
-            + (", ".join(f"{cut - 1}: {difference[cut]:+.3f}" for cut in late) or NO_LATE)
-            + f"; {_parting(mean, population, 'cut', -1)}",
-        ),
-        Claim(
-            f"late stitches within a group cost almost nothing {where}",
-            bool(within.value[late].max() < SMALL) if late else None,
-            "within groups " + (", ".join(f"{cut - 1}: {within[cut]:+.3f}" for cut in late) or NO_LATE),
-        ),
+        cheap,
+        judged(names[1], [(Bound("below"), last.difference[late])], parted, population.examples),
+        judged(names[2], [(small, last.within[late])], within, population.examples),
     ]
 
 
-def _late_layers_part(alike: Grouped, population: Population) -> Claim:
-    layers = alike.difference.value.shape[0]
-    early, late = range(layers // 2), range(layers - max(layers // 4, 1), layers)
-    parted = [bool(alike.difference.low[layer] > 0) for layer in late]
-    return Claim(
+def _places(estimate: Estimate, places: Sequence[int], first: int) -> str:
+    """Return the numbers at some places of the last axis, which begins with the cut or layer `first`."""
+    return ", ".join(f"{place + first}: {estimate[place]:+.3f}" for place in places)
+
+
+def _late_layers_part(population: Population) -> Claim:
+    layers = population.likeness.shape[-1]
+    early, late = list(range(layers // 2)), list(range(layers - max(layers // 4, 1), layers))
+    count = len(early) + len(late)
+    apart = population.grouped(population.likeness, level=level_of_each(count)).difference
+    numbers = f"within minus between {_places(apart, range(layers), 0)}{together(count)}"
+    return judged(
         "CKA tells the groups apart in late layers, and not in early ones",
-        all(parted) and not any(bool(alike.difference.low[layer] > 0) for layer in early),
-        "within minus between "
-        + ", ".join(f"{layer}: {alike.difference[layer]:+.3f}" for layer in range(layers))
-        + f"; {_parting(population.likeness, population, 'layer', 0)}",
+        [(Bound("above"), apart[late]), (Bound("within", ALIKE), apart[early])],
+        f"{numbers}; {_parting(population.likeness, population, 'layer', 0)}",
+        population.units,
     )
 
 
@@ -197,16 +244,27 @@ def _clusters(population: Population) -> list[Claim]:
         known["the published cluster"] = [name in inside for name in names]
     claims = []
     for what, matrix in (("stitching penalties", costs), ("CKA distances", population.distances)):
-        labels = cluster(matrix, 2)
-        numbers = {name: agreement(labels, groups) for name, groups in known.items()}
+        indices = {name: _index(matrix, groups) for name, groups in known.items()}
         claims.append(
-            Claim(
+            judged(
                 f"two clusters from {what} alone are the two groups",
-                numbers["accuracy on the challenge"] > 0.5,
-                ", ".join(f"adjusted Rand index with {name} {value:.2f}" for name, value in numbers.items()),
+                [(Bound("above", LEAST_INDEX), indices["accuracy on the challenge"])],
+                ", ".join(f"adjusted Rand index with {name} {value:.2f}" for name, value in indices.items()),
+                population.units,
             )
         )
     return claims
+
+
+def _index(matrix: Float[Tensor, "m m"], groups: Sequence[Any]) -> Estimate:
+    """Return the adjusted Rand index of two clusters with some groups, with a jackknife interval over models."""
+
+    def index(kept: list[int]) -> float:
+        return agreement(cluster(matrix[kept][:, kept], 2), [groups[model] for model in kept])
+
+    models = list(range(len(groups)))
+    without = [index([model for model in models if model != left]) for left in models]
+    return jackknife(torch.tensor(index(models)).double(), torch.tensor(without).double())
 
 
 def _by_pair(means: Grouped, population: Population, first: int, column: str, axis: str) -> pd.DataFrame:

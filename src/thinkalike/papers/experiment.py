@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -20,25 +20,13 @@ from thinkalike.errors import ConfigError
 from thinkalike.instruments import run_job
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models import label
+from thinkalike.papers.claims import Claim, claims_table, counts_of
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
 
 NAMING = ("model=", "model.path=", "model.name=", "model.hub_id=")  # words that say which model
 FORWARDED = ("measure", "stimuli", "pairs", "population", "recipe", "seed", "store", "threads", "force", "wait")
-
-
-@dataclass(frozen=True)
-class Claim:
-    """What a paper says, whether it is so here (None: not testable here), and the numbers."""
-
-    claim: str
-    holds: bool | None
-    numbers: str
-
-    @property
-    def verdict(self) -> str:
-        return {True: "holds", False: "does not hold", None: "not testable here"}[self.holds]
 
 
 class Model(NamedTuple):
@@ -92,7 +80,7 @@ class Conclusion:
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
 
 
-class Experiment(Instrument, kind="experiment", reads=("experiment", "scale", "recipe", "seed", "stimuli")):
+class Experiment(Instrument, kind="experiment", version=2, reads=("experiment", "scale", "recipe", "seed", "stimuli")):
     """A figure or table of a paper.
 
     Args:
@@ -167,22 +155,21 @@ class Experiment(Instrument, kind="experiment", reads=("experiment", "scale", "r
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         case = work.inputs["case"].case
         conclusion = self.conclude(case)
-        claims = pd.DataFrame([{**asdict(claim), "verdict": claim.verdict} for claim in conclusion.claims])
-        holding = sum(claim.holds is True for claim in conclusion.claims)
         return Outcome(
             conclusion.table,
-            {"claims": float(len(claims)), "claims_that_hold": float(holding)},
-            tables={"claims": claims.drop(columns="holds"), **conclusion.tables},
+            counts_of(conclusion.claims),
+            tables={"claims": claims_table(conclusion.claims), **conclusion.tables},
             facts={"parts": {label: result.folder.name for label, result in case.results.items()}},
             draw=conclusion.draw,
+            blank=("smallest_effect",),
         )
 
     def show(self, result: Result) -> None:
         printed = Table(title=f"{result.config['experiment']}, scale {result.config['scale']}", show_lines=True)
-        for column in ("claim", "verdict", "numbers"):
+        for column in ("claim", "verdict", "numbers", "units"):
             printed.add_column(column)
         for row in result.tables["claims"].itertuples():
-            printed.add_row(str(row.claim), str(row.verdict), str(row.numbers))
+            printed.add_row(str(row.claim), str(row.verdict), str(row.numbers), str(row.units))
         Console(width=max(Console().width, 140)).print(printed)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -17,10 +17,20 @@ from thinkalike import figures
 from thinkalike.data import Stimuli, read_stimuli
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import rsa
-from thinkalike.measures import mantel, matrix_agreement, mds, weighted_tau
+from thinkalike.measures import Estimate, fold_interval, jackknife, mantel, matrix_agreement, mds, weighted_tau
 from thinkalike.models import load_model
-from thinkalike.papers.experiment import Case, Claim, Conclusion, Experiment, Part
-from thinkalike.papers.salle2024_profiles import MODELS, TURN, Profiles, all_profiles, over_folds, parts
+from thinkalike.papers.claims import FAILS, Bound, Claim, judged, level_of_each, together
+from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
+from thinkalike.papers.salle2024_profiles import (
+    MODELS,
+    TURN,
+    Profiles,
+    all_profiles,
+    folds,
+    lead_over_others,
+    over_folds,
+    parts,
+)
 from thinkalike.papers.salle2024_stimuli import printed
 from thinkalike.states import stimulus_states
 from thinkalike.tables import matrix_rows
@@ -34,7 +44,7 @@ class Layers:
     """All layers of all models of a case, with their profiles."""
 
     rows: pd.DataFrame  # model, layer
-    profiles: Float[Tensor, "l f"]
+    by_fold: Float[Tensor, "k l f"]  # the importance of each feature
     one_family: Bool[Tensor, "l l"]  # which layers are of models of one architecture
 
     @classmethod
@@ -42,7 +52,17 @@ class Layers:
         rows = pd.concat([each.result.tables["scores"][["model", "layer"]] for each in profiles], ignore_index=True)
         families = np.concatenate([[each.family] * each.importances.shape[1] for each in profiles])
         same = torch.from_numpy(families[:, None] == families)
-        return cls(rows, torch.cat([each.importances.mean(0) for each in profiles]), same)
+        return cls(rows, torch.cat([each.importances for each in profiles], 1), same)
+
+    @property
+    def profiles(self) -> Float[Tensor, "l f"]:
+        """The profile of each layer, which is the mean over folds."""
+        return self.by_fold.mean(0)
+
+    @property
+    def models(self) -> list[str]:
+        """The name of each layer's model."""
+        return [str(name) for name in self.rows["model"]]
 
 
 def _with_distances(case: Case) -> list[Part]:
@@ -64,7 +84,10 @@ def _figure2(case: Case) -> Conclusion:
     matrices = {"A: weighted τ of feature profiles": feature_based, "B: Spearman's ρ of distances": agnostic}
     tables = {title: matrix_rows(layers.rows, layers.rows, value=values) for title, values in matrices.items()}
     maps = {title: _map(values, layers.rows) for title, values in matrices.items()}
-    claims = [_agree(feature_based, agnostic), *(_has_blocks(each) for each in profiles if each.recurrent)]
+    claims = [
+        _agree(feature_based, agnostic, layers.models),
+        *(_has_blocks(each) for each in profiles if each.recurrent),
+    ]
     if 1 < len({each.family for each in profiles}) < len(profiles):
         claims += [_seeds(matrices, layers)]
     table = pd.concat([part.assign(matrix=title[0]) for title, part in tables.items()], ignore_index=True)
@@ -92,14 +115,44 @@ def _map(values: Float[Tensor, "l l"], rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(x=points[:, 0].numpy(), y=points[:, 1].numpy(), stress=float(stress))
 
 
-def _agree(feature_based: Float[Tensor, "l l"], agnostic: Float[Tensor, "l l"]) -> Claim:
-    rho = float(matrix_agreement(feature_based, agnostic))
+def over_models(
+    statistic: Callable[[list[int]], Float[Tensor, "*s"]], models: Sequence[str], level: float = 0.95
+) -> Estimate:
+    """Return a statistic of some layers, given by their places, with a jackknife interval over their models.
+
+    Layers of one model go together, so they are left out together. Where the statistic does not exist without one of
+    the models, the interval is (-∞, ∞).
+
+    Args:
+        models: The name of each layer's model.
+    """
+    every = list(range(len(models)))
+    without = [[place for place in every if models[place] != name] for name in dict.fromkeys(models)]
+    whole = statistic(every).double()
+    try:
+        replicates = torch.stack([statistic(places).double() for places in without])
+    except ValueError:  # too few layers are left
+        replicates = whole[None].expand(len(without), *whole.shape) * torch.nan
+    _, low, high = jackknife(whole, replicates, level=level)
+    return Estimate(whole, low.where(~low.isnan(), -torch.inf), high.where(~high.isnan(), torch.inf))
+
+
+def _models(names: Sequence[str]) -> str:
+    return f"{len(set(names))} models"
+
+
+def _agree(feature_based: Float[Tensor, "l l"], agnostic: Float[Tensor, "l l"], models: Sequence[str]) -> Claim:
+    def agreement(places: list[int]) -> Tensor:
+        return matrix_agreement(feature_based[places][:, places], agnostic[places][:, places])
+
+    rho = over_models(agreement, models)
     apart = [(1 - each).clamp(min=0).fill_diagonal_(0) for each in (feature_based, (agnostic + agnostic.T) / 2)]
     p = float(mantel(apart[:1], apart[1:], "precomputed")[1])
-    return Claim(
+    return judged(
         "feature-based and feature-agnostic likeness agree",
-        rho > 0 and p < 0.05,
-        f"Spearman's ρ of the two matrices {rho:.2f} (paper: {PAPER_AGREEMENT}), p {p:.3f} by Mantel's test",
+        [(Bound("above"), rho)],
+        f"Spearman's ρ of the two matrices {rho:.2f} (paper: {PAPER_AGREEMENT}), p {p:.3f} by Mantel's test of layers",
+        _models(models),
     )
 
 
@@ -116,16 +169,21 @@ def _has_blocks(model: Profiles) -> Claim:
 
 def _seeds(matrices: dict[str, Float[Tensor, "l l"]], layers: Layers) -> Claim:
     """Say how much of the difference is the architecture's and how much the seed's, as only minis can."""
-    names, alike = layers.rows["model"].to_numpy(), layers.one_family.numpy()
-    numbers, wins = [], []
-    for title, values in matrices.items():
-        same, different = (values.numpy()[where].mean() for where in (alike & (names[:, None] != names), ~alike))
-        numbers.append(f"{title[0]}: {same:.2f} against {different:.2f}")
-        wins.append(same > different)
-    return Claim(
+    names = np.array(layers.models)
+    other = torch.from_numpy(names[:, None] != names)
+
+    def gain(places: list[int]) -> Tensor:
+        kinds = [kind[places][:, places] for kind in (layers.one_family & other, ~layers.one_family)]
+        cells = [matrix[places][:, places] for matrix in matrices.values()]
+        return torch.stack([each[kinds[0]].mean() - each[kinds[1]].mean() for each in cells])
+
+    gains = over_models(gain, layers.models, level_of_each(len(matrices)))
+    numbers = ", ".join(f"{title[0]}: {gains[place]:+.2f}" for place, title in enumerate(matrices))
+    return judged(
         "two seeds of one architecture are more alike than two architectures",
-        all(wins),
-        "mean likeness of their layers, " + "; ".join(numbers),
+        [(Bound("above"), gains)],
+        f"mean likeness of their layers, one architecture minus two: {numbers}{together(len(matrices))}",
+        _models(layers.models),
     )
 
 
@@ -143,13 +201,20 @@ def _figure4(case: Case) -> Conclusion:
         "least alike": int(likeness.where(chosen, torch.inf).argmin()),
     }
     stimuli = read_stimuli(case.config.stimuli)
+    ends = {word: divmod(place, len(layers.rows)) for word, place in places.items()}
     contrasts = [_contrast(case, stimuli, word, place, layers, likeness) for word, place in places.items()]
     tables = [
         contrast.importance.assign(pair=word, first=contrast.names[0], second=contrast.names[1])
         for word, contrast in zip(places, contrasts, strict=True)
     ]
     recurrent = [each.name for each in profiles if each.recurrent]
-    claims = [_shared_leader(contrasts[0]), _split_leader(contrasts[1], recurrent)]
+    alike, unlike = (layers.by_fold[:, list(ends[word])] for word in places)
+    apart = unlike.diff(dim=1)[:, 0]
+    apart = apart * apart.mean(0).sign()  # not the size on each fold, to which noise adds
+    claims = [
+        _shared_leader(contrasts[0], lead_over_others(alike, stimuli.names)),
+        _split_leader(contrasts[1], lead_over_others(apart, stimuli.names), recurrent),
+    ]
     return Conclusion(pd.concat(tables, ignore_index=True), claims, partial(figures.scatter, contrasts))
 
 
@@ -180,25 +245,30 @@ def _words(case: Case, stimuli: Stimuli, name: str, layer: int, feature: str) ->
     return pd.DataFrame({"x": points[:, 0], "y": points[:, 1], "level": levels, "stress": float(stress)})
 
 
-def _shared_leader(contrast: figures.Contrast) -> Claim:
+def _shared_leader(contrast: figures.Contrast, leads: Float[Tensor, "k 2"]) -> Claim:
     leaders = [str(contrast.importance.set_index("feature")[axis].idxmax()) for axis in "xy"]
-    return Claim(
+    found = fold_interval(leads.T, level_of_each(2))
+    return judged(
         "the most alike layers of two models share their most important feature, PoS",
-        leaders == ["PoS", "PoS"],
+        [(Bound("above"), found)],
         f"{' and '.join(contrast.names)}, {contrast.title.split(', ')[1]} (paper: GPT-2 layer 8 and BERT layer 4, "
-        f"0.77): {leaders[0]} and {leaders[1]}",
+        f"0.77): {leaders[0]} and {leaders[1]}; PoS leads the next by {found[0]:+.3f} and {found[1]:+.3f}{together(2)}",
+        folds(leads),
     )
 
 
-def _split_leader(contrast: figures.Contrast, recurrent: Sequence[str]) -> Claim:
+def _split_leader(contrast: figures.Contrast, lead: Float[Tensor, " k"], recurrent: Sequence[str]) -> Claim:
     table = contrast.importance.set_index("feature")
-    x, y = table.loc[contrast.feature]
-    return Claim(
+    (x, y), found = table.loc[contrast.feature], fold_interval(lead)
+    claim = judged(
         "the least alike layers differ most in PoS, and one is of Mamba",
-        contrast.feature == "PoS" and any(name.rpartition(" layer ")[0] in recurrent for name in contrast.names),
+        [(Bound("above"), found)],
         f"{' and '.join(contrast.names)}, {contrast.title.split(', ')[1]} (paper: Mamba layer 8 and BERT layer 4, "
-        f"-0.24): {contrast.feature} {x:.3f} and {y:.3f}",
+        f"-0.24): {contrast.feature} {x:.3f} and {y:.3f}; they differ in PoS by more than in the next by {found:+.3f}",
+        folds(lead),
     )
+    of_mamba = any(name.rpartition(" layer ")[0] in recurrent for name in contrast.names)
+    return claim if of_mamba else replace(claim, verdict=FAILS)
 
 
 EXPERIMENTS = [

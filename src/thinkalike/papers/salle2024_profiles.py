@@ -19,7 +19,8 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.errors import DataError
 from thinkalike.measures import fold_interval
-from thinkalike.papers.experiment import Case, Claim, Conclusion, Experiment, Model, Part
+from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, together
+from thinkalike.papers.experiment import Case, Conclusion, Experiment, Model, Part
 from thinkalike.store import Result
 
 MODELS = {  # BERT, GPT-2, Mamba; the minis in two seeds
@@ -59,22 +60,36 @@ class Profiles:
         """The importance of every feature in every layer on every fold."""
         return torch.from_numpy(self.result.arrays["importances"]).movedim(-1, 0)
 
+    @property
+    def scores(self) -> Float[Tensor, "k l"]:
+        """Spearman's ρ of the held-out distances of every layer on every fold."""
+        return torch.from_numpy(self.result.arrays["scores"]).T
+
     def of(self, feature: str) -> Float[Tensor, "k l"]:
         """Return the importance of a feature in every layer on every fold.
 
         Raises:
             DataError: the stimuli do not have it.
         """
-        if feature not in self.features:
-            raise DataError(
-                f"the paper's claims are about {feature}, which these stimuli do not have; measure=mlem takes any"
-            )
-        return self.importances[..., self.features.index(feature)]
+        return self.importances[..., place_of(feature, self.features)]
 
     @property
     def leading(self) -> list[str]:
         """The most important feature of each layer."""
         return [self.features[place] for place in self.importances.mean(0).argmax(-1)]
+
+
+def place_of(feature: str, features: Sequence[str]) -> int:
+    """Return the place of a feature that claims are about.
+
+    Raises:
+        DataError: the stimuli do not have it.
+    """
+    if feature not in features:
+        raise DataError(
+            f"the paper's claims are about {feature}, which these stimuli do not have; measure=mlem takes any"
+        )
+    return list(features).index(feature)
 
 
 def parts(case: Case) -> list[Part]:
@@ -100,20 +115,37 @@ def _figure3(case: Case) -> Conclusion:
 
 
 def _part_of_speech_leads(model: Profiles) -> Claim:
-    pos = model.of("PoS")
-    others = model.importances[..., [name != "PoS" for name in model.features]]
-    second = others.mean(0).argmax(-1)  # in each layer the strongest of the others
-    lead = pos - others.gather(-1, second.expand(len(others), -1)[..., None])[..., 0]
+    lead = lead_over_others(model.importances, model.features)
     words = f"it is first in {model.leading.count('PoS')} of {len(model.leading)} layers; it leads the next by"
     return over_folds(f"PoS is the dominant feature of {model.name}", lead.mean(-1), words)
 
 
+def lead_over_others(importances: Float[Tensor, "k *l f"], features: Sequence[str]) -> Float[Tensor, k * l]:
+    """Return by how much PoS is more important on each fold than the most important of the other features.
+
+    Which one that is, is decided by the means over folds.
+
+    Raises:
+        DataError: the stimuli have no feature PoS.
+    """
+    place = place_of("PoS", features)
+    others = importances[..., [number for number in range(len(features)) if number != place]]
+    second = others.mean(0, keepdim=True).argmax(-1, keepdim=True)
+    return importances[..., place] - others.gather(-1, second.expand(*others.shape[:-1], 1))[..., 0]
+
+
 def _leads_at_the_ends(model: Profiles) -> Claim:
-    leading = model.leading
-    return Claim(
+    lead = lead_over_others(model.importances, model.features)
+    layers = lead.shape[1]
+    found = fold_interval(lead.T, level_of_each(layers))
+    ends = [0, layers - 1]
+    return judged(
         f"PoS dominates only in the first and last layer of {model.name}",
-        [name == "PoS" for name in leading] == [True, *[False] * (len(leading) - 2), True],
-        "first by layer: " + ", ".join(leading),
+        [(Bound("above"), found[ends]), (Bound("below"), found[1:-1])],
+        f"first by layer: {', '.join(model.leading)}; PoS leads the next by "
+        + ", ".join(f"{found[layer]:+.3f}" for layer in range(layers))
+        + together(layers),
+        folds(lead),
     )
 
 
@@ -136,15 +168,24 @@ def _number_fades(model: Profiles) -> Claim:
 def over_folds(claim: str, statistic: Float[Tensor, " k"], words: str) -> Claim:
     """Return a claim that holds if the statistic is above 0 beyond its interval over folds."""
     mean = fold_interval(statistic)
-    return Claim(claim, bool(mean.low > 0), f"{words} {mean:+.3f}")
+    return judged(claim, [(Bound("above"), mean)], f"{words} {mean:+.3f}", folds(statistic))
+
+
+def folds(statistic: Tensor) -> str:
+    """Return over what the intervals of statistics (k, ...) of folds are."""
+    return f"{len(statistic)} folds of the stimuli"
 
 
 def _predicts(profiles: Sequence[Profiles]) -> Claim:
-    means = {each.name: each.result.tables["scores"]["score"].mean() for each in profiles}
-    return Claim(
+    level = level_of_each(len(profiles))
+    means = {each.name: fold_interval(each.scores.mean(1), level) for each in profiles}
+    return judged(
         f"MLEMs predict held-out distances, typically above {GOOD_SCORE}",
-        bool(min(means.values()) > GOOD_SCORE),
-        "mean Spearman's ρ over layers: " + ", ".join(f"{name} {value:.2f}" for name, value in means.items()),
+        [(Bound("above", GOOD_SCORE), mean) for mean in means.values()],
+        "mean Spearman's ρ over layers: "
+        + ", ".join(f"{name} {mean:.2f}" for name, mean in means.items())
+        + together(len(means)),
+        folds(profiles[0].scores),
     )
 
 

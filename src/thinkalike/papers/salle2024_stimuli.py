@@ -6,11 +6,18 @@ from functools import partial
 from importlib import resources
 from typing import Any
 
+import numpy as np
 import pandas as pd
+import torch
 
 from thinkalike import figures
-from thinkalike.data import derivations, from_sentences, read_stimuli
-from thinkalike.papers.experiment import Case, Claim, Conclusion, Experiment
+from thinkalike.data import Stimuli, derivations, from_sentences, read_stimuli
+from thinkalike.measures import Estimate, jackknife, stimulus_folds
+from thinkalike.papers.claims import Bound, counted, judged
+from thinkalike.papers.experiment import Case, Conclusion, Experiment
+
+NEARLY = 0.9  # a correlation of features that are nearly the same
+PARTS = 10  # of the stimuli, which an interval leaves out in turn
 
 
 def _table_s1(case: Case) -> Conclusion:
@@ -23,7 +30,8 @@ def _table_s1(case: Case) -> Conclusion:
     made.insert(0, "word", stimuli.words)
     print(made.to_string(index=False))
     same = int((made == table[made.columns]).all(axis=1).sum())
-    claim = Claim("the grammar makes every row of table S1", same == len(table), f"{same} of {len(table)} rows")
+    rows = f"{len(table)} rows"
+    claim = counted("the grammar makes every row of table S1", same == len(table), f"{same} of {rows}", rows)
     return Conclusion(made, [claim])
 
 
@@ -36,15 +44,32 @@ def printed(value: Any) -> str:
 
 def _figure_s5(case: Case) -> Conclusion:
     """Correlations of all features with all over pairs of probing words."""
-    correlation = read_stimuli(case.config.stimuli).correlation()
-    pairs = [f"{a} and {b} {value:+.2f}" for a, b, value in correlation.strongest(5)]
-    claim = Claim(
+    stimuli = read_stimuli(case.config.stimuli)
+    correlation = stimuli.correlation()
+    (a, b, _), *_ = correlation.strongest(1)
+    pairs = ", ".join(f"{first} and {second} {value:+.2f}" for first, second, value in correlation.strongest(5))
+    found, parts = _correlated(stimuli, a, b)
+    claim = judged(
         "no two features of the probing words are nearly the same",
-        bool(abs(correlation.strongest(1)[0][2]) < 0.9),
-        "strongest correlations: " + ", ".join(pairs),
+        [(Bound("within", NEARLY), found)],
+        f"strongest correlations: {pairs}; the first {found:+.2f}",
+        f"{parts} parts of {len(stimuli)} words",
     )
     table = correlation.table.rename_axis("feature").reset_index()
     return Conclusion(table, [claim], partial(figures.correlation, correlation.table))
+
+
+def _correlated(stimuli: Stimuli, a: str, b: str) -> tuple[Estimate, int]:
+    """Return the correlation of two features with its jackknife interval over parts of the stimuli, and their number.
+
+    Words of one sentence are in one part.
+    """
+    groups = torch.from_numpy(np.ascontiguousarray(stimuli.sentence))
+    parts = min(PARTS, len(groups.unique()))
+    part_of = stimulus_folds(len(stimuli), parts, groups=groups)
+    some = [stimuli, *(stimuli.take((part_of != part).numpy()) for part in range(parts))]
+    values = torch.tensor([each.correlation().table.loc[a, b] for each in some])
+    return jackknife(values[0], values[1:]), parts
 
 
 MODELS: dict[str, list[str]] = {"paper": [], "mini": []}  # these are about words alone

@@ -101,7 +101,7 @@ def _by_token(
         same_vocabulary(first, model)  # the same rows must be the same text
     context = min(model.context for model in models)
     data = replace(data, report_tokens=batches * tokens_per_batch)
-    corpus = read_corpus(data, first.tokenizer, context, bos=first.bos_each_row, fit_tokens=1)
+    corpus = read_corpus(data, first.tokenizer, context, bos=first.bos_each_row, fit_tokens=1, whole=True)
     rows = corpus.report.tokens.split(max(tokens_per_batch // corpus.report.tokens.shape[1], 1))
     special = first.tokenizer.all_special_ids if skip_special else []
 

@@ -1,8 +1,13 @@
-"""Packing: documents are joined with EOS and cut into rows."""
+"""Packing: documents are joined with EOS and cut into rows.
+
+A report may read the beginnings of documents alone, so that it holds many documents of about one length rather than a
+few long ones: intervals are over documents, and a document that holds most of the tokens decides most of the mean.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +24,29 @@ from thinkalike.errors import DataError
 log = logging.getLogger(__name__)
 
 DOCUMENTS_AT_ONCE = 64  # how many are tokenised in one call
+DOCUMENTS = 100  # that a report should hold
+BYTES = 2  # of text, which most tokens have at least
+FEWEST_BYTES = 1000  # of a document that is cut
+
+
+def beginning_bytes(report_tokens: int) -> int:
+    """Return how many bytes in UTF-8 of a document a report of so many tokens reads, so that it holds `DOCUMENTS`.
+
+    It is a number of bytes and not of tokens, so that models with different tokenizers read the same text.
+    """
+    return max(BYTES * report_tokens // DOCUMENTS, FEWEST_BYTES)
+
+
+def beginning(text: str, most: int | None) -> str:
+    """Return the beginning of a document that has at most so many bytes in UTF-8; None: all of it.
+
+    It ends before a white space, unless there is none in its second half.
+    """
+    if most is None or len(encoded := text.encode("utf-8", errors="replace")) <= most:
+        return text
+    kept = encoded[:most].decode("utf-8", errors="ignore")
+    words = re.match(r"(?s).*\S(?=\s)", kept)
+    return words[0] if words and 2 * len(words[0]) > len(kept) else kept
 
 
 class _Packer:
@@ -96,7 +124,14 @@ class OneTokenizer(Reader):
             yield [*tokens, self.end]
 
 
-def pack(config: DataConfig, reader: Reader, context: int, fit_tokens: int | None, report_tokens: int) -> Corpus:
+def pack(
+    config: DataConfig,
+    reader: Reader,
+    context: int,
+    fit_tokens: int | None,
+    report_tokens: int,
+    most_bytes: int | None = None,
+) -> Corpus:
     """Tokenise as many documents as both sides need, and pack them; see `read_tokens`.
 
     Raises:
@@ -105,7 +140,7 @@ def pack(config: DataConfig, reader: Reader, context: int, fit_tokens: int | Non
     limits = (fit_tokens, report_tokens)
     fit, report = (_Packer(limit, context, reader.start, bool(config.aligned)) for limit in limits)
     sides = Sides(config)
-    report = _filled(fit, report, sides, reader)
+    report = _filled(fit, report, sides, reader, most_bytes)
     (fit_rows, fit_left), (report_rows, report_left) = fit.rows(), report.rows()
     _check(config, fit_rows, report_rows, context, report_tokens, sides.counts["near_duplicates"])
     counts = dict(sides.counts) | {
@@ -118,17 +153,21 @@ def pack(config: DataConfig, reader: Reader, context: int, fit_tokens: int | Non
     return Corpus(fit_rows, report_rows, counts)
 
 
-def _filled(fit: _Packer, report: _Packer, sides: Sides, reader: Reader) -> _Packer:
+def _filled(fit: _Packer, report: _Packer, sides: Sides, reader: Reader, most_bytes: int | None) -> _Packer:
     """Read documents until both sides are full, or there are no more, and return what the report has become."""
-    reading = iter(sides)
+    reading, same = iter(sides), bool(sides.config.same_split)
     given: list[array[int]] = []  # the documents of the report, while they may still have to give way
     while batch := list(islice(reading, DOCUMENTS_AT_ONCE)):
-        for tokens, (_, for_report) in zip(reader([text for text, _ in batch]), batch, strict=True):
-            if for_report and not sides.settled:
+        reported = [beginning(text, most_bytes) for text, for_report in batch if for_report]
+        fitted = [text for text, for_report in batch if for_report == same]
+        for tokens in reader(reported) if reported and not (sides.settled and report.full) else ():
+            if not sides.settled:
                 given.append(array("i", tokens))
-            for side, wanted in ((report, for_report), (fit, bool(sides.config.same_split) == for_report)):
-                if wanted and not side.full:
-                    side.add(tokens)
+            if not report.full:
+                report.add(tokens)
+        for tokens in reader(fitted) if fitted and not fit.full else ():
+            if not fit.full:
+                fit.add(tokens)
         if fit.full and report.full:
             report = _settled(report, sides, given)
             if report.full:

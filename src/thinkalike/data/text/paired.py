@@ -32,6 +32,7 @@ def pack_pairs(
     bos: bool,
     fit_tokens: int | None,
     report_tokens: int,
+    most_bytes: int | None = None,
 ) -> Corpus:
     """Tokenise and pack as `pack` does, with the source's tokens beside the target's.
 
@@ -42,7 +43,7 @@ def pack_pairs(
     """
     reader, length = TwoTokenizers(tokenizer, source, bos), context
     while True:
-        packed = pack(config, reader, length, fit_tokens, report_tokens)
+        packed = pack(config, reader, length, fit_tokens, report_tokens, most_bytes)
         read = reader.everything()
         fit, report = Side(packed.fit, reader, read), Side(packed.report, reader, read)
         longest = max(fit.longest, report.longest)

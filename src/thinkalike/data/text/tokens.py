@@ -10,7 +10,7 @@ from typing import Any
 from thinkalike.config import DataConfig
 from thinkalike.data.text.cache import cache_folder, load_corpus, making, save_corpus
 from thinkalike.data.text.documents import text_fingerprint
-from thinkalike.data.text.packing import OneTokenizer, pack
+from thinkalike.data.text.packing import DOCUMENTS, OneTokenizer, pack
 from thinkalike.data.text.paired import alignment_shares, pack_pairs
 from thinkalike.data.text.rows import Corpus
 from thinkalike.data.text.two_tokenizers import SourceText
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 CACHE_VERSION = 3
 ALIGNMENT_VERSION = 1  # raised where a change moves states to other tokens
+BEGINNINGS_VERSION = 1  # raised where a change ends the documents of a report elsewhere
 
 
 def read_tokens(
@@ -31,6 +32,7 @@ def read_tokens(
     fit_tokens: int | None,
     report_tokens: int,
     source: SourceText | None = None,
+    most_bytes: int | None = None,
 ) -> Corpus:
     """Tokenise and pack as many documents as both sides need, or read them from the cache.
 
@@ -40,6 +42,7 @@ def read_tokens(
         fit_tokens: how many tokens to fit on; None takes all that there are.
         report_tokens: how many tokens to report on.
         source: what else reads the text, with a tokenizer of its own; rows are then `PairedRows`.
+        most_bytes: how much of each document the report reads, in bytes of UTF-8; None: all of it.
 
     Raises:
         DataError: there is no text, or too little for the report; see `pack_pairs`.
@@ -59,6 +62,8 @@ def read_tokens(
     if source:
         read_by = tokenizer_fingerprint(source.tokenizer), source.bos, source.context
         request |= {"read_by": read_by, "alignment": ALIGNMENT_VERSION}
+    if most_bytes:
+        request |= {"most_bytes": most_bytes, "beginnings": BEGINNINGS_VERSION}
     name = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
     path = cache_folder(config) / "tokens" / f"{name}.safetensors"
     corpus = load_corpus(path)
@@ -66,17 +71,17 @@ def read_tokens(
         with making(path):
             corpus = load_corpus(path)  # another process may have made it meanwhile
             if corpus is None:
-                counts = (fit_tokens, report_tokens)
+                counts = (fit_tokens, report_tokens, most_bytes)
                 if source:
                     corpus = pack_pairs(config, tokenizer, source, context, bos, *counts)
                 else:
                     corpus = pack(config, OneTokenizer(tokenizer, bos), context, *counts)
                 save_corpus(path, corpus)
-    _tell(config, corpus, context, source)
+    _tell(config, corpus, context, source, most_bytes is not None)
     return corpus
 
 
-def _tell(config: DataConfig, corpus: Corpus, context: int, source: SourceText | None) -> None:
+def _tell(config: DataConfig, corpus: Corpus, context: int, source: SourceText | None, bounded: bool) -> None:
     """Log how much text there is, and how the tokens of two tokenizers go together."""
     counts = corpus.counts
     log.info(
@@ -86,6 +91,12 @@ def _tell(config: DataConfig, corpus: Corpus, context: int, source: SourceText |
         *(f"{counts[key]:,}" for key in ("fit_tokens", "report_tokens", "fit_documents", "report_documents")),
         *(f"{counts[key]:,}" for key in ("dropped_tokens", "duplicate_documents", "near_duplicates")),
     )
+    if bounded and counts["report_documents"] < DOCUMENTS:
+        log.warning(
+            "warning: data %s: the report has %d documents, and fewer than %d make wide intervals; give more text, or "
+            "raise data.report_share or data.report_tokens",
+            *(config.name, counts["report_documents"], DOCUMENTS),
+        )
     if source:
         shares = alignment_shares(corpus)
         log.info(

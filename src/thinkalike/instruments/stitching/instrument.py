@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import TrainConfig
-from thinkalike.evaluation import alignment_scalars, document_bytes, verdict
+from thinkalike.evaluation import alignment_scalars, document_bytes, document_numbers, verdict
 from thinkalike.instruments.stitching.controls import never_trained, reported
 from thinkalike.instruments.stitching.fitting import fitted
 from thinkalike.instruments.stitching.screen import show_stitches
@@ -55,6 +56,7 @@ class Stitching(
             table,
             {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())}
             | {"rows_used": done[""].rows_used}
+            | document_numbers(torch.from_numpy(done[""].arrays["tokens"]))
             | alignment_scalars(corpus),
             _joined({way: each.arrays for way, each in done.items()}, "_"),
             models=[source.describe(), target.describe()],

@@ -8,6 +8,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
+from thinkalike.evaluation import number_of_documents
 from thinkalike.instruments.stitching.table import BESIDE
 from thinkalike.store import Result
 
@@ -46,7 +47,7 @@ def _show_direction(result: Result, table: pd.DataFrame) -> None:
     unit = f"nats per token of {first['target']}" if aligned else "nats per token"
     title = (
         f"{first['source']} into {first['target']}: φ {first['stitch']}, {unit}, 95 % intervals over "
-        f"{counts['report_documents']} documents ({counts['report_tokens']:,} tokens)"
+        f"{number_of_documents(result.scalars)}, {counts['report_tokens']:,} tokens"
     )
     columns = {"stitching loss": "stitching_loss", "target loss": "target_loss", "source loss": "source_loss"}
     if aligned:

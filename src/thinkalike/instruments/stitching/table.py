@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.evaluation import bits_columns, byte_count
+from thinkalike.evaluation import BITS, bits_columns, bytes_by_document, readable_bytes, with_ends
 from thinkalike.instruments.stitching.setting import Setting
-from thinkalike.measures import bootstrap_interval
+from thinkalike.measures import Estimate, documents_and_seeds_interval
 
 BESIDE = (
     "identity", "start", "floor", "token_mean", "bigram_mean",
@@ -28,37 +28,39 @@ SPREADS = {
 
 
 def penalties(setting: Setting, sums: dict[str, Tensor]) -> pd.DataFrame:
-    """Return one row per stitch: losses and penalties in nats per token, with 95 % intervals over documents.
+    """Return one row per stitch: losses and penalties in nats per token, and what else `document_sums` sums per token.
+
+    Each has `_low` and `_high`, the ends of its 95 % interval over documents, and, of a penalty with several seeds,
+    over seeds.
 
     Args:
         sums: what `document_sums` and, where tokenizers differ, `document_bytes` give.
     """
-    counts, aligned = sums["tokens"], "target_bytes" in sums
-    total, own = counts.sum(), _over_seeds(sums)
-    text_bytes = sums["target_bytes"].sum() if aligned else _text_bytes(setting)
+    counts, aligned, seeds = sums["tokens"], "target_bytes" in sums, _by_seed(sums)
     columns: dict[str, Any] = {
         "source": setting.source.name,
         "target": setting.target.name,
         "source_layer": [layer for layer, _ in setting.layer_pairs],
         "target_layer": [depth for _, depth in setting.layer_pairs],
         "stitch": setting.config.kind,
-        "stitching_loss": (own.sum(-1) / total).tolist(),
-        "target_loss": float(sums["target"].sum() / total),
-        "source_loss": float(sums["source"].sum() / sums.get("source_tokens", counts).sum()),
     }
-    columns |= _with_ends("penalty", own - sums["target"], counts)
+    columns |= _with_ends("stitching_loss", documents_and_seeds_interval(seeds, counts))
+    columns |= with_ends("target_loss", sums["target"], counts)
+    columns |= with_ends("source_loss", sums["source"], sums.get("source_tokens", counts))
+    columns |= _with_ends("penalty", documents_and_seeds_interval(seeds - sums["target"], counts))
     for name in BESIDE:
         if name in sums:
-            columns |= _with_ends(f"{name}_penalty", sums[name] - sums["target"], counts)
-    columns["bits_per_byte"] = (own.sum(-1) / math.log(2) / text_bytes).tolist()
+            columns |= with_ends(f"{name}_penalty", sums[name] - sums["target"], counts)
+    text = readable_bytes(sums["target_bytes"] if aligned else _text_bytes(setting))
+    columns |= _with_ends("bits_per_byte", documents_and_seeds_interval(seeds * BITS, text))
     for name, column in SPREADS.items():
-        columns[column] = (sums[name].sum(-1) / total).tolist()
+        columns |= with_ends(column, sums[name], counts)
     return pd.DataFrame(columns | _optimisation(sums) | (bits_columns(sums) if aligned else {}))
 
 
-def _over_seeds(sums: dict[str, Tensor]) -> Tensor:
-    """Return the losses of the stitches by document, averaged over seeds."""
-    return torch.stack([each for name, each in sums.items() if name == "stitch" or name[:5] == "seed_"]).mean(0)
+def _by_seed(sums: dict[str, Tensor]) -> Float[Tensor, "pairs seeds documents"]:
+    """Return the losses of the stitches by document, of each seed."""
+    return torch.stack([each for name, each in sums.items() if name == "stitch" or name[:5] == "seed_"], 1)
 
 
 def _optimisation(sums: dict[str, Tensor]) -> dict[str, Any]:
@@ -66,19 +68,19 @@ def _optimisation(sums: dict[str, Tensor]) -> dict[str, Any]:
     if "late" not in sums:
         return {}
     counts, own = sums["tokens"], sums["stitch"]
-    columns = _with_ends("late_gain", sums["late"] - own, counts)
+    columns = with_ends("late_gain", sums["late"] - own, counts)
     columns["converged"] = [abs(gain) <= FLAT for gain in columns["late_gain"]]
     others = torch.stack([each for name, each in sums.items() if name in ("identity", "start") or name[:5] == "rate_"])
     best = others.sum(-1).argmin(0)
     chosen = others[best, torch.arange(len(best))]
-    return columns | _with_ends("optimisation_gap", own - chosen, counts)
+    return columns | with_ends("optimisation_gap", own - chosen, counts)
 
 
-def _with_ends(column: str, sums: Tensor, counts: Tensor) -> dict[str, Any]:
-    ends = zip(("", "_low", "_high"), bootstrap_interval(sums, counts), strict=True)
-    return {f"{column}{end}": values.tolist() for end, values in ends}
+def _with_ends(column: str, estimate: Estimate) -> dict[str, Any]:
+    return {f"{column}{end}": values.tolist() for end, values in zip(("", "_low", "_high"), estimate, strict=True)}
 
 
-def _text_bytes(setting: Setting) -> int:
-    """Return the bytes of the predicted tokens' text."""
-    return byte_count(setting.source.tokenizer, setting.corpus.report.tokens)
+def _text_bytes(setting: Setting) -> Tensor:
+    """Return the bytes of the text of each document's predicted tokens."""
+    rows = setting.corpus.report
+    return bytes_by_document(setting.source.tokenizer, rows.tokens, rows.documents)

@@ -1,0 +1,189 @@
+"""Claims: verdicts where they are planted, what a claim says that it rests on, and the tables of all claims."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from thinkalike.measures import Estimate
+from thinkalike.papers.claims import (
+    VERDICTS,
+    Bound,
+    claims_table,
+    counted,
+    counts_of,
+    joined,
+    judged,
+    level_of_each,
+    together,
+    untestable,
+)
+from thinkalike.store import Job
+
+HOLDS, FAILS, UNDECIDED, UNTESTABLE = VERDICTS
+
+
+def estimate(*ends):
+    """Estimates with these ends, their values in the middle."""
+    low, high = torch.tensor(ends, dtype=torch.float64).T
+    return Estimate((low + high) / 2, low, high)
+
+
+@pytest.mark.parametrize(
+    ("bound", "low", "high", "verdict"),
+    [
+        (Bound("above"), 0.1, 0.3, HOLDS),
+        (Bound("above"), -0.3, -0.1, FAILS),
+        (Bound("above"), -0.1, 0.3, UNDECIDED),
+        (Bound("above"), 0.0, 0.3, UNDECIDED),
+        (Bound("above"), -0.3, 0.0, UNDECIDED),
+        (Bound("above", 0.7), 0.3, 0.6, FAILS),
+        (Bound("above", 0.7), 0.6, 0.8, UNDECIDED),
+        (Bound("below", 0.02), -0.5, 0.01, HOLDS),
+        (Bound("below", 0.02), 0.03, 0.05, FAILS),
+        (Bound("below", 0.02), 0.01, 0.03, UNDECIDED),
+        (Bound("below"), -0.2, -0.1, HOLDS),
+        (Bound("within", 0.01), -0.005, 0.009, HOLDS),
+        (Bound("within", 0.01), 0.02, 0.03, FAILS),
+        (Bound("within", 0.01), -0.03, -0.02, FAILS),
+        (Bound("within", 0.01), -0.03, 0.0, UNDECIDED),
+        (Bound("within", 0.01), -0.03, 0.03, UNDECIDED),
+        (Bound("above"), 1e-17, 2e-17, UNDECIDED),  # rounding
+        (Bound("below"), 1e-17, 2e-17, UNDECIDED),
+        (Bound("above"), -math.inf, math.inf, UNDECIDED),
+        (Bound("above"), math.nan, math.nan, UNDECIDED),
+    ],
+)
+def test_ends_of_an_interval_decide(bound, low, high, verdict):
+    assert bound.verdict(low, high) == verdict
+
+
+def test_a_wide_interval_about_a_large_value_is_undecided_and_not_refuted():
+    """The value itself never counts."""
+    assert judged("", [(Bound("above"), estimate((-0.1, 5.0)))], "", "").verdict == UNDECIDED
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "whole"),
+    [
+        ([HOLDS, HOLDS], HOLDS),
+        ([HOLDS, UNDECIDED], UNDECIDED),
+        ([HOLDS, FAILS, UNDECIDED, UNTESTABLE], FAILS),
+        ([UNDECIDED, UNTESTABLE], UNTESTABLE),
+    ],
+)
+def test_of_several_statements_the_worst_decides(verdicts, whole):
+    assert joined(verdicts) == joined(reversed(verdicts)) == whole
+
+
+def test_a_claim_says_what_it_rests_on():
+    parts = [(Bound("above"), estimate((0.1, 0.3), (0.2, 0.8))), (Bound("below", 0.5), estimate((0.0, 0.1)))]
+    claim = judged("it is so", parts, "numbers", "20 models")
+    assert (claim.claim, claim.verdict, claim.numbers, claim.units) == ("it is so", HOLDS, "numbers", "20 models")
+    assert claim.tolerance == "above 0, below 0.5"
+    assert claim.smallest_effect == pytest.approx(0.3)
+
+
+def test_one_layer_of_several_decides():
+    several = estimate((0.1, 0.3), (-0.1, 0.3), (0.2, 0.3))
+    assert judged("", [(Bound("above"), several)], "", "").verdict == UNDECIDED
+    several = estimate((0.1, 0.3), (-0.3, -0.1), (-0.1, 0.3))
+    assert judged("", [(Bound("above"), several)], "", "").verdict == FAILS
+
+
+def test_a_claim_about_no_numbers_cannot_be_tested():
+    claim = judged("", [(Bound("above"), estimate((0.1, 0.2))[:0])], "", "")
+    assert (claim.verdict, claim.smallest_effect) == (UNTESTABLE, None)
+
+
+def test_an_interval_without_ends_has_no_smallest_effect():
+    claim = judged("", [(Bound("above"), estimate((-math.inf, math.inf)))], "", "")
+    assert (claim.verdict, claim.smallest_effect) == (UNDECIDED, None)
+
+
+def test_what_is_counted_holds_or_does_not():
+    assert [counted("", so, "16 of 16", "16 rows").verdict for so in (True, False)] == [HOLDS, FAILS]
+    assert untestable("", "no seeds").verdict == UNTESTABLE
+    assert untestable("", "no seeds").numbers == "no seeds"
+
+
+def test_the_table_and_the_counts_have_all_verdicts():
+    ends = [(0.1, 0.2), (-0.2, -0.1), (-0.1, 0.2)]
+    claims = [judged(str(end), [(Bound("above"), estimate(end))], "", "3 sites") for end in ends]
+    claims.append(untestable("none", "why"))
+    table = claims_table(claims)
+    assert list(table) == ["claim", "verdict", "numbers", "units", "tolerance", "smallest_effect"]
+    assert list(table["verdict"]) == list(VERDICTS)
+    assert table["smallest_effect"].tolist()[:3] == pytest.approx([0.05, 0.05, 0.15])
+    assert math.isnan(table["smallest_effect"][3])
+    names = ["claims_that_hold", "claims_that_do_not_hold", "claims_undecided", "claims_not_testable"]
+    assert counts_of(claims) == {"claims": 4.0, **dict.fromkeys(names, 1.0)}
+    assert math.isnan(claims_table([counted("", True, "", "")])["smallest_effect"][0])
+
+
+def test_intervals_for_several_numbers_are_wider():
+    assert level_of_each(1) == pytest.approx(0.95)
+    assert level_of_each(5) == pytest.approx(0.99)
+    assert together(1) == ""
+    assert "all 5 together" in together(5)
+
+
+# ----------------------------------------------------------------------------------------------------------- all claims
+
+
+@pytest.fixture
+def make_results():
+    path = Path(__file__).resolve().parents[1] / "docs" / "make_results.py"
+    spec = importlib.util.spec_from_file_location("make_results", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def planted(store, name, verdicts, scale="mini", key="a"):
+    ends = dict(zip(VERDICTS, [(0.1, 0.2), (-0.2, -0.1), (-0.1, 0.2), (0, 0)], strict=True))
+    claims = [
+        untestable("no", "why")
+        if verdict == UNTESTABLE
+        else judged(f"{name} {verdict}", [(Bound("above"), estimate(ends[verdict]))], "+1 [0, 2]", "6 models")
+        for verdict in verdicts
+    ]
+    job = Job(str(store), name.replace("/", "-"), key)
+    with job.running():
+        job.write(
+            {"experiment": name, "scale": scale},
+            {},
+            {"table": pd.DataFrame({"a": [1]}), "claims": claims_table(claims)},
+            {},
+        )
+        job.appear()
+
+
+def test_the_overview_has_all_claims_of_both_papers(make_results, tmp_path, capsys):
+    planted(tmp_path, "brown2023/figure1", [HOLDS, UNDECIDED, UNTESTABLE])
+    planted(tmp_path, "salle2024/figure3", [FAILS, HOLDS, HOLDS])
+    make_results.main(str(tmp_path))
+    text = capsys.readouterr().out
+    counts = [line for line in text.splitlines() if line.startswith(("| brown2023 ", "| salle2024 "))]
+    assert counts == ["| brown2023 | mini | 1 | 0 | 1 | 1 |", "| salle2024 | mini | 2 | 1 | 0 | 0 |"]
+    assert "| brown2023/figure1 | mini | brown2023/figure1 holds | holds | 6 models | 0.05 |" in text
+    assert "| brown2023/figure1 | mini | no | not testable here | none |  |" in text
+    assert "## salle2024/figure3, scale mini" in text
+    assert text.count("+1 [0, 2]") == 5
+
+
+def test_only_the_newest_result_of_an_experiment_is_told(make_results, tmp_path, capsys):
+    planted(tmp_path, "brown2023/figure1", [HOLDS], key="old")
+    planted(tmp_path, "brown2023/figure1", [FAILS], key="new")
+    make_results.main(str(tmp_path))
+    assert "| brown2023 | mini | 0 | 1 | 0 | 0 |" in capsys.readouterr().out
+
+
+def test_an_empty_store_has_no_overview(make_results, tmp_path, capsys):
+    make_results.main(str(tmp_path))
+    assert "No experiment is finished." in capsys.readouterr().out
