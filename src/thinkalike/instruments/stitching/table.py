@@ -52,7 +52,7 @@ def penalties(setting: Setting, sums: dict[str, Tensor]) -> pd.DataFrame:
         if name in sums:
             columns |= with_ends(f"{name}_penalty", sums[name] - sums["target"], counts)
     text = readable_bytes(sums["target_bytes"] if aligned else _text_bytes(setting))
-    columns |= _with_ends("bits_per_byte", documents_and_seeds_interval(seeds * BITS, text))
+    columns |= _with_ends("bits_per_byte", documents_and_seeds_interval(seeds * BITS, text.double()))
     for name, column in SPREADS.items():
         columns |= with_ends(column, sums[name], counts)
     return pd.DataFrame(columns | _optimisation(sums) | (bits_columns(sums) if aligned else {}))
