@@ -67,7 +67,7 @@ def main(store: str) -> None:
     print("# What the papers claim, and what was found")
     print("Made by `python docs/make_results.py STORE` from `claims.csv`.\n")
     print(
-        "A claim *holds* if the whole of its intervals (95 %, of all its numbers together) is where the tolerance says, "
+        "A claim *holds* if the whole of its intervals (95 %, of all its numbers together) is as the tolerance says, "
         "*does not hold* if one is wholly elsewhere, and is *undecided* if one has a part on either side. The smallest "
         "effect is half the widest interval.\n"
     )
