@@ -83,6 +83,7 @@ class StitchTraining(SteppedModule):
         self.stitches = nn.ModuleList(
             Stitch(config.kind, fit.reads.d_model, target.d_model, config.norm, config.rank, seed) for fit in self.fits
         )
+        self.began: nn.ModuleList | None = None  # where training starts, if that is no identity
         self.late = copy.deepcopy(self.stitches[: len(self.layer_pairs)]).requires_grad_(False)
         self.curve: Tensor
         self.register_buffer("curve", torch.full((config.steps, len(self.fits)), torch.nan))
@@ -153,16 +154,34 @@ class StitchTraining(SteppedModule):
         self.log("loss", step[: len(self.layer_pairs)].mean())
         return losses.sum()
 
+    def start_from(self, starts: Sequence[tuple[int, Any]]) -> None:
+        """Let stitches begin with affine maps, given with their numbers; decay pulls to where they begin.
+
+        Raises:
+            ValueError: see `Stitch.start_from`.
+        """
+        for number, start in starts:
+            self.stitches[number].start_from(start.weight, start.bias)  # type: ignore[operator]
+        self.began = copy.deepcopy(self.stitches).requires_grad_(False)
+
+    @torch.no_grad()
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Pull stitches to where they began; those that began with the identity are pulled there by the optimiser."""
+        if self.began is None:
+            return
+        rates = {id(weight): group["lr"] for group in optimizer.param_groups for weight in group["params"]}
+        for phi, began in zip(self.stitches, self.began, strict=True):
+            for weight, start in zip(_parameters(phi, "map"), _parameters(began, "map"), strict=True):
+                weight.lerp_(start, min(rates[id(weight)] * self.config.weight_decay, 1.0))
+
     def configure_optimizers(self) -> Any:
         config, peak = self.config, peak_rate(self.config, self.models[0].d_model)
+        decay = config.weight_decay if self.began is None else 0.0
         groups = [  # decay pulls a map to the identity, but a LayerNorm's gain to zero
-            {"params": weights, "lr": factor * peak, "weight_decay": decay}
+            {"params": weights, "lr": factor * peak, "weight_decay": decay if parts == ("map",) else 0.0}
             for factor in dict.fromkeys(fit.factor for fit in self.fits)
-            for weights, decay in (
-                (self._weights(factor, "map"), config.weight_decay),
-                (self._weights(factor, "pre", "post"), 0.0),
-            )
-            if weights
+            for parts in (("map",), ("pre", "post"))
+            if (weights := self._weights(factor, *parts))
         ]
         more: dict[str, Any] = {"foreach": False}  # all at once would take two more copies of all weights
         if config.optimizer == "sgd":
@@ -174,10 +193,14 @@ class StitchTraining(SteppedModule):
     def _weights(self, factor: float, *parts: str) -> list[nn.Parameter]:
         """Return the parameters of these parts, map, pre or post, of every φ that learns so many times as fast."""
         learning = [phi for phi, fit in zip(self.stitches, self.fits, strict=True) if fit.factor == factor]
-        inside = [getattr(phi, part) for part in parts for phi in learning]
-        return [weight for module in inside if module for weight in module.parameters()]
+        return [weight for phi in learning for weight in _parameters(phi, *parts)]
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         if self.config.clip > 0:  # each by itself: one stitch must not change another's steps
             for phi in self.stitches:
                 nn.utils.clip_grad_norm_(phi.parameters(), self.config.clip)
+
+
+def _parameters(phi: nn.Module, *parts: str) -> list[nn.Parameter]:
+    """Return the parameters of these parts of a φ: map, pre or post."""
+    return [weight for part in parts if (inside := getattr(phi, part)) for weight in inside.parameters()]

@@ -131,10 +131,13 @@ def _start(module: StitchTraining, setting: Setting, untrained: Setting | None) 
     if untrained:
         starts[untrained.source] = untrained.starts()
     places = {pair: place for place, pair in enumerate(setting.layer_pairs)}
-    for phi, each in zip(module.stitches, module.fits, strict=True):
-        if each.reads in starts and (each.layer, each.depth) in places:
-            start = starts[each.reads][places[each.layer, each.depth]]
-            phi.start_from(start.weight, start.bias)  # type: ignore[operator]
+    module.start_from(
+        [
+            (number, starts[each.reads][places[each.layer, each.depth]])
+            for number, each in enumerate(module.fits)
+            if each.reads in starts and (each.layer, each.depth) in places
+        ]
+    )
 
 
 def _warn_of_overfitting(module: StitchTraining, corpus: Corpus) -> None:
