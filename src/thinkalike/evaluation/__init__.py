@@ -1,17 +1,22 @@
-"""What models, stitches and classifiers lose on text, without any training."""
+"""What models, stitches and classifiers lose on text, without any training; and what tokens alone explain."""
 
 from thinkalike.evaluation.bits_per_byte import BITS, alignment_scalars, bits_columns, document_bytes
 from thinkalike.evaluation.classifiers import ClassLosses, check_labels, class_losses, identity_stitches
-from thinkalike.evaluation.language import held_out_loss, masked_losses, next_token_losses, rows_at_once
+from thinkalike.evaluation.language import BATCH_TOKENS, held_out_loss, masked_losses, next_token_losses, rows_at_once
 from thinkalike.evaluation.reports import report_share, rows_of_moments
 from thinkalike.evaluation.stitches import LayerPair, Maps, byte_count, document_sums, last_states, state_moments
+from thinkalike.evaluation.token_means import BigramMeans, TokenMeans, bigrams
 
 __all__ = [
+    "BATCH_TOKENS",
     "BITS",
+    "BigramMeans",
     "ClassLosses",
     "LayerPair",
     "Maps",
+    "TokenMeans",
     "alignment_scalars",
+    "bigrams",
     "bits_columns",
     "byte_count",
     "check_labels",

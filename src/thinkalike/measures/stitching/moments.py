@@ -117,6 +117,18 @@ class Moments:
         self._means = {layer: before[layer] + shift[layer] * (n / total) for layer in self._layers}
         self.n = total
 
+    def exchanged(self) -> Moments:
+        """Return the moments of the maps from the target to the source; its layer pairs are (m, l)."""
+        other = {"source": "target", "target": "source"}
+        moments = Moments([(m, l) for l, m in self.pairs])  # noqa: E741
+        moments.n = self.n
+        moments._means = {(other[side], layer): mean for (side, layer), mean in self._means.items()}
+        for (side, layer), (side_too, layer_too) in self._products:
+            of_both = (other[side], layer), (other[side_too], layer_too)
+            product = self._scatter[(side, layer), (side_too, layer_too)]
+            moments._scatter[of_both if side == side_too else of_both[::-1]] = product if side == side_too else product.T
+        return moments
+
     def of(self, pair: LayerPair) -> PairMoments:
         """Return the statistics of one layer pair.
 

@@ -1,0 +1,136 @@
+"""Sources that know no more than the current token, or the current and the last one: means of a model's states.
+
+What a stitch from them reaches is what the tokens alone explain, without any context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.errors import ModelError
+from thinkalike.evaluation.language import BATCH_TOKENS
+
+MOST_TOKENS = 2**18  # that means are taken over
+
+Codes = Callable[[Tensor, int], Tensor]  # of rows (b, t) and the size of the vocabulary: numbers (b, t)
+
+
+def bigrams(rows: Int[Tensor, "b t"], vocabulary: int) -> Int[Tensor, "b t"]:
+    """Return current token + vocabulary * last token; before the first of a row the last one counts as `vocabulary`."""
+    last = torch.cat([torch.full_like(rows[:, :1], vocabulary), rows[:, :-1]], 1)
+    return rows + vocabulary * last
+
+
+def _tokens(rows: Int[Tensor, "b t"], _: int) -> Int[Tensor, "b t"]:
+    return rows
+
+
+def _everything(rows: Int[Tensor, "b t"], _: int) -> Int[Tensor, "b t"]:
+    return torch.zeros_like(rows)
+
+
+class TokenMeans:
+    """The mean state of each token, at several layers of a model, in one pass over fit rows.
+
+    Means are kept only for the tokens of `report`, so that the report decides the memory and not the vocabulary. A
+    token that no fit row has gets the mean of all tokens.
+
+    Args:
+        model: a FrozenModel, or what has its `residuals(rows, layers)` and the attributes that are named below.
+        layers: numbers of its blocks.
+        fit: rows that means are taken over, the first 2^18 tokens of them.
+        report: rows that `residuals` will be asked for; nothing but which tokens occur is read off them.
+
+    Attributes:
+        d_model, n_layers, vocabulary, device, dtype: the model's.
+        layers: those that can be asked for.
+    """
+
+    contexts: ClassVar[tuple[Codes, ...]] = (_everything, _tokens)  # each stands in where the next was not seen
+
+    def __init__(
+        self, model: Any, layers: Sequence[int], fit: Int[Tensor, "rows t"], report: Int[Tensor, "some u"]
+    ):
+        self.layers = list(dict.fromkeys(layers))
+        self.d_model, self.n_layers, self.vocabulary = model.d_model, model.n_layers, model.vocabulary
+        self.device, self.dtype = model.device, model.dtype
+        asked = report.long().cpu()
+        self._tables = [_Means(codes(asked, self.vocabulary).unique(), len(self.layers)) for codes in self.contexts]
+        self._gather(model, fit[: max(MOST_TOKENS // fit.shape[1], 1)])
+
+    @torch.no_grad()
+    def _gather(self, model: Any, fit: Int[Tensor, "rows t"]) -> None:
+        for part in fit.long().cpu().split(max(BATCH_TOKENS // fit.shape[1], 1)):
+            states = [state.flatten(0, 1).cpu() for state in model.residuals(part, self.layers)]
+            for codes, table in zip(self.contexts, self._tables, strict=True):
+                table.update(codes(part, self.vocabulary).flatten(), states)
+
+    def residuals(self, rows: Int[Tensor, "b t"], layers: Sequence[int]) -> list[Float[Tensor, "b t d"]]:
+        """Return for each token the mean state of that token at each of these layers.
+
+        Raises:
+            ModelError: means of a layer were not taken.
+        """
+        if unknown := [layer for layer in layers if layer not in self.layers]:
+            raise ModelError(f"means of layer {unknown[0]} were not taken; there are those of layers {self.layers}")
+        tokens, found = rows.long().cpu(), []
+        for layer in layers:
+            state = torch.zeros(rows.numel(), self.d_model)
+            for codes, table in zip(self.contexts, self._tables, strict=False):
+                state = table.of(codes(tokens, self.vocabulary).flatten(), self.layers.index(layer), state)
+            found.append(state.view(*rows.shape, -1).to(self.device, self.dtype))
+        return found
+
+
+class BigramMeans(TokenMeans):
+    """The mean state of each pair of the last token and the current one; the first of a row is a pair of its own kind.
+
+    A pair that no fit row has gets the mean of its current token, and a token that none has the mean of all.
+    """
+
+    contexts: ClassVar[tuple[Codes, ...]] = (_everything, _tokens, bigrams)
+
+    @property
+    def tokens(self) -> BigramMeans:
+        """The same without the pairs, which is `TokenMeans`, of the same pass."""
+        view = copy(self)
+        view._tables = self._tables[:2]
+        return view
+
+
+class _Means:
+    """Running means of states by code, for the codes of a sorted list alone."""
+
+    def __init__(self, codes: Int[Tensor, " c"], layers: int):
+        self._codes, self._counts = codes, torch.zeros(len(codes))
+        self._means: list[Tensor] = [torch.empty(0)] * layers
+
+    def _places(self, codes: Int[Tensor, " n"]) -> Int[Tensor, " n"]:
+        """Return where each code is in the list, -1 where it is not."""
+        places = torch.searchsorted(self._codes, codes).clamp(max=len(self._codes) - 1)
+        return torch.where(self._codes[places] == codes, places, -1)
+
+    def update(self, codes: Int[Tensor, " n"], states: Sequence[Float[Tensor, "n d"]]) -> None:
+        """Add states: the mean of n₁ + n₂ of them is m + Σ(x - m) / (n₁ + n₂), with m that of the first n₁."""
+        places = self._places(codes)
+        kept = places >= 0
+        present, inverse, counts = places[kept].unique(return_inverse=True, return_counts=True)
+        self._counts[present] += counts
+        for layer, state in enumerate(states):
+            if not len(self._means[layer]):
+                self._means[layer] = state.new_zeros(len(self._codes), state.shape[1])
+            means = self._means[layer][present]
+            departures = torch.zeros_like(means).index_add_(0, inverse, state[kept] - means[inverse])
+            self._means[layer][present] = means + departures / self._counts[present, None].to(means)
+
+    def of(self, codes: Int[Tensor, " n"], layer: int, otherwise: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Return the mean of each code, or what stands for it where none of its states was seen."""
+        places = self._places(codes)
+        means, seen = self._means[layer][places.clamp(min=0)], self._counts[places.clamp(min=0)] > 0
+        return torch.where((seen & (places >= 0))[:, None], means, otherwise.to(means))
