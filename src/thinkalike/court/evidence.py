@@ -137,7 +137,7 @@ class Evidence:
         whitened, back = self._whitening()
         source, recipe = _Through(self.source, whitened), replace(self.bench.recipe, kind="affine", norm="none")
         module = StitchTraining(
-            source,  # type: ignore[arg-type]
+            source,
             self.setting.target,
             [(0, self.setting.layer)],
             self.setting.fit,
@@ -147,7 +147,7 @@ class Evidence:
         start = self.forward
         weight = start.weight @ back
         module.stitches[0].start_from(weight, start(self._mean[None])[0])  # type: ignore[operator]
-        self.setting.train(module, self.source.name)
+        self.setting.train(module, f"map of {self.source.name}")
         phi = module.to(self.setting.target.device).eval().stitches[0]
         with torch.no_grad():
             return self.bench.course(self.source, lambda states: phi(whitened(states)))
@@ -171,7 +171,8 @@ class _Through:
 
     def __init__(self, source: Source, phi: AffineMap):
         self.source, self.phi = source, phi
-        self.d_model, self.n_layers, self.device = len(phi.bias), source.n_layers, source.device
+        self.d_model, self.n_layers, self.vocabulary = len(phi.bias), source.n_layers, source.vocabulary
+        self.device, self.dtype = source.device, source.dtype
 
     def residuals(self, rows: Tensor, layers: list[int]) -> list[Tensor]:
         return [self.phi(state) for state in self.source.residuals(rows, layers)]

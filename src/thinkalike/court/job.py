@@ -60,6 +60,7 @@ class Config(MeasureConfig):
     steps: int = ranged(100, least=1, most=STEPS)  # of the training of a map
     tokens_per_step: int = ranged(2048, least=2, most=TOKENS_AT_ONCE)
     lr: float = ranged(0.03, above=0)
+    seeds: int = ranged(3, least=1, most=1000, neutral=True)  # experiment=validity/court: how many courts of a target
 
 
 class Court(Instrument, kind="court", reads=("model", "data", "measure", "seed")):
@@ -130,10 +131,10 @@ def _bench(
     """
     measure: Any = config.measure
     fit_rows, other = _apart(corpus.fit, measure.fit_tokens, measure.other_tokens)
-    report = corpus.report.tokens[:: max(corpus.report.tokens.numel() // measure.report_tokens, 1)]
+    report = _spread(corpus.report, measure.report_tokens)
     tokens = {"fit": fit_rows.numel(), "other": other.numel(), "report": report.numel()}
     for name, count in tokens.items():
-        if (wanted := getattr(measure, f"{name}_tokens")) > count + corpus.report.context:
+        if (wanted := getattr(measure, f"{name}_tokens")) >= count + corpus.report.context:
             raise DataError(f"there are only {count:,} tokens for measure.{name}_tokens={wanted}; give more text, or lower it")
 
     def train(module: SteppedModule, name: str) -> None:
@@ -160,11 +161,17 @@ def _apart(rows: TokenRows, fit_tokens: int, other_tokens: int) -> tuple[torch.T
     return rows.tokens[:count], rows.tokens[count:][apart][: other_tokens // rows.context]
 
 
+def _spread(rows: TokenRows, tokens: int) -> torch.Tensor:
+    """Return rows from all over the report, so that they are of as many documents as can be."""
+    return rows.tokens[:: max(rows.tokens.numel() // tokens, 1)][: tokens // rows.context]
+
+
 def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str, Any]]:
     """Return a row for each source, those that an earlier run left among them; each is kept as soon as it is there."""
     table = _chosen(entries(bench.setting), chosen)
     kept = work.resume(STATE)
     rows: list[dict[str, Any]] = [] if kept is None else kept["rows"]
+    work.keep(STATE, {"rows": rows})  # so that a first training which a signal ends can go on, too
     for number, entry in enumerate(table[len(rows) :], len(rows) + 1):
         log.info("source %d of %d: %s", number, len(table), entry.name)
         said = verdicts(Evidence(entry.made(bench.setting), bench))

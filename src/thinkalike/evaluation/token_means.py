@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import BATCH_TOKENS
+from thinkalike.models import StateSource
 
 MOST_TOKENS = 2**18  # that means are taken over
 
@@ -42,7 +43,7 @@ class TokenMeans:
     token that no fit row has gets the mean of all tokens.
 
     Args:
-        model: a FrozenModel, or what has its `residuals(rows, layers)` and the attributes that are named below.
+        model: whose states means are taken of.
         layers: numbers of its blocks.
         fit: rows that means are taken over, the first 2^18 tokens of them.
         report: rows that `residuals` will be asked for; nothing but which tokens occur is read off them.
@@ -55,7 +56,7 @@ class TokenMeans:
     contexts: ClassVar[tuple[Codes, ...]] = (_everything, _tokens)  # each stands in where the next was not seen
 
     def __init__(
-        self, model: Any, layers: Sequence[int], fit: Int[Tensor, "rows t"], report: Int[Tensor, "some u"]
+        self, model: StateSource, layers: Sequence[int], fit: Int[Tensor, "rows t"], report: Int[Tensor, "some u"]
     ):
         self.layers = list(dict.fromkeys(layers))
         self.d_model, self.n_layers, self.vocabulary = model.d_model, model.n_layers, model.vocabulary
@@ -65,7 +66,7 @@ class TokenMeans:
         self._gather(model, fit[: max(MOST_TOKENS // fit.shape[1], 1)])
 
     @torch.no_grad()
-    def _gather(self, model: Any, fit: Int[Tensor, "rows t"]) -> None:
+    def _gather(self, model: StateSource, fit: Int[Tensor, "rows t"]) -> None:
         for part in fit.long().cpu().split(max(BATCH_TOKENS // fit.shape[1], 1)):
             states = [state.flatten(0, 1).cpu() for state in model.residuals(part, self.layers)]
             for codes, table in zip(self.contexts, self._tables, strict=True):

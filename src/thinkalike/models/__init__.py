@@ -10,6 +10,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
 from thinkalike.models.load import checkpoint_fingerprint, head_dimensions, load_model, load_models, pick_device
 from thinkalike.models.sites import EMBED, Layer, after
+from thinkalike.models.sources import StateSource
 from thinkalike.tokenizers import tokenizer_fingerprint
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "FrozenModel",
     "Layer",
     "Outline",
+    "StateSource",
     "after",
     "build_mini",
     "check_alignable",

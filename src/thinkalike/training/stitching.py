@@ -18,7 +18,7 @@ from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.data import Layout
 from thinkalike.evaluation import LayerPair, last_states, next_token_losses
 from thinkalike.measures import Stitch, token_kl
-from thinkalike.models import FrozenModel
+from thinkalike.models import FrozenModel, StateSource
 from thinkalike.training.budgets import plan_within
 from thinkalike.training.parts import mean_losses
 from thinkalike.training.plans import Plan
@@ -48,7 +48,7 @@ def peak_rate(config: StitchConfig) -> float:
 
 
 class StitchTraining(SteppedModule):
-    """Trains one φ per layer pair between two frozen models; its state holds the φs and never the models.
+    """Trains one φ per layer pair from a source to a frozen model; its state holds the φs and never the models.
 
     `curve` (steps, layer pairs) keeps each step's loss on its batch, in nats per token (mse: squared units). `plan`
     says in which parts a step runs; it is made when training begins, and goes with the state, because other parts round
@@ -57,7 +57,7 @@ class StitchTraining(SteppedModule):
 
     def __init__(
         self,
-        source: FrozenModel,
+        source: StateSource,
         target: FrozenModel,
         layer_pairs: Sequence[LayerPair],
         rows: Int[Tensor, "rows width"],
