@@ -43,7 +43,7 @@ def setting(tmp_path_factory):
 def sources(setting):
     before = setting.target.fingerprint()
     with pytest.MonkeyPatch.context() as patch:
-        small = PretrainConfig(tokens=20 * 512, tokens_per_step=512, lr=1e-3, warmup=2)
+        small = PretrainConfig(tokens=20 * 512, tokens_per_step=512, lr=1e-4, warmup=2)
         patch.setattr(same, "TRAINED", small)
         patch.setattr(models, "SHORTCUT", small)
         made = {entry.name: entry.made(setting) for entry in entries(setting)}
@@ -153,7 +153,8 @@ def test_noise_on_states_is_a_tenth_of_each_dimensions_spread(setting, sources):
     noise = flat(sources["noisy states"], setting.fit) - flat(setting.itself, setting.fit)
     shares = noise.std(0) / flat(setting.itself, setting.fit).std(0)
     assert shares == pytest.approx(same.STATE_NOISE, rel=0.1)
-    assert len(np.unique(noise[:, 0].round(6))) > 0.99 * len(noise)
+    distinct = len(prefixes(setting.fit).unique())
+    assert len(np.unique(noise[:, :2].round(4), axis=0)) >= distinct - 2 > 1200, "each prefix has a draw of its own"
 
 
 def test_noise_on_weights_has_its_share_of_every_tensor(setting):
@@ -173,7 +174,7 @@ def test_the_top_components_are_those_of_scikit_learn(setting, sources):
     assert through(reference, part)[1] < 1e-5
     assert through(part, reference)[1] < 1e-5
     assert through(own, part)[1] < 1e-5
-    assert 0.05 < through(part, own)[1]
+    assert through(part, own)[1] > 0.05
 
 
 @pytest.mark.parametrize(("name", "layer"), [("layer before", LAYER - 1), ("layer after", LAYER + 1)])

@@ -101,7 +101,7 @@ def thresholds(table: pd.DataFrame) -> dict[str, float]:
     return found
 
 
-def tested(table: pd.DataFrame, limits: Mapping[str, float]) -> pd.DataFrame:
+def transferred(table: pd.DataFrame, limits: Mapping[str, float]) -> pd.DataFrame:
     """Return which shares of alike sources and of decoys fall on the right side of thresholds from other targets."""
     rows = []
     for judge in judges_of(table):

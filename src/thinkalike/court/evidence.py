@@ -5,7 +5,7 @@ All of a source is computed once, when the first judge asks for it; all of the t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -174,5 +174,5 @@ class _Through:
         self.d_model, self.n_layers, self.vocabulary = len(phi.bias), source.n_layers, source.vocabulary
         self.device, self.dtype = source.device, source.dtype
 
-    def residuals(self, rows: Tensor, layers: list[int]) -> list[Tensor]:
+    def residuals(self, rows: Tensor, layers: Sequence[int]) -> list[Tensor]:
         return [self.phi(state) for state in self.source.residuals(rows, layers)]

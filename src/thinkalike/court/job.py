@@ -7,8 +7,7 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 import pandas as pd
@@ -52,7 +51,7 @@ class Config(MeasureConfig):
 
     kind: str = "court"
     layer: int = ranged(1, least=0, most=10**4)  # of the target; there must be a block after it
-    siblings: dict[str, str] = field(default_factory=dict)  # what is other about a model: its name in conf/model
+    siblings: Any = None  # models that were trained otherwise, {what is other: a name in conf/model}; null: none
     sources: Optional[list[str]] = None  # their names; null: all
     fit_tokens: int = ranged(2**17, least=2, most=COUNTS)  # that maps are fitted on
     report_tokens: int = ranged(2**16, least=2, most=COUNTS)  # that scores are of
@@ -62,13 +61,25 @@ class Config(MeasureConfig):
     lr: float = ranged(0.03, above=0)
     seeds: int = ranged(3, least=1, most=1000, neutral=True)  # experiment=validity/court: how many courts of a target
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        named = self.siblings or {}
+        if not isinstance(named, dict) or not all(isinstance(each, str) for pair in named.items() for each in pair):
+            raise ConfigError(
+                f"measure.siblings={self.siblings} must say what is other about which models, such as "
+                "{other depth: gelu-4l-mini}"
+            )
+
 
 class Court(Instrument, kind="court", reads=("model", "data", "measure", "seed")):
     """Makes every source from `model` at `measure.layer`, and leaves what each judge says of it, a row each."""
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         siblings = {name: checkpoint_fingerprint(each) for name, each in _siblings(config).items()}
-        return {**fingerprints(config, ("model", "data")), **{f"sibling {name}": each for name, each in siblings.items()}}
+        return {
+            **fingerprints(config, ("model", "data")),
+            **{f"sibling {name}": each for name, each in siblings.items()},
+        }
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
@@ -80,7 +91,9 @@ class Court(Instrument, kind="court", reads=("model", "data", "measure", "seed")
         corpus = _corpus(config, target)
         with at_boundaries():
             scores = _heard(_bench(config, target, siblings, corpus, work), measure.sources, work)
-        table = pd.DataFrame([{"target": target.name, "layer": measure.layer, "seed": config.seed, **row} for row in scores])
+        table = pd.DataFrame(
+            [{"target": target.name, "layer": measure.layer, "seed": config.seed, **row} for row in scores]
+        )
         return Outcome(
             table,
             {"sources": float(len(table))},
@@ -102,9 +115,11 @@ class Court(Instrument, kind="court", reads=("model", "data", "measure", "seed")
 
 def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
     """Return the configurations of the models that were really trained otherwise, on the device of the target."""
-    given: dict[str, str] = config.measure.siblings  # type: ignore[attr-defined]
+    given: dict[str, str] = config.measure.siblings or {}  # type: ignore[attr-defined]
     made = {name: compose_job("analyze", [f"model={model}"]).model for name, model in given.items()}
-    return {name: replace(each, device=config.model.device, context=config.model.context) for name, each in made.items()}
+    return {
+        name: replace(each, device=config.model.device, context=config.model.context) for name, each in made.items()
+    }
 
 
 def _check_layer(layer: int, target: FrozenModel) -> None:
@@ -135,7 +150,9 @@ def _bench(
     tokens = {"fit": fit_rows.numel(), "other": other.numel(), "report": report.numel()}
     for name, count in tokens.items():
         if (wanted := getattr(measure, f"{name}_tokens")) >= count + corpus.report.context:
-            raise DataError(f"there are only {count:,} tokens for measure.{name}_tokens={wanted}; give more text, or lower it")
+            raise DataError(
+                f"there are only {count:,} tokens for measure.{name}_tokens={wanted}; give more text, or lower it"
+            )
 
     def train(module: SteppedModule, name: str) -> None:
         folder = work.job.partial / "sources" / re.sub(r"\W+", "-", name)

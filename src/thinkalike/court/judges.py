@@ -67,7 +67,9 @@ JUDGES = (
     Judge("distance", lambda evidence: evidence.trained.distances[0], False),
     Judge("distance, least squares", lambda evidence: evidence.start.distances[0], False),
     Judge("penultimate match", lambda evidence: evidence.trained.distances[-1], False),
-    Judge("latent alignment", lambda evidence: sum(evidence.trained.distances) / len(evidence.trained.distances), False),
+    Judge(
+        "latent alignment", lambda evidence: sum(evidence.trained.distances) / len(evidence.trained.distances), False
+    ),
     Judge("R² to the target", _forward, True),
     Judge("R² to the source", _backward, True),
     Judge("R², both ways", lambda evidence: min(_forward(evidence), _backward(evidence)), True),

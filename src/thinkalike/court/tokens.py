@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -100,5 +102,5 @@ class _Squares:
         self.d_model, self.n_layers, self.vocabulary = own.d_model, own.n_layers, own.vocabulary
         self.device, self.dtype = own.device, own.dtype
 
-    def residuals(self, rows: Tensor, layers: list[int]) -> list[Tensor]:
+    def residuals(self, rows: Tensor, layers: Sequence[int]) -> list[Tensor]:
         return [(self.setting.own(rows) - self.setting.mean).square()] * len(layers)

@@ -26,5 +26,5 @@ class StateSource(Protocol):
     device: torch.device
     dtype: torch.dtype
 
-    def residuals(self, tokens: Tensor, layers: Sequence[Any]) -> list[Tensor]:
+    def residuals(self, tokens: Tensor, layers: Sequence[Any], /) -> list[Tensor]:
         """Return the states (b, t, d) of tokens (b, t) at each of these layers."""

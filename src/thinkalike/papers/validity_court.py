@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from thinkalike import figures
-from thinkalike.court.conclusions import doses, judges_of, summary, tested, thresholds
+from thinkalike.court.conclusions import doses, judges_of, summary, thresholds, transferred
 from thinkalike.measures import span
 from thinkalike.papers.experiment import Case, Claim, Conclusion, Experiment, Model, Part
 
@@ -56,8 +56,8 @@ def _court(case: Case) -> Conclusion:
     """Say which judges rank what is alike above what is not."""
     table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
     judges, curves = summary(table), doses(table)
-    claims = [_claim(row) for _, row in judges.iterrows()]
-    claims += [_claim(row, "real_") for _, row in judges.iterrows() if "real_auc" in judges]
+    claims = [_claim(row) for row in judges.to_dict("records")]
+    claims += [_claim(row, "real_") for row in judges.to_dict("records") if "real_auc" in row]
     tables = {"judges": judges, "doses": curves}
     if len(case.models) > 1:
         limits = _tested_on_others(table)
@@ -80,7 +80,7 @@ def _tested_on_others(table: pd.DataFrame) -> pd.DataFrame:
     first = table["target"].isin(targets[: len(targets) // 2])
     halves = {"first half of the targets": (table[first], table[~first]), "second half": (table[~first], table[first])}
     return pd.concat(
-        [tested(other, thresholds(fitted)).assign(fitted_on=name) for name, (fitted, other) in halves.items()],
+        [transferred(other, thresholds(fitted)).assign(fitted_on=name) for name, (fitted, other) in halves.items()],
         ignore_index=True,
     )
 
@@ -91,7 +91,9 @@ def _threshold_claims(limits: pd.DataFrame) -> list[Claim]:
         Claim(
             f"a threshold of {judge} from half of the targets is right on the other half",
             bool((rows[["alike", "decoys"]] == 1).all(axis=None)),
-            "; ".join(f"{r.threshold:.3f}: {r.alike:.0%} of the same, {r.decoys:.0%} of decoys" for r in rows.itertuples()),
+            "; ".join(
+                f"{r.threshold:.3f}: {r.alike:.0%} of the same, {r.decoys:.0%} of decoys" for r in rows.itertuples()
+            ),
         )
         for judge, rows in limits.groupby("judge", sort=False)
     ]

@@ -11,7 +11,12 @@ from thinkalike.measures.statistics.estimate import Estimate
 
 
 def separation(
-    upper: Float[Tensor, "c p"], lower: Float[Tensor, "c n"], *, level: float = 0.95, resamples: int = 2000, seed: int = 0
+    upper: Float[Tensor, "c p"],
+    lower: Float[Tensor, "c n"],
+    *,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
 ) -> Estimate:
     """Return the share of pairs in which a member of the upper group has the greater value; ties count as half.
 

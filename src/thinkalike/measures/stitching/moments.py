@@ -123,10 +123,11 @@ class Moments:
         moments = Moments([(m, l) for l, m in self.pairs])  # noqa: E741
         moments.n = self.n
         moments._means = {(other[side], layer): mean for (side, layer), mean in self._means.items()}
-        for (side, layer), (side_too, layer_too) in self._products:
-            of_both = (other[side], layer), (other[side_too], layer_too)
-            product = self._scatter[(side, layer), (side_too, layer_too)]
-            moments._scatter[of_both if side == side_too else of_both[::-1]] = product if side == side_too else product.T
+        for one, two in self._products:
+            here, there = (other[one[0]], one[1]), (other[two[0]], two[1])
+            across = one[0] != two[0]
+            product = self._scatter[one, two]
+            moments._scatter[(there, here) if across else (here, there)] = product.T if across else product
         return moments
 
     def of(self, pair: LayerPair) -> PairMoments:
