@@ -96,8 +96,8 @@ def thresholds(table: pd.DataFrame) -> dict[str, float]:
     """
     found = {}
     for judge in judges_of(table):
-        worst, best = scores(table, judge, ALIKE).min(axis=None), scores(table, judge, DECOYS).max(axis=None)
-        found[judge.name] = float((worst + best) / 2) * (1 if judge.higher else -1)
+        alike, decoys = (scores(table, judge, kinds).to_numpy(dtype=float) for kinds in (ALIKE, DECOYS))
+        found[judge.name] = float(alike.min() + decoys.max()) / 2 * (1 if judge.higher else -1)
     return found
 
 

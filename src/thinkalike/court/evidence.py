@@ -73,7 +73,8 @@ class Bench:
         setting, target = self.setting, self.setting.target
         sums: dict[str, Tensor] = {}
         for rows, (goals, losses) in zip(self.rows, self.own, strict=True):
-            state, states = phi(source.residuals(rows, [0])[0]).to(target.device, target.dtype), []
+            state = phi(source.residuals(rows, [0])[0]).to(target.device, target.dtype)
+            states: list[Tensor] = []
             for layer, goal in enumerate(goals, setting.layer):
                 state = target.advance(state, layer, layer + 1) if states else state
                 states.append(((state - goal).norm(dim=-1) / goal.norm(dim=-1))[:, :-1])

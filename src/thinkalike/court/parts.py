@@ -8,7 +8,7 @@ from torch import Tensor
 from thinkalike.court.noise import normals, prefixes
 from thinkalike.court.source import Setting, States, stage
 from thinkalike.measures import CHUNK
-from thinkalike.models import EMBED
+from thinkalike.models import EMBED, Layer
 
 LARGE = 3.0  # standard deviations of the added dimensions, in those of the target's
 
@@ -23,7 +23,7 @@ def top_components(setting: Setting) -> States:
 
 def layer_before(setting: Setting) -> States:
     """Return the target's states one block earlier."""
-    layer = setting.layer - 1 if setting.layer else EMBED
+    layer: Layer = setting.layer - 1 if setting.layer else EMBED
     return lambda rows: stage(setting.target, layer, rows)
 
 

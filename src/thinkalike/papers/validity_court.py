@@ -65,10 +65,10 @@ def _court(case: Case) -> Conclusion:
     return Conclusion(table, claims, partial(_draw, table, curves), tables)
 
 
-def _claim(row: Mapping[str, Any], prefix: str = "") -> Claim:
+def _claim(row: Mapping[Any, Any], prefix: str = "") -> Claim:
     """Return whether a judge ranks all sources of a kind above all decoys, in every court."""
     what = "every other trained model" if prefix else "everything that is the same"
-    area = span(*(row[f"{prefix}{column}"] for column in ("auc", "auc_low", "auc_high")), ".3f")
+    area = span(row[f"{prefix}auc"], row[f"{prefix}auc_low"], row[f"{prefix}auc_high"], ".3f")
     by = row[f"{prefix}fooled_by"]
     numbers = f"AUC {area}, least margin {row[f'{prefix}margin']:+.3f}" + (f"; fooled by {by}" if by else "")
     return Claim(f"{row['judge']} ranks {what} above every decoy", not by, numbers)
