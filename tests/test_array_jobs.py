@@ -245,6 +245,7 @@ REFUSED = {
     "rows of text": (["measure.flatten=mean"], "measure.flatten=mean is for text"),
     "a number of batches": (["measure.batches=7"], "measure.batches is for text; leave it out, as all stimuli"),
     "a width": (["measure.stop_at_width=0.1"], "measure.stop_at_width=0.1 is for text"),
+    "the token": (["measure.given=token"], "measure.given=token is for text"),
     "a constant layer": (["activations=FLAT"], "batch 0 of flat, layers 0 a, 1 b (source)"),
 }
 

@@ -389,14 +389,3 @@ def test_a_narrow_map_does_not_narrow_the_states():
     fit = AffineMap(torch.eye(D), torch.zeros(D))
     states = torch.randn(3, D, dtype=torch.float64)
     assert torch.equal(fit(states), states)
-
-
-def test_exchanged_moments_are_those_of_the_other_direction():
-    (x, y), (z, w) = drawn(D, E), drawn(3, 4)
-    there, back = Moments([(0, 0), (1, 0), (1, 1)]), Moments([(0, 0), (0, 1), (1, 1)])
-    there.update([x, z], [y, w])
-    back.update([y, w], [x, z])
-    for pair in back.pairs:
-        for got, expected in zip(there.exchanged().of(pair), back.of(pair), strict=True):
-            torch.testing.assert_close(torch.as_tensor(got), torch.as_tensor(expected), rtol=1e-10, atol=1e-10)
-    assert there.exchanged().exchanged().pairs == there.pairs

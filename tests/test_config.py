@@ -241,7 +241,10 @@ def test_each_door_has_keys_of_its_own():
     ("words", "message"),
     [
         (["measure=rsa", "measure.kernel=rbf"], "measure.kernel is a setting of measure=cka, and this is measure=rsa"),
-        (["measure=rsa", "measure.batches=5"], "of measure=cka and measure=mknn, and this is measure=rsa"),
+        (
+            ["measure=rsa", "measure.batches=5"],
+            "of measure=cka and measure=mknn and measure=r2, and this is measure=rsa",
+        ),
         (["measure.folds=5"], "measure.folds is a setting of measure=mlem, and this is measure=loss"),
         (["experiment=brown2023/figure3", "measure.folds=5"], "a setting of measure=mlem, and this is measure=cka"),
         (["measure=cka", "measure.batchs=5"], "'measure.batchs' is not a setting; did you mean 'measure.batches'?"),

@@ -5,7 +5,6 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import LinearRegression
-from sklearn.metrics import r2_score
 
 import tiny
 from conftest import composed
@@ -14,9 +13,11 @@ from thinkalike.court import SOURCES, Setting, entries, job
 from thinkalike.court.conclusions import doses, fooled, margin, summary, thresholds, transferred
 from thinkalike.court.evidence import Bench, Evidence
 from thinkalike.court.judges import JUDGES, verdicts
+from thinkalike.data import TokenRows
 from thinkalike.errors import DataError
-from thinkalike.evaluation import document_sums, state_moments
-from thinkalike.measures import cka, least_squares, mutual_knn, rsa
+from thinkalike.evaluation import document_sums, likeness_of, state_moments
+from thinkalike.measures import RowGroups, cka, least_squares, mutual_knn, rsa
+from thinkalike.measures.neighbours.mutual import chance_share
 from thinkalike.papers import experiment_named
 from thinkalike.papers.experiment import Case, job_of
 from thinkalike.papers.validity_court import SIBLINGS
@@ -58,7 +59,7 @@ def test_what_is_the_same_loses_nothing_through_least_squares(heard):
         assert abs(start.penalty) < 1e-4
         assert start.kl < 1e-5
         assert max(start.distances) < 1e-3
-        assert SEEN["R², both ways"].value(heard[name]) > 1 - 1e-8
+        assert SEEN["R², both ways"].value(heard[name]) > 1 - 1e-5
 
 
 def test_training_does_not_depend_on_the_coordinates_of_the_source(heard):
@@ -75,7 +76,8 @@ def test_penalty_kl_and_distances_are_those_of_a_stitching_report(bench, heard):
     phi = least_squares(state_moments(source, setting.target, [pair], setting.fit, 8), pair)
     documents = torch.zeros_like(setting.report)
     sums = document_sums(source, setting.target, [pair], {"stitch": [phi]}, setting.report, documents, 8)
-    start, count = heard["other seed"].start, sums["tokens"].sum()
+    found, count = Evidence(heard["other seed"].source, bench), sums["tokens"].sum()
+    start = bench.course(found.source, phi)
     assert start.penalty == pytest.approx(float((sums["stitch"] - sums["target"]).sum() / count), abs=1e-5)
     assert start.kl == pytest.approx(float(sums["kl"].sum() / count), rel=1e-4)
     assert start.distances[0] == pytest.approx(float(sums["distance"].sum() / count), rel=1e-4)
@@ -86,21 +88,35 @@ def test_penalty_kl_and_distances_are_those_of_a_stitching_report(bench, heard):
     assert len(start.distances) == 3
 
 
-def test_training_from_least_squares_lowers_the_loss_on_what_it_is_trained_on(bench, heard):
-    assert heard["other seed"].trained.penalty < heard["other seed"].start.penalty + 0.05
-
-
 @pytest.mark.parametrize("name", ["other seed", "superset", "token code"])
-def test_r2_is_that_of_scikit_learn(name, bench, heard):
+def test_r2_is_that_of_scikit_learn_at_tokens_with_others_on_both_sides(name, bench, heard):
     evidence, setting = heard[name], bench.setting
-    fitted = [side.double().numpy() for side in evidence._both(setting.fit)]
-    shown = [side.double().numpy() for side in evidence.states]
+
+    def of(rows):
+        both = evidence.source.residuals(rows, [0])[0], setting.target.head(rows, LAYER)
+        return [side[:, 1:-1].flatten(0, 1).double().numpy() for side in both]
+
+    fitted, shown = of(setting.fit), of(setting.report)
     for judge, order in {"R² to the target": (0, 1), "R² to the source": (1, 0)}.items():
         model = LinearRegression().fit(fitted[order[0]], fitted[order[1]])
-        expected = r2_score(shown[order[1]], model.predict(shown[order[0]]), multioutput="variance_weighted")
-        assert SEEN[judge].value(evidence) == pytest.approx(expected, abs=1e-6)
+        left = np.square(shown[order[1]] - model.predict(shown[order[0]])).sum()
+        whole = np.square(shown[order[1]] - fitted[order[1]].mean(0)).sum()
+        assert SEEN[judge].value(evidence) == pytest.approx(1 - left / whole, abs=1e-5)
     both = [SEEN[judge].value(evidence) for judge in ("R² to the target", "R² to the source")]
     assert SEEN["R², both ways"].value(evidence) == min(both)
+
+
+def test_likeness_is_that_of_a_stitching_report(bench, heard):
+    """Which reads the rows in one batch here, as the bench does."""
+    setting = bench.setting
+    rows = [TokenRows(each, torch.zeros_like(each)) for each in (setting.fit, setting.report)]
+    source = setting.siblings["other seed"]
+    expected = likeness_of(source, setting.target, [(LAYER, LAYER)], *rows)
+    for name, value in heard["other seed"].likeness.items():
+        if "given" not in name:  # which depends on the batches
+            assert value == pytest.approx(float(expected.measures[name].value[0]), abs=1e-6)
+    shuffled = expected.measures["cka_given_token"].value[0]
+    assert heard["other seed"].likeness["cka_given_token"] == pytest.approx(float(shuffled), abs=0.2)
 
 
 def test_other_judges_are_the_measures_of_the_same_name(heard):
@@ -110,6 +126,18 @@ def test_other_judges_are_the_measures_of_the_same_name(heard):
     sides = [side[sample] for side in evidence.states]
     assert SEEN["mutual neighbours"].value(evidence) == pytest.approx(float(mutual_knn(*sides)), abs=1e-6)
     assert SEEN["RSA"].value(evidence) == pytest.approx(float(rsa(*([side] for side in sides))), abs=1e-6)
+    (part,) = evidence.bench.report
+    share = mutual_knn(*evidence.states, groups=part.tokens)
+    chance = chance_share(RowGroups.of(part.tokens, 12), 10)
+    beyond = (float(share) - chance) / (1 - chance)
+    assert SEEN["mutual neighbours given the token"].value(evidence) == pytest.approx(beyond, abs=1e-6)
+
+
+def test_given_the_token_there_is_nothing_in_a_code_of_it(heard):
+    for name, judge in SEEN.items():
+        if "given the token" in name:
+            assert abs(judge.value(heard["token code"])) < 1e-6, name
+            assert judge.value(heard["rotated"]) > 0.99, name
 
 
 def test_every_judge_says_a_number_and_the_planted_order(heard):
@@ -118,7 +146,7 @@ def test_every_judge_says_a_number_and_the_planted_order(heard):
     for name, judge in SEEN.items():
         alike, decoy = said["rotated"][name], said["token code"][name]
         assert np.isfinite([alike, decoy]).all()
-        if "penalty" not in name:  # an untrained target loses nothing by other states
+        if "penalty" not in name and "token" in judge.against:  # an untrained target loses nothing by other states
             assert (alike > decoy) == judge.higher, name
 
 
@@ -179,8 +207,6 @@ def test_what_cannot_be_judged_is_refused(words_more, message, door, words):
 
 
 def test_no_document_is_both_fitted_on_and_learnt_from():
-    from thinkalike.data import TokenRows
-
     documents = torch.tensor([[0, 0], [0, 1], [1, 2], [3, 3], [3, 4], [4, 4]])
     tokens = torch.arange(12).view(6, 2)
     mine, other = job._apart(TokenRows(tokens, documents), 4, 100)

@@ -18,6 +18,7 @@ from thinkalike.measures import (
     DifferentiableMLEM,
     FeatureEncoder,
     FeatureSpaceCKA,
+    LinearPrediction,
     arc_length,
     cka,
     hsic0,
@@ -44,6 +45,31 @@ def of_batches(x, y, mask=None):
     metric = CKA(1, 1)
     metric.update([x], [y], mask)
     return metric.compute().value[0, 0]
+
+
+def ends(n):
+    """How far each of n rows is from the nearer end: the same from either end."""
+    places = torch.arange(n)
+    return torch.minimum(places, places.flip(0))
+
+
+def tokens_of(n):
+    return ends(n) % (4 if n > 15 else 1)
+
+
+def given_token(x, y):
+    metric = CKA(1, 1, given="token")
+    metric.update([x], [y], groups=tokens_of(len(x)))
+    return metric.compute().value[0, 0]
+
+
+def predicted(x, y):
+    """R² of every second row by the others."""
+    fit, judged = ([z[ends(len(z)) % 2 == part] for z in (x, y)] for part in (0, 1))
+    prediction = LinearPrediction([(0, 0)])
+    prediction.fit(fit[:1], fit[1:])
+    prediction.judge(judged[:1], judged[1:])
+    return prediction.compute()[0].value[0]
 
 
 def in_feature_space(x, y, chunk=tester.N):
@@ -81,6 +107,11 @@ MEASURES = {
     "cka rbf": Measure(partial(cka, kernel="rbf"), PROPERTIES["cka rbf"]),
     "cka of batches": Measure(of_batches, PROPERTIES["cka of batches"], masked=True),
     "cka in feature space": Measure(in_feature_space, PROPERTIES["cka in feature space"], chunked=True),
+    "cka given the token": Measure(given_token, PROPERTIES["cka given the token"]),
+    "mutual knn given the token": Measure(
+        lambda x, y: mutual_knn(x, y, 3, tokens_of(len(x))), PROPERTIES["mutual knn given the token"]
+    ),
+    "r2": Measure(predicted, PROPERTIES["r2"], tolerance=1e-6, identical_tolerance=1e-6),
     "hsic1": Measure(lambda x, y: hsic1(gram(x), gram(y)), PROPERTIES["hsic1"]),
     "hsic0": Measure(lambda x, y: hsic0(gram(x), gram(y)), PROPERTIES["hsic0"]),
     "arc length": Measure(lambda x, y: arc_length(cka(x, y)[None]), PROPERTIES["arc length"], identical_tolerance=1e-6),

@@ -21,10 +21,11 @@ JOBS = {
     "loss": ("analyze.py", "measure=loss"),
     "cka": ("analyze.py", "measure=cka", *PAIR),
     "mknn": ("analyze.py", "measure=mknn", *PAIR),
+    "r2": ("analyze.py", "measure=r2", "measure.fit_batches=12", *PAIR),
     "mlem": ("analyze.py", "measure=mlem", *STIMULI),
     "rsa": ("analyze.py", "measure=rsa", *STIMULI),
 }
-COLUMN = {"loss": "loss", "cka": "value", "mknn": "value", "rsa": "value", "mlem": "importance"}
+COLUMN = {"loss": "loss", "cka": "value", "mknn": "value", "r2": "value", "rsa": "value", "mlem": "importance"}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])

@@ -13,6 +13,7 @@ MEASURES = {
     "asymmetry": "thinkalike.instruments.asymmetry",
     "cka": "thinkalike.instruments.cka",
     "mknn": "thinkalike.instruments.mknn",
+    "r2": "thinkalike.instruments.r2",
     "mlem": "thinkalike.instruments.mlem",
     "rsa": "thinkalike.instruments.rsa",
     "population": "thinkalike.instruments.population",

@@ -17,7 +17,6 @@ from thinkalike.court.judges import JUDGES, Judge
 from thinkalike.measures import Estimate, separation, spearman
 
 ALIKE, REAL = ("same",), ("real",)
-DECOYS = ("answers", "token", "leak", "untrained", "shortcut")
 COURT = ["target", "layer", "seed"]
 
 
@@ -38,7 +37,7 @@ def scores(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> pd.DataFr
 
 def ranking(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> Estimate:
     """Return the area under the ROC curve of sources of these kinds against decoys, with an interval over sources."""
-    return separation(*(_tensor(scores(table, judge, each)) for each in (kinds, DECOYS)))
+    return separation(*(_tensor(scores(table, judge, each)) for each in (kinds, judge.against)))
 
 
 def margin(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> float:
@@ -46,13 +45,13 @@ def margin(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> float:
 
     It is in the judge's unit, and positive where every one of them is above every decoy.
     """
-    worst, best = scores(table, judge, kinds).min(axis=1), scores(table, judge, DECOYS).max(axis=1)
+    worst, best = scores(table, judge, kinds).min(axis=1), scores(table, judge, judge.against).max(axis=1)
     return float((worst - best).min())
 
 
 def fooled(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> list[str]:
     """Return the decoys that a judge ranks above the worst source of these kinds in some court."""
-    worst, decoys = scores(table, judge, kinds).min(axis=1), scores(table, judge, DECOYS)
+    worst, decoys = scores(table, judge, kinds).min(axis=1), scores(table, judge, judge.against)
     return [str(name) for name in decoys if (decoys[name] >= worst).any()]
 
 
@@ -96,7 +95,7 @@ def thresholds(table: pd.DataFrame) -> dict[str, float]:
     """
     found = {}
     for judge in judges_of(table):
-        alike, decoys = (scores(table, judge, kinds).to_numpy(dtype=float) for kinds in (ALIKE, DECOYS))
+        alike, decoys = (scores(table, judge, kinds).to_numpy(dtype=float) for kinds in (ALIKE, judge.against))
         found[judge.name] = float(alike.min() + decoys.max()) / 2 * (1 if judge.higher else -1)
     return found
 
@@ -106,7 +105,7 @@ def transferred(table: pd.DataFrame, limits: Mapping[str, float]) -> pd.DataFram
     rows = []
     for judge in judges_of(table):
         limit = limits[judge.name] * (1 if judge.higher else -1)
-        right = {"alike": scores(table, judge, ALIKE) > limit, "decoys": scores(table, judge, DECOYS) <= limit}
+        right = {"alike": scores(table, judge, ALIKE) > limit, "decoys": scores(table, judge, judge.against) <= limit}
         shares = {name: float(each.to_numpy().mean()) for name, each in right.items()}
         rows.append({"judge": judge.name, "threshold": limits[judge.name], **shares})
     return pd.DataFrame(rows)

@@ -54,7 +54,7 @@ class Config(MeasureConfig):
     siblings: Any = None  # models that were trained otherwise, {what is other: a name in conf/model}; null: none
     sources: Optional[list[str]] = None  # their names; null: all
     fit_tokens: int = ranged(2**17, least=2, most=COUNTS)  # that maps are fitted on
-    report_tokens: int = ranged(2**16, least=2, most=COUNTS)  # that scores are of
+    report_tokens: int = ranged(2**15, least=2, most=COUNTS)  # that scores are of
     other_tokens: int = ranged(2**17, least=2, most=COUNTS)  # of other documents, for what a source has to learn
     steps: int = ranged(100, least=1, most=STEPS)  # of the training of a map
     tokens_per_step: int = ranged(2048, least=2, most=TOKENS_AT_ONCE)

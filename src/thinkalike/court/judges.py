@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from thinkalike.court.evidence import Evidence
-from thinkalike.measures import AffineMap, FeatureSpaceCKA, mutual_knn, rsa
+from thinkalike.measures import FeatureSpaceCKA, NeighboursGivenToken, mutual_knn, rsa
 
 NEIGHBOURS = 10
+DECOYS = ("answers", "token", "leak", "untrained", "shortcut")
 
 
 class Judge(NamedTuple):
-    """A measure of likeness: its name, its value, and whether a higher one means more alike."""
+    """A measure of likeness.
+
+    Attributes:
+        name: what tables call it.
+        value: what it says of a source.
+        higher: whether more means more alike.
+        against: the kinds of decoys that it is meant to tell from what is alike.
+    """
 
     name: str
     value: Callable[[Evidence], float]
     higher: bool
-
-
-def _r2(states: Tensor, goals: Tensor, phi: AffineMap) -> float:
-    """Return 1 - Σ|y - φ(x)|² / Σ|y - ȳ|² over the report."""
-    goals = goals.double()
-    left = (goals - phi(states.double())).square().sum()
-    return float(1 - left / (goals - goals.mean(0)).square().sum())
-
-
-def _forward(evidence: Evidence) -> float:
-    return _r2(*evidence.states, evidence.forward)
-
-
-def _backward(evidence: Evidence) -> float:
-    source, target = evidence.states
-    return _r2(target, source, evidence.backward)
+    against: tuple[str, ...] = DECOYS
 
 
 def _cka(evidence: Evidence) -> float:
@@ -55,8 +49,31 @@ def _neighbours(evidence: Evidence) -> float:
     return _over_samples(evidence, lambda source, target: mutual_knn(source, target, NEIGHBOURS))
 
 
+def _neighbours_given_token(evidence: Evidence) -> float:
+    """Return the share of neighbours among states of one token beyond chance; 0 where a token's states do not vary."""
+    metric, start = NeighboursGivenToken(1, 1, NEIGHBOURS), 0
+    if not evidence.likeness["cka_given_token"]:
+        return 0.0
+    for number, part in enumerate(evidence.bench.report):
+        source, target = (side[start : start + len(part.own)] for side in evidence.states)
+        metric.update([source], [target], None, number, part.tokens)
+        start += len(part.own)
+    return float(metric.compute().calibrated.value)
+
+
 def _rsa(evidence: Evidence) -> float:
     return _over_samples(evidence, lambda source, target: rsa([source], [target])[0, 0])
+
+
+def _of(*names: str) -> Callable[[Evidence], float]:
+    """Return the least of some measures of `Likeness`."""
+    return lambda evidence: min(evidence.likeness[name] for name in names)
+
+
+def _product(evidence: Evidence) -> float:
+    """Return CKA given the token times R² given the token both ways, each at least 0."""
+    least = _of("r2_given_token", "r2_given_token_back")(evidence)
+    return max(least, 0.0) * max(evidence.likeness["cka_given_token"], 0.0)
 
 
 JUDGES = (
@@ -67,15 +84,20 @@ JUDGES = (
     Judge("distance", lambda evidence: evidence.trained.distances[0], False),
     Judge("distance, least squares", lambda evidence: evidence.start.distances[0], False),
     Judge("penultimate match", lambda evidence: evidence.trained.distances[-1], False),
-    Judge(
-        "latent alignment", lambda evidence: sum(evidence.trained.distances) / len(evidence.trained.distances), False
-    ),
-    Judge("R² to the target", _forward, True),
-    Judge("R² to the source", _backward, True),
-    Judge("R², both ways", lambda evidence: min(_forward(evidence), _backward(evidence)), True),
+    Judge("latent alignment", lambda evidence: fmean(evidence.trained.distances), False),
+    Judge("R² to the target", _of("r2"), True),
+    Judge("R² to the source", _of("r2_back"), True),
+    Judge("R², both ways", _of("r2", "r2_back"), True),
     Judge("CKA", _cka, True),
     Judge("mutual neighbours", _neighbours, True),
     Judge("RSA", _rsa, True),
+    Judge("R² given the token, to the target", _of("r2_given_token"), True),
+    Judge("R² given the token, to the source", _of("r2_given_token_back"), True),
+    Judge("R² given the token, both ways", _of("r2_given_token", "r2_given_token_back"), True),
+    Judge("CKA given the token", _of("cka_given_token"), True),
+    Judge("mutual neighbours given the token", _neighbours_given_token, True),
+    Judge("CKA and R² given the token", _product, True),
+    Judge("future", _of("future"), False, ("leak",)),
 )
 
 

@@ -3,6 +3,7 @@
 from thinkalike.evaluation.bits_per_byte import BITS, alignment_scalars, bits_columns, document_bytes
 from thinkalike.evaluation.classifiers import ClassLosses, check_labels, class_losses, identity_stitches
 from thinkalike.evaluation.language import BATCH_TOKENS, held_out_loss, masked_losses, next_token_losses, rows_at_once
+from thinkalike.evaluation.likeness import Likeness, LikenessBatch, LikenessSums, likeness_of
 from thinkalike.evaluation.reports import report_share, rows_of_moments
 from thinkalike.evaluation.stitches import LayerPair, Maps, byte_count, document_sums, last_states, state_moments
 from thinkalike.evaluation.token_means import BigramMeans, TokenMeans, bigrams
@@ -13,6 +14,9 @@ __all__ = [
     "BigramMeans",
     "ClassLosses",
     "LayerPair",
+    "Likeness",
+    "LikenessBatch",
+    "LikenessSums",
     "Maps",
     "TokenMeans",
     "alignment_scalars",
@@ -26,6 +30,7 @@ __all__ = [
     "held_out_loss",
     "identity_stitches",
     "last_states",
+    "likeness_of",
     "masked_losses",
     "next_token_losses",
     "report_share",

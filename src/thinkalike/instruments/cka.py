@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from thinkalike.config import AnalyzeConfig
-from thinkalike.errors import DataError, one_of
+from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments.layer_pairs import LayerPairs, LayerPairsConfig
 from thinkalike.measures import span
 from thinkalike.measures.kernels.hsic import FEWEST
@@ -33,7 +33,7 @@ class Config(LayerPairsConfig):
     aggregate: str = "ratio_of_means"  # over batches; mean_of_ratios, as brown2023 prints it
     kernel: str = "linear"  # linear | rbf, with the median distance as bandwidth
     flatten: str = "token"  # what a row is: token | sample | mean (over the tokens of a row of text)
-    null: bool = False  # beside each value that of permuted rows
+    null: bool = False  # beside each value that of permuted rows, given the token of rows of the same one
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,6 +41,11 @@ class Config(LayerPairsConfig):
         one_of("measure.aggregate", self.aggregate, ("ratio_of_means", "mean_of_ratios"))
         one_of("measure.kernel", self.kernel, ("linear", "rbf"))
         one_of("measure.flatten", self.flatten, ("token", "sample", "mean"))
+        if self.given == "token" and (self.kernel, self.flatten) != ("linear", "token"):
+            raise ConfigError(
+                "measure.given=token compares single tokens by the linear kernel: leave out "
+                f"measure.kernel={self.kernel} and measure.flatten={self.flatten}, or measure.given"
+            )
 
 
 class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measure", "stimuli")):
@@ -55,7 +60,9 @@ class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measur
     def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
         from thinkalike.measures import CKA  # torchmetrics takes seconds to import
 
-        options = {key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "null")}
+        options = {
+            key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "given", "null")
+        }
         return CKA(source_layers, target_layers, left_out=left_out, **options)
 
     def batches(self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> StateBatches:

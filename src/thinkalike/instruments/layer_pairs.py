@@ -30,7 +30,7 @@ from thinkalike.instruments.layer_pairs_memory import check_feasible
 from thinkalike.instruments.of_stimuli import stimuli_facts, stimuli_inputs, without_model
 from thinkalike.interrupts import asked, at_boundaries, stop
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.measures import span
+from thinkalike.measures import FEW, span
 from thinkalike.models import FrozenModel, load_models
 from thinkalike.states import StateBatches, array_batches, site_numbers, stimulus_states_of, text_batches
 from thinkalike.store import Result
@@ -54,10 +54,12 @@ class LayerPairsConfig(MeasureConfig):
     skip_first_tokens: int = ranged(0, least=0, most=CONTEXT)  # of every row of text; the first is often massive
     skip_special_tokens: bool = False
     stop_at_width: Optional[float] = ranged(None, above=0)  # stop when every interval is narrower
+    given: str = "none"  # none | token: rows are compared with those of the same token, or form of a word, alone
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("measure.level", self.level, ("auto", "token", "word"))
+        one_of("measure.given", self.given, ("none", "token"))
 
 
 class Side(NamedTuple):
@@ -82,6 +84,7 @@ class LayerPairs(Instrument):
         "skip_first_tokens": 0,
         "skip_special_tokens": False,
         "stop_at_width": None,
+        "given": "none",
     }  # settings that stimuli have not
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
@@ -122,17 +125,23 @@ class LayerPairs(Instrument):
         with at_boundaries():
             estimates = _gathered(metric, measure, batches, (_called(source), _called(target)), work)
         self.warn(estimates, rows, columns, batches.level)
+        _warn_of_few(estimates, batches.level)
         ends = {"value": estimates.value, "low": estimates.low, "high": estimates.high}
         across = self.columns(estimates)
         parts = [matrix_rows(rows, columns, **ends, **across)]
         if source is not target:
             for layers, within in ((rows, estimates.within_source), (columns, estimates.within_target)):
                 parts.append(matrix_rows(layers, layers, value=within.value, low=within.low, high=within.high))
+        table = pd.concat(parts, ignore_index=True)
+        if measure.given == "token":
+            table["given"] = "token"
         arrays = {"value": estimates.value, "within_source": estimates.within_source.value}
         arrays |= {"within_target": estimates.within_target.value, **self.arrays(estimates)}
         scalars = {"batches": float(estimates.batches), "widest_interval": estimates.widest_interval()}
+        if estimates.rows_used is not None:
+            scalars["rows_used"] = estimates.rows_used
         return Outcome(
-            pd.concat(parts, ignore_index=True),
+            table,
             scalars | self.scalars(estimates),
             {name: values.cpu().numpy() for name, values in arrays.items()},
             models=[source.describe(), target.describe()],
@@ -189,7 +198,11 @@ class LayerPairs(Instrument):
         """Warn of what makes the numbers doubtful; a row of a batch is a token, a word or a stimulus."""
 
     def draw(self, result: Result, folder: Path) -> None:
-        figures.layer_heatmaps(result.table, folder, self.kind, self.name, self.scale)
+        figures.layer_heatmaps(result.table, folder, self.kind, self.label(result), self.scale)
+
+    def label(self, result: Result) -> str:
+        """Return what tables and figures call the measure."""
+        return f"{self.name} given the token" if result.config["measure"].get("given") == "token" else self.name
 
     def show(self, result: Result) -> None:
         """Print what fits on a screen: the cells of equal relative depth."""
@@ -199,12 +212,14 @@ class LayerPairs(Instrument):
         rows, columns = (across[f"{side}_layer"].unique() for side in ("source", "target"))
         count, stimuli = int(scalars["batches"]), result.provenance.get("stimuli")
         rest, parts = (f"{stimuli['count']} stimuli", f"{count} parts") if stimuli else (f"{count} batches", "batches")
-        print(f"{self.name} of {source} and {target}, {rest}, 95 % intervals over {parts}")
+        print(f"{self.label(result)} of {source} and {target}, {rest}, 95 % intervals over {parts}")
         cells = across.set_index(["source_layer", "target_layer"])
         for number, layer in enumerate(rows):
             column = columns[round(number * (len(columns) - 1) / max(len(rows) - 1, 1))]
             cell = cells.loc[(layer, column)]
             print(f"  layer {layer:>3} with {column:>3}   {span(cell['value'], cell['low'], cell['high'], '+.4f')}")
+        if "rows_used" in scalars:
+            print(f"  {scalars['rows_used']:.0%} of the rows stood in large enough groups of one token")
 
 
 def _called(side: Side) -> str:
@@ -227,7 +242,10 @@ def _gathered(metric: Any, measure: Any, batches: StateBatches, names: tuple[str
         place = mine[0].device
         theirs = mine if theirs is mine else [layer.to(place) for layer in theirs]
         try:
-            metric.update(mine, theirs, None if batch.mask is None else batch.mask.to(place), number)
+            mask = None if batch.mask is None else batch.mask.to(place)
+            grouped = measure.given == "token" and batch.tokens is not None
+            groups = {"groups": batch.tokens.to(place)} if grouped else {}  # type: ignore[union-attr]
+            metric.update(mine, theirs, mask, number, **groups)
         except ValueError as error:
             raise DataError(f"batch {number} of {names[0]} (source) and {names[1]} (target): {error}") from error
         if (number + 1) % KEPT_EVERY == 0 or asked():
@@ -248,5 +266,15 @@ def _gathered(metric: Any, measure: Any, batches: StateBatches, names: tuple[str
     return estimates
 
 
+def _warn_of_few(estimates: Any, level: str) -> None:
+    """Say when too few rows stood in groups of one token for the numbers to speak of all of them."""
+    if estimates.rows_used is not None and estimates.rows_used < FEW:
+        log.warning(
+            "warning: only %.0f %% of the %ss stand in groups of one that are large enough, and those are frequent "
+            "ones; raise measure.tokens_per_batch",
+            100 * estimates.rows_used, level,
+        )  # fmt: skip
+
+
 def _narrow(metric: Any, width: float) -> bool:
-    return bool(metric.compute().widest_interval() < width)
+    return metric.update_called and bool(metric.compute().widest_interval() < width)

@@ -14,6 +14,7 @@ from thinkalike.states import site_numbers
 
 Metric = Callable[[Any, int, int, bool], Any]
 NOISE = {False: 128, True: 2048}  # rows that are compared to see what it takes, on a GPU more than one of its tiles
+GROUP = 64  # rows of one token in that noise; larger groups take no more, as they are compared in parts
 
 
 def check_feasible(metric: Metric, measure: Any, source: FrozenModel, target: FrozenModel) -> None:
@@ -45,8 +46,10 @@ def _bytes_of_comparing(metric: Metric, measure: Any, source: FrozenModel, targe
     def taken(n: int) -> float:
         noise = torch.randn(sum(counts), n, 8, generator=torch.Generator().manual_seed(0)).to(source.device)
         mine, theirs = list(noise[: counts[0]]), list(noise[counts[0] :])
+        groups = {"groups": torch.arange(n).to(source.device) // GROUP} if measure.given == "token" else {}
         with LiveBytes(source.device) as live:
-            metric(measure, counts[0], counts[1], False).update(mine, mine if source is target else theirs, None, 0)
+            gathered = metric(measure, counts[0], counts[1], False)
+            gathered.update(mine, mine if source is target else theirs, None, 0, **groups)
         return float(live.peak)
 
     n = NOISE[source.device.type == "cuda"]

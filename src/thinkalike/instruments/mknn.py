@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
+
 from thinkalike.config import ranged
 from thinkalike.config.ranges import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs import LayerPairs, LayerPairsConfig
-from thinkalike.measures import BatchMeans, mutual_knn_matrix
+from thinkalike.measures import BatchMeans, NeighbourEstimate, NeighboursGivenToken, mutual_knn_matrix
 
 
 @dataclass
@@ -37,4 +39,13 @@ class MutualNeighbours(LayerPairs, kind="mknn", reads=("model", "target", "data"
         return int(measure.neighbours) + 2
 
     def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> BatchMeans:
+        if measure.given == "token":
+            return NeighboursGivenToken(source_layers, target_layers, measure.neighbours)
         return BatchMeans(source_layers, target_layers, partial(mutual_knn_matrix, k=measure.neighbours), left_out)
+
+    def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
+        given = isinstance(estimates, NeighbourEstimate)
+        return {"calibrated": estimates.calibrated.value} if given else {}
+
+    def scalars(self, estimates: Any) -> dict[str, float]:
+        return {"chance": estimates.chance} if isinstance(estimates, NeighbourEstimate) else {}

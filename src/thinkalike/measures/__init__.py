@@ -1,11 +1,17 @@
 """Measures: torch only, pure functions of tensors and small modules. They know no models, files or configuration.
 
 Code outside imports from here: `kernels` (HSIC, CKA), `mlem` (metric-learning encoding models), `distances` (RSA and
-rank correlations), `stitching` (maps between models, and their losses), `statistics` (estimates with their intervals).
+rank correlations), `conditional` (likeness given the token, and linear prediction), `stitching` (maps between models,
+and their losses), `statistics` (estimates with their intervals).
 """
 
 from typing import TYPE_CHECKING, Any
 
+from thinkalike.measures.conditional.future import surprises, token_codes
+from thinkalike.measures.conditional.groups import FEW, RowGroups
+from thinkalike.measures.conditional.hsic import group_hsics
+from thinkalike.measures.conditional.layer_prediction import LayerPredictions, PredictionEstimate
+from thinkalike.measures.conditional.linear import LinearPrediction
 from thinkalike.measures.distances.kendall import weighted_tau
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.distances.ranks import mid_ranks, spearman
@@ -22,6 +28,7 @@ from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.features import FeatureEncoder, Features
 from thinkalike.measures.mlem.importance import Importance, feature_importance
 from thinkalike.measures.neighbours.mutual import mutual_knn, mutual_knn_matrix
+from thinkalike.measures.neighbours.within import NeighbourEstimate, NeighboursGivenToken
 from thinkalike.measures.statistics.batch_means import BatchMeans, LayerPairEstimate
 from thinkalike.measures.statistics.bootstrapping import bootstrap_difference, bootstrap_interval, sum_by_document
 from thinkalike.measures.statistics.estimate import Estimate, span
@@ -51,6 +58,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHUNK",
     "CKA",
+    "FEW",
     "MLEM",
     "PROPERTIES",
     "AffineMap",
@@ -64,10 +72,16 @@ __all__ = [
     "Grouped",
     "Importance",
     "LayerPairEstimate",
+    "LayerPredictions",
+    "LinearPrediction",
     "ModelDistance",
     "Moments",
+    "NeighbourEstimate",
+    "NeighboursGivenToken",
     "NeuralDistances",
+    "PredictionEstimate",
     "Properties",
+    "RowGroups",
     "Stitch",
     "agreement",
     "alignment",
@@ -80,6 +94,7 @@ __all__ = [
     "cluster",
     "feature_importance",
     "fold_interval",
+    "group_hsics",
     "grouped",
     "hsic0",
     "hsic1",
@@ -108,7 +123,9 @@ __all__ = [
     "stimulus_folds",
     "student_t",
     "sum_by_document",
+    "surprises",
     "symmetric",
+    "token_codes",
     "token_kl",
     "token_loss",
     "unigram_entropy",

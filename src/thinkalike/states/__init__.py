@@ -10,7 +10,7 @@ from thinkalike.states.stimuli import (
     stimulus_states_of,
 )
 from thinkalike.states.tokens import counted, site_numbers, sites, token_states
-from thinkalike.states.words import Pieces, last_tokens, pieces, word_states, words_of
+from thinkalike.states.words import Pieces, last_tokens, pieces, word_forms, word_states, words_of
 
 __all__ = [
     "Pieces",
@@ -31,6 +31,7 @@ __all__ = [
     "stimulus_states_of",
     "text_batches",
     "token_states",
+    "word_forms",
     "word_states",
     "words_of",
 ]

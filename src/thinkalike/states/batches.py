@@ -18,7 +18,7 @@ from thinkalike.errors import DataError
 from thinkalike.measures.statistics.folds import stimulus_folds
 from thinkalike.models import FrozenModel, same_vocabulary, tokenizer_fingerprint
 from thinkalike.states.tokens import counted, token_states
-from thinkalike.states.words import pieces, word_states
+from thinkalike.states.words import pieces, word_forms, word_states
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ class StateBatch(NamedTuple):
 
     states: list[list[Tensor]]  # each (b, t, d) of tokens, or (n, d) of rows
     mask: Bool[Tensor, "b t"] | None = None  # the tokens that count; None: all do
+    tokens: Int[Tensor, " *n"] | None = None  # of each state: the token, or the number of the form of the word
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _by_token(
 
     def starting(number: int) -> Iterator[StateBatch]:
         for part in rows[number:]:
-            yield StateBatch(token_states(models, part, embed), counted(part, skip_first, special))
+            yield StateBatch(token_states(models, part, embed), counted(part, skip_first, special), part)
 
     return StateBatches(starting, len(rows), "token", {"data": {"name": data.name, **corpus.facts()}})
 
@@ -120,7 +121,7 @@ def _by_word(
         texts = pieces(held_out_texts(data), different, words_per_batch)
         for batch in itertools.islice(texts, number, batches):
             states = {id(model): word_states(model, batch, embed) for model in different}
-            yield StateBatch([states[id(model)] for model in models])
+            yield StateBatch([states[id(model)] for model in models], tokens=word_forms(batch))
 
     return StateBatches(starting, batches, "word", {"data": {"name": data.name, "level": "word"}})
 

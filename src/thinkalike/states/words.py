@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.errors import DataError
@@ -87,6 +87,14 @@ def word_states(model: FrozenModel, batch: Pieces, embed: bool = False) -> list[
     states = model.residuals(tokens, sites(model, embed), mask)
     places = torch.tensor(chosen, device=model.device)
     return [state.flatten(0, 1)[places] for state in states]
+
+
+def word_forms(batch: Pieces) -> Int[Tensor, " words"]:
+    """Return a number for the form of each word of a batch, as it is written; equal words have equal numbers."""
+    numbers: dict[str, int] = {}
+    parts = zip(batch.texts, batch.words, strict=True)
+    words = [text[start:stop] for text, spans in parts for start, stop in spans]
+    return torch.tensor([numbers.setdefault(word, len(numbers)) for word in words])
 
 
 def _encoded(model: FrozenModel, text: str) -> tuple[list[int], list[Span]]:

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.measures.kernels.hsic import ROUNDINGS
@@ -83,9 +83,9 @@ def centre(features: Float[Tensor, "n d"], name: str = "features", out: Tensor |
     return CentredRows(name, rows, scale, distances.max() / distances.sum())
 
 
-def all_alike(spread: Tensor, offset: Tensor, dtype: torch.dtype) -> bool:
+def all_alike(spread: Float[Tensor, "*b"], offset: Float[Tensor, "*b"], dtype: torch.dtype) -> Bool[Tensor, "*b"]:
     """Return whether squared distances from the mean are what rounding leaves of the squared offset of that mean."""
-    return bool(spread <= (ROUNDINGS * torch.finfo(dtype).eps) ** 2 * offset)
+    return spread <= (ROUNDINGS * torch.finfo(dtype).eps) ** 2 * offset
 
 
 def common_dtype(features: Iterable[Tensor]) -> torch.dtype:

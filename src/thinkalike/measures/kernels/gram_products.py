@@ -12,6 +12,8 @@ from thinkalike.measures.kernels.hsic import GramStatistics
 
 CPU_TILE = (128, 1024)  # 14 MB for 26 layers: it stays in the cache between being written and being read
 GPU_TILE = (2048, 2048)  # few launches
+LARGE = 512  # rows; a larger group is a Gram matrix of its own
+AT_ONCE = 2**22  # numbers of the blocks of small groups
 
 
 @torch.no_grad()
@@ -53,6 +55,40 @@ def _tiled_products(rows: Sequence[Float[Tensor, "n _"]], places: list[int]) -> 
             by_row = tile.transpose(0, 1)  # one float32 sum per row of the tile: a longer one loses a digit
             total += torch.bmm(by_row, by_row.mT).sum(0, dtype=torch.float64)
     return 2 * total
+
+
+@torch.no_grad()
+def block_statistics(
+    rows: Sequence[Float[Tensor, "n _"]], groups: int, places: Sequence[int] | None = None
+) -> GramStatistics:
+    """Return the statistics of the blocks of K = X X' that belong to groups of rows, products summed over the groups.
+
+    Small blocks of many groups are made together, large ones tile by tile, and the whole K never.
+
+    Args:
+        groups: How many groups there are; all are of one size, and the rows of each stand side by side.
+        places: See `linear_statistics`.
+    """
+    places = list(range(len(rows))) if places is None else list(places)
+    size = len(rows[0]) // groups
+    at_once = 1 if size > LARGE else max(AT_ONCE // (len(rows) * size**2), 1)
+    parts = []
+    for part in zip(*(x.split(size * at_once) for x in rows), strict=True):
+        if size > LARGE:
+            parts.append(linear_statistics(part, places))
+        else:
+            blocks = [x.unflatten(0, (-1, size)) for x in part]
+            parts.append(_block_products(torch.stack([x @ x.mT for x in blocks]), places))
+    products, sums, diagonals = zip(*parts, strict=True)
+    return GramStatistics(torch.stack(products).sum(0), torch.cat(sums, 1), torch.cat(diagonals, 1))
+
+
+def _block_products(grams: Float[Tensor, "l g s s"], places: list[int]) -> GramStatistics:
+    off = grams.double()
+    own = off.diagonal(dim1=2, dim2=3).clone()
+    off.diagonal(dim1=2, dim2=3).zero_()
+    flat = off.flatten(1)
+    return GramStatistics((flat @ flat.T)[places][:, places], off.sum(3).flatten(1)[places], own.flatten(1)[places])
 
 
 def dense_statistics(grams: Float[Tensor, "l n n"]) -> GramStatistics:

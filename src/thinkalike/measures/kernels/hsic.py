@@ -51,13 +51,19 @@ def enough_rows(n: int) -> None:
         raise ValueError(f"HSIC needs at least {FEWEST} rows, not {n}")
 
 
-def all_hsics(statistics: GramStatistics, estimator: str) -> Float[Tensor, "l l"]:
-    """Return the HSIC of every two of l symmetric Gram matrices, "unbiased" or "biased"."""
+def all_hsics(statistics: GramStatistics, estimator: str, groups: int = 1) -> Float[Tensor, "l l"]:
+    """Return the HSIC of every two of l symmetric Gram matrices, "unbiased" or "biased".
+
+    Args:
+        groups: Of how many groups of one size the rows are, side by side, and the matrices their blocks; the HSICs of
+            all groups are summed.
+    """
     products, sums, diagonals = statistics
     if estimator == "biased":
         products, sums = products + diagonals @ diagonals.T, sums + diagonals
     formula = unbiased_from_sums if estimator == "unbiased" else _biased
-    return formula(sums.shape[1], products, sums @ sums.T, torch.outer(sums.sum(1), sums.sum(1)))
+    totals = sums.unflatten(1, (groups, -1)).sum(2)
+    return formula(sums.shape[1] // groups, products, sums @ sums.T, totals @ totals.T)
 
 
 def unbiased_from_sums(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ CHOICES = {
     "kernel": ("linear", "rbf"),
     "aggregate": ("ratio_of_means", "mean_of_ratios"),
     "flatten": ("token", "sample", "mean"),
+    "given": ("none", "token"),
 }
 
 

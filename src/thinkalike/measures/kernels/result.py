@@ -75,6 +75,7 @@ def summarise(
     leverages: Float[Tensor, "b k"],
     depth: int,
     aggregate: str,
+    rows_used: float | None = None,
 ) -> CKAResult:
     """Return the result of a run from what each of its batches left; `depth` is the number of source layers."""
     most = leverages.amax(0)
@@ -94,6 +95,7 @@ def summarise(
         leverage_target=most[depth:],
         hsics=hsics,
         aggregate=aggregate,
+        rows_used=rows_used,
     )
 
 

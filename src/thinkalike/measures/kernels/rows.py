@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Shaped
+from jaxtyping import Shaped
 from torch import Tensor
 
 
 def rows_of(
-    states: Float[Tensor, "*b d"], flatten: str, mask: Shaped[Tensor, " ..."] | None = None
-) -> Float[Tensor, "n e"]:
+    states: Shaped[Tensor, "*b d"], flatten: str, mask: Shaped[Tensor, " ..."] | None = None
+) -> Shaped[Tensor, "n e"]:
     """Return the states of a batch of sequences as rows; states that are rows already, (n, d), stay so.
 
     Args:

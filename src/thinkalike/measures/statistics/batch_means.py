@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,11 +20,15 @@ Compare = Callable[[list[Tensor]], Float[Tensor, "k k"]]  # k layers, each (n, d
 
 @dataclass(frozen=True, eq=False)
 class LayerPairEstimate(Estimate):
-    """A measure of l layers of a source with m of a target, (l, m), and of the layers within each."""
+    """A measure of l layers of a source with m of a target, (l, m), and of the layers within each.
+
+    `rows_used` is the share of the rows that stood in groups of one token, if rows were compared within such groups.
+    """
 
     within_source: Estimate  # (l, l)
     within_target: Estimate  # (m, m)
     batches: int
+    rows_used: float | None = field(default=None, kw_only=True)
 
     def widest_interval(self) -> float:
         """Return the width of the widest interval of `value`, `within_source` and `within_target`."""
@@ -77,14 +81,16 @@ class BatchMeans:
         Raises:
             ValueError: there was no batch.
         """
+        matrices = self._stacked()
+        depth, estimate = self.source_layers, jackknife(matrices.mean(0), leave_one_out(matrices))
+        across, first, second = estimate[:depth, depth:], estimate[:depth, :depth], estimate[depth:, depth:]
+        return LayerPairEstimate(across.value, across.low, across.high, first, second, len(matrices))
+
+    def _stacked(self) -> Float[Tensor, "b k k"]:
         if not self._matrices:
             raise ValueError("there is no mean of no batches: call update first")
         matrices = torch.stack([self._matrices[number] for number in sorted(self._matrices)])
-        matrices = as_batches(matrices) if self.left_out else matrices
-        depth, replicates = self.source_layers, leave_one_out(matrices)
-        estimate = jackknife(matrices.mean(0), replicates)
-        across, first, second = estimate[:depth, depth:], estimate[:depth, :depth], estimate[depth:, depth:]
-        return LayerPairEstimate(across.value, across.low, across.high, first, second, len(matrices))
+        return as_batches(matrices) if self.left_out else matrices
 
     def state_dict(self) -> dict[str, Any]:
         """Return the batches so far, to go on from."""

@@ -36,7 +36,7 @@ def token_loss(
     """
 
     def losses(part: Tensor, start: int) -> Tensor:
-        return cross_entropy(_logits(part, finish), targets[start : start + len(part)], reduction="none")
+        return cross_entropy(logits_of(part, finish), targets[start : start + len(part)], reduction="none")
 
     return _in_chunks(states, losses, chunk)
 
@@ -55,8 +55,8 @@ def token_kl(
 
     def losses(part: Tensor, start: int) -> Tensor:
         with torch.no_grad():
-            standard = _logits(reference[start : start + len(part)], finish).log_softmax(-1)
-        return (standard.exp() * (standard - _logits(part, finish).log_softmax(-1))).sum(-1)
+            standard = logits_of(reference[start : start + len(part)], finish).log_softmax(-1)
+        return (standard.exp() * (standard - logits_of(part, finish).log_softmax(-1))).sum(-1)
 
     return _in_chunks(states, losses, chunk)
 
@@ -70,7 +70,8 @@ def same_top_token(
     return torch.cat([finish(part).argmax(-1) == finish(standard).argmax(-1) for part, standard in chunks])
 
 
-def _logits(states: Tensor, finish: Finish) -> Tensor:
+def logits_of(states: Tensor, finish: Finish) -> Tensor:
+    """Return the logits of states, at least in float32."""
     logits = finish(states)
     return logits if logits.dtype == torch.float64 else logits.float()
 

@@ -6,7 +6,7 @@ They take d² numbers for each layer pair, whatever the number of tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -102,6 +102,16 @@ class Moments:
         means = {layer: mean.to(device) for layer, mean in other._means.items()}
         self._absorb(other.n, means, lambda left, right: other._scatter[left, right].to(device))
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that was gathered, to go on from."""
+        return {"n": self.n, "means": list(self._means.values()), "scatter": list(self._scatter.values())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what the `state_dict` of moments of the same layer pairs holds."""
+        self.n = state["n"]
+        self._means = dict(zip(self._layers, state["means"], strict=False))  # there are none of no rows
+        self._scatter = dict(zip(self._products, state["scatter"], strict=False))
+
     def _absorb(
         self, n: int, means: Mapping[ModelLayer, Tensor], scatter: Callable[[ModelLayer, ModelLayer], Tensor]
     ) -> None:
@@ -116,19 +126,6 @@ class Moments:
             self._scatter[left, right] = self._scatter[left, right] + added if self.n else added
         self._means = {layer: before[layer] + shift[layer] * (n / total) for layer in self._layers}
         self.n = total
-
-    def exchanged(self) -> Moments:
-        """Return the moments of the maps from the target to the source; its layer pairs are (m, l)."""
-        other = {"source": "target", "target": "source"}
-        moments = Moments([(m, l) for l, m in self.pairs])  # noqa: E741
-        moments.n = self.n
-        moments._means = {(other[side], layer): mean for (side, layer), mean in self._means.items()}
-        for one, two in self._products:
-            here, there = (other[one[0]], one[1]), (other[two[0]], two[1])
-            across = one[0] != two[0]
-            product = self._scatter[one, two]
-            moments._scatter[(there, here) if across else (here, there)] = product.T if across else product
-        return moments
 
     def of(self, pair: LayerPair) -> PairMoments:
         """Return the statistics of one layer pair.

@@ -1,0 +1,67 @@
+"""measure=r2: how much of each layer a linear map of each other one predicts on held-out text, in both directions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from thinkalike.config import AnalyzeConfig, ranged
+from thinkalike.errors import ConfigError
+from thinkalike.instruments.layer_pairs import LayerPairs, LayerPairsConfig
+from thinkalike.job import check_memory
+from thinkalike.measures import LayerPredictions
+from thinkalike.measures.conditional.linear import RIDGE
+from thinkalike.memory import Budget
+from thinkalike.models import FrozenModel
+from thinkalike.states import StateBatches, site_numbers
+
+COPIES = 5  # of the states of a batch in float64 that exist at the same time
+
+
+@dataclass
+class Config(LayerPairsConfig):
+    """The settings of linear prediction; `batches` judge, after those that maps are fitted on."""
+
+    kind: str = "r2"
+    fit_batches: int = ranged(64, least=1, most=10**9)  # of other text, before those that judge
+    ridge: float = ranged(RIDGE, above=0, most=1e6)  # of least squares, in units of the mean variance of the states
+
+
+class LayerR2(LayerPairs, kind="r2", reads=("model", "target", "data", "measure")):
+    """Predicts all layers of `model@target` from all of `model` and back, and those of each from each other."""
+
+    name = "R²"
+    takes_activations: ClassVar[bool] = False
+
+    def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> LayerPredictions:
+        options = {key: getattr(measure, key) for key in ("fit_batches", "given", "ridge")}
+        return LayerPredictions(source_layers, target_layers, **options)
+
+    def batches(self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> StateBatches:
+        _check_feasible(measure, models)
+        both = replace(measure, batches=measure.fit_batches + measure.batches)
+        batches = super().batches(both, config, models)
+        if batches.total <= measure.fit_batches:
+            raise ConfigError(
+                f"measure.fit_batches={measure.fit_batches} leaves none of the {batches.total} batches of held-out "
+                "text to judge: lower it, or measure.tokens_per_batch"
+            )
+        return batches
+
+    def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
+        ends = zip(("back", "back_low", "back_high"), estimates.back, strict=True)
+        return dict(ends)
+
+
+def _check_feasible(measure: Any, models: Sequence[FrozenModel]) -> None:
+    """Refuse products of layers and states in float64 that do not fit."""
+    different = list(dict.fromkeys(models))
+    widths = [model.d_model for model in different for _ in site_numbers(model, measure.embed)]
+    products = sum(width * other for width in widths for other in widths) / 2 + 2.5 * sum(width**2 for width in widths)
+    states = COPIES * measure.tokens_per_batch * sum(widths)
+    what = f"measure=r2 of {len(widths)} layers needs"
+    remedy = "lower measure.tokens_per_batch, or choose smaller models"
+    check_memory(what, 8.0 * (products + states), Budget.of(different[0].device), remedy)

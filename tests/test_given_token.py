@@ -1,0 +1,502 @@
+"""Likeness given the token: the definitions by other code, planted shares, and what the token alone must not bring."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression
+from sklearn.neighbors import NearestNeighbors
+
+from thinkalike.measures import (
+    CKA,
+    LinearPrediction,
+    NeighboursGivenToken,
+    RowGroups,
+    cka,
+    hsic1,
+    mutual_knn,
+    surprises,
+    token_codes,
+)
+from thinkalike.measures.conditional.hsic import centre_groups, group_hsics
+from thinkalike.measures.kernels import gram_products
+
+F64 = torch.float64
+N, VOCABULARY = 400, 30
+
+
+def drawn(n=N, vocabulary=VOCABULARY):
+    """Tokens of which some are rare and one is a third of all."""
+    return (torch.rand(n) ** 2 * vocabulary).long() * (torch.rand(n) > 0.3)
+
+
+def alike(tokens, shared, *, own_token=True, width=12):
+    """Two sides: codes of the token of great variance, and contexts of which a share is the same but for a turn."""
+    context = torch.randn(len(tokens), width, dtype=F64)
+    turn = torch.linalg.qr(torch.randn(width, width, dtype=F64)).Q
+    sides = []
+    for mixed in (context, shared**0.5 * context @ turn + (1 - shared) ** 0.5 * torch.randn_like(context)):
+        codes = 3 * torch.randn(VOCABULARY + 1, width, dtype=F64)
+        sides.append(mixed + own_token * codes[tokens])
+    return sides
+
+
+def given(x, y, tokens, **options):
+    metric = CKA(1, 1, given="token", **options)
+    metric.update([x], [y], groups=tokens)
+    return metric.compute()
+
+
+def value(result):
+    return float(result.value[0, 0])
+
+
+# ------------------------------------------------------------------------------------------------------------- groups
+
+
+def test_groups_are_the_rows_of_each_token_that_has_enough():
+    tokens = torch.tensor([5, 2, 5, 9, 2, 5, 7, 7, 2, 7])
+    groups = RowGroups.of(tokens, 3)
+    assert groups.shapes == [(3, 3)]
+    blocks = next(groups.blocks(tokens[groups.order]))
+    assert sorted(blocks[:, 0].tolist()) == [2, 5, 7]
+    assert (blocks == blocks[:, :1]).all()
+    assert sorted(groups.order.tolist()) == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    assert groups.used == 0.9
+    with pytest.raises(ValueError, match="no token stands in 4 of the 10 rows, so nothing can be compared"):
+        RowGroups.of(tokens, 4)
+
+
+def test_shuffling_stays_within_groups_and_moves_rows():
+    tokens = drawn()
+    groups = RowGroups.of(tokens, 2)
+    kept, order = tokens[groups.order], groups.shuffled(3)
+    assert torch.equal(kept[order], kept)
+    assert sorted(order.tolist()) == list(range(len(kept)))
+    assert (order != torch.arange(len(kept))).float().mean() > 0.5
+    assert torch.equal(order, groups.shuffled(3))
+    assert not torch.equal(order, groups.shuffled(4))
+
+
+def test_states_without_their_tokens_mean_are_those_of_numpy():
+    tokens, x = drawn(), torch.randn(N, 5) + 100
+    groups = RowGroups.of(tokens, 4)
+    found = groups.without_means(x)
+    kept, rows = tokens[groups.order].numpy(), x[groups.order].double().numpy()
+    for token in np.unique(kept):
+        rows[kept == token] -= rows[kept == token].mean(0)
+    np.testing.assert_allclose(found.numpy(), rows, atol=1e-11)
+    decided = torch.randn(VOCABULARY + 1, 5)[tokens] * 1000
+    assert (groups.without_means(decided) == 0).all(), "rounding is no variance"
+    with pytest.raises(ValueError, match="a value is not finite"):
+        groups.without_means(x.index_fill(0, groups.order[:1], torch.inf))
+
+
+# ---------------------------------------------------------------------------------------------------------------- CKA
+
+
+def by_numpy(x, y, tokens, unbiased=True):
+    """From explicit Gram matrices of each token's rows, in float64."""
+
+    def hsic(K, L):
+        n = len(K)
+        if not unbiased:
+            H = np.eye(n) - 1 / n
+            return np.trace(K @ H @ L @ H) / (n - 1) ** 2
+        K, L = K - np.diag(np.diag(K)), L - np.diag(np.diag(L))
+        one = np.ones(n)
+        terms = (
+            np.trace(K @ L) + one @ K @ one * (one @ L @ one) / ((n - 1) * (n - 2)) - 2 / (n - 2) * one @ K @ L @ one
+        )
+        return terms / (n * (n - 3))
+
+    x, y, tokens = (z.double().numpy() if z.is_floating_point() else z.numpy() for z in (x, y, tokens))
+    sums = np.zeros(3)
+    for token in np.unique(tokens):
+        rows = tokens == token
+        if (n := rows.sum()) >= 4:
+            K, L = (z[rows] @ z[rows].T for z in (x, y))
+            sums += n * np.array([hsic(K, L), hsic(K, K), hsic(L, L)])
+    return sums[0] / np.sqrt(sums[1] * sums[2])
+
+
+@pytest.mark.parametrize("large", [512, 20])
+@pytest.mark.parametrize("at_once", [2**22, 300])
+def test_cka_given_the_token_is_that_of_explicit_grams(large, at_once, monkeypatch, device):
+    monkeypatch.setattr(gram_products, "LARGE", large)
+    monkeypatch.setattr(gram_products, "AT_ONCE", at_once)
+    tokens = drawn()
+    x, y = alike(tokens, 0.4)
+    expected = by_numpy(x, y, tokens)
+    found = given(x.to(device), y.to(device), tokens.to(device))
+    assert value(found) == pytest.approx(expected, abs=1e-10)
+    assert value(given(x, y, tokens, estimator="biased")) == pytest.approx(by_numpy(x, y, tokens, False), abs=1e-10)
+    assert abs(float(cka(x, y)) - expected) > 0.05, "control: the token is most of the plain one"
+
+
+def test_one_group_of_all_is_plain_cka():
+    x, y = alike(torch.zeros(60, dtype=torch.long), 0.5)
+    assert value(given(x, y, torch.zeros(60, dtype=torch.long))) == pytest.approx(float(cka(x, y)), abs=1e-12)
+
+
+def test_all_layers_of_both_sides_come_from_one_pass():
+    tokens = drawn()
+    layers = [*alike(tokens, 0.4), *alike(tokens, 0.8)]
+    metric = CKA(2, 3, given="token", null=True)
+    metric.update(layers[:2], [*layers[2:], layers[0]], groups=tokens)
+    result = metric.compute()
+    for i, x in enumerate(layers[:2]):
+        for j, y in enumerate([*layers[2:], layers[0]]):
+            assert float(result.value[i, j]) == pytest.approx(by_numpy(x, y, tokens), abs=1e-10)
+    assert float(result.value[0, 2]) == pytest.approx(1)
+    within = by_numpy(layers[0], layers[1], tokens)
+    assert float(result.within_source.value[0, 1]) == pytest.approx(within, abs=1e-10)
+
+
+def test_batches_and_groups_come_before_the_ratio_and_their_order_does_not_matter():
+    parts = []
+    for _ in range(3):
+        tokens = drawn(150)
+        parts.append((*alike(tokens, 0.4), tokens))
+    one, other = CKA(1, 1, given="token"), CKA(1, 1, given="token")
+    for number in range(3):
+        x, y, tokens = parts[number]
+        one.update([x], [y], groups=tokens, number=number)
+        order = torch.randperm(150)
+        x, y, tokens = parts[2 - number]
+        other.update([x[order]], [y[order]], groups=tokens[order], number=2 - number)
+    joined = [torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])]
+    apart = torch.cat([part[2] + 100 * number for number, part in enumerate(parts)])
+    assert value(one.compute()) == pytest.approx(by_numpy(*joined, apart), abs=1e-10)
+    assert value(other.compute()) == pytest.approx(value(one.compute()), abs=1e-12)
+    used = sum(len(RowGroups.of(part[2], 4).order) for part in parts) / 450
+    assert one.compute().rows_used == pytest.approx(used)
+    state = one.state_dict()
+    again = CKA(1, 1, given="token")
+    again.load_state_dict(state)
+    assert value(again.compute()) == value(one.compute())
+    with pytest.raises(ValueError, match="batches of other options"):
+        CKA(1, 1).load_state_dict(state)
+
+
+def test_masked_tokens_count_for_nothing():
+    tokens = drawn().view(20, 20)
+    x, y = (side.view(20, 20, -1) for side in alike(tokens.flatten(), 0.4))
+    mask = torch.rand(20, 20) > 0.3
+    expected = by_numpy(x[mask], y[mask], tokens[mask])
+    metric = CKA(1, 1, given="token")
+    metric.update([x.masked_fill(~mask[..., None], torch.nan)], [y], mask, groups=tokens)
+    assert value(metric.compute()) == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize("kind", ["benign", "massive", "offset"])
+def test_float32_keeps_digits_of_hard_states(kind):
+    tokens = drawn(2000)
+    x, y = alike(tokens, 0.4)
+    if kind == "massive":
+        x[7, 1], x[7, 2] = 3000, -1500
+    if kind == "offset":
+        x[:, :3] += 3000
+    single = given(x.float(), y.float(), tokens)
+    assert value(single) == pytest.approx(value(given(x.float().double(), y.float().double(), tokens)), abs=2e-6)
+
+
+DOSES = (0, 0.25, 0.5, 0.75, 1)
+
+
+def test_the_conditional_measures_read_doses_and_the_plain_ones_the_token():
+    found = {name: [] for name in ("cka", "knn", "r2", "plain")}
+    for dose in DOSES:
+        fit, judged = drawn(3000), drawn(3000)
+        x, y = alike(torch.cat([fit, judged]), dose, own_token=True)
+        found["cka"].append(value(given(x[3000:], y[3000:], judged)))
+        found["knn"].append(float(mutual_knn(x[3000:], y[3000:], 5, judged)))
+        ways = within(x[:3000], y[:3000], fit, x[3000:], y[3000:], judged)
+        assert abs(ways[0] - ways[1]) < 0.05
+        found["r2"].append(ways[0])
+        found["plain"].append(float(cka(x[3000:], y[3000:])))
+    for name in ("cka", "knn", "r2"):
+        assert all(before < after for before, after in zip(found[name], found[name][1:], strict=False)), name
+    assert found["cka"] == pytest.approx(DOSES, abs=0.05)
+    assert found["r2"] == pytest.approx(DOSES, abs=0.05)
+    assert found["plain"][0] > 0.2, "control: plain CKA of what has nothing in common but the token"
+
+
+def test_codes_of_the_token_have_nothing_alike_but_noise():
+    metric = CKA(1, 1, given="token", null=True)
+    for number in range(8):
+        tokens = drawn(600)
+        x, y = alike(tokens, 0.0)
+        metric.update([x], [y], groups=tokens, number=number)
+    result = metric.compute()
+    assert result.low[0, 0] < 0 < result.high[0, 0]
+    assert result.null.low[0, 0] < 0 < result.null.high[0, 0]
+    assert result.high[0, 0] < 0.05, "control: the interval says something"
+
+
+def test_the_null_shuffles_within_tokens_and_leaves_what_the_token_brings():
+    """Without groups the null is 0 for any states; shuffled within groups, tokens would still agree."""
+    tokens = drawn(1500)
+    x, y = alike(tokens, 0.9)
+    result = given(x, y, tokens, null=True)
+    groups = RowGroups.of(tokens, 4)
+    order = groups.order[groups.shuffled(0)]
+    expected = by_numpy(x[groups.order], y[order], tokens[groups.order])
+    assert float(result.null.value[0, 0]) == pytest.approx(expected, abs=1e-10)
+    assert abs(expected) < 0.05
+    assert float(result.calibrated.value[0, 0]) == pytest.approx((value(result) - expected) / (1 - expected))
+
+
+def test_what_cannot_be_grouped_is_refused():
+    tokens, (x, y) = drawn(), alike(drawn(), 0.5)
+    metric = CKA(1, 1, given="token")
+    with pytest.raises(ValueError, match="groups, the token of each state, come with given=token alone"):
+        metric.update([x], [y])
+    with pytest.raises(ValueError, match="come with given=token alone, and this is none"):
+        CKA(1, 1).update([x], [y], groups=tokens)
+    with pytest.raises(ValueError, match=r"tokens of shape \(3,\) do not fit states of shape \(400, 12\)"):
+        metric.update([x], [y], groups=tokens[:3])
+    with pytest.raises(ValueError, match="no token stands in 4 of the 400 rows"):
+        metric.update([x], [y], groups=torch.arange(N))
+    with pytest.raises(ValueError, match="target layer 0: the rows of each token are the same"):
+        metric.update([x], [torch.randn(VOCABULARY + 1, 4)[tokens]], groups=tokens)
+    with pytest.raises(ValueError, match="source layer 0: a value is not finite"):
+        metric.update([x.masked_fill(tokens[:, None] == 0, torch.nan)], [y], groups=tokens)
+    single = torch.zeros(N, 4, dtype=F64)
+    single[(tokens == 0).nonzero()[0]] = 1.0
+    with pytest.raises(ValueError, match="source layer 0: given the token there is no variance but in single rows"):
+        metric.update([single], [y], groups=tokens)
+    assert not metric.update_called
+    for options in ({"kernel": "rbf"}, {"flatten": "mean"}):
+        with pytest.raises(ValueError, match="given=token compares single tokens by kernel=linear"):
+            CKA(1, 1, given="token", **options)
+    with pytest.raises(ValueError, match="given=word is not known"):
+        CKA(1, 1, given="word")
+
+
+# --------------------------------------------------------------------------------------------------------- neighbours
+
+
+def by_sklearn(x, y, tokens, k):
+    """Shares of neighbours among the rows of each token by scikit-learn, and what chance gives, over all rows."""
+    shares, chances = [], []
+    for token in tokens.unique():
+        rows = (tokens == token).nonzero()[:, 0]
+        if len(rows) < k + 2:
+            continue
+        sets = []
+        for features in (x, y):
+            search = NearestNeighbors(n_neighbors=k, metric="cosine", algorithm="brute").fit(features[rows].numpy())
+            sets.append([set(row) for row in search.kneighbors(return_distance=False)])
+        shares += [len(a & b) / k for a, b in zip(*sets, strict=True)]
+        chances += [k / (len(rows) - 1)] * len(rows)
+    return np.mean(shares), np.mean(chances), len(shares)
+
+
+@pytest.mark.parametrize("at_once", [2**24, 200])
+def test_neighbours_given_the_token_are_those_of_scikit_learn(at_once, monkeypatch):
+    monkeypatch.setattr("thinkalike.measures.neighbours.mutual.AT_ONCE", at_once)
+    metric, expected = NeighboursGivenToken(1, 2, 3), []
+    for number in range(3):
+        tokens = drawn()
+        x, y = alike(tokens, 0.7)
+        expected.append(by_sklearn(x, y, tokens, 3))
+        assert float(mutual_knn(x, y, 3, tokens)) == pytest.approx(expected[-1][0], abs=1e-12)
+        metric.update([x.view(20, 20, -1)], [y.view(20, 20, -1), x.view(20, 20, -1)], None, number, tokens.view(20, 20))
+    share, chance, rows = (np.mean(column) for column in zip(*expected, strict=True))
+    result = metric.compute()
+    assert float(result.value[0, 0]) == pytest.approx(share, abs=1e-12)
+    assert result.chance == pytest.approx(chance, abs=1e-12)
+    assert result.rows_used == pytest.approx(rows / N)
+    assert float(result.calibrated.value[0, 0]) == pytest.approx((share - chance) / (1 - chance), abs=1e-12)
+    assert float(result.calibrated.value[0, 1]) == 1
+    assert result.calibrated.low[0, 0] < result.calibrated.value[0, 0] < result.calibrated.high[0, 0]
+    again = NeighboursGivenToken(1, 2, 3)
+    again.load_state_dict(metric.state_dict())
+    assert torch.equal(again.compute().calibrated.high, result.calibrated.high)
+
+
+def test_features_with_nothing_in_common_share_what_chance_gives_given_the_token():
+    metric = NeighboursGivenToken(1, 1, 3)
+    for number in range(20):
+        tokens = drawn()
+        x, y = alike(tokens, 0.0)
+        metric.update([x], [y], None, number, tokens)
+    result = metric.compute()
+    assert result.calibrated.low[0, 0] < 0 < result.calibrated.high[0, 0]
+    assert result.value[0, 0] > 0.1, "control: chance is not nothing"
+
+
+def test_neighbours_that_cannot_be_grouped_are_refused():
+    x = torch.randn(40, 4)
+    with pytest.raises(ValueError, match="neighbours given the token need the token of each state"):
+        NeighboursGivenToken(1, 1, 3).update([x], [x])
+    with pytest.raises(ValueError, match="no token stands in 5 of the 40 rows"):
+        NeighboursGivenToken(1, 1, 3).update([x], [x], groups=torch.arange(40))
+    with pytest.raises(ValueError, match="layer 0: all rows of each token are the same"):
+        mutual_knn(torch.randn(2, 4)[torch.arange(40) % 2], x, 3, torch.arange(40) % 2)
+    with pytest.raises(ValueError, match="groups of 30 rows do not fit layers of 40 rows"):
+        mutual_knn(x, x, 3, torch.zeros(30, dtype=torch.long))
+
+
+# ----------------------------------------------------------------------------------------------------------------- R²
+
+
+def within(x, y, tokens, x_held, y_held, held):
+    """R² given the token, both ways."""
+    prediction = LinearPrediction([(0, 0)])
+    groups = RowGroups.of(tokens, 4)
+    prediction.fit([groups.without_means(x)], [groups.without_means(y)])
+    groups = RowGroups.of(held, 4)
+    prediction.judge([groups.without_means(x_held)], [groups.without_means(y_held)])
+    return [float(way.value[0]) for way in prediction.compute()]
+
+
+def regressed(x, y, x_held, y_held):
+    """Held-out R² by scikit-learn."""
+    fitted = LinearRegression().fit(x, y)
+    left, whole = (y_held - fitted.predict(x_held)) ** 2, (y_held - y.mean(0)) ** 2
+    return 1 - left.sum() / whole.sum()
+
+
+def centred(x, tokens):
+    """Rows of tokens with 4 rows, less the mean of the token, by numpy."""
+    x, tokens, parts = x.double().numpy(), tokens.numpy(), []
+    for token in np.unique(tokens):
+        rows = x[tokens == token]
+        if len(rows) >= 4:
+            parts.append(rows - rows.mean(0))
+    return np.concatenate(parts)
+
+
+def test_r2_both_ways_is_that_of_scikit_learn_plain_and_given_the_token():
+    fit, held = drawn(), drawn()
+    x, y = alike(torch.cat([fit, held]), 0.6)
+    y = torch.cat([y, torch.randn(2 * N, 8, dtype=F64)], 1) + 7
+    ways = within(x[:N], y[:N], fit, x[N:], y[N:], held)
+    rows = [centred(side, tokens) for side, tokens in ((x[:N], fit), (y[:N], fit), (x[N:], held), (y[N:], held))]
+    assert ways[0] == pytest.approx(regressed(*rows), abs=1e-7)
+    assert ways[1] == pytest.approx(regressed(rows[1], rows[0], rows[3], rows[2]), abs=1e-7)
+    plain = LinearPrediction([(0, 0)])
+    plain.fit([x[:N]], [y[:N]])
+    plain.judge([x[N:]], [y[N:]])
+    found = [float(way.value[0]) for way in plain.compute()]
+    rows = [part.numpy() for part in (x[:N], y[:N], x[N:], y[N:])]
+    assert found[0] == pytest.approx(regressed(*rows), abs=1e-7)
+    assert found[1] == pytest.approx(regressed(rows[1], rows[0], rows[3], rows[2]), abs=1e-7)
+    assert abs(found[0] - ways[0]) > 0.02, "control: the token is predicted, too"
+    assert abs(found[0] - found[1]) > 0.01, "control: the directions differ"
+
+
+def test_any_chunking_gives_the_same_r2_and_intervals_are_over_batches_that_judge():
+    x, y = alike(drawn(), 0.6)
+    z = torch.randn(N, 3, dtype=F64)
+    whole, parts = LinearPrediction([(0, 0), (1, 0)]), LinearPrediction([(0, 0), (1, 0)])
+    whole.fit([x[:200], z[:200]], [y[:200]])
+    whole.judge([x[200:], z[200:]], [y[200:]])
+    for part in torch.arange(200).split(30):
+        parts.fit([x[part], z[part]], {0: y[part]})
+    values = []
+    for number, part in enumerate(torch.arange(200, N).split(40)):
+        parts.judge([x[part], z[part]], [y[part]], number)
+        alone = LinearPrediction([(0, 0), (1, 0)])
+        alone.fit([x[:200], z[:200]], [y[:200]])
+        rest = torch.tensor([row for row in range(200, N) if row not in part])
+        alone.judge([x[rest], z[rest]], [y[rest]])
+        values.append(alone.compute()[0].value)
+    for one, other in zip(whole.compute(), parts.compute(), strict=True):
+        torch.testing.assert_close(one.value, other.value, rtol=0, atol=1e-10)
+        assert one.low.isinf().all()
+    forward = parts.compute()[0]
+    spread = (torch.stack(values).var(0, correction=0) * 4).sqrt()
+    torch.testing.assert_close((forward.high - forward.low) / 2, 2.7764451051977934 * spread, rtol=1e-8, atol=0)
+    assert forward.value[0] > 0.2 > forward.value[1], "control: the pairs differ"
+
+
+def test_a_turn_is_predicted_wholly_and_a_part_one_way():
+    tokens = drawn(2000)
+    x, y = alike(tokens, 1.0)
+    sides = [(x[:1000], y[:1000]), (x[1000:], y[1000:])]
+    assert within(*sides[0], tokens[:1000], *sides[1], tokens[1000:]) == pytest.approx([1, 1], abs=1e-6)
+    half = [(x[:1000], y[:1000, :6]), (x[1000:], y[1000:, :6])]
+    onward, back = within(*half[0], tokens[:1000], *half[1], tokens[1000:])
+    assert onward == pytest.approx(1, abs=1e-6)
+    assert 0.4 < back < 0.6
+
+
+def test_what_does_not_vary_is_nothing_or_an_error():
+    x, constant = torch.randn(50, 4), torch.full((50, 3), 0.1)
+    for sides, message in (([x], [constant]), "target layer 0"), (([constant], [x]), "source layer 0"):
+        prediction = LinearPrediction([(0, 0)])
+        prediction.fit(*sides)
+        prediction.judge(*sides)
+        with pytest.raises(ValueError, match=f"{message} does not vary"):
+            prediction.compute()
+        calm = LinearPrediction([(0, 0)], nothing=0.0)
+        calm.fit(*sides)
+        calm.judge(*sides)
+        assert [float(way.value[0]) for way in calm.compute()] == [0, 0]
+
+
+def test_r2_in_a_wrong_order_or_of_wrong_rows_is_refused():
+    x = torch.randn(30, 4)
+    prediction = LinearPrediction([(0, 0)])
+    with pytest.raises(ValueError, match="there is no R² of no rows"):
+        prediction.compute()
+    with pytest.raises(ValueError, match="needs the states of two tokens"):
+        prediction.judge([x], [x])
+    prediction.fit([x], [x])
+    with pytest.raises(ValueError, match="source layer 0 has 30 rows, but target layer 0 has 29"):
+        prediction.judge([x], [x[1:]])
+    with pytest.raises(ValueError, match="a state is not finite"):
+        prediction.judge([x.index_fill(0, torch.tensor(3), torch.nan)], [x])
+    prediction.judge([x], [x])
+    with pytest.raises(ValueError, match="give all batches to fit on first"):
+        prediction.fit([x], [x])
+
+
+# ------------------------------------------------------------------------------------------------------------- future
+
+
+def test_surprises_are_the_code_less_its_expectation():
+    finish, states = torch.nn.Linear(6, 17, dtype=F64), torch.randn(50, 6, dtype=F64)
+    targets, codes = torch.randint(17, (50,)), token_codes(17, 5).double()
+    shares = finish(states).softmax(-1).detach()
+    expected = codes[targets] - shares @ codes
+    for chunk in (7, 1024):
+        torch.testing.assert_close(surprises(states, finish, targets, codes, chunk), expected)
+    assert torch.equal(token_codes(17, 5), token_codes(17, 5))
+    assert not torch.equal(token_codes(17, 5), token_codes(17, 5, seed=1))
+
+
+def test_only_what_later_text_decides_is_predicted_of_the_future():
+    """Next tokens are drawn from the model's own distribution: its states say nothing of the draw, a leak does."""
+    n, vocabulary = 6000, 40
+    states, finish = torch.randn(n, 8, dtype=F64), torch.nn.Linear(8, vocabulary, dtype=F64)
+    drawn = torch.multinomial(finish(states).softmax(-1).detach(), 1).squeeze(1)
+    codes = token_codes(vocabulary).double()
+    surprising = surprises(states, finish, drawn, codes)
+    noise = torch.randn(vocabulary, 64, dtype=F64)[drawn]  # clustered by the next token
+    half = torch.cat([noise[:, :8] + torch.randn(n, 8, dtype=F64), states], 1)
+    prediction = LinearPrediction([(0, 0), (1, 0), (2, 0)])
+    prediction.fit([states[:5000], noise[:5000], half[:5000]], [surprising[:5000]])
+    for part in torch.arange(5000, n).split(100):
+        prediction.judge([states[part], noise[part], half[part]], [surprising[part]])
+    own, leak, weak = prediction.compute()[0].value.tolist()
+    assert abs(own) < 0.01
+    assert leak > 0.8
+    assert 0.05 < weak < leak
+
+
+def test_group_hsics_of_different_layers_stand_at_their_places():
+    tokens = drawn()
+    x, y = alike(tokens, 0.4)
+    groups = RowGroups.of(tokens, 4)
+    layers = [centre_groups(side, groups).rows for side in (x, y)]
+    hsics, flat = group_hsics(layers, groups, "unbiased", [1, 0, 1])
+    direct, _ = group_hsics(layers, groups, "unbiased")
+    torch.testing.assert_close(hsics, direct[[1, 0, 1]][:, [1, 0, 1]])
+    assert flat.tolist() == [False] * 3
+    block = next(groups.blocks(layers[0]))[0]
+    assert hsic1(block @ block.T, block @ block.T) > 0

@@ -1,0 +1,229 @@
+"""Likeness of the states of two models: by other code, planted sources, and what it takes."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import types
+import typing
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression
+
+import tiny
+from conftest import composed
+from thinkalike.data import PairedRows, TokenRows
+from thinkalike.errors import DataError
+from thinkalike.evaluation import likeness as module
+from thinkalike.evaluation import likeness_of
+from thinkalike.measures import CKA, Estimate, surprises, token_codes
+from thinkalike.memory import Budget
+from thinkalike.models import load_model
+
+PAIRS = [(0, 1), (3, 2), (0, 0)]
+BATCH = 16  # rows of 64 tokens: 1024 tokens
+
+
+def text(rows, context=64, seed=0, vocabulary=290):
+    """Rows of random tokens, of which some are rare."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = (torch.rand(rows, context, generator=generator) ** 2 * vocabulary).to(torch.int32)
+    return TokenRows(tokens, torch.zeros_like(tokens))
+
+
+@pytest.fixture(scope="module")
+def models():
+    return tiny.frozen(1), tiny.frozen(2)
+
+
+def inner(model, part, layer):
+    return model.head(part.long(), layer)[:, 1:-1].flatten(0, 1)
+
+
+def centred(states, tokens):
+    """States less the mean of their token in their batch, by numpy, of tokens that stand 4 times there."""
+    states, tokens, kept = states.double().numpy(), tokens.numpy(), []
+    for token in np.unique(tokens):
+        if (rows := tokens == token).sum() >= 4:
+            kept.append(states[rows] - states[rows].mean(0))
+    return np.concatenate(kept)
+
+
+def explained(fit, judged, grouped=False):
+    """Held-out R² of scikit-learn."""
+    fitted = LinearRegression(fit_intercept=not grouped).fit(*fit)
+    mean = 0 if grouped else fit[1].mean(0)
+    return 1 - ((judged[1] - fitted.predict(judged[0])) ** 2).sum() / ((judged[1] - mean) ** 2).sum()
+
+
+def by_hand(source, target, pair, fit, report):
+    """All measures of one layer pair from other code."""
+    sides, given, errors, metric, used = {}, {}, {}, CKA(1, 1, given="token"), []
+    codes = token_codes(target.vocabulary)
+    for name, rows in (("fit", fit), ("report", report)):
+        x, y, xs, ys, es = [], [], [], [], []
+        for part in rows.tokens.split(BATCH):
+            mine, theirs = inner(source, part, pair[0]), inner(target, part, pair[1])
+            tokens = part[:, 1:-1].flatten()
+            xs.append(centred(mine, tokens))
+            ys.append(centred(theirs, tokens))
+            last = inner(target, part, target.n_layers - 1)
+            es.append(surprises(last, target.finish, part[:, 2:].flatten().long(), codes))
+            x.append(mine)
+            y.append(theirs)
+            if name == "report":
+                metric.update([mine], [theirs], groups=tokens)
+                used.append(len(xs[-1]) / len(tokens))
+        sides[name] = torch.cat(x).double().numpy(), torch.cat(y).double().numpy()
+        given[name] = np.concatenate(xs), np.concatenate(ys)
+        errors[name] = sides[name][0], torch.cat(es).double().numpy()
+    return {
+        "r2": explained(sides["fit"], sides["report"]),
+        "r2_back": explained(sides["fit"][::-1], sides["report"][::-1]),
+        "r2_given_token": explained(given["fit"], given["report"], True),
+        "r2_given_token_back": explained(given["fit"][::-1], given["report"][::-1], True),
+        "cka_given_token": float(metric.compute().value[0, 0]),
+        "future": explained(errors["fit"], errors["report"]),
+    }, np.mean(used)
+
+
+def test_every_measure_is_that_of_other_code(models):
+    fit, report = text(64), text(64, seed=1)
+    found = likeness_of(*models, PAIRS, fit, report)
+    for place, pair in enumerate(PAIRS[:2]):
+        expected, used = by_hand(*models, pair, fit, report)
+        assert found.measures.keys() == expected.keys()
+        for name, value in expected.items():
+            estimate = found.measures[name][place]
+            assert float(estimate.value) == pytest.approx(value, abs=1e-5), name
+            assert estimate.low < estimate.value < estimate.high
+        assert found.rows_used == pytest.approx(used)
+    columns = found.columns()
+    assert len(columns) == 18
+    assert columns["r2_back_low"] == found.measures["r2_back"].low.tolist()
+    assert 0.5 < found.rows_used < 1, "control: rare tokens stand alone"
+
+
+def test_each_model_runs_once_over_the_rows_and_each_layer_is_kept_once(models, monkeypatch):
+    ran = []
+    for model in models:
+        residuals = model.residuals
+
+        def counted(tokens, layers, *rest, own=model, residuals=residuals):
+            ran.append((own.name, len(tokens), tuple(layers)))
+            return residuals(tokens, layers, *rest)
+
+        monkeypatch.setattr(model, "residuals", counted)
+    likeness_of(*models, PAIRS, text(32), text(32, seed=1))
+    for model, layers in zip(models, ((0, 3), (0, 1, 2, 3)), strict=True):
+        own = [(rows, asked) for name, rows, asked in ran if name == model.name]
+        assert {asked for _, asked in own} == {layers}
+        assert sum(rows for rows, _ in own) == 32 + 32 + 1, "and one row to see what it takes"
+
+
+def test_a_source_that_reads_the_text_in_tokens_of_its_own(models):
+    """With the target's own tokens as the source's: at their places they change nothing, one place off they do."""
+    plain = [text(32), text(32, seed=1)]
+    found = []
+    for shift in (0, 1):
+        sides = []
+        for rows in plain:
+            places = (torch.arange(64) - shift).clamp(min=0).to(torch.int32).expand(32, -1)
+            tokens = torch.cat([rows.tokens, rows.tokens, places, rows.documents], 1)
+            sides.append(PairedRows(tokens, rows.documents, *torch.zeros(3, 1, dtype=torch.long)))
+        found.append(likeness_of(*models, PAIRS, *sides).measures)
+    for name, expected in likeness_of(*models, PAIRS, *plain).measures.items():
+        torch.testing.assert_close(found[0][name].value, expected.value)
+    assert (found[0]["r2"].value - found[1]["r2"].value).min() > 0.001
+
+
+def test_less_memory_means_smaller_batches(models, monkeypatch):
+    sizes, batches = [], module._Reader.batches
+    monkeypatch.setattr(
+        module._Reader, "batches", lambda own, rows, most: sizes.append(most) or batches(own, rows, most)
+    )
+    whole = likeness_of(*models, PAIRS, text(64), text(64, seed=1))
+    tight = Budget(total=4e6, used=0.0)
+    part = likeness_of(*models, PAIRS, text(64), text(64, seed=1), tight)
+    assert sizes[:2] == [16, 16]
+    assert 1 <= sizes[2] < 16
+    assert part.rows_used < whole.rows_used
+    torch.testing.assert_close(part.measures["r2"].value, whole.measures["r2"].value)
+
+
+@pytest.mark.parametrize(
+    ("report", "message"),
+    [
+        (text(1), "the report has 1 rows of 64: raise data.report_tokens"),
+        (text(8, context=2), "the report has 8 rows of 2"),
+        (text(2, context=8, vocabulary=290), "likeness given the token needs 4 rows of one token"),
+    ],
+)
+def test_too_little_text_is_refused(models, report, message):
+    with pytest.raises(DataError, match=message):
+        likeness_of(*models, PAIRS, text(32), report)
+
+
+# ----------------------------------------------------------------------------------------------- minis and planted ones
+
+
+class Planted:
+    """What can be a source: states of the rows by any function of the tokens and of a model's own states."""
+
+    name, d_model, n_layers, device = "planted", 128, 3, torch.device("cpu")
+
+    def __init__(self, model, states):
+        self.model, self.states = model, states
+
+    def residuals(self, tokens, layers):
+        return [self.states(tokens, own) for own in self.model.residuals(tokens, layers)]
+
+
+@pytest.fixture(scope="module")
+def minis():
+    return [load_model(composed(f"model={name}").model) for name in ("gelu-3l-mini", "gelu-3l-mini-s1")]
+
+
+@pytest.fixture(scope="module")
+def source_text(minis):
+    """Rows of the source of some modules, to fit on and to report on."""
+    parts = []
+    for modules in ((argparse, inspect), (typing, types)):
+        tokens = minis[0].tokenizer("".join(map(inspect.getsource, modules)))["input_ids"]
+        rows = torch.tensor(tokens[: len(tokens) // 128 * 128], dtype=torch.int32).view(-1, 128)[:64]
+        parts.append(TokenRows(rows, torch.zeros_like(rows)))
+    return parts
+
+
+def at_layer_1(source, target, sides) -> dict[str, Estimate]:
+    return {name: each[0] for name, each in likeness_of(source, target, [(1, 1)], *sides).measures.items()}
+
+
+def next_tokens(tokens):
+    return torch.cat([tokens[:, 1:], tokens[:, :1]], 1)
+
+
+def test_sources_that_are_alike_and_those_that_are_not_are_told_apart(minis, source_text):
+    own, seed = minis
+    turn = torch.linalg.qr(torch.randn(128, 128)).Q
+    code = torch.randn(own.vocabulary, 128)
+    planted = {
+        "turned": Planted(own, lambda tokens, states: states @ turn),
+        "token": Planted(own, lambda tokens, states: code[tokens]),
+        "next token": Planted(own, lambda tokens, states: code[next_tokens(tokens)] + 0.1 * torch.randn_like(states)),
+        "other seed": seed,
+    }
+    found = {name: at_layer_1(source, own, source_text) for name, source in planted.items()}
+    values = {name: {key: float(each.value) for key, each in own.items()} for name, own in found.items()}
+    turned, token, following, other = values.values()
+    assert [turned[key] for key in turned if key != "future"] == pytest.approx([1] * 5, abs=1e-4)
+    assert token["r2"] > 0.1
+    assert token["r2_given_token"] == token["r2_given_token_back"] == token["cka_given_token"] == 0
+    assert following["future"] > 0.1
+    assert following["r2_given_token"] < 0.02
+    assert all(values[name]["future"] < 0 for name in values if name != "next token")
+    for key in ("r2_given_token", "r2_given_token_back", "cka_given_token"):
+        assert token[key] + 0.2 < other[key] < turned[key] - 0.05
+        assert found["other seed"][key].low < other[key] < found["other seed"][key].high
