@@ -93,7 +93,7 @@ class Bench:
 
     @cached_property
     def courses(self) -> list[tuple[list[Tensor], Tensor]]:
-        """The target's own states at the cut and after each later block, and its losses, for each part of the report."""
+        """The target's own states at the cut and after each later block, and its losses, part by part."""
         target, layers = self.setting.target, range(self.setting.layer, self.setting.target.n_layers)
         found = []
         for rows in self.batches(self.setting.report):
