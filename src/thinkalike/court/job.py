@@ -215,7 +215,7 @@ def _chosen(table: list[Entry], names: list[str] | None) -> list[Entry]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keep trainings, of which a court has dozens, from telling each step."""
-    teller = logging.getLogger("thinkalike.training.run")
+    teller = logging.getLogger("thinkalike.training")
     before = teller.level
     teller.setLevel(logging.WARNING)
     try:
