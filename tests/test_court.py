@@ -188,6 +188,23 @@ def test_a_court_goes_on_source_by_source(door, words, monkeypatch):
     assert table["KL, least squares"][0] < 1e-4 < table["KL, least squares"][1]
 
 
+@pytest.mark.slow
+def test_given_the_token_and_both_ways_real_minis_are_told_from_what_misleads(door):
+    words = [
+        "measure=court",
+        "model=gelu-3l-mini",
+        "measure.siblings={other seed: gelu-3l-mini-s1}",
+        "measure.steps=20",
+    ]
+    chosen = "measure.sources=[rotated,noisy states,superset,bigram mean,next token,other seed]"
+    table = door("analyze.py", *words, chosen).result.table.set_index("source")
+    both = table["R² given the token, both ways"]
+    assert both[["rotated", "noisy states"]].min() > 0.9
+    assert both[["superset", "bigram mean", "next token"]].max() < 0.3 < both["other seed"] < 0.9
+    assert table.loc["next token", "future"] > 0.1 > table["future"].drop("next token").max()
+    assert table.loc["next token", "KL"] > 2 > table.loc["bigram mean", "KL"], "no answer of the target's own"
+
+
 @pytest.mark.parametrize(
     ("words_more", "message"),
     [

@@ -12,7 +12,7 @@ from thinkalike.evaluation import BATCH_TOKENS
 from thinkalike.models import fresh, randomised, variant
 from thinkalike.training import Pretraining
 
-SHORTCUT = PretrainConfig(tokens=150 * 2048, tokens_per_step=2048, lr=1e-3, warmup=10)  # half of each pair is predicted
+SHORTCUT = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=1e-3, warmup=10)  # half of each pair is predicted
 
 
 def fresh_weights(setting: Setting) -> States:

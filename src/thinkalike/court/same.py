@@ -16,7 +16,7 @@ from thinkalike.training import Pretraining
 
 SCALES, CONDITION = 100.0, 30.0  # the largest over the smallest: of scales of dimensions, of singular values
 WEIGHT_NOISE, STATE_NOISE = 0.02, 0.1  # of a tensor's root mean square, of a dimension's standard deviation
-TRAINED = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=1e-4, warmup=10)  # a twentieth of a mini's rate
+TRAINED = PretrainConfig(tokens=50 * 2048, tokens_per_step=2048, lr=1e-4, warmup=10)  # a twentieth of a mini's rate
 
 
 def rotated(setting: Setting) -> States:
