@@ -41,6 +41,7 @@ FLOORS = {
     "figures": 3,
     "job": 4,
     "training": 4,
+    "court": 5,
     "instruments": 5,
     "papers": 6,
     "cli": 7,

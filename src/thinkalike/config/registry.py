@@ -17,4 +17,5 @@ MEASURES = {
     "mlem": "thinkalike.instruments.mlem",
     "rsa": "thinkalike.instruments.rsa",
     "population": "thinkalike.instruments.population",
+    "court": "thinkalike.court.job",
 }

@@ -1,4 +1,4 @@
-"""What models, stitches and classifiers lose on text, without any training."""
+"""What models, stitches and classifiers lose on text, without any training; and what tokens alone explain."""
 
 from thinkalike.evaluation.bits_per_byte import (
     BITS,
@@ -10,8 +10,8 @@ from thinkalike.evaluation.bits_per_byte import (
 )
 from thinkalike.evaluation.classifiers import ClassLosses, check_labels, class_losses, identity_stitches
 from thinkalike.evaluation.intervals import document_numbers, number_of_documents, with_ends
-from thinkalike.evaluation.language import held_out_loss, masked_losses, next_token_losses, rows_at_once
-from thinkalike.evaluation.likeness import Likeness, likeness_of
+from thinkalike.evaluation.language import BATCH_TOKENS, held_out_loss, masked_losses, next_token_losses, rows_at_once
+from thinkalike.evaluation.likeness import Likeness, LikenessBatch, LikenessSums, likeness_of
 from thinkalike.evaluation.reports import report_share, rows_of_moments
 from thinkalike.evaluation.stitches import (
     LayerPair,
@@ -22,21 +22,25 @@ from thinkalike.evaluation.stitches import (
     state_moments,
     states_onwards,
 )
-from thinkalike.evaluation.token_means import BigramMeans, TokenMeans
+from thinkalike.evaluation.token_means import BigramMeans, TokenMeans, bigrams
 from thinkalike.evaluation.verdicts import VERDICTS, Thresholds, verdict
 
 __all__ = [
+    "BATCH_TOKENS",
     "BITS",
     "VERDICTS",
     "BigramMeans",
     "ClassLosses",
     "LayerPair",
     "Likeness",
+    "LikenessBatch",
+    "LikenessSums",
     "Maps",
     "Reader",
     "Thresholds",
     "TokenMeans",
     "alignment_scalars",
+    "bigrams",
     "bits_columns",
     "bytes_by_document",
     "check_labels",

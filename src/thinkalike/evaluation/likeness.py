@@ -107,7 +107,7 @@ def likeness_of(
     layers = [sorted({pair[side] for pair in layer_pairs}) for side in (0, 1)]
     reader = _Reader(source, target, layers[0], layers[1], report.layout, _codes(target))
     rows = _rows_at_once(reader, len(layer_pairs), report, budget or Budget.of(target.device))
-    sums = _Sums(layer_pairs, layers)
+    sums = LikenessSums(layer_pairs, layers)
     for batch in reader.batches(fit.tokens[: max(FIT_TOKENS // fit.context, 1)], rows):
         sums.fit(batch)
     for batch in reader.batches(report.tokens, rows):
@@ -115,7 +115,7 @@ def likeness_of(
     return sums.result()
 
 
-class _Batch(NamedTuple):
+class LikenessBatch(NamedTuple):
     """The states of the tokens of some rows, by layer, (n, d), on the target's device; see `surprises`."""
 
     source: dict[int, Tensor]
@@ -143,7 +143,7 @@ class _Reader:
     layout: Layout
     codes: Tensor
 
-    def batches(self, rows: Int[Tensor, "rows width"], at_once: int) -> Iterator[_Batch]:
+    def batches(self, rows: Int[Tensor, "rows width"], at_once: int) -> Iterator[LikenessBatch]:
         """Yield about equal batches of at most so many rows."""
         few = max(BATCH_TOKENS // self.layout.target, 1)
         for part in rows.tensor_split(-(-len(rows) // at_once)):
@@ -158,7 +158,7 @@ class _Reader:
                     f"likeness given the token needs {FEWEST} rows of one token, and a batch of "
                     f"{len(tokens)} has none: raise data.report_tokens"
                 ) from error
-            yield _Batch(mine, theirs, groups, surprising)
+            yield LikenessBatch(mine, theirs, groups, surprising)
 
     def states(self, rows: Int[Tensor, "rows width"]) -> list[Tensor]:
         """Return the states of all layers, the tokens and the surprises of rows that run through the models at once."""
@@ -171,7 +171,7 @@ class _Reader:
         return [*states, tokens[:, 1:-1].flatten().to(place), surprising]
 
 
-class _Sums:
+class LikenessSums:
     """What is gathered of all layer pairs: least squares from the rows to fit on, then sums over those that judge."""
 
     def __init__(self, pairs: Sequence[LayerPair], layers: Sequence[Sequence[int]]):
@@ -181,12 +181,12 @@ class _Sums:
         self.hsics: list[Tensor] = []
         self.used: list[tuple[int, int]] = []
 
-    def fit(self, batch: _Batch) -> None:
+    def fit(self, batch: LikenessBatch) -> None:
         self.plain.fit(batch.source, batch.target)
         self.given.fit(*batch.given_token())
         self.future.fit(batch.source, [batch.surprises])
 
-    def judge(self, batch: _Batch) -> None:
+    def judge(self, batch: LikenessBatch) -> None:
         mine, theirs = batch.given_token()
         self.plain.judge(batch.source, batch.target)
         self.given.judge(mine, theirs)

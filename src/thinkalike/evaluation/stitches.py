@@ -12,7 +12,7 @@ from torch import Tensor
 from thinkalike.data import Layout
 from thinkalike.evaluation.language import next_token_losses
 from thinkalike.measures import Moments, same_top_token, sum_by_document, token_kl
-from thinkalike.models import FrozenModel
+from thinkalike.models import FrozenModel, StateSource
 
 LayerPair = tuple[int, int]  # layer of the source, layer of the target
 Maps = Sequence[Callable[[Tensor], Tensor]]  # one map from source states to target states for every layer pair
@@ -199,7 +199,7 @@ def _distance(state: Tensor, goal: Tensor) -> Tensor:
 
 @torch.no_grad()
 def state_moments(
-    source: FrozenModel,
+    source: StateSource,
     target: FrozenModel,
     layer_pairs: Sequence[LayerPair],
     rows: Int[Tensor, "rows width"],

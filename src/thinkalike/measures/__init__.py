@@ -51,6 +51,7 @@ from thinkalike.measures.statistics.populations import (
     symmetric,
 )
 from thinkalike.measures.statistics.properties import PROPERTIES, Properties
+from thinkalike.measures.statistics.separation import separation
 from thinkalike.measures.statistics.student import student_t
 from thinkalike.measures.stitching.closed_forms import AffineMap, bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.measures.stitching.losses import CHUNK, same_top_token, token_kl, token_loss, unigram_entropy
@@ -124,6 +125,7 @@ __all__ = [
     "rsa",
     "rsa_estimate",
     "same_top_token",
+    "separation",
     "span",
     "spearman",
     "splits",

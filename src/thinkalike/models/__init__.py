@@ -3,13 +3,14 @@
 from thinkalike.models.checkpoints.classifiers import new_classifier
 from thinkalike.models.checkpoints.minis import ASSETS, build_mini, save_mini, unknown_sizes
 from thinkalike.models.checkpoints.tokenizers import check_alignable, same_vocabulary, train_tokenizer
-from thinkalike.models.controls import randomised
+from thinkalike.models.controls import fresh, perturbed, randomised, variant
 from thinkalike.models.families import CLASSIFIER, FAMILIES, Family, family_named
 from thinkalike.models.foresight import Outline, check_models, outline
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
 from thinkalike.models.load import checkpoint_fingerprint, head_dimensions, load_model, load_models, pick_device
 from thinkalike.models.sites import EMBED, Layer, after
+from thinkalike.models.sources import StateSource
 from thinkalike.tokenizers import tokenizer_fingerprint
 
 __all__ = [
@@ -21,18 +22,21 @@ __all__ = [
     "FrozenModel",
     "Layer",
     "Outline",
+    "StateSource",
     "after",
     "build_mini",
     "check_alignable",
     "check_models",
     "checkpoint_fingerprint",
     "family_named",
+    "fresh",
     "head_dimensions",
     "label",
     "load_model",
     "load_models",
     "new_classifier",
     "outline",
+    "perturbed",
     "pick_device",
     "randomised",
     "same_vocabulary",
@@ -41,4 +45,5 @@ __all__ = [
     "told_apart",
     "train_tokenizer",
     "unknown_sizes",
+    "variant",
 ]

@@ -1,12 +1,32 @@
-"""The control that every comparison of trained models needs: the same architecture, never trained."""
+"""Controls made of a model itself: the same architecture never trained, and the same with other weights."""
 
 from __future__ import annotations
 
 import copy
 
 import torch
+from torch import nn
 
 from thinkalike.models.frozen import FrozenModel
+
+
+def variant(model: FrozenModel, module: nn.Module, name: str) -> FrozenModel:
+    """Return a module of a model's own architecture as a model of its own, with the same tokenizer and context.
+
+    Raises:
+        ModelError: see `FrozenModel`.
+    """
+    return FrozenModel(
+        module,
+        model.family,
+        model.tokenizer,
+        name=name,
+        context=model.context,
+        bos_each_row=model.bos_each_row,
+        device=model.device,
+        kernels=model.kernels,
+        classes=model.classes,
+    )
 
 
 def randomised(model: FrozenModel, seed: int) -> FrozenModel:
@@ -18,14 +38,30 @@ def randomised(model: FrozenModel, seed: int) -> FrozenModel:
             if weight.dim() > 1:
                 noise = torch.randn(weight.shape, generator=generator)
                 weight.copy_(noise * weight.float().std().cpu())
-    return FrozenModel(
-        module,
-        model.family,
-        model.tokenizer,
-        name=f"{model.name} (random)",
-        context=model.context,
-        bos_each_row=model.bos_each_row,
-        device=model.device,
-        kernels=model.kernels,
-        classes=model.classes,
-    )
+    return variant(model, module, f"{model.name} (random)")
+
+
+def perturbed(model: FrozenModel, share: float, seed: int) -> FrozenModel:
+    """Return a copy with normal noise on every weight, of this share of the root mean square of its tensor."""
+    module = copy.deepcopy(model.module)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in module.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.add_((noise * (share * weight.float().square().mean().sqrt().cpu())).to(weight))
+    return variant(model, module, f"{model.name} (noisy)")
+
+
+def fresh(model: FrozenModel, seed: int) -> FrozenModel:
+    """Return the architecture with new initial weights, as its own library draws them."""
+    from transformer_lens.model_bridge.sources.native.init import initialize_native_model
+    from transformer_lens.model_bridge.sources.native.model import NativeModel
+
+    if isinstance(model.module, NativeModel):
+        module: nn.Module = copy.deepcopy(model.module)
+        initialize_native_model(module, model.module.cfg, seed)  # type: ignore[arg-type]
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = type(model.module)(copy.deepcopy(model.module.config))
+    return variant(model, module.to(model.device, model.dtype), f"{model.name} (fresh)")

@@ -13,6 +13,7 @@ from thinkalike.store import Result
 PAPERS = {  # the modules that hold the experiments of each
     "brown2023": ("brown2023_stitching", "brown2023_cka", "brown2023_population"),
     "salle2024": ("salle2024_profiles", "salle2024_layers", "salle2024_stimuli"),
+    "validity": ("validity_court",),
 }
 
 

@@ -19,7 +19,7 @@ from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.data import Layout
 from thinkalike.evaluation import LayerPair
 from thinkalike.measures import Stitch
-from thinkalike.models import FrozenModel
+from thinkalike.models import FrozenModel, StateSource
 from thinkalike.training.budgets import plan_within
 from thinkalike.training.parts import mean_losses
 from thinkalike.training.plans import Plan
@@ -44,7 +44,7 @@ class Fit(NamedTuple):
 
 
 class StitchTraining(SteppedModule):
-    """Trains one φ per layer pair between two frozen models; its state holds the φs and never the models.
+    """Trains one φ per layer pair from a source to a frozen model; its state holds the φs and never the models.
 
     `stitch.loss` says what is made small: cross_entropy of the next token, kl to the target's output, mse to the
     target's state, penultimate: the squared distance to the target's last state, or alignment: the same averaged over
@@ -61,7 +61,7 @@ class StitchTraining(SteppedModule):
 
     def __init__(
         self,
-        source: FrozenModel,
+        source: StateSource,
         target: FrozenModel,
         layer_pairs: Sequence[LayerPair],
         rows: Int[Tensor, "rows width"],

@@ -1,0 +1,215 @@
+"""What the judges of a court look at: a source's states, its maps to the target, and how the target goes on from them.
+
+All of a source is computed once, when the first judge asks for it; all of the target once for all sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.config import StitchConfig
+from thinkalike.court.source import Setting, Source
+from thinkalike.evaluation import BATCH_TOKENS, LikenessBatch, LikenessSums, next_token_losses
+from thinkalike.measures import AffineMap, Moments, RowGroups, least_squares, surprises, token_codes, token_kl
+from thinkalike.training import StitchTraining
+
+SAMPLE, SAMPLES = 1024, 4  # tokens of measures of all pairs of tokens, and how many such sets they are averaged over
+CUTOFF = 1e-10  # a direction with less than this share of the largest variance is not made larger by whitening
+FEWEST = 4  # rows of one token that are compared with each other
+
+Map = Callable[[Tensor], Tensor]
+
+
+class Course(NamedTuple):
+    """How the target goes on from mapped states, as means over the predicted tokens of the report."""
+
+    penalty: float  # loss minus the target's own, in nats
+    kl: float  # of the target's own output from the stitched one's, in nats
+    distances: list[float]  # |h - t| / |t| at the cut and after each later block, with t the target's own state
+
+
+class Part(NamedTuple):
+    """Some rows, and the target's side of their tokens but the first and last of each row.
+
+    The first has no context, and its state is often massive; the last has no next token.
+    """
+
+    rows: Int[Tensor, "b t"]
+    own: Float[Tensor, "n d"]
+    groups: RowGroups
+    surprises: Float[Tensor, "n c"]
+    tokens: Int[Tensor, " n"]
+
+
+def inner(states: Float[Tensor, "b t d"]) -> Float[Tensor, "n d"]:
+    """Return the states of the tokens that have others of their row on both sides."""
+    return states[:, 1:-1].flatten(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """A setting with all that is the same for every source.
+
+    Attributes:
+        recipe: how an affine map is trained that starts from least squares.
+    """
+
+    setting: Setting
+    recipe: StitchConfig
+
+    @staticmethod
+    def batches(rows: Int[Tensor, "rows t"]) -> Iterator[Int[Tensor, "b t"]]:
+        """Return an iterator over some rows at a time."""
+        return iter(rows.long().split(max(BATCH_TOKENS // rows.shape[1], 1)))
+
+    @cached_property
+    def fit(self) -> list[Part]:
+        """The target's side of the rows that maps are fitted on."""
+        return self._parts(self.setting.fit)
+
+    @cached_property
+    def report(self) -> list[Part]:
+        """The target's side of the rows that scores are of."""
+        return self._parts(self.setting.report)
+
+    @torch.no_grad()
+    def _parts(self, rows: Int[Tensor, "rows t"]) -> list[Part]:
+        target, found = self.setting.target, []
+        codes = token_codes(target.vocabulary).to(target.device)
+        for part in self.batches(rows):
+            tokens, following = (each.flatten().to(target.device) for each in (part[:, 1:-1], part[:, 2:]))
+            last = inner(target.head(part, target.n_layers - 1))
+            surprising = surprises(last, target.finish, following, codes)
+            groups = RowGroups.of(tokens, FEWEST)
+            found.append(Part(part, inner(self.setting.own(part)), groups, surprising, tokens))
+        return found
+
+    @cached_property
+    def courses(self) -> list[tuple[list[Tensor], Tensor]]:
+        """The target's own states at the cut and after each later block, and its losses, part by part."""
+        target, layers = self.setting.target, range(self.setting.layer, self.setting.target.n_layers)
+        found = []
+        for rows in self.batches(self.setting.report):
+            states = target.residuals(rows, layers)
+            found.append((states, next_token_losses(target, [states[-1]], rows)[0]))
+        return found
+
+    @cached_property
+    def samples(self) -> list[Int[Tensor, " n"]]:
+        """Sets of tokens of the report by their numbers."""
+        count = sum(len(part.own) for part in self.report)
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(self.setting.number("samples")))
+        return [part for part in order.split(SAMPLE) if len(part) == min(SAMPLE, count)][:SAMPLES]
+
+    @torch.no_grad()
+    def course(self, source: Source, phi: Map) -> Course:
+        """Return how the target goes on from the states of a source through a map."""
+        setting, target = self.setting, self.setting.target
+        sums: dict[str, Tensor] = {}
+        for rows, (goals, losses) in zip(self.batches(setting.report), self.courses, strict=True):
+            state = phi(source.residuals(rows, [0])[0]).to(target.device, target.dtype)
+            distances: dict[str, Tensor] = {}
+            for layer, goal in enumerate(goals, setting.layer):
+                state = target.advance(state, layer, layer + 1) if distances else state
+                distances[f"distance {layer}"] = ((state - goal).norm(dim=-1) / goal.norm(dim=-1))[:, :-1]
+            ends = [each[:, :-1].flatten(0, 1) for each in (state, goals[-1])]
+            loss, kl = next_token_losses(target, [state], rows)[0], token_kl(ends[0], target.finish, ends[1])
+            values = {"penalty": loss - losses, "kl": kl, **distances}
+            sums = {name: sums.get(name, 0) + value.double().sum() for name, value in values.items()}
+        count = setting.report[:, 1:].numel()
+        penalty, kl_mean, *apart = (float(value) / count for value in sums.values())
+        return Course(penalty, kl_mean, apart)
+
+
+class Evidence:
+    """What is known of one source at a bench."""
+
+    def __init__(self, source: Source, bench: Bench):
+        self.source, self.bench, self.setting = source, bench, bench.setting
+
+    def _states(self, part: Part) -> Float[Tensor, "n d"]:
+        return inner(self.source.residuals(part.rows, [0])[0]).to(part.own.device)
+
+    @cached_property
+    def states(self) -> tuple[Float[Tensor, "n d"], Float[Tensor, "n e"]]:
+        """The states of the source and of the target at the inner tokens of the report."""
+        parts = self.bench.report
+        return torch.cat([self._states(part) for part in parts]), torch.cat([part.own for part in parts])
+
+    @cached_property
+    def _sums(self) -> LikenessSums:
+        sums = LikenessSums([(0, 0)], [[0], [0]])
+        for parts, add in ((self.bench.fit, sums.fit), (self.bench.report, sums.judge)):
+            for part in parts:
+                add(LikenessBatch({0: self._states(part)}, {0: part.own}, part.groups, part.surprises))
+        return sums
+
+    @cached_property
+    def likeness(self) -> dict[str, float]:
+        """The measures of `Likeness` by their names, on the report, of maps that are fitted on the fit rows."""
+        return {name: float(estimate.value) for name, estimate in self._sums.result().measures.items()}
+
+    @property
+    def moments(self) -> Moments:
+        """Statistics of both sides at the inner tokens of the fit rows; the layer pair is (0, 0)."""
+        return self._sums.plain.moments
+
+    @cached_property
+    def forward(self) -> AffineMap:
+        """The map of least squares from the source to the target."""
+        return least_squares(self.moments, (0, 0))
+
+    @cached_property
+    def start(self) -> Course:
+        """How the target goes on from the map of least squares."""
+        return self.bench.course(self.source, self.forward)
+
+    @cached_property
+    def trained(self) -> Course:
+        """How the target goes on from an affine map after a short training that starts from least squares.
+
+        The source is whitened first, so that the training is the same in whatever coordinates its states come.
+        """
+        whitened, back = self._whitening()
+        source, recipe = _Through(self.source, whitened), replace(self.bench.recipe, kind="affine", norm="none")
+        module = StitchTraining(
+            source,
+            self.setting.target,
+            [(0, self.setting.layer)],
+            self.setting.fit,
+            recipe,
+            self.setting.number("order of training"),
+        )
+        start, mean = self.forward, self.moments.of((0, 0)).mean_x
+        module.stitches[0].start_from(start.weight @ back, start(mean[None])[0])  # type: ignore[operator]
+        self.setting.train(module, f"map of {self.source.name}")
+        phi = module.to(self.setting.target.device).eval().stitches[0]
+        return self.bench.course(self.source, lambda states: phi(whitened(states)))
+
+    def _whitening(self) -> tuple[AffineMap, Float[Tensor, "d d"]]:
+        """Return W⁻¹(h - μ) with W the root of the covariance on the fit rows, and W."""
+        statistics = self.moments.of((0, 0))
+        values, vectors = torch.linalg.eigh(statistics.xx / (statistics.n - 1))
+        roots = values.clamp(min=0).sqrt()
+        inverse = torch.where(values > CUTOFF * values[-1], 1 / roots, 0)
+        weight = vectors * inverse @ vectors.T
+        return AffineMap(weight, -weight @ statistics.mean_x), vectors * roots @ vectors.T
+
+
+class _Through:
+    """A source whose states go through a map."""
+
+    def __init__(self, source: Source, phi: AffineMap):
+        self.source, self.phi = source, phi
+        self.d_model, self.n_layers, self.vocabulary = len(phi.bias), source.n_layers, source.vocabulary
+        self.device, self.dtype = source.device, source.dtype
+
+    def residuals(self, rows: Tensor, layers: Sequence[int]) -> list[Tensor]:
+        return [self.phi(state) for state in self.source.residuals(rows, layers)]

@@ -1,0 +1,224 @@
+"""measure=court: every source of known likeness to one layer of one target, before every judge."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Optional
+
+import pandas as pd
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from thinkalike.config import (
+    AnalyzeConfig,
+    LoggerConfig,
+    MeasureConfig,
+    ModelConfig,
+    StitchConfig,
+    TrainerConfig,
+    compose_job,
+    ranged,
+)
+from thinkalike.config.ranges import COUNTS, STEPS, TOKENS_AT_ONCE
+from thinkalike.court.evidence import Bench, Evidence
+from thinkalike.court.judges import JUDGES, verdicts
+from thinkalike.court.source import Setting
+from thinkalike.court.table import Entry, entries
+from thinkalike.data import Corpus, TokenRows, read_corpus
+from thinkalike.errors import ConfigError, DataError, nearest
+from thinkalike.interrupts import asked, at_boundaries, stop
+from thinkalike.job import Instrument, Outcome, Work, fingerprints
+from thinkalike.models import FrozenModel, checkpoint_fingerprint, load_model, same_vocabulary
+from thinkalike.store import Result
+from thinkalike.training import Run, fit
+from thinkalike.training.steps import SteppedModule
+
+log = logging.getLogger(__name__)
+
+STATE = "court"
+
+
+# ruff: noqa: UP045
+@dataclass
+class Config(MeasureConfig):
+    """The settings of a court."""
+
+    kind: str = "court"
+    layer: int = ranged(1, least=0, most=10**4)  # of the target; there must be a block after it
+    siblings: Any = None  # models that were trained otherwise, {what is other: a name in conf/model}; null: none
+    sources: Optional[list[str]] = None  # their names; null: all
+    fit_tokens: int = ranged(2**17, least=2, most=COUNTS)  # that maps are fitted on
+    report_tokens: int = ranged(2**15, least=2, most=COUNTS)  # that scores are of
+    other_tokens: int = ranged(2**17, least=2, most=COUNTS)  # of other documents, for what a source has to learn
+    steps: int = ranged(100, least=1, most=STEPS)  # of the training of a map
+    tokens_per_step: int = ranged(2048, least=2, most=TOKENS_AT_ONCE)
+    lr: float = ranged(0.3, above=0)  # of SGD, on whitened states
+    seeds: int = ranged(3, least=1, most=1000, neutral=True)  # experiment=validity/court: how many courts of a target
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        named = self.siblings or {}
+        if not isinstance(named, dict) or not all(isinstance(each, str) for pair in named.items() for each in pair):
+            raise ConfigError(
+                f"measure.siblings={self.siblings} must say what is other about which models, such as "
+                "{other depth: gelu-4l-mini}"
+            )
+
+
+class Court(Instrument, kind="court", reads=("model", "data", "measure", "seed")):
+    """Makes every source from `model` at `measure.layer`, and leaves what each judge says of it, a row each."""
+
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        siblings = {name: checkpoint_fingerprint(each) for name, each in _siblings(config).items()}
+        return {
+            **fingerprints(config, ("model", "data")),
+            **{f"sibling {name}": each for name, each in siblings.items()},
+        }
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        measure: Any = config.measure
+        target = load_model(config.model)
+        _check_layer(measure.layer, target)
+        siblings = {name: load_model(each) for name, each in _siblings(config).items()}
+        for sibling in siblings.values():
+            same_vocabulary(target, sibling)
+        corpus = _corpus(config, target)
+        with at_boundaries():
+            scores = _heard(_bench(config, target, siblings, corpus, work), measure.sources, work)
+        table = pd.DataFrame(
+            [{"target": target.name, "layer": measure.layer, "seed": config.seed, **row} for row in scores]
+        )
+        return Outcome(
+            table,
+            {"sources": float(len(table))},
+            models=[model.describe() for model in (target, *siblings.values())],
+            facts={"data": {"name": config.data.name, **corpus.facts()}},
+        )
+
+    def show(self, result: Result) -> None:
+        """Print what the judges say of each source."""
+        first = result.table.iloc[0]
+        printed = Table(title=f"sources of known likeness to {first['target']}, layer {first['layer']}")
+        columns = [judge.name for judge in JUDGES]
+        for name in ("source", "kind", *columns):
+            printed.add_column(name)
+        for _, row in result.table.iterrows():
+            printed.add_row(row["source"], row["kind"], *(f"{row[column]:.3f}" for column in columns))
+        Console(width=max(Console().width, 200)).print(printed)
+
+
+def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
+    """Return the configurations of the models that were really trained otherwise, on the device of the target."""
+    given: dict[str, str] = config.measure.siblings or {}  # type: ignore[attr-defined]
+    made = {name: compose_job("analyze", [f"model={model}"]).model for name, model in given.items()}
+    return {
+        name: replace(each, device=config.model.device, context=config.model.context) for name, each in made.items()
+    }
+
+
+def _check_layer(layer: int, target: FrozenModel) -> None:
+    if layer >= target.n_layers - 1:
+        raise ConfigError(
+            f"measure.layer={layer} of {target.name} has no block after it that could go on from mapped states; choose "
+            f"one from 0 to {target.n_layers - 2}"
+        )
+
+
+def _corpus(config: AnalyzeConfig, target: FrozenModel) -> Corpus:
+    measure: Any = config.measure
+    needed = measure.fit_tokens + 2 * measure.other_tokens  # some of them are of documents that maps are fitted on
+    return read_corpus(config.data, target.tokenizer, target.context, bos=target.bos_each_row, fit_tokens=needed)
+
+
+def _bench(
+    config: AnalyzeConfig, target: FrozenModel, siblings: Mapping[str, FrozenModel], corpus: Corpus, work: Work
+) -> Bench:
+    """Return what all sources are judged against.
+
+    Raises:
+        DataError: there is too little text.
+    """
+    measure: Any = config.measure
+    fit_rows, other = _apart(corpus.fit, measure.fit_tokens, measure.other_tokens)
+    report = _spread(corpus.report, measure.report_tokens)
+    tokens = {"fit": fit_rows.numel(), "other": other.numel(), "report": report.numel()}
+    for name, count in tokens.items():
+        if (wanted := getattr(measure, f"{name}_tokens")) >= count + corpus.report.context:
+            raise DataError(
+                f"there are only {count:,} tokens for measure.{name}_tokens={wanted}; give more text, or lower it"
+            )
+
+    def train(module: SteppedModule, name: str) -> None:
+        folder = work.job.partial / "sources" / re.sub(r"\W+", "-", name)
+        run = Run(name, folder, work.job.store, target.device, TrainerConfig(), LoggerConfig(kind="none"), {})
+        with _quiet():
+            fit(module, run)
+        shutil.rmtree(folder, ignore_errors=True)
+
+    setting = Setting(target, measure.layer, fit_rows, report, other, config.seed, train, siblings)
+    warmup = min(10, measure.steps - 1)
+    recipe = StitchConfig(
+        kind="affine", steps=measure.steps, warmup=warmup, tokens_per_step=measure.tokens_per_step, lr=measure.lr,
+        weight_decay=0.0,
+    )  # fmt: skip
+    return Bench(setting, recipe)
+
+
+def _apart(rows: TokenRows, fit_tokens: int, other_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return rows to fit on, and rows none of whose documents is in them."""
+    count = fit_tokens // rows.context
+    mine, theirs = rows.documents[:count], rows.documents[count:]
+    apart = ~torch.isin(theirs, mine.unique()).any(1)
+    return rows.tokens[:count], rows.tokens[count:][apart][: other_tokens // rows.context]
+
+
+def _spread(rows: TokenRows, tokens: int) -> torch.Tensor:
+    """Return rows from all over the report, so that they are of as many documents as can be."""
+    return rows.tokens[:: max(rows.tokens.numel() // tokens, 1)][: tokens // rows.context]
+
+
+def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str, Any]]:
+    """Return a row for each source, those that an earlier run left among them; each is kept as soon as it is there."""
+    table = _chosen(entries(bench.setting), chosen)
+    kept = work.resume(STATE)
+    rows: list[dict[str, Any]] = [] if kept is None else kept["rows"]
+    work.keep(STATE, {"rows": rows})  # so that a first training which a signal ends can go on, too
+    for number, entry in enumerate(table[len(rows) :], len(rows) + 1):
+        log.info("source %d of %d: %s", number, len(table), entry.name)
+        said = verdicts(Evidence(entry.made(bench.setting), bench))
+        rows.append({"source": entry.name, "kind": entry.kind, **said})
+        work.keep(STATE, {"rows": rows})
+        if asked():
+            stop(f"at source {number} of {len(table)}")
+    return rows
+
+
+def _chosen(table: list[Entry], names: list[str] | None) -> list[Entry]:
+    """Return the sources of these names, or all.
+
+    Raises:
+        ConfigError: there is none of a name.
+    """
+    known = [entry.name for entry in table]
+    for name in names or []:
+        if name not in known:
+            raise ConfigError(f"measure.sources: {name} is not known; {nearest(name, known)}")
+    return [entry for entry in table if names is None or entry.name in names]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep trainings, of which a court has dozens, from telling each step."""
+    teller = logging.getLogger("thinkalike.training")
+    before = teller.level
+    teller.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        teller.setLevel(before)

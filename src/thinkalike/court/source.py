@@ -1,0 +1,133 @@
+"""What a court judges: a source is a function from tokens to states, and how alike it is to the target is known."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.errors import ModelError
+from thinkalike.evaluation import BATCH_TOKENS
+from thinkalike.models import FrozenModel, Layer
+from thinkalike.training.steps import SteppedModule
+
+Tokens = Int[Tensor, "b t"]
+States = Callable[[Tensor], Tensor]  # of tokens (b, t): states (b, t, d)
+
+
+class Source:
+    """A function from tokens to states, which has one layer, 0, and no unembedding.
+
+    Attributes:
+        name: what tables call it.
+        kind: how it is alike to the target, or why it is not.
+        d_model: the width of its states.
+        n_layers: 1.
+        vocabulary: how many tokens there are.
+        device, dtype: of its states.
+    """
+
+    n_layers = 1
+
+    def __init__(self, name: str, kind: str, states: States, target: FrozenModel):
+        self.name, self.kind, self._states = name, kind, Remembered(states)
+        state = self._states(torch.zeros(1, 1, dtype=torch.long))
+        self.d_model, self.device, self.dtype = state.shape[-1], state.device, state.dtype
+        self.vocabulary = target.vocabulary
+
+    def residuals(self, rows: Tokens, layers: Sequence[int]) -> list[Float[Tensor, "b t d"]]:
+        """Return the states of these tokens, once for each time that layer 0 is asked for.
+
+        Raises:
+            ModelError: another layer is asked for.
+        """
+        if others := [layer for layer in layers if layer != 0]:
+            raise ModelError(f"the source '{self.name}' has no layer {others[0]}; its only layer is 0")
+        return [self._states(rows)] * len(layers)
+
+
+class Remembered:
+    """A function from rows of tokens to states that computes the states of each row once."""
+
+    def __init__(self, states: States):
+        self._states, self._rows = states, dict[bytes, Tensor]()
+
+    @torch.no_grad()
+    def __call__(self, rows: Tokens) -> Float[Tensor, "b t d"]:
+        rows = rows.long().cpu()
+        keys = [row.numpy().tobytes() for row in rows]
+        new = list({key: place for place, key in enumerate(keys) if key not in self._rows}.values())
+        for places in torch.tensor(new, dtype=torch.long).split(max(BATCH_TOKENS // rows.shape[1], 1)):
+            if len(places):
+                self._rows |= zip((keys[place] for place in places.tolist()), self._states(rows[places]), strict=True)
+        return torch.stack([self._rows[key] for key in keys])
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What sources are made from.
+
+    Attributes:
+        target: the model that they are more or less alike to.
+        layer: the number of its block after which its states are taken.
+        fit: rows that maps are fitted on.
+        report: rows that scores are of; of these a source learns nothing but which tokens occur.
+        other: rows of other documents than both, for what a source itself has to learn.
+        seed: of all that is drawn.
+        train: runs the training of a module to its end; the second argument names it.
+        siblings: models that were really trained otherwise than the target, by what is other about them.
+    """
+
+    target: FrozenModel
+    layer: int
+    fit: Int[Tensor, "rows t"]
+    report: Int[Tensor, "some t"]
+    other: Int[Tensor, "more t"]
+    seed: int
+    train: Callable[[SteppedModule, str], None]
+    siblings: Mapping[str, FrozenModel] = field(default_factory=dict)
+
+    @cached_property
+    def itself(self) -> Source:
+        """The target's own states."""
+        return Source("itself", "same", lambda rows: stage(self.target, self.layer, rows), self.target)
+
+    def own(self, rows: Tokens) -> Float[Tensor, "b t d"]:
+        """Return the target's own states of these tokens."""
+        return self.itself.residuals(rows, [0])[0]
+
+    @cached_property
+    def moments(self) -> tuple[Float[Tensor, " d"], Float[Tensor, "d d"]]:
+        """Mean and covariance of the target's own states on the fit rows, in float64."""
+        states = self.own(self.fit).flatten(0, 1).double()
+        return states.mean(0), states.T.cov()
+
+    @property
+    def spread(self) -> Float[Tensor, " d"]:
+        """The standard deviation of each dimension of the target's own states on the fit rows."""
+        return self.moments[1].diagonal().sqrt().to(self.itself.dtype)
+
+    @property
+    def mean(self) -> Float[Tensor, " d"]:
+        """The mean of the target's own states on the fit rows."""
+        return self.moments[0].to(self.itself.dtype)
+
+    def number(self, purpose: str) -> int:
+        """Return a seed for one purpose, which depends on nothing but that and the seed of the whole."""
+        return zlib.crc32(f"{self.seed} {purpose}".encode())
+
+    def drawn(self, purpose: str, *shape: int) -> Float[Tensor, "*shape"]:
+        """Return standard normal numbers for one purpose, on the device of the states."""
+        generator = torch.Generator().manual_seed(self.number(purpose))
+        return torch.randn(shape, generator=generator).to(self.itself.device, self.itself.dtype)
+
+
+def stage(model: FrozenModel, layer: Layer, rows: Tokens) -> Float[Tensor, "b t d"]:
+    """Return a model's states after a block in at least float32."""
+    state = model.residuals(rows, [layer])[0]
+    return state.to(torch.promote_types(state.dtype, torch.float32))

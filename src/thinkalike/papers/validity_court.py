@@ -1,0 +1,107 @@
+"""A court for likeness: sources whose likeness to a target is known, judged by every measure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from thinkalike import figures
+from thinkalike.court.conclusions import doses, judges_of, summary, thresholds, transferred
+from thinkalike.measures import span
+from thinkalike.papers.experiment import Case, Claim, Conclusion, Experiment, Model, Part
+
+MODELS = {"paper": ["gelu-3l", "solu-3l"], "mini": ["gelu-3l-mini", "solu-3l-mini"]}
+SIBLINGS = {  # by target: what is other about models that were trained on the same text
+    "gelu-3l-mini": {
+        "other seed": "gelu-3l-mini-s1",
+        "other activation": "solu-3l-mini",
+        "other depth": "gelu-4l-mini",
+        "other seed and activation": "solu-3l-mini-s1",
+    },
+    "solu-3l-mini": {
+        "other seed": "solu-3l-mini-s1",
+        "other activation": "gelu-3l-mini",
+        "other depth": "solu-4l-mini",
+        "other seed and activation": "gelu-3l-mini-s1",
+    },
+    "gelu-3l": {"other activation": "solu-3l", "other depth": "gelu-4l"},
+    "solu-3l": {"other activation": "gelu-3l", "other depth": "solu-4l"},
+}
+
+
+def _parts(case: Case) -> list[Part]:
+    """Return a court for each target and seed, the seeds from `seed` on."""
+    measure: Any = case.config.measure
+    return [
+        Part(
+            f"{model.name}, seed {seed}",
+            model.words,
+            changes={"seed": seed, "measure": replace(measure, siblings=measure.siblings or _siblings(model))},
+        )
+        for model in case.models
+        for seed in range(case.config.seed, case.config.seed + measure.seeds)
+    ]
+
+
+def _siblings(model: Model) -> dict[str, str]:
+    return SIBLINGS.get(model.config.name, {})
+
+
+def _court(case: Case) -> Conclusion:
+    """Say which judges rank what is alike above what is not."""
+    table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
+    judges, curves = summary(table), doses(table)
+    claims = [_claim(row) for row in judges.to_dict("records")]
+    claims += [_claim(row, "real_") for row in judges.to_dict("records") if "real_auc" in row]
+    tables = {"judges": judges, "doses": curves}
+    if len(case.models) > 1:
+        limits = _tested_on_others(table)
+        tables["thresholds"], claims = limits, [*claims, *_threshold_claims(limits)]
+    return Conclusion(table, claims, partial(_draw, table, curves), tables)
+
+
+def _claim(row: Mapping[Any, Any], prefix: str = "") -> Claim:
+    """Return whether a judge ranks all sources of a kind above all decoys, in every court."""
+    what = "every other trained model" if prefix else "everything that is the same"
+    area = span(row[f"{prefix}auc"], row[f"{prefix}auc_low"], row[f"{prefix}auc_high"], ".3f")
+    by = row[f"{prefix}fooled_by"]
+    numbers = f"AUC {area}, least margin {row[f'{prefix}margin']:+.3f}" + (f"; fooled by {by}" if by else "")
+    return Claim(f"{row['judge']} ranks {what} above every decoy", not by, numbers)
+
+
+def _tested_on_others(table: pd.DataFrame) -> pd.DataFrame:
+    """Return how thresholds that are fitted on one half of the targets do on the other, in both directions."""
+    targets = list(table["target"].unique())
+    first = table["target"].isin(targets[: len(targets) // 2])
+    halves = {"first half of the targets": (table[first], table[~first]), "second half": (table[~first], table[first])}
+    return pd.concat(
+        [transferred(other, thresholds(fitted)).assign(fitted_on=name) for name, (fitted, other) in halves.items()],
+        ignore_index=True,
+    )
+
+
+def _threshold_claims(limits: pd.DataFrame) -> list[Claim]:
+    """Return whether each judge's threshold is right on targets on which it was not fitted."""
+    return [
+        Claim(
+            f"a threshold of {judge} from half of the targets is right on the other half",
+            bool((rows[["alike", "decoys"]] == 1).all(axis=None)),
+            "; ".join(
+                f"{r.threshold:.3f}: {r.alike:.0%} of the same, {r.decoys:.0%} of decoys" for r in rows.itertuples()
+            ),
+        )
+        for judge, rows in limits.groupby("judge", sort=False)
+    ]
+
+
+def _draw(table: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> None:
+    figures.court(table, [judge.name for judge in judges_of(table)], folder)
+    figures.doses(dict(list(curves.groupby("judge", sort=False))), folder)
+
+
+EXPERIMENTS = [Experiment("validity/court", _court, MODELS, _parts, measure="court", takes=(1, 2))]

@@ -1,0 +1,316 @@
+"""The court: what judges see, the job that goes on source by source, and what follows from its table."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression
+
+import tiny
+from conftest import composed
+from thinkalike.config import LoggerConfig, StitchConfig, TrainerConfig
+from thinkalike.court import SOURCES, Setting, entries, job
+from thinkalike.court.conclusions import doses, fooled, margin, summary, thresholds, transferred
+from thinkalike.court.evidence import Bench, Evidence
+from thinkalike.court.judges import JUDGES, verdicts
+from thinkalike.data import TokenRows
+from thinkalike.errors import DataError
+from thinkalike.evaluation import document_sums, likeness_of, state_moments
+from thinkalike.measures import RowGroups, cka, least_squares, mutual_knn, rsa
+from thinkalike.measures.neighbours.mutual import chance_share
+from thinkalike.papers import experiment_named
+from thinkalike.papers.experiment import Case, job_of
+from thinkalike.papers.validity_court import SIBLINGS
+from thinkalike.store import Result
+from thinkalike.training import Run, fit
+
+LAYER = 1
+SEEN = {judge.name: judge for judge in JUDGES}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    folder, settings = tmp_path_factory.mktemp("bench"), (TrainerConfig(), LoggerConfig(kind="none"), {})
+    fit_rows, report, other = (
+        torch.randint(40, (count, 32), generator=torch.Generator().manual_seed(count)) for count in (60, 20, 40)
+    )
+
+    def train(module, name):
+        fit(module, Run(name, folder / name, folder, torch.device("cpu"), *settings))
+
+    siblings = {"other seed": tiny.frozen(4)}
+    setting = Setting(tiny.frozen(0), LAYER, fit_rows, report, other, 0, train, siblings)
+    return Bench(setting, StitchConfig(steps=8, warmup=2, tokens_per_step=256, lr=0.1, weight_decay=0.0))
+
+
+@pytest.fixture(scope="module")
+def heard(bench):
+    table = {entry.name: entry for entry in entries(bench.setting)}
+    names = ("rotated", "rescaled and permuted", "affine", "other seed", "token code", "superset")
+    return {name: Evidence(table[name].made(bench.setting), bench) for name in names}
+
+
+# ----------------------------------------------------------------------------------------------------------- evidence
+
+
+def test_what_is_the_same_loses_nothing_through_least_squares(heard):
+    for name in ("rotated", "rescaled and permuted", "affine"):
+        start = heard[name].start
+        assert abs(start.penalty) < 1e-4
+        assert start.kl < 1e-5
+        assert max(start.distances) < 1e-3
+        assert SEEN["R², both ways"].value(heard[name]) > 1 - 1e-5
+
+
+def test_training_does_not_depend_on_the_coordinates_of_the_source(heard):
+    courses = [heard[name].trained for name in ("rotated", "rescaled and permuted", "affine")]
+    for each in courses[1:]:
+        assert each.penalty == pytest.approx(courses[0].penalty, abs=2e-3)
+        assert each.distances == pytest.approx(courses[0].distances, abs=2e-2)
+    assert courses[0].distances[0] > 1e-4, "control: training moves the map"
+
+
+def test_penalty_kl_and_distances_are_those_of_a_stitching_report(bench, heard):
+    setting, source = bench.setting, bench.setting.siblings["other seed"]
+    pair = (LAYER, LAYER)
+    phi = least_squares(state_moments(source, setting.target, [pair], setting.fit, 8), pair)
+    documents = torch.zeros_like(setting.report)
+    sums = document_sums(source, setting.target, [pair], {"stitch": [phi]}, setting.report, documents, 8)
+    found, count = Evidence(heard["other seed"].source, bench), sums["tokens"].sum()
+    start = bench.course(found.source, phi)
+    assert start.penalty == pytest.approx(float((sums["stitch"] - sums["target"]).sum() / count), abs=1e-5)
+    assert start.kl == pytest.approx(float(sums["kl"].sum() / count), rel=1e-4)
+    assert start.distances[0] == pytest.approx(float(sums["distance"].sum() / count), rel=1e-4)
+    stitched = setting.target.advance(phi(source.head(setting.report, LAYER)), LAYER + 1, 4)
+    own = setting.target.head(setting.report, 3)
+    last = ((stitched - own).norm(dim=-1) / own.norm(dim=-1))[:, :-1].mean()
+    assert start.distances[-1] == pytest.approx(float(last), rel=1e-4)
+    assert len(start.distances) == 3
+
+
+@pytest.mark.parametrize("name", ["other seed", "superset", "token code"])
+def test_r2_is_that_of_scikit_learn_at_tokens_with_others_on_both_sides(name, bench, heard):
+    evidence, setting = heard[name], bench.setting
+
+    def of(rows):
+        both = evidence.source.residuals(rows, [0])[0], setting.target.head(rows, LAYER)
+        return [side[:, 1:-1].flatten(0, 1).double().numpy() for side in both]
+
+    fitted, shown = of(setting.fit), of(setting.report)
+    for judge, order in {"R² to the target": (0, 1), "R² to the source": (1, 0)}.items():
+        model = LinearRegression().fit(fitted[order[0]], fitted[order[1]])
+        left = np.square(shown[order[1]] - model.predict(shown[order[0]])).sum()
+        whole = np.square(shown[order[1]] - fitted[order[1]].mean(0)).sum()
+        assert SEEN[judge].value(evidence) == pytest.approx(1 - left / whole, abs=1e-5)
+    both = [SEEN[judge].value(evidence) for judge in ("R² to the target", "R² to the source")]
+    assert SEEN["R², both ways"].value(evidence) == min(both)
+
+
+def test_likeness_is_that_of_a_stitching_report(bench, heard):
+    """Which reads the rows in one batch here, as the bench does."""
+    setting = bench.setting
+    rows = [TokenRows(each, torch.zeros_like(each)) for each in (setting.fit, setting.report)]
+    source = setting.siblings["other seed"]
+    expected = likeness_of(source, setting.target, [(LAYER, LAYER)], *rows)
+    for name, value in heard["other seed"].likeness.items():
+        if "given" not in name:  # which depends on the batches
+            assert value == pytest.approx(float(expected.measures[name].value[0]), abs=1e-6)
+    shuffled = expected.measures["cka_given_token"].value[0]
+    assert heard["other seed"].likeness["cka_given_token"] == pytest.approx(float(shuffled), abs=0.2)
+
+
+def test_other_judges_are_the_measures_of_the_same_name(heard):
+    evidence = heard["other seed"]
+    assert SEEN["CKA"].value(evidence) == pytest.approx(float(cka(*evidence.states)), abs=1e-5)
+    (sample,) = evidence.bench.samples
+    sides = [side[sample] for side in evidence.states]
+    assert SEEN["mutual neighbours"].value(evidence) == pytest.approx(float(mutual_knn(*sides)), abs=1e-6)
+    assert SEEN["RSA"].value(evidence) == pytest.approx(float(rsa(*([side] for side in sides))), abs=1e-6)
+    (part,) = evidence.bench.report
+    share = mutual_knn(*evidence.states, groups=part.tokens)
+    chance = chance_share(RowGroups.of(part.tokens, 12), 10)
+    beyond = (float(share) - chance) / (1 - chance)
+    assert SEEN["mutual neighbours given the token"].value(evidence) == pytest.approx(beyond, abs=1e-6)
+
+
+def test_given_the_token_there_is_nothing_in_a_code_of_it(heard):
+    for name, judge in SEEN.items():
+        if "given the token" in name:
+            assert abs(judge.value(heard["token code"])) < 1e-6, name
+            assert judge.value(heard["rotated"]) > 0.99, name
+
+
+def test_every_judge_says_a_number_and_the_planted_order(heard):
+    said = {name: verdicts(heard[name]) for name in ("rotated", "token code")}
+    assert set(said["rotated"]) == set(SEEN)
+    for name, judge in SEEN.items():
+        alike, decoy = said["rotated"][name], said["token code"][name]
+        assert np.isfinite([alike, decoy]).all()
+        if "penalty" not in name and "token" in judge.against:  # an untrained target loses nothing by other states
+            assert (alike > decoy) == judge.higher, name
+
+
+# ---------------------------------------------------------------------------------------------------------------- job
+
+
+@pytest.fixture
+def words(text_files, minis, tmp_path):
+    rows = ["model.context=32", "measure.fit_tokens=2048", "measure.report_tokens=1024", "measure.other_tokens=1024"]
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.3", f"data.cache={tmp_path}/cache"]
+    small = ["measure=court", "measure.steps=3", "measure.tokens_per_step=128"]
+    model = [f"model.path={minis}/a", "model.name=a"]
+    return [*small, *rows, *data, *model, f"store={tmp_path}/results"]
+
+
+FEW = "measure.sources=[rotated,next token]"
+
+
+def test_a_court_goes_on_source_by_source(door, words, monkeypatch):
+    judged, heard = [], job.verdicts
+
+    def verdicts(evidence):
+        judged.append(evidence.source.name)
+        if len(judged) == 2:
+            raise DataError("broken off")
+        return heard(evidence)
+
+    monkeypatch.setattr(job, "verdicts", verdicts)
+    assert "broken off" in door("analyze.py", *words, FEW).error
+    result = door("analyze.py", *words, FEW).result
+    assert judged == ["rotated", "next token", "next token"]
+    table = result.table
+    assert table["source"].tolist() == ["rotated", "next token"]
+    assert table["kind"].tolist() == ["same", "leak"]
+    assert set(SEEN) <= set(table)
+    whole = door("analyze.py", *words, FEW, "force=true").result.table
+    pd.testing.assert_frame_equal(whole, table, check_exact=True)
+    assert judged[3:] == ["rotated", "next token"]
+    assert table["KL, least squares"][0] < 1e-4 < table["KL, least squares"][1]
+
+
+@pytest.mark.slow
+def test_given_the_token_and_both_ways_real_minis_are_told_from_what_misleads(door):
+    words = [
+        "measure=court",
+        "model=gelu-3l-mini",
+        "measure.siblings={other seed: gelu-3l-mini-s1}",
+        "measure.steps=20",
+    ]
+    chosen = "measure.sources=[rotated,noisy states,superset,bigram mean,next token,other seed]"
+    table = door("analyze.py", *words, chosen).result.table.set_index("source")
+    both = table["R² given the token, both ways"]
+    assert both[["rotated", "noisy states"]].min() > 0.9
+    assert both[["superset", "bigram mean", "next token"]].max() < 0.3 < both["other seed"] < 0.9
+    assert table.loc["next token", "future"] > 0.1 > table["future"].drop("next token").max()
+    assert table.loc["next token", "KL"] > 2 > table.loc["bigram mean", "KL"], "no answer of the target's own"
+
+
+@pytest.mark.parametrize(
+    ("words_more", "message"),
+    [
+        (["measure.sources=[rotatd]"], "measure.sources: rotatd is not known; did you mean 'rotated'?"),
+        (["measure.siblings=gelu-4l-mini"], "measure.siblings=gelu-4l-mini must say what is other about which models"),
+        (["measure.siblings={other: 3}"], "must say what is other about which models, such as {other depth: gelu-4l"),
+        (["measure.layer=3"], "measure.layer=3 of a has no block after it .* choose one from 0 to 2"),
+        (["measure.fit_tokens=10000000"], "there are only [0-9,]+ tokens for measure.fit_tokens=10000000; give more"),
+        (["measure.other_tokens=10000000"], "there are only [0-9,]+ tokens for measure.other_tokens=10000000"),
+        (["measure.report_tokens=10000000"], "there are only [0-9,]+ tokens for measure.report_tokens=10000000"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(words_more, message, door, words):
+    import re
+
+    assert re.search(message, door("analyze.py", *words, *words_more).error)
+
+
+def test_no_document_is_both_fitted_on_and_learnt_from():
+    documents = torch.tensor([[0, 0], [0, 1], [1, 2], [3, 3], [3, 4], [4, 4]])
+    tokens = torch.arange(12).view(6, 2)
+    mine, other = job._apart(TokenRows(tokens, documents), 4, 100)
+    assert mine.tolist() == [[0, 1], [2, 3]]
+    assert other.tolist() == [[6, 7], [8, 9], [10, 11]]
+    assert job._spread(TokenRows(tokens, documents), 4).tolist() == [[0, 1], [6, 7]]
+
+
+# -------------------------------------------------------------------------------------------------------- conclusions
+
+
+def planted(**change):
+    """Two targets with three seeds: CKA tells all apart, KL (less is alike) is fooled by the token code."""
+    values = {"rotated": 1.0, "affine": 0.9, "other seed": 0.6, "token code": 0.1, "next token": 0.2}
+    values |= {f"{share} % own": share / 200 for share in (0, 20, 40, 60, 80, 100)} | change
+    kinds = {entry.name: entry.kind for entry in SOURCES} | {"other seed": "real"}
+    rows = []
+    for target in ("x", "y"):
+        for seed in range(3):
+            for name, value in values.items():
+                kl = {"token code": 0.05}.get(name, 1 - value)
+                row = {"target": target, "layer": 1, "seed": seed, "source": name, "kind": kinds[name]}
+                rows.append({**row, "CKA": value + 0.01 * seed, "KL": kl + 0.01 * seed})
+    return pd.DataFrame(rows)
+
+
+def test_a_summary_says_what_was_planted():
+    found = summary(planted()).set_index("judge")
+    assert found.loc["CKA", ["auc", "auc_low", "auc_high", "real_auc"]].tolist() == [1, 1, 1, 1]
+    assert found.loc["CKA", "margin"] == pytest.approx(0.7)
+    assert found.loc["CKA", "real_margin"] == pytest.approx(0.4)
+    assert found.loc["CKA", "fooled_by"] == ""
+    assert found.loc["KL", "auc"] == 0.75, "rotated is above both, affine above one of two"
+    assert found.loc["KL", "margin"] == pytest.approx(0.05 - 0.1)
+    assert found.loc["KL", "fooled_by"] == found.loc["KL", "real_fooled_by"] == "token code"
+
+
+def test_courts_are_not_compared_with_each_other():
+    shifted = planted()
+    shifted.loc[shifted["target"] == "y", "CKA"] += 5
+    assert margin(shifted, SEEN["CKA"], ["same"]) == pytest.approx(0.7)
+    assert fooled(shifted, SEEN["CKA"], ["same"]) == []
+
+
+def test_doses_follow_the_share_of_the_targets_own():
+    found = doses(planted()).set_index(["judge", "own_share"])
+    assert found.loc[("CKA", 0.4), "value"] == pytest.approx(0.21)
+    assert found.loc[("KL", 0.4), "value"] == pytest.approx(0.81)
+    assert found["rank_correlation"].to_numpy() == pytest.approx(1)
+
+
+def test_thresholds_of_one_target_are_tested_on_another():
+    table = planted()
+    limits = thresholds(table[table["target"] == "x"])
+    assert limits["CKA"] == pytest.approx((0.9 + 0.22) / 2)
+    right = transferred(table[table["target"] == "y"], limits).set_index("judge")
+    assert right.loc["CKA", ["alike", "decoys"]].tolist() == [1, 1]
+    assert right.loc["KL", ["alike", "decoys"]].min() < 1
+
+
+def test_the_experiment_has_a_court_for_each_target_and_seed_and_says_who_is_fooled(tmp_path):
+    words = ["experiment=validity/court", "scale=mini", "measure.seeds=2"]
+    experiment = experiment_named("validity/court")
+    config = composed(*words, door="analyze")
+    case = experiment.case(config)
+    jobs = [job_of(config, part) for part in experiment.parts(case)]
+    assert [(each.model.name, each.seed) for each in jobs] == [
+        ("gelu-3l-mini", 0), ("gelu-3l-mini", 1), ("solu-3l-mini", 0), ("solu-3l-mini", 1),
+    ]  # fmt: skip
+    assert jobs[0].measure.siblings == SIBLINGS["gelu-3l-mini"]
+    one = composed(*words, "model=gelu-3l-mini", "measure.siblings={mine: gelu-4l-mini}", door="analyze")
+    (first, _) = (job_of(one, part) for part in experiment.parts(experiment.case(one)))
+    assert first.measure.siblings == {"mine": "gelu-4l-mini"}
+
+    planted().to_csv(tmp_path / "table.csv", index=False)
+    conclusion = experiment.conclude(Case(config, case.models, {"all": Result(tmp_path)}))
+    verdicts = {claim.claim: claim for claim in conclusion.claims}
+    assert verdicts["CKA ranks everything that is the same above every decoy"].holds
+    by = verdicts["KL ranks every other trained model above every decoy"]
+    assert by.verdict == "does not hold"
+    assert "fooled by token code" in by.numbers
+    assert verdicts["a threshold of CKA from half of the targets is right on the other half"].holds
+
+
+def test_a_court_is_drawn(tmp_path):
+    from thinkalike.papers.validity_court import _draw
+
+    table = planted()
+    _draw(table, doses(table), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"court.png", "court.svg", "doses.png", "doses.svg"}
