@@ -13,7 +13,8 @@ import pandas as pd
 from thinkalike import figures
 from thinkalike.court.conclusions import doses, judges_of, summary, thresholds, transferred
 from thinkalike.measures import span
-from thinkalike.papers.experiment import Case, Claim, Conclusion, Experiment, Model, Part
+from thinkalike.papers.claims import Claim, counted
+from thinkalike.papers.experiment import Case, Conclusion, Experiment, Model, Part
 
 MODELS = {"paper": ["gelu-3l", "solu-3l"], "mini": ["gelu-3l-mini", "solu-3l-mini"]}
 SIBLINGS = {  # by target: what is other about models that were trained on the same text
@@ -56,22 +57,23 @@ def _court(case: Case) -> Conclusion:
     """Say which judges rank what is alike above what is not."""
     table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
     judges, curves = summary(table), doses(table)
-    claims = [_claim(row) for row in judges.to_dict("records")]
-    claims += [_claim(row, "real_") for row in judges.to_dict("records") if "real_auc" in row]
+    units = f"{table['source'].nunique()} sources in {len(case.results)} courts"
+    claims = [_claim(row, units) for row in judges.to_dict("records")]
+    claims += [_claim(row, units, "real_") for row in judges.to_dict("records") if "real_auc" in row]
     tables = {"judges": judges, "doses": curves}
     if len(case.models) > 1:
         limits = _tested_on_others(table)
-        tables["thresholds"], claims = limits, [*claims, *_threshold_claims(limits)]
+        tables["thresholds"], claims = limits, [*claims, *_threshold_claims(limits, units)]
     return Conclusion(table, claims, partial(_draw, table, curves), tables)
 
 
-def _claim(row: Mapping[Any, Any], prefix: str = "") -> Claim:
+def _claim(row: Mapping[Any, Any], units: str, prefix: str = "") -> Claim:
     """Return whether a judge ranks all sources of a kind above all decoys, in every court."""
     what = "every other trained model" if prefix else "everything that is the same"
     area = span(row[f"{prefix}auc"], row[f"{prefix}auc_low"], row[f"{prefix}auc_high"], ".3f")
     by = row[f"{prefix}fooled_by"]
     numbers = f"AUC {area}, least margin {row[f'{prefix}margin']:+.3f}" + (f"; fooled by {by}" if by else "")
-    return Claim(f"{row['judge']} ranks {what} above every decoy", not by, numbers)
+    return counted(f"{row['judge']} ranks {what} above every decoy", not by, numbers, units)
 
 
 def _tested_on_others(table: pd.DataFrame) -> pd.DataFrame:
@@ -85,15 +87,16 @@ def _tested_on_others(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _threshold_claims(limits: pd.DataFrame) -> list[Claim]:
+def _threshold_claims(limits: pd.DataFrame, units: str) -> list[Claim]:
     """Return whether each judge's threshold is right on targets on which it was not fitted."""
     return [
-        Claim(
+        counted(
             f"a threshold of {judge} from half of the targets is right on the other half",
             bool((rows[["alike", "decoys"]] == 1).all(axis=None)),
             "; ".join(
                 f"{r.threshold:.3f}: {r.alike:.0%} of the same, {r.decoys:.0%} of decoys" for r in rows.itertuples()
             ),
+            units,
         )
         for judge, rows in limits.groupby("judge", sort=False)
     ]
