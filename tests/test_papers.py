@@ -149,7 +149,7 @@ def test_the_jobs_of_figure_1_compose_at_both_scales(scale):
     jobs = [job_of(config, part) for part in parts]
     names = {(job.model.name, job.target.name) for job in jobs}
     assert len(names) == len(jobs) == {"paper": 8, "mini": 12}[scale]
-    assert all(job.stitch.norm == "pre" and job.data.same_split and job.stitch.controls for job in jobs)
+    assert all(job.stitch.norm == "pre" and job.data.same_split and not job.stitch.floor for job in jobs)
     assert {job.data.name for job in jobs} == {{"paper": "c4-code", "mini": "stdlib"}[scale]}
     assert {job.seed for job in jobs} == {3}
     assert jobs[0].stitch.steps == {"paper": 2000, "mini": 200}[scale]

@@ -69,7 +69,8 @@ def _directions(case: Case) -> list[Direction]:
 
 
 def _parts(case: Case) -> list[Part]:
-    recipe = ("stitch.controls=true", *(["stitch=affine"] if case.config.recipe == "paper" else []))
+    recipe: tuple[str, ...] = ("stitch.floor=false",)  # the directions of a model into itself say it
+    recipe += ("stitch=affine",) if case.config.recipe == "paper" else ()
     recipe += MINI_RECIPE if case.config.scale == "mini" else ()
     return [
         Part(each.label, (f"model={each.source}", f"model@target={each.target}", *recipe), "train")
