@@ -14,7 +14,6 @@ from thinkalike.court.conclusions import doses, fooled, margin, summary, thresho
 from thinkalike.court.evidence import Bench, Evidence
 from thinkalike.court.judges import JUDGES, verdicts
 from thinkalike.data import TokenRows
-from thinkalike.errors import DataError
 from thinkalike.evaluation import document_sums, likeness_of, state_moments
 from thinkalike.measures import RowGroups, cka, least_squares, mutual_knn, rsa
 from thinkalike.measures.neighbours.mutual import chance_share
@@ -171,11 +170,11 @@ def test_a_court_goes_on_source_by_source(door, words, monkeypatch):
     def verdicts(evidence):
         judged.append(evidence.source.name)
         if len(judged) == 2:
-            raise DataError("broken off")
+            raise ValueError("broken off")
         return heard(evidence)
 
     monkeypatch.setattr(job, "verdicts", verdicts)
-    assert "broken off" in door("analyze.py", *words, FEW).error
+    assert "the source 'next token' of a: broken off" in door("analyze.py", *words, FEW).error
     result = door("analyze.py", *words, FEW).result
     assert judged == ["rotated", "next token", "next token"]
     table = result.table
