@@ -29,7 +29,9 @@ COLUMN = {"loss": "loss", "cka": "value", "mknn": "value", "r2": "value", "rsa":
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", JOBS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind == "r2" else kind for kind in JOBS]
+)
 def test_every_job_runs_in_half_precision_near_its_numbers_in_single(kind, dtype, door, minis, text_files, tmp_path):
     script, *words = JOBS[kind]
     if kind in ("mlem", "rsa"):

@@ -11,7 +11,7 @@ import tiny
 from thinkalike.errors import ResourceError
 from thinkalike.instruments.cka import Config as CKAConfig
 from thinkalike.instruments.cka import LayerCKA
-from thinkalike.instruments.layer_pairs_memory import _bytes_of_comparing
+from thinkalike.instruments.layer_pairs.memory import _bytes_of_comparing
 from thinkalike.instruments.mknn import Config as NeighbourConfig
 from thinkalike.instruments.mknn import MutualNeighbours
 from thinkalike.job import check_memory, check_time

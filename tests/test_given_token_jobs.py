@@ -12,7 +12,7 @@ from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.config.relevance import relevant
 from thinkalike.instruments.cka import Config, LayerCKA
-from thinkalike.instruments.layer_pairs_memory import _bytes_of_comparing
+from thinkalike.instruments.layer_pairs.memory import _bytes_of_comparing
 from thinkalike.measures import CKA, LayerPredictions, LinearPrediction, NeighboursGivenToken, RowGroups
 from thinkalike.models import load_model
 from thinkalike.states import Pieces, word_forms
@@ -59,10 +59,7 @@ def test_a_job_leaves_the_measure_given_the_token(measure, door, words, minis, t
         assert result.scalars["chance"] == pytest.approx(expected.chance)
 
 
-def test_a_plain_job_keeps_its_table_and_its_key(door, words):
-    plain = [word for word in words if "given" not in word]
-    result = door("analyze.py", "measure=cka", *plain, "measure.batches=2", "measure.given=none").result
-    assert not {"given", "rows_used"} & {*result.table, *result.scalars}
+def test_a_default_stays_out_of_the_key():
     assert "given" not in relevant(composed("measure=cka", "measure.given=none", door="analyze").measure)
     assert relevant(composed("measure=cka", "measure.given=token", door="analyze").measure)["given"] == "token"
 
@@ -95,7 +92,6 @@ def test_equal_words_have_equal_numbers():
         (["measure=cka", "measure.flatten=mean"], "and measure.flatten=mean"),
         (["measure=cka", "measure.flatten=sample"], "and measure.flatten=sample"),
         (["measure=cka", "measure.given=tokn"], "measure.given=tokn is not known; did you mean 'token'?"),
-        (["measure=mknn", "measure.tokens_per_batch=32", "measure.batches=20", "measure.neighbours=7"],),
         (["measure=mknn", "measure.neighbours=300"], "no token stands in 302 of the 512 rows"),
     ],
 )

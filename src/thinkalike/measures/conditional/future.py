@@ -34,7 +34,8 @@ def surprises(
     """Return for each token what its model did not foresee of the next: code(next) - Σ_v p(v) code(v).
 
     p = softmax(finish(states)) is the model's own distribution. If p is right, the mean is 0 whatever came before, so
-    nothing that is made of earlier tokens predicts it.
+    nothing that is made of earlier tokens predicts it. Of a random vector for each next token a linear map
+    reads only as many tokens as it has numbers: see docs/LOG.md for what leaks of several widths come to.
 
     Args:
         states: The last residuals of the model, one per token.

@@ -26,7 +26,7 @@ from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.ranges import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.data import Stimuli
 from thinkalike.errors import ConfigError, DataError, one_of
-from thinkalike.instruments.layer_pairs_memory import check_feasible
+from thinkalike.instruments.layer_pairs.memory import check_feasible
 from thinkalike.instruments.of_stimuli import stimuli_facts, stimuli_inputs, without_model
 from thinkalike.interrupts import asked, at_boundaries, stop
 from thinkalike.job import Instrument, Outcome, Work

@@ -1,0 +1,5 @@
+"""What measures of all layer pairs have in common; each of them is a file beside this folder."""
+
+from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfig
+
+__all__ = ["LayerPairs", "LayerPairsConfig"]
