@@ -260,6 +260,13 @@ def test_a_summary_says_what_was_planted():
     assert found.loc["KL", "fooled_by"] == found.loc["KL", "real_fooled_by"] == "token code"
 
 
+def test_a_judge_is_held_against_the_decoys_that_it_is_meant_for():
+    table = planted()
+    table["future"] = (table["source"] == "next token") * 0.5 + (table["source"] == "token code") * -1.0
+    found = summary(table).set_index("judge").loc["future"]
+    assert (found["auc"], found["fooled_by"], found["decoys"]) == (1, "", "every decoy of kind leak")
+
+
 def test_courts_are_not_compared_with_each_other():
     shifted = planted()
     shifted.loc[shifted["target"] == "y", "CKA"] += 5
