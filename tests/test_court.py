@@ -14,7 +14,6 @@ from thinkalike.court.conclusions import doses, fooled, margin, summary, thresho
 from thinkalike.court.evidence import Bench, Evidence
 from thinkalike.court.judges import JUDGES, verdicts
 from thinkalike.data import TokenRows
-from thinkalike.errors import DataError
 from thinkalike.evaluation import document_sums, likeness_of, state_moments
 from thinkalike.measures import RowGroups, cka, least_squares, mutual_knn, rsa
 from thinkalike.measures.neighbours.mutual import chance_share
@@ -171,11 +170,11 @@ def test_a_court_goes_on_source_by_source(door, words, monkeypatch):
     def verdicts(evidence):
         judged.append(evidence.source.name)
         if len(judged) == 2:
-            raise DataError("broken off")
+            raise ValueError("broken off")
         return heard(evidence)
 
     monkeypatch.setattr(job, "verdicts", verdicts)
-    assert "broken off" in door("analyze.py", *words, FEW).error
+    assert "the source 'next token' of a: broken off" in door("analyze.py", *words, FEW).error
     result = door("analyze.py", *words, FEW).result
     assert judged == ["rotated", "next token", "next token"]
     table = result.table
@@ -259,6 +258,13 @@ def test_a_summary_says_what_was_planted():
     assert found.loc["KL", "auc"] == 0.75, "rotated is above both, affine above one of two"
     assert found.loc["KL", "margin"] == pytest.approx(0.05 - 0.1)
     assert found.loc["KL", "fooled_by"] == found.loc["KL", "real_fooled_by"] == "token code"
+
+
+def test_a_judge_is_held_against_the_decoys_that_it_is_meant_for():
+    table = planted()
+    table["future"] = (table["source"] == "next token") * 0.5 + (table["source"] == "token code") * -1.0
+    found = summary(table).set_index("judge").loc["future"]
+    assert (found["auc"], found["fooled_by"], found["decoys"]) == (1, "", "every decoy of kind leak")
 
 
 def test_courts_are_not_compared_with_each_other():

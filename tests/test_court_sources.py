@@ -261,7 +261,14 @@ def test_a_dose_has_its_share_of_the_targets_own_variance(share, setting, source
     found = flat(sources[f"{share} % own"], setting.report)
     own, other = (flat(each, setting.report) for each in (setting.itself, sources["other context"]))
     mean, p = setting.mean.double().numpy(), share / 100
-    assert np.abs(found - p**0.5 * (own - mean) - (1 - p) ** 0.5 * (other - mean)).max() < 1e-5
+    assert np.abs(found - mean - p**0.5 * (own - mean) - (1 - p) ** 0.5 * (other - mean)).max() < 1e-5
+    if share in (0, 100):
+        assert np.abs(found - (own if share else other)).max() < 1e-5
+
+
+def test_no_state_of_a_token_that_is_new_is_nothing(setting, sources):
+    rows = torch.full((1, CONTEXT), TOKENS + 5)
+    assert all(states(each, rows).norm(dim=-1).min() > 0 for each in sources.values())
 
 
 # ------------------------------------------------------------------------------------------------------- other models

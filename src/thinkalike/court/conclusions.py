@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.court.judges import JUDGES, Judge
+from thinkalike.court.judges import DECOYS, JUDGES, Judge
 from thinkalike.measures import Estimate, separation, spearman
 
 ALIKE, REAL = ("same",), ("real",)
@@ -60,6 +60,7 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for judge in judges_of(table):
         row: dict[str, object] = {"judge": judge.name, "higher_is_alike": judge.higher}
+        row["decoys"] = "every decoy" if judge.against == DECOYS else f"every decoy of kind {', '.join(judge.against)}"
         for prefix, kinds in (("", ALIKE), ("real_", REAL)):
             if table["kind"].isin(kinds).any():
                 area = ranking(table, judge, kinds)

@@ -184,14 +184,21 @@ def _spread(rows: TokenRows, tokens: int) -> torch.Tensor:
 
 
 def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str, Any]]:
-    """Return a row for each source, those that an earlier run left among them; each is kept as soon as it is there."""
+    """Return a row for each source, those that an earlier run left among them; each is kept as soon as it is there.
+
+    Raises:
+        DataError: a measure cannot be had of a source.
+    """
     table = _chosen(entries(bench.setting), chosen)
     kept = work.resume(STATE)
     rows: list[dict[str, Any]] = [] if kept is None else kept["rows"]
     work.keep(STATE, {"rows": rows})  # so that a first training which a signal ends can go on, too
     for number, entry in enumerate(table[len(rows) :], len(rows) + 1):
         log.info("source %d of %d: %s", number, len(table), entry.name)
-        said = verdicts(Evidence(entry.made(bench.setting), bench))
+        try:
+            said = verdicts(Evidence(entry.made(bench.setting), bench))
+        except ValueError as error:
+            raise DataError(f"the source '{entry.name}' of {bench.setting.target.name}: {error}") from error
         rows.append({"source": entry.name, "kind": entry.kind, **said})
         work.keep(STATE, {"rows": rows})
         if asked():

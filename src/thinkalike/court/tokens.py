@@ -66,7 +66,7 @@ def mixture(setting: Setting, share: float) -> States:
     mean, weights = setting.mean, (share**0.5, (1 - share) ** 0.5)
 
     def states(rows: Tensor) -> Tensor:
-        return weights[0] * (setting.own(rows) - mean) + weights[1] * (occurrences.at(rows, seed) - mean)
+        return mean + weights[0] * (setting.own(rows) - mean) + weights[1] * (occurrences.at(rows, seed) - mean)
 
     return states
 

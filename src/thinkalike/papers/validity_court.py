@@ -68,12 +68,12 @@ def _court(case: Case) -> Conclusion:
 
 
 def _claim(row: Mapping[Any, Any], units: str, prefix: str = "") -> Claim:
-    """Return whether a judge ranks all sources of a kind above all decoys, in every court."""
+    """Return whether a judge ranks all sources of a kind above all decoys that it is meant for, in every court."""
     what = "every other trained model" if prefix else "everything that is the same"
     area = span(row[f"{prefix}auc"], row[f"{prefix}auc_low"], row[f"{prefix}auc_high"], ".3f")
     by = row[f"{prefix}fooled_by"]
     numbers = f"AUC {area}, least margin {row[f'{prefix}margin']:+.3f}" + (f"; fooled by {by}" if by else "")
-    return counted(f"{row['judge']} ranks {what} above every decoy", not by, numbers, units)
+    return counted(f"{row['judge']} ranks {what} above {row['decoys']}", not by, numbers, units)
 
 
 def _tested_on_others(table: pd.DataFrame) -> pd.DataFrame:
