@@ -13,13 +13,14 @@ from thinkalike.court import SOURCES, Setting, entries, job
 from thinkalike.court.conclusions import doses, fooled, margin, summary, thresholds, transferred
 from thinkalike.court.evidence import Bench, Evidence
 from thinkalike.court.judges import JUDGES, verdicts
+from thinkalike.court.sentences import COLUMNS, sentenced
 from thinkalike.data import TokenRows
-from thinkalike.evaluation import document_sums, likeness_of, state_moments
+from thinkalike.evaluation import Thresholds, document_sums, likeness_of, state_moments
 from thinkalike.measures import RowGroups, cka, least_squares, mutual_knn, rsa
 from thinkalike.measures.neighbours.mutual import chance_share
 from thinkalike.papers import experiment_named
 from thinkalike.papers.experiment import Case, job_of
-from thinkalike.papers.validity_court import SIBLINGS
+from thinkalike.papers.validity_court import SIBLINGS, _sentence_claims
 from thinkalike.store import Result
 from thinkalike.training import Run, fit
 
@@ -290,6 +291,36 @@ def test_thresholds_of_one_target_are_tested_on_another():
     assert right.loc["KL", ["alike", "decoys"]].min() < 1
 
 
+SEEN_OF_KIND = {  # R² given the token both ways, CKA given the token, future, KL
+    "same": (1.0, 1.0, 0.4, 0.0, 0.03),
+    "answers": (0.7, 0.6, 0.37, 0.0, 0.1),
+    "part": (0.8, 1.0, 0.9, 0.0, 0.1),
+    "superset": (1.0, 0.1, 0.2, 0.0, 0.04),
+    "token": (0.0, 0.0, 0.0, 0.0, 1.5),
+    "leak": (0.0, 0.0, 0.2, 0.3, 3.0),
+    "untrained": (0.1, 0.1, 0.2, 0.0, 2.0),
+    "real": (0.6, 0.5, 0.8, 0.0, 0.5),
+}
+
+
+def test_sentences_are_right_where_rules_were_followed_and_only_there():
+    names = [*COLUMNS.values(), "KL"]
+    rows = [
+        {"target": "x", "layer": 1, "seed": 0, "source": f"a {kind}", "kind": kind, "penalty": 1.1}
+        | dict(zip(names, seen, strict=True))
+        for kind, seen in SEEN_OF_KIND.items()
+    ]
+    rows.append({**rows[4], "source": "token mean"})
+    found = sentenced(pd.DataFrame(rows)).set_index("source")
+    assert found["right"].drop("a real").all()
+    assert found.loc["a real", "right"] is None
+    assert found.loc["a real", "verdict"] == "related"
+    stricter = sentenced(pd.DataFrame(rows), Thresholds(leak=0.5)).set_index("source")
+    assert not stricter.loc["a leak", "right"]
+    (claim,) = _sentence_claims(sentenced(pd.DataFrame(rows)).query("kind == 'leak'"), "1 court")
+    assert (claim.verdict, claim.numbers) == ("holds", "a leak: leak")
+
+
 def test_the_experiment_has_a_court_for_each_target_and_seed_and_says_who_is_fooled(tmp_path):
     words = ["experiment=validity/court", "scale=mini", "measure.seeds=2"]
     experiment = experiment_named("validity/court")
@@ -307,11 +338,11 @@ def test_the_experiment_has_a_court_for_each_target_and_seed_and_says_who_is_foo
     planted().to_csv(tmp_path / "table.csv", index=False)
     conclusion = experiment.conclude(Case(config, case.models, {"all": Result(tmp_path)}))
     verdicts = {claim.claim: claim for claim in conclusion.claims}
-    assert verdicts["CKA ranks everything that is the same above every decoy"].holds
+    assert verdicts["CKA ranks everything that is the same above every decoy"].verdict == "holds"
     by = verdicts["KL ranks every other trained model above every decoy"]
     assert by.verdict == "does not hold"
     assert "fooled by token code" in by.numbers
-    assert verdicts["a threshold of CKA from half of the targets is right on the other half"].holds
+    assert verdicts["a threshold of CKA from half of the targets is right on the other half"].verdict == "holds"
 
 
 def test_a_court_is_drawn(tmp_path):

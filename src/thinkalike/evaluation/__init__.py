@@ -23,11 +23,12 @@ from thinkalike.evaluation.stitches import (
     states_onwards,
 )
 from thinkalike.evaluation.token_means import BigramMeans, TokenMeans, bigrams
-from thinkalike.evaluation.verdicts import VERDICTS, Thresholds, verdict
+from thinkalike.evaluation.verdicts import STATED, VERDICTS, Thresholds, verdict
 
 __all__ = [
     "BATCH_TOKENS",
     "BITS",
+    "STATED",
     "VERDICTS",
     "BigramMeans",
     "ClassLosses",

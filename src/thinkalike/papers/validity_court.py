@@ -12,6 +12,7 @@ import pandas as pd
 
 from thinkalike import figures
 from thinkalike.court.conclusions import doses, judges_of, summary, thresholds, transferred
+from thinkalike.court.sentences import ALONE, COLUMNS, sentenced
 from thinkalike.measures import span
 from thinkalike.papers.claims import Claim, counted
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Model, Part
@@ -61,6 +62,9 @@ def _court(case: Case) -> Conclusion:
     claims = [_claim(row, units) for row in judges.to_dict("records")]
     claims += [_claim(row, units, "real_") for row in judges.to_dict("records") if "real_auc" in row]
     tables = {"judges": judges, "doses": curves}
+    if not table[table["source"] == ALONE].empty and set(COLUMNS.values()) <= set(table):
+        tables["sentences"] = sentenced(table)
+        claims += _sentence_claims(tables["sentences"], units)
     if len(case.models) > 1:
         limits = _tested_on_others(table)
         tables["thresholds"], claims = limits, [*claims, *_threshold_claims(limits, units)]
@@ -74,6 +78,22 @@ def _claim(row: Mapping[Any, Any], units: str, prefix: str = "") -> Claim:
     by = row[f"{prefix}fooled_by"]
     numbers = f"AUC {area}, least margin {row[f'{prefix}margin']:+.3f}" + (f"; fooled by {by}" if by else "")
     return counted(f"{row['judge']} ranks {what} above {row['decoys']}", not by, numbers, units)
+
+
+def _sentence_claims(found: pd.DataFrame, units: str) -> list[Claim]:
+    """Return whether the verdict of every source of a kind is right, by kind."""
+    return [
+        counted(
+            f"the verdict is right for every source of kind {kind}",
+            bool((rows["right"] == True).all()),  # noqa: E712 (of objects)
+            "; ".join(
+                f"{source}: {', '.join(dict.fromkeys(own['verdict']))}"
+                for source, own in rows.groupby("source", sort=False)
+            ),
+            units,
+        )
+        for kind, rows in found[found["right"].notna()].groupby("kind", sort=False)
+    ]
 
 
 def _tested_on_others(table: pd.DataFrame) -> pd.DataFrame:
