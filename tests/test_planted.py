@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from conftest import composed
-from thinkalike.config import StitchConfig, TrainerConfig
+from thinkalike.config import TrainerConfig
 from thinkalike.data import read_corpus
 from thinkalike.evaluation import document_sums, state_moments
+from thinkalike.instruments.stitching.fitting import fitted
+from thinkalike.instruments.stitching.setting import Setting, moments_of
 from thinkalike.measures import procrustes
 from thinkalike.models import FrozenModel, load_model
-from thinkalike.training import Run, StitchTraining, fit
+from thinkalike.training import Run
 
 
 def rotation(width):
@@ -82,13 +84,14 @@ def test_procrustes_recovers_the_rotation_and_the_loss(planted):
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_training_stitches_the_planted_target_back(planted, tmp_path):
+def test_the_default_recipe_finds_the_rotation(planted, tmp_path):
     source, target, _, _ = planted
-    config = composed(f"data.cache={tmp_path}")
-    corpus = read_corpus(config.data, source.tokenizer, 256, bos=False, fit_tokens=None)
-    recipe = StitchConfig(kind="linear", steps=1500, warmup=60, tokens_per_step=4096, lr=3.0, weight_decay=0.0)
-    module = StitchTraining(source, target, PAIRS, corpus.fit.tokens, recipe, 0)
-    logger = composed("logger=none").logger
-    fit(module, Run("planted", tmp_path, tmp_path, torch.device("cpu"), TrainerConfig(), logger, {}))
-    held_out = corpus.report.tokens[:128]
-    assert penalty(source, target, list(module.stitches), held_out).max() < 0.01
+    config = composed(f"data.cache={tmp_path}", "stitch.floor=false", "logger=none")
+    recipe = config.stitch
+    fit_tokens = recipe.steps * recipe.tokens_per_step
+    corpus = read_corpus(config.data, source.tokenizer, 256, bos=False, fit_tokens=fit_tokens)
+    moments = moments_of(recipe, source, target, PAIRS, corpus, None)
+    setting = Setting(recipe, 0, source, target, PAIRS, corpus, moments)
+    run = Run("planted", tmp_path, tmp_path, torch.device("cpu"), TrainerConfig(), config.logger, {})
+    maps = fitted(setting, run, ()).maps
+    assert penalty(source, target, maps, corpus.report.tokens[:128]).abs().max() < 0.005
