@@ -106,6 +106,11 @@ IN_CI = {
     "test_a_job_leaves_the_importance_of_features_in_the_states_of_words",
     "test_every_kind_of_stitch_is_reported_beside_its_controls",
     "test_the_jobs_of_figure_1_compose_at_both_scales",
+    "test_asymmetry_is_the_difference_of_both_directions",
+    "test_a_start_from_a_closed_form_is_where_training_begins",
+    "test_both_sets_are_streamed_from_a_hub_and_hans_from_its_parquet_branch",
+    "test_a_job_leaves_a_checkpoint_that_transformers_finds_as_right_as_the_table_says",
+    "test_minis_of_one_text_share_their_tokenizer",
 }
 
 

@@ -79,15 +79,6 @@ def test_every_table_says_what_the_states_share_and_a_verdict(door, small_stitch
     assert set(door("train.py", *itself).result.table["verdict"]) == {"same up to an affine map"}
 
 
-def test_too_little_text_for_likeness_is_said_before_training(door, small_stitching):
-    few = [word for word in small_stitching if not word.startswith("data.report_tokens")]
-    failed = door("train.py", *few, "data.report_tokens=128")
-    assert failed.status == 1
-    assert "likeness " in failed.stderr
-    assert "raise data.report_tokens" in failed.stderr
-    assert "stitches, 4 steps" not in failed.stderr
-
-
 def test_little_that_is_shared_is_warned_of(caplog):
     columns = {"source_layer": [0, 1], "target_layer": [0, 1], "penalty": [0.01, 0.01]}
     table = pd.DataFrame({**columns, "r2_given_token": [0.95, 0.9], "r2_given_token_back": [0.05, 0.3]})

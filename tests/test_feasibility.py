@@ -43,7 +43,7 @@ def test_what_fits_passes_and_what_does_not_is_one_line():
             ["train.py", "stitch.kind=least_squares", "trainer.memory=1MB"],
             "closed forms of 4 layer pairs need at least",
         ),
-        (["train.py", "trainer.memory=1MB"], "4 stitches need at least 0 MB of memory beside 500 MB in use, and trai"),
+        (["train.py", "trainer.memory=1MB"], "8 stitches need at least 0 MB of memory beside 500 MB in use, and trai"),
         (["analyze.py", "measure=cka", "measure.tokens_per_batch=1000000"], "measure.tokens_per_batch=1000000 needs"),
         (["analyze.py", "measure=mknn", "measure.batches=1000000000", "measure.tokens_per_batch=1000"], "years"),
         (["train.py", "task=pretrain", "model=gelu-3l-mini", "pretrain.tokens=1000000000000000"], "pretrain.tokens="),

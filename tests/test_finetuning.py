@@ -61,6 +61,7 @@ def asked_of_transformers(folder, pairs):
     return (guesses == pairs.labels).double().mean().item(), cross_entropy(logits, pairs.labels).item()
 
 
+@pytest.mark.slow
 def test_a_job_leaves_a_checkpoint_that_transformers_finds_as_right_as_the_table_says(door, words):
     result = door("train.py", *words, "nli.epochs=20").result
     table = result.table.set_index("set")

@@ -79,6 +79,7 @@ def test_every_kind_of_stitch_is_reported_beside_its_controls(door, small_stitch
     assert (result.folder / "stitch.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_start_from_a_closed_form_is_where_training_begins(door, small_stitching):
     still = ["stitch.lr=1e-12", "stitch.weight_decay=0"]
     tables = []
@@ -302,6 +303,7 @@ def test_all_pairs_are_drawn_as_a_map(door, small_stitching):
     assert all(f">{value:.2f}<" in picture for value in result.table["penalty"])
 
 
+@pytest.mark.slow
 def test_asymmetry_is_the_difference_of_both_directions(door, small_stitching, minis):
     there = door("train.py", *small_stitching, "model.name=x", "target.name=y").result.table
     store = next(word for word in small_stitching if word.startswith("store"))

@@ -68,6 +68,7 @@ def test_a_mini_with_another_tokenizer_saw_the_same_text_as_often():
     check_alignable(*models)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [EXPECTED + NEOX, GRAMMAR])
 def test_minis_of_one_text_share_their_tokenizer(names):
     first, *others = (mini(name) for name in names)

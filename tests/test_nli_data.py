@@ -260,6 +260,7 @@ def loaded(endpoint: str, cache: Path) -> list[str]:
     return run.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_both_sets_are_streamed_from_a_hub_and_hans_from_its_parquet_branch(tmp_path):
     mnli, hans = tmp_path / "hub/nyu-mll/multi_nli/data", tmp_path / "hub/jhu-cogsci/hans/plain_text"
     for folder, split in ((mnli, "validation_matched-00000-of-00001"), (hans, "validation/0000")):

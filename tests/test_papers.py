@@ -141,7 +141,8 @@ def test_an_experiment_with_a_measure_of_another_kind_is_refused(name):
         reproduce(config)
 
 
-@pytest.mark.parametrize("scale", [pytest.param("paper", marks=pytest.mark.slow), "mini"])
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", ["paper", "mini"])
 def test_the_jobs_of_figure_1_compose_at_both_scales(scale):
     config = composed("experiment=brown2023/figure1", f"scale={scale}", "recipe=paper", "seed=3", door="analyze")
     figure = experiment_named("brown2023/figure1")
