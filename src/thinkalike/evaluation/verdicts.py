@@ -34,7 +34,7 @@ class Thresholds(NamedTuple):
         answers: of the KL divergence as a share of what the current token alone costs.
     """
 
-    leak: float = 0.1
+    leak: float = 0.05
     same: float = 0.9
     related: float = 0.3
     token: float = 0.05
