@@ -36,14 +36,14 @@ def report_share(
     budget: Budget,
     layout: Layout | None = None,
     *,
-    others: int = 0,
+    others: bool = False,
 ) -> Share:
     """Return how many rows, at most `most`, and layer pairs of `document_sums` fit; pairs give way first.
 
     One row through both models, one block of the target, and one chunk of logits are measured.
 
     Args:
-        others: how many readers of other states there are, which count as a model each.
+        others: whether there are readers of other states, which take as much again as the target's.
     """
     row, device, width = rows[:1].long(), target.device, target.d_model
     layout = layout or Layout(rows.shape[1])

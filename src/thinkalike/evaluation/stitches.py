@@ -121,13 +121,12 @@ def document_sums(
         values = {"target": next_token_losses(target, [standard], tokens)[0]}
         values["tokens"] = torch.ones_like(values["target"])
         ours = _Batch(tokens, states, goals, standard)
-        everything = [(name, functions, ours) for name, functions in maps.items()]
-        for name, (model, functions, instead) in (readers or {}).items():
-            others = _states_instead(model, instead, target, part, layer_pairs, layout, goals)
-            everything.append((name, functions, ours._replace(states=others)))
-        for name, functions, batch_of in everything:
-            found = [_losses(target, name, functions, layer_pairs, batch_of, group) for group in groups]
-            values |= {key: torch.cat([each[key] for each in found]) for key in found[0]}
+        for name, functions in maps.items():
+            values |= _losses_in_groups(target, name, functions, layer_pairs, ours, groups)
+        for name, reader in (readers or {}).items():
+            others = _states_instead(reader, target, part, layer_pairs, layout, goals)
+            theirs = ours._replace(states=others)
+            values |= _losses_in_groups(target, name, reader.maps, layer_pairs, theirs, groups)
         for losses, owner in ((alone, layout.source_documents(part, owners)), (values, owners)):
             owner = owner[:, 1:].flatten()
             for name, each in losses.items():
@@ -137,21 +136,20 @@ def document_sums(
 
 
 def _states_instead(
-    model: Any,
-    instead: str,
+    reader: Reader,
     target: FrozenModel,
     rows: Tensor,
     layer_pairs: Sequence[LayerPair],
     layout: Layout,
     goals: list[Tensor],
 ) -> list[Tensor]:
-    """Return the states that a `Reader` reads, by layer pair; those of the target itself are there already."""
-    if model is target and instead == "target":
+    """Return the states that a reader reads, by layer pair; those of the target itself are there already."""
+    if reader.instead == "source":
+        return layout.source_states(reader.model, rows, [layer for layer, _ in layer_pairs])
+    if reader.model is target:
         return goals
-    if instead == "target":
-        read: list[Tensor] = model.residuals(layout.target_tokens(rows), [depth for _, depth in layer_pairs])
-        return read
-    return layout.source_states(model, rows, [layer for layer, _ in layer_pairs])
+    read: list[Tensor] = reader.model.residuals(layout.target_tokens(rows), [depth for _, depth in layer_pairs])
+    return read
 
 
 class _Batch(NamedTuple):
@@ -161,6 +159,19 @@ class _Batch(NamedTuple):
     states: list[Tensor]
     goals: list[Tensor]
     standard: Tensor
+
+
+def _losses_in_groups(
+    target: FrozenModel,
+    name: str,
+    functions: Maps,
+    layer_pairs: Sequence[LayerPair],
+    batch: _Batch,
+    groups: Sequence[Tensor],
+) -> dict[str, Tensor]:
+    """Return what the maps of one name lose at all layer pairs, some pairs at a time, by what is measured."""
+    found = [_losses(target, name, functions, layer_pairs, batch, group) for group in groups]
+    return {key: torch.cat([each[key] for each in found]) for key in found[0]}
 
 
 def _losses(

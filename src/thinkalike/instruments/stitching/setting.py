@@ -110,7 +110,7 @@ class Setting:
         rows, readers = self.corpus.report, readers or {}
         models, budget = (self.source, self.target, self.layer_pairs), Budget.of(self.target.device, self.memory)
         most, layout = rows_at_once(self.corpus), rows.layout
-        share = report_share(*models, rows.tokens, most, budget, layout, others=len(readers))
+        share = report_share(*models, rows.tokens, most, budget, layout, others=bool(readers))
         at_once = share.rows, share.pairs
         return document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=layout, readers=readers)
 
