@@ -6,7 +6,7 @@ import difflib
 import itertools
 from collections.abc import Collection, Iterable, Iterator
 
-LISTED = 100  # names in a message; of more there are only the first
+LISTED = 40  # names that a message lists
 
 
 class ThinkalikeError(Exception):

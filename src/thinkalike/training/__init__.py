@@ -2,7 +2,7 @@
 
 from thinkalike.training.finetuning import Finetuning
 from thinkalike.training.pretraining import MaskedPretraining, Pretraining
-from thinkalike.training.run import Run, fit, logged, own_device, upload
+from thinkalike.training.run import Run, check_processes, fit, logged, own_device, upload
 from thinkalike.training.schedules import peak_rate, rate
 from thinkalike.training.stitching import MOMENTA, Fit, StitchTraining
 
@@ -14,6 +14,7 @@ __all__ = [
     "Pretraining",
     "Run",
     "StitchTraining",
+    "check_processes",
     "fit",
     "logged",
     "own_device",

@@ -180,14 +180,23 @@ def _processes(run: Run) -> dict[str, Any]:
     trainer, on_gpu = run.trainer, run.device.type == "cuda"
     if trainer.strategy != "ddp":
         return {"devices": [run.device.index or 0] if on_gpu else 1}
-    if not (trainer.devices or on_gpu):
-        raise ConfigError("trainer=ddp without a GPU needs trainer.devices=N: how many processes")
+    check_processes(trainer, run.device)
     return {
         "devices": trainer.devices or -1,
         "num_nodes": trainer.num_nodes,
         "strategy": DDPStrategy(broadcast_buffers=False),
         "use_distributed_sampler": False,  # StepBatches shares the rows
     }
+
+
+def check_processes(trainer: TrainerConfig, device: torch.device) -> None:
+    """Refuse several processes where nothing says how many.
+
+    Raises:
+        ConfigError: there is no GPU, and `trainer.devices` is not given.
+    """
+    if trainer.strategy == "ddp" and not trainer.devices and device.type != "cuda":
+        raise ConfigError("trainer=ddp without a GPU needs trainer.devices=N: how many processes")
 
 
 def _helps(trainer: TrainerConfig) -> bool:

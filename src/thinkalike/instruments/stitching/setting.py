@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from thinkalike.config import DataConfig, StitchConfig, TrainConfig, TrainerConfig, pairs_of_layers
@@ -28,7 +29,7 @@ from thinkalike.job import check_memory, check_time
 from thinkalike.measures import AffineMap, Moments, Stitch, bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.memory import Budget
 from thinkalike.models import FrozenModel, check_alignable, load_models, outline, tokenizer_fingerprint
-from thinkalike.training import MOMENTA, own_device
+from thinkalike.training import MOMENTA, check_processes, own_device
 
 log = logging.getLogger(__name__)
 
@@ -123,6 +124,7 @@ def foresee(config: TrainConfig) -> None:
         ModelError: a model predicts no next token.
     """
     models = config.model, config.target
+    check_processes(config.trainer, torch.device(own_device(config.target.device, config.trainer)))
     source, target = map(outline, models)
     for each, seen in zip(models, (source, target), strict=True):
         if seen.predicts not in (None, "next"):
