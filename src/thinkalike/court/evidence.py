@@ -18,11 +18,11 @@ from thinkalike.config import StitchConfig
 from thinkalike.court.source import Setting, Source
 from thinkalike.evaluation import BATCH_TOKENS, LikenessBatch, LikenessSums, next_token_losses
 from thinkalike.measures import AffineMap, Moments, RowGroups, least_squares, surprises, token_codes, token_kl
+from thinkalike.measures.kernels.hsic import FEWEST
 from thinkalike.training import StitchTraining
 
 SAMPLE, SAMPLES = 1024, 4  # tokens of measures of all pairs of tokens, and how many such sets they are averaged over
 CUTOFF = 1e-10  # a direction with less than this share of the largest variance is not made larger by whitening
-FEWEST = 4  # rows of one token that are compared with each other
 
 Map = Callable[[Tensor], Tensor]
 

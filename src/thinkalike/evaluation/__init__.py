@@ -9,7 +9,7 @@ from thinkalike.evaluation.bits_per_byte import (
     readable_bytes,
 )
 from thinkalike.evaluation.classifiers import ClassLosses, check_labels, class_losses, identity_stitches
-from thinkalike.evaluation.intervals import document_numbers, number_of_documents, with_ends
+from thinkalike.evaluation.intervals import document_numbers, ends_of, number_of_documents, with_ends
 from thinkalike.evaluation.language import BATCH_TOKENS, held_out_loss, masked_losses, next_token_losses, rows_at_once
 from thinkalike.evaluation.likeness import Likeness, LikenessBatch, LikenessSums, likeness_of
 from thinkalike.evaluation.reports import report_share, rows_of_moments
@@ -49,6 +49,7 @@ __all__ = [
     "document_bytes",
     "document_numbers",
     "document_sums",
+    "ends_of",
     "held_out_loss",
     "identity_stitches",
     "last_states",

@@ -7,7 +7,7 @@ from typing import Any
 from jaxtyping import Shaped
 from torch import Tensor
 
-from thinkalike.measures import bootstrap_interval, effective_number
+from thinkalike.measures import Estimate, bootstrap_interval, effective_number
 
 
 def with_ends(
@@ -21,8 +21,12 @@ def with_ends(
     Raises:
         ValueError: Fewer than two documents have counts.
     """
-    ends = bootstrap_interval(sums.double(), counts.double())
-    return {f"{column}{end}": values.tolist() for end, values in zip(("", "_low", "_high"), ends, strict=True)}
+    return ends_of(column, bootstrap_interval(sums.double(), counts.double()))
+
+
+def ends_of(column: str, estimate: Estimate) -> dict[str, Any]:
+    """Return a column of values, and those called `_low` and `_high` with the ends of their intervals."""
+    return {f"{column}{end}": values.tolist() for end, values in zip(("", "_low", "_high"), estimate, strict=True)}
 
 
 def number_of_documents(numbers: Any) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from thinkalike.data import Layout, TokenRows
 from thinkalike.errors import DataError
+from thinkalike.evaluation.intervals import ends_of
 from thinkalike.evaluation.language import BATCH_TOKENS
 from thinkalike.evaluation.shares import halved
 from thinkalike.evaluation.stitches import LayerPair
@@ -66,12 +67,7 @@ class Likeness:
 
     def columns(self) -> dict[str, list[float]]:
         """Return columns of a table with a row per layer pair: each measure with its `_low` and `_high`."""
-        ends = ("", "_low", "_high")
-        return {
-            f"{name}{end}": part.tolist()
-            for name, estimate in self.measures.items()
-            for end, part in zip(ends, estimate, strict=True)
-        }
+        return {key: part for name, each in self.measures.items() for key, part in ends_of(name, each).items()}
 
 
 @torch.no_grad()

@@ -2,8 +2,8 @@
 
 A stitch can cost nothing because the models are alike, because the source holds the target's answers, or because it
 holds the token that comes next; and it can cost much because training stopped early. So a verdict rests on what the two
-models' states share *given the current token*, in both directions. The thresholds are fitted by the experiment
-validity/court on targets whose sources are known, and tested on others.
+models' states share *given the current token*, in both directions. The thresholds are stated, not fitted; the
+experiment validity/court tries them on sources whose answer is known.
 """
 
 from __future__ import annotations

@@ -3,11 +3,10 @@
 from thinkalike.training.finetuning import Finetuning
 from thinkalike.training.pretraining import MaskedPretraining, Pretraining
 from thinkalike.training.run import Run, check_processes, fit, logged, own_device, upload
-from thinkalike.training.schedules import peak_rate, rate
-from thinkalike.training.stitching import MOMENTA, Fit, StitchTraining
+from thinkalike.training.schedules import momenta, peak_rate, rate
+from thinkalike.training.stitching import Fit, StitchTraining
 
 __all__ = [
-    "MOMENTA",
     "Finetuning",
     "Fit",
     "MaskedPretraining",
@@ -17,6 +16,7 @@ __all__ = [
     "check_processes",
     "fit",
     "logged",
+    "momenta",
     "own_device",
     "peak_rate",
     "rate",

@@ -1,4 +1,4 @@
-"""How fast stitches learn: the peak rate of each optimiser, and what becomes of it step by step."""
+"""The optimisers of stitches: what they keep, their peak rates, and what becomes of these step by step."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ def rate(step: int, config: StitchConfig) -> float:
     if step < warmup:
         return (step + 1) / (warmup + 1)
     return (steps - step) / (steps - warmup)
+
+
+def momenta(config: StitchConfig) -> int:
+    """Return how many numbers the optimiser keeps of each weight."""
+    return 2 if config.optimizer == "adam" else int(config.momentum > 0)
 
 
 def peak_rate(config: StitchConfig, width: int) -> float:

@@ -23,11 +23,10 @@ from thinkalike.models import FrozenModel, StateSource
 from thinkalike.training.budgets import plan_within
 from thinkalike.training.parts import mean_losses
 from thinkalike.training.plans import Plan
-from thinkalike.training.schedules import peak_rate, rate
+from thinkalike.training.schedules import momenta, peak_rate, rate
 from thinkalike.training.steps import SteppedModule
 from thinkalike.training.stitch_losses import STITCH_LOSSES
 
-MOMENTA = {"sgd": 1, "adam": 2}  # numbers that the optimiser keeps of each weight
 LATE = 0.8  # of the steps; what a stitch gains after them says whether it has converged
 
 
@@ -117,10 +116,9 @@ class StitchTraining(SteppedModule):
         """Decide in which parts a step runs, unless a state that training goes on from says so."""
         if self.plan is None:
             tails = [self.models[1].n_layers - 1 - fit.depth for fit in self.fits]
-            momenta = MOMENTA[self.config.optimizer] if self.config.optimizer != "sgd" or self.config.momentum else 0
             with self.trainer.precision_plugin.train_step_context():
                 self.plan = plan_within(
-                    self.limits, self.losses, self._weights_by_stitch(), self.first_batch(), tails, momenta
+                    self.limits, self.losses, self._weights_by_stitch(), self.first_batch(), tails, momenta(self.config)
                 )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

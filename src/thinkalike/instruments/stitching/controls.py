@@ -33,7 +33,7 @@ def reported(setting: Setting, fits: Fitted, untrained: Setting | None, again: M
     if setting.equal_widths:
         maps["identity"] = setting.identity()
     if config.trained and config.init != "identity":
-        maps["start"] = setting.starts()
+        maps["start"] = setting.starts
     if fits.late:
         maps["late"] = fits.late
     maps |= {f"rate_{rate:g}": phis for rate, phis in fits.rates.items()}

@@ -127,9 +127,9 @@ def _start(module: StitchTraining, setting: Setting, untrained: Setting | None) 
     """Let stitches begin with a closed form; the target into itself begins with the identity, which that form is."""
     if setting.config.init == "identity":
         return
-    starts: dict[FrozenModel, Sequence[Any]] = {setting.source: setting.starts()}
+    starts: dict[FrozenModel, Sequence[Any]] = {setting.source: setting.starts}
     if untrained:
-        starts[untrained.source] = untrained.starts()
+        starts[untrained.source] = untrained.starts
     places = {pair: place for place, pair in enumerate(setting.layer_pairs)}
     module.start_from(
         [

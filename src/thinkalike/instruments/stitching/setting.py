@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ from thinkalike.job import check_memory, check_time
 from thinkalike.measures import AffineMap, Moments, Stitch, bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.memory import Budget
 from thinkalike.models import FrozenModel, check_alignable, load_models, outline, tokenizer_fingerprint
-from thinkalike.training import MOMENTA, check_processes, own_device
+from thinkalike.training import check_processes, momenta, own_device
 
 log = logging.getLogger(__name__)
 
@@ -85,8 +86,9 @@ class Setting:
             raise ValueError(f"no statistics were gathered for the closed form {kind}")
         return [_closed_form(kind, self.moments, pair, self.config, bias) for pair in self.layer_pairs]
 
+    @cached_property
     def starts(self) -> list[AffineMap]:
-        """Return where training starts at every layer pair; a map that has no constant is fitted without one."""
+        """Where training starts at every layer pair; a map that has no constant is fitted without one."""
         return self.closed_forms(self.config.init, bias=self.config.kind != "linear")
 
     def reading(self, source: FrozenModel) -> Setting:
@@ -170,7 +172,7 @@ def _check_feasible(
     weights = rank * sum(widths) or (config.kind != "identity") * math.prod(widths)
     fits = len(layer_pairs) * (1 + len(config.rates) + config.controls)
     stitches = fits + config.floor * len({depth for _, depth in layer_pairs})
-    kept = 4.0 * weights * (stitches * (2 + MOMENTA[config.optimizer]) + len(layer_pairs))
+    kept = 4.0 * weights * (stitches * (2 + momenta(config)) + len(layer_pairs))
     check_memory(f"{stitches} stitches need", kept, budget, "choose fewer layers, or stitch=low_rank")
     tokens = 12.0 * size  # as they are read, and as they are given to the models
     check_memory(f"stitch.tokens_per_step={size} needs", kept + tokens, budget)

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.evaluation import BITS, bits_columns, bytes_by_document, readable_bytes, with_ends
+from thinkalike.evaluation import BITS, bits_columns, bytes_by_document, ends_of, readable_bytes, with_ends
 from thinkalike.instruments.stitching.setting import Setting
-from thinkalike.measures import Estimate, documents_and_seeds_interval
+from thinkalike.measures import documents_and_seeds_interval
 
 BESIDE = (
     "identity", "start", "floor", "token_mean", "bigram_mean",
@@ -44,15 +44,15 @@ def penalties(setting: Setting, sums: dict[str, Tensor]) -> pd.DataFrame:
         "target_layer": [depth for _, depth in setting.layer_pairs],
         "stitch": setting.config.kind,
     }
-    columns |= _with_ends("stitching_loss", documents_and_seeds_interval(seeds, counts))
+    columns |= ends_of("stitching_loss", documents_and_seeds_interval(seeds, counts))
     columns |= with_ends("target_loss", sums["target"], counts)
     columns |= with_ends("source_loss", sums["source"], sums.get("source_tokens", counts))
-    columns |= _with_ends("penalty", documents_and_seeds_interval(seeds - sums["target"], counts))
+    columns |= ends_of("penalty", documents_and_seeds_interval(seeds - sums["target"], counts))
     for name in BESIDE:
         if name in sums:
             columns |= with_ends(f"{name}_penalty", sums[name] - sums["target"], counts)
     text = readable_bytes(sums["target_bytes"] if aligned else _text_bytes(setting))
-    columns |= _with_ends("bits_per_byte", documents_and_seeds_interval(seeds * BITS, text.double()))
+    columns |= ends_of("bits_per_byte", documents_and_seeds_interval(seeds * BITS, text.double()))
     for name, column in SPREADS.items():
         columns |= with_ends(column, sums[name], counts)
     return pd.DataFrame(columns | _optimisation(sums) | (bits_columns(sums) if aligned else {}))
@@ -74,10 +74,6 @@ def _optimisation(sums: dict[str, Tensor]) -> dict[str, Any]:
     best = others.sum(-1).argmin(0)
     chosen = others[best, torch.arange(len(best))]
     return columns | with_ends("optimisation_gap", own - chosen, counts)
-
-
-def _with_ends(column: str, estimate: Estimate) -> dict[str, Any]:
-    return {f"{column}{end}": values.tolist() for end, values in zip(("", "_low", "_high"), estimate, strict=True)}
 
 
 def _text_bytes(setting: Setting) -> Tensor:
