@@ -180,7 +180,7 @@ def _processes(run: Run) -> dict[str, Any]:
     trainer, on_gpu = run.trainer, run.device.type == "cuda"
     if trainer.strategy != "ddp":
         return {"devices": [run.device.index or 0] if on_gpu else 1}
-    check_processes(trainer, run.device)
+    check_processes(trainer, run.device.type)
     return {
         "devices": trainer.devices or -1,
         "num_nodes": trainer.num_nodes,
@@ -189,13 +189,13 @@ def _processes(run: Run) -> dict[str, Any]:
     }
 
 
-def check_processes(trainer: TrainerConfig, device: torch.device) -> None:
+def check_processes(trainer: TrainerConfig, device: str) -> None:
     """Refuse several processes where nothing says how many.
 
     Raises:
         ConfigError: there is no GPU, and `trainer.devices` is not given.
     """
-    if trainer.strategy == "ddp" and not trainer.devices and device.type != "cuda":
+    if trainer.strategy == "ddp" and not trainer.devices and not device.startswith("cuda"):
         raise ConfigError("trainer=ddp without a GPU needs trainer.devices=N: how many processes")
 
 

@@ -126,7 +126,7 @@ def foresee(config: TrainConfig) -> None:
         ModelError: a model predicts no next token.
     """
     models = config.model, config.target
-    check_processes(config.trainer, torch.device(own_device(config.target.device, config.trainer)))
+    check_processes(config.trainer, own_device(config.target.device, config.trainer))
     source, target = map(outline, models)
     for each, seen in zip(models, (source, target), strict=True):
         if seen.predicts not in (None, "next"):
