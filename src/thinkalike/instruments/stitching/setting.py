@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from thinkalike.config import DataConfig, StitchConfig, TrainConfig, TrainerConfig, pairs_of_layers
