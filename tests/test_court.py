@@ -13,7 +13,8 @@ from thinkalike.court import SOURCES, Setting, entries, job
 from thinkalike.court.conclusions import doses, fooled, margin, summary, thresholds, transferred
 from thinkalike.court.evidence import Bench, Evidence
 from thinkalike.court.judges import JUDGES, verdicts
-from thinkalike.court.sentences import COLUMNS, sentenced
+from thinkalike.court.profile import KINDS, profile_likeness, token_features
+from thinkalike.court.sentences import COLUMNS, fitted_thresholds, sentenced
 from thinkalike.data import TokenRows
 from thinkalike.evaluation import Thresholds, document_sums, likeness_of, state_moments
 from thinkalike.measures import RowGroups, cka, least_squares, mutual_knn, rsa
@@ -232,6 +233,49 @@ def test_no_document_is_both_fitted_on_and_learnt_from():
     assert job._spread(TokenRows(tokens, documents), 4).tolist() == [[0, 1], [6, 7]]
 
 
+# ------------------------------------------------------------------------------------------------------- MLEM profile
+
+
+def test_features_of_tokens_are_those_of_their_text_and_place():
+    words = {0: " ab", 1: "7", 2: " ", 3: "(", 4: "x1"}
+    rows = torch.tensor([[0, 1, 2, 1, 3, 4]])
+    found = token_features(rows, words, torch.tensor([9, 0, 0, 0, 0]))
+    assert list(KINDS)[:2] == ["length", "class"]
+    expected = [  # length, class, begins a word, log frequency, place, classes of the last two, seen before
+        [1, 1, 0, 0, 1, 0, -1, 0],
+        [1, 2, 1, 0, 2, 1, 0, 0],
+        [1, 1, 0, 0, 3, 2, 1, 1],
+        [1, 4, 0, 0, 4, 1, 2, 0],
+    ]
+    assert found.tolist() == expected
+
+
+def test_profiles_are_alike_where_the_same_features_matter_and_only_there():
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randint(4, (150, len(KINDS)), generator=generator).float()
+    features[:, [0, 3, 4]] = torch.rand(150, 3, generator=generator)
+    scales = torch.tensor([8.0, 7, 6, 5, 4, 3, 2, 1])
+    first, turned = (
+        torch.cat([torch.nn.functional.one_hot(f.mul(4).long() if n in (0, 3, 4) else f.long(), 4) * scale
+                   for n, (f, scale) in enumerate(zip(features.T, order, strict=True))], 1).float()
+        for order in (scales, scales.flip(0))
+    )  # fmt: skip
+    rotation = torch.linalg.qr(torch.randn(32, 32, generator=generator))[0]
+    assert profile_likeness(features, first @ rotation, first, 0) > 0.9
+    assert profile_likeness(features, turned, first, 0) < 0
+    assert profile_likeness(features, torch.randn(150, 32, generator=generator), first, 0) < 0.9
+    with pytest.raises(ValueError, match="folds"):
+        profile_likeness(features[:3], first[:3], first[:3], 0)
+
+
+def test_a_profile_that_explains_nothing_is_like_no_other(monkeypatch):
+    def constant(*args, **given):
+        raise ValueError("the prediction of layer 0 is constant and has no ranks")
+
+    monkeypatch.setattr("thinkalike.court.profile.feature_importance", constant)
+    assert profile_likeness(torch.zeros(9, 8), torch.zeros(9, 2), torch.zeros(9, 2), 0) == 0
+
+
 # -------------------------------------------------------------------------------------------------------- conclusions
 
 
@@ -303,14 +347,45 @@ SEEN_OF_KIND = {  # R² given the token both ways, CKA given the token, future, 
 }
 
 
-def test_sentences_are_right_where_rules_were_followed_and_only_there():
+def seen_of_kinds(target="x"):
     names = [*COLUMNS.values(), "KL"]
     rows = [
-        {"target": "x", "layer": 1, "seed": 0, "source": f"a {kind}", "kind": kind, "penalty": 1.1}
+        {"target": target, "layer": 1, "seed": 0, "source": f"a {kind}", "kind": kind, "penalty": 1.1}
         | dict(zip(names, seen, strict=True))
         for kind, seen in SEEN_OF_KIND.items()
     ]
-    rows.append({**rows[4], "source": "token mean"})
+    return [*rows, {**rows[4], "source": "token mean"}]
+
+
+def test_thresholds_of_verdicts_lie_between_what_a_rule_is_meant_for_and_the_nearest_others():
+    found = fitted_thresholds(pd.DataFrame(seen_of_kinds()))
+    assert found == pytest.approx(
+        ((0.3 + 0) / 2, (1 + 0.8) / 2, (0.4 + 0.222) / 2, (0 + 0.2) / 2, (0.1 + 1.5) / 1.1 / 2)
+    )
+    no_leaks = [row for row in seen_of_kinds() if row["kind"] != "leak"]
+    assert fitted_thresholds(pd.DataFrame(no_leaks)).leak == Thresholds().leak
+
+
+def test_verdicts_by_thresholds_from_other_targets_are_among_the_claims(tmp_path):
+    strange = [{**row, "future": row["future"] / 2 + 0.16} for row in seen_of_kinds("y")]
+    table = pd.DataFrame([*seen_of_kinds(), *strange])
+    table.to_csv(tmp_path / "table.csv", index=False)
+    experiment = experiment_named("validity/court")
+    case = experiment.case(composed("experiment=validity/court", "scale=mini", door="analyze"))
+    found = experiment.conclude(Case(case.config, case.models, {"all": Result(tmp_path)}))
+    others = found.tables["sentences_of_others"].set_index(["target", "source"])
+    assert others.loc[("y", "a same"), "verdict"] == "leak", "x's threshold of .15 is too low for y"
+    assert others.loc[("y", "a same"), "leak"] == pytest.approx(0.15)
+    assert others.loc[("x", "a leak"), "right"]
+    verdicts = {claim.claim: claim.verdict for claim in found.claims}
+    assert verdicts["the verdict is right for every source of kind leak"] == "holds"
+    ending = "by thresholds from the other half of the targets"
+    assert verdicts[f"the verdict is right for every source of kind same {ending}"] == "does not hold"
+    assert verdicts[f"the verdict is right for every source of kind leak {ending}"] == "holds"
+
+
+def test_sentences_are_right_where_rules_were_followed_and_only_there():
+    rows = seen_of_kinds()
     found = sentenced(pd.DataFrame(rows)).set_index("source")
     assert found["right"].drop("a real").all()
     assert found.loc["a real", "right"] is None
@@ -343,6 +418,16 @@ def test_the_experiment_has_a_court_for_each_target_and_seed_and_says_who_is_foo
     assert by.verdict == "does not hold"
     assert "fooled by token code" in by.numbers
     assert verdicts["a threshold of CKA from half of the targets is right on the other half"].verdict == "holds"
+
+
+def test_a_court_that_heard_some_sources_concludes_what_it_can(tmp_path):
+    experiment = experiment_named("validity/court")
+    case = experiment.case(composed("experiment=validity/court", "scale=mini", door="analyze"))
+    for heard in (["rotated", "affine"], ["token code"], ["rotated", "token code"], ["40 % own"]):
+        planted().query("source in @heard").to_csv(tmp_path / "table.csv", index=False)
+        found = experiment.conclude(Case(case.config, case.models, {"all": Result(tmp_path)}))
+        assert bool(found.claims) == (heard == ["rotated", "token code"])
+        found.draw(tmp_path)
 
 
 def test_a_court_is_drawn(tmp_path):

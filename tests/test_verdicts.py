@@ -56,6 +56,6 @@ def test_a_rule_that_holds_does_so_at_both_ends(name):
 
 
 def test_thresholds_can_be_others():
-    assert verdict(CASES["related"], Thresholds(related=0.6)) == "different"
+    assert verdict(CASES["related"], Thresholds(related=0.6, answers=0.2)) == "different"
     assert verdict(CASES["related"], Thresholds(same=0.5)) == "same up to an affine map"
     assert verdict(CASES["different"], Thresholds(related=0.005)) == "related"

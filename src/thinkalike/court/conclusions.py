@@ -20,9 +20,17 @@ ALIKE, REAL = ("same",), ("real",)
 COURT = ["target", "layer", "seed"]
 
 
-def judges_of(table: pd.DataFrame) -> list[Judge]:
-    """Return the judges that a table has columns of."""
-    return [judge for judge in JUDGES if judge.name in table]
+def judges_of(table: pd.DataFrame, kinds: Sequence[str] = ()) -> list[Judge]:
+    """Return the judges that a table has columns of; with kinds, if it also has sources of these, and decoys of theirs.
+
+    A court may hear some sources only.
+    """
+    heard = table["kind"].isin
+    return [
+        judge
+        for judge in JUDGES
+        if judge.name in table and (not kinds or (heard(kinds).any() and heard(judge.against).any()))
+    ]
 
 
 def scores(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> pd.DataFrame:
@@ -57,24 +65,25 @@ def fooled(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> list[str]
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
     """Return a row for each judge: areas, margins and who fools it, of `same` and of `real` sources against decoys."""
-    rows = []
-    for judge in judges_of(table):
-        row: dict[str, object] = {"judge": judge.name, "higher_is_alike": judge.higher}
-        row["decoys"] = "every decoy" if judge.against == DECOYS else f"every decoy of kind {', '.join(judge.against)}"
-        for prefix, kinds in (("", ALIKE), ("real_", REAL)):
-            if table["kind"].isin(kinds).any():
-                area = ranking(table, judge, kinds)
-                row |= {f"{prefix}auc": float(area.value), f"{prefix}auc_low": float(area.low)}
-                row |= {f"{prefix}auc_high": float(area.high), f"{prefix}margin": margin(table, judge, kinds)}
-                row[f"{prefix}fooled_by"] = ", ".join(fooled(table, judge, kinds))
-        rows.append(row)
-    return pd.DataFrame(rows)
+    rows: dict[Judge, dict[str, object]] = {}
+    for prefix, kinds in (("", ALIKE), ("real_", REAL)):
+        for judge in judges_of(table, kinds):
+            against = "every decoy" if judge.against == DECOYS else f"every decoy of kind {', '.join(judge.against)}"
+            row = rows.setdefault(judge, {"judge": judge.name, "higher_is_alike": judge.higher, "decoys": against})
+            area = ranking(table, judge, kinds)
+            row |= {f"{prefix}auc": float(area.value), f"{prefix}auc_low": float(area.low)}
+            row |= {f"{prefix}auc_high": float(area.high), f"{prefix}margin": margin(table, judge, kinds)}
+            row[f"{prefix}fooled_by"] = ", ".join(fooled(table, judge, kinds))
+    return pd.DataFrame(list(rows.values()))
 
 
 def doses(table: pd.DataFrame) -> pd.DataFrame:
-    """Return what each judge says of each dose, as the mean over courts, and Spearman's ρ of dose and likeness."""
-    rows = []
-    for judge in judges_of(table):
+    """Return what each judge says of each dose, as the mean over courts, and Spearman's ρ of dose and likeness.
+
+    It has no rows where there are no two doses.
+    """
+    rows: list[dict[str, object]] = []
+    for judge in judges_of(table) if table["source"][table["kind"] == "dose"].nunique() > 1 else []:
         values = scores(table, judge, ["dose"])
         shares = [float(str(name).split()[0]) for name in values]
         order = sorted(range(len(shares)), key=lambda place: shares[place])
@@ -95,7 +104,7 @@ def thresholds(table: pd.DataFrame) -> dict[str, float]:
     Where they overlap it is the middle of the overlap. It is in the judge's own unit and direction.
     """
     found = {}
-    for judge in judges_of(table):
+    for judge in judges_of(table, ALIKE):
         alike, decoys = (scores(table, judge, kinds).to_numpy(dtype=float) for kinds in (ALIKE, judge.against))
         found[judge.name] = float(alike.min() + decoys.max()) / 2 * (1 if judge.higher else -1)
     return found
@@ -104,7 +113,7 @@ def thresholds(table: pd.DataFrame) -> dict[str, float]:
 def transferred(table: pd.DataFrame, limits: Mapping[str, float]) -> pd.DataFrame:
     """Return which shares of alike sources and of decoys fall on the right side of thresholds from other targets."""
     rows = []
-    for judge in judges_of(table):
+    for judge in judges_of(table, ALIKE):
         limit = limits[judge.name] * (1 if judge.higher else -1)
         right = {"alike": scores(table, judge, ALIKE) > limit, "decoys": scores(table, judge, judge.against) <= limit}
         shares = {name: float(each.to_numpy().mean()) for name, each in right.items()}

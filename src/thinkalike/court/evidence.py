@@ -15,9 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.config import StitchConfig
+from thinkalike.court.profile import token_features
 from thinkalike.court.source import Setting, Source
-from thinkalike.evaluation import BATCH_TOKENS, LikenessBatch, LikenessSums, next_token_losses
-from thinkalike.measures import AffineMap, Moments, RowGroups, least_squares, surprises, token_codes, token_kl
+from thinkalike.evaluation import BATCH_TOKENS, LikenessBatch, LikenessSums, codes_of, next_token_losses
+from thinkalike.measures import AffineMap, Moments, RowGroups, least_squares, surprises, token_kl
 from thinkalike.measures.kernels.hsic import FEWEST
 from thinkalike.training import StitchTraining
 
@@ -82,7 +83,7 @@ class Bench:
     @torch.no_grad()
     def _parts(self, rows: Int[Tensor, "rows t"]) -> list[Part]:
         target, found = self.setting.target, []
-        codes = token_codes(target.vocabulary).to(target.device)
+        codes = codes_of(target)
         for part in self.batches(rows):
             tokens, following = (each.flatten().to(target.device) for each in (part[:, 1:-1], part[:, 2:]))
             last = inner(target.head(part, target.n_layers - 1))
@@ -107,6 +108,17 @@ class Bench:
         count = sum(len(part.own) for part in self.report)
         order = torch.randperm(count, generator=torch.Generator().manual_seed(self.setting.number("samples")))
         return [part for part in order.split(SAMPLE) if len(part) == min(SAMPLE, count)][:SAMPLES]
+
+    @cached_property
+    def token_features(self) -> Float[Tensor, "n f"]:
+        """The features of the inner tokens of the report that an MLEM profile is of."""
+        rows = self.setting.report.long()
+        target, counts = (
+            self.setting.target,
+            self.setting.other.flatten().long().bincount(minlength=int(rows.max()) + 1),
+        )
+        words = {token: target.tokenizer.decode([token]) for token in rows.unique().tolist()}
+        return token_features(rows, words, counts)
 
     @torch.no_grad()
     def course(self, source: Source, phi: Map) -> Course:

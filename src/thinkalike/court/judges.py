@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from thinkalike.court.evidence import Evidence
+from thinkalike.court.profile import profile_likeness
 from thinkalike.measures import FeatureSpaceCKA, NeighboursGivenToken, mutual_knn, rsa
 
 NEIGHBOURS = 10
+PROFILED = 512  # tokens whose features an MLEM profile is of
 DECOYS = ("answers", "token", "leak", "untrained", "shortcut")
 
 
@@ -65,6 +67,14 @@ def _rsa(evidence: Evidence) -> float:
     return _over_samples(evidence, lambda source, target: rsa([source], [target])[0, 0])
 
 
+def _profile(evidence: Evidence) -> float:
+    """Return how alike the MLEM profiles are of a sample of tokens."""
+    bench = evidence.bench
+    chosen = bench.samples[0][:PROFILED]
+    source, target = (side[chosen.to(side.device)] for side in evidence.states)
+    return profile_likeness(bench.token_features[chosen], source, target, evidence.setting.number("MLEM profile"))
+
+
 def _of(*names: str) -> Callable[[Evidence], float]:
     """Return the least of some measures of `Likeness`."""
     return lambda evidence: min(evidence.likeness[name] for name in names)
@@ -91,6 +101,7 @@ JUDGES = (
     Judge("CKA", _cka, True),
     Judge("mutual neighbours", _neighbours, True),
     Judge("RSA", _rsa, True),
+    Judge("MLEM profile", _profile, True),
     Judge("R² given the token, to the target", _of("r2_given_token"), True),
     Judge("R² given the token, to the source", _of("r2_given_token_back"), True),
     Judge("R² given the token, both ways", _of("r2_given_token", "r2_given_token_back"), True),

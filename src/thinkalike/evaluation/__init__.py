@@ -11,7 +11,7 @@ from thinkalike.evaluation.bits_per_byte import (
 from thinkalike.evaluation.classifiers import ClassLosses, check_labels, class_losses, identity_stitches
 from thinkalike.evaluation.intervals import document_numbers, ends_of, number_of_documents, with_ends
 from thinkalike.evaluation.language import BATCH_TOKENS, held_out_loss, masked_losses, next_token_losses, rows_at_once
-from thinkalike.evaluation.likeness import Likeness, LikenessBatch, LikenessSums, likeness_of
+from thinkalike.evaluation.likeness import Likeness, LikenessBatch, LikenessSums, codes_of, likeness_of
 from thinkalike.evaluation.reports import report_share, rows_of_moments
 from thinkalike.evaluation.stitches import (
     LayerPair,
@@ -46,6 +46,7 @@ __all__ = [
     "bytes_by_document",
     "check_labels",
     "class_losses",
+    "codes_of",
     "document_bytes",
     "document_numbers",
     "document_sums",

@@ -101,7 +101,7 @@ def likeness_of(
             "data.report_tokens, or model.context"
         )
     layers = [sorted({pair[side] for pair in layer_pairs}) for side in (0, 1)]
-    reader = _Reader(source, target, layers[0], layers[1], report.layout, _codes(target))
+    reader = _Reader(source, target, layers[0], layers[1], report.layout, codes_of(target))
     rows = _rows_at_once(reader, len(layer_pairs), report, budget or Budget.of(target.device))
     sums = LikenessSums(layer_pairs, layers)
     for batch in reader.batches(fit.tokens[: max(FIT_TOKENS // fit.context, 1)], rows):
@@ -202,7 +202,7 @@ class LikenessSums:
         return Likeness(measures, kept / rows)
 
 
-def _codes(target: FrozenModel) -> Float[Tensor, "v c"]:
+def codes_of(target: FrozenModel) -> Float[Tensor, "v c"]:
     """Return codes for as many tokens as the target has logits for, which may be more than its tokenizer knows."""
     state = torch.zeros(1, target.d_model, device=target.device, dtype=target.dtype)
     return token_codes(target.finish(state).shape[-1]).to(target.device)

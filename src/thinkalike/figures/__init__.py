@@ -24,8 +24,8 @@ _HOME = {
     "penalty_map": "stitching",
     "distances": "populations",
     "groups_by_depth": "populations",
-    "court": "court",
-    "doses": "court",
+    "court": "courts",
+    "doses": "courts",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,8 +11,8 @@ from typing import Any
 import pandas as pd
 
 from thinkalike import figures
-from thinkalike.court.conclusions import doses, judges_of, summary, thresholds, transferred
-from thinkalike.court.sentences import ALONE, COLUMNS, sentenced
+from thinkalike.court.conclusions import ALIKE, doses, judges_of, summary, thresholds, transferred
+from thinkalike.court.sentences import ALONE, COLUMNS, fitted_thresholds, sentenced
 from thinkalike.measures import span
 from thinkalike.papers.claims import Claim, counted
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Model, Part
@@ -59,16 +59,24 @@ def _court(case: Case) -> Conclusion:
     table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
     judges, curves = summary(table), doses(table)
     units = f"{table['source'].nunique()} sources in {len(case.results)} courts"
-    claims = [_claim(row, units) for row in judges.to_dict("records")]
-    claims += [_claim(row, units, "real_") for row in judges.to_dict("records") if "real_auc" in row]
+    claims = [
+        _claim(row, units, prefix)
+        for prefix in ("", "real_")
+        for row in judges.to_dict("records")
+        if f"{prefix}auc" in row
+    ]
     tables = {"judges": judges, "doses": curves}
     if not table[table["source"] == ALONE].empty and set(COLUMNS.values()) <= set(table):
         tables["sentences"] = sentenced(table)
         claims += _sentence_claims(tables["sentences"], units)
-    if len(case.models) > 1:
-        limits = _tested_on_others(table)
-        tables["thresholds"], claims = limits, [*claims, *_threshold_claims(limits, units)]
-    return Conclusion(table, claims, partial(_draw, table, curves), tables)
+        if len(case.models) > 1:
+            tables["sentences_of_others"] = others = _halves(table, _sentenced_by_others)
+            claims += _sentence_claims(others, units, " by thresholds from the other half of the targets")
+    if len(case.models) > 1 and judges_of(table, ALIKE):
+        tables["thresholds"] = limits = _halves(table, lambda fitted, other: transferred(other, thresholds(fitted)))
+        claims += _threshold_claims(limits, units)
+    said = {name: each for name, each in tables.items() if len(each)}
+    return Conclusion(table, claims, partial(_draw, table, curves), said)
 
 
 def _claim(row: Mapping[Any, Any], units: str, prefix: str = "") -> Claim:
@@ -80,11 +88,17 @@ def _claim(row: Mapping[Any, Any], units: str, prefix: str = "") -> Claim:
     return counted(f"{row['judge']} ranks {what} above {row['decoys']}", not by, numbers, units)
 
 
-def _sentence_claims(found: pd.DataFrame, units: str) -> list[Claim]:
+def _sentenced_by_others(fitted: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    """Return the verdicts on some courts by thresholds from others, with these thresholds."""
+    limits = fitted_thresholds(fitted)
+    return sentenced(other, limits).assign(**limits._asdict())
+
+
+def _sentence_claims(found: pd.DataFrame, units: str, how: str = "") -> list[Claim]:
     """Return whether the verdict of every source of a kind is right, by kind."""
     return [
         counted(
-            f"the verdict is right for every source of kind {kind}",
+            f"the verdict is right for every source of kind {kind}{how}",
             bool((rows["right"] == True).all()),  # noqa: E712 (of objects)
             "; ".join(
                 f"{source}: {', '.join(dict.fromkeys(own['verdict']))}"
@@ -96,14 +110,13 @@ def _sentence_claims(found: pd.DataFrame, units: str) -> list[Claim]:
     ]
 
 
-def _tested_on_others(table: pd.DataFrame) -> pd.DataFrame:
-    """Return how thresholds that are fitted on one half of the targets do on the other, in both directions."""
+def _halves(table: pd.DataFrame, judge: Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
+    """Return what is found on one half of the targets by what was fitted on the other, in both directions."""
     targets = list(table["target"].unique())
     first = table["target"].isin(targets[: len(targets) // 2])
     halves = {"first half of the targets": (table[first], table[~first]), "second half": (table[~first], table[first])}
     return pd.concat(
-        [transferred(other, thresholds(fitted)).assign(fitted_on=name) for name, (fitted, other) in halves.items()],
-        ignore_index=True,
+        [judge(fitted, other).assign(fitted_on=name) for name, (fitted, other) in halves.items()], ignore_index=True
     )
 
 
@@ -124,7 +137,8 @@ def _threshold_claims(limits: pd.DataFrame, units: str) -> list[Claim]:
 
 def _draw(table: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> None:
     figures.court(table, [judge.name for judge in judges_of(table)], folder)
-    figures.doses(dict(list(curves.groupby("judge", sort=False))), folder)
+    if len(curves):
+        figures.doses(dict(list(curves.groupby("judge", sort=False))), folder)
 
 
 EXPERIMENTS = [Experiment("validity/court", _court, MODELS, _parts, measure="court", takes=(1, 2))]

@@ -39,7 +39,8 @@ def separation(
     wins = ((above > 0).double() + 0.5 * (above == 0).double()).mean(0)
     generator = torch.Generator().manual_seed(seed)
     drawn = [_shares(count, resamples, generator).to(wins.device) for count in wins.shape]
-    return percentile_interval(wins.mean(), ((drawn[0] @ wins) * drawn[1]).sum(1), level)
+    areas = ((drawn[0] @ wins) * drawn[1]).sum(1).clamp(max=1)  # rounding
+    return percentile_interval(wins.mean(), areas, level)
 
 
 def _shares(count: int, resamples: int, generator: torch.Generator) -> Float[Tensor, "resamples count"]:
