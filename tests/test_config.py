@@ -25,13 +25,14 @@ from thinkalike.config import (
     TrainConfig,
     TrainerConfig,
     check_overrides,
+    compose_job,
     measure_schema,
     neutral,
     options,
     relevant,
 )
 from thinkalike.config import compose as composing
-from thinkalike.config.exits import OneLineErrors
+from thinkalike.config.exits import OneLineErrors, one_line
 from thinkalike.errors import ConfigError, ThinkalikeError, nearest, one_of
 
 CKAConfig, MLEMConfig, PopulationMeasureConfig, RSAConfig = map(measure_schema, ("cka", "mlem", "population", "rsa"))
@@ -422,6 +423,12 @@ def test_one_of_takes_what_is_there_and_refuses_the_rest():
     one_of("key", "a", iter("ab"))
     with pytest.raises(ConfigError, match="key=c is not known; there is: a, b"):
         one_of("key", "c", iter("ab"))
+
+
+def test_an_option_that_hydra_does_not_find_is_one_short_line():
+    with pytest.raises(Exception, match="Available options") as caught:
+        compose_job("train", ["stitch=linea"])
+    assert one_line(caught.value) == "stitch=linea is not known; did you mean 'linear'?"
 
 
 def test_a_user_error_is_one_line_and_exit_status_1(capsys, monkeypatch):

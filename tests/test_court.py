@@ -211,6 +211,7 @@ def test_given_the_token_and_both_ways_real_minis_are_told_from_what_misleads(do
     [
         (["measure.sources=[rotatd]"], "measure.sources: rotatd is not known; did you mean 'rotated'?"),
         (["measure.siblings=gelu-4l-mini"], "measure.siblings=gelu-4l-mini must say what is other about which models"),
+        (["measure.siblings={other: gelu-4l-min}"], "measure.siblings.other=gelu-4l-min is not known; did you mean"),
         (["measure.siblings={other: 3}"], "must say what is other about which models, such as {other depth: gelu-4l"),
         (["measure.layer=3"], "measure.layer=3 of a has no block after it .* choose one from 0 to 2"),
         (["measure.fit_tokens=10000000"], "there are only [0-9,]+ tokens for measure.fit_tokens=10000000; give more"),

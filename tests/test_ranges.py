@@ -261,6 +261,14 @@ REFUSED = {
     "an empty store": (["train.py", "store="], "names no folder; give one"),
     "a store that is a file": (["train.py", "-m", "store={file}", "seed=0,1"], "cannot be written: File exists"),
     "a left-out group": (["train.py", "~stitch"], "~stitch leaves out what a job needs"),
+    "a base": (
+        ["analyze.py", "measure=population", "population.base=bert-min"],
+        "population.base=bert-min is not known; did you mean 'bert-mini'?",
+    ),
+    "members": (
+        ["analyze.py", "measure=population", "population=feather-berts", "population.members=nope"],
+        "population.members=nope is not known; there is: ",
+    ),
     "an unknown size": (
         ["train.py", "task=pretrain", "model=bert-mini", "+model.architecture.colour=red"],
         "model.architecture.colour is no size of model.family=bert",

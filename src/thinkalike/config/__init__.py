@@ -8,7 +8,7 @@ from thinkalike.config.ranges import ranged
 from thinkalike.config.registry import MEASURES, TASKS
 from thinkalike.config.relevance import NEUTRAL, neutral, relevant
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
-from thinkalike.config.spelling import check_overrides
+from thinkalike.config.spelling import check_option, check_overrides
 from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, StitchConfig, TrainerConfig
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "TrainerConfig",
     "as_dict",
     "check_layers",
+    "check_option",
     "check_overrides",
     "compose_job",
     "door",

@@ -9,10 +9,10 @@ import subprocess
 import sys
 from typing import Any
 
-from hydra.errors import HydraException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 
-from thinkalike.errors import ThinkalikeError, first_line
+from thinkalike.errors import ThinkalikeError, first_line, nearest
 from thinkalike.interrupts import Interrupted
 
 USER_ERRORS = (ThinkalikeError, OmegaConfBaseException, HydraException)
@@ -34,6 +34,9 @@ class OneLineErrors:
 
 def one_line(error: BaseException) -> str:
     """Return what an error says in one line."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:  # Hydra lists all that there is
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        return f"{group}={name} is not known; {nearest(name, error.options or [])}"
     if isinstance(error, HydraException):  # says what it could not do; its cause says why
         cause = next(iter(str(error.__cause__ or "").splitlines()), "")  # below stands where in a schema it was
         return " ".join(f"{error}: {cause}".split()).removesuffix(":")

@@ -35,12 +35,17 @@ def check_overrides(words: Sequence[str], schema: type) -> None:
         foreign = key in GROUPS and key not in own
         if key and (key == "measure" or (CONF / key).is_dir()) and not foreign:
             whole = f"{key}@{override.package}" if override.package else key
-            _check_option(key, whole, [each for each in values_of(override) if not isinstance(each, Glob | Sweep)])
+            check_option(key, whole, [each for each in values_of(override) if not isinstance(each, Glob | Sweep)])
         else:
             _check_key(key, schema, measures)
 
 
-def _check_option(group: str, key: str, values: list[Any]) -> None:
+def check_option(group: str, key: str, values: Sequence[Any]) -> None:
+    """Refuse values of a key that are no options of a configuration group.
+
+    Raises:
+        ConfigError: one is none; the message names the nearest option.
+    """
     for value in values:
         name = str(value)
         if group == "model":

@@ -22,6 +22,7 @@ from thinkalike.config import (
     ModelConfig,
     StitchConfig,
     TrainerConfig,
+    check_option,
     compose_job,
     ranged,
 )
@@ -116,6 +117,8 @@ class Court(Instrument, kind="court", reads=("model", "data", "measure", "seed")
 def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
     """Return the configurations of the models that were really trained otherwise, on the device of the target."""
     given: dict[str, str] = config.measure.siblings or {}  # type: ignore[attr-defined]
+    for other, name in given.items():
+        check_option("model", f"measure.siblings.{other}", [name])
     made = {name: compose_job("analyze", [f"model={model}"]).model for name, model in given.items()}
     return {
         name: replace(each, device=config.model.device, context=config.model.context) for name, each in made.items()

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, compose_job, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, check_option, compose_job, ranged
 from thinkalike.config.ranges import TOKENS_AT_ONCE
 from thinkalike.data import MNLI, EncodedPairs, Pairs, batches, encode, part_name, read_pairs, reported_part
 from thinkalike.errors import ConfigError, DataError, ModelError, one_of
@@ -126,6 +126,7 @@ def members_of(config: AnalyzeConfig) -> list[Member]:
 def _published(name: str, number: Any) -> ModelConfig:
     if name == "local":
         return ModelConfig(name=str(number), path=str(number))
+    check_option("model", "population.members", [name])
     config: ModelConfig = compose_job("train", [f"model={name}", f"model.index={number}"]).model
     return config
 
@@ -136,6 +137,7 @@ def _finetuned(config: AnalyzeConfig) -> list[Member]:
 
     chosen = config.population
     reported_part(config.pairs, read_pairs(config.pairs, "challenge"))  # an empty part is refused now, not at the end
+    check_option("model", "population.base", [chosen.base])
     context = compose_job("train", ["task=nli", f"model={chosen.base}"]).nli.context
     made = []
     for index in range(chosen.size):
