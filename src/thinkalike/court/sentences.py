@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
 
 from thinkalike.evaluation import STATED, Thresholds, verdict
@@ -54,12 +53,12 @@ def fitted_thresholds(table: pd.DataFrame) -> Thresholds:
     """
     seen = pd.DataFrame(_rows(table), index=table.index)
     forth, back, cka = (seen[f"{name}_low"] for name in ("r2_given_token", "r2_given_token_back", "cka_given_token"))
-    least = np.minimum(forth, back)
+    least, largest = pd.concat([forth, back], axis=1).min(axis=1), pd.concat([forth, back, cka], axis=1).max(axis=1)
     numbers = {
         "leak": seen["future_low"],
         "same": least,
         "related": least.clip(lower=0) * cka.clip(lower=0),
-        "token": np.maximum(np.maximum(forth, back), cka),
+        "token": largest,
         "answers": seen["kl"] / seen["token_mean_penalty"],
     }
     found = {}

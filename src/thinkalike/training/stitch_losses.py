@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -13,43 +14,47 @@ from thinkalike.measures import token_kl
 from thinkalike.models import FrozenModel
 
 Mapped = Sequence[Float[Tensor, "b t d"]]  # states that φ has brought to the target
-StitchLoss = Callable[[FrozenModel, Sequence[int], Mapped, Int[Tensor, "b t"]], list[Float[Tensor, " n"]]]
+Own = Mapping[int, Float[Tensor, "b t d"]]  # the target's own states of these tokens, by layer
 
 
-def _cross_entropy(target: FrozenModel, depths: Sequence[int], mapped: Mapped, tokens: Tensor) -> list[Tensor]:
+class StitchLoss(NamedTuple):
+    """A loss, and which of the target's own states it reads.
+
+    Attributes:
+        value: given the target, the layers after which stitches enter it, what they bring there, the target's own
+            states and the tokens: the losses of all tokens, (n), of each stitch.
+        layers: given the layers after which stitches enter and the target's number of layers: whose states are read.
+    """
+
+    value: Callable[[FrozenModel, Sequence[int], Mapped, Own, Int[Tensor, "b t"]], list[Float[Tensor, " n"]]]
+    layers: Callable[[Sequence[int], int], Sequence[int]]
+
+
+def _cross_entropy(target: FrozenModel, depths: Sequence[int], mapped: Mapped, _: Own, tokens: Tensor) -> list[Tensor]:
     """Return the loss of the next token in nats (Brown et al. 2023, section 2)."""
     last = last_states(target, list(zip(depths, mapped, strict=True)))
     return [losses.flatten() for losses in next_token_losses(target, last, tokens)]
 
 
-def _kl(target: FrozenModel, depths: Sequence[int], mapped: Mapped, tokens: Tensor) -> list[Tensor]:
+def _kl(target: FrozenModel, depths: Sequence[int], mapped: Mapped, own: Own, _: Tensor) -> list[Tensor]:
     """Return KL in nats from the target's own output."""
-    with torch.no_grad():
-        standard = target.head(tokens, target.n_layers - 1).flatten(0, 1)
-    last = last_states(target, list(zip(depths, mapped, strict=True)))
-    return [token_kl(state.flatten(0, 1), target.finish, standard) for state in last]
+    last = torch.stack(last_states(target, list(zip(depths, mapped, strict=True))))
+    return list(token_kl(last.flatten(1, 2), target.finish, own[target.n_layers - 1].flatten(0, 1)))
 
 
-def _mse(target: FrozenModel, depths: Sequence[int], mapped: Mapped, tokens: Tensor) -> list[Tensor]:
+def _mse(_: FrozenModel, depths: Sequence[int], mapped: Mapped, own: Own, __: Tensor) -> list[Tensor]:
     """Return the mean squared difference from the target's state at the site of the stitch, in its own unit."""
-    with torch.no_grad():
-        own = target.residuals(tokens, depths)
-    return [(state - goal).square().mean(-1).flatten() for state, goal in zip(mapped, own, strict=True)]
+    return [(state - own[depth]).square().mean(-1).flatten() for depth, state in zip(depths, mapped, strict=True)]
 
 
-def _penultimate(target: FrozenModel, depths: Sequence[int], mapped: Mapped, tokens: Tensor) -> list[Tensor]:
+def _penultimate(target: FrozenModel, depths: Sequence[int], mapped: Mapped, own: Own, _: Tensor) -> list[Tensor]:
     """Return ‖s - t‖² / ‖t‖² of the last block's states (arXiv 2603.12433)."""
-    with torch.no_grad():
-        own = target.head(tokens, target.n_layers - 1)
     last = last_states(target, list(zip(depths, mapped, strict=True)))
-    return [_relative(state, own).flatten() for state in last]
+    return [_relative(state, own[target.n_layers - 1]).flatten() for state in last]
 
 
-def _alignment(target: FrozenModel, depths: Sequence[int], mapped: Mapped, tokens: Tensor) -> list[Tensor]:
+def _alignment(target: FrozenModel, depths: Sequence[int], mapped: Mapped, own: Own, _: Tensor) -> list[Tensor]:
     """Return the mean of ‖s - t‖² / ‖t‖² over the site of the stitch and all after it (arXiv 2505.20142)."""
-    layers = range(min(depths), target.n_layers)
-    with torch.no_grad():
-        own = dict(zip(layers, target.residuals(tokens, layers), strict=True))
     return [
         torch.stack([_relative(state, own[depth + i]) for i, state in enumerate(states)]).mean(0).flatten()
         for depth, states in zip(depths, states_onwards(target, list(zip(depths, mapped, strict=True))), strict=True)
@@ -60,10 +65,10 @@ def _relative(state: Tensor, goal: Tensor) -> Tensor:
     return (state - goal).float().square().sum(-1) / goal.float().square().sum(-1)
 
 
-STITCH_LOSSES: dict[str, StitchLoss] = {
-    "cross_entropy": _cross_entropy,
-    "kl": _kl,
-    "mse": _mse,
-    "penultimate": _penultimate,
-    "alignment": _alignment,
+STITCH_LOSSES = {
+    "cross_entropy": StitchLoss(_cross_entropy, lambda depths, count: []),
+    "kl": StitchLoss(_kl, lambda depths, count: [count - 1]),
+    "mse": StitchLoss(_mse, lambda depths, count: depths),
+    "penultimate": StitchLoss(_penultimate, lambda depths, count: [count - 1]),
+    "alignment": StitchLoss(_alignment, lambda depths, count: range(min(depths), count)),
 }

@@ -25,7 +25,7 @@ from thinkalike.training.parts import mean_losses
 from thinkalike.training.plans import Plan
 from thinkalike.training.schedules import momenta, peak_rate, rate
 from thinkalike.training.steps import SteppedModule
-from thinkalike.training.stitch_losses import STITCH_LOSSES
+from thinkalike.training.stitch_losses import STITCH_LOSSES, Own
 
 LATE = 0.8  # of the steps; what a stitch gains after them says whether it has converged
 
@@ -89,28 +89,30 @@ class StitchTraining(SteppedModule):
 
     def losses(self, rows: Int[Tensor, "b width"], chosen: Sequence[int] | None = None) -> list[Float[Tensor, " n"]]:
         """Return what each φ, or each of those chosen by number, is trained to make small, by token of the target."""
-        target = self.models[1]
+        target, loss = self.models[1], STITCH_LOSSES[self.config.loss]
         numbers = range(len(self.fits)) if chosen is None else chosen
-        fits = [self.fits[i] for i in numbers]
-        states = zip(numbers, self._states(fits, rows), strict=True)
+        fits, tokens = [self.fits[i] for i in numbers], self.layout.target_tokens(rows)
+        depths = [fit.depth for fit in fits]
+        own = self._own(tokens, [*loss.layers(depths, target.n_layers), *(f.layer for f in fits if f.reads is target)])
+        states = zip(numbers, self._states(fits, rows, own), strict=True)
         mapped = [self.stitches[i](state.to(target.device).float()) for i, state in states]
-        loss = STITCH_LOSSES[self.config.loss]
-        return loss(target, [fit.depth for fit in fits], mapped, self.layout.target_tokens(rows))
+        return loss.value(target, depths, mapped, own, tokens)
 
     @torch.no_grad()
-    def _states(self, fits: Sequence[Fit], rows: Int[Tensor, "b width"]) -> list[Float[Tensor, "b t _"]]:
+    def _own(self, tokens: Int[Tensor, "b t"], layers: Sequence[int]) -> dict[int, Float[Tensor, "b t _"]]:
+        """Return the target's own states at these layers."""
+        wanted = sorted(set(layers))
+        return dict(zip(wanted, self.models[1].residuals(tokens, wanted), strict=True)) if wanted else {}
+
+    @torch.no_grad()
+    def _states(self, fits: Sequence[Fit], rows: Int[Tensor, "b width"], own: Own) -> list[Float[Tensor, "b t _"]]:
         """Return the states that each stitch reads, from one pass of each model."""
-        states: list[Tensor] = [torch.empty(0)] * len(fits)
-        for model in dict.fromkeys(fit.reads for fit in fits):
-            places = [place for place, fit in enumerate(fits) if fit.reads is model]
-            layers = [fits[place].layer for place in places]
-            if model is self.models[1]:
-                read = model.residuals(self.layout.target_tokens(rows), layers)
-            else:
-                read = self.layout.source_states(model, rows, layers)
-            for place, state in zip(places, read, strict=True):
-                states[place] = state
-        return states
+        read = {(self.models[1], layer): state for layer, state in own.items()}
+        for model in dict.fromkeys(fit.reads for fit in fits if fit.reads is not self.models[1]):
+            layers = sorted({fit.layer for fit in fits if fit.reads is model})
+            states = self.layout.source_states(model, rows, layers)
+            read |= {(model, layer): state for layer, state in zip(layers, states, strict=True)}
+        return [read[fit.reads, fit.layer] for fit in fits]
 
     def on_train_start(self) -> None:
         """Decide in which parts a step runs, unless a state that training goes on from says so."""
