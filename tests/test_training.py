@@ -30,7 +30,7 @@ from thinkalike.training import (
     peak_rate,
     rate,
 )
-from thinkalike.training.pretraining import cosine
+from thinkalike.training.schedules import cosine
 from thinkalike.training.steps import StepBatches
 
 CONFIG = StitchConfig(steps=6, warmup=2, tokens_per_step=128)
@@ -58,6 +58,15 @@ def test_the_linear_schedule_starts_above_zero_peaks_after_warmup_and_always_tra
     assert rate(10, config) == 1
     assert rate(99, config) == pytest.approx(1 / 90)
     assert all(rate(step, config) > 0 for step in range(100))
+
+
+def test_the_cosine_schedule_peaks_after_warmup_and_always_trains():
+    config = StitchConfig(steps=100, warmup=10, schedule="cosine")
+    assert rate(9, config) == pytest.approx(10 / 11)
+    assert rate(10, config) == 1
+    assert rate(55, config) == pytest.approx(1 / 2)
+    assert 0 < rate(99, config) < 1 / 90 / 10
+    assert all(rate(step, config) > rate(step + 1, config) for step in range(10, 99))
 
 
 def test_the_tuned_lens_schedule_is_the_one_of_transformers_with_the_shortened_total():

@@ -51,7 +51,7 @@ class StitchConfig(Checked, part="stitch"):
     scale_lr_by_momentum: bool = True  # the rate that sgd gets is lr * (1 - momentum)
     weight_decay: float = ranged(1e-3, least=0)  # pulls φ to the identity where the widths match
     clip: float = ranged(1.0, least=0)  # gradient norm per stitch; 0: none
-    schedule: str = "linear"  # linear | tuned_lens
+    schedule: str = "linear"  # linear | cosine | tuned_lens
     steps: int = ranged(2000, least=0, most=STEPS)  # closed forms: how many batches they read
     warmup: int = ranged(200, least=0, most=STEPS)
     tokens_per_step: int = ranged(16384, least=2, most=TOKENS_AT_ONCE)
@@ -63,7 +63,7 @@ class StitchConfig(Checked, part="stitch"):
         one_of("stitch.loss", self.loss, LOSSES)
         one_of("stitch.optimizer", self.optimizer, tuple(RATES))
         one_of("stitch.norm", self.norm, ("none", "pre", "post"))
-        one_of("stitch.schedule", self.schedule, ("linear", "tuned_lens"))
+        one_of("stitch.schedule", self.schedule, ("linear", "cosine", "tuned_lens"))
         if self.kind in CLOSED and self.norm != "none":
             raise ConfigError(f"stitch.norm={self.norm} does not go with stitch={self.kind}, which has no LayerNorm")
         if self.init == "auto":

@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from thinkalike.config import NLIConfig
 from thinkalike.data import EncodedPairs
-from thinkalike.training.pretraining import cosine
+from thinkalike.training.schedules import cosine
 from thinkalike.training.steps import SteppedModule
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -12,15 +11,8 @@ from torch.nn.functional import cross_entropy
 
 from thinkalike.config import PretrainConfig
 from thinkalike.evaluation import masked_losses
+from thinkalike.training.schedules import cosine
 from thinkalike.training.steps import SteppedModule
-
-
-def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
-    """Rate at a step as a share of the peak: (step + 1) / warmup at first, then a half cosine down to `floor`."""
-    if step < warmup:
-        return (step + 1) / warmup
-    progress = (step - warmup) / max(steps - warmup, 1)
-    return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
 
 
 class Pretraining(SteppedModule):

@@ -1,4 +1,4 @@
-"""The optimisers of stitches: what they keep, their peak rates, and what becomes of these step by step."""
+"""Learning rates step by step, and what the optimisers of stitches keep."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def rate(step: int, config: StitchConfig) -> float:
     """Return the learning rate at a step, as a share of the peak.
 
     linear: (s + 1) / (W + 1) in the W warm-up steps, 1 at step W, then down to 1 / (N - W) at the last step N - 1, so
-    every step trains. tuned_lens: s / W, then linear to 0 at step N - W, as that library's schedule does in effect;
-    step 0 and the last W steps do not train.
+    every step trains. cosine: the same warm-up, then half a cosine towards 0 at step N. tuned_lens: s / W, then linear
+    to 0 at step N - W, as that library's schedule does in effect; step 0 and the last W steps do not train.
     """
     steps, warmup = config.steps, config.warmup
     if config.schedule == "tuned_lens":
@@ -21,7 +21,16 @@ def rate(step: int, config: StitchConfig) -> float:
         return max(0.0, (steps - warmup - step) / max(steps - 2 * warmup, 1))
     if step < warmup:
         return (step + 1) / (warmup + 1)
-    return (steps - step) / (steps - warmup)
+    progress = (step - warmup) / (steps - warmup)
+    return (1 + math.cos(math.pi * progress)) / 2 if config.schedule == "cosine" else 1 - progress
+
+
+def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
+    """Rate at a step as a share of the peak: (step + 1) / warmup at first, then a half cosine down to `floor`."""
+    if step < warmup:
+        return (step + 1) / warmup
+    progress = (step - warmup) / max(steps - warmup, 1)
+    return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
 
 
 def momenta(config: StitchConfig) -> int:
