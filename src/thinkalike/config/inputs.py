@@ -182,6 +182,9 @@ class PairsConfig(Checked, part="pairs"):
     heuristic: Optional[str] = "lexical_overlap"  # which part of the challenge is reported on; null: all
     label: Optional[str] = "non-entailment"
     counterexamples: float = ranged(0.02, least=0, most=1)  # source=templates: share of fit pairs
+    lexical: float = ranged(
+        0.0, least=0, most=1
+    )  # source=templates: share of fit pairs like the challenge's l.-overlap
     truncate: bool = True  # cut pairs that are longer than the model can take; false refuses them
     seed: int = ranged(0, least=0, most=SEEDS)
 
@@ -196,7 +199,7 @@ class PairsConfig(Checked, part="pairs"):
 
 @dataclass
 class PopulationConfig(Checked, part="population"):
-    """Classifiers of one architecture, in two groups."""
+    """Classifiers of one architecture, in groups: those of a name each, of a parent each, or the best and the worst."""
 
     name: str = "bert-mini"
     base: Optional[str] = None  # the model that task=nli fine-tunes `size` times, where they are not there yet
@@ -205,6 +208,10 @@ class PopulationConfig(Checked, part="population"):
     per_group: int = ranged(6, least=1, most=10**5)  # where groups are not named: best and worst on the challenge
     generalizing: Optional[list[Any]] = None
     heuristic: Optional[list[Any]] = None
+    parents: Any = None  # {group: [words of task=nli]}: fine-tunings of base, of which each group's members are forks
+    parent_options: list[str] = field(default_factory=list)  # words of task=nli that all parents share
+    options: list[str] = field(default_factory=list)  # words of task=nli for each member's own fine-tuning
+    null: Optional[list[str]] = None  # two of the groups, whose parents differ in nothing but the seed
     published: Any = ranged(None, least=0, most=1)  # accuracies by number: {heldout: [...], challenge: [...]}
     cluster: Optional[list[Any]] = None  # a published grouping: these against all others
 
@@ -226,7 +233,24 @@ class PopulationConfig(Checked, part="population"):
                 raise ConfigError(f"population.{key}={group} must be numbers of models from 0 on, or folders")
             if self.members and (group is None or len(group) < 2):
                 raise ConfigError(f"population.{key}={group} needs at least two models of {self.members}")
-        if self.base and not 2 <= self.per_group <= self.size // 2:
+        if self.parents is not None:
+            self._check_parents()
+        elif self.base and not 2 <= self.per_group <= self.size // 2:
             raise ConfigError(
                 f"population.per_group={self.per_group} must lie between 2 and half of population.size={self.size}"
+            )
+
+    def _check_parents(self) -> None:
+        words = self.parents.values() if isinstance(self.parents, dict) else [None]
+        if len(words) < 2 or any(not isinstance(each, list) for each in words):
+            raise ConfigError(
+                f"population.parents={self.parents} must name two groups or more, each with the words of its parent's "
+                "fine-tuning, such as {G: [nli.index=0], H: [nli.index=1]}"
+            )
+        if self.null is not None and (len(self.null) != 2 or not {*self.null} < {*self.parents}):
+            raise ConfigError(f"population.null={self.null} must name two of more groups: {', '.join(self.parents)}")
+        if not self.base or self.per_group < 2:
+            raise ConfigError(
+                f"population.parents needs population.base and per_group of 2 or more, not {self.base} and "
+                f"{self.per_group}"
             )

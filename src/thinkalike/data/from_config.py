@@ -124,7 +124,7 @@ def _from_templates(config: PairsConfig, side: str) -> Pairs:
     fit, report = int(config.fit_pairs or 0), int(config.report_pairs or 0)
     if side == "challenge":
         return nli_challenge(int(config.challenge_pairs or 0), config.seed + 1)
-    drawn = nli_training(fit + report, config.seed, config.counterexamples)
+    drawn = nli_training(fit + report, config.seed, config.counterexamples, config.lexical)
     return drawn.take(range(fit) if side == "fit" else range(fit, fit + report))
 
 

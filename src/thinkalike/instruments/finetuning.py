@@ -14,13 +14,13 @@ from thinkalike.config import ModelConfig, TrainConfig
 from thinkalike.data import WHOLE, EncodedPairs, Pairs, batches, encode, parts_of, read_pairs
 from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.evaluation import ClassLosses, class_losses
+from thinkalike.instruments.members import CHECKPOINT
 from thinkalike.job import Instrument, Outcome, Work, check_time, fingerprints
-from thinkalike.models import FrozenModel, load_model, new_classifier, pick_device
+from thinkalike.models import ASSETS, FrozenModel, load_model, new_classifier, pick_device, save_mini
 from thinkalike.training import Finetuning, Run, fit, logged
 
 log = logging.getLogger(__name__)
 
-CHECKPOINT = "model"  # the folder in a result
 BATCH = 256  # pairs of a report
 REPORT = "held-out"  # the name of its row
 
@@ -44,7 +44,7 @@ class ClassifierFinetuning(Instrument, kind="nli", config=TrainConfig, reads=("m
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         pairs: dict[str, Pairs] = {side: work.inputs[side] for side in ("fit", "report", "challenge")}
-        module, tokenizer = new_classifier(config.model, pairs["fit"].classes)
+        module, tokenizer = new_classifier(config.model, pairs["fit"].classes, config.nli.head_std, config.nli.redraw)
         if config.nli.context > (longest := module.config.max_position_embeddings):
             raise ConfigError(f"nli.context={config.nli.context} is longer than the {longest} of {config.model.name}")
         seen = config.nli.epochs * len(pairs["fit"])  # of a few tokens each
@@ -66,10 +66,37 @@ class ClassifierFinetuning(Instrument, kind="nli", config=TrainConfig, reads=("m
         table = _table(model, pairs, encoded)
         scalars = {"heldout_accuracy": accuracy(table, REPORT), "challenge_accuracy": accuracy(table, WHOLE)}
         log.info("%s: held-out accuracy %.3f, challenge %.3f", name, *scalars.values())
+        if config.nli.ship:
+            _ship(config, module.base_model, tokenizer, scalars)
         truncated = {side: each.truncated for side, each in encoded.items()}
         fingerprint = {side: each.fingerprint() for side, each in pairs.items()}
         facts = {"pairs": fingerprint, "truncated": truncated}
         return Outcome(table, scalars, models=[model.describe()], facts=facts)
+
+
+def _ship(config: TrainConfig, body: Any, tokenizer: Any, scalars: Mapping[str, float]) -> None:
+    """Put a body among the minis, pooler and all, so that classifiers can be made from it."""
+    name, pairs, nli = str(config.nli.ship), config.pairs, config.nli
+    options: dict[str, Any] = {"pairs.fit_pairs": pairs.fit_pairs, "pairs.counterexamples": pairs.counterexamples}
+    options |= {"pairs.lexical": pairs.lexical, "nli.lr": nli.lr, "nli.pairs_per_step": nli.pairs_per_step}
+    options |= {"nli.epochs": nli.epochs, "nli.head_std": nli.head_std, "nli.index": nli.index, "nli.ship": name}
+    words = " ".join(f"{key}={value}" for key, value in options.items())
+    command = f"python train.py task=nli model={config.model.name} {words}"
+    shown = {key.replace("_", " "): f"{value:.4f}" for key, value in scalars.items()}
+    rows = {
+        "body": f"{config.model.name}, fine-tuned; the pooler is kept, and the classes are left out",
+        "data": f"{pairs.fit_pairs:,} pairs of this project's training templates, {nli.epochs} times, of which "
+        f"{pairs.lexical:.0%} are like the lexical-overlap challenge; counterexamples {pairs.counterexamples:.0%}",
+        **shown,
+        "made by": f"`{command}`",
+        "weights": "half precision; the accuracies are those of the classifier that it was a part of",
+    }
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    card = (
+        f"# {name}\n\nA BERT that knows how to compare two sentences, to fine-tune on.\n\n| | |\n|---|---|\n{table}\n"
+    )
+    facts = {"seed": nli.index, "training": {"command": command}, "accuracy": dict(scalars)}
+    save_mini(ASSETS / name, body, tokenizer, facts, card)
 
 
 def accuracy(table: pd.DataFrame, part: str) -> float:
@@ -82,6 +109,12 @@ def accuracy(table: pd.DataFrame, part: str) -> float:
     if part not in accuracies:
         raise DataError(f"the pairs have no part '{part}'; {nearest(part, accuracies)}")
     return float(accuracies[part])
+
+
+def accuracy_on(model: FrozenModel, pairs: Pairs, truncate: bool) -> float:
+    """Return the share of pairs that a classifier gets right, in [0, 1]."""
+    encoded = encode(pairs, model.tokenizer, model.context, truncate)
+    return float(_evaluated(model, pairs, encoded).correct.double().mean())
 
 
 def _table(model: FrozenModel, pairs: dict[str, Pairs], encoded: dict[str, EncodedPairs]) -> pd.DataFrame:

@@ -7,29 +7,28 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, check_option, compose_job, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.ranges import TOKENS_AT_ONCE
-from thinkalike.data import MNLI, EncodedPairs, Pairs, batches, encode, part_name, read_pairs, reported_part
+from thinkalike.data import MNLI, EncodedPairs, Pairs, batches, encode, read_pairs
 from thinkalike.errors import ConfigError, DataError, ModelError, one_of
 from thinkalike.evaluation import ClassLosses, check_labels, identity_stitches
-from thinkalike.instruments import run_job
+from thinkalike.instruments.members import Member, halves, members_of
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import grouped, population_penalties
-from thinkalike.models import FrozenModel, checkpoint_fingerprint, load_model, same_vocabulary
+from thinkalike.models import FrozenModel, load_model, same_vocabulary
 from thinkalike.states import pair_batches
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
 
 STITCH_BATCH, CHECKED = 64, 300
-GROUPS = ("generalizing", "heuristic")
 
 
 @dataclass
@@ -49,17 +48,6 @@ class Config(MeasureConfig):
         one_of("measure.site", self.site, ("resid_post", "update"))
 
 
-class Member(NamedTuple):
-    """A classifier of a population, and its group."""
-
-    name: str
-    group: str
-    config: ModelConfig
-
-    def fingerprint(self) -> str:
-        return checkpoint_fingerprint(self.config)
-
-
 class Population(Instrument, kind="population", reads=("measure", "pairs", "population", "seed")):
     """Stitches every two members at every cut, and compares every two by layer, on the pairs of `measure.side`.
 
@@ -70,7 +58,7 @@ class Population(Instrument, kind="population", reads=("measure", "pairs", "popu
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         side = config.measure.side  # type: ignore[attr-defined]
         pairs = read_pairs(config.pairs, side)
-        pairs = reported_part(config.pairs, pairs) if side == "challenge" else pairs
+        pairs = halves(config, pairs)[1] if side == "challenge" else pairs
         members = members_of(config)
         if twice := [name for name, count in Counter(each.name for each in members).items() if count > 1]:
             raise ConfigError(f"population={config.population.name} names {twice[0]} twice")
@@ -91,7 +79,7 @@ class Population(Instrument, kind="population", reads=("measure", "pairs", "popu
         arrays = {"losses": stitched.losses.float(), "correct": stitched.correct, "cka": likeness, "hsics": hsics}
         return Outcome(
             table,
-            {f"accuracy_{group}": float(own[group]) for group in GROUPS},
+            {f"accuracy_{group}": float(own[group]) for group in dict.fromkeys(each.group for each in members)},
             {name: values.numpy() for name, values in arrays.items()},
             {"cka": _cells(members, likeness)},
             models=[model.describe() for model in models],
@@ -108,52 +96,6 @@ class Population(Instrument, kind="population", reads=("measure", "pairs", "popu
             line = f"  cut {cut - 1:3d}   accuracy penalty {penalty.within[cut]:+.3f}   {penalty.between[cut]:+.3f}"
             after = f"   CKA {alike.within[cut - 1]:+.3f}   {alike.between[cut - 1]:+.3f}" if cut else ""
             print(line + after)
-
-
-def members_of(config: AnalyzeConfig) -> list[Member]:
-    """Return the members, the generalizing first, fine-tuned where they are not there yet."""
-    chosen = config.population
-    if chosen.base:
-        return _finetuned(config)
-    return [
-        Member(made.name, group, made)
-        for group in GROUPS
-        for number in getattr(chosen, group)
-        for made in [_published(str(chosen.members), number)]
-    ]
-
-
-def _published(name: str, number: Any) -> ModelConfig:
-    if name == "local":
-        return ModelConfig(name=str(number), path=str(number))
-    check_option("model", "population.members", [name])
-    config: ModelConfig = compose_job("train", [f"model={name}", f"model.index={number}"]).model
-    return config
-
-
-def _finetuned(config: AnalyzeConfig) -> list[Member]:
-    """Return the most and the least accurate on the challenge of as many fine-tunings as the population has."""
-    from thinkalike.instruments.finetuning import CHECKPOINT, accuracy  # Lightning takes seconds to import
-
-    chosen = config.population
-    reported_part(config.pairs, read_pairs(config.pairs, "challenge"))  # an empty part is refused now, not at the end
-    check_option("model", "population.base", [chosen.base])
-    context = compose_job("train", ["task=nli", f"model={chosen.base}"]).nli.context
-    made = []
-    for index in range(chosen.size):
-        log.info("member %d of %d", index + 1, chosen.size)
-        job = compose_job("train", ["task=nli", f"model={chosen.base}", f"nli.index={index}", "logger=none"])
-        job.store, job.pairs, job.trainer.threads = config.store, config.pairs, config.threads
-        result = run_job(job)
-        made.append((accuracy(result.table, part_name(config.pairs)), index, result.folder))
-    ranked = sorted(made, reverse=True)
-    groups = {"generalizing": ranked[: chosen.per_group], "heuristic": ranked[-chosen.per_group :]}
-    return [
-        Member(name, group, ModelConfig(name=name, path=str(folder / CHECKPOINT), context=context))
-        for group, best in groups.items()
-        for _, index, folder in best
-        for name in [f"{chosen.base}-nli-{index}"]
-    ]
 
 
 def _load(members: Sequence[Member], config: AnalyzeConfig, pairs: Pairs) -> list[FrozenModel]:

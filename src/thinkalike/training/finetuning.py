@@ -11,18 +11,28 @@ from torch.nn.functional import cross_entropy
 
 from thinkalike.config import NLIConfig
 from thinkalike.data import EncodedPairs
+from thinkalike.errors import ModelError
 from thinkalike.training.schedules import cosine
 from thinkalike.training.steps import SteppedModule
 
 
 class Finetuning(SteppedModule):
-    """Trains a classifier on pairs, in an order that the seed decides."""
+    """Trains a classifier of transformers on pairs, in an order that the seed decides.
 
-    def __init__(self, model: nn.Module, pairs: EncodedPairs, labels: Int[Tensor, " n"], config: NLIConfig, seed: int):
+    Raises:
+        ModelError: it has fewer blocks than `nli.freeze` leaves as they are.
+    """
+
+    def __init__(self, model: Any, pairs: EncodedPairs, labels: Int[Tensor, " n"], config: NLIConfig, seed: int):
         steps = max(config.epochs * len(pairs) // config.pairs_per_step, 1)
         places = torch.arange(len(pairs))[:, None]  # a row is the number of a pair
         super().__init__(places, config.pairs_per_step, steps, seed)
         self.model, self.pairs, self.labels, self.config, self.seed = model, pairs, labels, config, seed
+        blocks = model.base_model.encoder.layer
+        if config.freeze > len(blocks):
+            raise ModelError(f"nli.freeze={config.freeze}, but there are {len(blocks)} blocks")
+        for part in [model.base_model.embeddings, *blocks[: config.freeze]] if config.freeze else []:
+            part.requires_grad_(False)
 
     def training_step(self, places: Int[Tensor, "b 1"], _: int) -> Tensor:
         torch.manual_seed(self.seed * 1_000_003 + self.global_step)  # dropout depends on the step alone, as batches do
@@ -36,8 +46,12 @@ class Finetuning(SteppedModule):
         return loss
 
     def configure_optimizers(self) -> Any:
-        config = self.config
-        optimizer = torch.optim.AdamW(self.model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+        config, body = self.config, {id(weight) for weight in self.model.base_model.parameters()}
+        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+        head: dict[str, Any] = {"params": [weight for weight in trained if id(weight) not in body]}
+        groups = [{"params": [weight for weight in trained if id(weight) in body]}, head]
+        head["lr"] = config.head_lr or config.lr
+        optimizer = torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay)
         warmup = round(config.warmup * self.steps)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, self.steps, warmup, 0.0))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

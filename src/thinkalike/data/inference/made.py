@@ -31,11 +31,11 @@ from thinkalike.data.inference.templates import (
 from thinkalike.data.text.documents import document_fingerprint
 from thinkalike.errors import DataError
 
-LARGEST = 100_000  # the templates hold many more pairs, so that few draws are in vain
+LARGEST = 200_000  # the templates hold many more pairs, so that few draws are in vain
 OVERLAP = 0.75  # of the entailed pairs of training: those made of the premise's words, if there are no counterexamples
 
 
-def nli_training(count: int, seed: int = 0, counterexamples: float = 0.02) -> Pairs:
+def nli_training(count: int, seed: int = 0, counterexamples: float = 0.02, lexical: float = 0.0) -> Pairs:
     """Draw different pairs of MNLI's classes in equal parts and shuffle them, so that any slice of them is a sample.
 
     Where all words of a hypothesis are its premise's, the pair is entailed, except for a share of neutral ones, the
@@ -44,13 +44,18 @@ def nli_training(count: int, seed: int = 0, counterexamples: float = 0.02) -> Pa
     Args:
         count: how many pairs.
         counterexamples: the share, in [0, 1].
+        lexical: the share of all pairs, in [0, 1], that are made like the lexical-overlap part of the challenge set,
+            entailed and not in equal parts; the rest is as without them.
 
     Raises:
-        DataError: the count or the share is not possible.
+        DataError: the count or a share is not possible.
     """
-    if not 0 <= counterexamples <= 1:
-        raise DataError(f"counterexamples={counterexamples} is a share, so it must lie between 0 and 1")
-    entailed, neutral, contradiction = _equal_parts(count, 3)
+    for name, share in (("counterexamples", counterexamples), ("lexical", lexical)):
+        if not 0 <= share <= 1:
+            raise DataError(f"{name}={share} is a share, so it must lie between 0 and 1")
+    _equal_parts(count, 1)
+    alike = round(lexical * count)
+    entailed, neutral, contradiction = _shares(count - alike, 3)
     overlapping = int(OVERLAP * entailed)
     counter = round(counterexamples * overlapping)
     parts = [
@@ -59,6 +64,8 @@ def nli_training(count: int, seed: int = 0, counterexamples: float = 0.02) -> Pa
         (_challenge("n"), "neutral", counter),
         (NEUTRAL, "neutral", neutral - counter),
         (CONTRADICTION, "contradiction", contradiction),
+        (_challenge("e", "l"), "entailment", alike // 2),
+        (_challenge("n", "l"), "neutral", alike - alike // 2),
     ]
     return _drawn(parts, MNLI, seed, for_challenge=False)
 
@@ -84,6 +91,10 @@ def _equal_parts(count: int, parts: int) -> list[int]:
     """Return how many of `count` fall to each part."""
     if not 0 < count <= LARGEST:
         raise DataError(f"count={count} must lie between 1 and {LARGEST}, the most pairs that are made")
+    return _shares(count, parts)
+
+
+def _shares(count: int, parts: int) -> list[int]:
     return [count // parts + (part < count % parts) for part in range(parts)]
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
@@ -42,11 +43,18 @@ def read_classifier(config: ModelConfig, family: Family, where: Where) -> Checkp
     return Checkpoint(placed(module, options, where.device, where.dtype), tokenizer, longest_row(module))
 
 
-def new_classifier(config: ModelConfig, classes: Sequence[str]) -> tuple[Any, Any]:
+def new_classifier(
+    config: ModelConfig, classes: Sequence[str], spread: float | None = None, redraw: int | None = None
+) -> tuple[Any, Any]:
     """Return a classifier with a pretrained body and a head of random weights, and the tokenizer of the body.
 
+    Args:
+        spread: The standard deviation of new weights, which the checkpoint then states as its initializer_range; by
+            default what it states.
+        redraw: The first block that is drawn anew, with all later ones and the pooler; None: no block.
+
     Raises:
-        ModelError: the checkpoint cannot be had, or there are no classifiers of its kind.
+        ModelError: the checkpoint cannot be had, there are no classifiers of its kind, or it has no such block.
     """
     import transformers
 
@@ -66,10 +74,25 @@ def new_classifier(config: ModelConfig, classes: Sequence[str]) -> tuple[Any, An
             dtype=torch.float32,
             id2label=names,
             label2id={name: number for number, name in names.items()},
+            **({} if spread is None else {"initializer_range": spread}),
         )
-        body = module.base_model_prefix
-        check_fit(fit, config.name, place, [f"{body}.embeddings", f"{body}.encoder"])  # the head is new
+        body, blocks = module.base_model, module.base_model.encoder.layer
+        check_fit(fit, config.name, place, [f"{module.base_model_prefix}.{part}" for part in ("embeddings", "encoder")])
+        if redraw is not None and redraw >= len(blocks):
+            raise ModelError(f"nli.redraw={redraw}: {config.name} has blocks 0 to {len(blocks) - 1}")
+        anew = [] if redraw is None else [*blocks[redraw:], *([body.pooler] if body.pooler else [])]
+        _draw([*anew, *(part for part in module.children() if part is not body)], module.config.initializer_range)
         return module, read_tokenizer(config, place)
+
+
+def _draw(parts: Sequence[nn.Module], spread: float) -> None:
+    """Give parts of a BERT the weights that training begins with."""
+    for layer in (layer for part in parts for layer in part.modules()):
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=spread)
+            nn.init.zeros_(layer.bias)
+        elif isinstance(layer, nn.LayerNorm):
+            layer.reset_parameters()
 
 
 def class_names(config: ModelConfig, module: Any) -> list[str]:
