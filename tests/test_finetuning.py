@@ -1,5 +1,7 @@
 """task=nli: what the door leaves, what an index decides, and what cannot be done in one line."""
 
+import json
+
 import pandas as pd
 import pytest
 import torch
@@ -12,7 +14,8 @@ from conftest import composed, kill_and_resume, results_in
 from thinkalike.data import nli_challenge, nli_training
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import finetuning
-from thinkalike.instruments.finetuning import CHECKPOINT, accuracy
+from thinkalike.instruments.finetuning import accuracy
+from thinkalike.instruments.members import CHECKPOINT
 from thinkalike.training.steps import StepBatches
 
 FIT, REPORT, CHALLENGE = 64, 40, 120
@@ -100,6 +103,51 @@ def test_an_index_decides_the_head_and_the_order_and_nothing_else(door, words, b
     orders = [torch.cat([StepBatches(*module._batches)[step] for step in (0, 1)])[:, 0].tolist() for module in seen]
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(FIT))  # an epoch is every pair, once
+
+
+def body_of(folder):
+    """The weights of a classifier by part: embeddings, each block, pooler and classes."""
+    parts = {}
+    for name, weight in load_file(folder / "model.safetensors").items():
+        short = name.removeprefix("bert.").removeprefix("encoder.layer.").split(".")[0]
+        parts.setdefault(short, []).append(weight.flatten())
+    return {name: torch.cat(weights) for name, weights in parts.items()}
+
+
+def test_frozen_parts_stay_and_blocks_that_are_drawn_anew_start_elsewhere(door, words, bert):
+    base = body_of(bert)
+    more = ["nli.freeze=1", "nli.redraw=1", "nli.head_std=0.02", "nli.lr=1e-9", "nli.head_lr=0.5", "nli.weight_decay=0"]
+    found = body_of(door("train.py", *words, *more).result.folder / CHECKPOINT)
+    assert torch.equal(found["embeddings"], base["embeddings"])
+    assert torch.equal(found["0"], base["0"])
+    drawn = found["1"][found["1"].abs().sub(1).abs() > 1e-6]  # without the gains of its LayerNorms
+    assert drawn[drawn.abs() > 1e-6].std() == pytest.approx(0.02, rel=0.05)
+    assert not torch.equal(found["1"], base["1"])
+    assert found["pooler"][found["pooler"].abs() > 1e-6].std() == pytest.approx(0.02, rel=0.1)
+    assert found["classifier"].abs().max() > 0.2, "the classes learn at a rate of their own"
+
+
+def test_a_fork_gets_classes_of_its_own_and_the_spread_of_its_parent(door, words):
+    parent = door("train.py", *words, "nli.head_std=0.03").result.folder / CHECKPOINT
+    words = [word for word in words if not word.startswith("model.path")] + [f"model.path={parent}"]
+    fork = door("train.py", *words, "nli.freeze=2", "nli.head_lr=1e-9", "nli.index=5").result.folder / CHECKPOINT
+    mine, theirs = body_of(fork), body_of(parent)
+    assert torch.equal(mine["1"], theirs["1"])
+    assert mine["classifier"].abs().max() < 0.15
+    assert not torch.allclose(mine["classifier"], theirs["classifier"], atol=0.01)
+    assert json.loads((fork / "config.json").read_text())["initializer_range"] == 0.03
+
+
+def test_a_body_is_shipped_without_its_classes(door, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(finetuning, "ASSETS", tmp_path / "assets")
+    result = door("train.py", *words, "nli.ship=taught").result
+    shipped = tmp_path / "assets" / "taught"
+    ours, theirs = body_of(shipped), body_of(result.folder / CHECKPOINT)
+    assert set(theirs) - set(ours) == {"classifier"}
+    assert all(torch.equal(weights, theirs[name].half()) for name, weights in ours.items())
+    card = (shipped / "README.md").read_text()
+    assert f"| heldout accuracy | {result.scalars['heldout_accuracy']:.4f} |" in card
+    assert json.loads((shipped / "config.json").read_text())["training"]["command"] in card
 
 
 def test_the_same_index_gives_the_same_bytes_and_another_does_not(door, words):
@@ -196,6 +244,8 @@ def test_what_is_no_bert_is_one_line(door, words, checkpoints):
         (["nli.context=128"], "nli.context=128 is longer than the 72 of local"),
         (["nli.lr=1e30", "nli.epochs=20"], "lower nli.lr=1e+30"),
         (["nli.lr=0"], "nli.lr=0.0 must be positive"),
+        (["nli.freeze=3"], "nli.freeze=3, but there are 2 blocks"),
+        (["nli.redraw=2"], "nli.redraw=2: local has blocks 0 to 1"),
         (["nli.epoch=2"], "did you mean 'nli.epochs'?"),
     ],
 )

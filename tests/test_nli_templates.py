@@ -259,6 +259,20 @@ def test_of_the_pairs_of_full_overlap_all_but_the_counterexamples_are_entailed(c
     assert found["neutral"] == round(counterexamples * OVERLAP * 1000)
 
 
+def test_a_share_is_like_the_lexical_overlap_of_the_challenge_and_the_rest_is_as_before():
+    pairs, plain = nli_training(3000, 2, 0.1, lexical=0.4), nli_training(1800, 2, 0.1)
+    counts = {label: Counter(pairs.subcases[row] for row in range(3000) if pairs.labels[row] == place)
+              for place, label in enumerate(pairs.classes)}  # fmt: skip
+    lexical = {kind: sum(n for name, n in counts[label].items() if name[:2] == f"l{kind}")
+               for kind, label in (("e", "entailment"), ("n", "neutral"))}  # fmt: skip
+    before = sum(name[:2] == "ln" for name in plain.subcases)
+    assert lexical["n"] == pytest.approx(600 + before, abs=25)
+    assert lexical["e"] > 600
+    assert sum(counts["contradiction"].values()) == 600
+    challenge = nli_challenge(3000)
+    assert not {*pairs.premises} & {*challenge.premises}
+
+
 def test_counterexamples_are_of_all_heuristics_and_of_the_challenges_own_constructions():
     pairs = nli_training(3000, counterexamples=1.0)
     found = {subcase for row, subcase in zip(rows_of(pairs), pairs.subcases, strict=True) if overlaps(*row[:2])}
@@ -403,3 +417,5 @@ def test_the_largest_count_can_be_had(make):
 def test_a_share_that_cannot_be_is_refused(share):
     with pytest.raises(DataError, match=f"counterexamples={share} is a share"):
         nli_training(10, counterexamples=share)
+    with pytest.raises(DataError, match=f"lexical={share} is a share"):
+        nli_training(10, lexical=share)

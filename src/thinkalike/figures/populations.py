@@ -11,7 +11,8 @@ import pandas as pd
 
 from thinkalike.figures.style import COLOURS, canvas, save
 
-LABELS = {"accuracy_penalty": "accuracy penalty", "value": "CKA"}
+LABELS = {"accuracy_penalty": "accuracy penalty", "flips": "share of flipped predictions", "value": "CKA"}
+ACROSS = 3  # panels
 
 
 def groups_by_depth(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
@@ -20,12 +21,15 @@ def groups_by_depth(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
     Args:
         tables: by title: pair (such as "generalizing into heuristic"), place, mean, low, high; and column, what it is.
     """
-    with canvas(4.1 * len(tables), 3.3, 1, len(tables), squeeze=False) as (figure, panels):
-        for axes, (title, table) in zip(panels[0], tables.items(), strict=True):
-            for number, (pair, rows) in enumerate(table.groupby("pair", sort=False)):
-                errors = [rows["mean"] - rows["low"], rows["high"] - rows["mean"]]
+    rows, columns = -(-len(tables) // ACROSS), min(len(tables), ACROSS)
+    with canvas(4.1 * columns, 3.3 * rows, rows, columns, squeeze=False) as (figure, panels):
+        for axes in panels.flat[len(tables) :]:
+            axes.set_axis_off()
+        for axes, (title, table) in zip(panels.flat, tables.items(), strict=False):
+            for number, (pair, points) in enumerate(table.groupby("pair", sort=False)):
+                errors = [points["mean"] - points["low"], points["high"] - points["mean"]]
                 style = {"color": COLOURS[number % len(COLOURS)], "label": pair, "capsize": 3, "markersize": 4}
-                axes.errorbar(rows["place"], rows["mean"], yerr=np.clip(errors, 0, None), fmt="o-", **style)
+                axes.errorbar(points["place"], points["mean"], yerr=np.clip(errors, 0, None), fmt="o-", **style)
             places = sorted(table["place"].unique())
             axes.set_xticks(places, ["embed" if place < 0 else str(place) for place in places])
             axes.set_xlabel(str(table["axis"].iloc[0]))
@@ -45,11 +49,13 @@ def distances(table: pd.DataFrame, folder: Path) -> None:
     cells = table.pivot(index="source", columns="target", values="value").loc[names, names]
     with canvas(8.4, 3.6, 1, 2) as (figure, (left, right)):
         image = left.imshow(cells.to_numpy(), origin="lower", cmap="viridis")
-        edge = (table.drop_duplicates("source")["group_of_source"] == "generalizing").sum() - 0.5
-        left.axhline(edge, color="white", linewidth=1)
-        left.axvline(edge, color="white", linewidth=1)
-        left.set_xlabel("model, the generalizing first")
-        left.set_ylabel("model, the generalizing first")
+        groups = table.drop_duplicates("source")["group_of_source"].tolist()
+        for edge in (place - 0.5 for place in range(1, len(groups)) if groups[place] != groups[place - 1]):
+            left.axhline(edge, color="white", linewidth=1)
+            left.axvline(edge, color="white", linewidth=1)
+        order = f"model: {', then '.join(dict.fromkeys(groups))}"
+        left.set_xlabel(order)
+        left.set_ylabel(order)
         figure.colorbar(image, ax=left, label="distance (equation 2)", shrink=0.85)
         kinds = [(str(pair), rows["value"]) for pair, rows in table[table["source"] < table["target"]].groupby("pair")]
         _spread(right, kinds)
