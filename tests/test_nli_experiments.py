@@ -12,11 +12,11 @@ from classifiers import THREE, loaded, of_the_hub, relabelled, write_base, write
 from conftest import composed, results_in
 from thinkalike import papers
 from thinkalike.data import nli_challenge, nli_training
-from thinkalike.instruments.finetuning import CHECKPOINT
-from thinkalike.papers import brown2023_population as experiments
+from thinkalike.instruments.members import CHECKPOINT
 from thinkalike.papers import experiment as frame
 from thinkalike.papers.claims import VERDICTS
 from thinkalike.papers.experiment import job_of
+from thinkalike.papers.population_view import Population
 from thinkalike.store import Job, Result
 from thinkalike.training import Finetuning
 
@@ -55,7 +55,8 @@ def planted(
             for a in range(m) for b in range(m) for cut in range(-1, blocks)]  # fmt: skip
     columns = ["source", "target", "group_of_source", "group_of_target", "cut", "accuracy"]
     job = Job(str(folder), "population", "planted")
-    arrays = {"correct": correct, "losses": lost, "cka": likeness, "hsics": np.stack([likeness] * 2)}
+    predicted = (~correct).astype(np.int8)  # every label is 0
+    arrays = {"correct": correct, "predicted": predicted, "losses": lost, "cka": likeness}
     with job.running():
         job.write({}, {}, {"table": pd.DataFrame(rows, columns=columns)}, arrays)
         return job.appear()
@@ -68,7 +69,8 @@ def verdicts(monkeypatch, tmp_path):
     def run(figure, *words, **changes):
         finished = planted(tmp_path, **changes)
         monkeypatch.setattr(frame, "run_job", lambda _: finished)
-        config = composed(f"experiment=brown2023/{figure}", "scale=mini", f"store={tmp_path}/r", *words, door="analyze")
+        own = ("population=natural", *words)  # two groups and no null
+        config = composed(f"experiment=brown2023/{figure}", "scale=mini", f"store={tmp_path}/r", *own, door="analyze")
         result = papers.reproduce(config)
         assert any(path.suffix == ".png" for path in result.figures)
         return result.tables["claims"].set_index("claim")
@@ -76,12 +78,13 @@ def verdicts(monkeypatch, tmp_path):
     return run
 
 
-EARLY, LATE, CHEAP = "stitches at early cuts", "late stitches between the groups", "late stitches within a group"
-PART, STITCHED, DISTANT = "CKA tells the groups apart", "two clusters from stitching", "two clusters from CKA"
+EARLY, CHEAP = "stitches at early cuts", "late stitches within a group"
+LATE, FLIP = (f"late stitches between the groups {what}" for what in ("cost more", "flip more"))
+PART, STITCHED, DISTANT = "CKA tells the groups apart", "clusters from flipped", "clusters from CKA"
 GAP, NEARER = "the two groups differ", "models of one group are nearer"
 OF = {
-    "figure2": (EARLY, LATE, CHEAP, PART, STITCHED, DISTANT),
-    "figure7": (GAP, EARLY, LATE, CHEAP),
+    "figure2": (EARLY, LATE, FLIP, CHEAP, PART, STITCHED, DISTANT),
+    "figure7": (GAP, EARLY, LATE, FLIP, CHEAP),
     "figure8": (NEARER, STITCHED, DISTANT),
 }
 MIXED = ["generalizing", "heuristic"] * EACH
@@ -92,7 +95,7 @@ CASES = [
     ("figure8", {}, {}),
     ("figure2", {"early": 0.1}, {EARLY: FAILS}),
     ("figure2", {"early": 0.025}, {EARLY: UNDECIDED}),
-    ("figure2", {"within": 0.3}, {LATE: UNDECIDED, CHEAP: FAILS, STITCHED: FAILS}),
+    ("figure2", {"within": 0.3}, {LATE: UNDECIDED, FLIP: UNDECIDED, CHEAP: FAILS, STITCHED: FAILS}),
     ("figure2", {"within": 0.1}, {CHEAP: FAILS}),
     ("figure7", {"within": 0.1}, {CHEAP: FAILS}),
     ("figure2", {"cka": 0.95}, {PART: UNDECIDED, DISTANT: FAILS}),
@@ -101,7 +104,7 @@ CASES = [
     ("figure7", {"gap": 0.05}, {GAP: FAILS}),
     ("figure7", {"gap": 0.1}, {GAP: UNDECIDED}),
     ("figure8", {"groups": MIXED}, {NEARER: FAILS, STITCHED: FAILS, DISTANT: FAILS}),
-    ("figure2", {"groups": MIXED}, dict.fromkeys((LATE, CHEAP, PART, STITCHED, DISTANT), FAILS)),
+    ("figure2", {"groups": MIXED}, dict.fromkeys((LATE, FLIP, CHEAP, PART, STITCHED, DISTANT), FAILS)),
 ]
 
 
@@ -121,12 +124,14 @@ def test_the_numbers_are_those_that_were_planted(verdicts):
     groups = ["population.generalizing=[0,1,2,3,4,5]", "population.heuristic=[6,7,8,9,10,11]"]
     groups += ["population.cluster=[6,7,8,9,10,11]"]
     claims = verdicts("figure2", *groups, "population.members=x", "population.base=null", noise=0)
-    assert "4: -0.225 [" in numbers(claims, LATE)  # 0.3 of 1 and of 0.5
-    assert numbers(claims, LATE).endswith("they part at cut 3 (3 to 3)")
-    assert numbers(claims, PART).endswith("they part at layer 3 (3 to 3)")
+    late = numbers(claims, LATE)  # 0.3 of 1 and of 0.5
+    assert "generalizing into heuristic 4: +0.150 [" in late
+    assert "heuristic into generalizing 4: +0.300 [" in late
+    assert "the first cut that shows a difference is 3, and the step is at 3 (3 to 3)" in late
+    assert numbers(claims, PART).endswith("the first layer that shows a difference is 3, and the step is at 3 (3 to 3)")
     assert "5: +0.450 [" in numbers(claims, PART)
     for begin in (STITCHED, DISTANT):
-        assert numbers(claims, begin).endswith("the published cluster 1.00 [1.00, 1.00]")
+        assert numbers(claims, begin).endswith("the published cluster 1.00 [1.00, 1.00], p = 0.0022")
 
 
 def test_claims_say_over_what_their_intervals_are(verdicts):
@@ -135,7 +140,7 @@ def test_claims_say_over_what_their_intervals_are(verdicts):
         "12 models in groups of 6 and 6",
         "12 models in groups of 6 and 6, 2000 pairs of texts",
     }
-    assert numbers(claims, EARLY).endswith("intervals hold for all 8 together (Bonferroni)")
+    assert numbers(claims, EARLY).endswith("intervals hold for all 16 together (Bonferroni)")
     assert "all 4 together" in numbers(claims, PART)
     assert claims["smallest_effect"].ge(0).all()
 
@@ -144,12 +149,12 @@ def test_a_published_cluster_of_other_models_does_not_agree(verdicts):
     groups = ["population.generalizing=[0,1,2,3,4,5]", "population.heuristic=[6,7,8,9,10,11]"]
     groups += ["population.cluster=[0,2,4,6,8,10]"]
     claims = verdicts("figure8", *groups, "population.members=x", "population.base=null")
-    assert numbers(claims, DISTANT).endswith("the published cluster -0.10 [-0.10, -0.10]")
+    assert numbers(claims, DISTANT).endswith("the published cluster -0.10 [-0.10, -0.10], p = 1.0000")
 
 
 def test_distances_are_those_of_equation_2(tmp_path):
     config = composed("experiment=brown2023/figure8", "scale=mini", door="analyze").population
-    found = experiments.Population(planted(tmp_path, noise=0), config).distances
+    found = Population(planted(tmp_path, noise=0), config).distances
     assert found[0, 1].item() == pytest.approx((BLOCKS * np.arccos(0.95) ** 2) ** 0.5)
     assert found[0, -1].item() == pytest.approx((3 * np.arccos(0.95) ** 2 + 3 * np.arccos(0.5) ** 2) ** 0.5)
     assert (found.diagonal() == 0).all()
@@ -157,15 +162,15 @@ def test_distances_are_those_of_equation_2(tmp_path):
 
 def test_models_of_four_blocks_have_no_late_cuts(verdicts):
     claims = verdicts("figure2", blocks=4)
-    for begin in (LATE, CHEAP):
+    for begin in (LATE, FLIP, CHEAP):
         assert "no cut is late" in numbers(claims, begin)
-    assert list(claims["verdict"]).count("not testable here") == 2
+    assert list(claims["verdict"]).count("not testable here") == 3
 
 
 def test_models_that_never_differ_part_nowhere(verdicts):
     claims = verdicts("figure2", between=0, cka=0.95, noise=0)
-    assert numbers(claims, LATE).endswith("they part at no cut")
-    assert numbers(claims, PART).endswith("they part at no layer")
+    assert numbers(claims, FLIP).endswith("the first cut that shows a difference is none")
+    assert numbers(claims, PART).endswith("the first layer that shows a difference is none")
 
 
 # ---------------------------------------------------------------------------------------------------------- mini scale
@@ -181,8 +186,12 @@ def scales(*words):
 @pytest.mark.slow
 def test_the_papers_scale_has_the_papers_models_and_pairs_unless_others_are_asked_for():
     assert scales() == ("hub", "feather-berts", None)
-    assert scales("scale=mini") == ("templates", "bert-mini", "bert-mini")
-    assert scales("population.base=bert-base-uncased") == ("hub", "bert-mini", "bert-base-uncased")
+    assert scales("scale=mini") == ("templates", "planted", "bert-mini-nli")
+    assert scales("population=bert-mini", "population.base=bert-base-uncased") == (
+        "hub",
+        "bert-mini",
+        "bert-base-uncased",
+    )
     local = ["population=local", "population.generalizing=[a,b]", "population.heuristic=[c,d]"]
     assert scales(*local, "pairs=files") == ("files", "local", None)
 
@@ -197,7 +206,13 @@ def test_a_part_of_the_challenge_that_is_not_there_is_refused_before_any_trainin
 @pytest.mark.slow
 def test_classifiers_are_made_once_and_from_where_it_was_interrupted(door, tmp_path, monkeypatch):
     counts = ["pairs.fit_pairs=600", "pairs.report_pairs=60", "pairs.challenge_pairs=120"]
-    size = [*counts, "population.size=4", "population.per_group=2", "measure.tokens_per_batch=256"]
+    size = [
+        *counts,
+        "population=bert-mini",
+        "population.size=4",
+        "population.per_group=2",
+        "measure.tokens_per_batch=256",
+    ]
     store = tmp_path / "results"
     step = Finetuning.training_step
 

@@ -85,7 +85,7 @@ def _ship(config: TrainConfig, body: Any, tokenizer: Any, scalars: Mapping[str, 
     shown = {key.replace("_", " "): f"{value:.4f}" for key, value in scalars.items()}
     rows = {
         "body": f"{config.model.name}, fine-tuned; the pooler is kept, and the classes are left out",
-        "data": f"{pairs.fit_pairs:,} pairs of this project's training templates, {nli.epochs} times, of which "
+        "data": f"{pairs.fit_pairs:,} pairs of this project's training templates in {nli.epochs} epoch(s), of which "
         f"{pairs.lexical:.0%} are like the lexical-overlap challenge; counterexamples {pairs.counterexamples:.0%}",
         **shown,
         "made by": f"`{command}`",
