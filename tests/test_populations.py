@@ -401,7 +401,7 @@ def test_an_onset_of_nothing_is_found_in_one_draw_of_twenty_at_most():
 
 
 def test_an_onset_is_where_groups_part():
-    step, ramp = torch.tensor([0.0] * 4 + [12.0] * 4), 1.5 * torch.arange(8.0)
+    step, ramp = torch.tensor([0.0] * 4 + [12.0] * 4), 3 * torch.arange(8.0)
     assert [onset_of(step, seed)[0] for seed in range(10)].count(4) >= 9
     places = [onset_of(ramp, seed)[0] for seed in range(10)]
     assert all(1 <= place <= 5 for place in places)
