@@ -1,6 +1,7 @@
 """measure=population: penalties and CKA as transformers alone gives them, and what cannot be done in one line."""
 
 import copy
+import signal
 
 import numpy as np
 import pytest
@@ -9,13 +10,14 @@ import transformers
 
 import tiny
 from classifiers import PAIR_BLOCKS as BLOCKS
-from classifiers import THREE, loaded, logits_of, relabelled, write_base, write_sibling
+from classifiers import THREE, loaded, local, logits_of, relabelled, write_base, write_sibling
 from conftest import composed, results_in
 from thinkalike.data import HANS, MNLI, Pairs, nli_challenge, nli_training
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import class_losses
-from thinkalike.instruments import population
+from thinkalike.instruments import member_pairs, population
 from thinkalike.measures import CKA
+from thinkalike.models import FrozenModel
 
 BATCH = 200
 
@@ -64,19 +66,22 @@ def test_penalties_are_those_of_whole_stitched_models(door, tmp_path, pairs, mem
     names = [str(folder) for folder in members]
     assert list(dict.fromkeys(table["source"])) == list(dict.fromkeys(table["target"])) == names
     assert len(table) == 4 * 4 * (BLOCKS + 1)
-    losses, correct = torch.zeros(2, 4, 4, BLOCKS + 1, len(pairs[0]), dtype=torch.float64)
+    losses, correct, predicted = torch.zeros(3, 4, 4, BLOCKS + 1, len(pairs[0]), dtype=torch.float64)
     for a, source in enumerate(models):
         for b, target in enumerate(models):
             for cut in range(-1, BLOCKS):
                 logits = logits_of(stitched(source, target, cut), pairs[0])[0]
                 found = class_losses(logits, pairs[0].labels, THREE, MNLI)
                 losses[a, b, cut + 1], correct[a, b, cut + 1] = found.losses, found.correct.double()
+                names = [THREE[place] for place in logits.argmax(-1).tolist()]
+                predicted[a, b, cut + 1] = torch.tensor([MNLI.index(name) for name in names])
     own = torch.arange(4)
     expected = {
         "loss": losses,
         "accuracy": correct,
         "loss_penalty": losses - losses[own, own][None],
         "accuracy_penalty": correct[own, own][None] - correct,
+        "flips": (predicted != predicted[own, own][None]).double(),
     }
     for column, values in expected.items():
         assert np.abs(table[column].to_numpy() - values.mean(-1).flatten().numpy()).max() < 2e-5
@@ -84,6 +89,11 @@ def test_penalties_are_those_of_whole_stitched_models(door, tmp_path, pairs, mem
     itself = table[table["source"] == table["target"]]
     assert (itself["accuracy_penalty"] == 0).all()
     assert (itself["loss_penalty"] == 0).all()
+    assert (itself["flips"] == 0).all()
+    assert table["flips"].between(0, 1).all()
+    assert (table["flips"] > table["accuracy_penalty"].abs() + 0.01).any(), "control: penalties do not see all flips"
+    assert result.arrays["predicted"].dtype == np.int8
+    assert np.array_equal(result.arrays["predicted"], predicted.numpy())
     assert np.array_equal(result.arrays["correct"], correct.bool().numpy())
     assert result.arrays["losses"].shape == losses.shape
     accuracy = float(correct[:2][own[:2], own[:2], 0].mean())
@@ -95,21 +105,82 @@ def test_penalties_are_those_of_whole_stitched_models(door, tmp_path, pairs, mem
 
 
 @torch.no_grad()
-def cka_of_transformers(members, pairs):
-    """CKA of every two models at each block, on the tokens of the pairs in the order that the job has them."""
-    order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0)).tolist()
+def cka_of_transformers(members, pairs, first_only=False, count=None, batch=BATCH, length=0):
+    """CKA of every two models at each block, on the tokens of the pairs in the order that the job has them.
+
+    Args:
+        first_only: of the tokens of a pair.
+        count: of the pairs.
+        batch: rows.
+        length: of padded pairs, whose padding counts.
+    """
+    order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0)).tolist()[:count]
     chosen, rows = pairs.take(order), []
     for folder in members:
         model = loaded(folder)
         _, inputs = logits_of(model, chosen)
+        more = max(length - inputs["input_ids"].shape[1], 0)
+        inputs = {name: torch.nn.functional.pad(each, (0, more)) for name, each in inputs.items()}
+        kept = inputs["attention_mask"].bool() | bool(length)
+        if first_only:
+            kept[:, 1:] = False
         states = model.bert(**inputs, output_hidden_states=True).hidden_states[1:]
-        rows.append([state[inputs["attention_mask"].bool()] for state in states])
+        rows.append([state[kept] for state in states])
     metrics = [CKA(len(members), len(members)) for _ in range(BLOCKS)]
-    for start in range(0, len(rows[0][0]) - BATCH + 1, BATCH):
+    for start in range(0, len(rows[0][0]) - batch + 1, batch):
         for block, metric in enumerate(metrics):
-            part = [model[block][start : start + BATCH] for model in rows]
+            part = [model[block][start : start + batch] for model in rows]
             metric.update(part, part)
     return torch.stack([metric.compute().value for metric in metrics], -1)
+
+
+CHOICES = {  # what CKA reads: words, and how the reference takes the same
+    "cls": ("measure.tokens=cls", {"first_only": True, "batch": 15}),
+    "cls, small batches": (
+        "measure.tokens=cls measure.tokens_per_batch=6 measure.batch=7",
+        {"first_only": True, "batch": 6},
+    ),
+    "some pairs": ("measure.cka_pairs=30", {"count": 30}),
+    "cls of some": ("measure.tokens=cls measure.cka_pairs=21", {"first_only": True, "count": 21, "batch": 5}),
+    "padding": ("measure.include_padding=true measure.padding=48 measure.batch=9", {"length": 48}),
+}
+
+
+@pytest.fixture(scope="module")
+def plain(members, pairs):
+    return cka_of_transformers(members, pairs[0])
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_what_cka_reads_can_be_chosen(choice, door, tmp_path, pairs, members, plain):
+    words, reference = CHOICES[choice]
+    result = door("analyze.py", *command(tmp_path, pairs, members, *words.split())).result
+    expected = cka_of_transformers(members, pairs[0], **reference)
+    assert np.abs(result.arrays["cka"] - expected.numpy()).max() < 1e-5
+    assert np.abs(expected.numpy() - plain.numpy()).max() > 1e-3, "control: it is another value"
+    first_only, count = reference.get("first_only", False), reference.get("count", len(pairs[0]))
+    facts = {"tokens": "cls" if first_only else "all", "pairs": count, "rows_per_batch": reference.get("batch", BATCH)}
+    assert result.provenance["cka"] == facts | {"batches": len(result.arrays["hsics"])}
+    assert len(result.arrays["hsics"]) >= (4 if first_only else 1)
+
+
+def test_no_more_pairs_run_at_once_than_asked_for(door, tmp_path, pairs, members, monkeypatch):
+    seen, run = [], FrozenModel.residuals
+
+    def residuals(self, tokens, *more):
+        seen.append(len(tokens))
+        return run(self, tokens, *more)
+
+    monkeypatch.setattr(FrozenModel, "residuals", residuals)
+    results = {}
+    for size in (64, 7):
+        seen.clear()
+        results[size] = door("analyze.py", *command(tmp_path, pairs, members, f"measure.batch={size}")).result
+        assert max(seen) == min(size, len(pairs[0]))
+    few, many = (results[size].arrays for size in (7, 64))
+    assert np.array_equal(few["predicted"], many["predicted"])
+    assert np.abs(few["losses"] - many["losses"]).max() < 1e-5
+    assert results[7].key != results[64].key
 
 
 def test_cka_is_that_of_the_states_of_whole_models_and_a_model_is_like_itself(door, tmp_path, pairs, members):
@@ -177,6 +248,100 @@ def test_pairs_are_cut_for_the_model_of_the_least_context(door, tmp_path, pairs,
     assert "pairs to 40 tokens" in done.stderr
 
 
+# ----------------------------------------------------------------------------------------------------- how members run
+
+
+def test_members_run_in_the_dtype_that_is_asked_for(door, tmp_path, pairs, members):
+    words, results = command(tmp_path, pairs, members), {}
+    for dtype in ("float32", "float64", "bfloat16"):
+        results[dtype] = door("analyze.py", *words, f"model.dtype={dtype}").result
+        assert {model["dtype"] for model in results[dtype].provenance["models"]} == {dtype}
+    assert len({result.key for result in results.values()}) == 3
+    wide = results["float64"]
+    for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 0.1)):
+        for name in ("losses", "cka"):
+            assert 0 < np.abs(results[dtype].arrays[name] - wide.arrays[name]).max() < tolerance, (dtype, name)
+
+
+def test_settings_of_a_model_that_plays_no_part_do_not_change_the_key(door, tmp_path, pairs, members):
+    words = command(tmp_path, pairs, members)
+    first = door("analyze.py", *words).result
+    assert "members run with" not in first.provenance["pairs"]
+    for word in ("model=gpt2", "model.device=cpu", "model.dtype=float32", "model.seed=3"):  # gpt2 brings a context
+        again = door("analyze.py", *words, word)
+        assert "already done" in again.stderr
+        assert again.result.key == first.key
+
+
+def test_pairs_are_cut_to_the_context_that_is_asked_for(door, tmp_path, pairs, members):
+    words = command(tmp_path, pairs, members)
+    whole, cut = (door("analyze.py", *words, *more) for more in ([], ["model.context=16"]))
+    assert "pairs to 16 tokens" in cut.stderr
+    assert cut.result.key != whole.result.key
+    assert cut.result.provenance["pairs"]["members run with"] == "context=16"
+    assert cut.result.provenance["pairs"]["truncated"] > whole.result.provenance["pairs"]["truncated"] == 0
+
+
+def test_members_run_on_the_device_that_is_asked_for(members):
+    config = composed("measure=population", "model.device=cuda:3", "++model.context=20", door="analyze")
+    stated = local(members[0], dtype="bfloat16")
+    assert population.as_chosen(stated, config) == local(members[0], dtype="bfloat16", device="cuda:3", context=20)
+    assert population.as_chosen(stated, composed("measure=population", "model=gpt2", door="analyze")) == stated
+
+
+# ---------------------------------------------------------------------------------------------------- interrupted jobs
+
+
+def interrupt(patch, at, how):
+    """Let a job end at the stitches of a batch, counted from 1; returns a list of one entry for each batch."""
+    run, calls = member_pairs.identity_stitches, []
+
+    def stitches(*given, **more):
+        calls.append(len(calls) + 1)
+        if len(calls) == at:
+            how()
+        return run(*given, **more)
+
+    patch.setattr(member_pairs, "identity_stitches", stitches)
+    return calls
+
+
+def die():
+    raise RuntimeError("killed")
+
+
+@pytest.fixture
+def _signals_are_heeded():
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("_signals_are_heeded")
+@pytest.mark.parametrize("way", ["killed", "signal"])
+def test_an_interrupted_job_goes_on_to_the_same_bytes(way, door, tmp_path, pairs, members, monkeypatch):
+    words = command(tmp_path, pairs, members, "measure.batch=5")  # 12 batches; a killed job has kept 10
+    with monkeypatch.context() as patch:
+        if way == "killed":
+            interrupt(patch, 12, die)
+            with pytest.raises(RuntimeError, match="killed"):
+                door("analyze.py", *words)
+        else:
+            interrupt(patch, 4, lambda: signal.raise_signal(signal.SIGTERM))
+            ended = door("analyze.py", *words)
+            assert ended.status == 143
+            assert "interrupted at batch 4 of 12; the same command goes on" in ended.stderr
+    assert not results_in(tmp_path / "results")
+    with monkeypatch.context() as patch:
+        calls = interrupt(patch, 0, die)
+        again = door("analyze.py", *words)
+    assert again.stderr.count("going on from") == 2, again.stderr  # CKA, and the stitches
+    assert len(calls) == {"killed": 2, "signal": 8}[way]
+    whole = door("analyze.py", *words, f"store={tmp_path}/whole")
+    assert "going on from" not in whole.stderr
+    assert again.result.fingerprint() == whole.result.fingerprint()
+
+
 # ------------------------------------------------------------------------------------------------ what cannot be done
 
 
@@ -242,6 +407,17 @@ def test_a_model_that_does_not_belong_is_one_line(kind, door, tmp_path, pairs, m
         (["measure.tokens_per_batch=0"], "measure.tokens_per_batch=0 must be positive"),
         (["measure.at_once=0"], "measure.at_once=0 must be positive"),
         (["measure.site=attention"], "measure.site=attention is not known"),
+        (["measure.tokens=first"], "measure.tokens=first is not known"),
+        (["measure.tokens=cls", "measure.include_padding=true"], "measure.tokens=cls compares no padding; leave"),
+        (["measure.tokens=cls", "measure.cka_pairs=15"], "a row of each of 15 pairs; give at least 16"),
+        (["measure.tokens=cls", "measure.tokens_per_batch=3"], "HSIC needs at least 4 rows, not 3"),
+        (["measure.padding=48"], "measure.padding=48 changes nothing where padding is left out; add"),
+        (["measure.include_padding=true", "measure.padding=8"], "measure.padding=8 must be from "),
+        (["measure.include_padding=true", "measure.padding=65"], "the longest pair, to 64, the most tokens that every"),
+        (["measure.padding=0"], "measure.padding=0 must be positive"),
+        (["measure.cka_pairs=61"], "there are 60 pairs for measure.cka_pairs=61; lower it, or give more pairs"),
+        (["measure.cka_pairs=0"], "measure.cka_pairs=0 must be positive"),
+        (["measure.batch=0"], "measure.batch=0 must be positive"),
         (["measure.side=fit"], "measure.side=fit is not known"),
         (["pairs.report=null"], "pairs=files needs pairs.report=FILE"),
     ],
