@@ -1,7 +1,6 @@
 """measure=population: penalties and CKA as transformers alone gives them, and what cannot be done in one line."""
 
 import copy
-import signal
 
 import numpy as np
 import pytest
@@ -10,14 +9,14 @@ import transformers
 
 import tiny
 from classifiers import PAIR_BLOCKS as BLOCKS
-from classifiers import THREE, loaded, local, logits_of, relabelled, write_base, write_sibling
-from conftest import composed, results_in
+from classifiers import THREE, cka_of_transformers, loaded, local, logits_of, relabelled, write_base, write_sibling
+from conftest import composed, kill_and_resume, results_in
+from thinkalike.config import relevant
 from thinkalike.data import HANS, MNLI, Pairs, nli_challenge, nli_training
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import class_losses
-from thinkalike.instruments import member_pairs, population
-from thinkalike.measures import CKA
-from thinkalike.models import FrozenModel
+from thinkalike.instruments import population
+from thinkalike.job import key_of
 
 BATCH = 200
 
@@ -73,8 +72,8 @@ def test_penalties_are_those_of_whole_stitched_models(door, tmp_path, pairs, mem
                 logits = logits_of(stitched(source, target, cut), pairs[0])[0]
                 found = class_losses(logits, pairs[0].labels, THREE, MNLI)
                 losses[a, b, cut + 1], correct[a, b, cut + 1] = found.losses, found.correct.double()
-                names = [THREE[place] for place in logits.argmax(-1).tolist()]
-                predicted[a, b, cut + 1] = torch.tensor([MNLI.index(name) for name in names])
+                named = [THREE[place] for place in logits.argmax(-1).tolist()]
+                predicted[a, b, cut + 1] = torch.tensor([MNLI.index(name) for name in named])
     own = torch.arange(4)
     expected = {
         "loss": losses,
@@ -104,90 +103,13 @@ def test_penalties_are_those_of_whole_stitched_models(door, tmp_path, pairs, mem
     assert "already done" in door("analyze.py", *command(tmp_path, pairs, members)).stderr
 
 
-@torch.no_grad()
-def cka_of_transformers(members, pairs, first_only=False, count=None, batch=BATCH, length=0):
-    """CKA of every two models at each block, on the tokens of the pairs in the order that the job has them.
-
-    Args:
-        first_only: of the tokens of a pair.
-        count: of the pairs.
-        batch: rows.
-        length: of padded pairs, whose padding counts.
-    """
-    order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0)).tolist()[:count]
-    chosen, rows = pairs.take(order), []
-    for folder in members:
-        model = loaded(folder)
-        _, inputs = logits_of(model, chosen)
-        more = max(length - inputs["input_ids"].shape[1], 0)
-        inputs = {name: torch.nn.functional.pad(each, (0, more)) for name, each in inputs.items()}
-        kept = inputs["attention_mask"].bool() | bool(length)
-        if first_only:
-            kept[:, 1:] = False
-        states = model.bert(**inputs, output_hidden_states=True).hidden_states[1:]
-        rows.append([state[kept] for state in states])
-    metrics = [CKA(len(members), len(members)) for _ in range(BLOCKS)]
-    for start in range(0, len(rows[0][0]) - batch + 1, batch):
-        for block, metric in enumerate(metrics):
-            part = [model[block][start : start + batch] for model in rows]
-            metric.update(part, part)
-    return torch.stack([metric.compute().value for metric in metrics], -1)
-
-
-CHOICES = {  # what CKA reads: words, and how the reference takes the same
-    "cls": ("measure.tokens=cls", {"first_only": True, "batch": 15}),
-    "cls, small batches": (
-        "measure.tokens=cls measure.tokens_per_batch=6 measure.batch=7",
-        {"first_only": True, "batch": 6},
-    ),
-    "some pairs": ("measure.cka_pairs=30", {"count": 30}),
-    "cls of some": ("measure.tokens=cls measure.cka_pairs=21", {"first_only": True, "count": 21, "batch": 5}),
-    "padding": ("measure.include_padding=true measure.padding=48 measure.batch=9", {"length": 48}),
-}
-
-
-@pytest.fixture(scope="module")
-def plain(members, pairs):
-    return cka_of_transformers(members, pairs[0])
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-def test_what_cka_reads_can_be_chosen(choice, door, tmp_path, pairs, members, plain):
-    words, reference = CHOICES[choice]
-    result = door("analyze.py", *command(tmp_path, pairs, members, *words.split())).result
-    expected = cka_of_transformers(members, pairs[0], **reference)
-    assert np.abs(result.arrays["cka"] - expected.numpy()).max() < 1e-5
-    assert np.abs(expected.numpy() - plain.numpy()).max() > 1e-3, "control: it is another value"
-    first_only, count = reference.get("first_only", False), reference.get("count", len(pairs[0]))
-    facts = {"tokens": "cls" if first_only else "all", "pairs": count, "rows_per_batch": reference.get("batch", BATCH)}
-    assert result.provenance["cka"] == facts | {"batches": len(result.arrays["hsics"])}
-    assert len(result.arrays["hsics"]) >= (4 if first_only else 1)
-
-
-def test_no_more_pairs_run_at_once_than_asked_for(door, tmp_path, pairs, members, monkeypatch):
-    seen, run = [], FrozenModel.residuals
-
-    def residuals(self, tokens, *more):
-        seen.append(len(tokens))
-        return run(self, tokens, *more)
-
-    monkeypatch.setattr(FrozenModel, "residuals", residuals)
-    results = {}
-    for size in (64, 7):
-        seen.clear()
-        results[size] = door("analyze.py", *command(tmp_path, pairs, members, f"measure.batch={size}")).result
-        assert max(seen) == min(size, len(pairs[0]))
-    few, many = (results[size].arrays for size in (7, 64))
-    assert np.array_equal(few["predicted"], many["predicted"])
-    assert np.abs(few["losses"] - many["losses"]).max() < 1e-5
-    assert results[7].key != results[64].key
-
-
 def test_cka_is_that_of_the_states_of_whole_models_and_a_model_is_like_itself(door, tmp_path, pairs, members):
     done = door("analyze.py", *command(tmp_path, pairs, members))
     cells = done.result.tables["cka"]
-    expected = cka_of_transformers(members, pairs[0])
+    expected = cka_of_transformers(members, pairs[0], BATCH)
     assert np.abs(cells["value"].to_numpy() - expected.flatten().numpy()).max() < 1e-5
+    facts = {"tokens": "all", "pairs": len(pairs[0]), "rows_per_batch": BATCH}
+    assert done.result.provenance["cka"] == facts | {"batches": len(done.result.arrays["hsics"])}
     itself = cells["source"] == cells["target"]
     assert (cells[itself]["value"] - 1).abs().max() < 1e-9
     assert cells[~itself]["value"].max() < 0.99
@@ -251,6 +173,7 @@ def test_pairs_are_cut_for_the_model_of_the_least_context(door, tmp_path, pairs,
 # ----------------------------------------------------------------------------------------------------- how members run
 
 
+@pytest.mark.slow
 def test_members_run_in_the_dtype_that_is_asked_for(door, tmp_path, pairs, members):
     words, results = command(tmp_path, pairs, members), {}
     for dtype in ("float32", "float64", "bfloat16"):
@@ -263,83 +186,40 @@ def test_members_run_in_the_dtype_that_is_asked_for(door, tmp_path, pairs, membe
             assert 0 < np.abs(results[dtype].arrays[name] - wide.arrays[name]).max() < tolerance, (dtype, name)
 
 
-def test_settings_of_a_model_that_plays_no_part_do_not_change_the_key(door, tmp_path, pairs, members):
-    words = command(tmp_path, pairs, members)
-    first = door("analyze.py", *words).result
-    assert "members run with" not in first.provenance["pairs"]
-    for word in ("model=gpt2", "model.device=cpu", "model.dtype=float32", "model.seed=3"):  # gpt2 brings a context
-        again = door("analyze.py", *words, word)
-        assert "already done" in again.stderr
-        assert again.result.key == first.key
-
-
+@pytest.mark.slow
 def test_pairs_are_cut_to_the_context_that_is_asked_for(door, tmp_path, pairs, members):
-    words = command(tmp_path, pairs, members)
-    whole, cut = (door("analyze.py", *words, *more) for more in ([], ["model.context=16"]))
+    cut = door("analyze.py", *command(tmp_path, pairs, members, "model.context=16"))
     assert "pairs to 16 tokens" in cut.stderr
-    assert cut.result.key != whole.result.key
     assert cut.result.provenance["pairs"]["members run with"] == "context=16"
-    assert cut.result.provenance["pairs"]["truncated"] > whole.result.provenance["pairs"]["truncated"] == 0
+    assert cut.result.provenance["pairs"]["truncated"] == len(pairs[0])
 
 
-def test_members_run_on_the_device_that_is_asked_for(members):
+def test_the_key_knows_how_members_run_and_nothing_of_a_model_that_plays_no_part(tmp_path, pairs, members):
+    kind = population.Population()
+
+    def key(*more):
+        config = composed(*command(tmp_path, pairs, members, *more), door="analyze")
+        entered = {name: part for name, part in relevant(config).items() if name in kind.reads}
+        return key_of(kind, entered, kind.inputs(config))
+
+    same = ["model=gpt2", "model.device=cpu", "model.dtype=float32", "model.seed=3"]  # gpt2 brings a context
+    assert {key(word) for word in same} == {key()}
+    others = ["model.dtype=float64", "model.dtype=bfloat16", "model.context=16", "model.context=20"]
+    assert len({key(), *map(key, others)}) == 1 + len(others)
+
+
+def test_members_run_where_and_how_model_is_asked_to(members):
     config = composed("measure=population", "model.device=cuda:3", "++model.context=20", door="analyze")
     stated = local(members[0], dtype="bfloat16")
     assert population.as_chosen(stated, config) == local(members[0], dtype="bfloat16", device="cuda:3", context=20)
     assert population.as_chosen(stated, composed("measure=population", "model=gpt2", door="analyze")) == stated
 
 
-# ---------------------------------------------------------------------------------------------------- interrupted jobs
-
-
-def interrupt(patch, at, how):
-    """Let a job end at the stitches of a batch, counted from 1; returns a list of one entry for each batch."""
-    run, calls = member_pairs.identity_stitches, []
-
-    def stitches(*given, **more):
-        calls.append(len(calls) + 1)
-        if len(calls) == at:
-            how()
-        return run(*given, **more)
-
-    patch.setattr(member_pairs, "identity_stitches", stitches)
-    return calls
-
-
-def die():
-    raise RuntimeError("killed")
-
-
-@pytest.fixture
-def _signals_are_heeded():
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGTERM, before)
-
-
-@pytest.mark.usefixtures("_signals_are_heeded")
-@pytest.mark.parametrize("way", ["killed", "signal"])
-def test_an_interrupted_job_goes_on_to_the_same_bytes(way, door, tmp_path, pairs, members, monkeypatch):
-    words = command(tmp_path, pairs, members, "measure.batch=5")  # 12 batches; a killed job has kept 10
-    with monkeypatch.context() as patch:
-        if way == "killed":
-            interrupt(patch, 12, die)
-            with pytest.raises(RuntimeError, match="killed"):
-                door("analyze.py", *words)
-        else:
-            interrupt(patch, 4, lambda: signal.raise_signal(signal.SIGTERM))
-            ended = door("analyze.py", *words)
-            assert ended.status == 143
-            assert "interrupted at batch 4 of 12; the same command goes on" in ended.stderr
-    assert not results_in(tmp_path / "results")
-    with monkeypatch.context() as patch:
-        calls = interrupt(patch, 0, die)
-        again = door("analyze.py", *words)
-    assert again.stderr.count("going on from") == 2, again.stderr  # CKA, and the stitches
-    assert len(calls) == {"killed": 2, "signal": 8}[way]
-    whole = door("analyze.py", *words, f"store={tmp_path}/whole")
-    assert "going on from" not in whole.stderr
-    assert again.result.fingerprint() == whole.result.fingerprint()
+@pytest.mark.slow
+def test_an_interrupted_job_goes_on_to_the_same_bytes(door, tmp_path, pairs, members):
+    words = command(tmp_path, pairs, members, "measure.batch=2", "measure.at_once=1")
+    killed, whole = kill_and_resume(door, "analyze.py", *words, state="stitches")
+    assert killed.fingerprint() == whole.fingerprint()
 
 
 # ------------------------------------------------------------------------------------------------ what cannot be done
@@ -409,11 +289,7 @@ def test_a_model_that_does_not_belong_is_one_line(kind, door, tmp_path, pairs, m
         (["measure.site=attention"], "measure.site=attention is not known"),
         (["measure.tokens=first"], "measure.tokens=first is not known"),
         (["measure.tokens=cls", "measure.include_padding=true"], "measure.tokens=cls compares no padding; leave"),
-        (["measure.tokens=cls", "measure.cka_pairs=15"], "a row of each of 15 pairs; give at least 16"),
-        (["measure.tokens=cls", "measure.tokens_per_batch=3"], "HSIC needs at least 4 rows, not 3"),
         (["measure.padding=48"], "measure.padding=48 changes nothing where padding is left out; add"),
-        (["measure.include_padding=true", "measure.padding=8"], "measure.padding=8 must be from "),
-        (["measure.include_padding=true", "measure.padding=65"], "the longest pair, to 64, the most tokens that every"),
         (["measure.padding=0"], "measure.padding=0 must be positive"),
         (["measure.cka_pairs=61"], "there are 60 pairs for measure.cka_pairs=61; lower it, or give more pairs"),
         (["measure.cka_pairs=0"], "measure.cka_pairs=0 must be positive"),
