@@ -16,7 +16,7 @@ import torch
 from tail import in_turn
 from transformers import BertConfig, BertForSequenceClassification
 
-from thinkalike.evaluation import ClassLosses, class_losses, identity_stitches
+from thinkalike.evaluation import IdentityStitches, class_losses, identity_stitches, predicted_classes
 from thinkalike.models import FAMILIES, FrozenModel, train_tokenizer
 
 CLASSES = ("contradiction", "entailment", "neutral")
@@ -34,7 +34,7 @@ def build(seed: int, layers: int, device: str) -> FrozenModel:
 
 def whole_models(
     models: list[FrozenModel], tokens: torch.Tensor, labels: torch.Tensor, mask: torch.Tensor
-) -> ClassLosses:
+) -> IdentityStitches:
     """Each pair and cut as one model of its own, from the tokens on."""
     found = []
     for source, target in itertools.product(models, models):
@@ -43,13 +43,17 @@ def whole_models(
         for blocks in range(source.n_layers + 1):
             late.embeddings = early.embeddings
             late.encoder.layer = torch.nn.ModuleList([*early.encoder.layer[:blocks], *own[1][blocks:]])
-            found.append(class_losses(target.full(tokens, mask), labels, target.classes, CLASSES))
+            logits = target.full(tokens, mask)
+            losses = class_losses(logits, labels, target.classes, CLASSES).losses
+            found.append((losses, predicted_classes(logits, target.classes, CLASSES)))
             late.embeddings, late.encoder.layer = own
     shape = (len(models), len(models), -1)
-    return ClassLosses(*(torch.stack(parts).cpu().unflatten(0, shape) for parts in zip(*found, strict=True)))
+    return IdentityStitches(*(torch.stack(parts).cpu().unflatten(0, shape) for parts in zip(*found, strict=True)))
 
 
-def counted(models: list[FrozenModel], run: Callable[[], ClassLosses], rows: int) -> tuple[ClassLosses, float]:
+def counted(
+    models: list[FrozenModel], run: Callable[[], IdentityStitches], rows: int
+) -> tuple[IdentityStitches, float]:
     """Return what a run gives, and how many batches went through a block."""
     seen: list[int] = []
     # parts of blocks, which a block that is passed over does not run
@@ -75,10 +79,10 @@ def main() -> None:
     tokens, labels = torch.randint(1000, (options.rows, 32)), torch.randint(3, (options.rows,))
     mask = (torch.arange(32) < torch.randint(16, 33, (options.rows, 1))).long()
 
-    def cached(at_once: int) -> ClassLosses:
+    def cached(at_once: int) -> IdentityStitches:
         return identity_stitches(models, tokens, labels, CLASSES, mask=mask, at_once=at_once)
 
-    work: dict[str, Callable[[], ClassLosses]] = {
+    work: dict[str, Callable[[], IdentityStitches]] = {
         "whole models": lambda: whole_models(models, tokens, labels, mask),
         "cached, one source at a time": lambda: cached(1),
         f"cached, {options.models} at once": lambda: cached(options.models),

@@ -6,6 +6,7 @@ import torch
 import tiny
 from thinkalike.config import ModelConfig
 from thinkalike.data import HANS, MNLI, Pairs, nli_training
+from thinkalike.measures import CKA
 
 THREE = ["contradiction", "entailment", "neutral"]
 PAIR_BLOCKS, CONTEXT = 2, 64  # of the classifiers that `write_base` makes
@@ -51,6 +52,36 @@ def logits_of(model, pairs):
         return_token_type_ids=True, padding=True, return_tensors="pt",
     )  # fmt: skip
     return model.eval()(**inputs).logits, inputs
+
+
+@torch.no_grad()
+def cka_of_transformers(members, pairs, batch, first_only=False, count=None, length=0):
+    """CKA of every two models at each block, on the tokens of the pairs in the order that the job has them.
+
+    Args:
+        batch: rows.
+        first_only: of the tokens of a pair.
+        count: of the pairs.
+        length: of padded pairs, whose padding counts.
+    """
+    order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0)).tolist()[:count]
+    chosen, rows = pairs.take(order), []
+    for folder in members:
+        model = loaded(folder)
+        _, inputs = logits_of(model, chosen)
+        more = max(length - inputs["input_ids"].shape[1], 0)
+        inputs = {name: torch.nn.functional.pad(each, (0, more)) for name, each in inputs.items()}
+        kept = inputs["attention_mask"].bool() | bool(length)
+        if first_only:
+            kept[:, 1:] = False
+        states = model.bert(**inputs, output_hidden_states=True).hidden_states[1:]
+        rows.append([state[kept] for state in states])
+    metrics = [CKA(len(members), len(members)) for _ in range(PAIR_BLOCKS)]
+    for start in range(0, len(rows[0][0]) - batch + 1, batch):
+        for block, metric in enumerate(metrics):
+            part = [model[block][start : start + batch] for model in rows]
+            metric.update(part, part)
+    return torch.stack([metric.compute().value for metric in metrics], -1)
 
 
 def relabelled(pairs, model):

@@ -9,7 +9,7 @@ import tiny
 from classifiers import THREE, local
 from classifiers import random_pairs as pairs
 from thinkalike.errors import ModelError
-from thinkalike.evaluation import class_losses, identity_stitches
+from thinkalike.evaluation import class_losses, identity_stitches, predicted_classes
 from thinkalike.models import EMBED, load_model
 from thinkalike.models.sites import after
 
@@ -53,7 +53,8 @@ def by_hand(models, batch, cuts=CUTS):
 def test_every_stitch_is_the_transplanted_model_to_the_bit(models, batch):
     ours, theirs = identity_stitches(models, **batch), by_hand(models, batch)
     assert torch.equal(ours.losses, theirs[0])
-    assert torch.equal(ours.correct, theirs[1])
+    assert torch.equal(ours.predicted == batch["labels"], theirs[1])
+    assert ours.predicted.dtype == torch.int8
     spread = ours.losses.std(0)
     assert (spread[:, 1:] > 1e-3).all()  # control: it matters whose blocks the first ones are
 
@@ -71,7 +72,7 @@ def test_a_model_stitched_to_itself_is_itself_at_every_cut(models, batch):
         own = class_losses(logits, batch["labels"], model.classes, THREE)
         for cut in range(len(CUTS)):
             assert torch.equal(found.losses[number, number, cut], own.losses)
-            assert torch.equal(found.correct[number, number, cut], own.correct)
+            assert torch.equal(found.predicted[number, number, cut], predicted_classes(logits, model.classes, THREE))
 
 
 def test_only_the_wanted_cuts_run(models, batch):
@@ -85,6 +86,19 @@ def test_a_target_reads_its_logits_in_its_own_order(models, batch):
     ours, plain = (identity_stitches([first, other], **batch).losses for other in (second, models[1]))
     assert torch.equal(ours[:, 0], plain[:, 0])
     assert (ours[:, 1] != plain[:, 1]).any()
+
+
+def test_the_predicted_class_is_that_of_the_data(models, batch):
+    """Whatever the order of a model's own classes, and where the data has no word for two of them."""
+    own = {"contradiction": "non-entailment", "entailment": "entailment", "neutral": "non-entailment"}
+    for wanted in (THREE, ["neutral", "contradiction", "entailment"], ["entailment", "non-entailment"]):
+        labels = batch["labels"] % len(wanted)
+        found = identity_stitches(models, **batch | {"labels": labels, "wanted": wanted}).predicted
+        for number, model in enumerate(models):
+            logits = model.full(batch["tokens"], batch["mask"], batch["types"])
+            names = [THREE[place] for place in logits.argmax(-1).tolist()]
+            names = [own[name] if len(wanted) == 2 else name for name in names]
+            assert [wanted[place] for place in found[number, number, 0].tolist()] == names
 
 
 def block_passes(models, run):

@@ -9,13 +9,14 @@ import transformers
 
 import tiny
 from classifiers import PAIR_BLOCKS as BLOCKS
-from classifiers import THREE, loaded, logits_of, relabelled, write_base, write_sibling
-from conftest import composed, results_in
+from classifiers import THREE, cka_of_transformers, loaded, local, logits_of, relabelled, write_base, write_sibling
+from conftest import composed, kill_and_resume, results_in
+from thinkalike.config import relevant
 from thinkalike.data import HANS, MNLI, Pairs, nli_challenge, nli_training
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import class_losses
 from thinkalike.instruments import population
-from thinkalike.measures import CKA
+from thinkalike.job import key_of
 
 BATCH = 200
 
@@ -64,19 +65,22 @@ def test_penalties_are_those_of_whole_stitched_models(door, tmp_path, pairs, mem
     names = [str(folder) for folder in members]
     assert list(dict.fromkeys(table["source"])) == list(dict.fromkeys(table["target"])) == names
     assert len(table) == 4 * 4 * (BLOCKS + 1)
-    losses, correct = torch.zeros(2, 4, 4, BLOCKS + 1, len(pairs[0]), dtype=torch.float64)
+    losses, correct, predicted = torch.zeros(3, 4, 4, BLOCKS + 1, len(pairs[0]), dtype=torch.float64)
     for a, source in enumerate(models):
         for b, target in enumerate(models):
             for cut in range(-1, BLOCKS):
                 logits = logits_of(stitched(source, target, cut), pairs[0])[0]
                 found = class_losses(logits, pairs[0].labels, THREE, MNLI)
                 losses[a, b, cut + 1], correct[a, b, cut + 1] = found.losses, found.correct.double()
+                named = [THREE[place] for place in logits.argmax(-1).tolist()]
+                predicted[a, b, cut + 1] = torch.tensor([MNLI.index(name) for name in named])
     own = torch.arange(4)
     expected = {
         "loss": losses,
         "accuracy": correct,
         "loss_penalty": losses - losses[own, own][None],
         "accuracy_penalty": correct[own, own][None] - correct,
+        "flips": (predicted != predicted[own, own][None]).double(),
     }
     for column, values in expected.items():
         assert np.abs(table[column].to_numpy() - values.mean(-1).flatten().numpy()).max() < 2e-5
@@ -84,6 +88,11 @@ def test_penalties_are_those_of_whole_stitched_models(door, tmp_path, pairs, mem
     itself = table[table["source"] == table["target"]]
     assert (itself["accuracy_penalty"] == 0).all()
     assert (itself["loss_penalty"] == 0).all()
+    assert (itself["flips"] == 0).all()
+    assert table["flips"].between(0, 1).all()
+    assert (table["flips"] > table["accuracy_penalty"].abs() + 0.01).any(), "control: penalties do not see all flips"
+    assert result.arrays["predicted"].dtype == np.int8
+    assert np.array_equal(result.arrays["predicted"], predicted.numpy())
     assert np.array_equal(result.arrays["correct"], correct.bool().numpy())
     assert result.arrays["losses"].shape == losses.shape
     accuracy = float(correct[:2][own[:2], own[:2], 0].mean())
@@ -94,29 +103,13 @@ def test_penalties_are_those_of_whole_stitched_models(door, tmp_path, pairs, mem
     assert "already done" in door("analyze.py", *command(tmp_path, pairs, members)).stderr
 
 
-@torch.no_grad()
-def cka_of_transformers(members, pairs):
-    """CKA of every two models at each block, on the tokens of the pairs in the order that the job has them."""
-    order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(0)).tolist()
-    chosen, rows = pairs.take(order), []
-    for folder in members:
-        model = loaded(folder)
-        _, inputs = logits_of(model, chosen)
-        states = model.bert(**inputs, output_hidden_states=True).hidden_states[1:]
-        rows.append([state[inputs["attention_mask"].bool()] for state in states])
-    metrics = [CKA(len(members), len(members)) for _ in range(BLOCKS)]
-    for start in range(0, len(rows[0][0]) - BATCH + 1, BATCH):
-        for block, metric in enumerate(metrics):
-            part = [model[block][start : start + BATCH] for model in rows]
-            metric.update(part, part)
-    return torch.stack([metric.compute().value for metric in metrics], -1)
-
-
 def test_cka_is_that_of_the_states_of_whole_models_and_a_model_is_like_itself(door, tmp_path, pairs, members):
     done = door("analyze.py", *command(tmp_path, pairs, members))
     cells = done.result.tables["cka"]
-    expected = cka_of_transformers(members, pairs[0])
+    expected = cka_of_transformers(members, pairs[0], BATCH)
     assert np.abs(cells["value"].to_numpy() - expected.flatten().numpy()).max() < 1e-5
+    facts = {"tokens": "all", "pairs": len(pairs[0]), "rows_per_batch": BATCH}
+    assert done.result.provenance["cka"] == facts | {"batches": len(done.result.arrays["hsics"])}
     itself = cells["source"] == cells["target"]
     assert (cells[itself]["value"] - 1).abs().max() < 1e-9
     assert cells[~itself]["value"].max() < 0.99
@@ -175,6 +168,58 @@ def test_pairs_are_cut_for_the_model_of_the_least_context(door, tmp_path, pairs,
     done = door("analyze.py", *command(tmp_path, pairs, [*members[:3], tmp_path / "short"]))
     assert done.result.provenance["pairs"]["truncated"] > 0
     assert "pairs to 40 tokens" in done.stderr
+
+
+# ----------------------------------------------------------------------------------------------------- how members run
+
+
+@pytest.mark.slow
+def test_members_run_in_the_dtype_that_is_asked_for(door, tmp_path, pairs, members):
+    words, results = command(tmp_path, pairs, members), {}
+    for dtype in ("float32", "float64", "bfloat16"):
+        results[dtype] = door("analyze.py", *words, f"model.dtype={dtype}").result
+        assert {model["dtype"] for model in results[dtype].provenance["models"]} == {dtype}
+    assert len({result.key for result in results.values()}) == 3
+    wide = results["float64"]
+    for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 0.1)):
+        for name in ("losses", "cka"):
+            assert 0 < np.abs(results[dtype].arrays[name] - wide.arrays[name]).max() < tolerance, (dtype, name)
+
+
+@pytest.mark.slow
+def test_pairs_are_cut_to_the_context_that_is_asked_for(door, tmp_path, pairs, members):
+    cut = door("analyze.py", *command(tmp_path, pairs, members, "model.context=16"))
+    assert "pairs to 16 tokens" in cut.stderr
+    assert cut.result.provenance["pairs"]["members run with"] == "context=16"
+    assert cut.result.provenance["pairs"]["truncated"] == len(pairs[0])
+
+
+def test_the_key_knows_how_members_run_and_nothing_of_a_model_that_plays_no_part(tmp_path, pairs, members):
+    kind = population.Population()
+
+    def key(*more):
+        config = composed(*command(tmp_path, pairs, members, *more), door="analyze")
+        entered = {name: part for name, part in relevant(config).items() if name in kind.reads}
+        return key_of(kind, entered, kind.inputs(config))
+
+    same = ["model=gpt2", "model.device=cpu", "model.dtype=float32", "model.seed=3"]  # gpt2 brings a context
+    assert {key(word) for word in same} == {key()}
+    others = ["model.dtype=float64", "model.dtype=bfloat16", "model.context=16", "model.context=20"]
+    assert len({key(), *map(key, others)}) == 1 + len(others)
+
+
+def test_members_run_where_and_how_model_is_asked_to(members):
+    config = composed("measure=population", "model.device=cuda:3", "++model.context=20", door="analyze")
+    stated = local(members[0], dtype="bfloat16")
+    assert population.as_chosen(stated, config) == local(members[0], dtype="bfloat16", device="cuda:3", context=20)
+    assert population.as_chosen(stated, composed("measure=population", "model=gpt2", door="analyze")) == stated
+
+
+@pytest.mark.slow
+def test_an_interrupted_job_goes_on_to_the_same_bytes(door, tmp_path, pairs, members):
+    words = command(tmp_path, pairs, members, "measure.batch=2", "measure.at_once=1")
+    killed, whole = kill_and_resume(door, "analyze.py", *words, state="stitches")
+    assert killed.fingerprint() == whole.fingerprint()
 
 
 # ------------------------------------------------------------------------------------------------ what cannot be done
@@ -242,6 +287,13 @@ def test_a_model_that_does_not_belong_is_one_line(kind, door, tmp_path, pairs, m
         (["measure.tokens_per_batch=0"], "measure.tokens_per_batch=0 must be positive"),
         (["measure.at_once=0"], "measure.at_once=0 must be positive"),
         (["measure.site=attention"], "measure.site=attention is not known"),
+        (["measure.tokens=first"], "measure.tokens=first is not known"),
+        (["measure.tokens=cls", "measure.include_padding=true"], "measure.tokens=cls compares no padding; leave"),
+        (["measure.padding=48"], "measure.padding=48 changes nothing where padding is left out; add"),
+        (["measure.padding=0"], "measure.padding=0 must be positive"),
+        (["measure.cka_pairs=61"], "there are 60 pairs for measure.cka_pairs=61; lower it, or give more pairs"),
+        (["measure.cka_pairs=0"], "measure.cka_pairs=0 must be positive"),
+        (["measure.batch=0"], "measure.batch=0 must be positive"),
         (["measure.side=fit"], "measure.side=fit is not known"),
         (["pairs.report=null"], "pairs=files needs pairs.report=FILE"),
     ],

@@ -1,12 +1,26 @@
 """Populations: clusters as scikit-learn finds them, intervals that cover, and steps where they were put."""
 
+import itertools
+
 import pytest
 import scipy.stats
 import torch
 from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_rand_score
 
-from thinkalike.measures import agreement, change_point, cluster, grouped, parting, symmetric
+from thinkalike.measures import (
+    Estimate,
+    agreement,
+    agreement_p,
+    change_point,
+    cluster,
+    flips,
+    grouped,
+    onset,
+    parting,
+    population_penalties,
+    symmetric,
+)
 
 TEN = ["generalizing"] * 10 + ["heuristic"] * 10
 PAIR = ["a", "a", "b", "b"]
@@ -88,10 +102,148 @@ def test_distances_that_are_not_finite():
         cluster(torch.full((3, 3), torch.nan), 2)
 
 
-@pytest.mark.parametrize(("measure", "what"), [(agreement, torch.tensor([0, 1])), (grouped, torch.ones(2, 2))])
+def p_by_loop(labels, groups):
+    """The share of the distinct orders of the groups whose index is as high as that of the groups."""
+    known = adjusted_rand_score(groups, labels)
+    indices = [adjusted_rand_score(order, labels) for order in {*itertools.permutations(groups)}]
+    return sum(index > known - 1e-9 for index in indices) / len(indices)
+
+
+P_CASES = [
+    ([0, 0, 0, 1, 1, 1], "aaabbb"),
+    ([0, 0, 1, 1, 1, 1], "aaabbb"),
+    ([0, 1, 0, 1, 0, 1], "aaabbb"),
+    ([5, 5, 2, 2, 7, 7], "abbccc"),
+    ([0, 0, 0, 0, 0, 0], "aaabbb"),
+    ([0, 1, 2, 3, 4, 5], "aabbcd"),
+    ([1, 0, 0, 0, 0], "baaaa"),
+]
+
+
+@pytest.mark.parametrize(("labels", "groups"), P_CASES)
+def test_the_p_value_of_an_agreement_is_that_of_all_orders_of_the_groups(labels, groups):
+    assert agreement_p(torch.tensor(labels), groups) == pytest.approx(p_by_loop(labels, list(groups)), abs=1e-12)
+
+
+def test_two_of_924_assignments_of_six_and_six_are_perfect():
+    perfect = torch.arange(12) // 6
+    assert agreement_p(perfect, "aaaaaabbbbbb") == 2 / 924
+    assert agreement_p(1 - perfect, "aaaaaabbbbbb") == 2 / 924
+    swapped = perfect[
+        [0, 1, 2, 3, 4, 6, 5, 7, 8, 9, 10, 11]
+    ]  # one of each group: 36 ways to do so, in either direction
+    assert agreement_p(swapped, "aaaaaabbbbbb") == (2 + 2 * 36) / 924
+    assert agreement_p(perfect, "ababababbaba") > 0.5  # control: groups that cut across
+
+
+def test_of_many_assignments_random_ones_are_tried():
+    """Of 10 and 10 there are 184,756, of which 2 are perfect and 200 more have one model of each group exchanged."""
+    perfect = torch.arange(20) // 10
+    assert agreement_p(perfect, TEN) < 1e-3
+    assert agreement_p(perfect, TEN) >= 1 / 20_001
+    four = perfect[[0, 1, 2, 3, 4, 5, 10, 11, 12, 13, 6, 7, 8, 9, 14, 15, 16, 17, 18, 19]]  # four of each are exchanged
+    exact = 2 * sum(scipy.special.comb(10, k) ** 2 for k in range(5)) / scipy.special.comb(20, 10)
+    found = [agreement_p(four, TEN, seed=seed) for seed in (0, 0, 1)]
+    assert found == pytest.approx([exact] * 3, abs=4 * (exact * (1 - exact) / 20_000) ** 0.5)
+    assert found[0] == found[1] != found[2]
+
+
+def test_p_values_of_random_clusters_are_no_smaller_than_they_say():
+    draw = torch.Generator().manual_seed(0)
+    values = torch.tensor([agreement_p(torch.randint(2, (8,), generator=draw), "aaaabbbb") for _ in range(200)])
+    for level in (0.05, 0.2, 0.5):
+        assert (values <= level).double().mean() < level + 3 * (level * (1 - level) / 200) ** 0.5
+    assert values.min() < 0.05  # control: it is not always 1
+
+
+def test_no_models_agree_by_no_chance():
+    with pytest.raises(ValueError, match="there is no model, so no agreement that chance could reach"):
+        agreement_p(torch.tensor([], dtype=torch.long), [])
+
+
+EVERY_MODEL = [(agreement, torch.tensor([0, 1])), (agreement_p, torch.tensor([0, 1])), (grouped, torch.ones(2, 2))]
+
+
+@pytest.mark.parametrize(("measure", "what"), EVERY_MODEL)
 def test_every_model_has_a_group(measure, what):
     with pytest.raises(ValueError, match="there are groups of 3 models, but 2 models"):
         measure(what, "abc")
+
+
+# ------------------------------------------------------------------------------------------------- flips and directions
+
+
+def test_flips_are_those_of_a_plain_loop():
+    predicted = torch.randint(3, (4, 4, 2, 30), dtype=torch.int8)
+    found = flips(predicted)
+    for source, target, cut, example in itertools.product(range(4), range(4), range(2), range(30)):
+        alone = predicted[target, target, cut, example]
+        assert found[source, target, cut, example] == float(predicted[source, target, cut, example] != alone)
+
+
+def test_flips_show_what_signed_penalties_cancel():
+    """Stitched to the other group, the good become bad and the bad good; within a group nothing changes."""
+    good, labels = torch.tensor([1] * 5 + [0] * 5), torch.ones(40, dtype=torch.int8)
+    predicted = good[None, :].expand(10, 10).clone().to(torch.int8)
+    predicted[:5, 5:], predicted[5:, :5] = 1, 0
+    predicted = predicted[..., None, None].expand(10, 10, 1, 40)
+    groups = ["a"] * 5 + ["b"] * 5
+    penalties = population_penalties((predicted == labels).double())
+    signed, directed, share = (grouped(values.mean(-1), groups) for values in (penalties, penalties, flips(predicted)))
+    assert signed.between.value.item() == signed.difference.value.item() == 0
+    assert directed.directed.value[..., 0].tolist() == [[0, -1], [1, 0]]
+    assert share.between.value.item() == 1
+    assert share.within.value.item() == 0
+
+
+def directed_by_loop(values, groups, names=None):
+    names, m = names or list(dict.fromkeys(groups)), len(groups)
+    found = torch.zeros(len(names), len(names), *values.shape[2:])
+    for (a, source), (b, target) in itertools.product(enumerate(names), repeat=2):
+        pairs = [(i, j) for i in range(m) for j in range(m) if i != j and groups[j] == target]
+        into = [values[i, j] for i, j in pairs if groups[i] == source]
+        own = [values[i, j] for i, j in pairs if groups[i] == target]
+        found[a, b] = torch.stack(into).mean(0) - torch.stack(own).mean(0)
+    return found
+
+
+def left_out(values, groups, model):
+    kept = [other for other in range(len(groups)) if other != model]
+    return values[kept][:, kept], [groups[other] for other in kept]
+
+
+@pytest.mark.parametrize("groups", ["aaaabbb", "abcabcabc", "babbaa"])
+def test_directions_and_their_intervals_are_those_of_a_plain_loop(groups):
+    values = torch.randn(len(groups), len(groups), 2)
+    found = grouped(values, groups).directed
+    expected = directed_by_loop(values, groups)
+    torch.testing.assert_close(found.value, expected)
+    assert expected.abs().max() > 0.1
+    variance = torch.zeros_like(expected)
+    names = list(dict.fromkeys(groups))
+    for name in names:
+        own = [model for model in range(len(groups)) if groups[model] == name]
+        without = [directed_by_loop(*left_out(values, groups, model), names) for model in own]
+        variance += (len(own) - 1) * torch.stack(without).var(0, correction=0)
+    t = scipy.stats.t.ppf(0.975, min(map(groups.count, groups)) - 1)
+    torch.testing.assert_close(found.high - found.value, t * variance.sqrt(), rtol=1e-6, atol=1e-9)
+    diagonal = torch.stack([end.diagonal() for end in found])
+    assert (diagonal == 0).all()
+
+
+def test_directions_over_examples_are_wider_by_what_examples_vary():
+    values, groups = torch.randn(6, 6, 40), "aaabbb"
+    fixed, drawn = grouped(values.mean(-1), groups).directed, grouped(values, groups, examples=True).directed
+    torch.testing.assert_close(fixed.value, drawn.value)
+    t = scipy.stats.t.ppf(0.975, 2)
+    squares = [((found.high - found.value) / t).square() for found in (fixed, drawn)]
+    torch.testing.assert_close(squares[1] - squares[0], directed_by_loop(values, groups).var(-1) / 40)
+
+
+def test_directions_that_compare_with_a_single_pair_are_open():
+    found = grouped(torch.randn(5, 5), "aabbb").directed
+    assert found.low.isinf().tolist() == [[False, False], [True, False]]
+    assert found.value.diagonal().tolist() == found.low.diagonal().tolist() == [0, 0]
 
 
 # ------------------------------------------------------------------------------------------------------------ intervals
@@ -202,6 +354,58 @@ def test_the_change_point_has_the_least_squares():
 def test_a_curve_without_change_has_no_step(curve):
     with pytest.raises(ValueError, match=r"a curve of \d places without any change has no step"):
         change_point(curve)
+
+
+def curve(value, half):
+    value, half = torch.tensor(value), torch.tensor(half)
+    return Estimate(value, value - half, value + half)
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "place"),
+    [
+        ([0.0, 0.01, -0.02, 0.5, 0.6], 0.05, 3),  # a step
+        ([0.0, 0.1, 0.2, 0.3, 0.4], 0.15, 2),  # a ramp, seen where it has left the noise
+        ([0.0, -0.1, -0.2, -0.3, -0.4], 0.15, 2),
+        ([0.5, 0.5, 0.5], 0.1, 0),
+        ([0.1, -0.1, 0.1], 0.2, None),
+        ([0.1, 0.2], [0.1, torch.inf], None),  # an end at 0 does not exclude it
+        ([0.0, 0.0], 0.0, None),
+    ],
+)
+def test_an_onset_is_the_first_place_without_zero(value, half, place):
+    assert onset(curve(value, half)) == place
+
+
+@pytest.mark.parametrize("wrong", [curve([[0.1]], 0.0), curve(0.1, 0.0), curve([0.1, torch.nan], 0.0)])
+def test_an_onset_is_of_one_curve(wrong):
+    with pytest.raises(ValueError, match="an onset is of one curve of numbers with intervals, not of shape"):
+        onset(wrong)
+
+
+def onset_of(shape, seed):
+    """Values of 12 models whose two groups part by a curve: its onset, and that with intervals of single places."""
+    draw, m = torch.Generator().manual_seed(seed), 12
+    groups = ["a"] * 6 + ["b"] * 6
+    other = torch.block_diag(torch.ones(6, 6), torch.ones(6, 6)).logical_not()[..., None]
+    own = torch.randn(m, len(shape), generator=draw)  # how much each model differs from those of the other group
+    values = torch.randn(m, m, len(shape), generator=draw) + other * (2 * own[:, None] + 2 * own + shape)
+    return [onset(grouped(values, groups, level=level).difference) for level in (1 - 0.05 / len(shape), 0.95)]
+
+
+def test_an_onset_of_nothing_is_found_in_one_draw_of_twenty_at_most():
+    found = [onset_of(torch.zeros(8), seed) for seed in range(300)]
+    together, alone = (sum(place is not None for place in places) / 300 for places in zip(*found, strict=True))
+    assert together < 0.05 + 2 * (0.05 * 0.95 / 300) ** 0.5
+    assert alone > 0.1, "control: intervals of single places find more"
+
+
+def test_an_onset_is_where_groups_part():
+    step, ramp = torch.tensor([0.0] * 4 + [12.0] * 4), 3 * torch.arange(8.0)
+    assert [onset_of(step, seed)[0] for seed in range(10)].count(4) >= 9
+    places = [onset_of(ramp, seed)[0] for seed in range(10)]
+    assert all(1 <= place <= 5 for place in places)
+    assert sum(places) / 10 < int(change_point(ramp)), "the rise shows before its middle"
 
 
 def planted(step, noise):

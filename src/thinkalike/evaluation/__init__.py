@@ -8,7 +8,15 @@ from thinkalike.evaluation.bits_per_byte import (
     document_bytes,
     readable_bytes,
 )
-from thinkalike.evaluation.classifiers import ClassLosses, check_labels, class_losses, identity_stitches
+from thinkalike.evaluation.classifiers import (
+    ClassLosses,
+    IdentityStitches,
+    check_alike,
+    check_labels,
+    class_losses,
+    identity_stitches,
+    predicted_classes,
+)
 from thinkalike.evaluation.intervals import document_numbers, ends_of, number_of_documents, with_ends
 from thinkalike.evaluation.language import BATCH_TOKENS, held_out_loss, masked_losses, next_token_losses, rows_at_once
 from thinkalike.evaluation.likeness import Likeness, LikenessBatch, LikenessSums, codes_of, likeness_of
@@ -32,6 +40,7 @@ __all__ = [
     "VERDICTS",
     "BigramMeans",
     "ClassLosses",
+    "IdentityStitches",
     "LayerPair",
     "Likeness",
     "LikenessBatch",
@@ -44,6 +53,7 @@ __all__ = [
     "bigrams",
     "bits_columns",
     "bytes_by_document",
+    "check_alike",
     "check_labels",
     "class_losses",
     "codes_of",
@@ -58,6 +68,7 @@ __all__ = [
     "masked_losses",
     "next_token_losses",
     "number_of_documents",
+    "predicted_classes",
     "readable_bytes",
     "report_share",
     "rows_at_once",

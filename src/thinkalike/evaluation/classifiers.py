@@ -21,6 +21,28 @@ class ClassLosses(NamedTuple):
     correct: Bool[Tensor, "*s n"]
 
 
+class IdentityStitches(NamedTuple):
+    """What stitched classifiers lose, and what they predict, by source, target and cut."""
+
+    losses: Float[Tensor, "s t c n"]  # cross-entropy of each example in nats, float64
+    predicted: Int[Tensor, "s t c n"]  # place of the class among those of the data, int8
+
+
+def predicted_classes(
+    logits: Float[Tensor, "*s n c"], classes: Sequence[str], wanted: Sequence[str]
+) -> Int[Tensor, "*s n"]:
+    """Return the place in `wanted`, the classes of the data, of the likeliest of a model's own classes, as int8.
+
+    Args:
+        classes: of the model, in the order of its logits.
+
+    Raises:
+        ModelError: the model cannot tell the classes of the data apart.
+    """
+    owners = torch.tensor(_owners(classes, wanted), device=logits.device, dtype=torch.int8)
+    return owners[logits.argmax(-1)]
+
+
 def class_losses(
     logits: Float[Tensor, "*s n c"], labels: Int[Tensor, " n"], classes: Sequence[str], wanted: Sequence[str]
 ) -> ClassLosses:
@@ -47,7 +69,7 @@ def class_losses(
     scores = logits.double().log_softmax(-1).unsqueeze(-1)
     joined = scores.where(stands_for, -torch.inf).logsumexp(-2)
     losses = -joined.gather(-1, labels.expand(joined.shape[:-1]).unsqueeze(-1)).squeeze(-1)
-    return ClassLosses(losses, owners[logits.argmax(-1)] == labels)
+    return ClassLosses(losses, predicted_classes(logits, classes, wanted) == labels)
 
 
 def _owners(classes: Sequence[str], wanted: Sequence[str]) -> list[int]:
@@ -105,7 +127,7 @@ def identity_stitches(
     types: Int[Tensor, "b t"] | None = None,
     cuts: Sequence[Layer] | None = None,
     at_once: int = 1,
-) -> ClassLosses:
+) -> IdentityStitches:
     """Stitch every model's first blocks, up to each cut, to the later blocks, pooler and classes of every model.
 
     Each model runs once to the deepest cut, and from there only tails run: with cuts EMBED, 0, .., L - 1 a pair costs
@@ -118,20 +140,21 @@ def identity_stitches(
             the bit; more are faster, and may differ in the last.
 
     Returns:
-        Losses and correctness, (source, target, cut, b) on the CPU; where source is target, of the model itself.
+        Losses and predicted classes, (source, target, cut, b) on the CPU; where source is target, of the model itself.
 
     Raises:
         ModelError: a model is no classifier, or they differ in depth or width.
     """
-    _check_alike(models)
+    check_alike(models)
     cuts = [EMBED, *range(models[0].n_layers)] if cuts is None else cuts
     states = [model.residuals(tokens, cuts, mask, types) for model in models]
     outcomes = []
     for target in models:
         by_cut = [_tails(target, [own[i] for own in states], cut, mask, at_once) for i, cut in enumerate(cuts)]
-        outcomes.append(class_losses(torch.stack(by_cut, 1), labels, target.classes, wanted))
-    losses, correct = (torch.stack([part.cpu() for part in parts], 1) for parts in zip(*outcomes, strict=True))
-    return ClassLosses(losses, correct)
+        logits = torch.stack(by_cut, 1)
+        losses = class_losses(logits, labels, target.classes, wanted).losses
+        outcomes.append((losses.cpu(), predicted_classes(logits, target.classes, wanted).cpu()))
+    return IdentityStitches(*(torch.stack(parts, 1) for parts in zip(*outcomes, strict=True)))
 
 
 def _tails(
@@ -145,7 +168,12 @@ def _tails(
     return torch.stack(logits)
 
 
-def _check_alike(models: Sequence[FrozenModel]) -> None:
+def check_alike(models: Sequence[FrozenModel]) -> None:
+    """Check that the identity can stitch any two of these models.
+
+    Raises:
+        ModelError: a model is no classifier, or they differ in depth or width.
+    """
     for model in models:
         if not model.classes:
             raise ModelError(f"{model.name} is no classifier, and identity stitches of classifiers were asked for")

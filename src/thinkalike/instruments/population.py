@@ -6,31 +6,33 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Optional
 
 import pandas as pd
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
-from thinkalike.config.ranges import TOKENS_AT_ONCE
-from thinkalike.data import MNLI, EncodedPairs, Pairs, batches, encode, read_pairs
-from thinkalike.errors import ConfigError, DataError, ModelError, one_of
-from thinkalike.evaluation import ClassLosses, check_labels, identity_stitches
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, ranged
+from thinkalike.config.ranges import CONTEXT, COUNTS, TOKENS_AT_ONCE
+from thinkalike.data import MNLI, EncodedPairs, Pairs, encode, read_pairs
+from thinkalike.errors import ConfigError, ModelError, one_of
+from thinkalike.evaluation import IdentityStitches, check_alike, check_labels
+from thinkalike.instruments.member_pairs import likeness_of_members, stitched_members
 from thinkalike.instruments.members import Member, halves, members_of
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.measures import grouped, population_penalties
+from thinkalike.measures import flips, grouped, population_penalties
 from thinkalike.models import FrozenModel, load_model, same_vocabulary
-from thinkalike.states import pair_batches
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
 
-STITCH_BATCH, CHECKED = 64, 300
+CHECKED = 300  # pairs that labels are checked on
+RUNS = ("dtype", "device", "context")  # settings of `model` that reach every member
 
 
+# ruff: noqa: UP045
 @dataclass
 class Config(MeasureConfig):
     """The settings of the comparison of a population."""
@@ -38,31 +40,48 @@ class Config(MeasureConfig):
     kind: str = "population"
     side: str = "report"  # of the pairs: report | challenge
     site: str = "resid_post"  # of CKA: resid_post | update, what a block adds last, as brown2023 had it
+    tokens: str = "all"  # that CKA compares: all | cls, of each pair the first, which the classifier reads
     include_padding: bool = False  # in CKA, as brown2023 did
-    tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # of CKA
+    padding: Optional[int] = ranged(None, least=1, most=CONTEXT)  # of include_padding: tokens of every padded pair, in
+    # brown2023 512; null: those of the longest pair of `batch`
+    cka_pairs: Optional[int] = ranged(None, least=1, most=COUNTS)  # how many, at random, CKA reads, in brown2023 about
+    # 1000; null: all
+    tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # of CKA; of tokens=cls at most a quarter of
+    # what it reads, so that there are four batches
+    batch: int = ranged(64, least=1, most=10**5)  # pairs that run at once
     at_once: int = ranged(4, least=1, most=10**5)  # sources that run through a target's blocks together
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("measure.side", self.side, ("report", "challenge"))
         one_of("measure.site", self.site, ("resid_post", "update"))
+        one_of("measure.tokens", self.tokens, ("all", "cls"))
+        if self.tokens == "cls" and self.include_padding:
+            raise ConfigError("measure.tokens=cls compares no padding; leave measure.include_padding=true out")
+        if self.padding is not None and not self.include_padding:
+            raise ConfigError(
+                f"measure.padding={self.padding} changes nothing where padding is left out; add "
+                "measure.include_padding=true, or leave it out"
+            )
 
 
-class Population(Instrument, kind="population", reads=("measure", "pairs", "population", "seed")):
+class Population(Instrument, kind="population", version=2, reads=("measure", "pairs", "population", "seed")):
     """Stitches every two members at every cut, and compares every two by layer, on the pairs of `measure.side`.
 
-    Leaves accuracies and penalties of all stitches in table.csv, CKA in cka.csv, and both by example or batch in
-    arrays.npz.
+    Leaves accuracies, penalties and flips of all stitches in table.csv, CKA in cka.csv, and in arrays.npz both by
+    example or batch: losses in nats, the predicted class and whether it is right (source, target, cut, pair), CKA
+    (source, target, layer) and its HSICs.
     """
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         side = config.measure.side  # type: ignore[attr-defined]
         pairs = read_pairs(config.pairs, side)
         pairs = halves(config, pairs)[1] if side == "challenge" else pairs
-        members = members_of(config)
+        stated = members_of(config)
+        members = [each._replace(config=as_chosen(each.config, config)) for each in stated]
         if twice := [name for name, count in Counter(each.name for each in members).items() if count > 1]:
             raise ConfigError(f"population={config.population.name} names {twice[0]} twice")
-        return {"pairs": pairs} | {each.name: each for each in members}
+        return {"pairs": pairs, **_changes(stated, members)} | {each.name: each for each in members}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
@@ -70,32 +89,58 @@ class Population(Instrument, kind="population", reads=("measure", "pairs", "popu
         members = [each for each in work.inputs.values() if isinstance(each, Member)]
         models = _load(members, config, pairs)
         encoded = _encode(pairs, models, config)
-        stitched = _stitched(models, encoded, pairs, measure.at_once)
-        likeness, hsics = _likeness(models, encoded, measure)
-        table = _table(members, models[0].n_layers, stitched)
+        likeness = likeness_of_members(models, encoded, measure, work)  # first, as it is quick, and may be refused
+        stitched = stitched_members(models, encoded, pairs, measure, work)
+        correct = stitched.predicted == pairs.labels
+        table = _table(members, models[0].n_layers, stitched, correct)
         own = table[table["source"] == table["target"]].groupby("group_of_source")["accuracy"].mean()
-        fingerprint = {name: each.fingerprint() for name, each in work.inputs.items()}
-        facts = {"source": pairs.source, "count": len(pairs), "truncated": encoded.truncated, **fingerprint}
-        arrays = {"losses": stitched.losses.float(), "correct": stitched.correct, "cka": likeness, "hsics": hsics}
+        read = {name: each if isinstance(each, str) else each.fingerprint() for name, each in work.inputs.items()}
+        facts = {"source": pairs.source, "count": len(pairs), "truncated": encoded.truncated, **read}
+        arrays = {
+            "losses": stitched.losses.float(), "predicted": stitched.predicted, "correct": correct,
+            "cka": likeness.value, "hsics": likeness.hsics,
+        }  # fmt: skip
         return Outcome(
             table,
             {f"accuracy_{group}": float(own[group]) for group in dict.fromkeys(each.group for each in members)},
             {name: values.numpy() for name, values in arrays.items()},
-            {"cka": _cells(members, likeness)},
+            {"cka": _cells(members, likeness.value)},
             models=[model.describe() for model in models],
-            facts={"pairs": facts},
+            facts={"pairs": facts, "cka": likeness.facts},
         )
 
     def show(self, result: Result) -> None:
         groups = list(result.table.drop_duplicates("source")["group_of_source"])
         accuracy = torch.from_numpy(result.arrays["correct"]).double().mean(-1)
         penalty = grouped(population_penalties(accuracy), groups)
+        flipped = grouped(flips(torch.from_numpy(result.arrays["predicted"])).mean(-1), groups)
         alike = grouped(torch.from_numpy(result.arrays["cka"]), groups)
         print("mean over pairs of models, 95 % intervals over models: within a group, and between")
         for cut in range(accuracy.shape[-1]):
             line = f"  cut {cut - 1:3d}   accuracy penalty {penalty.within[cut]:+.3f}   {penalty.between[cut]:+.3f}"
+            line += f"   flips {flipped.within[cut]:.3f}   {flipped.between[cut]:.3f}"
             after = f"   CKA {alike.within[cut - 1]:+.3f}   {alike.between[cut - 1]:+.3f}" if cut else ""
             print(line + after)
+
+
+def as_chosen(member: ModelConfig, config: AnalyzeConfig) -> ModelConfig:
+    """Return a member that runs in the dtype, on the device and with the context that a command line gives `model`.
+
+    A setting counts if a word names it: what model=NAME brings along is that model's, which plays no part here.
+    """
+    named = {word.lstrip("+").split("=")[0] for word in config.chosen}
+    return replace(member, **{key: getattr(config.model, key) for key in RUNS if f"model.{key}" in named})
+
+
+def _changes(stated: Sequence[Member], members: Sequence[Member]) -> dict[str, str]:
+    """Return what the key has to know of how members run: dtype and context, where they are not those stated."""
+    changed = {
+        f"{key}={getattr(now.config, key)}"
+        for before, now in zip(stated, members, strict=True)
+        for key in ("dtype", "context")
+        if getattr(now.config, key) != getattr(before.config, key)
+    }
+    return {"members run with": ", ".join(sorted(changed))} if changed else {}
 
 
 def _load(members: Sequence[Member], config: AnalyzeConfig, pairs: Pairs) -> list[FrozenModel]:
@@ -105,12 +150,15 @@ def _load(members: Sequence[Member], config: AnalyzeConfig, pairs: Pairs) -> lis
         if not model.classes:
             raise ModelError(f"{model.name} is no classifier; a population is of classifiers of pairs")
         same_vocabulary(models[0], model)
+    check_alike(models)
     own = "report" if len(models[0].classes) == len(MNLI) else "challenge"
     known = pairs if pairs.classes == MNLI else read_pairs(config.pairs, own)
     part = known.sample(min(CHECKED, len(known)), config.seed)
-    whole = _encode(part, models, config).batch(range(len(part)))
+    read = list(batches(_encode(part, models, config), config.measure.batch))  # type: ignore[attr-defined]
     for model in models:
-        logits = model.full(whole.tokens, whole.mask.long(), whole.types).cpu()
+        logits = torch.empty(len(part), len(model.classes), dtype=torch.float64)
+        for batch in read:
+            logits[batch.rows] = model.full(batch.tokens, batch.mask.long(), batch.types).double().cpu()
         check_labels(logits, part.labels, model.classes, part.classes, name=model.name)
     return models
 
@@ -120,51 +168,21 @@ def _encode(pairs: Pairs, models: Sequence[FrozenModel], config: AnalyzeConfig) 
     return encode(pairs, models[0].tokenizer, context, config.pairs.truncate)
 
 
-def _stitched(models: Sequence[FrozenModel], encoded: EncodedPairs, pairs: Pairs, at_once: int) -> ClassLosses:
-    """Return losses and correctness (source, target, cut, pair)."""
-    shape = len(models), len(models), models[0].n_layers + 1, len(pairs)
-    losses, correct = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.bool)
-    parts = list(batches(encoded, STITCH_BATCH))
-    for number, batch in enumerate(parts, 1):
-        labels, mask = pairs.labels[batch.rows], batch.mask.long()
-        part = identity_stitches(
-            models, batch.tokens, labels, pairs.classes, mask=mask, types=batch.types, at_once=at_once
-        )
-        losses[..., batch.rows], correct[..., batch.rows] = part.losses, part.correct
-        if number % 10 == 0:
-            log.info("stitched batch %d of %d", number, len(parts))
-    return ClassLosses(losses, correct)
+def _table(
+    members: Sequence[Member], layers: int, stitched: IdentityStitches, correct: Bool[Tensor, "m m c n"]
+) -> pd.DataFrame:
+    """Return one row per source, target and cut.
 
-
-def _likeness(
-    models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any
-) -> tuple[Float[Tensor, "m m l"], Float[Tensor, "b m m l"]]:
-    """Return CKA of every two models at each layer, and the HSIC of each batch that it comes from."""
-    from thinkalike.measures import CKA  # torchmetrics takes seconds to import
-
-    metrics = [CKA(len(models), len(models)) for _ in range(models[0].n_layers)]
-    options = {key: getattr(measure, key) for key in ("tokens_per_batch", "site", "include_padding")}
-    for batch in pair_batches(models, encoded, **options).starting(0):
-        for number, (metric, layer) in enumerate(zip(metrics, zip(*batch.states, strict=True), strict=True)):
-            try:
-                metric.update(layer, layer)
-            except ValueError as error:  # what it calls layers are models
-                raise DataError(f"block {number} of {', '.join(model.name for model in models)}: {error}") from error
-    if not metrics[0].update_called:
-        raise DataError(f"too few pairs for measure.tokens_per_batch={measure.tokens_per_batch}; lower it")
-    results, m = [metric.compute() for metric in metrics], len(models)
-    hsics = torch.stack([each.hsics[:, :m, :m] for each in results], -1)
-    return torch.stack([each.value for each in results], -1), hsics
-
-
-def _table(members: Sequence[Member], layers: int, stitched: ClassLosses) -> pd.DataFrame:
-    """Return one row per source, target and cut; the penalty is what the target loses of its own accuracy and loss."""
-    accuracy, loss = stitched.correct.double().mean(-1), stitched.losses.mean(-1)
+    A penalty is what the target loses of its own accuracy and loss; flips are the share of predictions, in [0, 1], that
+    are not the target's own.
+    """
+    accuracy, loss = correct.double().mean(-1), stitched.losses.mean(-1)
     values = {
         "accuracy": accuracy,
         "loss": loss,
         "accuracy_penalty": population_penalties(accuracy),
         "loss_penalty": -population_penalties(loss),
+        "flips": flips(stitched.predicted).mean(-1),
     }
     return _long(members, range(-1, layers), "cut", values)
 

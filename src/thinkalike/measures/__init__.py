@@ -36,19 +36,19 @@ from thinkalike.measures.statistics.bootstrapping import (
     effective_number,
     sum_by_document,
 )
+from thinkalike.measures.statistics.clusters import agreement, agreement_p, cluster, symmetric
 from thinkalike.measures.statistics.crossed import documents_and_seeds_interval
 from thinkalike.measures.statistics.estimate import Estimate, interval_around, span
 from thinkalike.measures.statistics.folds import fold_interval, splits, stimulus_folds
 from thinkalike.measures.statistics.jackknifing import jackknife, leave_one_out
 from thinkalike.measures.statistics.populations import (
     Grouped,
-    agreement,
     change_point,
-    cluster,
+    flips,
     grouped,
+    onset,
     parting,
     population_penalties,
-    symmetric,
 )
 from thinkalike.measures.statistics.properties import PROPERTIES, Properties
 from thinkalike.measures.statistics.separation import separation
@@ -90,6 +90,7 @@ __all__ = [
     "RowGroups",
     "Stitch",
     "agreement",
+    "agreement_p",
     "alignment",
     "arc_length",
     "bias_only",
@@ -101,6 +102,7 @@ __all__ = [
     "documents_and_seeds_interval",
     "effective_number",
     "feature_importance",
+    "flips",
     "fold_interval",
     "group_hsics",
     "grouped",
@@ -117,6 +119,7 @@ __all__ = [
     "mid_ranks",
     "mutual_knn",
     "mutual_knn_matrix",
+    "onset",
     "parting",
     "population_penalties",
     "procrustes",

@@ -22,7 +22,6 @@ from thinkalike.states.words import pieces, word_forms, word_states
 
 log = logging.getLogger(__name__)
 
-PAIRS_AT_ONCE = 64  # pairs of sentences that run together
 PARTS = 10  # of stimuli that one batch can hold, if there are as many
 
 
@@ -133,23 +132,36 @@ def pair_batches(
     tokens_per_batch: int,
     site: str = "resid_post",
     include_padding: bool = False,
+    first_only: bool = False,
+    padded_to: int = 0,
+    pairs: int | None = None,
+    pairs_at_once: int = 64,
 ) -> StateBatches:
     """Return batches of exactly so many tokens of pairs of sentences, rows (n, d); what is left at the end is dropped.
 
     Pairs come in random order, because batches serve as folds.
+
+    Args:
+        site, include_padding: see `token_states`, `counted`.
+        first_only: one row for each pair, its first token.
+        padded_to: how many tokens each pair is padded to, where the longest of those that run together is shorter.
+        pairs: how many are read, the first in that order; None: all.
+        pairs_at_once: how many run together.
     """
-    order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(0)).tolist()
+    order = torch.randperm(len(encoded), generator=torch.Generator().manual_seed(0)).tolist()[:pairs]
 
     def states_of(batch: PairBatch) -> list[list[Float[Tensor, "n _"]]]:
         mask = batch.mask.long()
         states = token_states(models, batch.tokens, mask=mask, types=batch.types, site=site)
         chosen = counted(batch.tokens, mask=mask, include_padding=include_padding)
+        if first_only:
+            chosen[:, 1:] = False
         return [[layer.cpu()[chosen] for layer in own] for own in states]
 
     def everything() -> Iterator[StateBatch]:
         waiting: list[list[list[Tensor]]] = []
-        for start in range(0, len(order), PAIRS_AT_ONCE):
-            waiting.append(states_of(encoded.batch(order[start : start + PAIRS_AT_ONCE])))
+        for start in range(0, len(order), pairs_at_once):
+            waiting.append(states_of(encoded.batch(order[start : start + pairs_at_once], padded_to)))
             while sum(len(part[0][0]) for part in waiting) >= tokens_per_batch:
                 whole = [[torch.cat(parts) for parts in zip(*own, strict=True)] for own in zip(*waiting, strict=True)]
                 yield StateBatch([[layer[:tokens_per_batch] for layer in own] for own in whole])

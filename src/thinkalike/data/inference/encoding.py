@@ -39,9 +39,14 @@ class EncodedPairs:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def batch(self, rows: Sequence[int]) -> PairBatch:
-        """Return these pairs, in this order."""
-        shape = len(rows), max(len(self.tokens[row]) for row in rows)
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest pair."""
+        return max(map(len, self.tokens))
+
+    def batch(self, rows: Sequence[int], at_least: int = 0) -> PairBatch:
+        """Return these pairs, in this order, padded to the longest of them, or further to `at_least` tokens."""
+        shape = len(rows), max(at_least, *(len(self.tokens[row]) for row in rows))
         tokens, types = torch.full(shape, self.padding), torch.zeros(shape, dtype=torch.long)
         mask = torch.zeros(shape, dtype=torch.bool)
         for place, row in enumerate(rows):

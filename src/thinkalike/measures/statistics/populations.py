@@ -1,4 +1,4 @@
-"""Populations of models: clusters from distances alone, and how far and from which layer on two groups part.
+"""Populations of models: what each costs another, and how far and from which layer on two groups part.
 
 What two models have together may have a direction: the row is the source, the column the target. A model beside itself
 is never a pair.
@@ -19,12 +19,13 @@ from thinkalike.measures.statistics.student import student_t
 
 
 class Grouped(NamedTuple):
-    """Means over pairs of models, see `grouped`; all but `cells` have the shape (*s) of what a pair has."""
+    """Means over pairs of models, see `grouped`; all but the last two have the shape (*s) of what a pair has."""
 
     within: Estimate  # both models are of one group
     between: Estimate  # the models are of two groups, in both directions
     difference: Estimate  # within - between
     cells: Estimate  # (g, g, *s): source of one group and target of another; groups in the order of their first models
+    directed: Estimate  # (g, g, *s): cell (a, b) - cell (b, b), the same targets under sources of their own group
 
 
 def population_penalties(values: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
@@ -33,43 +34,18 @@ def population_penalties(values: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m 
     return values[own, own][None] - values
 
 
-def symmetric(penalties: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
-    """Return (P + Pᵀ) / 2: penalties have a direction, and a distance between two models has none."""
-    return (penalties + penalties.transpose(0, 1)) / 2
+def flips(predicted: Int[Tensor, "m m c n"]) -> Float[Tensor, "m m c n"]:
+    """Return 1 where a stitched model predicts another class than its target does alone, else 0.
 
+    Signed penalties of accuracy cancel, and flips do not: a group that gains in one direction what it loses in the
+    other, as where G into H costs +.026 and H into G -.030, has a mean penalty of about 0 although the groups do not
+    understand each other. The share of flips, in [0, 1], counts both; it is 0 for a target under itself.
 
-def cluster(distances: Float[Tensor, "m m"], k: int) -> Int[Tensor, " m"]:
-    """Return the cluster of each model, in 0..k-1, by average linkage.
-
-    The two clusters of least mean distance merge until k are left.
-
-    Raises:
-        ValueError: A distance is not finite or has a direction, or k is not in 1..m.
+    Args:
+        predicted: The class of each of n examples, by source, target and cut.
     """
-    if not distances.isfinite().all() or not torch.allclose(distances, distances.T):
-        raise ValueError("distances must be finite and symmetric; `symmetric` gives the mean of two directions")
-    if not 1 <= k <= len(distances):
-        raise ValueError(f"{len(distances)} models cannot form {k} clusters")
-    from sklearn.cluster import AgglomerativeClustering
-
-    linkage = AgglomerativeClustering(k, metric="precomputed", linkage="average")
-    return torch.from_numpy(linkage.fit_predict(distances.cpu().numpy()))
-
-
-def agreement(labels: Int[Tensor, " m"], groups: Sequence[Hashable]) -> float:
-    """Return the adjusted Rand index of two partitions: 1 if they are the same, and 0 on average by chance.
-
-    See Hubert & Arabie 1985, eq. 5.
-
-    Raises:
-        ValueError: The partitions are of different numbers of models.
-    """
-    from sklearn.metrics import adjusted_rand_score
-
-    known = [list(dict.fromkeys(groups)).index(group) for group in groups]
-    if len(known) != len(labels):
-        raise ValueError(f"there are groups of {len(known)} models, but {len(labels)} models")
-    return float(adjusted_rand_score(known, labels.tolist()))
+    own = torch.arange(len(predicted))
+    return (predicted != predicted[own, own][None]).double()
 
 
 def grouped(
@@ -80,7 +56,10 @@ def grouped(
     Pairs that share a model are not independent, so one model and all its pairs are left out at a time (Arvesen 1969).
     The squared errors Σ_g (n_g - 1) / n_g Σ (replicate - mean)² over models and var / n over examples add up, and t is
     Student's with one degree of freedom less than models in the smallest group. The one pair of a group of two models
-    says nothing about the spread: the interval of its cell is (-∞, ∞).
+    says nothing about the spread: the interval of its cell is (-∞, ∞), as are those of `directed` that compare with it.
+
+    `within` - `between` averages both directions, in which signed values may cancel; `directed` keeps them apart: what
+    sources of group a do to targets of group b beyond what b's own sources do to them. It is 0 on the diagonal.
 
     Args:
         groups: The group of each model.
@@ -99,8 +78,11 @@ def grouped(
         variance = variance + _means(values, members, without[:1])[0].var(-1) / values.shape[-1]
     half = student_t(level, int(sizes.min()) - 1) * variance.sqrt().nan_to_num(torch.inf)
     kinds = interval_around(whole, half)
-    cells = Estimate(*(part[3:].unflatten(0, (len(sizes), len(sizes))) for part in kinds))
-    return Grouped(kinds[0], kinds[1], kinds[2], cells)
+    cells, directed = (
+        Estimate(*(end.unflatten(0, (len(sizes), len(sizes))) for end in part))
+        for part in (kinds[3 : 3 + len(sizes) ** 2], kinds[3 + len(sizes) ** 2 :])
+    )
+    return Grouped(kinds[0], kinds[1], kinds[2], cells, directed)
 
 
 def parting(
@@ -146,10 +128,30 @@ def change_point(curve: Float[Tensor, "*b l"]) -> Int[Tensor, "*b"]:
     return explained.argmax(-1) + 1
 
 
+def onset(curve: Estimate) -> int | None:
+    """Return the first place of a curve of differences whose interval excludes 0, in [0, l - 1], or None if none does.
+
+    The intervals must hold for all l places together, such as those of `grouped(..., level=1 - 0.05 / l)` (Bonferroni);
+    then a curve of nothing but noise has an onset in at most 5 % of draws. Where a curve rises slowly, this is where
+    the rise begins to show, and `parting`, which looks for one step, is the middle of it. With more models or examples
+    smaller differences show, so that an onset is no property of the groups alone.
+
+    Args:
+        curve: Differences of l places with their intervals, (l).
+
+    Raises:
+        ValueError: The curve does not have one axis, or an end of an interval is nan.
+    """
+    if curve.value.ndim != 1 or curve.low.isnan().any() or curve.high.isnan().any():
+        raise ValueError(f"an onset is of one curve of numbers with intervals, not of shape {tuple(curve.value.shape)}")
+    places = ((curve.low > 0) | (curve.high < 0)).nonzero()
+    return int(places[0]) if len(places) else None
+
+
 def _means(
     values: Float[Tensor, "m m *s"], members: Bool[Tensor, "m g"], weights: Float[Tensor, "r m"]
 ) -> Float[Tensor, "r k *s"]:
-    """Return means within, between, their difference, and of each group with each, for r weightings of the models."""
+    """Return for r weightings of the models what `Grouped` has: k = 3 + 2 g² numbers for g groups."""
     values = values.double().clone()
     values.diagonal().fill_(0)  # in no kind of pair, whatever is there
     if not values.isfinite().all():
@@ -158,8 +160,17 @@ def _means(
     products = torch.einsum("ri,rj,kij->rkij", weights, weights, kinds)
     sums = torch.einsum("rkij,ij...->rk...", products, values)
     means = sums / products.sum((2, 3)).view(*sums.shape[:2], *[1] * (sums.ndim - 2))
-    within, between = means[:, :1], means[:, 1:2]
-    return torch.cat([within, between, within - between, means[:, 2:]], 1)
+    within, between, cells = means[:, :1], means[:, 1:2], means[:, 2:]
+    return torch.cat([within, between, within - between, cells, _directed(cells, members.shape[1])], 1)
+
+
+def _directed(cells: Float[Tensor, "r k *s"], groups: int) -> Float[Tensor, "r k *s"]:
+    """Return cell (a, b) - cell (b, b) of each group a with each b."""
+    own = torch.arange(groups)
+    square = cells.unflatten(1, (groups, groups))
+    differences = square - square[:, own, own][:, None]
+    differences[:, own, own] = 0  # also where a group of two models, one left out, has no pair
+    return differences.flatten(1, 2)
 
 
 def _members(groups: Sequence[Hashable], count: int) -> Bool[Tensor, "m g"]:
