@@ -116,6 +116,24 @@ def test_what_has_no_cka_is_one_line(changes, error, message, models, encoded, w
         likeness_of_members(models, encoded, settings(**changes), work)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": "first"}, "measure.tokens=first is not known"),
+        (FIRST | {"include_padding": True}, "measure.tokens=cls compares no padding; leave measure.include_padding"),
+        ({"padding": 48}, "measure.padding=48 changes nothing where padding is left out; add"),
+        (FIRST | {"padding": 48}, "measure.padding=48 changes nothing where padding is left out; add"),
+        ({"padding": 0, "include_padding": True}, "measure.padding=0 must be positive"),
+        ({"cka_pairs": 0}, "measure.cka_pairs=0 must be positive"),
+        ({"batch": 0}, "measure.batch=0 must be positive"),
+        ({"batch": 10**6}, "measure.batch=1000000 must be positive and at most 100000"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_their_schema(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(**changes)
+
+
 # ------------------------------------------------------------------------------------------------------------ stitches
 
 
