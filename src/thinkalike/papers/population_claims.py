@@ -62,7 +62,8 @@ def stitching_claims(population: Population, where: str) -> list[Claim]:
         f"late stitches between the groups flip more predictions than within {where}",
         f"late stitches within a group cost almost nothing {where}",
     )
-    squares = list(itertools.product(range(len(population.names)), repeat=2))
+    count = range(len(population.names))
+    squares = list(itertools.product(count, count))
     apart, own = [pair for pair in squares if pair[0] != pair[1]], [pair for pair in squares if pair[0] == pair[1]]
     small, above = Bound("below", SMALL), Bound("above")
     cheap = _by_direction(names[0], population, small, population.penalties, "cells", squares, early)
@@ -110,13 +111,13 @@ def null_flips_less(population: Population) -> Claim:
     """Say whether parents of one strategy flip less than a third of what two strategies do, at the last cut but one."""
     whole = replace(population, wanted=())
     flipped, kinds = whole.flips[:, :, -2].mean(-1), list(whole.groups.values())
-    first, second = population.names[0], population.config.null or ()
+    first, second = population.names[0], list(population.config.null or [])
 
     def excess(kept: Sequence[int]) -> float:
         groups = [kinds[model] for model in kept]
         means = grouped(flipped[kept][:, kept, None], groups).cells.value[..., 0]
         names = list(dict.fromkeys(groups))
-        one, other, strategy = (names.index(name) for name in (*second, first))
+        one, other, strategy = (names.index(name) for name in [*second, first])
         return float(symmetric(means)[one, other] - THIRD * symmetric(means)[strategy, one])
 
     models = list(range(len(kinds)))
