@@ -147,10 +147,10 @@ def test_a_source_on_the_command_line_survives_auto():
 @pytest.mark.parametrize(
     ("words", "steps", "report"),
     [
-        (["model=gelu-3l-mini"], 350, 262144),
-        (["model=solu-4l-mini", "model@target=gpt2"], 350, 262144),
+        (["model=gelu-3l-mini"], 170, 262144),
+        (["model=solu-4l-mini", "model@target=gpt2"], 170, 262144),
         (["model=gpt2"], 2000, 1048576),
-        (["model=gpt2", "scale=mini"], 350, 262144),
+        (["model=gpt2", "scale=mini"], 170, 262144),
         (["model=gelu-3l-mini", "scale=paper"], 2000, 1048576),
     ],
 )

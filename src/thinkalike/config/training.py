@@ -24,7 +24,7 @@ TRAINED = ("linear", "affine", "low_rank", "orthogonal")
 CLOSED = ("least_squares", "procrustes", "reduced_rank", "bias")
 LOSSES = ("cross_entropy", "kl", "mse", "penultimate", "alignment")
 STARTS = {"orthogonal": "procrustes", "low_rank": "reduced_rank"}  # of stitch.init=auto; else least_squares
-RATES = {"sgd": 1.0, "adam": 0.25}  # stitch.lr where none is given
+RATES = {"sgd": 1.0, "adam": 0.18}  # stitch.lr where none is given
 
 
 # ruff: noqa: UP045
