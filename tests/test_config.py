@@ -450,6 +450,13 @@ def test_a_bug_keeps_its_traceback_and_so_does_an_error_on_request(monkeypatch):
 # -------------------------------------------------------------------------------------------------------------- target
 
 
+def test_a_folder_with_a_name_of_its_own_is_its_own_target():
+    config = composed("model=local", "model.path=/x", "model.name=mine")
+    assert config.target == config.model
+    other = composed("model=local", "model.path=/x", "model.name=mine", "target.path=/y", "target.name=yours").target
+    assert (other.path, other.name) == ("/y", "yours")
+
+
 def test_the_target_is_the_source_in_all_that_is_not_named():
     words = ["model=pythia-70m-deduped", "model.revision=step1000", "model.dtype=bfloat16", "model.context=64"]
     config = composed(*words)

@@ -186,7 +186,7 @@ def _fill_in_target(composed: DictConfig, overrides: Sequence[str]) -> None:
     name, chosen = composed.target.name, "model@target" in named
     place = PLACES.get(name)
     left_open = place and (composed.target[place] is None or not (chosen or place in own))
-    same_place = composed.model.name == name and left_open
+    same_place = left_open and (not chosen or composed.model.name == name)
     if not same_place and (chosen or place):
         source = {key: source[key] for key in HOW_IT_RUNS if f"model.{key}" in named}
     for key in source.keys() - own:
