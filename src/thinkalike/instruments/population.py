@@ -23,7 +23,7 @@ from thinkalike.instruments import run_job
 from thinkalike.instruments.member_pairs import likeness_of_members, stitched_members
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import flips, grouped, population_penalties
-from thinkalike.models import FrozenModel, check_models, checkpoint_fingerprint, load_model, same_vocabulary
+from thinkalike.models import FrozenModel, checkpoint_fingerprint, load_model, same_vocabulary
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,6 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
     """
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        check_models({"model": config.model})  # its device is that of all members, of which training may come first
         side = config.measure.side  # type: ignore[attr-defined]
         pairs = read_pairs(config.pairs, side)
         pairs = reported_part(config.pairs, pairs) if side == "challenge" else pairs
