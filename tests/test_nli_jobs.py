@@ -285,6 +285,7 @@ def test_a_model_that_does_not_belong_is_one_line(kind, door, tmp_path, pairs, m
         (["measure.tokens_per_batch=3"], "block 0 of "),
         (["measure.tokens_per_batch=0"], "measure.tokens_per_batch=0 must be positive"),
         (["measure.at_once=0"], "measure.at_once=0 must be positive"),
+        (["model.device=cuda:99"], "model.device=cuda:99"),
         (["measure.site=attention"], "measure.site=attention is not known"),
         (["measure.side=fit"], "measure.side=fit is not known"),
         (["pairs.report=null"], "pairs=files needs pairs.report=FILE"),

@@ -26,7 +26,7 @@ LEAST_BATCHES = 4  # of CKA where a pair is one row, so that there is an interva
 STITCHES, CKA_STATE = "stitches", "cka"  # the states that a job goes on from
 
 
-class Likeness(NamedTuple):
+class PopulationCKA(NamedTuple):
     """CKA of every two models at each layer, and what it comes from."""
 
     value: Float[Tensor, "m m l"]
@@ -71,7 +71,9 @@ def _begun(models: Sequence[FrozenModel], pairs: int, work: Work) -> tuple[Ident
     return IdentityStitches(torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.int8)), 0
 
 
-def likeness_of_members(models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any, work: Work) -> Likeness:
+def likeness_of_members(
+    models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any, work: Work
+) -> PopulationCKA:
     """Return CKA of every two models at each layer, or what an earlier run left of it.
 
     Args:
@@ -86,7 +88,7 @@ def likeness_of_members(models: Sequence[FrozenModel], encoded: EncodedPairs, me
     if kept is None:
         kept = _compared(models, *_state_batches(models, encoded, measure), measure)._asdict()
         work.keep(CKA_STATE, kept)
-    return Likeness(**kept)
+    return PopulationCKA(**kept)
 
 
 def _state_batches(
@@ -117,7 +119,9 @@ def _state_batches(
     return states, {"tokens": measure.tokens, "pairs": count, "rows_per_batch": rows}
 
 
-def _compared(models: Sequence[FrozenModel], states: StateBatches, facts: dict[str, Any], measure: Any) -> Likeness:
+def _compared(
+    models: Sequence[FrozenModel], states: StateBatches, facts: dict[str, Any], measure: Any
+) -> PopulationCKA:
     from thinkalike.measures import CKA  # torchmetrics takes seconds to import
 
     m = len(models)
@@ -129,7 +133,9 @@ def _compared(models: Sequence[FrozenModel], states: StateBatches, facts: dict[s
             except ValueError as error:  # what it calls layers are models
                 raise DataError(f"block {number} of {', '.join(model.name for model in models)}: {error}") from error
     if not metrics[0].update_called:
-        raise DataError(f"too few pairs for measure.tokens_per_batch={measure.tokens_per_batch}; lower it")
+        raise DataError(
+            f"too few pairs for measure.tokens_per_batch={measure.tokens_per_batch}; lower it, or let CKA read more"
+        )
     results = [metric.compute() for metric in metrics]
     hsics = torch.stack([each.hsics[:, :m, :m] for each in results], -1)
-    return Likeness(torch.stack([each.value for each in results], -1), hsics, facts | {"batches": len(hsics)})
+    return PopulationCKA(torch.stack([each.value for each in results], -1), hsics, facts | {"batches": len(hsics)})

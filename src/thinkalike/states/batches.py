@@ -152,11 +152,16 @@ def pair_batches(
 
     def states_of(batch: PairBatch) -> list[list[Float[Tensor, "n _"]]]:
         mask = batch.mask.long()
-        states = token_states(models, batch.tokens, mask=mask, types=batch.types, site=site)
         chosen = counted(batch.tokens, mask=mask, include_padding=include_padding)
         if first_only:
             chosen[:, 1:] = False
-        return [[layer.cpu()[chosen] for layer in own] for own in states]
+
+        def rows_of(model: FrozenModel) -> list[Float[Tensor, "n _"]]:
+            (layers,) = token_states([model], batch.tokens, mask=mask, types=batch.types, site=site)
+            return [layer[chosen.to(layer.device)].cpu() for layer in layers]
+
+        rows = {id(model): rows_of(model) for model in dict.fromkeys(models)}  # the whole states of one at a time
+        return [rows[id(model)] for model in models]
 
     def everything() -> Iterator[StateBatch]:
         waiting: list[list[list[Tensor]]] = []
