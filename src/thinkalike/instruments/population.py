@@ -16,14 +16,14 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, ranged
 from thinkalike.config.ranges import CONTEXT, COUNTS, TOKENS_AT_ONCE
-from thinkalike.data import MNLI, EncodedPairs, Pairs, encode, read_pairs
+from thinkalike.data import MNLI, EncodedPairs, Pairs, batches, encode, read_pairs
 from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.evaluation import IdentityStitches, check_alike, check_labels
 from thinkalike.instruments.member_pairs import likeness_of_members, stitched_members
 from thinkalike.instruments.members import Member, halves, members_of
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import flips, grouped, population_penalties
-from thinkalike.models import FrozenModel, load_model, same_vocabulary
+from thinkalike.models import FrozenModel, check_models, load_model, same_vocabulary
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
     """
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        check_models({"model": config.model})  # a device that is not there is refused before members are fine-tuned
         side = config.measure.side  # type: ignore[attr-defined]
         pairs = read_pairs(config.pairs, side)
         pairs = halves(config, pairs)[1] if side == "challenge" else pairs
