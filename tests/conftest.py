@@ -51,10 +51,8 @@ def composed(*overrides: str, door: str = "train"):
 IN_CI = {
     "test_a_wheel_in_a_fresh_environment_runs_the_main_job_from_another_folder",
     "test_intervals_cover_the_planted_value_in_95_of_100_runs",
-    "test_p_values_of_an_irrelevant_feature_are_uniform",
     "test_intervals_cover_the_mean_over_data_sets",
     "test_intervals_cover_the_value_of_the_population",
-    "test_the_largest_count_can_be_had",
     "test_classifiers_are_made_once_and_from_where_it_was_interrupted",
     "test_a_card_is_recomputed_from_the_shipped_files",
     "test_a_worker_that_is_killed_fails_its_job_only",
