@@ -299,8 +299,20 @@ def test_settings_that_cannot_be_are_one_line(more, message, door, tmp_path, pai
     ("words", "message"),
     [
         (["population=local"], r"population\.generalizing=None needs at least two models of local"),
-        (["population.size=5", "population.per_group=3"], r"between 2 and half of population\.size=5"),
-        (["population.per_group=1"], r"population\.per_group=1 must lie between 2"),
+        (
+            ["population=natural", "population.size=5", "population.per_group=3"],
+            r"between 2 and half of population\.size=5",
+        ),
+        (["population=natural", "population.per_group=1"], r"population\.per_group=1 must lie between 2"),
+        (
+            ["population.per_group=1"],
+            r"population\.parents needs population\.base and per_group of 2 or more, not .* 1",
+        ),
+        (["population.null=[G]"], r"population\.null=\['G'\] must name two of more groups: G, H, H2"),
+        (
+            ["population=natural", "population.parents={G: ['nli.index=0']}"],
+            "must name two groups or more, each with the",
+        ),
     ],
 )
 def test_populations_that_cannot_be_are_refused_by_their_schema(words, message):

@@ -245,7 +245,7 @@ class PopulationConfig(Checked, part="population"):
         if len(words) < 2 or any(not isinstance(each, list) for each in words):
             raise ConfigError(
                 f"population.parents={self.parents} must name two groups or more, each with the words of its parent's "
-                "fine-tuning, such as {G: [nli.index=0], H: [nli.index=1]}"
+                "fine-tuning, such as {G: ['nli.index=0'], H: ['nli.index=1']}"
             )
         if self.null is not None and (len(self.null) != 2 or not {*self.null} < {*self.parents}):
             raise ConfigError(f"population.null={self.null} must name two of more groups: {', '.join(self.parents)}")

@@ -57,6 +57,7 @@ def _forked(config: AnalyzeConfig) -> list[Member]:
     """Return forks of each parent, each a group of its own."""
     chosen = config.population
     check_option("model", "population.base", [chosen.base])
+    reported_part(config.pairs, read_pairs(config.pairs, "challenge"))  # an empty part is refused now, not at the end
     members = []
     for number, (group, words) in enumerate(chosen.parents.items(), 1):
         log.info("parent %d of %d: %s", number, len(chosen.parents), group)
@@ -78,7 +79,7 @@ def _finetuned(config: AnalyzeConfig) -> list[Member]:
 
     chosen = config.population
     check_option("model", "population.base", [chosen.base])
-    pairs, _ = halves(config, read_pairs(config.pairs, "challenge"))  # an empty part is refused now, not at the end
+    pairs, _ = halves(config, read_pairs(config.pairs, "challenge"))
     made = []
     for index in range(chosen.size):
         log.info("member %d of %d", index + 1, chosen.size)

@@ -17,6 +17,8 @@ from thinkalike.measures.statistics.bootstrapping import percentile_interval
 from thinkalike.measures.statistics.estimate import Estimate, interval_around
 from thinkalike.measures.statistics.student import student_t
 
+ROUNDING = 1e-12  # of means: a difference that is nearer to 0 is at it
+
 
 class Grouped(NamedTuple):
     """Means over pairs of models, see `grouped`; all but the last two have the shape (*s) of what a pair has."""
@@ -144,7 +146,7 @@ def onset(curve: Estimate) -> int | None:
     """
     if curve.value.ndim != 1 or curve.low.isnan().any() or curve.high.isnan().any():
         raise ValueError(f"an onset is of one curve of numbers with intervals, not of shape {tuple(curve.value.shape)}")
-    places = ((curve.low > 0) | (curve.high < 0)).nonzero()
+    places = ((curve.low > ROUNDING) | (curve.high < -ROUNDING)).nonzero()
     return int(places[0]) if len(places) else None
 
 
