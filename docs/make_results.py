@@ -28,12 +28,19 @@ def _cell(value: object) -> str:
 
 
 def newest(store: str) -> list[Result]:
-    """Return the newest result of each experiment at each scale, in the order of their names."""
-    found: dict[tuple[str, str], Result] = {}
+    """Return the newest result of each command, in the order of the names of experiments."""
+    found: dict[str, Result] = {}
     for name in options("experiment"):
         for result in sorted(finished(store, name.replace("/", "-")), key=lambda each: each.folder.stat().st_mtime):
-            found[name, result.config["scale"]] = result
+            found[command(result)] = result
     return list(found.values())
+
+
+def command(result: Result) -> str:
+    """Return the command that makes a result of an experiment at its scale and by its recipe."""
+    config = result.config
+    words = [f"experiment={config['experiment']}", f"scale={config['scale']}"]
+    return " ".join(["python analyze.py", *words, *(["recipe=paper"] if config.get("recipe") == "paper" else [])])
 
 
 def claims_of(result: Result) -> pd.DataFrame:
@@ -44,21 +51,27 @@ def claims_of(result: Result) -> pd.DataFrame:
 def overview(results: Sequence[Result]) -> str:
     """Return how many claims of each paper have each verdict, and then all claims with their verdicts."""
     parts = [
-        claims_of(each).assign(experiment=each.config["experiment"], scale=each.config["scale"]) for each in results
+        claims_of(each).assign(experiment=each.config["experiment"], scale=each.config["scale"], made=made(each))
+        for each in results
     ]
     claims = pd.concat(parts, ignore_index=True)
     claims["paper"] = claims["experiment"].str.partition("/")[0]
     counts = claims.groupby(["paper", "scale", "verdict"]).size().unstack(fill_value=0)
     counts = counts.reindex(columns=list(VERDICTS), fill_value=0).reset_index()
-    shown = claims[["experiment", "scale", "claim", "verdict", "units", "smallest_effect"]]
+    shown = claims[["experiment", "made", "claim", "verdict", "units", "smallest_effect"]]
     return f"{markdown(counts)}\n\n{markdown(shown)}"
+
+
+def made(result: Result) -> str:
+    """Return what the command says beside the experiment: its scale, and the paper's recipe."""
+    return command(result).partition(" scale=")[2]
 
 
 def section(result: Result) -> str:
     """Return the claims of an experiment's result with their numbers, under the command that makes it."""
-    name, scale = result.config["experiment"], result.config["scale"]
-    command = f"python analyze.py experiment={name} scale={scale}"
-    return f"## {name}, scale {scale}\n`{command}`\n\n{markdown(claims_of(result))}"
+    return (
+        f"## {result.config['experiment']}, scale {made(result)}\n`{command(result)}`\n\n{markdown(claims_of(result))}"
+    )
 
 
 def main(store: str) -> None:

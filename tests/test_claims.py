@@ -145,7 +145,7 @@ def make_results():
     return module
 
 
-def planted(store, name, verdicts, scale="mini", key="a"):
+def planted(store, name, verdicts, scale="mini", key="a", **config):
     ends = dict(zip(VERDICTS, [(0.1, 0.2), (-0.2, -0.1), (-0.1, 0.2), (0, 0)], strict=True))
     claims = [
         untestable("no", "why")
@@ -156,7 +156,7 @@ def planted(store, name, verdicts, scale="mini", key="a"):
     job = Job(str(store), name.replace("/", "-"), key)
     with job.running():
         job.write(
-            {"experiment": name, "scale": scale},
+            {"experiment": name, "scale": scale, **config},
             {},
             {"table": pd.DataFrame({"a": [1]}), "claims": claims_table(claims)},
             {},
@@ -182,6 +182,11 @@ def test_only_the_newest_result_of_an_experiment_is_told(make_results, tmp_path,
     planted(tmp_path, "brown2023/figure1", [FAILS], key="new")
     make_results.main(str(tmp_path))
     assert "| brown2023 | mini | 0 | 1 | 0 | 0 |" in capsys.readouterr().out
+    planted(tmp_path, "brown2023/figure1", [UNDECIDED], key="paper", recipe="paper")
+    make_results.main(str(tmp_path))
+    text = capsys.readouterr().out
+    assert "| brown2023 | mini | 0 | 1 | 1 | 0 |" in text, "another recipe is another command"
+    assert "`python analyze.py experiment=brown2023/figure1 scale=mini recipe=paper`" in text
 
 
 def test_an_empty_store_has_no_overview(make_results, tmp_path, capsys):
