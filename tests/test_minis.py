@@ -3,15 +3,18 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from conftest import composed
 from thinkalike.config import DataConfig
 from thinkalike.data import controlled_stimuli, read_corpus
 from thinkalike.evaluation import held_out_loss
 from thinkalike.instruments import run_job
-from thinkalike.models import ASSETS, check_alignable, load_model, same_vocabulary
+from thinkalike.models import ASSETS, check_alignable, load_model, new_classifier, same_vocabulary
 
-MINIS = sorted(path.parent.name for path in ASSETS.glob("*/config.json"))
+TAUGHT = "bert-mini-nli"  # a body without a head, whose card states accuracies
+MINIS = sorted(path.parent.name for path in ASSETS.glob("*/config.json") if path.parent.name != TAUGHT)
 GRAMMAR = [f"{kind}-mini{seed}" for kind in ("bert", "gpt2", "mamba") for seed in ("", "-s1")]
 NEOX = ["neox-3l-mini", "neox-4l-mini", "neox-5l-mini", "neox-5l-odd-mini", "neox-6l-mini"]
 RETOKENISED = "gelu-3l-mini-v2k"
@@ -47,6 +50,19 @@ def test_a_mini_knows_more_than_word_frequencies_and_its_card_says_so(name):
         assert f"{value:.4f} nats" in text
     assert facts["training"]["command"] in text
     assert f"{facts['training']['tokens_seen']:,}" in text
+
+
+def test_a_body_that_was_taught_says_how_and_makes_classifiers():
+    facts, text = card(TAUGHT), (ASSETS / TAUGHT / "README.md").read_text()
+    assert facts["training"]["command"] in text
+    assert facts["accuracy"]["heldout_accuracy"] > 0.9
+    assert f"| challenge accuracy | {facts['accuracy']['challenge_accuracy']:.4f} |" in text
+    module, tokenizer = new_classifier(composed(f"model={TAUGHT}").model, ["entailment", "neutral", "contradiction"])
+    assert module.config.initializer_range == pytest.approx(0.02)
+    assert module.classifier.weight.std() == pytest.approx(0.02, rel=0.3)
+    shipped = load_file(ASSETS / TAUGHT / "model.safetensors")
+    assert torch.equal(module.bert.pooler.dense.weight, shipped["pooler.dense.weight"].float())
+    assert len(tokenizer) == len(shipped["embeddings.word_embeddings.weight"])
 
 
 @pytest.mark.parametrize("twin", ["3l-mini", "3l-mini-s1", "4l-mini"])

@@ -96,6 +96,7 @@ def _ship(config: TrainConfig, body: Any, tokenizer: Any, scalars: Mapping[str, 
         f"# {name}\n\nA BERT that knows how to compare two sentences, to fine-tune on.\n\n| | |\n|---|---|\n{table}\n"
     )
     facts = {"seed": nli.index, "training": {"command": command}, "accuracy": dict(scalars)}
+    vars(body.config).pop("heldout", None)  # a loss of the model before it was taught
     save_mini(ASSETS / name, body, tokenizer, facts, card)
 
 
