@@ -112,12 +112,9 @@ class Bench:
     @cached_property
     def token_features(self) -> Float[Tensor, "n f"]:
         """The features of the inner tokens of the report that an MLEM profile is of."""
-        rows = self.setting.report.long()
-        target, counts = (
-            self.setting.target,
-            self.setting.other.flatten().long().bincount(minlength=int(rows.max()) + 1),
-        )
-        words = {token: target.tokenizer.decode([token]) for token in rows.unique().tolist()}
+        rows, tokenizer = self.setting.report.long(), self.setting.target.tokenizer
+        words = {token: tokenizer.decode([token]) for token in rows.unique().tolist()}
+        counts = self.setting.other.long().flatten().bincount(minlength=max(words) + 1)
         return token_features(rows, words, counts)
 
     @torch.no_grad()
