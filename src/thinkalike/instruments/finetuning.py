@@ -77,11 +77,8 @@ class ClassifierFinetuning(Instrument, kind="nli", config=TrainConfig, reads=("m
 def _ship(config: TrainConfig, body: Any, tokenizer: Any, scalars: Mapping[str, float]) -> None:
     """Put a body among the minis, pooler and all, so that classifiers can be made from it."""
     name, pairs, nli = str(config.nli.ship), config.pairs, config.nli
-    options: dict[str, Any] = {"pairs.fit_pairs": pairs.fit_pairs, "pairs.counterexamples": pairs.counterexamples}
-    options |= {"pairs.lexical": pairs.lexical, "nli.lr": nli.lr, "nli.pairs_per_step": nli.pairs_per_step}
-    options |= {"nli.epochs": nli.epochs, "nli.head_std": nli.head_std, "nli.index": nli.index, "nli.ship": name}
-    words = " ".join(f"{key}={value}" for key, value in options.items())
-    command = f"python train.py task=nli model={config.model.name} {words}"
+    words = [word for word in config.chosen if not word.startswith(("store=", "logger=", "trainer."))]
+    command = f"python train.py {' '.join(words)}"
     shown = {key.replace("_", " "): f"{value:.4f}" for key, value in scalars.items()}
     rows = {
         "body": f"{config.model.name}, fine-tuned; the pooler is kept, and the classes are left out",
