@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from thinkalike.config import ModelConfig, TrainConfig
+from thinkalike.config import ModelConfig, TrainConfig, relevant
 from thinkalike.data import WHOLE, EncodedPairs, Pairs, batches, encode, parts_of, read_pairs
 from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.evaluation import ClassLosses, class_losses
@@ -77,8 +77,9 @@ class ClassifierFinetuning(Instrument, kind="nli", config=TrainConfig, reads=("m
 def _ship(config: TrainConfig, body: Any, tokenizer: Any, scalars: Mapping[str, float]) -> None:
     """Put a body among the minis, pooler and all, so that classifiers can be made from it."""
     name, pairs, nli = str(config.nli.ship), config.pairs, config.nli
-    words = [word for word in config.chosen if not word.startswith(("store=", "logger=", "trainer."))]
-    command = f"python train.py {' '.join(words)}"
+    parts = {"pairs": pairs, "nli": nli}
+    words = [f"{part}.{key}={value}" for part, each in parts.items() for key, value in relevant(each).items()]
+    command = f"python train.py task=nli model={config.model.name} {' '.join(words)} nli.ship={name}"
     shown = {key.replace("_", " "): f"{value:.4f}" for key, value in scalars.items()}
     rows = {
         "body": f"{config.model.name}, fine-tuned; the pooler is kept, and the classes are left out",
