@@ -25,7 +25,9 @@ BATCH = 256  # pairs of a report
 REPORT = "held-out"  # the name of its row
 
 
-class ClassifierFinetuning(Instrument, kind="nli", config=TrainConfig, reads=("model", "nli", "pairs", "trainer")):
+class ClassifierFinetuning(
+    Instrument, kind="nli", version=2, config=TrainConfig, reads=("model", "nli", "pairs", "trainer")
+):
     """Fine-tunes `model` on pairs; leaves a checkpoint in Hugging Face format and what it gets right.
 
     Members of a population differ in `nli.index` alone, which decides the head's initial weights and the order of the
