@@ -54,7 +54,7 @@ def _published(name: str, number: Any) -> ModelConfig:
 
 
 def _forked(config: AnalyzeConfig) -> list[Member]:
-    """Return forks of each parent, each a group of its own."""
+    """Return forks of each parent, each a group of its own, on fewer pairs of the kind that their parent had."""
     chosen = config.population
     check_option("model", "population.base", [chosen.base])
     reported_part(config.pairs, read_pairs(config.pairs, "challenge"))  # an empty part is refused now, not at the end
@@ -63,9 +63,10 @@ def _forked(config: AnalyzeConfig) -> list[Member]:
         log.info("parent %d of %d: %s", number, len(chosen.parents), group)
         parent = _made(config, [f"model={chosen.base}"], [*chosen.parent_options, *words])
         body = ["model=local", f"model.path={parent.folder / CHECKPOINT}", f"model.name={chosen.name}-{group}"]
+        kind = [word for word in words if word.startswith("pairs.")]
         for index in range(chosen.per_group):
             log.info("member %d of %d of %s", index + 1, chosen.per_group, group)
-            fork = _made(config, body, [*chosen.options, f"nli.index={index}"])
+            fork = _made(config, body, [*kind, *chosen.options, f"nli.index={index}"])
             members.append(_member(f"{chosen.name}-{group}-{index}", group, fork))
     return members
 
