@@ -208,13 +208,13 @@ def test_a_part_of_the_challenge_that_is_not_there_is_refused_before_any_trainin
 
 @pytest.mark.slow
 def test_classifiers_are_made_once_and_from_where_it_was_interrupted(door, tmp_path, monkeypatch):
-    counts = ["pairs.fit_pairs=600", "pairs.report_pairs=60", "pairs.challenge_pairs=120"]
+    counts = ["pairs.fit_pairs=600", "pairs.report_pairs=60", "pairs.challenge_pairs=480"]
     size = [
         *counts,
         "population=bert-mini",
         "population.size=4",
         "population.per_group=2",
-        "measure.tokens_per_batch=256",
+        "measure.tokens_per_batch=128",
     ]
     store = tmp_path / "results"
     step = Finetuning.training_step
