@@ -17,9 +17,15 @@ from thinkalike.store import Result
 
 
 def changes_of(case: Case, side: str) -> dict[str, Any]:
-    """Return what a population's job takes: at the paper's scale the defaults give way to the paper's own."""
+    """Return what a population's job takes: at the paper's scale the defaults give way to the paper's own.
+
+    At mini scale CKA is of [CLS] unless a word says otherwise: of the last block nobody reads the other tokens.
+    """
     config = case.config
-    changes: dict[str, Any] = {"measure": replace(config.measure, side=side)}  # type: ignore[call-arg]
+    measure: Any = replace(config.measure, side=side)  # type: ignore[call-arg]
+    if config.scale == "mini" and not any(word.startswith("measure.tokens=") for word in config.chosen):
+        measure = replace(measure, tokens="cls")
+    changes: dict[str, Any] = {"measure": measure}
     if config.scale != "mini":
         paper = compose_job("analyze", ["pairs=mnli", "population=feather-berts"])
         changes["pairs"] = paper.pairs if config.pairs.source == "templates" else config.pairs
