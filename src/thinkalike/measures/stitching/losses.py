@@ -6,6 +6,7 @@ loss depends on its own state only, so the logits of a chunk are dropped as soon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -81,7 +82,7 @@ def logits_of(states: Tensor, finish: Finish) -> Tensor:
 
 def _in_chunks(states: Tensor, chunked: Callable[[slice], _Losses], chunk: int) -> Tensor:
     """Return the losses of all tokens, (..., n), of which `chunked` gives the function for those of some rows."""
-    flat = states.reshape(-1, *states.shape[-2:])
+    flat = states.reshape(math.prod(states.shape[:-2]), *states.shape[-2:])
     if torch.is_grad_enabled() and states.requires_grad:
         values = _ChunkedLoss.apply(flat, chunked, chunk)
     else:
@@ -94,7 +95,7 @@ def _chunks(
     states: Float[Tensor, "k n d"], chunked: Callable[[slice], _Losses], chunk: int
 ) -> Iterator[tuple[Float[Tensor, "k m d"], _Losses]]:
     """Yield the states of some rows at a time, and what gives their losses."""
-    for start in range(0, states.shape[1], chunk):
+    for start in range(0, max(states.shape[1], 1), chunk):  # no tokens are one empty chunk
         rows = slice(start, start + chunk)
         yield states[:, rows], chunked(rows)
 
