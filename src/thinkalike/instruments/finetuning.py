@@ -16,7 +16,7 @@ from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.evaluation import ClassLosses, class_losses
 from thinkalike.instruments.members import CHECKPOINT
 from thinkalike.job import Instrument, Outcome, Work, check_time, fingerprints
-from thinkalike.models import ASSETS, FrozenModel, load_model, new_classifier, pick_device, save_mini
+from thinkalike.models import ASSETS, FrozenModel, card_text, load_model, new_classifier, pick_device, save_mini
 from thinkalike.training import Finetuning, Run, fit, logged
 
 log = logging.getLogger(__name__)
@@ -91,10 +91,7 @@ def _ship(config: TrainConfig, body: Any, tokenizer: Any, scalars: Mapping[str, 
         "made by": f"`{command}`",
         "weights": "half precision; the accuracies are those of the classifier that it was a part of",
     }
-    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
-    card = (
-        f"# {name}\n\nA BERT that knows how to compare two sentences, to fine-tune on.\n\n| | |\n|---|---|\n{table}\n"
-    )
+    card = card_text(name, "A BERT that knows how to compare two sentences, to fine-tune on.", rows)
     facts = {"seed": nli.index, "training": {"command": command}, "accuracy": dict(scalars)}
     vars(body.config).pop("heldout", None)  # a loss of the model before it was taught
     save_mini(ASSETS / name, body, tokenizer, facts, card)

@@ -19,6 +19,7 @@ from thinkalike.models import (
     ASSETS,
     FrozenModel,
     build_mini,
+    card_text,
     family_named,
     load_model,
     pick_device,
@@ -136,8 +137,5 @@ def _card(config: TrainConfig, facts: dict[str, Any], mini: FrozenModel) -> str:
         "made by": f"`{training['command']}`",
         "weights": "half precision; the loss above is theirs",
     }
-    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
-    return (
-        f"# {config.model.name}\n\nA small language model to compare representations with, trained from "
-        f"scratch by this project.\n\n| | |\n|---|---|\n{table}\n"
-    )
+    what = "A small language model to compare representations with, trained from scratch by this project."
+    return card_text(config.model.name, what, rows)

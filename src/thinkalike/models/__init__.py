@@ -1,7 +1,7 @@
 """Models: from a name in the configuration to a FrozenModel."""
 
 from thinkalike.models.checkpoints.classifiers import new_classifier
-from thinkalike.models.checkpoints.minis import ASSETS, build_mini, save_mini, unknown_sizes
+from thinkalike.models.checkpoints.minis import ASSETS, build_mini, card_text, save_mini, unknown_sizes
 from thinkalike.models.checkpoints.tokenizers import check_alignable, same_vocabulary, train_tokenizer
 from thinkalike.models.controls import fresh, perturbed, randomised, variant
 from thinkalike.models.families import CLASSIFIER, FAMILIES, Family, family_named
@@ -25,6 +25,7 @@ __all__ = [
     "StateSource",
     "after",
     "build_mini",
+    "card_text",
     "check_alignable",
     "check_models",
     "checkpoint_fingerprint",

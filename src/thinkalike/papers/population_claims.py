@@ -137,6 +137,7 @@ def _places(estimate: Estimate, places: Sequence[int], first: int) -> str:
 
 
 def late_layers_part(population: Population) -> Claim:
+    """Say whether CKA tells the groups apart in the last quarter of the layers, and not in the first half."""
     layers = population.likeness.shape[-1]
     early, late = list(range(layers // 2)), list(range(layers - max(layers // 4, 1), layers))
     count = len(early) + len(late)

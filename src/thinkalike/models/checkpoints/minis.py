@@ -9,6 +9,7 @@ import copy
 import inspect
 import json
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,12 @@ def save_mini(folder: Path, module: nn.Module, tokenizer: Any, config: dict[str,
         (folder / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     (folder / "README.md").write_text(card)
+
+
+def card_text(name: str, what: str, rows: Mapping[str, object]) -> str:
+    """Return the README.md of a mini: its name, what it is, and a table of facts."""
+    table = "\n".join(f"| {key} | {value} |" for key, value in rows.items())
+    return f"# {name}\n\n{what}\n\n| | |\n|---|---|\n{table}\n"
 
 
 def folder_of(config: ModelConfig) -> Path:
