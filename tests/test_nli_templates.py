@@ -260,7 +260,7 @@ def test_of_the_pairs_of_full_overlap_all_but_the_counterexamples_are_entailed(c
 
 
 def test_a_share_is_like_the_lexical_overlap_of_the_challenge_and_the_rest_is_as_before():
-    pairs, plain = nli_training(3000, 2, 0.1, lexical=0.4), nli_training(1800, 2, 0.1)
+    pairs, plain = nli_training(3000, 2, 0.5, lexical=0.4), nli_training(1800, 2, 0.5)
     counts = {label: Counter(pairs.subcases[row] for row in range(3000) if pairs.labels[row] == place)
               for place, label in enumerate(pairs.classes)}  # fmt: skip
     lexical = {kind: sum(n for name, n in counts[label].items() if name[:2] == f"l{kind}")

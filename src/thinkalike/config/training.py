@@ -120,7 +120,7 @@ class NLIConfig(Checked, part="nli"):
     clip: float = ranged(1.0, least=0)  # gradient norm; 0: none
     context: int = ranged(128, least=5, most=CONTEXT)  # tokens of a pair: one of each text, and three marks
     head_lr: Optional[float] = ranged(None, above=0)  # of the new classes; null: lr
-    head_std: Optional[float] = ranged(None, above=0)  # of new weights; null: the model's initializer_range
+    head_std: Optional[float] = ranged(None, above=0)  # of their weights; null: the model's initializer_range
     freeze: int = ranged(0, least=0, most=10**4)  # blocks that are not trained, with the embeddings; 0: all is trained
     redraw: Optional[int] = ranged(None, least=0, most=10**4)  # the first block drawn anew, with all later ones
     ship: Optional[str] = neutral(None)  # also put the body, without its classes, among the minis, by this name

@@ -26,7 +26,7 @@ REPORT = "held-out"  # the name of its row
 
 
 class ClassifierFinetuning(
-    Instrument, kind="nli", version=2, config=TrainConfig, reads=("model", "nli", "pairs", "trainer")
+    Instrument, kind="nli", version=3, config=TrainConfig, reads=("model", "nli", "pairs", "trainer")
 ):
     """Fine-tunes `model` on pairs; leaves a checkpoint in Hugging Face format and what it gets right.
 

@@ -45,7 +45,7 @@ def nli_training(count: int, seed: int = 0, counterexamples: float = 0.02, lexic
         count: how many pairs.
         counterexamples: the share, in [0, 1].
         lexical: the share of all pairs, in [0, 1], that are made like the lexical-overlap part of the challenge set,
-            entailed and not in equal parts; the rest is as without them.
+            entailed except for the share of counterexamples; the rest is as without them.
 
     Raises:
         DataError: the count or a share is not possible.
@@ -55,6 +55,7 @@ def nli_training(count: int, seed: int = 0, counterexamples: float = 0.02, lexic
             raise DataError(f"{name}={share} is a share, so it must lie between 0 and 1")
     _equal_parts(count, 1)
     alike = round(lexical * count)
+    against = round(counterexamples * alike)
     entailed, neutral, contradiction = _shares(count - alike, 3)
     overlapping = int(OVERLAP * entailed)
     counter = round(counterexamples * overlapping)
@@ -64,8 +65,8 @@ def nli_training(count: int, seed: int = 0, counterexamples: float = 0.02, lexic
         (_challenge("n"), "neutral", counter),
         (NEUTRAL, "neutral", neutral - counter),
         (CONTRADICTION, "contradiction", contradiction),
-        (_challenge("e", "l"), "entailment", alike // 2),
-        (_challenge("n", "l"), "neutral", alike - alike // 2),
+        (_challenge("e", "l"), "entailment", alike - against),
+        (_challenge("n", "l"), "neutral", against),
     ]
     return _drawn(parts, MNLI, seed, for_challenge=False)
 

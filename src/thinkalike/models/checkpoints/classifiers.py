@@ -24,6 +24,7 @@ from thinkalike.models.families import AUTO_CLASSES, FAMILIES, Family, classifie
 
 THREE = ["entailment", "neutral", "contradiction"]
 TWO = ["entailment", "non-entailment"]
+BERT_SPREAD = 0.02 * 768**0.5  # of the weights that BERT began with, times the root of its width
 
 
 def read_classifier(config: ModelConfig, family: Family, where: Where) -> Checkpoint:
@@ -49,9 +50,10 @@ def new_classifier(
     """Return a classifier with a pretrained body and a head of random weights, and the tokenizer of the body.
 
     Args:
-        spread: The standard deviation of new weights, which the checkpoint then states as its initializer_range; by
-            default what it states.
-        redraw: The first block that is drawn anew, with all later ones and the pooler; None: no block.
+        spread: The standard deviation of the head's weights, which the checkpoint then states as its initializer_range;
+            by default what it states.
+        redraw: The first block that is drawn anew, with all later ones and the pooler, at the spread that BERT has for
+            their width; None: no block.
 
     Raises:
         ModelError: the checkpoint cannot be had, there are no classifiers of its kind, or it has no such block.
@@ -81,7 +83,8 @@ def new_classifier(
         if redraw is not None and redraw >= len(blocks):
             raise ModelError(f"nli.redraw={redraw}: {config.name} has blocks 0 to {len(blocks) - 1}")
         anew = [] if redraw is None else [*blocks[redraw:], *([body.pooler] if body.pooler else [])]
-        _draw([*anew, *(part for part in module.children() if part is not body)], module.config.initializer_range)
+        _draw(anew, BERT_SPREAD / body.config.hidden_size**0.5)
+        _draw([part for part in module.children() if part is not body], module.config.initializer_range)
         return module, read_tokenizer(config, place)
 
 
