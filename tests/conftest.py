@@ -350,16 +350,17 @@ def door(tmp_path) -> Door:
     return Door(tmp_path)
 
 
-def kill_and_resume(door: Door, script: str, *words: str, state: str) -> tuple:
+def kill_and_resume(door: Door, script: str, *words: str, state: str, endpoint: str | None = None) -> tuple:
     """Kill a job when its state is there, run it again, and run another whole: the results of the last two.
 
     Args:
         words: the command line; stores are added.
         state: the name of the state that it goes on from.
+        endpoint: as a door takes it.
     """
     stores = [door.folder / name for name in ("killed", "whole")]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with door.start(script, *words, f"store={stores[0]}", **quiet) as process:
+    with door.start(script, *words, f"store={stores[0]}", env=door._settings(endpoint, None), **quiet) as process:
         deadline = time.monotonic() + 120
         while not list(stores[0].glob(f"*/*.partial/checkpoints/{state}-*.pt")):
             assert process.poll() is None
@@ -368,7 +369,7 @@ def kill_and_resume(door: Door, script: str, *words: str, state: str) -> tuple:
         process.kill()
         assert process.wait() == -signal.SIGKILL
     assert not results_in(stores[0])
-    resumed, whole = (door(script, *words, f"store={store}") for store in stores)
+    resumed, whole = (door(script, *words, f"store={store}", endpoint=endpoint) for store in stores)
     assert "going on from" in resumed.stderr, resumed.stderr
     assert "going on from" not in whole.stderr
     return resumed.result, whole.result

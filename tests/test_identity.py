@@ -10,6 +10,7 @@ from classifiers import THREE, local
 from classifiers import random_pairs as pairs
 from thinkalike.errors import ModelError
 from thinkalike.evaluation import class_losses, identity_stitches, predicted_classes
+from thinkalike.memory import LiveBytes
 from thinkalike.models import EMBED, load_model
 from thinkalike.models.sites import after
 
@@ -119,6 +120,18 @@ def test_tails_of_cached_states_need_the_passes_that_they_should(models, batch, 
     assert ours == m * depth + m * m * depth * (depth + 1) / 2
     naive = (depth + 1) * depth * m * m
     assert naive / ours == pytest.approx(2 * m * (depth + 1) / (2 + m * (depth + 1)))
+
+
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_memory_is_of_as_many_sources_as_run_at_once(models, batch, at_once):
+    peaks = []
+    for count in (2, 6):
+        with LiveBytes(torch.device("cpu")) as live:
+            identity_stitches(models[:2] * (count // 2), **batch, at_once=at_once)
+        peaks.append(live.peak)
+    one = 4 * (tiny.LAYERS + 1) * batch["tokens"].numel() * models[0].d_model  # the states of a source at all cuts
+    assert peaks[0] >= at_once * one
+    assert peaks[1] - peaks[0] < one
 
 
 def test_models_that_the_identity_cannot_stitch_are_named(models, batch, tmp_path):

@@ -9,7 +9,7 @@ import torch
 
 import hub
 from classifiers import THREE, loaded, of_the_hub, relabelled, write_base, write_sibling
-from conftest import composed, results_in
+from conftest import composed, kill_and_resume, results_in
 from thinkalike import papers
 from thinkalike.config import ModelConfig
 from thinkalike.data import nli_challenge, nli_training, read_pairs, reported_part
@@ -310,3 +310,25 @@ def test_experiments_run_at_paper_scale_against_a_hub(published, door, tmp_path)
     names = [f"feather-bert-{n}" for n in range(4)]
     assert all(list(dict.fromkeys(result.table["source"])) == names for result in populations)
     assert any("feather_berts_3" in path and path.endswith("pytorch_model.bin") for path in asked)
+
+
+@pytest.mark.slow
+def test_a_population_of_the_hub_in_bfloat16_is_killed_and_goes_on_and_says_what_was_not_published(published, door):
+    words = ["experiment=brown2023/figure2", "population=feather-berts", "measure=population", "model.dtype=bfloat16"]
+    words += ["population.generalizing=[0,1]", "population.heuristic=[2,3]", "measure.tokens_per_batch=256"]
+    words += ["measure.batch=1", "measure.at_once=1"]
+    with hub.serve(published) as (endpoint, _):
+        resumed, whole = kill_and_resume(door, "analyze.py", *words, state="stitches", endpoint=endpoint)
+        again = door("analyze.py", *words, f"store={door.folder}/whole", "force=true", endpoint=endpoint)
+    assert resumed.fingerprint() == whole.fingerprint()
+    parts = [results_in(door.folder / name, "population")[0] for name in ("killed", "whole")]
+    assert parts[0].fingerprint() == parts[1].fingerprint()
+    assert {each["dtype"] for each in parts[0].provenance["models"]} == {"bfloat16"}
+    table = parts[0].tables["published"]
+    assert list(table["published"]) == [0.8456, 0.8436, 0.8477, 0.8428]
+    own = parts[0].table.query("source == target and cut == -1")["accuracy"]
+    assert list(table["accuracy"]) == list(own)
+    assert (table["as_published"] == ((table["accuracy"] - table["published"]).abs() <= table["tolerance"])).all()
+    assert not table["as_published"].all()
+    assert f"is right on {own.iloc[0]:.4f} of" in again.stderr
+    assert "0.8456 was published" in again.stderr

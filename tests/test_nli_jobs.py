@@ -303,6 +303,9 @@ def test_settings_that_cannot_be_are_one_line(more, message, door, tmp_path, pai
             ["population=natural", "population.size=5", "population.per_group=3"],
             r"between 2 and half of population\.size=5",
         ),
+        (["population=natural", "population.size=null"], r"between 2 and half of population\.size=None"),
+        (["population.size=18"], "population.size=18 plays no part in population=planted"),
+        (["population=feather-berts", "population.size=100"], "plays no part in population=feather-berts"),
         (["population=natural", "population.per_group=1"], r"population\.per_group=1 must lie between 2"),
         (
             ["population.per_group=1"],
@@ -310,7 +313,7 @@ def test_settings_that_cannot_be_are_one_line(more, message, door, tmp_path, pai
         ),
         (["population.null=[G]"], r"population\.null=\['G'\] must name two of more groups: G, H, H2"),
         (
-            ["population=natural", "population.parents={G: ['nli.index=0']}"],
+            ["population=natural", "population.size=null", "population.parents={G: ['nli.index=0']}"],
             "must name two groups or more, each with the",
         ),
     ],

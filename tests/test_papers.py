@@ -11,6 +11,7 @@ from conftest import composed
 from thinkalike import Result
 from thinkalike.config import options
 from thinkalike.errors import ConfigError, StoreError
+from thinkalike.instruments.population import as_chosen
 from thinkalike.papers import PAPERS, brown2023_stitching, experiment_named, reproduce
 from thinkalike.papers.brown2023_stitching import Direction
 from thinkalike.papers.experiment import Case, job_of
@@ -199,6 +200,21 @@ def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):
     assert [job.target.dtype for job in jobs] == ["float32", "float64", "float64"]
 
 
+@pytest.mark.parametrize("name", ["salle2024/figure3", "brown2023/figure3", "brown2023/figure1", "brown2023/figure2"])
+def test_how_models_run_can_be_said_of_all_models_of_an_experiment(name):
+    config = composed(f"experiment={name}", "scale=mini", "model.dtype=float64", "model.device=cpu", door="analyze")
+    figure = experiment_named(name)
+    plain, jobs = (
+        [job_of(each, part) for part in figure.parts(figure.case(each))]
+        for each in (composed(f"experiment={name}", "scale=mini", door="analyze"), config)
+    )
+    assert [(job.model.dtype, job.target.dtype) for job in jobs] == [("float64", "float64")] * len(plain)
+    assert [(job.model.name, job.target.name) for job in jobs] == [(job.model.name, job.target.name) for job in plain]
+    if name == "brown2023/figure2":
+        member = as_chosen(composed("model=bert-mini").model, jobs[0])
+        assert (member.name, member.dtype) == ("bert-mini", "float64")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -206,7 +222,8 @@ def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):
         (["experiment=brown2023/figure3", "model@target=gpt2"], "it takes no others"),
         (["experiment=brown2023/figure2", "model=bert-mini"], "it takes no others"),
         (["experiment=salle2024/figure2", "model=gpt2"], "it takes 2 by model= and model@target="),
-        (["experiment=salle2024/figure3", "model.device=cpu"], "model.device=cpu sets up a model that no word names"),
+        (["experiment=salle2024/figure3", "model.revision=x"], "model.revision=x sets up a model that no word names"),
+        (["experiment=brown2023/figure8", "model.revision=x"], "is about the models of population=; it takes no"),
         (
             ["experiment=salle2024/figure2", "model=gpt2-mini", "model@target=gpt2-mini"],
             "was given gpt2-mini twice; name two models",

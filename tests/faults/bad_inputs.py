@@ -36,7 +36,7 @@ SECONDS = 30
 VALUES = ("nan", "inf", "-inf", "-1", "0", "1", "1e15", "1000000000000000", "1180591620717411303424", "1.5", "abc",
           "true", "null", "[1]", "''")  # fmt: skip
 CROSS = (  # in range, and yet refused, because of the default of another setting
-    " stitch.steps=0", " stitch.steps=1", "pairs.fit_pairs=null", "pairs.report_pairs=null",
+    "model.index=1", " stitch.steps=0", " stitch.steps=1", "pairs.fit_pairs=null", "pairs.report_pairs=null",
     "pairs.challenge_pairs=null", " population.per_group=1", "measure=mknn measure.tokens_per_batch=1",
     "measure=population measure.padding=1",
 )  # fmt: skip

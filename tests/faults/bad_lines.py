@@ -213,6 +213,8 @@ BAD: dict[str, list[str]] = {
         "analyze.py measure=population population=feather-berts population.published.challenge=[2.0,0.5,0.1]",
         "analyze.py measure=population population=feather-berts population.published.challenge=[nan]",
         "analyze.py measure=population population.size=3 population.per_group=3",
+        "analyze.py measure=population population=bert-mini population.size=3 population.per_group=2",
+        "analyze.py measure=population population=natural population.size=null",
         "analyze.py measure=population population=bert-mini population.base=nope",
     ],
     "layers": [
@@ -304,7 +306,7 @@ BAD: dict[str, list[str]] = {
         "train.py stitch=identity stitch.init=procrustes",
         "train.py stitch.norm=pre stitch.init=least_squares",
         "train.py stitch.loss=hinge",
-        "train.py stitch.schedule=cosine",
+        "train.py stitch.schedule=exponential",
         "train.py stitch.kind=quadratic",
         "train.py stitch=low_rank stitch.rank=0",
         "train.py trainer.checkpoint_every=-3",

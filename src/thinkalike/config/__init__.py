@@ -2,7 +2,7 @@
 
 from thinkalike.config.compose import CONF, compose_job, from_yaml, measure_schema, options, register, resolve, to_yaml
 from thinkalike.config.doors import door
-from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
+from thinkalike.config.inputs import RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.layers import check_layers, pairs_of_layers
 from thinkalike.config.ranges import ranged
 from thinkalike.config.registry import MEASURES, TASKS
@@ -15,6 +15,7 @@ __all__ = [
     "CONF",
     "MEASURES",
     "NEUTRAL",
+    "RUNS",
     "TASKS",
     "AnalyzeConfig",
     "DataConfig",

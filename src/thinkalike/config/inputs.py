@@ -23,6 +23,7 @@ from thinkalike.errors import ConfigError, one_of
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential", "cpu", "disk")  # ways to lay out weights
+RUNS = ("dtype", "device", "context")  # settings that say how a model runs, and not which
 WIDEST = 10**6  # of every size of an architecture
 HEADS = (("n_heads", "d_model"), ("num_attention_heads", "hidden_size"), ("n_head", "n_embd"))  # by library
 SIZES = {size for pair in HEADS for size in pair} | {
@@ -204,7 +205,7 @@ class PopulationConfig(Checked, part="population"):
     name: str = "bert-mini"
     base: Optional[str] = None  # the model that task=nli fine-tunes `size` times, where they are not there yet
     members: Optional[str] = None  # or the model of which they are numbers; local: they are folders
-    size: int = ranged(20, least=2, most=10**5)
+    size: Optional[int] = ranged(None, least=2, most=10**5)  # of fine-tunings of base without parents
     per_group: int = ranged(6, least=1, most=10**5)  # where groups are not named: best and worst on the challenge
     generalizing: Optional[list[Any]] = None
     heuristic: Optional[list[Any]] = None
@@ -233,9 +234,14 @@ class PopulationConfig(Checked, part="population"):
                 raise ConfigError(f"population.{key}={group} must be numbers of models from 0 on, or folders")
             if self.members and (group is None or len(group) < 2):
                 raise ConfigError(f"population.{key}={group} needs at least two models of {self.members}")
+        if self.size is not None and (self.parents is not None or not self.base):
+            raise ConfigError(
+                f"population.size={self.size} plays no part in population={self.name}, whose members are not the best "
+                "and the worst of so many fine-tunings; say population.per_group, or leave it out"
+            )
         if self.parents is not None:
             self._check_parents()
-        elif self.base and not 2 <= self.per_group <= self.size // 2:
+        elif self.base and not 2 <= self.per_group <= (self.size or 0) // 2:
             raise ConfigError(
                 f"population.per_group={self.per_group} must lie between 2 and half of population.size={self.size}"
             )

@@ -136,8 +136,9 @@ def identity_stitches(
     Args:
         labels, wanted: as for `class_losses`.
         cuts: layers; None: EMBED and all.
-        at_once: sources that run through a tail together. One at a time, results are those of whole stitched models to
-            the bit; more are faster, and may differ in the last.
+        at_once: sources that run through a tail together, and whose states at all cuts are in memory, 4 · cuts · b · t
+            · d bytes each in float32. One at a time, results are those of whole stitched models to the bit; more are
+            faster, and may differ in the last.
 
     Returns:
         Losses and predicted classes, (source, target, cut, b) on the CPU; where source is target, of the model itself.
@@ -147,25 +148,32 @@ def identity_stitches(
     """
     check_alike(models)
     cuts = [EMBED, *range(models[0].n_layers)] if cuts is None else cuts
-    states = [model.residuals(tokens, cuts, mask, types) for model in models]
+    groups = (models[start : start + at_once] for start in range(0, len(models), at_once))
+    parts = [_stitches_of(group, models, tokens, labels, wanted, mask, types, cuts) for group in groups]
+    return IdentityStitches(*(torch.cat(values) for values in zip(*parts, strict=True)))
+
+
+def _stitches_of(
+    sources: Sequence[FrozenModel],
+    targets: Sequence[FrozenModel],
+    tokens: Tensor,
+    labels: Tensor,
+    wanted: Sequence[str],
+    mask: Tensor | None,
+    types: Tensor | None,
+    cuts: Sequence[Layer],
+) -> IdentityStitches:
+    """Return the outcomes of some sources, whose states of a batch exist at the same time, in every target."""
+    states = [model.residuals(tokens, cuts, mask, types) for model in sources]
+    masks = None if mask is None else mask.repeat(len(sources), 1)
     outcomes = []
-    for target in models:
-        by_cut = [_tails(target, [own[i] for own in states], cut, mask, at_once) for i, cut in enumerate(cuts)]
-        logits = torch.stack(by_cut, 1)
+    for target in targets:
+        entering = ([own.to(target.device, target.dtype) for own in at_cut] for at_cut in zip(*states, strict=True))
+        tails = [target.tail(torch.cat(group), cut, masks) for group, cut in zip(entering, cuts, strict=True)]
+        logits = torch.stack(tails, 1).unflatten(0, (len(sources), -1)).transpose(1, 2)  # source, cut, pair, class
         losses = class_losses(logits, labels, target.classes, wanted).losses
         outcomes.append((losses.cpu(), predicted_classes(logits, target.classes, wanted).cpu()))
-    return IdentityStitches(*(torch.stack(parts, 1) for parts in zip(*outcomes, strict=True)))
-
-
-def _tails(
-    target: FrozenModel, states: Sequence[Tensor], cut: Layer, mask: Tensor | None, at_once: int
-) -> Float[Tensor, "source b c"]:
-    logits: list[Tensor] = []
-    for start in range(0, len(states), at_once):
-        group = [state.to(target.device, target.dtype) for state in states[start : start + at_once]]
-        masks = None if mask is None else mask.repeat(len(group), 1)
-        logits += target.tail(torch.cat(group), cut, masks).chunk(len(group))
-    return torch.stack(logits)
+    return IdentityStitches(*(torch.stack(values, 1) for values in zip(*outcomes, strict=True)))
 
 
 def check_alike(models: Sequence[FrozenModel]) -> None:

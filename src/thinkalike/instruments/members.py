@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
+
 from thinkalike.config import AnalyzeConfig, ModelConfig, check_option, compose_job
 from thinkalike.data import Pairs, read_pairs, reported_part
 from thinkalike.instruments import run_job
@@ -17,6 +20,9 @@ log = logging.getLogger(__name__)
 
 CHECKPOINT = "model"  # the folder of a classifier in a result of task=nli
 GROUPS = ("generalizing", "heuristic")
+PUBLISHED = {"report": "heldout", "challenge": "challenge"}  # lists of population.published by side of the pairs
+OF_CHALLENGE = "lexical_overlap", "non-entailment"  # the part that was published
+NEAR = 0.005  # of an accuracy: by how much another machine or dtype may change it
 
 
 class Member(NamedTuple):
@@ -82,7 +88,7 @@ def _finetuned(config: AnalyzeConfig) -> list[Member]:
     check_option("model", "population.base", [chosen.base])
     pairs, _ = halves(config, read_pairs(config.pairs, "challenge"))
     made = []
-    for index in range(chosen.size):
+    for index in range(chosen.size or 0):
         log.info("member %d of %d", index + 1, chosen.size)
         result = _made(config, [f"model={chosen.base}"], [*chosen.options, f"nli.index={index}"])
         member = _member(f"{chosen.base}-nli-{index}", "", result)
@@ -106,6 +112,38 @@ def _made(config: AnalyzeConfig, body: Sequence[str], words: Sequence[str]) -> R
 def _member(name: str, group: str, made: Result) -> Member:
     context = made.config["nli"]["context"]
     return Member(name, group, ModelConfig(name=name, path=str(made.folder / CHECKPOINT), context=context))
+
+
+def published_accuracies(
+    config: AnalyzeConfig, members: Sequence[Member], accuracies: Sequence[float], count: int
+) -> pd.DataFrame | None:
+    """Return the accuracy of each member beside the published one, and say which are not as published; None: no such.
+
+    A sample of the pairs may differ by three standard errors more than all of them, which `pairs.report_pairs=null` or
+    `pairs.challenge_pairs=null` ask for.
+
+    Args:
+        accuracies: on `count` pairs of `measure.side`.
+    """
+    side = config.measure.side  # type: ignore[attr-defined]
+    known = (config.population.published or {}).get(PUBLISHED[side])
+    numbers = [member.config.index for member in members]
+    same = side == "report" or (config.pairs.heuristic, config.pairs.label) == OF_CHALLENGE
+    if not known or not same or config.pairs.source == "templates" or config.population.members == "local":
+        return None
+    stated = np.array([known[number] if number < len(known) else np.nan for number in numbers])
+    sampled = getattr(config.pairs, f"{side}_pairs") is not None
+    tolerance = NEAR + sampled * 3 * np.sqrt(stated * (1 - stated) / count)
+    table = pd.DataFrame({
+        "model": [member.name for member in members], "accuracy": accuracies, "published": stated,
+        "tolerance": tolerance, "as_published": np.abs(np.array(accuracies) - stated) <= tolerance,
+    })  # fmt: skip
+    for row in table[~table["as_published"] & table["published"].notna()].itertuples():
+        log.warning(
+            "%s is right on %.4f of %d pairs, and %.4f was published: check model.revision, model.classes and pairs",
+            row.model, row.accuracy, count, row.published,
+        )  # fmt: skip
+    return table
 
 
 def halves(config: AnalyzeConfig, challenge: Pairs) -> tuple[Pairs, Pairs]:

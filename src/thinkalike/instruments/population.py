@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ModelConfig, ranged
+from thinkalike.config import RUNS, AnalyzeConfig, MeasureConfig, ModelConfig, ranged
 from thinkalike.config.ranges import CONTEXT, COUNTS, TOKENS_AT_ONCE
 from thinkalike.data import MNLI, EncodedPairs, Pairs, batches, encode, read_pairs
 from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.evaluation import IdentityStitches, check_alike, check_labels
 from thinkalike.instruments.member_pairs import likeness_of_members, stitched_members
-from thinkalike.instruments.members import Member, halves, members_of
+from thinkalike.instruments.members import Member, halves, members_of, published_accuracies
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import flips, grouped, population_penalties
 from thinkalike.models import FrozenModel, check_models, load_model, same_vocabulary
@@ -29,7 +29,6 @@ from thinkalike.store import Result
 log = logging.getLogger(__name__)
 
 CHECKED = 300  # pairs that labels are checked on
-RUNS = ("dtype", "device", "context")  # settings of `model` that reach every member
 
 
 # ruff: noqa: UP045
@@ -94,6 +93,8 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
         stitched = stitched_members(models, encoded, pairs, measure, work)
         correct = stitched.predicted == pairs.labels
         table = _table(members, models[0].n_layers, stitched, correct)
+        alone = table[(table["source"] == table["target"]) & (table["cut"] == -1)].set_index("source")["accuracy"]
+        published = published_accuracies(config, members, [alone[each.name] for each in members], len(pairs))
         own = table[table["source"] == table["target"]].groupby("group_of_source")["accuracy"].mean()
         read = {name: each if isinstance(each, str) else each.fingerprint() for name, each in work.inputs.items()}
         facts = {"source": pairs.source, "count": len(pairs), "truncated": encoded.truncated, **read}
@@ -105,7 +106,7 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
             table,
             {f"accuracy_{group}": float(own[group]) for group in dict.fromkeys(each.group for each in members)},
             {name: values.numpy() for name, values in arrays.items()},
-            {"cka": _cells(members, likeness.value)},
+            {"cka": _cells(members, likeness.value)} | ({} if published is None else {"published": published}),
             models=[model.describe() for model in models],
             facts={"pairs": facts, "cka": likeness.facts},
         )
@@ -116,6 +117,8 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
         penalty = grouped(population_penalties(accuracy), groups)
         flipped = grouped(flips(torch.from_numpy(result.arrays["predicted"])).mean(-1), groups)
         alike = grouped(torch.from_numpy(result.arrays["cka"]), groups)
+        if (published := result.tables.get("published")) is not None:
+            print(f"{published['as_published'].sum()} of {len(published)} models are as accurate as published")
         print("mean over pairs of models, 95 % intervals over models: within a group, and between")
         for cut in range(accuracy.shape[-1]):
             line = f"  cut {cut - 1:3d}   accuracy penalty {penalty.within[cut]:+.3f}   {penalty.between[cut]:+.3f}"

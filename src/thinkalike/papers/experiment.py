@@ -15,7 +15,7 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from thinkalike.config import AnalyzeConfig, ModelConfig, compose_job
+from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, compose_job
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import run_job
 from thinkalike.job import Instrument, Outcome, Work
@@ -124,12 +124,13 @@ class Experiment(Instrument, kind="experiment", version=2, reads=("experiment", 
         """
         own = self.models["mini" if config.scale == "mini" else "paper"]
         given = _given(config.chosen)
-        if not given:
+        if not given or settings_of_all(config.chosen):
             return Case(config, [Model.of(f"model={name}") for name in own])
         if len(given) not in self.takes:
             counts = " or ".join(str(count) for count in self.takes)
             instead = f"it takes {counts} by model= and model@target=" if counts else "it takes no others"
-            raise ConfigError(f"experiment={config.experiment} is about {', '.join(own)}; {instead}")
+            about = ", ".join(own) or "the models of population="
+            raise ConfigError(f"experiment={config.experiment} is about {about}; {instead}")
         for words in given:
             if not any(word.startswith(NAMING) for word in words):
                 raise ConfigError(f"experiment={config.experiment}: {words[0]} sets up a model that no word names")
@@ -184,14 +185,24 @@ class _Finished(NamedTuple):
 
 def job_of(config: AnalyzeConfig, part: Part) -> Any:
     """Return the configuration of a part's job, with what the experiment's own configuration says of it."""
+    settings = settings_of_all(config.chosen)
+    if any(word.startswith(("model@target=", "target.")) for word in part.words):
+        settings += [f"target{word[len('model') :]}" for word in settings]
+    chosen = [*part.words, *settings]
     if part.door == "train":
         words = [f"store={config.store}", f"seed={config.seed}", f"force={config.force}", "logger=none"]
         words += [f"recipe={config.recipe}"] + ([f"trainer.threads={config.threads}"] if config.threads else [])
-        job = compose_job("train", [*part.words, *words])
+        job = compose_job("train", [*chosen, *words])
     else:
-        job = compose_job("analyze", part.words)
+        job = compose_job("analyze", chosen)
         job = replace(job, **({name: getattr(config, name) for name in FORWARDED} | dict(part.changes)))
     return job if config.data.name == "auto" else replace(job, data=config.data)
+
+
+def settings_of_all(chosen: Sequence[str]) -> list[str]:
+    """Return the words that say how models run, which hold for all models of an experiment unless a word names one."""
+    words = [word for word in chosen if word.startswith(("model=", "model.", "model@target=", "target."))]
+    return words if all(word.startswith(tuple(f"model.{key}=" for key in RUNS)) for word in words) else []
 
 
 def _given(chosen: Sequence[str]) -> list[tuple[str, ...]]:
