@@ -19,6 +19,7 @@ from thinkalike.models import load_model
 from thinkalike.papers import experiment as frame
 from thinkalike.papers.claims import VERDICTS
 from thinkalike.papers.experiment import job_of
+from thinkalike.papers.population_claims import null_flips_less
 from thinkalike.papers.population_view import Population
 from thinkalike.store import Job, Result
 from thinkalike.training import Finetuning
@@ -126,12 +127,16 @@ def numbers(claims, begin):
 def test_the_numbers_are_those_that_were_planted(verdicts):
     groups = ["population.generalizing=[0,1,2,3,4,5]", "population.heuristic=[6,7,8,9,10,11]"]
     groups += ["population.cluster=[6,7,8,9,10,11]"]
-    claims = verdicts("figure2", *groups, "population.members=x", "population.base=null", noise=0)
+    claims = verdicts(
+        "figure2", *groups, "population.members=x", "population.base=null", "population.size=null", noise=0
+    )
     late = numbers(claims, LATE)  # 0.3 of 1 and of 0.5
     assert "generalizing into heuristic 4: +0.150 [" in late
     assert "heuristic into generalizing 4: +0.300 [" in late
-    assert "the first cut that shows a difference is 3, and the step is at 3 (3 to 3)" in late
-    assert numbers(claims, PART).endswith("the first layer that shows a difference is 3, and the step is at 3 (3 to 3)")
+    assert "the first cut that shows a difference is 3, one of more than 0.02 3, and the step is at 3 (3 to 3)" in late
+    assert numbers(claims, PART).endswith(
+        "the first layer that shows a difference is 3, one of more than 0.02 3, and the step is at 3 (3 to 3)"
+    )
     assert "5: +0.450 [" in numbers(claims, PART)
     for begin in (STITCHED, DISTANT):
         assert numbers(claims, begin).endswith("the published cluster 1.00 [1.00, 1.00], p = 0.0022")
@@ -151,7 +156,7 @@ def test_claims_say_over_what_their_intervals_are(verdicts):
 def test_a_published_cluster_of_other_models_does_not_agree(verdicts):
     groups = ["population.generalizing=[0,1,2,3,4,5]", "population.heuristic=[6,7,8,9,10,11]"]
     groups += ["population.cluster=[0,2,4,6,8,10]"]
-    claims = verdicts("figure8", *groups, "population.members=x", "population.base=null")
+    claims = verdicts("figure8", *groups, "population.members=x", "population.base=null", "population.size=null")
     assert numbers(claims, DISTANT).endswith("the published cluster -0.10 [-0.10, -0.10], p = 1.0000")
 
 
@@ -172,8 +177,8 @@ def test_models_of_four_blocks_have_no_late_cuts(verdicts):
 
 def test_models_that_never_differ_part_nowhere(verdicts):
     claims = verdicts("figure2", between=0, cka=0.95, noise=0)
-    assert "; the first cut that shows a difference is none; " in numbers(claims, FLIP)
-    assert numbers(claims, PART).endswith("the first layer that shows a difference is none")
+    assert "; the first cut that shows a difference is none, one of more than 0.02 none; " in numbers(claims, FLIP)
+    assert numbers(claims, PART).endswith("the first layer that shows a difference is none, one of more than 0.02 none")
 
 
 # ---------------------------------------------------------------------------------------------------------- mini scale
@@ -262,6 +267,59 @@ def test_classifiers_are_made_once_and_from_where_it_was_interrupted(door, tmp_p
     one = ["task=nli", "model=bert-mini", "nli.index=1", "logger=none", *counts, f"store={tmp_path}/alone"]
     whole = door("train.py", *one).result.folder / CHECKPOINT / "model.safetensors"
     assert whole.read_bytes() == Path(str(whole).replace("/alone/", "/results/")).read_bytes()
+
+
+# ------------------------------------------------------------------------------------------------------------- the null
+
+
+def of_parents(folder, null, strategy, each) -> Population:
+    """The population of a finished job whose stitches flip these shares of the texts between H and H2, and G and H."""
+    groups = [group for group in ("G", "H", "H2") for _ in range(each)]
+    share = {frozenset(("H", "H2")): null, frozenset("G"): 0.01, frozenset("H"): 0.01, frozenset(("H2",)): 0.01}
+    places = (np.arange(TEXTS) + 0.5) / TEXTS
+    flipped = np.array([[places < share.get(frozenset((a, b)), strategy) for b in groups] for a in groups])
+    flipped[range(len(groups)), range(len(groups))] = False
+    predicted = np.repeat(flipped[:, :, None], BLOCKS + 1, 2).astype(np.int8)
+    job, names = Job(str(folder), "population", "parents"), [f"x-{number}" for number in range(len(groups))]
+    known = list(zip(names, groups, strict=True))
+    rows = [(a, b, own, other) for a, own in known for b, other in known]
+    table = pd.DataFrame(rows, columns=["source", "target", "group_of_source", "group_of_target"])
+    with job.running():
+        job.write({}, {}, {"table": table}, {"correct": predicted == 0, "predicted": predicted})
+        return Population(job.appear(), composed("population=planted", door="analyze").population)
+
+
+@pytest.mark.parametrize(
+    ("null", "strategy", "each", "verdict"),
+    [(0.05, 0.3, 4, "holds"), (0.15, 0.3, 4, "does not hold"), (0.05, 0.3, 2, "not testable here")],
+)
+def test_the_null_flips_less_than_a_third_where_that_was_planted(null, strategy, each, verdict, tmp_path):
+    claim = null_flips_less(of_parents(tmp_path, null, strategy, each))
+    assert claim.verdict == verdict
+    if each > 2:
+        assert f"{null - strategy / 3:+.3f}" in claim.numbers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [2, 4])
+def test_groups_part_at_the_block_that_their_parents_were_drawn_anew_from(k, door):
+    options = [*composed("population=planted", door="analyze").population.parent_options]
+    options = [word for word in options if not word.startswith(("nli.freeze", "nli.redraw"))]
+    words = [
+        "population.parent_options=["
+        + ",".join(f"'{word}'" for word in options)
+        + f",'nli.freeze={k}','nli.redraw={k}']"
+    ]
+    words += ["~population.parents.H2", "population.null=null", "population.per_group=4", "measure=population"]
+    figures = [door("analyze.py", f"experiment=brown2023/figure{n}", "scale=mini", *words).result for n in (2, 7)]
+    flipped, alike = f"one of more than 0.02 {k}, and the step is at", f"the step is at {k} ("
+    claims = pd.concat([figure.tables["claims"] for figure in figures]).set_index("claim")["numbers"]
+    of_flips = "late stitches between the groups flip more predictions than within on the challenge"
+    assert flipped in claims[of_flips]
+    assert alike in claims["CKA tells the groups apart in late layers, and not in early ones"]
+    assert flipped.split(",")[0] in claims["CKA tells the groups apart in late layers, and not in early ones"]
+    for what in ("flipped predictions", "CKA distances"):
+        assert "the groups 1.00 [1.00, 1.00], p = 0.0286" in claims[f"clusters from {what} alone are the groups"]
 
 
 # --------------------------------------------------------------------------------------------------------- paper scale

@@ -377,6 +377,11 @@ def test_an_onset_is_the_first_place_without_zero(value, half, place):
     assert onset(curve(value, half)) == place
 
 
+@pytest.mark.parametrize(("least", "place"), [(0.0, 1), (0.05, 2), (0.3, 3), (0.6, None)])
+def test_an_onset_of_more_than_a_little(least, place):
+    assert onset(curve([0.0, 0.03, -0.2, 0.5], 0.02), least) == place
+
+
 @pytest.mark.parametrize("wrong", [curve([[0.1]], 0.0), curve(0.1, 0.0), curve([0.1, torch.nan], 0.0)])
 def test_an_onset_is_of_one_curve(wrong):
     with pytest.raises(ValueError, match="an onset is of one curve of numbers with intervals, not of shape"):

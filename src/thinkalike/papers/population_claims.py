@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -29,6 +30,7 @@ from thinkalike.papers.population_view import Population
 
 SMALL = 0.02  # of an accuracy: what "almost no penalty" may cost
 ALIKE = 0.02  # of CKA: by how much it may tell groups apart where it should not
+PARTED = 0.02  # of CKA or accuracy: by how much groups differ that have parted, and not only begun to
 THIRD = 1 / 3  # of the flips between strategies: fewer than that are flips of chance
 LEAST_GAP = 0.1  # of an accuracy: by how much the groups differ at least
 LEAST_INDEX = 0.5  # of the adjusted Rand index: from there on clusters are the groups
@@ -111,6 +113,9 @@ def null_flips_less(population: Population) -> Claim:
     """Say whether parents of one strategy flip less than a third of what two strategies do, at the last cut but one."""
     whole = replace(population, wanted=())
     flipped, kinds = whole.flips[:, :, -2].mean(-1), list(whole.groups.values())
+    claim = "the null: parents of one strategy flip under a third of what two strategies flip on the challenge"
+    if min(Counter(kinds).values()) < 3:
+        return untestable(claim, "an interval leaves out a model at a time, so groups must have three")
     first, second = population.names[0], list(population.config.null or [])
 
     def excess(kept: Sequence[int]) -> float:
@@ -124,7 +129,7 @@ def null_flips_less(population: Population) -> Claim:
     without = torch.tensor([excess([model for model in models if model != left]) for left in models])
     value = jackknife(torch.tensor(excess(models)).double(), without.double())
     return judged(
-        "the null: parents of one strategy flip under a third of what two strategies flip on the challenge",
+        claim,
         [(Bound("below"), value)],
         f"flips between {' and '.join(second)} minus a third of those between {first} and {second[0]}: {value:+.3f}",
         whole.examples,
@@ -154,8 +159,9 @@ def late_layers_part(population: Population) -> Claim:
 def _parting(values: Float[Tensor, "m m l"], population: Population, place: str, first: int) -> str:
     """Return where groups part: the first place that shows it, and the step nearest to the whole curve."""
     level = level_of_each(values.shape[-1])
-    begins = onset(population.grouped(values, level=level).difference)
-    shown = f"the first {place} that shows a difference is " + ("none" if begins is None else str(begins + first))
+    apart = population.grouped(values, level=level).difference
+    begins = ["none" if at is None else str(at + first) for at in (onset(apart), onset(apart, PARTED))]
+    shown = f"the first {place} that shows a difference is {begins[0]}, one of more than {PARTED} {begins[1]}"
     try:
         step = parting(values, list(population.groups.values()))
     except ValueError:  # no change at all, of these models or of a resample

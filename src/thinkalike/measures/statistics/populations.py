@@ -130,23 +130,24 @@ def change_point(curve: Float[Tensor, "*b l"]) -> Int[Tensor, "*b"]:
     return explained.argmax(-1) + 1
 
 
-def onset(curve: Estimate) -> int | None:
+def onset(curve: Estimate, least: float = 0.0) -> int | None:
     """Return the first place of a curve of differences whose interval excludes 0, in [0, l - 1], or None if none does.
 
     The intervals must hold for all l places together, such as those of `grouped(..., level=1 - 0.05 / l)` (Bonferroni);
     then a curve of nothing but noise has an onset in at most 5 % of draws. Where a curve rises slowly, this is where
     the rise begins to show, and `parting`, which looks for one step, is the middle of it. With more models or examples
-    smaller differences show, so that an onset is no property of the groups alone.
+    smaller differences show, so that an onset is no property of the groups alone, unless `least` says which count.
 
     Args:
         curve: Differences of l places with their intervals, (l).
+        least: The interval must exclude all from -least to least.
 
     Raises:
         ValueError: The curve does not have one axis, or an end of an interval is nan.
     """
     if curve.value.ndim != 1 or curve.low.isnan().any() or curve.high.isnan().any():
         raise ValueError(f"an onset is of one curve of numbers with intervals, not of shape {tuple(curve.value.shape)}")
-    places = ((curve.low > ROUNDING) | (curve.high < -ROUNDING)).nonzero()
+    places = ((curve.low > least + ROUNDING) | (curve.high < -least - ROUNDING)).nonzero()
     return int(places[0]) if len(places) else None
 
 
