@@ -40,7 +40,9 @@ def command(result: Result) -> str:
     """Return the command that makes a result of an experiment at its scale and by its recipe."""
     config = result.config
     words = [f"experiment={config['experiment']}", f"scale={config['scale']}"]
-    return " ".join(["python analyze.py", *words, *(["recipe=paper"] if config.get("recipe") == "paper" else [])])
+    words += ["recipe=paper"] if config.get("recipe") == "paper" else []
+    population = (config.get("population") or {}).get("name", "planted")
+    return " ".join(["python analyze.py", *words, *([f"population={population}"] if population != "planted" else [])])
 
 
 def claims_of(result: Result) -> pd.DataFrame:

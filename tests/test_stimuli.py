@@ -19,21 +19,24 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from conftest import composed
 from thinkalike.data import (
     Stimuli,
     controlled_sentences,
     controlled_stimuli,
+    crossed_sentences,
     derivations,
     from_sentences,
     read_arrays,
     read_conllu,
+    read_stimuli,
     read_table,
 )
 from thinkalike.data.grammar.lexicon import MORE, SMALL, lexicon
 from thinkalike.data.grammar.sentences import Pattern, patterns
 from thinkalike.data.grammar.words import with_ed
 from thinkalike.data.stimuli.columns import natural_order
-from thinkalike.errors import DataError
+from thinkalike.errors import ConfigError, DataError
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -155,7 +158,7 @@ def shared(rules: tuple[Pattern, ...]) -> int:
     )
 
 
-@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("size", ["small", "large", "crossed"])
 def test_no_sentence_is_made_twice(size):
     """So that features are functions of the sentence, and the sizes of patterns add up to the size of the language."""
     rules = patterns(size)
@@ -169,6 +172,45 @@ def test_the_small_grammar_counts_its_sentences_right():
     rules = [rule for rule in patterns() if rule.kind in ("intransitive", "do-question", "wh-question")]
     texts = {" ".join(word.form for word in words) for rule in rules for words in product(*rule.slots)}
     assert len(texts) == sum(rule.size for rule in rules) > 5000
+
+
+def test_the_crossed_grammar_gives_all_combinations():
+    sentences = crossed_sentences()
+    texts = {each.text for each in sentences}
+    assert len(sentences) == len(texts) == 588
+    assert {len(each.words) for each in sentences} == {2, 3, 4, 5}
+    assert {"I see him", "the woman falls", "did they sing", "which men saw the woman", "who do you see"} <= texts
+    assert all(derivations(text, "crossed") for text in sorted(texts)[::20])
+    one = {"the": "the", "woman": "man", "man": "woman", "women": "men", "men": "women", "she": "he", "he": "she"}
+    one |= {"her": "him", "him": "her"}
+    turned = {" ".join(one.get(form, form) for form in text.split()) for text in texts}
+    assert turned == texts, "whatever is said of a woman is said of a man"
+    assert {text.replace("sang", "fell") for text in texts if "sang" in text} <= texts
+
+
+def test_crossed_stimuli_are_every_word_of_them():
+    stimuli = read_stimuli(composed("stimuli=crossed", door="analyze").stimuli)
+    assert len(stimuli) == sum(len(each.words) for each in crossed_sentences()) == 2396
+    assert stimuli.names == controlled_stimuli(5).names
+    strongest = max(abs(value) for _, _, value in stimuli.correlation().strongest(1))
+    assert strongest < 0.6
+    some = read_stimuli(composed("stimuli=crossed", "stimuli.features=[PoS,Tense]", door="analyze").stimuli)
+    assert some.names == ["PoS", "Tense"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["stimuli=crossed", "stimuli.sentences=9"],
+        ["stimuli=crossed", "stimuli.grammar=large"],
+        ["stimuli=table", "stimuli.path=x.csv", "stimuli.sentences=9"],
+        ["stimuli=conllu", "stimuli.path=x", "stimuli.grammar=large"],
+    ],
+)
+def test_settings_of_the_grammar_that_play_no_part_are_refused(words):
+    key, value = words[-1].split("=")
+    with pytest.raises(ConfigError, match=f"{key}={value} plays no part in {words[0]}; leave it out"):
+        composed(*words, door="analyze")
 
 
 def test_every_small_sentence_is_a_large_one_with_the_same_features():

@@ -140,9 +140,9 @@ class DataConfig(Checked, part="data"):
 class StimuliConfig(Checked, part="stimuli"):
     """What states and features are of: words of controlled sentences, or the user's own."""
 
-    kind: str = "controlled"  # controlled: of a grammar | table: .csv .tsv .parquet | conllu
-    sentences: int = ranged(400, least=1, most=COUNTS)  # kind=controlled: how many
-    grammar: str = "small"  # kind=controlled: small | large
+    kind: str = "controlled"  # controlled, crossed: of a grammar | table: .csv .tsv .parquet | conllu
+    sentences: Optional[int] = ranged(None, least=1, most=COUNTS)  # kind=controlled: how many; null: 400
+    grammar: str = "small"  # kind=controlled: small | large | crossed
     path: Optional[str] = neutral(None)  # kind=table, conllu: the file
     features: Optional[list[str]] = None  # null: all
     kinds: Any = None  # {feature: nominal | ordinal | numeric | [its levels in order]}
@@ -153,9 +153,12 @@ class StimuliConfig(Checked, part="stimuli"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("stimuli.kind", self.kind, ("controlled", "table", "conllu"))
-        if self.kind != "controlled" and not self.path:
+        one_of("stimuli.kind", self.kind, ("controlled", "crossed", "table", "conllu"))
+        if self.kind in ("table", "conllu") and not self.path:
             raise ConfigError(f"stimuli={self.kind} needs stimuli.path=FILE")
+        for key, default in (("sentences", None), ("grammar", "small")):
+            if self.kind != "controlled" and (value := getattr(self, key)) != default:
+                raise ConfigError(f"stimuli.{key}={value} plays no part in stimuli={self.kind}; leave it out")
         for key in ("kinds", "columns"):
             if not isinstance(getattr(self, key) or {}, dict):
                 raise ConfigError(f"stimuli.{key}={getattr(self, key)} must be of the form {{name: value, ...}}")

@@ -1,13 +1,13 @@
 """Data: text and the rows of tokens that models read; stimuli and their features; pairs for language inference."""
 
 from thinkalike.data.from_config import WHOLE, part_name, parts_of, read_corpus, read_pairs, read_stimuli, reported_part
-from thinkalike.data.grammar.sentences import controlled_sentences, derivations
+from thinkalike.data.grammar.sentences import controlled_sentences, crossed_sentences, derivations
 from thinkalike.data.inference.encoding import EncodedPairs, PairBatch, batches, encode
 from thinkalike.data.inference.made import nli_challenge, nli_training
 from thinkalike.data.inference.pairs import HANS, MNLI, Pairs
 from thinkalike.data.inference.published import hub_pairs, read_hans, read_mnli
 from thinkalike.data.stimuli.conllu import read_conllu
-from thinkalike.data.stimuli.controlled import controlled_stimuli, from_sentences
+from thinkalike.data.stimuli.controlled import controlled_stimuli, crossed_stimuli, from_sentences
 from thinkalike.data.stimuli.correlation import FeatureCorrelation
 from thinkalike.data.stimuli.recordings import read_arrays
 from thinkalike.data.stimuli.stimuli import Codes, Stimuli
@@ -38,6 +38,8 @@ __all__ = [
     "batches",
     "controlled_sentences",
     "controlled_stimuli",
+    "crossed_sentences",
+    "crossed_stimuli",
     "derivations",
     "document_fingerprint",
     "documents",

@@ -12,7 +12,7 @@ from thinkalike.data.inference.made import nli_challenge, nli_training
 from thinkalike.data.inference.pairs import Pairs
 from thinkalike.data.inference.published import hub_pairs, read_hans, read_mnli
 from thinkalike.data.stimuli.conllu import read_conllu
-from thinkalike.data.stimuli.controlled import controlled_stimuli
+from thinkalike.data.stimuli.controlled import controlled_stimuli, crossed_stimuli
 from thinkalike.data.stimuli.stimuli import Stimuli
 from thinkalike.data.stimuli.tables import read_table
 from thinkalike.data.text.packing import beginning_bytes
@@ -65,8 +65,8 @@ def read_stimuli(config: StimuliConfig) -> Stimuli:
     Raises:
         DataError: a file is missing, damaged or lacks what is asked for, or there are too few stimuli for the sample.
     """
-    if config.kind == "controlled":
-        stimuli = controlled_stimuli(config.sentences, config.seed, config.grammar)
+    if config.kind in ("controlled", "crossed"):
+        stimuli = _of_grammar(config)
         if config.features is not None:
             for name in config.features:
                 if name not in stimuli.names:
@@ -77,6 +77,12 @@ def read_stimuli(config: StimuliConfig) -> Stimuli:
     else:
         stimuli = read_table(str(config.path), features=config.features, kinds=config.kinds, columns=config.columns)
     return stimuli.sample(config.sample, config.seed, config.balance) if config.sample else stimuli
+
+
+def _of_grammar(config: StimuliConfig) -> Stimuli:
+    if config.kind == "crossed":
+        return crossed_stimuli()
+    return controlled_stimuli(config.sentences or 400, config.seed, config.grammar)
 
 
 def read_pairs(config: PairsConfig, side: str) -> Pairs:

@@ -26,6 +26,7 @@ from thinkalike.store import Result
 log = logging.getLogger(__name__)
 
 NAMING = ("model=", "model.path=", "model.name=", "model.hub_id=")  # words that say which model
+READS = ("experiment", "scale", "recipe", "seed", "stimuli", "population")
 FORWARDED = ("measure", "stimuli", "pairs", "population", "recipe", "seed", "store", "threads", "force", "wait")
 
 
@@ -80,7 +81,9 @@ class Conclusion:
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
 
 
-class Experiment(Instrument, kind="experiment", version=2, reads=("experiment", "scale", "recipe", "seed", "stimuli")):
+class Experiment(
+    Instrument, kind="experiment", version=2, reads=("experiment", "scale", "recipe", "seed", "stimuli", "population")
+):
     """A figure or table of a paper.
 
     Args:
@@ -141,6 +144,11 @@ class Experiment(Instrument, kind="experiment", version=2, reads=("experiment", 
                 "and target.name= if need be"
             )
         return Case(config, models)
+
+    def narrowed(self, config: AnalyzeConfig) -> AnalyzeConfig:
+        if self.measure != "population":
+            return replace(config, population=None)  # type: ignore[arg-type]
+        return replace(config, population=job_of(config, self.parts(self.case(config))[0]).population)
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         """Run the jobs that the store lacks; returns the result of each."""

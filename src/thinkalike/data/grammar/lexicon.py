@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from thinkalike.errors import DataError, nearest
 
-SIZES = ("small", "large")
+SIZES = ("small", "large", "crossed")
 
 # A slash gives an irregular plural or past. No past is like its base (hit, put). Nouns and adjectives begin with a
 # consonant, so that "a" goes with all of them.
@@ -54,18 +54,21 @@ MORE = {  # what the large grammar adds
     "meadow cabin monastery prison restaurant shop stable studio temple tent valley warehouse cottage mansion",
 }
 DETERMINERS = {"either": "the no", "singular": "a this that every", "plural": "these those many few"}
+CROSSED = {  # so few that all of their combinations are sentences to work with
+    "female": "woman", "male": "man", "intransitive": "sing/sang fall/fell", "transitive": "see/saw", "either": "the",
+}  # fmt: skip
 PREPOSITIONS = "in near behind beside outside"
 
 Lexicon = dict[str, list[str]]
 
 
 def lexicon(size: str) -> Lexicon:
-    """Return the words of the small or the large grammar, by group.
+    """Return the words of the small, the large or the crossed grammar, by group.
 
     Raises:
         DataError: there is no such size.
     """
     if size not in SIZES:
         raise DataError(f"size={size} is not known; {nearest(size, SIZES)}")
-    parts = [SMALL, MORE] if size == "large" else [SMALL]
-    return {group: " ".join(part.get(group, "") for part in parts).split() for group in MORE}
+    parts = {"small": [SMALL, DETERMINERS], "large": [SMALL, MORE, DETERMINERS], "crossed": [CROSSED]}[size]
+    return {group: " ".join(part.get(group, "") for part in parts).split() for group in [*MORE, *DETERMINERS]}

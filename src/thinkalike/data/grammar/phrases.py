@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from thinkalike.data.grammar.lexicon import DETERMINERS, PREPOSITIONS, Lexicon
+from thinkalike.data.grammar.lexicon import PREPOSITIONS, Lexicon
 from thinkalike.data.grammar.words import Slot, Word, noun, pronoun, with_ed, with_s
 
 
@@ -25,10 +25,10 @@ THEM = [pronoun("them", "3", "plural")]
 WHICH, WHO = [Word("which", "Wh-word")], [Word("who", "Wh-word")]
 
 
-def determiners(number: str) -> Slot:
+def determiners(words: Lexicon, number: str) -> Slot:
     """Return the determiners of a number."""
-    either, own = (DETERMINERS[key].split() for key in ("either", number))
-    return [Word(form, "Det") for form in either] + [Word(form, "Det", number=number) for form in own]
+    own = [Word(form, "Det", number=number) for form in words[number]]
+    return [Word(form, "Det") for form in words["either"]] + own
 
 
 def nouns(words: Lexicon, number: str) -> Slot:
@@ -46,7 +46,7 @@ def with_noun(words: Lexicon, first: Slot, number: str) -> list[Phrase]:
 def full_phrases(words: Lexicon) -> list[Phrase]:
     """Return phrases such as "Mary", "the woman" and "no men"."""
     names = [noun(name, gender) for gender in ("female", "male") for name in words[f"{gender} names"]]
-    singular, plural = (with_noun(words, determiners(number), number) for number in ("singular", "plural"))
+    singular, plural = (with_noun(words, determiners(words, number), number) for number in ("singular", "plural"))
     return [Phrase([names]), *singular, *plural]
 
 
@@ -73,7 +73,7 @@ def interrogatives(words: Lexicon) -> list[Phrase]:
 def place(words: Lexicon) -> list[Slot]:
     """Return the slots of a place such as "near the garden"."""
     prepositions = [Word(form, "Preposition") for form in PREPOSITIONS.split()]
-    return [prepositions, determiners("singular"), [noun(entry, None) for entry in words["places"]]]
+    return [prepositions, determiners(words, "singular"), [noun(entry, None) for entry in words["places"]]]
 
 
 def finite(entries: list[str], tense: str, subject: Phrase, pos: str = "Verb") -> Slot:

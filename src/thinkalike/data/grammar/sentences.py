@@ -78,6 +78,16 @@ class Sentence(NamedTuple):
         return " ".join(word.form for word in self.words)
 
 
+def crossed_sentences(longest: int = 5) -> list[Sentence]:
+    """Return all sentences of the crossed grammar of so many words at most: every word wherever it can stand.
+
+    With one or two words of each kind, features are as independent of each other and of single words as a language
+    lets them be.
+    """
+    within = [pattern for pattern in patterns("crossed") if len(pattern.slots) <= longest]
+    return [Sentence(kind, words) for kind, slots in within for words in product(*slots)]
+
+
 def derivations(text: str, size: str = "small") -> list[Sentence]:
     """Return the ways in which the grammar derives a sentence: one, or none if it is not a sentence of the grammar."""
     forms, derived = text.split(), list[Sentence]()

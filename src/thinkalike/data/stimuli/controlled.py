@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from thinkalike.data.grammar.sentences import Sentence, controlled_sentences
+from thinkalike.data.grammar.sentences import Sentence, controlled_sentences, crossed_sentences
 from thinkalike.data.stimuli.stimuli import Stimuli
 
 FEATURES = ["Word length", "Gender", "Number", "PoS", "Tense", "Person", "Word position", "Question"]  # table S1
@@ -20,6 +20,11 @@ def controlled_stimuli(count: int, seed: int = 0, size: str = "small") -> Stimul
         DataError: the grammar has fewer sentences, or there is no grammar of this size.
     """
     return from_sentences(controlled_sentences(count, seed, size), f"the {size} grammar")
+
+
+def crossed_stimuli() -> Stimuli:
+    """Return every word of the sentences of the crossed grammar."""
+    return from_sentences(crossed_sentences(), "the crossed grammar")
 
 
 def from_sentences(sentences: Sequence[Sentence], source: str = "the grammar") -> Stimuli:
