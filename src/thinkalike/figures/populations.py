@@ -13,15 +13,21 @@ from thinkalike.figures.style import COLOURS, canvas, save
 
 LABELS = {"accuracy_penalty": "accuracy penalty", "flips": "share of flipped predictions", "value": "CKA"}
 ACROSS = 3  # panels
+MARGIN = 0.05  # of the height of a panel, above and below its values
 
 
 def groups_by_depth(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
     """Draw means over pairs of models by kind of pair, against depth, with intervals over models.
 
+    Panels of one quantity have one scale, so that a null looks as small as it is.
+
     Args:
         tables: by title: pair (such as "generalizing into heuristic"), place, mean, low, high; and column, what it is.
     """
-    rows, columns = -(-len(tables) // ACROSS), min(len(tables), ACROSS)
+    columns = min(len(tables), ACROSS if len(tables) % ACROSS == 0 else 2)
+    rows = -(-len(tables) // columns)
+    values = pd.concat(list(tables.values())).set_index("column")[["mean", "low", "high"]]
+    ends = values.replace([np.inf, -np.inf], np.nan)  # an interval may be open
     with canvas(4.1 * columns, 3.3 * rows, rows, columns, squeeze=False) as (figure, panels):
         for axes in panels.flat[len(tables) :]:
             axes.set_axis_off()
@@ -33,7 +39,11 @@ def groups_by_depth(tables: Mapping[str, pd.DataFrame], folder: Path) -> None:
             places = sorted(table["place"].unique())
             axes.set_xticks(places, ["embed" if place < 0 else str(place) for place in places])
             axes.set_xlabel(str(table["axis"].iloc[0]))
-            axes.set_ylabel(LABELS[str(table["column"].iloc[0])])
+            quantity = str(table["column"].iloc[0])
+            low, high = np.nanmin(ends.loc[quantity]), np.nanmax(ends.loc[quantity])
+            margin = MARGIN * (high - low or 1)
+            axes.set_ylim(low - margin, high + margin)
+            axes.set_ylabel(LABELS[quantity])
             axes.set_title(title, fontsize=9)
             axes.legend(frameon=False, fontsize=7)
         save(figure, folder, "groups")

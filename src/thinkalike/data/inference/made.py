@@ -8,7 +8,7 @@ names of McCoy, Pavlick and Linzen 2019. Words are those of the large grammar, a
 from __future__ import annotations
 
 import random
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 
@@ -31,10 +31,12 @@ from thinkalike.data.inference.templates import (
 from thinkalike.data.text.documents import document_fingerprint
 from thinkalike.errors import DataError
 
+KEPT = 4  # draws: the members of a population are made from few, one after the other
 LARGEST = 200_000  # the templates hold many more pairs, so that few draws are in vain
 OVERLAP = 0.75  # of the entailed pairs of training: those made of the premise's words, if there are no counterexamples
 
 
+@lru_cache(maxsize=KEPT)
 def nli_training(count: int, seed: int = 0, counterexamples: float = 0.02, lexical: float = 0.0) -> Pairs:
     """Draw different pairs of MNLI's classes in equal parts and shuffle them, so that any slice of them is a sample.
 
@@ -71,6 +73,7 @@ def nli_training(count: int, seed: int = 0, counterexamples: float = 0.02, lexic
     return _drawn(parts, MNLI, seed, for_challenge=False)
 
 
+@lru_cache(maxsize=KEPT)
 def nli_challenge(count: int, seed: int = 1) -> Pairs:
     """Draw different pairs of HANS's classes, in equal parts of each heuristic and class, and shuffle them.
 
