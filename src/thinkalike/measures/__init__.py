@@ -12,6 +12,7 @@ from thinkalike.measures.conditional.groups import FEW, RowGroups
 from thinkalike.measures.conditional.hsic import group_hsics
 from thinkalike.measures.conditional.layer_prediction import LayerPredictions, PredictionEstimate
 from thinkalike.measures.conditional.linear import LinearPrediction
+from thinkalike.measures.distances.ceilings import ceiling
 from thinkalike.measures.distances.kendall import weighted_tau
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.distances.ranks import mid_ranks, spearman
@@ -96,6 +97,7 @@ __all__ = [
     "bias_only",
     "bootstrap_difference",
     "bootstrap_interval",
+    "ceiling",
     "change_point",
     "cka",
     "cluster",
