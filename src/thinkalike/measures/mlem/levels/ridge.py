@@ -1,0 +1,80 @@
+"""Weights of pairs of levels, non-negative, that a ridge draws together: towards the model with one weight per feature.
+
+A fit minimises Σ_{i<j} (b + Σ_f w^f_{f_i f_j} - (D^N_ij)²)² + α Σ_f Σ_{a<b} (n_a + n_b) (w^f_ab - w^f)² with w ≥ 0, n_a the
+number of stimuli of level a, and w^f the mean of the w^f_ab with weights n_a + n_b. α → ∞ is the model with one weight
+per feature, α = 0 the free one. As the mean squared distance of two levels has a variance near 1 / n_a + 1 / n_b, and
+n_a n_b pairs of stimuli, the ridge (n_a + n_b) is what shrinks all pairs of levels by their precision: by half at
+1 / α = 1 / n_a + 1 / n_b. So α counts stimuli, and has much the same meaning for any number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from thinkalike.measures.mlem.features import Features
+from thinkalike.measures.mlem.level_sums import of_sets
+from thinkalike.measures.mlem.nonnegative import nnls
+from thinkalike.measures.mlem.terms import Term, grouped
+
+
+def level_path(
+    moments: Float[Tensor, "s r v"],
+    used: Bool[Tensor, "s r"],
+    sizes: Float[Tensor, "s r"],
+    terms: Sequence[Term],
+    alphas: Sequence[float],
+) -> Float[Tensor, "a s l r"]:
+    """Return the weights at every α, on every set of pairs, of every layer.
+
+    Two levels that no pair of a set has are as far apart as all of that feature are in the mean, w^f.
+
+    Args:
+        moments: The sums about the means, see `centred`.
+        used: Which terms a set has pairs of; the others are found from these.
+        sizes: n_a + n_b of each pair of levels, 0 for another term.
+    """
+    r = len(used[0])
+    target = torch.where(used[:, None], moments[..., r:].mT, 0)
+    gram = torch.where(used[:, :, None] & used[:, None], moments[..., :r], 0)
+    ridge = _ridge(sizes * used, terms)
+    shape = (*target.shape, r)
+    path = torch.stack([nnls((gram + alpha * ridge)[:, None].expand(shape), target) for alpha in alphas])
+    return _completed(path, used[:, None], (sizes * used)[:, None], terms)
+
+
+def _ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Tensor, "s r r"]:
+    """Return the matrix of Σ_f Σ_ab p_ab (w_ab - Σ p w / Σ p)² as a quadratic form."""
+    ridge = torch.diag_embed(sizes)
+    for term, places in grouped(terms):
+        if len(term) == 1:
+            part = sizes[:, places]
+            ridge[:, places, places] -= part[:, :, None] * part[:, None] / part.sum(1).clamp(min=1)[:, None, None]
+    return ridge
+
+
+def _completed(
+    path: Tensor, used: Bool[Tensor, "s 1 r"], sizes: Float[Tensor, "s 1 r"], terms: Sequence[Term]
+) -> Tensor:
+    for term, places in grouped(terms):
+        if len(term) == 1:
+            share = sizes[..., places] / sizes[..., places].sum(-1, keepdim=True).clamp(min=1)
+            mean = (path[..., places] * share).sum(-1, keepdim=True)
+            path[..., places] = torch.where(used[..., places], path[..., places], mean)
+    return path
+
+
+def pair_sizes(features: Features, terms: Sequence[Term], cells: Int[Tensor, " n"]) -> Float[Tensor, "s r"]:
+    """Return n_a + n_b of each pair of levels in each set of stimuli, see `normal_equations`; 0 for another term."""
+    number = int(cells.max()) + 1
+    sizes = torch.zeros(1 if number == 1 else 1 + number, len(terms) - 1, dtype=torch.float64, device=cells.device)
+    for (feature, *_), places in grouped(terms):
+        if size := features.known[feature]:
+            key = cells * (size + 1) + features.levels[:, feature].clamp(-1, size - 1).long() + 1
+            counts = of_sets(torch.bincount(key, minlength=number * (size + 1)).view(number, -1).double())[:, 1:]
+            left, right = torch.triu_indices(size, size, 1, device=cells.device)
+            sizes[:, places.start : places.stop - 1] = counts[:, left] + counts[:, right]
+    return sizes
