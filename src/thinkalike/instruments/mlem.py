@@ -38,7 +38,7 @@ class Config(rsa.Config):
     kind: str = "mlem"
     weights: str = "diagonal"  # diagonal | full, with an interaction of every two features
     alphas: list[float] = ranged(lambda: [10.0**power for power in range(-4, 5)], least=0)
-    difference: str = "indicator"  # indicator, as salle2024 has it | scaled, of numeric and ordinal features
+    difference: str = "indicator"  # indicator, as salle2024 has it | scaled, of numeric and ordinal features | levels
     missing: str = "own_level"  # NaN is a value of its own | ignore | drop | error
     scale: str = "minmax"  # of the squared distances, over the training pairs; none
     folds: int = ranged(5, least=2, most=10**4)  # outer and inner
@@ -51,10 +51,12 @@ class Config(rsa.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("measure.weights", self.weights, ("diagonal", "full"))
-        one_of("measure.difference", self.difference, ("indicator", "scaled"))
+        one_of("measure.difference", self.difference, ("indicator", "scaled", "levels"))
         one_of("measure.missing", self.missing, ("own_level", "ignore", "drop", "error"))
         one_of("measure.scale", self.scale, ("minmax", "none"))
         one_of("measure.together", self.together, ("sentence", "stimulus"))
+        if self.difference == "levels" and self.weights == "full":
+            raise ConfigError("measure.weights=full has no weights of levels; measure.difference=levels needs diagonal")
         if not self.alphas:
             raise ConfigError("measure.alphas=[] must be at least one number")
         for pair in self.interactions:
@@ -68,7 +70,7 @@ class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure
     """Finds the feature profiles of all layers of `model`, and of `model@target` if that is another.
 
     Leaves the profiles in table.csv, held-out scores in scores.csv, the likeness of layers in similarity.csv, and pair
-    effects in interactions.csv if there are any.
+    effects in interactions.csv and weights of pairs of levels in levels.csv if there are any.
     """
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
@@ -87,6 +89,7 @@ class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure
             "scores": scores,
             "similarity": _similarity(importance, rows),
             "interactions": _interactions(measure, importance, rows),
+            "levels": _levels(model, stimuli, rows),
         }
         arrays = {
             "weights": model.weights_,
@@ -101,6 +104,7 @@ class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure
             {name: table for name, table in tables.items() if len(table)},
             models=[side.origin for side in sides],
             facts=stimuli_facts(stimuli),
+            blank=("alpha",),
         )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -188,6 +192,21 @@ def _profiles(model: MLEM, importance: Importance, stimuli: Stimuli, rows: pd.Da
     return repeated_rows(rows, "feature", stimuli.names, **columns)
 
 
+def _levels(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per layer and pair of levels: feature, level, other, weight; nothing without difference=levels."""
+    tables, named = [], stimuli.codes().levels
+    for feature, values, weights in model.level_weights_:
+        name = stimuli.names[feature]
+        levels = ["missing" if value != value else named[name][int(value)] for value in values.tolist()]
+        first, second = np.triu_indices(len(levels), 1)
+        pairs = [f"{levels[a]} {levels[b]}" for a, b in zip(first, second, strict=True)]
+        table = repeated_rows(rows, "pair", pairs, weight=weights[:, first, second])
+        ends = {"level": [levels[a] for a in first] * len(rows), "other": [levels[b] for b in second] * len(rows)}
+        tables.append(table.assign(feature=name, **ends))
+    columns = ["model", "layer", "feature", "level", "other", "weight"]
+    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame()
+
+
 def _interactions(measure: Any, importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
     """Return one row per layer and pair of features: the pair effect S_a + S_b - S_ab - S with its interval."""
     if not measure.interactions:
@@ -197,8 +216,12 @@ def _interactions(measure: Any, importance: Importance, rows: pd.DataFrame) -> p
 
 
 def _scores(model: MLEM, importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per layer: held-out Spearman's ρ with its interval over folds, and the α of the fit."""
-    columns = dict(zip(("score", "low", "high"), importance.score(), strict=True)) | {"alpha": model.alpha_}
+    """Return one row per layer: held-out Spearman's ρ with its interval over folds, and the α of the fit.
+
+    A blank α is ∞: of levels with one weight per feature.
+    """
+    alpha = model.alpha_.where(model.alpha_.isfinite(), torch.nan)
+    columns = dict(zip(("score", "low", "high"), importance.score(), strict=True)) | {"alpha": alpha}
     return rows.assign(**{name: values.numpy() for name, values in columns.items()})
 
 

@@ -32,7 +32,7 @@ class MLEM:
     not depend on them. scikit-learn's `clone`, `cross_val_score` and the like accept the model.
 
     With difference="levels" each two levels a, b of a nominal feature have a weight w^f_ab ≥ 0 of their own, Δᵀ W Δ is
-    Σ_f w^f_{f_i f_j}, and α draws the weights of a feature together: α → ∞ is the model with one weight per feature,
+    Σ_f w^f_{f_i f_j}, and α draws the weights of a feature together: α = ∞ is the model with one weight per feature,
     see `level_path`.
 
     Args:
@@ -40,7 +40,7 @@ class MLEM:
         distance: The neural distance D^N, see `NeuralDistances`.
         alpha: One ridge, or several, of which each layer gets the one with the best mean Spearman's ρ over the folds.
             It has no unit: for any α the weights are proportional to the squared distances. With levels it counts
-            stimuli.
+            stimuli, and several α have ∞ beside them.
         kinds, difference, missing: See `FeatureEncoder`.
         scale: "minmax" puts the squared distances of the training pairs into [0, 1]; "none" leaves them.
         recipe: "stimuli": folds divide stimuli; "paper": they divide pairs, so that training and test share stimuli.
@@ -198,9 +198,11 @@ class MLEM:
 
     def _alphas(self) -> tuple[float, ...]:
         alphas = tuple(self.alpha) if isinstance(self.alpha, Sequence) else (self.alpha,)
-        if not alphas or not all(0 <= alpha < float("inf") for alpha in alphas):
+        levels = self.difference == "levels"
+        if not alphas or not all(0 <= alpha < torch.inf or (levels and alpha == torch.inf) for alpha in alphas):
             raise ValueError(f"alpha={self.alpha} is no number >= 0, nor several")
-        return tuple(float(alpha) for alpha in alphas)
+        more = (torch.inf,) if levels and len(alphas) > 1 and torch.inf not in alphas else ()
+        return (*(float(alpha) for alpha in alphas), *more)
 
     def _keep(self, fitted: Fitted, table: Table) -> None:
         """Keep the fit in the scale that was asked for."""

@@ -36,19 +36,22 @@ def pattern_codes(differences: Sequence[Tensor]) -> Int[Tensor, " p"]:
     return code.long()
 
 
-def distinct(variants: Sequence[Sequence[Tensor]]) -> tuple[list[Tensor], Int[Tensor, "v p"]]:
+def distinct(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, " p"]]:
     """Return the different differences that pairs have, feature by feature, and which of them each pair has.
 
     Args:
-        variants: v variants of the differences of p pairs: indicators, or codes of pairs of levels.
+        differences: Indicators, or codes of pairs of levels.
     """
-    columns = [torch.cat(column).long() for column in zip(*variants, strict=True)]
-    key = torch.zeros_like(columns[0])
-    for column in columns:  # numbers of what was met, so that no product of numbers of levels overflows
-        key = torch.unique(key * (int(column.max()) + 1) + column, return_inverse=True)[1]
-    first = torch.full((int(key.max()) + 1,), len(key), device=key.device)
-    first.scatter_reduce_(0, key, torch.arange(len(key), device=key.device), "amin")
-    return [column[first] for column in columns], key.view(len(variants), -1)
+    key, number = torch.zeros_like(differences[0], dtype=torch.int64), 1
+    for column in differences:
+        size = int(column.max()) + 1
+        if number * size >= 2**62:
+            key, number = torch.unique(key, return_inverse=True)[1], len(key)
+        key, number = key * size + column, number * size
+    key = torch.unique(key, return_inverse=True)[1]
+    first = torch.empty(int(key.max()) + 1, dtype=torch.int64, device=key.device)
+    first[key] = torch.arange(len(key), device=key.device)  # any pair that has them
+    return [column[first] for column in differences], key
 
 
 def check_scores(scores: Float[Tensor, " l *b"]) -> Float[Tensor, " l *b"]:

@@ -122,8 +122,7 @@ class StimulusPairs:
         It is NaN where the prediction is constant. Indicators leave at most 2^f different Δ: with the number of pairs
         and the sum of ranks of each, no pairs are sorted, whatever the weights.
         """
-        levels = any(column.dtype != torch.bool for column in variants[0])
-        patterns = len(self.flat) if levels else min(2 ** len(variants[0]), len(self.flat))
+        patterns = min(2 ** len(variants[0]), len(self.flat))
         step = max(1, CHUNK // max(len(self.flat), len(self.ranks) * patterns))
         parts = [self._score(variants[start : start + step], terms, weights) for start in range(0, len(variants), step)]
         return torch.cat(parts)
@@ -133,7 +132,8 @@ class StimulusPairs:
             ones, sums = torch.ones_like(self.ranks[:1]), self.ranks[None]
             return torch.cat([spearman_of_patterns(predict(v, terms, weights), ones, sums) for v in variants])
         if any(column.dtype != torch.bool for column in variants[0]):
-            return self._of_patterns(*distinct(variants), terms, weights)
+            different = [distinct(differences) for differences in variants]
+            return torch.cat([self._of_patterns(found, code[None], terms, weights) for found, code in different])
         codes, f = torch.stack([pattern_codes(differences) for differences in variants]), len(variants[0])
         met = torch.arange(2 ** min(f, DENSE), device=codes.device)
         if f > DENSE:

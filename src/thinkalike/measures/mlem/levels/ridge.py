@@ -1,10 +1,10 @@
-"""Weights of pairs of levels, non-negative, that a ridge draws together: towards the model with one weight per feature.
+"""Weights of pairs of levels, not negative, that a ridge draws towards the model with one weight per feature.
 
-A fit minimises Σ_{i<j} (b + Σ_f w^f_{f_i f_j} - (D^N_ij)²)² + α Σ_f Σ_{a<b} (n_a + n_b) (w^f_ab - w^f)² with w ≥ 0, n_a the
-number of stimuli of level a, and w^f the mean of the w^f_ab with weights n_a + n_b. α → ∞ is the model with one weight
-per feature, α = 0 the free one. As the mean squared distance of two levels has a variance near 1 / n_a + 1 / n_b, and
-n_a n_b pairs of stimuli, the ridge (n_a + n_b) is what shrinks all pairs of levels by their precision: by half at
-1 / α = 1 / n_a + 1 / n_b. So α counts stimuli, and has much the same meaning for any number of them.
+A fit minimises Σ_{i<j} (b + Σ_f w^f_{f_i f_j} - (D^N_ij)²)² + α Σ_f Σ_{a<b} (n_a + n_b) (w^f_ab - w^f)², w ≥ 0, with
+n_a the number of stimuli of level a, and w^f the mean of the w^f_ab with weights n_a + n_b. α = ∞ is the model with one
+weight per feature, without a ridge, and α = 0 the free one. As the mean squared distance of two levels has a variance
+near 1 / n_a + 1 / n_b, and n_a n_b pairs of stimuli, a ridge of n_a + n_b shrinks all pairs of levels by their
+precision: by half at 1 / α = 1 / n_a + 1 / n_b. So α counts stimuli, and means much the same for any number of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def level_path(
 ) -> Float[Tensor, "a s l r"]:
     """Return the weights at every α, on every set of pairs, of every layer.
 
-    Two levels that no pair of a set has are as far apart as all of that feature are in the mean, w^f.
+    Two levels that no pair of a set has are as far apart as all of that feature are in the mean, w^f. At α = ∞ the
+    weights of a feature are equal to the bit: nearly equal ones would part the ranks of what the model holds equal.
 
     Args:
         moments: The sums about the means, see `centred`.
@@ -41,9 +42,25 @@ def level_path(
     target = torch.where(used[:, None], moments[..., r:].mT, 0)
     gram = torch.where(used[:, :, None] & used[:, None], moments[..., :r], 0)
     ridge = _ridge(sizes * used, terms)
-    shape = (*target.shape, r)
-    path = torch.stack([nnls((gram + alpha * ridge)[:, None].expand(shape), target) for alpha in alphas])
-    return _completed(path, used[:, None], (sizes * used)[:, None], terms)
+    own = _of_groups(terms).to(gram)
+
+    def solved(system: Float[Tensor, "s q q"], aim: Float[Tensor, "s l q"]) -> Float[Tensor, "s l q"]:
+        return nnls(system[:, None].expand(*aim.shape, aim.shape[2]), aim)
+
+    def at(alpha: float) -> Float[Tensor, "s l r"]:
+        if alpha == torch.inf:
+            return solved(own @ gram @ own.T, target @ own.T) @ own
+        return _completed(solved(gram + alpha * ridge, target), used[:, None], (sizes * used)[:, None], terms)
+
+    return torch.stack([at(alpha) for alpha in alphas])
+
+
+def _of_groups(terms: Sequence[Term]) -> Float[Tensor, "q r"]:
+    """Return which terms share one weight at α = ∞."""
+    groups = torch.zeros(len(grouped(terms)), len(terms) - 1, dtype=torch.float64)
+    for row, (_, places) in zip(groups, grouped(terms), strict=True):
+        row[places] = 1
+    return groups
 
 
 def _ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Tensor, "s r r"]:

@@ -68,8 +68,8 @@ def _stacked(features: Features, terms: Sequence[Term]) -> tuple[Float[Tensor, "
             start += size
     pairs = [(place, term) for place, term in enumerate(terms) if len(term) == 3 and term[1] < known[term[0]]]
     ends = [[offsets[term[0]] + term[side] for _, term in pairs] for side in (1, 2)]
-    device = features.levels.device
-    return torch.cat(held, 1), *(torch.tensor(x, device=device) for x in (*ends, [place for place, _ in pairs]))
+    left, right, places = (torch.tensor(x, device=held[0].device) for x in (*ends, [place for place, _ in pairs]))
+    return torch.cat(held, 1), left, right, places
 
 
 def _hot(levels: Int[Tensor, " n"], size: int | None = None) -> Float[Tensor, "n c"]:
