@@ -120,6 +120,7 @@ OPTIONS = [
     ["measure.given=PoS"],
     ["measure.missing=drop", "stimuli.features=[PoS,Word length,Person]"],
     ["measure.difference=scaled"],
+    ["measure.difference=levels"],
     ["measure.folds=3"],
     ["measure.permutations=2"],
     ["measure.null=2"],
@@ -228,6 +229,28 @@ def test_a_recording_takes_the_place_of_the_model(ending, door, words, table, re
     assert other.key != result.key, "another table is another job"
 
 
+def test_a_job_leaves_the_weights_of_pairs_of_levels(door, words, table, recording):
+    table.write_text(table.read_text().replace(",blue,", ",,", 10))
+    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "measure.difference=levels"]
+    result = door("analyze.py", "measure=mlem", *own, *words[1:]).result
+    assert {path.stem for path in result.figures} >= {"profiles"}
+    found, stimuli = result.tables["levels"], read_table(table)
+    assert list(found.columns) == ["model", "layer", "feature", "level", "other", "weight"]
+    layers = [torch.from_numpy(np.load(recording)[name]) for name in ("2", "10")]
+    kinds = [str(stimuli.kinds[name]) for name in stimuli.names]
+    model = MLEM(difference="levels", kinds=kinds)
+    model.fit(stimuli.codes().table, layers, torch.from_numpy(stimuli.sentence))
+    (colour,) = model.level_weights_
+    rows, columns = np.triu_indices(4, 1)
+    assert np.abs(found["weight"].to_numpy() - colour.weights[:, rows, columns].flatten().numpy()).max() < 1e-6
+    assert set(found["feature"]) == {"colour"}
+    assert set(found["level"]) | set(found["other"]) == {"missing", "red", "green", "blue"}
+    weight = found.set_index(["layer", "level", "other"])["weight"][10]
+    assert weight["missing", "blue"] < 0.1 * weight["green", "red"], "it was blue"
+    scores = pd.read_csv(result.folder / "scores.csv")
+    assert (scores["alpha"].isna() == ~model.alpha_.isfinite().numpy()).all()
+
+
 def test_a_recording_is_compared_with_a_model(door, words, table, recording, checkpoints):
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}"]
     both = [*own, "stimuli.columns={word: null}", "stimuli.features=[colour,size]"]
@@ -263,6 +286,18 @@ BAD = {
     "half an interaction": (["measure.interactions=[[PoS]]"], "holds pairs of two features, not ['PoS']"),
     "a typo of a setting": (["measure.permutation=3"], "did you mean 'measure.permutations'?"),
     "a distance": (["measure.distance=euclid"], "did you mean 'euclidean'?"),
+    "interactions beside levels": (
+        ["measure.weights=full", "measure.difference=levels"],
+        "measure.weights=full has no weights of levels; measure.difference=levels needs diagonal",
+    ),
+    "more levels than can have weights": (
+        [
+            *"activations=BRAIN stimuli=table stimuli.path=TABLE measure.difference=levels".split(),
+            *("stimuli.columns={word: null}", "stimuli.features=[word,colour]"),
+        ],
+        "feature 0 has 60 levels: leave it out, or give it another kind, such as ordinal, and so one weight; features "
+        "are numbered 0 word, 1 colour",
+    ),
     "one fold": (["measure.folds=1"], "measure.folds=1 must be at least 2"),
     "no alpha": (["measure.alphas=[]"], "must be at least one number"),
     "a negative number of permutations": (["measure=rsa", "measure.permutations=-1"], "must be at least 0"),

@@ -312,6 +312,23 @@ def test_an_irrelevant_feature_has_a_null():
     assert p[1] > 0.1
 
 
+@pytest.mark.slow
+def test_intervals_cover_the_mean_over_data_sets():
+    places, parts = [torch.randn(size, 8, dtype=torch.float64) * 1.5 for size in LEVELS], []
+    for _ in range(150):
+        table = torch.stack([torch.randint(size, (80,)) for size in LEVELS], 1)
+        states = torch.randn(80, 8, dtype=torch.float64)
+        states += sum(place[column] for place, column in zip(places, table.T, strict=True))
+        found = feature_importance(MLEM(**PARAMS, alpha=3.0), table, states, permutations=2)
+        parts.append(torch.stack([*found.profile()])[:, 0])
+    mean, low, high = torch.stack(parts, 1)
+    truth = mean.mean(0)
+    covered = ((low <= truth) & (truth <= high)).double().mean(0)
+    assert (covered >= 0.93).all(), covered
+    narrow = ((mean - truth).abs() <= (high - mean) / 4).double().mean(0)
+    assert (narrow < 0.9).all(), "control: intervals of a quarter of the width do not"
+
+
 # ----------------------------------------------------------------------------------------------- conventions and errors
 
 

@@ -174,7 +174,8 @@ def _fit(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates
             )
     except ValueError as error:
         remedy = "; measure.together=stimulus lets folds divide a text" if "groups" in str(error) else ""
-        raise DataError(f"{stimuli.source}: {error}{remedy}{numbered(sides)}") from error
+        message = _named(str(error), names) if "feature " in str(error) else str(error)
+        raise DataError(f"{stimuli.source}: {message}{remedy}{numbered(sides)}") from error
     return model, importance
 
 

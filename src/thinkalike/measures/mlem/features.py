@@ -155,7 +155,7 @@ class FeatureEncoder:
         return 1 + len(self.known[feature]) if self.difference == "levels" and self.kinds[feature] == "nominal" else 0
 
     def _levels(self, feature: int, column: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
-        """Return numbers from 0: the places of known levels if their pairs have weights, and the new ones after them."""
+        """Return numbers from 0: if pairs of levels have weights, the places of the known ones, then the new ones."""
         if not self.size(feature):
             return torch.unique(column, return_inverse=True)[1]
         known, column = self.known[feature], column.double().contiguous()

@@ -36,7 +36,7 @@ def terms_of(known: Sequence[int], interactions: bool) -> list[Term]:
         worst = max(range(len(known)), key=lambda feature: known[feature])
         raise ValueError(
             f"{number} pairs of levels, of which {MOST} can have weights; feature {worst} has {known[worst] - 1} "
-            "levels: leave it out, or give it another kind, such as numeric, and so one weight"
+            "levels: leave it out, or give it another kind, such as ordinal, and so one weight"
         )
     single = [[(f, a, b) for a, b in level_pairs(size)] if size else [(f, f)] for f, size in enumerate(known)]
     return [

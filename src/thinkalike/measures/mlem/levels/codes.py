@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def level_pairs(known: int) -> list[tuple[int, int]]:
-    """Return the pairs of levels of codes 1, 2, ...; the last one, (k, k), stands for all that training did not have."""
+    """Return the pairs of levels of codes 1, 2, ...; the last one, (k, k), is any with a level new to training."""
     rows, columns = torch.triu_indices(known, known, 1).tolist()
     return [*zip(rows, columns, strict=True), (known, known)]
 
