@@ -117,7 +117,7 @@ def test_a_moved_feature_moves_alone_or_with_its_partner():
     [
         ({"kinds": "nominla"}, "kind 'nominla' is none of nominal, ordinal, numeric"),
         ({"kinds": ["nominal"]}, "1 kinds for 4 features"),
-        ({"difference": "abs"}, "difference='abs' is none of indicator, scaled, levels"),
+        ({"difference": "abs"}, "difference='abs' is none of indicator, scaled, levels, points"),
         ({"missing": "skip"}, "missing='skip' is none of own_level, ignore, drop, error"),
     ],
 )

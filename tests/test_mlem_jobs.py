@@ -288,7 +288,7 @@ BAD = {
     "a distance": (["measure.distance=euclid"], "did you mean 'euclidean'?"),
     "interactions beside levels": (
         ["measure.weights=full", "measure.difference=levels"],
-        "measure.weights=full has no weights of levels; measure.difference=levels needs diagonal",
+        "measure.difference=levels has no measure.weights=full; choose diagonal",
     ),
     "more levels than can have weights": (
         [

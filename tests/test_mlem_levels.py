@@ -264,6 +264,95 @@ def test_the_size_of_chunks_changes_nothing(monkeypatch):
         torch.testing.assert_close(found.predict(table), expected.predict(table), rtol=1e-9, atol=1e-12)
 
 
+# --------------------------------------------------------------------------------------------------- levels as points
+
+
+def squares_of(table, truth):
+    """Squared distances of stimuli, 1 + Σ of the weights of their levels."""
+    squared = 1 + sum(part[code][:, code] for part, code in zip(truth, table.long().T, strict=True))
+    return squared.fill_diagonal_(0)
+
+
+def random_weights(levels):
+    parts = [torch.rand(size, size, dtype=torch.float64) for size in levels]
+    return [(part + part.T) * (1 - torch.eye(len(part))) for part in parts]
+
+
+def by_factors(x, y, pull, pairs, sizes):
+    """w_ab = M_aa + M_bb - 2 M_ab with M = R R' by scipy's L-BFGS over R, on explicit pairs: other coordinates."""
+    x, y = (
+        torch.from_numpy(np.vstack([x - x.mean(0), pull])),
+        torch.from_numpy(np.append(y - y.mean(), [0] * len(pull))),
+    )
+    cuts = np.cumsum([0] + [size**2 for size in sizes])
+
+    def weights(flat):
+        roots = [flat[a:b].view(size, size) for a, b, size in zip(cuts, cuts[1:], sizes, strict=False)]
+        matrices = [root @ root.T for root in roots]
+        return torch.stack([matrices[f][a, a] + matrices[f][b, b] - 2 * matrices[f][a, b] for f, a, b in pairs])
+
+    def loss(flat):
+        flat = torch.from_numpy(flat).requires_grad_()
+        value = (x @ weights(flat) - y).square().sum()
+        value.backward()
+        return float(value.detach()), flat.grad.numpy()
+
+    start = np.concatenate([np.eye(size).ravel() for size in sizes]) / 2
+    options = {"maxiter": 5000, "maxfun": 10**5, "ftol": 1e-16, "gtol": 1e-10, "maxcor": 50}
+    solution = scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options).x
+    return weights(torch.from_numpy(solution)).numpy()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 2.0])
+def test_points_are_those_of_another_solver_on_explicit_pairs(alpha):
+    sizes = (4, 3, 5)
+    table, _ = drawn(60, levels=sizes)
+    squared = squares_of(table, random_weights(sizes))
+    params = {"distance": "precomputed", "alpha": alpha, "scale": "none"}
+    model = MLEM(difference="points", **params).fit(table, squared.sqrt())
+    columns = {key: value for key, value in explicit(table, kinds=["nominal"] * 3).items() if key[1] != "new"}
+    x, size = np.stack([column for column, _ in columns.values()], 1), np.array([n for _, n in columns.values()], float)
+    own = np.array([f for f, *_ in columns])
+    mean = np.array([(own == f) * size / size[own == f].sum() for f in own])
+    pull = np.sqrt(alpha * size)[:, None] * (np.eye(len(size)) - mean)
+    pairs = [(f, int(a), int(b)) for f, a, b in columns]
+    expected = by_factors(x, squared.numpy()[np.triu_indices(60, 1)], pull, pairs, sizes)
+    found = np.array([float(model.level_weights_[f].weights[a, b]) for f, a, b in pairs])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    for each in model.level_weights_:
+        k = len(each.weights)
+        centre = torch.eye(k, dtype=torch.float64) - 1 / k
+        assert torch.linalg.eigvalsh(-centre @ each.weights @ centre)[0] > -1e-9, "squared distances of points"
+    free = MLEM(difference="levels", **params).fit(table, squared.sqrt())
+    assert abs(found - [float(free.level_weights_[f].weights[a, b]) for f, a, b in pairs]).max() > 0.01, "control"
+
+
+def test_planted_points_are_recovered():
+    """Points on a line, in a plane and at one place; some features have one weight."""
+    table, _ = drawn(90, levels=(5, 4, 3, 6))
+    places = [torch.randn(5, 1), torch.randn(4, 2), torch.zeros(3, 1)]
+    truth = [torch.cdist(x.double(), x.double()).square() for x in places] + [1.5 * (1 - torch.eye(6))]
+    model = MLEM(
+        difference="points", kinds=["nominal"] * 3 + ["numeric"], distance="precomputed", alpha=0.0, scale="none"
+    )
+    model.fit(table, squares_of(table, truth).sqrt())
+    for found, expected in zip(model.level_weights_, truth, strict=False):
+        assert (found.weights - expected).abs().max() < 1e-8
+    assert float(model.weights_[3]) == pytest.approx(1.5, abs=1e-8)
+
+
+def test_points_have_folds_missing_values_and_new_levels():
+    table, states = drawn(50, missing=0.05)
+    table[3, 3], table[:, 1] = 17.0, table[:, 1] * torch.where(torch.arange(50) < 45, 0, 1)
+    params = PARAMS | {"alpha": (1.0, 10.0), "folds": 3}
+    few = {"folds": 3, "permutations": 1}
+    both = [feature_importance(MLEM(**params | {"difference": d}), table, states, **few) for d in ("levels", "points")]
+    assert (both[0].scores - both[1].scores).abs().mean() < 0.1
+    model = MLEM(**params | {"difference": "points", "alpha": float("inf")}).fit(table, states)
+    single = MLEM(**params | {"alpha": float("inf")}).fit(table, states)
+    torch.testing.assert_close(model.predict(table), single.predict(table))
+
+
 # ------------------------------------------------------------------------------------------- prediction and importance
 
 
@@ -306,7 +395,7 @@ def test_levels_at_different_distances_are_predicted_better_than_with_one_weight
 def test_an_irrelevant_feature_has_a_null():
     table, states = drawn(45)
     table[:, 1] = torch.randint(3, (45,))
-    found = feature_importance(MLEM(**PARAMS, alpha=10.0), table, states, folds=3, permutations=1, null=9)
+    found = feature_importance(MLEM(**PARAMS, alpha=10.0), table, states, folds=2, permutations=1, null=9)
     p = found.p_values()[0]
     assert p[3] == 0.1
     assert p[1] > 0.1
@@ -361,8 +450,9 @@ def test_a_constant_feature_gets_exactly_0():
 
 def test_what_levels_cannot_do_is_refused():
     table, states = drawn(60)
-    with pytest.raises(ValueError, match="weights='full' has no levels"):
-        MLEM(difference="levels", weights="full").fit(table, states)
+    for difference in ("levels", "points"):
+        with pytest.raises(ValueError, match="weights='full' has no levels"):
+            MLEM(difference=difference, weights="full").fit(table, states)
     table[:, 2] = torch.arange(60)
     with pytest.raises(ValueError, match=r"1\d+ pairs of levels, of which 1000 can have .* feature 2 has 60 levels"):
         MLEM(difference="levels").fit(table, states)

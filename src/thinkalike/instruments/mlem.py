@@ -38,7 +38,7 @@ class Config(rsa.Config):
     kind: str = "mlem"
     weights: str = "diagonal"  # diagonal | full, with an interaction of every two features
     alphas: list[float] = ranged(lambda: [10.0**power for power in range(-4, 5)], least=0)
-    difference: str = "indicator"  # indicator, as salle2024 has it | scaled, of numeric and ordinal features | levels
+    difference: str = "indicator"  # indicator, as salle2024 has it | scaled, of ordered features | levels | points
     missing: str = "own_level"  # NaN is a value of its own | ignore | drop | error
     scale: str = "minmax"  # of the squared distances, over the training pairs; none
     folds: int = ranged(5, least=2, most=10**4)  # outer and inner
@@ -51,12 +51,12 @@ class Config(rsa.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("measure.weights", self.weights, ("diagonal", "full"))
-        one_of("measure.difference", self.difference, ("indicator", "scaled", "levels"))
+        one_of("measure.difference", self.difference, ("indicator", "scaled", "levels", "points"))
         one_of("measure.missing", self.missing, ("own_level", "ignore", "drop", "error"))
         one_of("measure.scale", self.scale, ("minmax", "none"))
         one_of("measure.together", self.together, ("sentence", "stimulus"))
-        if self.difference == "levels" and self.weights == "full":
-            raise ConfigError("measure.weights=full has no weights of levels; measure.difference=levels needs diagonal")
+        if self.difference in ("levels", "points") and self.weights == "full":
+            raise ConfigError(f"measure.difference={self.difference} has no measure.weights=full; choose diagonal")
         if not self.alphas:
             raise ConfigError("measure.alphas=[] must be at least one number")
         for pair in self.interactions:
@@ -194,7 +194,7 @@ def _profiles(model: MLEM, importance: Importance, stimuli: Stimuli, rows: pd.Da
 
 
 def _levels(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per layer and pair of levels: feature, level, other, weight; nothing without difference=levels."""
+    """Return one row per layer and pair of levels: feature, level, other, weight; of difference=levels|points."""
     tables, named = [], stimuli.codes().levels
     for feature, values, weights in model.level_weights_:
         name = stimuli.names[feature]

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.measures.distances.neural import DistanceChoice, upper
-from thinkalike.measures.mlem.features import FeatureEncoder, Features
+from thinkalike.measures.mlem.features import OF_LEVELS, FeatureEncoder, Features
 from thinkalike.measures.mlem.levels.weights import LevelWeights, level_weights
 from thinkalike.measures.mlem.prediction import check_scores, predict
 from thinkalike.measures.mlem.solver import Division, Fitted, describe, divide, fit_weights
@@ -33,7 +33,8 @@ class MLEM:
 
     With difference="levels" each two levels a, b of a nominal feature have a weight w^f_ab ≥ 0 of their own, Δᵀ W Δ is
     Σ_f w^f_{f_i f_j}, and α draws the weights of a feature together: α = ∞ is the model with one weight per feature,
-    see `level_path`.
+    see `level_path`. With difference="points" the weights of a feature are the squared distances of points, one per
+    level (a positive semidefinite form), so that distances are a metric.
 
     Args:
         weights: "diagonal", or "full" with an interaction W_fg of every two features, which levels do not have.
@@ -194,11 +195,12 @@ class MLEM:
 
     def fit_weights(self, features: Features, stimulus_pairs: StimulusPairs, division: Division) -> Fitted:
         """Return the weights, in units of the squared distances."""
-        return fit_weights(features, stimulus_pairs, division, self._alphas(), self.weights == "full")
+        full, euclidean = self.weights == "full", self.difference == "points"
+        return fit_weights(features, stimulus_pairs, division, self._alphas(), full, euclidean)
 
     def _alphas(self) -> tuple[float, ...]:
         alphas = tuple(self.alpha) if isinstance(self.alpha, Sequence) else (self.alpha,)
-        levels = self.difference == "levels"
+        levels = self.difference in OF_LEVELS
         if not alphas or not all(0 <= alpha < torch.inf or (levels and alpha == torch.inf) for alpha in alphas):
             raise ValueError(f"alpha={self.alpha} is no number >= 0, nor several")
         more = (torch.inf,) if levels and len(alphas) > 1 and torch.inf not in alphas else ()

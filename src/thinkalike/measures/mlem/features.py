@@ -12,7 +12,8 @@ from torch import Tensor
 from thinkalike.measures.mlem.levels.codes import pair_codes
 
 KINDS = ("nominal", "ordinal", "numeric")
-DIFFERENCES = ("indicator", "scaled", "levels")
+DIFFERENCES = ("indicator", "scaled", "levels", "points")
+OF_LEVELS = DIFFERENCES[2:]
 MISSING = ("own_level", "ignore", "drop", "error")
 
 
@@ -84,10 +85,10 @@ class FeatureEncoder:
 
     A nominal feature has Δ = 1[f_i ≠ f_j], and in the paper every feature does (difference="indicator"). With "scaled",
     a numeric feature has Δ = |f_i - f_j| / range, and an ordinal one the same of the ranks of its levels; a value that
-    training did not have takes a place between its neighbours' ranks, and Δ can pass 1. With "levels", each pair of
-    levels of a nominal feature has a Δ of its own; other features have Δ = 1[f_i ≠ f_j]. A missing value is NaN: with
-    "own_level" it equals NaN and is at distance 1 from any value, with "ignore" at distance 0 from everything; "drop"
-    leaves the stimulus out, and "error" refuses it.
+    training did not have takes a place between its neighbours' ranks, and Δ can pass 1. With "levels" and "points",
+    each pair of levels of a nominal feature has a Δ of its own; other features have Δ = 1[f_i ≠ f_j]. A missing value
+    is NaN: with "own_level" it equals NaN and is at distance 1 from any value, with "ignore" at distance 0 from
+    everything; "drop" leaves the stimulus out, and "error" refuses it.
     """
 
     kinds: tuple[str, ...]
@@ -152,7 +153,7 @@ class FeatureEncoder:
 
     def size(self, feature: int) -> int:
         """Return the number of levels that have numbers from 0, "missing" first; 0 for a feature with one weight."""
-        return 1 + len(self.known[feature]) if self.difference == "levels" and self.kinds[feature] == "nominal" else 0
+        return 1 + len(self.known[feature]) if self.difference in OF_LEVELS and self.kinds[feature] == "nominal" else 0
 
     def _levels(self, feature: int, column: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
         """Return numbers from 0: if pairs of levels have weights, the places of the known ones, then the new ones."""

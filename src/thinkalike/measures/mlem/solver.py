@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.measures.mlem.features import Features
+from thinkalike.measures.mlem.levels.points import Points
 from thinkalike.measures.mlem.levels.ridge import level_path
 from thinkalike.measures.mlem.nonnegative import nnls
 from thinkalike.measures.mlem.normal_equations import centred
@@ -63,11 +64,17 @@ def divide(stimulus_pairs: StimulusPairs, folds: int, seed: int, groups: Int[Ten
 
 
 def fit_weights(
-    features: Features, stimulus_pairs: StimulusPairs, division: Division, alphas: Sequence[float], interactions: bool
+    features: Features,
+    stimulus_pairs: StimulusPairs,
+    division: Division,
+    alphas: Sequence[float],
+    interactions: bool,
+    euclidean: bool = False,
 ) -> Fitted:
     """Fit every layer on all pairs, with the α of the best mean Spearman's ρ over the parts, the first of equals.
 
-    The fit that a part judges is on the pairs of the others. A constant prediction counts as ρ = -1.
+    The fit that a part judges is on the pairs of the others. A constant prediction counts as ρ = -1. With `euclidean`
+    the weights of pairs of levels are squared distances of points.
 
     Raises:
         ValueError: Every feature is constant.
@@ -77,7 +84,8 @@ def fit_weights(
     varies = ~_constant(centred(sums)[0, :, : len(terms) - 1] / sums[0, 0, 0], terms)
     if any(features.known):
         sizes = stimulus_pairs.level_sizes(features, terms, division.cells)
-        path = level_path(centred(sums), varies & (sums[:, 0, 1 : len(terms)] > 0), sizes, terms, alphas)
+        points = Points(terms, stimulus_pairs.level_counts(features)) if euclidean else None
+        path = level_path(centred(sums), varies & (sums[:, 0, 1 : len(terms)] > 0), sizes, terms, alphas, points)
     else:
         path = _path(sums, varies, terms, alphas)
     layers = torch.arange(path.shape[2], device=path.device)

@@ -12,7 +12,7 @@ from torch import Tensor
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.distances.ranks import spearman_of_patterns, unit_ranks
 from thinkalike.measures.mlem.features import Features
-from thinkalike.measures.mlem.levels.ridge import pair_sizes
+from thinkalike.measures.mlem.levels.ridge import level_counts, pair_sizes
 from thinkalike.measures.mlem.normal_equations import normal_equations
 from thinkalike.measures.mlem.pair_sums import sums_of_given_pairs
 from thinkalike.measures.mlem.prediction import distinct, pattern_codes, predict
@@ -113,6 +113,11 @@ class StimulusPairs:
             return pair_sizes(own, terms, cells)
         sets = 1 + (int(cells.max()) + 1) * bool(cells.any())
         return pair_sizes(own, terms, torch.zeros_like(self.index)).expand(sets, -1)
+
+    def level_counts(self, features: Features) -> list[Float[Tensor, " k"] | None]:
+        """Return the number of stimuli of each level of each feature; none for a feature with one weight."""
+        own, one = features.take(self.index), torch.zeros_like(self.index)
+        return [level_counts(own, f, one)[0] if size else None for f, size in enumerate(features.known)]
 
     def score(
         self, variants: Sequence[Sequence[Tensor]], terms: Sequence[Term], weights: Float[Tensor, "*b l r"]

@@ -30,7 +30,7 @@ def terms_of(known: Sequence[int], interactions: bool) -> list[Term]:
         ValueError: Interactions are asked for beside weights of pairs of levels, or there are more than `MOST` of them.
     """
     if any(known) and interactions:
-        raise ValueError("weights='full' has no levels: difference='levels' needs weights='diagonal'")
+        raise ValueError("weights='full' has no levels: difference='levels' and 'points' need weights='diagonal'")
     number = sum(size * (size - 1) // 2 for size in known)
     if number > MOST:
         worst = max(range(len(known)), key=lambda feature: known[feature])

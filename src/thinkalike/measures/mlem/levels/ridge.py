@@ -17,6 +17,7 @@ from torch import Tensor
 
 from thinkalike.measures.mlem.features import Features
 from thinkalike.measures.mlem.level_sums import of_sets
+from thinkalike.measures.mlem.levels.points import Points
 from thinkalike.measures.mlem.nonnegative import nnls
 from thinkalike.measures.mlem.terms import Term, grouped
 
@@ -27,6 +28,7 @@ def level_path(
     sizes: Float[Tensor, "s r"],
     terms: Sequence[Term],
     alphas: Sequence[float],
+    points: Points | None = None,
 ) -> Float[Tensor, "a s l r"]:
     """Return the weights at every α, on every set of pairs, of every layer.
 
@@ -37,6 +39,7 @@ def level_path(
         moments: The sums about the means, see `centred`.
         used: Which terms a set has pairs of; the others are found from these.
         sizes: n_a + n_b of each pair of levels, 0 for another term.
+        points: If given, the weights are the squared distances of such points.
     """
     r = len(used[0])
     target = torch.where(used[:, None], moments[..., r:].mT, 0)
@@ -50,7 +53,8 @@ def level_path(
     def at(alpha: float) -> Float[Tensor, "s l r"]:
         if alpha == torch.inf:
             return solved(own @ gram @ own.T, target @ own.T) @ own
-        return _completed(solved(gram + alpha * ridge, target), used[:, None], (sizes * used)[:, None], terms)
+        solve = solved if points is None else points.solve
+        return _completed(solve(gram + alpha * ridge, target), used[:, None], (sizes * used)[:, None], terms)
 
     return torch.stack([at(alpha) for alpha in alphas])
 
@@ -90,8 +94,14 @@ def pair_sizes(features: Features, terms: Sequence[Term], cells: Int[Tensor, " n
     sizes = torch.zeros(1 if number == 1 else 1 + number, len(terms) - 1, dtype=torch.float64, device=cells.device)
     for (feature, *_), places in grouped(terms):
         if size := features.known[feature]:
-            key = cells * (size + 1) + features.levels[:, feature].clamp(-1, size - 1).long() + 1
-            counts = of_sets(torch.bincount(key, minlength=number * (size + 1)).view(number, -1).double())[:, 1:]
+            counts = level_counts(features, feature, cells)
             left, right = torch.triu_indices(size, size, 1, device=cells.device)
             sizes[:, places.start : places.stop - 1] = counts[:, left] + counts[:, right]
     return sizes
+
+
+def level_counts(features: Features, feature: int, cells: Int[Tensor, " n"]) -> Float[Tensor, "s k"]:
+    """Return the number of stimuli of each level of a feature in each set of stimuli."""
+    size, number = features.known[feature], int(cells.max()) + 1
+    key = cells * (size + 1) + features.levels[:, feature].clamp(-1, size - 1).long() + 1
+    return of_sets(torch.bincount(key, minlength=number * (size + 1)).view(number, -1).double())[:, 1:]
