@@ -307,7 +307,7 @@ def by_factors(x, y, pull, pairs, sizes):
 def test_points_are_those_of_another_solver_on_explicit_pairs(alpha):
     sizes = (4, 3, 5)
     table, _ = drawn(60, levels=sizes)
-    squared = squares_of(table, random_weights(sizes))
+    squared = squares_of(table, [part**4 for part in random_weights(sizes)])
     params = {"distance": "precomputed", "alpha": alpha, "scale": "none"}
     model = MLEM(difference="points", **params).fit(table, squared.sqrt())
     columns = {key: value for key, value in explicit(table, kinds=["nominal"] * 3).items() if key[1] != "new"}

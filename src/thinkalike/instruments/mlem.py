@@ -18,6 +18,7 @@ from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.data import Stimuli
 from thinkalike.errors import ConfigError, DataError, nearest, one_of
 from thinkalike.instruments import rsa
+from thinkalike.instruments.mlem_levels import level_planes, level_table
 from thinkalike.instruments.of_stimuli import OfStimuli, rows_of_sides, stimuli_facts
 from thinkalike.job import Outcome, Work
 from thinkalike.measures import MLEM, Importance, feature_importance, span, weighted_tau
@@ -89,7 +90,7 @@ class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure
             "scores": scores,
             "similarity": _similarity(importance, rows),
             "interactions": _interactions(measure, importance, rows),
-            "levels": _levels(model, stimuli, rows),
+            "levels": level_table(model, stimuli, rows),
         }
         arrays = {
             "weights": model.weights_,
@@ -111,6 +112,8 @@ class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure
         figures.profiles(result.table, result.tables["scores"], folder)
         if "similarity" in result.tables:
             figures.similarity({"weighted τ of profiles": result.tables["similarity"]}, folder)
+        if "levels" in result.tables and len(planes := level_planes(result.tables["levels"])):
+            figures.levels(planes, folder)
 
     def show(self, result: Result) -> None:
         stimuli = result.provenance["stimuli"]
@@ -191,21 +194,6 @@ def _profiles(model: MLEM, importance: Importance, stimuli: Stimuli, rows: pd.Da
     if importance.null is not None:
         columns["p"] = importance.p_values()
     return repeated_rows(rows, "feature", stimuli.names, **columns)
-
-
-def _levels(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per layer and pair of levels: feature, level, other, weight; of difference=levels|points."""
-    tables, named = [], stimuli.codes().levels
-    for feature, values, weights in model.level_weights_:
-        name = stimuli.names[feature]
-        levels = ["missing" if value != value else named[name][int(value)] for value in values.tolist()]
-        first, second = np.triu_indices(len(levels), 1)
-        pairs = [f"{levels[a]} {levels[b]}" for a, b in zip(first, second, strict=True)]
-        table = repeated_rows(rows, "pair", pairs, weight=weights[:, first, second])
-        ends = {"level": [levels[a] for a in first] * len(rows), "other": [levels[b] for b in second] * len(rows)}
-        tables.append(table.assign(feature=name, **ends))
-    columns = ["model", "layer", "feature", "level", "other", "weight"]
-    return pd.concat(tables, ignore_index=True)[columns] if tables else pd.DataFrame()
 
 
 def _interactions(measure: Any, importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
