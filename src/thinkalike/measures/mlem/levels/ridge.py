@@ -44,7 +44,7 @@ def level_path(
     r = len(used[0])
     target = torch.where(used[:, None], moments[..., r:].mT, 0)
     gram = torch.where(used[:, :, None] & used[:, None], moments[..., :r], 0)
-    ridge = _ridge(sizes * used, terms)
+    ridge = level_ridge(sizes * used, terms)
     own = _of_groups(terms).to(gram)
 
     def solved(system: Float[Tensor, "s q q"], aim: Float[Tensor, "s l q"]) -> Float[Tensor, "s l q"]:
@@ -67,7 +67,7 @@ def _of_groups(terms: Sequence[Term]) -> Float[Tensor, "q r"]:
     return groups
 
 
-def _ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Tensor, "s r r"]:
+def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Tensor, "s r r"]:
     """Return the matrix of Σ_f Σ_ab p_ab (w_ab - Σ p w / Σ p)² as a quadratic form."""
     ridge = torch.diag_embed(sizes)
     for term, places in grouped(terms):
