@@ -119,10 +119,14 @@ def main() -> None:
     fit = seconds(lambda: MLEM(alpha=1.0).fit(table, states), options.rounds)
     report("exact fit of all pairs", fit, fit)
     report("the same, full W", seconds(lambda: MLEM(alpha=1.0, weights="full").fit(table, states), options.rounds), fit)
+    levels = seconds(lambda: MLEM(alpha=1.0, difference="levels").fit(table, states), options.rounds)
+    report("the same, a weight for every two levels", levels, fit)
     report("explicit pairs, one fit", seconds(lambda: by_explicit_pairs(table, states), 1), fit)
     whole = seconds(lambda: feature_importance(MLEM(), table, states), max(1, options.rounds // 2))
-    steps: list[int] = []
     report("nested 5 x 5 cross-validation over 9 α, and importance", whole, whole)
+    levels = seconds(lambda: feature_importance(MLEM(difference="levels"), table, states), 1)
+    report("  the same, a weight for every two levels", levels, whole)
+    steps: list[int] = []
     gradient = seconds(lambda: steps.append(by_gradient(table, states)), 1)
     report(f"gradient steps, one fit: stopped after {steps[-1]}", gradient, whole)
     report("  the same, all 1000", gradient / steps[-1] * STEPS, whole)

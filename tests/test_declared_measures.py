@@ -86,8 +86,8 @@ def levels(y):
     return (y[:, :4] > y[:, :4].median(0).values).double()
 
 
-def encoding(x, y):
-    return MLEM(alpha=1.0).fit(levels(y), x).score(levels(y), x)
+def encoding(x, y, **params):
+    return MLEM(alpha=1.0, **params).fit(levels(y), x).score(levels(y), x)
 
 
 def trainable(x, y, loss):
@@ -125,6 +125,14 @@ MEASURES = {
     "spearman": Measure(lambda x, y: spearman(x[:, 0], y[:, 0]), PROPERTIES["spearman"], widths=(1, 1)),
     "weighted tau": Measure(lambda x, y: weighted_tau(x.T, y.T)[0, 0], PROPERTIES["weighted tau"], widths=(1, 1)),
     "mlem": Measure(encoding, PROPERTIES["mlem"], goes_below_zero=False, single=1e-3, rows=20, noises=(0.01, 0.3)),
+    "mlem levels": Measure(
+        partial(encoding, difference="levels"),
+        PROPERTIES["mlem levels"],
+        goes_below_zero=False,
+        single=1e-3,
+        rows=20,
+        noises=(0.01, 0.3),
+    ),
     **{
         f"mlem loss {loss}": Measure(partial(trainable, loss=loss), PROPERTIES[f"mlem loss {loss}"])
         for loss in ("pearson", "spearman")

@@ -83,6 +83,39 @@ def test_gradients_of_weights_and_states_are_those_of_finite_differences(loss, w
     assert all(gradient.abs().max() > 0 for gradient in (gradients[0], gradients[2]))
 
 
+@pytest.mark.parametrize("alpha", [0.0, 5.0])
+def test_training_on_squared_error_reaches_the_closed_form_of_levels(alpha):
+    table, _, states = drawn()
+    exact = MLEM(difference="levels", kinds=["nominal"] * 3 + ["numeric"], alpha=alpha, scale="none").fit(table, states)
+    features = exact.encoder_.encode(table)
+    model = DifferentiableMLEM(features.known, "levels", alpha=alpha)
+    optimizer = LBFGS(model.parameters(), max_iter=3000, tolerance_grad=1e-11, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model.loss(features, states)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    predicted = model(features.codes(torch.triu_indices(40, 40, 1))).detach()
+    torch.testing.assert_close(predicted, exact.predict(table), rtol=1e-3, atol=1e-3)
+    assert len(predicted.unique()) > 2**4, "control: not one weight per feature"
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gradients_of_levels_are_those_of_finite_differences(loss):
+    table, _, states = drawn(7, f=3, d=2)
+    features = FeatureEncoder.fit(table, difference="levels").encode(table)
+    whole = Loss(DifferentiableMLEM(features.known, "levels", loss, alpha=0.3, strength=0.3), features)
+
+    def value(root, rows):
+        return torch.func.functional_call(whole, {"model.root": root}, (rows,))
+
+    start = torch.rand_like(whole.model.root).requires_grad_(), states.requires_grad_()
+    assert torch.autograd.gradcheck(value, start)
+
+
 def test_mini_batches_of_pairs_make_up_the_whole():
     _, features, states = drawn()
     model, pairs = DifferentiableMLEM(4), torch.triu_indices(40, 40, 1)
@@ -152,6 +185,8 @@ def test_the_loss_of_ranks_ignores_the_unit_and_hardly_sees_monotone_maps():
 def test_wrong_requests_are_refused():
     with pytest.raises(ValueError, match="weights='dense', loss='pearson'"):
         DifferentiableMLEM(3, "dense", "pearson")
+    with pytest.raises(ValueError, match=r"features=3 with weights='levels': levels need their numbers"):
+        DifferentiableMLEM(3, "levels")
     with pytest.raises(ValueError, match="loss='kendall'"):
         DifferentiableMLEM(3, loss="kendall")
     with pytest.raises(ValueError, match=r"strength=0\.0 must be positive, such as 1 / 5"):

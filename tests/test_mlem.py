@@ -117,7 +117,7 @@ def test_a_moved_feature_moves_alone_or_with_its_partner():
     [
         ({"kinds": "nominla"}, "kind 'nominla' is none of nominal, ordinal, numeric"),
         ({"kinds": ["nominal"]}, "1 kinds for 4 features"),
-        ({"difference": "abs"}, "difference='abs' is none of indicator, scaled"),
+        ({"difference": "abs"}, "difference='abs' is none of indicator, scaled, levels, points"),
         ({"missing": "skip"}, "missing='skip' is none of own_level, ignore, drop, error"),
     ],
 )
@@ -148,7 +148,7 @@ def test_sums_of_items_are_those_of_pairs(missing, interactions, device):
     table, states = (x.to(device) for x in drawn(50, f=4, missing=0.2))
     features = FeatureEncoder.fit(table, missing=missing).encode(table)
     layers = [NeuralDistances.of(states + 100), NeuralDistances.of(states[:, :3], "cosine")]
-    cells, terms = torch.randint(3, (50,), device=device), terms_of(4, interactions)
+    cells, terms = torch.randint(3, (50,), device=device), terms_of(features.known, interactions)
     found = normal_equations(features, layers, terms, cells)
     precomputed = [NeuralDistances(layer.squared().sqrt(), "precomputed", torch.float64) for layer in layers]
     torch.testing.assert_close(normal_equations(features, precomputed, terms, cells), found, rtol=1e-11, atol=1e-9)

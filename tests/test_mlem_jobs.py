@@ -22,6 +22,7 @@ from thinkalike.config import ModelConfig
 from thinkalike.data import Stimuli, controlled_stimuli, read_table
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments.mlem import FeatureProfiles
+from thinkalike.instruments.mlem_levels import level_planes
 from thinkalike.measures import MLEM, feature_importance, jackknife, rsa, weighted_tau
 from thinkalike.models import load_model
 from thinkalike.papers import salle2024_layers as layers
@@ -120,6 +121,7 @@ OPTIONS = [
     ["measure.given=PoS"],
     ["measure.missing=drop", "stimuli.features=[PoS,Word length,Person]"],
     ["measure.difference=scaled"],
+    ["measure.difference=levels"],
     ["measure.folds=3"],
     ["measure.permutations=2"],
     ["measure.null=2"],
@@ -228,6 +230,47 @@ def test_a_recording_takes_the_place_of_the_model(ending, door, words, table, re
     assert other.key != result.key, "another table is another job"
 
 
+def test_a_job_leaves_the_weights_of_pairs_of_levels(door, words, table, recording):
+    table.write_text(table.read_text().replace(",blue,", ",,", 10))
+    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "measure.difference=levels"]
+    result = door("analyze.py", "measure=mlem", *own, *words[1:]).result
+    assert {path.stem for path in result.figures} >= {"profiles", "levels"}
+    found, stimuli = result.tables["levels"], read_table(table)
+    assert list(found.columns) == ["model", "layer", "feature", "level", "other", "weight"]
+    layers = [torch.from_numpy(np.load(recording)[name]) for name in ("2", "10")]
+    kinds = [str(stimuli.kinds[name]) for name in stimuli.names]
+    model = MLEM(difference="levels", kinds=kinds)
+    model.fit(stimuli.codes().table, layers, torch.from_numpy(stimuli.sentence))
+    (colour,) = model.level_weights_
+    rows, columns = np.triu_indices(4, 1)
+    assert np.abs(found["weight"].to_numpy() - colour.weights[:, rows, columns].flatten().numpy()).max() < 1e-6
+    assert set(found["feature"]) == {"colour"}
+    assert set(found["level"]) | set(found["other"]) == {"missing", "red", "green", "blue"}
+    weight = found.set_index(["layer", "level", "other"])["weight"][10]
+    assert weight["missing", "blue"] < 0.1 * weight["green", "red"], "it was blue"
+    scores = pd.read_csv(result.folder / "scores.csv")
+    assert (scores["alpha"].isna() == ~model.alpha_.isfinite().numpy()).all()
+
+
+def test_levels_lie_in_a_plane_as_far_apart_as_their_weights_say():
+    places, turn = np.random.default_rng(0).normal(size=(4, 2)), np.array([[0.6, -0.8], [0.8, 0.6]])
+    first, second = np.triu_indices(4, 1)
+    rows = [
+        {"model": "a", "layer": layer, "feature": feature, "level": f"l{i}", "other": f"l{j}", "weight": weight}
+        for layer, size in ((0, 1.0), (1, 2.0))
+        for feature, scale in (("shape", size), ("none", 0.0))
+        for i, j, weight in zip(first, second, scale * pdist(places @ turn, "sqeuclidean"), strict=True)
+    ]
+    rows += [{"model": "a", "layer": 0, "feature": "two", "level": "l0", "other": "l1", "weight": 1.0}]
+    planes = level_planes(pd.DataFrame(rows))
+    assert set(planes["feature"]) == {"shape", "none"}, "two levels are no plane"
+    points = {key: part[["x", "y"]].to_numpy() for key, part in planes.groupby(["feature", "layer"])}
+    np.testing.assert_allclose(pdist(points["shape", 0]), pdist(places), atol=1e-6)
+    np.testing.assert_allclose(points["shape", 1], 2**0.5 * points["shape", 0], atol=1e-6)
+    assert not points["none", 0].any()
+    assert level_planes(pd.DataFrame(rows[-1:])).empty
+
+
 def test_a_recording_is_compared_with_a_model(door, words, table, recording, checkpoints):
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}"]
     both = [*own, "stimuli.columns={word: null}", "stimuli.features=[colour,size]"]
@@ -263,6 +306,18 @@ BAD = {
     "half an interaction": (["measure.interactions=[[PoS]]"], "holds pairs of two features, not ['PoS']"),
     "a typo of a setting": (["measure.permutation=3"], "did you mean 'measure.permutations'?"),
     "a distance": (["measure.distance=euclid"], "did you mean 'euclidean'?"),
+    "interactions beside levels": (
+        ["measure.weights=full", "measure.difference=levels"],
+        "measure.difference=levels has no measure.weights=full; choose diagonal",
+    ),
+    "more levels than can have weights": (
+        [
+            *["activations=BRAIN", "stimuli=table", "stimuli.path=TABLE", "measure.difference=levels"],
+            *("stimuli.columns={word: null}", "stimuli.features=[word,colour]"),
+        ],
+        "feature 0 has 60 levels: leave it out, or give it another kind, such as ordinal, and so one weight; features "
+        "are numbered 0 word, 1 colour",
+    ),
     "one fold": (["measure.folds=1"], "measure.folds=1 must be at least 2"),
     "no alpha": (["measure.alphas=[]"], "must be at least one number"),
     "a negative number of permutations": (["measure=rsa", "measure.permutations=-1"], "must be at least 0"),

@@ -16,6 +16,7 @@ _HOME = {
     "similarity": "likeness",
     "Contrast": "features",
     "correlation": "features",
+    "levels": "planes",
     "profiles": "features",
     "scatter": "features",
     "directions": "stitching",

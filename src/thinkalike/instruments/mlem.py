@@ -18,6 +18,7 @@ from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.data import Stimuli
 from thinkalike.errors import ConfigError, DataError, nearest, one_of
 from thinkalike.instruments import rsa
+from thinkalike.instruments.mlem_levels import level_planes, level_table
 from thinkalike.instruments.of_stimuli import OfStimuli, rows_of_sides, stimuli_facts
 from thinkalike.job import Outcome, Work
 from thinkalike.measures import MLEM, Importance, feature_importance, span, weighted_tau
@@ -38,7 +39,7 @@ class Config(rsa.Config):
     kind: str = "mlem"
     weights: str = "diagonal"  # diagonal | full, with an interaction of every two features
     alphas: list[float] = ranged(lambda: [10.0**power for power in range(-4, 5)], least=0)
-    difference: str = "indicator"  # indicator, as salle2024 has it | scaled, of numeric and ordinal features
+    difference: str = "indicator"  # indicator, as salle2024 has it | scaled, of ordered features | levels | points
     missing: str = "own_level"  # NaN is a value of its own | ignore | drop | error
     scale: str = "minmax"  # of the squared distances, over the training pairs; none
     folds: int = ranged(5, least=2, most=10**4)  # outer and inner
@@ -51,10 +52,12 @@ class Config(rsa.Config):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("measure.weights", self.weights, ("diagonal", "full"))
-        one_of("measure.difference", self.difference, ("indicator", "scaled"))
+        one_of("measure.difference", self.difference, ("indicator", "scaled", "levels", "points"))
         one_of("measure.missing", self.missing, ("own_level", "ignore", "drop", "error"))
         one_of("measure.scale", self.scale, ("minmax", "none"))
         one_of("measure.together", self.together, ("sentence", "stimulus"))
+        if self.difference in ("levels", "points") and self.weights == "full":
+            raise ConfigError(f"measure.difference={self.difference} has no measure.weights=full; choose diagonal")
         if not self.alphas:
             raise ConfigError("measure.alphas=[] must be at least one number")
         for pair in self.interactions:
@@ -68,7 +71,7 @@ class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure
     """Finds the feature profiles of all layers of `model`, and of `model@target` if that is another.
 
     Leaves the profiles in table.csv, held-out scores in scores.csv, the likeness of layers in similarity.csv, and pair
-    effects in interactions.csv if there are any.
+    effects in interactions.csv and weights of pairs of levels in levels.csv if there are any.
     """
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
@@ -87,6 +90,7 @@ class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure
             "scores": scores,
             "similarity": _similarity(importance, rows),
             "interactions": _interactions(measure, importance, rows),
+            "levels": level_table(model, stimuli, rows),
         }
         arrays = {
             "weights": model.weights_,
@@ -101,12 +105,15 @@ class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure
             {name: table for name, table in tables.items() if len(table)},
             models=[side.origin for side in sides],
             facts=stimuli_facts(stimuli),
+            blank=("alpha",),
         )
 
     def draw(self, result: Result, folder: Path) -> None:
         figures.profiles(result.table, result.tables["scores"], folder)
         if "similarity" in result.tables:
             figures.similarity({"weighted τ of profiles": result.tables["similarity"]}, folder)
+        if "levels" in result.tables and len(planes := level_planes(result.tables["levels"])):
+            figures.levels(planes, folder)
 
     def show(self, result: Result) -> None:
         stimuli = result.provenance["stimuli"]
@@ -170,7 +177,8 @@ def _fit(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates
             )
     except ValueError as error:
         remedy = "; measure.together=stimulus lets folds divide a text" if "groups" in str(error) else ""
-        raise DataError(f"{stimuli.source}: {error}{remedy}{numbered(sides)}") from error
+        message = _named(str(error), names) if "feature " in str(error) else str(error)
+        raise DataError(f"{stimuli.source}: {message}{remedy}{numbered(sides)}") from error
     return model, importance
 
 
@@ -197,8 +205,12 @@ def _interactions(measure: Any, importance: Importance, rows: pd.DataFrame) -> p
 
 
 def _scores(model: MLEM, importance: Importance, rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per layer: held-out Spearman's ρ with its interval over folds, and the α of the fit."""
-    columns = dict(zip(("score", "low", "high"), importance.score(), strict=True)) | {"alpha": model.alpha_}
+    """Return one row per layer: held-out Spearman's ρ with its interval over folds, and the α of the fit.
+
+    A blank α is ∞: of levels with one weight per feature.
+    """
+    alpha = model.alpha_.where(model.alpha_.isfinite(), torch.nan)
+    columns = dict(zip(("score", "low", "high"), importance.score(), strict=True)) | {"alpha": alpha}
     return rows.assign(**{name: values.numpy() for name, values in columns.items()})
 
 

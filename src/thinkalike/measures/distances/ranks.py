@@ -8,11 +8,20 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+LONG = 2**14  # numbers from which a row sorts faster alone
+
 
 def mid_ranks(values: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
     """Return ranks from 1 along the last axis, in float64; ties share the mean of their ranks."""
     rows = [_row_ranks(row) for row in values.reshape(-1, values.shape[-1])]  # a long row sorts faster alone, by radix
     return torch.stack(rows).view(values.shape)
+
+
+def _orders(values: Float[Tensor, "*b n"]) -> Int[Tensor, "*b n"]:
+    """Return the order of each row."""
+    if values.shape[-1] < LONG:
+        return values.argsort(-1)
+    return torch.stack([_ascending(row) for row in values.reshape(-1, values.shape[-1])]).view(values.shape)
 
 
 def _row_ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -81,7 +90,7 @@ def spearman_of_patterns(
 
 def _weighted_ranks(values: Float[Tensor, "*b n"], counts: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
     """Return the mid-ranks of values that each stand for as many equal ones as their counts."""
-    order = values.argsort(-1)
+    order = _orders(values)
     ordered, sizes = values.gather(-1, order), counts.gather(-1, order)
     ends = sizes.cumsum(-1)
     border = ordered[..., 1:] != ordered[..., :-1]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from thinkalike.measures.mlem.features import Features
+from thinkalike.measures.mlem.levels.ridge import level_ridge, pair_sizes
+from thinkalike.measures.mlem.prediction import predict
+from thinkalike.measures.mlem.terms import terms_of
 
 LOSSES = ("squared_error", "pearson", "spearman")
 
@@ -24,39 +29,52 @@ class DifferentiableMLEM(nn.Module):
     | pearson | 1 - Pearson's r |
     | spearman | 1 - Pearson's r of the soft ranks of both sides, see `soft_ranks` |
 
+    With weights="levels" pairs of levels have weights, as under `MLEM(difference="levels", scale="none")`, and alpha
+    draws those of a feature together, see `level_path`. Levels that no pair of the loss has keep the weight 1 that they
+    begin with; alpha > 0 draws those of known levels to the mean of their feature.
+
     Args:
-        features: The number of features.
-        weights: "diagonal" or "full".
+        features: The number of features; with levels, for each the number of levels whose pairs have weights, as in
+            `Features.known`.
+        weights: "diagonal", "full" or "levels".
         loss: A loss of the table.
         alpha: The ridge of the squared error, as in `MLEM`.
         strength: The strength of the soft ranks; by default 1 / pairs.
 
     Raises:
-        ValueError: There are no such weights, or no such loss.
+        ValueError: There are no such weights, or no such loss, or levels without their numbers.
     """
 
     def __init__(
         self,
-        features: int,
+        features: int | Sequence[int],
         weights: str = "diagonal",
         loss: str = "squared_error",
         alpha: float = 0.0,
         strength: float | None = None,
     ):
         super().__init__()
-        if weights not in ("diagonal", "full") or loss not in LOSSES:
-            raise ValueError(f"weights={weights!r}, loss={loss!r}: there is diagonal, full; {', '.join(LOSSES)}")
+        if weights not in ("diagonal", "full", "levels") or loss not in LOSSES:
+            raise ValueError(
+                f"weights={weights!r}, loss={loss!r}: there is diagonal, full, levels; {', '.join(LOSSES)}"
+            )
+        if isinstance(features, int) == (weights == "levels"):
+            raise ValueError(f"features={features} with weights={weights!r}: levels need their numbers, others an int")
         self.kind, self.alpha, self.strength = loss, alpha, strength
-        self.root = nn.Parameter(torch.ones(features) if weights == "diagonal" else torch.eye(features))
+        self.terms = [] if isinstance(features, int) else terms_of(features, False)
+        size = features if isinstance(features, int) else len(self.terms) - 1
+        self.root = nn.Parameter(torch.eye(size) if weights == "full" else torch.ones(size))
         self.intercept = nn.Parameter(torch.zeros(()))
 
     @property
     def weights(self) -> Float[Tensor, " f"] | Float[Tensor, "f f"]:
-        """W, (f) if diagonal, else (f, f)."""
+        """W, (f) if diagonal, (f, f) if full; of levels one weight per term, see `terms_of`."""
         return self.root.square() if self.root.dim() == 1 else self.root @ self.root.T
 
-    def forward(self, differences: Float[Tensor, "p f"]) -> Float[Tensor, " p"]:
-        """Return the predicted squared distances of pairs with these Δ."""
+    def forward(self, differences: Float[Tensor, "p f"] | Int[Tensor, "p f"]) -> Float[Tensor, " p"]:
+        """Return the predicted squared distances of pairs with these Δ, or with these codes of pairs of levels."""
+        if self.terms:
+            return self.intercept + predict(list(differences.T), self.terms, self.weights)
         if self.root.dim() == 1:
             return self.intercept + differences.square() @ self.root.square()
         return self.intercept + (differences @ self.root).square().sum(-1)
@@ -75,15 +93,24 @@ class DifferentiableMLEM(nn.Module):
         """
         if pairs is None:
             pairs = torch.triu_indices(len(states), len(states), 1, device=states.device)
-        predicted = self(features.differences(pairs).to(self.root.dtype))
+        chosen = features.codes(pairs) if self.terms else features.differences(pairs).to(self.root.dtype)
+        predicted = self(chosen)
         distances = (states[pairs[0]] - states[pairs[1]]).square().sum(-1)
         if self.kind == "squared_error":
             error = (predicted - distances).square().mean()
-            return error + self.alpha / pairs.shape[1] * self.weights.square().sum()
+            return error + self.alpha / pairs.shape[1] * self._penalty(features)
         if self.kind == "spearman":
             strength = 1 / pairs.shape[1] if self.strength is None else self.strength
             predicted, distances = soft_ranks(predicted, strength), soft_ranks(distances, strength)
         return 1 - pearson(predicted, distances)
+
+    def _penalty(self, features: Features) -> Float[Tensor, ""]:
+        """Return ‖W‖², or how far the weights of levels are from one weight per feature."""
+        if not self.terms:
+            return self.weights.square().sum()
+        every = torch.zeros(len(features), dtype=torch.int64, device=self.root.device)
+        ridge = level_ridge(pair_sizes(features, self.terms, every), self.terms)[0].to(self.root.dtype)
+        return self.weights @ ridge @ self.weights
 
 
 def pearson(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> Float[Tensor, ""]:

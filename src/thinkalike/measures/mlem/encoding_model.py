@@ -12,7 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.measures.distances.neural import DistanceChoice, upper
-from thinkalike.measures.mlem.features import FeatureEncoder, Features
+from thinkalike.measures.mlem.features import OF_LEVELS, FeatureEncoder, Features
+from thinkalike.measures.mlem.levels.weights import LevelWeights, level_weights
 from thinkalike.measures.mlem.prediction import check_scores, predict
 from thinkalike.measures.mlem.solver import Division, Fitted, describe, divide, fit_weights
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
@@ -30,18 +31,26 @@ class MLEM:
     `Ridge(positive=True)`. The solution is exact; only the folds are random. All layers, of all models, share what does
     not depend on them. scikit-learn's `clone`, `cross_val_score` and the like accept the model.
 
+    With difference="levels" each two levels a, b of a nominal feature have a weight w^f_ab ≥ 0 of their own, Δᵀ W Δ is
+    Σ_f w^f_{f_i f_j}, and α draws the weights of a feature together: α = ∞ is the model with one weight per feature,
+    see `level_path`. With difference="points" the weights of a feature are the squared distances of points, one per
+    level (a positive semidefinite form), so that distances are a metric.
+
     Args:
-        weights: "diagonal", or "full" with an interaction W_fg of every two features.
+        weights: "diagonal", or "full" with an interaction W_fg of every two features, which levels do not have.
         distance: The neural distance D^N, see `NeuralDistances`.
         alpha: One ridge, or several, of which each layer gets the one with the best mean Spearman's ρ over the folds.
-            It has no unit: for any α the weights are proportional to the squared distances.
+            It has no unit: for any α the weights are proportional to the squared distances. With levels it counts
+            stimuli, and several α have ∞ beside them.
         kinds, difference, missing: See `FeatureEncoder`.
         scale: "minmax" puts the squared distances of the training pairs into [0, 1]; "none" leaves them.
         recipe: "stimuli": folds divide stimuli; "paper": they divide pairs, so that training and test share stimuli.
         folds, seed: The number and the seed of the folds that choose alpha.
 
     Attributes:
-        weights_: W, (f) if diagonal, else (f, f); it and the next three have a first axis of layers if Y has one.
+        weights_: W, (f) if diagonal, else (f, f); it and the next three have a first axis of layers if Y has one. With
+            levels it has the mean weight of each feature's pairs of levels, which a level new to the model gets.
+        level_weights_: With levels, those of each nominal feature, see `LevelWeights`.
         intercept_, alpha_: b and α.
         range_: The squared distances that are 0 and 1 in the scale of the fit.
         correlation_: (f, f), Pearson's r of the features' Δ over the pairs (figure S5), NaN beside a constant.
@@ -105,6 +114,10 @@ class MLEM:
         fitted = self.fit_weights(features, table.stimulus_pairs, self.divide(table.stimulus_pairs, table.groups))
         self.correlation_, self.condition_number_ = describe(fitted)
         self._keep(fitted, table)
+        self.level_weights_ = [
+            each._replace(weights=each.weights[0]) if table.single else each
+            for each in level_weights(self._fitted, self.encoder_, features)
+        ]
         return self
 
     def predict(self, X: Any) -> Float[Tensor, "*l p"]:
@@ -148,6 +161,7 @@ class MLEM:
         self._check_fitted()
         state = {name: value for name, value in vars(self).items() if name not in (*self.get_params(), "_fitted")}
         state |= {"_found": tuple(self._fitted), "encoder_": vars(self.encoder_)}
+        state["level_weights_"] = [tuple(each) for each in self.level_weights_]
         torch.save({"params": self.get_params(), "state": state}, path)
 
     @classmethod
@@ -156,6 +170,7 @@ class MLEM:
         content = torch.load(path, weights_only=True)
         model, state = cls(**content["params"]), content["state"]
         fitted = Fitted(*state.pop("_found"))
+        state["level_weights_"] = [LevelWeights(*each) for each in state["level_weights_"]]
         vars(model).update(state, _fitted=fitted, encoder_=FeatureEncoder(**state["encoder_"]))
         return model
 
@@ -180,13 +195,16 @@ class MLEM:
 
     def fit_weights(self, features: Features, stimulus_pairs: StimulusPairs, division: Division) -> Fitted:
         """Return the weights, in units of the squared distances."""
-        return fit_weights(features, stimulus_pairs, division, self._alphas(), self.weights == "full")
+        full, euclidean = self.weights == "full", self.difference == "points"
+        return fit_weights(features, stimulus_pairs, division, self._alphas(), full, euclidean)
 
     def _alphas(self) -> tuple[float, ...]:
         alphas = tuple(self.alpha) if isinstance(self.alpha, Sequence) else (self.alpha,)
-        if not alphas or not all(0 <= alpha < float("inf") for alpha in alphas):
+        levels = self.difference in OF_LEVELS
+        if not alphas or not all(0 <= alpha < torch.inf or (levels and alpha == torch.inf) for alpha in alphas):
             raise ValueError(f"alpha={self.alpha} is no number >= 0, nor several")
-        return tuple(float(alpha) for alpha in alphas)
+        more = (torch.inf,) if levels and len(alphas) > 1 and torch.inf not in alphas else ()
+        return (*(float(alpha) for alpha in alphas), *more)
 
     def _keep(self, fitted: Fitted, table: Table) -> None:
         """Keep the fit in the scale that was asked for."""

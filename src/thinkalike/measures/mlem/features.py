@@ -9,8 +9,11 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.measures.mlem.levels.codes import pair_codes
+
 KINDS = ("nominal", "ordinal", "numeric")
-DIFFERENCES = ("indicator", "scaled")
+DIFFERENCES = ("indicator", "scaled", "levels", "points")
+OF_LEVELS = DIFFERENCES[2:]
 MISSING = ("own_level", "ignore", "drop", "error")
 
 
@@ -19,19 +22,21 @@ class Features:
     """An encoded table of the f features of n stimuli.
 
     Δ_f(i, j) = 0 where the levels are equal, or where either is ignored (a negative level); else 1, or for a scaled
-    feature the distance of the two positions.
+    feature the distance of the two positions. A feature whose pairs of levels have weights of their own has a code
+    for Δ, see `pair_codes`.
     """
 
     levels: Int[Tensor, "n f"]
     positions: Float[Tensor, "n f"]  # NaN where there is none
     scaled: tuple[bool, ...]
+    known: tuple[int, ...]  # the number of levels whose pairs have weights; 0 for a feature with one weight
 
     def __len__(self) -> int:
         return len(self.levels)
 
     def take(self, index: Int[Tensor, " k"]) -> Features:
         """Return the stimuli at `index`."""
-        return Features(self.levels[index], self.positions[index], self.scaled)
+        return Features(self.levels[index], self.positions[index], self.scaled, self.known)
 
     def permuted(self, features: Sequence[int], order: Int[Tensor, " n"]) -> Features:
         """Return a table in which these features have moved between stimuli, together, and the others have not."""
@@ -39,22 +44,37 @@ class Features:
         for feature in features:
             levels[:, feature] = levels[order, feature]
             positions[:, feature] = positions[order, feature]
-        return Features(levels, positions, self.scaled)
+        return Features(levels, positions, self.scaled, self.known)
 
     def difference(
         self, feature: int, rows: Int[Tensor, " a"] | None = None, columns: Int[Tensor, " b"] | None = None
-    ) -> Bool[Tensor, "a b"] | Float[Tensor, "a b"]:
-        """Return Δ_f between stimuli `rows` and `columns`, by default all: bool for an indicator, else float64 >= 0."""
+    ) -> Bool[Tensor, "a b"] | Float[Tensor, "a b"] | Int[Tensor, "a b"]:
+        """Return Δ_f between stimuli `rows` and `columns`, by default all.
+
+        It is bool for an indicator, float64 >= 0 for a scaled feature, and the code of a pair of levels that has a
+        weight of its own.
+        """
         left, right = (self if index is None else self.take(index) for index in (rows, columns))
+        if self.known[feature]:
+            return pair_codes(left.levels[:, feature, None], right.levels[:, feature], self.known[feature])
         differ = _differ(left.levels[:, feature, None], right.levels[:, feature])
         if not self.scaled[feature]:
             return differ
         return _apart(left.positions[:, feature, None], right.positions[:, feature]) * differ
 
     def differences(self, pairs: Int[Tensor, "2 p"]) -> Float[Tensor, "p f"]:
-        """Return Δ of these pairs of stimuli, in float64."""
+        """Return Δ of these pairs of stimuli, in float64; that of a pair of levels is 1, whatever its weight."""
         left, right = self.take(pairs[0]), self.take(pairs[1])
         return _apart(left.positions, right.positions) * _differ(left.levels, right.levels)
+
+    def codes(self, pairs: Int[Tensor, "2 p"]) -> Int[Tensor, "p f"]:
+        """Return the codes of these pairs of stimuli, see `pair_codes`; 1 where a feature with one weight differs."""
+        left, right = self.take(pairs[0]).levels, self.take(pairs[1]).levels
+        columns = [
+            pair_codes(left[:, f], right[:, f], size) if size else _differ(left[:, f], right[:, f]).int()
+            for f, size in enumerate(self.known)
+        ]
+        return torch.stack(columns, 1)
 
 
 def _differ(left: Int[Tensor, "*a"], right: Int[Tensor, "*b"]) -> Bool[Tensor, "*c"]:
@@ -74,9 +94,10 @@ class FeatureEncoder:
 
     A nominal feature has Δ = 1[f_i ≠ f_j], and in the paper every feature does (difference="indicator"). With "scaled",
     a numeric feature has Δ = |f_i - f_j| / range, and an ordinal one the same of the ranks of its levels; a value that
-    training did not have takes a place between its neighbours' ranks, and Δ can pass 1. A missing value is NaN: with
-    "own_level" it equals NaN and is at distance 1 from any value, with "ignore" at distance 0 from everything; "drop"
-    leaves the stimulus out, and "error" refuses it.
+    training did not have takes a place between its neighbours' ranks, and Δ can pass 1. With "levels" and "points",
+    each pair of levels of a nominal feature has a Δ of its own; other features have Δ = 1[f_i ≠ f_j]. A missing value
+    is NaN: with "own_level" it equals NaN and is at distance 1 from any value, with "ignore" at distance 0 from
+    everything; "drop" leaves the stimulus out, and "error" refuses it.
     """
 
     kinds: tuple[str, ...]
@@ -131,12 +152,26 @@ class FeatureEncoder:
                 f"feature {feature} lacks {int(absent[:, feature].sum())} values: missing={self.missing!r}"
             )
         lack = -1 if self.missing == "ignore" else 0
-        levels = [torch.unique(column, return_inverse=True)[1] + 1 for column in values.nan_to_num(0.0).T]
+        levels = [self._levels(feature, column) + 1 for feature, column in enumerate(values.nan_to_num(0.0).T)]
         scaled = tuple(self.difference == "scaled" and kind != "nominal" for kind in self.kinds)
         positions = torch.full_like(values, torch.nan, dtype=torch.float64)
         for feature in (feature for feature, is_scaled in enumerate(scaled) if is_scaled):
             positions[:, feature] = self._position(feature, values[:, feature].double().contiguous())
-        return Features(torch.stack(levels, 1).where(~absent, lack).int(), positions, scaled)
+        numbers = torch.stack(levels, 1).where(~absent, lack).int()
+        return Features(numbers, positions, scaled, tuple(map(self.size, range(len(scaled)))))
+
+    def size(self, feature: int) -> int:
+        """Return the number of levels that have numbers from 0, "missing" first; 0 for a feature with one weight."""
+        return 1 + len(self.known[feature]) if self.difference in OF_LEVELS and self.kinds[feature] == "nominal" else 0
+
+    def _levels(self, feature: int, column: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
+        """Return numbers from 0: if pairs of levels have weights, the places of the known ones, then the new ones."""
+        if not self.size(feature):
+            return torch.unique(column, return_inverse=True)[1]
+        known, column = self.known[feature], column.double().contiguous()
+        places = torch.searchsorted(known, column)
+        there = torch.isin(column, known)
+        return torch.where(there, places, len(known) + torch.unique(column, return_inverse=True)[1])
 
     def _position(self, feature: int, column: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
         known = self.known[feature]

@@ -71,12 +71,7 @@ class _Blocks:
 
     def _new_counts(self, agree: Term, needed: Term) -> Float[Tensor, "s c"]:
         _, keys, number = self._keys(agree, needed)
-        return self._of_sets(torch.bincount(keys, minlength=self.sets * number).view(self.sets, number).double())
-
-    def _of_sets(self, sums: Float[Tensor, "g c *d"]) -> Float[Tensor, "s c *d"]:
-        """Return the sums of all cells, and of all but each."""
-        total = sums.sum(0, keepdim=True)
-        return total if self.sets == 1 else torch.cat([total, total - sums])
+        return of_sets(torch.bincount(keys, minlength=self.sets * number).view(self.sets, number).double())
 
     def _lacking(self, needed: Term) -> Term:
         return tuple(feature for feature in needed if self.lacking[feature])
@@ -98,12 +93,17 @@ class _Blocks:
             kept, keys, number = self._keys(agree, lacking)
             rows, lengths = (states, norms) if len(kept) == len(states) else (states[kept], norms[kept])
             sums = [
-                self._of_sets(_sum_by(keys, part, self.sets * number).view(self.sets, number, -1))
-                for part in (rows, lengths)
+                of_sets(_sum_by(keys, part, self.sets * number).view(self.sets, number, -1)) for part in (rows, lengths)
             ]
             return (self._counts(agree, lacking) * sums[1][..., 0]).sum(-1) - sums[0].square().sum((-2, -1))
 
         return lambda agree, needed: squares(agree, self._lacking(needed))
+
+
+def of_sets(sums: Float[Tensor, g * c]) -> Float[Tensor, s * c]:
+    """Return the sums over all cells and, if there are several, over all but each, from those of g cells."""
+    total = sums.sum(0, keepdim=True)
+    return total if len(sums) == 1 else torch.cat([total, total - sums])
 
 
 def _sum_by(keys: Int[Tensor, " n"], rows: Float[Tensor, "n d"], number: int) -> Float[Tensor, "c d"]:

@@ -14,6 +14,7 @@ from torch import Tensor
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.mlem.features import Features
 from thinkalike.measures.mlem.level_sums import sums_by_level
+from thinkalike.measures.mlem.levels.sums import sums_of_level_pairs
 from thinkalike.measures.mlem.pair_sums import sums_by_pair
 from thinkalike.measures.mlem.terms import Term
 
@@ -30,6 +31,8 @@ def normal_equations(
     """
     if any(features.scaled) or not all(layer.exact for layer in layers):
         return sums_by_pair(features, layers, terms, cells)
+    if any(features.known):
+        return sums_of_level_pairs(features, layers, terms, cells)
     return sums_by_level(features, layers, terms, cells)
 
 

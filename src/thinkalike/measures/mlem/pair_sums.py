@@ -11,22 +11,24 @@ from torch import Tensor
 
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.mlem.features import Features
+from thinkalike.measures.mlem.level_sums import of_sets
 from thinkalike.measures.mlem.terms import Term, regressors
 
-CHUNK = 2**20  # pairs that exist at the same time
+CHUNK = 2**20  # pairs that exist at the same time, of at most
+TERMS = 64  # terms; the more there are, the fewer pairs
 
 
 def sums_by_pair(
     features: Features, layers: Sequence[NeuralDistances], terms: Sequence[Term], cells: Int[Tensor, " n"]
 ) -> Float[Tensor, "s t u"]:
     """Return the table of `normal_equations`, over chunks of pairs within and between cells."""
-    number = int(cells.max()) + 1
+    number, chunk = int(cells.max()) + 1, CHUNK // -(-len(terms) // TERMS)
     members = [(cells == cell).nonzero()[:, 0] for cell in range(number)]
     between = torch.zeros(
         number, number, len(terms), len(terms) + len(layers), dtype=torch.float64, device=cells.device
     )
     for a, b in combinations_with_replacement(range(number), 2):
-        for rows in members[a].split(max(1, CHUNK // len(members[b]))):
+        for rows in members[a].split(max(1, chunk // len(members[b]))):
             kept = rows[:, None] < members[b] if a == b else None
             left = regressors([features.difference(f, rows, members[b]) for f in range(len(features.scaled))], terms)
             right = [layer.block(rows, members[b]) for layer in layers]
@@ -45,13 +47,14 @@ def sums_of_given_pairs(
         differences: Δ of the pairs, feature by feature.
         targets: The squared neural distances of the pairs.
     """
-    parts = []
+    parts, chunk = [], CHUNK // -(-len(terms) // TERMS)
     for cell in range(int(cells.max()) + 1):
-        chosen = cells == cell
-        parts.append(_products(regressors([column[chosen] for column in differences], terms), list(targets[:, chosen])))
-    sums = torch.stack(parts)
-    total = sums.sum(0, keepdim=True)
-    return total if len(parts) == 1 else torch.cat([total, total - sums])
+        part = torch.zeros(len(terms), len(terms) + len(targets), dtype=torch.float64, device=cells.device)
+        for chosen in (cells == cell).nonzero()[:, 0].split(chunk):
+            here = regressors([column[chosen] for column in differences], terms)
+            part += _products(here, list(targets[:, chosen]))
+        parts.append(part)
+    return of_sets(torch.stack(parts))
 
 
 def _flat(block: Tensor, kept: Bool[Tensor, "a b"] | None) -> Tensor:

@@ -7,20 +7,24 @@ from collections.abc import Sequence
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
-from thinkalike.measures.mlem.terms import Term
+from thinkalike.measures.mlem.terms import Term, grouped
 
 
 def predict(
     differences: Sequence[Tensor], terms: Sequence[Term], weights: Float[Tensor, "*b r"]
 ) -> Float[Tensor, "*b p"]:
-    """Return Σ weight · Δ_f Δ_g over the terms (f, g), without the intercept.
+    """Return the sum of the weights of all terms times what they multiply, see `regressors`, without the intercept.
 
     Terms are added one by one, so that equal Δ give equal bits.
     """
     total = weights.new_zeros(*weights.shape[:-1], len(differences[0]))
-    for index, (f, g) in enumerate(terms[1:]):
-        total += weights[..., index, None] * (differences[f] * differences[g])
+    for term, places in grouped(terms):
+        if len(term) == 1:
+            total += pad(weights[..., places], (1, 0))[..., differences[term[0]].long()]
+        else:
+            total += weights[..., places] * (differences[term[0]] * differences[term[1]])
     return total
 
 
@@ -30,6 +34,24 @@ def pattern_codes(differences: Sequence[Tensor]) -> Int[Tensor, " p"]:
     for column in reversed(differences):
         code = torch.add(column, code, alpha=2)
     return code.long()
+
+
+def distinct(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, " p"]]:
+    """Return the different differences that pairs have, feature by feature, and which of them each pair has.
+
+    Args:
+        differences: Indicators, or codes of pairs of levels.
+    """
+    key, number = torch.zeros_like(differences[0], dtype=torch.int64), 1
+    for column in differences:
+        size = int(column.max()) + 1
+        if number * size >= 2**62:
+            key, number = torch.unique(key, return_inverse=True)[1], len(key)
+        key, number = key * size + column, number * size
+    key = torch.unique(key, return_inverse=True)[1]
+    first = torch.empty(int(key.max()) + 1, dtype=torch.int64, device=key.device)
+    first[key] = torch.arange(len(key), device=key.device)  # any pair that has them
+    return [column[first] for column in differences], key
 
 
 def check_scores(scores: Float[Tensor, " l *b"]) -> Float[Tensor, " l *b"]:

@@ -7,15 +7,17 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.measures.mlem.features import Features
+from thinkalike.measures.mlem.levels.points import Points
+from thinkalike.measures.mlem.levels.ridge import level_path
 from thinkalike.measures.mlem.nonnegative import nnls
 from thinkalike.measures.mlem.normal_equations import centred
 from thinkalike.measures.mlem.semidefinite import psd_least_squares, to_matrix
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
-from thinkalike.measures.mlem.terms import Term, terms_of
+from thinkalike.measures.mlem.terms import Term, grouped, terms_of
 from thinkalike.measures.statistics.folds import stimulus_folds
 
 ALIKE = 0.9  # correlation of two features' Δ from which a warning says so
@@ -27,14 +29,16 @@ class Fitted(NamedTuple):
     """Weights of the terms in each layer, in units of the squared neural distance."""
 
     terms: list[Term]
-    weights: Float[Tensor, "l r"]  # W_f of a feature, 2 W_fg of two; exactly 0 where a feature is constant
+    weights: Float[Tensor, "l r"]  # W_f, 2 W_fg, or w of two levels; exactly 0 where a feature is constant
     intercept: Float[Tensor, " l"]
     alpha: Float[Tensor, " l"]
     covariance: Float[Tensor, "r r"]  # of the terms over the pairs
 
     @property
     def matrices(self) -> Float[Tensor, "l f"] | Float[Tensor, "l f f"]:
-        """W of each layer, its diagonal alone if nothing else was fitted."""
+        """W of each layer, its diagonal alone if nothing else was fitted; of levels their mean weight w^f."""
+        if any(len(term) == 3 for term in self.terms):
+            return self.weights[:, [places.stop - 1 for _, places in grouped(self.terms)]]
         scale = _norms(self.terms).to(self.weights)
         return to_matrix(self.weights / scale) if (scale > 1).any() else self.weights
 
@@ -60,18 +64,30 @@ def divide(stimulus_pairs: StimulusPairs, folds: int, seed: int, groups: Int[Ten
 
 
 def fit_weights(
-    features: Features, stimulus_pairs: StimulusPairs, division: Division, alphas: Sequence[float], interactions: bool
+    features: Features,
+    stimulus_pairs: StimulusPairs,
+    division: Division,
+    alphas: Sequence[float],
+    interactions: bool,
+    euclidean: bool = False,
 ) -> Fitted:
     """Fit every layer on all pairs, with the α of the best mean Spearman's ρ over the parts, the first of equals.
 
-    The fit that a part judges is on the pairs of the others. A constant prediction counts as ρ = -1.
+    The fit that a part judges is on the pairs of the others. A constant prediction counts as ρ = -1. With `euclidean`
+    the weights of pairs of levels are squared distances of points.
 
     Raises:
         ValueError: Every feature is constant.
     """
-    terms = terms_of(len(features.scaled), interactions)
+    terms = terms_of(features.known, interactions)
     sums = stimulus_pairs.sums(features, terms, division.cells)
-    path = _path(sums, terms, alphas)
+    varies = ~_constant(centred(sums)[0, :, : len(terms) - 1] / sums[0, 0, 0], terms)
+    if any(features.known):
+        sizes = stimulus_pairs.level_sizes(features, terms, division.cells)
+        points = Points(terms, stimulus_pairs.level_counts(features)) if euclidean else None
+        path = level_path(centred(sums), varies & (sums[:, 0, 1 : len(terms)] > 0), sizes, terms, alphas, points)
+    else:
+        path = _path(sums, varies, terms, alphas)
     layers = torch.arange(path.shape[2], device=path.device)
     best = torch.zeros_like(layers)
     if len(alphas) > 1:
@@ -93,15 +109,33 @@ def _norms(terms: Sequence[Term]) -> Float[Tensor, " r"]:
     return torch.tensor([1.0 if f == g else 2**0.5 for f, g in terms[1:]], dtype=torch.float64)
 
 
-def _path(sums: Float[Tensor, "s t u"], terms: Sequence[Term], alphas: Sequence[float]) -> Float[Tensor, "a s l r"]:
+def _of_features(terms: Sequence[Term]) -> Float[Tensor, "f r"]:
+    """Return which terms sum to Δ_f."""
+    own = [term[0] if len(term) == 3 or term[0] == term[1] else -1 for term in terms[1:]]
+    return (torch.tensor(own) == torch.arange(max(own) + 1)[:, None]).double()
+
+
+def _constant(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[Tensor, " r"]:
+    """Return which terms are of a feature whose Δ is the same for all pairs.
+
+    Raises:
+        ValueError: Every feature is constant.
+    """
+    own = _of_features(terms).to(covariance)
+    still = (own @ covariance @ own.T).diagonal() <= CONSTANT
+    if still.all():
+        raise ValueError("every feature is constant: nothing can be predicted from them")
+    sides = [term[:2] if len(term) == 2 else (term[0],) for term in terms[1:]]
+    return torch.tensor([any(bool(still[feature]) for feature in side) for side in sides], device=still.device)
+
+
+def _path(
+    sums: Float[Tensor, "s t u"], varies: Bool[Tensor, " r"], terms: Sequence[Term], alphas: Sequence[float]
+) -> Float[Tensor, "a s l r"]:
     """Return the weights at every α, on every set of pairs, of every layer."""
     moments, r = centred(sums), len(terms) - 1
-    variance = (moments[0, :, :r] / sums[0, 0, 0]).diagonal()
-    constant = {f for (f, g), spread in zip(terms[1:], variance, strict=True) if f == g and spread <= CONSTANT}
-    if all(f in constant for f, _ in terms[1:]):
-        raise ValueError("every feature is constant: nothing can be predicted from them")
     # ‖W‖² counts W_fg twice: in the coordinates √2 W_fg it is a plain sum of squares
-    scale = _norms(terms).to(moments) * moments.new_tensor([not constant & set(term) for term in terms[1:]])
+    scale = _norms(terms).to(moments) * varies
     target = (moments[..., r:] * scale[:, None]).mT
     shape = (len(alphas), *target.shape)
     ridge = moments.new_tensor(alphas)[:, None, None, None, None] * torch.eye(r, dtype=scale.dtype, device=scale.device)
@@ -115,8 +149,8 @@ def describe(fitted: Fitted) -> tuple[Float[Tensor, "f f"], float]:
 
     Constant features, and features that differ on much the same pairs, raise a warning.
     """
-    f = sum(first == second for first, second in fitted.terms[1:])
-    covariance = fitted.covariance[:f, :f]
+    own = _of_features(fitted.terms).to(fitted.covariance)
+    covariance = own @ fitted.covariance @ own.T
     spread = covariance.diagonal().where(covariance.diagonal() > CONSTANT, torch.nan).sqrt()
     correlation, varies = covariance / spread[:, None] / spread, ~spread.isnan()
     values = torch.linalg.eigvalsh(correlation[varies][:, varies])

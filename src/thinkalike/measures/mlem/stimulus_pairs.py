@@ -12,9 +12,10 @@ from torch import Tensor
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.distances.ranks import spearman_of_patterns, unit_ranks
 from thinkalike.measures.mlem.features import Features
+from thinkalike.measures.mlem.levels.ridge import level_counts, pair_sizes
 from thinkalike.measures.mlem.normal_equations import normal_equations
 from thinkalike.measures.mlem.pair_sums import sums_of_given_pairs
-from thinkalike.measures.mlem.prediction import pattern_codes, predict
+from thinkalike.measures.mlem.prediction import distinct, pattern_codes, predict
 from thinkalike.measures.mlem.terms import Term
 
 CHUNK = 2**22  # pairs, or sums of ranks, that exist at the same time
@@ -79,7 +80,7 @@ class StimulusPairs:
         return unit_ranks(self._squares(), "the distances of layer")
 
     def differences(self, features: Features) -> list[Tensor]:
-        """Return Δ of the pairs, feature by feature: bool for an indicator, else float64."""
+        """Return Δ of the pairs, feature by feature, see `Features.difference`."""
         own = features.take(self.index)
         return [own.difference(feature).flatten()[self.flat] for feature in range(len(features.scaled))]
 
@@ -105,6 +106,19 @@ class StimulusPairs:
             return normal_equations(features.take(self.index), self.layers, terms, cells)
         return sums_of_given_pairs(self.differences(features), self.targets(), terms, cells)
 
+    def level_sizes(self, features: Features, terms: Sequence[Term], cells: Int[Tensor, " k"]) -> Float[Tensor, "s r"]:
+        """Return the sizes of `pair_sizes` for each set of `sums`; folds of pairs leave all stimuli in every set."""
+        own = features.take(self.index)
+        if self.chosen is None:
+            return pair_sizes(own, terms, cells)
+        sets = 1 + (int(cells.max()) + 1) * bool(cells.any())
+        return pair_sizes(own, terms, torch.zeros_like(self.index)).expand(sets, -1)
+
+    def level_counts(self, features: Features) -> list[Float[Tensor, " k"] | None]:
+        """Return the number of stimuli of each level of each feature; none for a feature with one weight."""
+        own, one = features.take(self.index), torch.zeros_like(self.index)
+        return [level_counts(own, f, one)[0] if size else None for f, size in enumerate(features.known)]
+
     def score(
         self, variants: Sequence[Sequence[Tensor]], terms: Sequence[Term], weights: Float[Tensor, "*b l r"]
     ) -> Float[Tensor, "v *b l"]:
@@ -122,14 +136,27 @@ class StimulusPairs:
         if any(column.is_floating_point() for column in variants[0]):
             ones, sums = torch.ones_like(self.ranks[:1]), self.ranks[None]
             return torch.cat([spearman_of_patterns(predict(v, terms, weights), ones, sums) for v in variants])
+        if any(column.dtype != torch.bool for column in variants[0]):
+            different = [distinct(differences) for differences in variants]
+            return torch.cat([self._of_patterns(found, code[None], terms, weights) for found, code in different])
         codes, f = torch.stack([pattern_codes(differences) for differences in variants]), len(variants[0])
         met = torch.arange(2 ** min(f, DENSE), device=codes.device)
         if f > DENSE:
             met, codes = codes.unique(return_inverse=True)
-        counts = torch.stack([torch.bincount(code, minlength=len(met)) for code in codes])
-        sums = self.ranks.new_zeros(len(codes), len(self.ranks), len(met))
+        patterns = met >> torch.arange(f, device=met.device)[:, None] & 1
+        return self._of_patterns(list(patterns), codes, terms, weights)
+
+    def _of_patterns(
+        self, patterns: Sequence[Tensor], codes: Int[Tensor, "v p"], terms: Sequence[Term], weights: Tensor
+    ) -> Tensor:
+        """Return the scores of pairs of which each has the differences of one pattern, feature by feature."""
+        counts = torch.stack([torch.bincount(code, minlength=len(patterns[0])) for code in codes])
+        sums = self.ranks.new_zeros(len(codes), len(self.ranks), len(patterns[0]))
         for code, total in zip(codes, sums, strict=True):
             total.index_add_(1, code, self.ranks)
         some = counts.any(0)
-        patterns = (met[some] >> torch.arange(f, device=met.device)[:, None] & 1).double()
-        return spearman_of_patterns(predict(list(patterns), terms, weights), counts[:, some].double(), sums[..., some])
+        patterns, counts, sums = [column[some] for column in patterns], counts[:, some].double(), sums[..., some]
+        if weights.dim() < 3:
+            return spearman_of_patterns(predict(patterns, terms, weights), counts, sums)
+        parts = weights.split(max(1, CHUNK // sums[0].numel()))
+        return torch.cat([spearman_of_patterns(predict(patterns, terms, part), counts, sums) for part in parts], 1)

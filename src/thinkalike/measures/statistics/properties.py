@@ -63,6 +63,7 @@ PROPERTIES = {
     "spearman": Properties(-1.0, 1.0, OF_RANKS, 0, True, identical=1.0, fewest=2, refuses=RANKLESS),
     "weighted tau": Properties(-1.0, 1.0, OF_RANKS, 0, True, identical=1.0, fewest=2, refuses=RANKLESS),
     "mlem": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=None, symmetric=False, fewest=3),
+    "mlem levels": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=None, symmetric=False, fewest=3),
     "mlem loss pearson": Properties(
         0.0, 2.0, SAME_SHAPE, 1, False, identical=None, symmetric=False, fewest=3, refuses=UNCORRELATED
     ),

@@ -1,0 +1,107 @@
+"""Weights of pairs of levels, not negative, that a ridge draws towards the model with one weight per feature.
+
+A fit minimises Σ_{i<j} (b + Σ_f w^f_{f_i f_j} - (D^N_ij)²)² + α Σ_f Σ_{a<b} (n_a + n_b) (w^f_ab - w^f)², w ≥ 0, with
+n_a the number of stimuli of level a, and w^f the mean of the w^f_ab with weights n_a + n_b. α = ∞ is the model with one
+weight per feature, without a ridge, and α = 0 the free one. As the mean squared distance of two levels has a variance
+near 1 / n_a + 1 / n_b, and n_a n_b pairs of stimuli, a ridge of n_a + n_b shrinks all pairs of levels by their
+precision: by half at 1 / α = 1 / n_a + 1 / n_b. So α counts stimuli, and means much the same for any number of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from thinkalike.measures.mlem.features import Features
+from thinkalike.measures.mlem.level_sums import of_sets
+from thinkalike.measures.mlem.levels.points import Points
+from thinkalike.measures.mlem.nonnegative import nnls
+from thinkalike.measures.mlem.terms import Term, grouped
+
+
+def level_path(
+    moments: Float[Tensor, "s r v"],
+    used: Bool[Tensor, "s r"],
+    sizes: Float[Tensor, "s r"],
+    terms: Sequence[Term],
+    alphas: Sequence[float],
+    points: Points | None = None,
+) -> Float[Tensor, "a s l r"]:
+    """Return the weights at every α, on every set of pairs, of every layer.
+
+    Two levels that no pair of a set has are as far apart as all of that feature are in the mean, w^f. At α = ∞ the
+    weights of a feature are equal to the bit: nearly equal ones would part the ranks of what the model holds equal.
+
+    Args:
+        moments: The sums about the means, see `centred`.
+        used: Which terms a set has pairs of; the others are found from these.
+        sizes: n_a + n_b of each pair of levels, 0 for another term.
+        points: If given, the weights are the squared distances of such points.
+    """
+    r = len(used[0])
+    target = torch.where(used[:, None], moments[..., r:].mT, 0)
+    gram = torch.where(used[:, :, None] & used[:, None], moments[..., :r], 0)
+    ridge = level_ridge(sizes * used, terms)
+    own = _of_groups(terms).to(gram)
+
+    def solved(system: Float[Tensor, "s q q"], aim: Float[Tensor, "s l q"]) -> Float[Tensor, "s l q"]:
+        return nnls(system[:, None].expand(*aim.shape, aim.shape[2]), aim)
+
+    def at(alpha: float) -> Float[Tensor, "s l r"]:
+        if alpha == torch.inf:
+            return solved(own @ gram @ own.T, target @ own.T) @ own
+        solve = solved if points is None else points.solve
+        return _completed(solve(gram + alpha * ridge, target), used[:, None], (sizes * used)[:, None], terms)
+
+    return torch.stack([at(alpha) for alpha in alphas])
+
+
+def _of_groups(terms: Sequence[Term]) -> Float[Tensor, "q r"]:
+    """Return which terms share one weight at α = ∞."""
+    groups = torch.zeros(len(grouped(terms)), len(terms) - 1, dtype=torch.float64)
+    for row, (_, places) in zip(groups, grouped(terms), strict=True):
+        row[places] = 1
+    return groups
+
+
+def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Tensor, "s r r"]:
+    """Return the matrix of Σ_f Σ_ab p_ab (w_ab - Σ p w / Σ p)² as a quadratic form."""
+    ridge = torch.diag_embed(sizes)
+    for term, places in grouped(terms):
+        if len(term) == 1:
+            part = sizes[:, places]
+            ridge[:, places, places] -= part[:, :, None] * part[:, None] / part.sum(1).clamp(min=1)[:, None, None]
+    return ridge
+
+
+def _completed(
+    path: Tensor, used: Bool[Tensor, "s 1 r"], sizes: Float[Tensor, "s 1 r"], terms: Sequence[Term]
+) -> Tensor:
+    for term, places in grouped(terms):
+        if len(term) == 1:
+            share = sizes[..., places] / sizes[..., places].sum(-1, keepdim=True).clamp(min=1)
+            mean = (path[..., places] * share).sum(-1, keepdim=True)
+            path[..., places] = torch.where(used[..., places], path[..., places], mean)
+    return path
+
+
+def pair_sizes(features: Features, terms: Sequence[Term], cells: Int[Tensor, " n"]) -> Float[Tensor, "s r"]:
+    """Return n_a + n_b of each pair of levels in each set of stimuli, see `normal_equations`; 0 for another term."""
+    number = int(cells.max()) + 1
+    sizes = torch.zeros(1 if number == 1 else 1 + number, len(terms) - 1, dtype=torch.float64, device=cells.device)
+    for (feature, *_), places in grouped(terms):
+        if size := features.known[feature]:
+            counts = level_counts(features, feature, cells)
+            left, right = torch.triu_indices(size, size, 1, device=cells.device)
+            sizes[:, places.start : places.stop - 1] = counts[:, left] + counts[:, right]
+    return sizes
+
+
+def level_counts(features: Features, feature: int, cells: Int[Tensor, " n"]) -> Float[Tensor, "s k"]:
+    """Return the number of stimuli of each level of a feature in each set of stimuli."""
+    size, number = features.known[feature], int(cells.max()) + 1
+    key = cells * (size + 1) + features.levels[:, feature].clamp(-1, size - 1).long() + 1
+    return of_sets(torch.bincount(key, minlength=number * (size + 1)).view(number, -1).double())[:, 1:]

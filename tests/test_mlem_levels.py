@@ -1,0 +1,468 @@
+"""Weights of pairs of levels against non-negative least squares on explicit pairs, and against what was planted."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.optimize
+import scipy.stats
+import torch
+from scipy.spatial.distance import pdist
+from sklearn.base import clone
+from sklearn.model_selection import cross_val_score
+
+from thinkalike.measures import MLEM, FeatureEncoder, feature_importance, splits, stimulus_folds
+from thinkalike.measures.distances.neural import NeuralDistances
+from thinkalike.measures.mlem.normal_equations import normal_equations
+from thinkalike.measures.mlem.terms import terms_of
+
+LEVELS = (4, 3, 5, 6)
+KINDS = ["nominal", "nominal", "numeric", "nominal"]
+PARAMS = {"difference": "levels", "kinds": KINDS}
+
+
+def drawn(n=60, d=8, missing=0.0, levels=LEVELS):
+    """A table of categories, and states in which some levels are nearer to each other than others."""
+    table = torch.stack([torch.randint(size, (n,)) for size in levels], 1).double()
+    states = torch.randn(n, d, dtype=torch.float64)
+    for k, size in enumerate(levels):
+        places = torch.randn(size, d, dtype=torch.float64) * torch.linspace(0.2, 2.5, size)[:, None]
+        states += places[table[:, k].long()]
+    table[torch.rand(n, len(levels)) < missing] = torch.nan
+    return table, states
+
+
+def explicit(table, train=None, kinds=KINDS, missing="own_level"):
+    """The columns of all pairs by loops over the definition, (feature, a, b) each, and their ridge n_a + n_b."""
+    rows, values = np.triu_indices(len(table), 1), table.numpy()
+    train = values if train is None else train.numpy()
+    columns = {}
+    for f, kind in enumerate(kinds):
+        left, right = values[rows[0], f], values[rows[1], f]
+        absent = np.isnan(left), np.isnan(right)
+        differ = (left != right) & ~(absent[0] & absent[1])
+        if missing == "ignore":
+            differ &= ~absent[0] & ~absent[1]
+        if kind != "nominal":
+            columns[f, None, None] = differ.astype(float), 0
+            continue
+        known = [*np.unique(train[:, f][~np.isnan(train[:, f])])]
+        if missing == "own_level" and np.isnan(train[:, f]).any():
+            known.append(np.nan)
+        place = [[next((k for k, b in enumerate(known) if same(a, b)), -1) for a in side] for side in (left, right)]
+        for a, b in itertools.combinations(range(len(known)), 2):
+            both = [(x, y) in ((a, b), (b, a)) for x, y in zip(*place, strict=True)]
+            number = sum(same(value, known[a]) or same(value, known[b]) for value in train[:, f])
+            columns[f, known[a], known[b]] = np.array(both, float), number
+        new = np.array([min(pair) < 0 for pair in zip(*place, strict=True)]) & differ
+        columns[f, "new", "new"] = new.astype(float), 0
+    return columns
+
+
+def same(a, b):
+    return a == b or (np.isnan(a) and np.isnan(b))
+
+
+def reference(table, y, alpha, kinds=KINDS, missing="own_level", weight=None):
+    """The weights by scipy's NNLS on all pairs, with √(α (n_a + n_b)) (w_ab - w_f) as further rows; and b."""
+    columns = explicit(table, kinds=kinds, missing=missing)
+    x, size = np.stack([column for column, _ in columns.values()], 1), np.array([n for _, n in columns.values()], float)
+    size[x.sum(0) == 0] = 0
+    pull = []
+    for k, (f, *_) in enumerate(columns):
+        mean = np.array([size[j] if g == f else 0 for j, (g, *_) in enumerate(columns)])
+        row = np.eye(len(size))[k] - mean / max(mean.sum(), 1)
+        pull.append(np.sqrt(alpha * size[k]) * row)
+    chosen = np.ones(len(x), bool) if weight is None else weight
+    z, t = x[chosen] - x[chosen].mean(0), y[chosen] - y[chosen].mean()
+    w = scipy.optimize.nnls(np.vstack([z, *pull]), np.append(t, np.zeros(len(pull))), maxiter=10**5)[0]
+    for k, (f, a, _) in enumerate(columns):
+        mean = np.array([size[j] if g == f else 0 for j, (g, *_) in enumerate(columns)])
+        if a == "new":
+            w[k] = mean @ w / mean.sum()
+    return dict(zip(columns, w, strict=True)), y[chosen].mean() - x[chosen].mean(0) @ w
+
+
+def found_in(model):
+    """The same of a model."""
+    weights = {(f, None, None): float(model.weights_[f]) for f, kind in enumerate(model.kinds) if kind != "nominal"}
+    for feature, values, matrix in model.level_weights_:
+        assert torch.equal(matrix, matrix.mT)
+        for a, b in itertools.combinations(range(len(values)), 2):
+            weights[feature, float(values[a]), float(values[b])] = float(matrix[a, b])
+        weights[feature, "new", "new"] = float(model.weights_[feature])
+    return weights
+
+
+def assert_same(found, expected, atol):
+    assert len(found) == len(expected)
+    for (f, a, b), value in found.items():
+        near = [w for (g, c, d), w in expected.items() if g == f and {str(a), str(b)} == {str(c), str(d)}]
+        assert near == [pytest.approx(value, abs=atol)], (f, a, b)
+
+
+# ------------------------------------------------------------------------------------------------------------- the fit
+
+
+@pytest.mark.parametrize("missing", ["own_level", "ignore"])
+@pytest.mark.parametrize("kinds", [KINDS, ["nominal"] * 4])
+def test_sums_of_items_are_those_of_pairs(missing, kinds, device):
+    table, states = (x.to(device) for x in drawn(50, missing=0.2))
+    features = FeatureEncoder.fit(table, kinds, "levels", missing).encode(table)
+    layers = [NeuralDistances.of(states + 100), NeuralDistances.of(states[:, :3], "cosine")]
+    cells, terms = torch.randint(3, (50,), device=device), terms_of(features.known, False)
+    found = normal_equations(features, layers, terms, cells)
+    precomputed = [NeuralDistances(layer.squared().sqrt(), "precomputed", torch.float64) for layer in layers]
+    torch.testing.assert_close(normal_equations(features, precomputed, terms, cells), found, rtol=1e-10, atol=1e-8)
+    columns = explicit(table.cpu(), kinds=kinds, missing=missing)
+    assert sorted(found[0, 0, 1 : len(terms)][found[0, 0, 1 : len(terms)] > 0].tolist()) == sorted(
+        column.sum() for column, _ in columns.values() if column.any()
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 30.0])
+@pytest.mark.parametrize("missing", ["own_level", "ignore"])
+def test_the_fit_is_scipys_on_explicit_pairs_with_rows_for_the_ridge(alpha, missing):
+    table, states = drawn(60, missing=0.1)
+    model = MLEM(**PARAMS, alpha=alpha, missing=missing, scale="none").fit(table, states)
+    expected, intercept = reference(table, pdist(states.numpy(), "sqeuclidean"), alpha, missing=missing)
+    assert_same(found_in(model), expected, 1e-6)
+    assert float(model.intercept_) == pytest.approx(intercept, abs=1e-6)
+    x = np.stack([column for column, _ in explicit(table, missing=missing).values()], 1)
+    np.testing.assert_allclose(model.predict(table), x @ [*expected.values()] + intercept, atol=1e-5)
+    assert min(expected.values()) == 0 or alpha, "control: without a ridge the constraint binds"
+
+
+@pytest.mark.parametrize("kind", ["zero", "some zero", "new"])
+def test_planted_weights_are_recovered_from_distances_without_noise(kind):
+    """Any non-negative weights, those of no metric too; a pair that training lacks has the mean of the others."""
+    table, _ = drawn(80, levels=(4, 3, 6))
+    truth = [torch.rand(size, size, dtype=torch.float64) for size in (4, 3, 6)]
+    truth = [(part + part.T) * (1 - torch.eye(len(part))) for part in truth]
+    if kind != "new":
+        truth[1] *= 0
+    if kind == "some zero":
+        truth[2][truth[2] < 1] = 0
+    codes = table.long().T
+    squared = 2 + sum(part[code][:, code] for part, code in zip(truth, codes, strict=True))
+    squared.fill_diagonal_(0)
+    keep = (codes[2] != 5) if kind == "new" else torch.ones(80, dtype=torch.bool)
+    model = MLEM(difference="levels", distance="precomputed", alpha=0.0, scale="none")
+    model.fit(table[keep], squared.sqrt()[keep][:, keep])
+    size = 5 if kind == "new" else 6
+    for found, expected in zip(model.level_weights_, (truth[0], truth[1], truth[2][:size, :size]), strict=True):
+        assert (found.weights - expected).abs().max() < 1e-8
+    assert float(model.intercept_) == pytest.approx(2, abs=1e-8)
+    if kind == "new":
+        counts = torch.bincount(codes[2][keep])
+        rows, columns = torch.triu_indices(5, 5, 1)
+        size = (counts[rows] + counts[columns]).double()
+        mean = (truth[2][rows, columns] * size).sum() / size.sum()
+        assert float(model.weights_[2]) == pytest.approx(float(mean), abs=1e-8)
+        expected = 2 + sum(truth[k][codes[k]][:, codes[k]] for k in (0, 1)).double()
+        new = codes[2] == 5
+        two = truth[2][codes[2]][:, codes[2]].where(~new[:, None] & ~new, mean * (new[:, None] != new))
+        np.testing.assert_allclose(model.predict(table), (expected + two)[tuple(torch.triu_indices(80, 80, 1))])
+
+
+def test_alpha_leads_from_free_weights_to_one_weight_per_feature():
+    table, states = drawn(80, levels=(4, 3, 6))
+    spread, error = [], []
+    for alpha in (0.0, 1.0, 100.0, 1e10, float("inf")):
+        model = MLEM(difference="levels", alpha=alpha).fit(table, states)
+        spread.append(max(float(torch.pdist(upper(each.weights)[:, None]).max()) for each in model.level_weights_))
+        y = pdist(states.numpy(), "sqeuclidean")
+        y = (y - y.min()) / (y.max() - y.min())
+        error.append(float((model.predict(table) - torch.from_numpy(y)).square().mean()))
+    single = MLEM(alpha=0.0).fit(table, states)
+    assert spread[-1] == 0
+    assert len(model.predict(table).unique()) <= 8, "ties stay ties"
+    assert spread == sorted(spread, reverse=True)
+    assert np.diff(error).min() > -1e-9
+    assert error[-1] > 1.2 * error[0], "control: levels are at different distances"
+    torch.testing.assert_close(model.weights_, single.weights_, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(model.predict(table), single.predict(table), rtol=1e-5, atol=1e-7)
+
+
+def upper(matrix):
+    return matrix[tuple(torch.triu_indices(len(matrix), len(matrix), 1))]
+
+
+def test_two_levels_are_the_model_with_one_weight():
+    table, states = drawn(60, levels=(2, 2, 2))
+    for alpha in (0.0, 5.0):
+        found = MLEM(difference="levels", alpha=alpha).fit(table, states)
+        torch.testing.assert_close(found.weights_, MLEM(alpha=0.0).fit(table, states).weights_, rtol=1e-9, atol=1e-12)
+
+
+def test_the_ridge_counts_stimuli():
+    """Two levels of m stimuli each are drawn half way at α = m / 2: of four times as many, at 4 α."""
+    table, states = drawn(40)
+    fits = [
+        MLEM(**PARAMS, alpha=alpha, scale="none").fit(table.repeat(times, 1), states.repeat(times, 1))
+        for times, alpha in ((20, 100.0), (80, 400.0), (80, 100.0))
+    ]
+    values = [torch.cat([upper(each.weights) for each in fit.level_weights_]) for fit in fits]
+    assert (values[0] - values[1]).abs().max() < (values[1] - values[2]).abs().max() / 20, "control: not at the same α"
+
+
+@pytest.mark.parametrize("recipe", ["stimuli", "paper"])
+def test_alpha_is_the_best_over_folds(recipe):
+    table, states = drawn(50)
+    states += 2 * torch.randn_like(states)
+    table[3, 3] = 17.0  # a level that one of the training sets does not have
+    alphas, y, scores = (0.1, 10.0, 1e3, 1e6), pdist(states.numpy(), "sqeuclidean"), []
+    for train, test in splits(stimulus_folds(50 if recipe == "stimuli" else 1225, 3, 1)):
+        if recipe == "paper":
+            fold = [
+                scipy.stats.spearmanr(held_out(table, y, alpha, train.numpy(), test.numpy()), y[test]).statistic
+                for alpha in alphas
+            ]
+        else:
+            fold = [
+                MLEM(**PARAMS, alpha=alpha).fit(table[train], states[train]).score(table[test], states[test])
+                for alpha in alphas
+            ]
+        scores.append(fold)
+    model = MLEM(**PARAMS, alpha=alphas, folds=3, seed=1, recipe=recipe).fit(table, states)
+    assert float(model.alpha_) == alphas[int(np.mean(scores, 0).argmax())]
+    assert np.ptp(np.mean(scores, 0)) > 1e-3, "control: there is a choice"
+
+
+def held_out(table, y, alpha, train, test):
+    chosen = np.isin(np.arange(len(y)), train)
+    weights, _ = reference(table, y, alpha, weight=chosen)
+    return (np.stack([column for column, _ in explicit(table).values()], 1)[test] @ [*weights.values()]).round(10)
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "manhattan"])
+def test_layers_together_are_each_alone(distance):
+    table, states = drawn(50, missing=0.05)
+    layers = [states, states[:, :4] + torch.randn(50, 4), (states**3).float()]
+    params = PARAMS | {"distance": distance, "alpha": (0.1, 10.0, 1000.0)}
+    together = MLEM(**params).fit(table, layers)
+    for k, layer in enumerate(layers):
+        alone = MLEM(**params).fit(table, layer)
+        torch.testing.assert_close(together.predict(table)[k], alone.predict(table), rtol=1e-7, atol=1e-9)
+        for both, one in zip(together.level_weights_, alone.level_weights_, strict=True):
+            torch.testing.assert_close(both.weights[k], one.weights, rtol=1e-7, atol=1e-9)
+        assert together.alpha_[k] == alone.alpha_
+        assert float(together.score(table, layers)[k]) == pytest.approx(alone.score(table, layer), abs=1e-9)
+
+
+def test_the_size_of_chunks_changes_nothing(monkeypatch):
+    table, states = drawn(50)
+    for params in ({"distance": "manhattan"}, {"recipe": "paper"}, {}):
+        expected = MLEM(**PARAMS, **params).fit(table, states)
+        with monkeypatch.context() as changed:
+            changed.setattr("thinkalike.measures.mlem.pair_sums.CHUNK", 70)
+            changed.setattr("thinkalike.measures.mlem.stimulus_pairs.CHUNK", 1)
+            found = MLEM(**PARAMS, **params).fit(table, states)
+            assert found.score(table, states) == pytest.approx(expected.score(table, states), abs=1e-12)
+        torch.testing.assert_close(found.predict(table), expected.predict(table), rtol=1e-9, atol=1e-12)
+
+
+# --------------------------------------------------------------------------------------------------- levels as points
+
+
+def squares_of(table, truth):
+    """Squared distances of stimuli, 1 + Σ of the weights of their levels."""
+    squared = 1 + sum(part[code][:, code] for part, code in zip(truth, table.long().T, strict=True))
+    return squared.fill_diagonal_(0)
+
+
+def random_weights(levels):
+    parts = [torch.rand(size, size, dtype=torch.float64) for size in levels]
+    return [(part + part.T) * (1 - torch.eye(len(part))) for part in parts]
+
+
+def by_factors(x, y, pull, pairs, sizes):
+    """w_ab = M_aa + M_bb - 2 M_ab with M = R R' by scipy's L-BFGS over R, on explicit pairs: other coordinates."""
+    x, y = (
+        torch.from_numpy(np.vstack([x - x.mean(0), pull])),
+        torch.from_numpy(np.append(y - y.mean(), [0] * len(pull))),
+    )
+    cuts = np.cumsum([0] + [size**2 for size in sizes])
+
+    def weights(flat):
+        roots = [flat[a:b].view(size, size) for a, b, size in zip(cuts, cuts[1:], sizes, strict=False)]
+        matrices = [root @ root.T for root in roots]
+        return torch.stack([matrices[f][a, a] + matrices[f][b, b] - 2 * matrices[f][a, b] for f, a, b in pairs])
+
+    def loss(flat):
+        flat = torch.from_numpy(flat).requires_grad_()
+        value = (x @ weights(flat) - y).square().sum()
+        value.backward()
+        return float(value.detach()), flat.grad.numpy()
+
+    start = np.concatenate([np.eye(size).ravel() for size in sizes]) / 2
+    options = {"maxiter": 5000, "maxfun": 10**5, "ftol": 1e-16, "gtol": 1e-10, "maxcor": 50}
+    solution = scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options).x
+    return weights(torch.from_numpy(solution)).numpy()
+
+
+@pytest.mark.parametrize("alpha", [0.0, 2.0])
+def test_points_are_those_of_another_solver_on_explicit_pairs(alpha):
+    sizes = (4, 3, 5)
+    table, _ = drawn(60, levels=sizes)
+    squared = squares_of(table, [part**4 for part in random_weights(sizes)])
+    params = {"distance": "precomputed", "alpha": alpha, "scale": "none"}
+    model = MLEM(difference="points", **params).fit(table, squared.sqrt())
+    columns = {key: value for key, value in explicit(table, kinds=["nominal"] * 3).items() if key[1] != "new"}
+    x, size = np.stack([column for column, _ in columns.values()], 1), np.array([n for _, n in columns.values()], float)
+    own = np.array([f for f, *_ in columns])
+    mean = np.array([(own == f) * size / size[own == f].sum() for f in own])
+    pull = np.sqrt(alpha * size)[:, None] * (np.eye(len(size)) - mean)
+    pairs = [(f, int(a), int(b)) for f, a, b in columns]
+    expected = by_factors(x, squared.numpy()[np.triu_indices(60, 1)], pull, pairs, sizes)
+    found = np.array([float(model.level_weights_[f].weights[a, b]) for f, a, b in pairs])
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    for each in model.level_weights_:
+        k = len(each.weights)
+        centre = torch.eye(k, dtype=torch.float64) - 1 / k
+        assert torch.linalg.eigvalsh(-centre @ each.weights @ centre)[0] > -1e-9, "squared distances of points"
+    free = MLEM(difference="levels", **params).fit(table, squared.sqrt())
+    assert abs(found - [float(free.level_weights_[f].weights[a, b]) for f, a, b in pairs]).max() > 0.01, "control"
+
+
+def test_planted_points_are_recovered():
+    """Points on a line, in a plane and at one place; some features have one weight."""
+    table, _ = drawn(90, levels=(5, 4, 3, 6))
+    places = [torch.randn(5, 1), torch.randn(4, 2), torch.zeros(3, 1)]
+    truth = [torch.cdist(x.double(), x.double()).square() for x in places] + [1.5 * (1 - torch.eye(6))]
+    model = MLEM(
+        difference="points", kinds=["nominal"] * 3 + ["numeric"], distance="precomputed", alpha=0.0, scale="none"
+    )
+    model.fit(table, squares_of(table, truth).sqrt())
+    for found, expected in zip(model.level_weights_, truth, strict=False):
+        assert (found.weights - expected).abs().max() < 1e-8
+    assert float(model.weights_[3]) == pytest.approx(1.5, abs=1e-8)
+
+
+def test_points_have_folds_missing_values_and_new_levels():
+    table, states = drawn(50, missing=0.05)
+    table[3, 3], table[:, 1] = 17.0, table[:, 1] * torch.where(torch.arange(50) < 45, 0, 1)
+    params = PARAMS | {"alpha": (1.0, 10.0), "folds": 3}
+    few = {"folds": 3, "permutations": 1}
+    both = [feature_importance(MLEM(**params | {"difference": d}), table, states, **few) for d in ("levels", "points")]
+    assert (both[0].scores - both[1].scores).abs().mean() < 0.1
+    model = MLEM(**params | {"difference": "points", "alpha": float("inf")}).fit(table, states)
+    single = MLEM(**params | {"alpha": float("inf")}).fit(table, states)
+    torch.testing.assert_close(model.predict(table), single.predict(table))
+
+
+# ------------------------------------------------------------------------------------------- prediction and importance
+
+
+def test_the_score_is_scipys():
+    table, states = drawn(60, missing=0.1)
+    model = MLEM(**PARAMS, alpha=1.0).fit(table[:40], states[:40])
+    expected = scipy.stats.spearmanr(model.predict(table).round(decimals=12), pdist(states.numpy())).statistic
+    assert model.score(table, states) == pytest.approx(expected, abs=1e-9)
+
+
+def test_importance_is_the_loss_of_held_out_spearman_when_stimuli_swap_values():
+    table, states = drawn(60)
+    table[4, 1] = torch.nan
+    table[7, 0] = 9.0  # a level that some training sets do not have
+    model = MLEM(**PARAMS, alpha=(0.1, 10.0), folds=3)
+    found = feature_importance(model, table, states, folds=4, permutations=2, interactions=[(0, 2)], seed=7)
+    generator = torch.Generator().manual_seed(7)
+    for fold, (train, test) in enumerate(splits(stimulus_folds(60, 4, 7))):
+        fitted = clone(model).fit(table[train], states[train])
+        score = fitted.score(table[test], states[test])
+        assert found.scores[0, fold] == pytest.approx(score, abs=1e-9)
+        for repeat in range(2):
+            order = torch.randperm(len(test), generator=generator)
+            for k, features in enumerate(found.sets):
+                moved = table[test].clone()
+                moved[:, list(features)] = moved[order][:, list(features)]
+                lost = score - fitted.score(moved, states[test])
+                assert found.drops[0, fold, repeat, k] == pytest.approx(lost, abs=1e-9)
+
+
+def test_levels_at_different_distances_are_predicted_better_than_with_one_weight():
+    table, states = drawn(120)
+    both = [feature_importance(MLEM(kinds=KINDS, difference=d), table, states) for d in ("indicator", "levels")]
+    assert both[1].score().value > both[0].score().value + 0.1
+    same = torch.randn(120, 8, dtype=torch.float64) + 3 * torch.nn.functional.one_hot(table[:, 0].long(), 8)
+    both = [feature_importance(MLEM(kinds=KINDS, difference=d), table, same) for d in ("indicator", "levels")]
+    assert both[1].score().value > both[0].score().value - 0.03, "control: where one weight is right little is lost"
+
+
+def test_an_irrelevant_feature_has_a_null():
+    table, states = drawn(45)
+    table[:, 1] = torch.randint(3, (45,))
+    found = feature_importance(MLEM(**PARAMS, alpha=10.0), table, states, folds=2, permutations=1, null=9)
+    p = found.p_values()[0]
+    assert p[3] == 0.1
+    assert p[1] > 0.1
+
+
+@pytest.mark.slow
+def test_intervals_cover_the_mean_over_data_sets():
+    """Near 95 % of 150 data sets; some points fewer for the feature of most levels, as each level has few stimuli."""
+    places, parts = [torch.randn(size, 8, dtype=torch.float64) * 1.5 for size in LEVELS], []
+    for _ in range(150):
+        table = torch.stack([torch.randint(size, (80,)) for size in LEVELS], 1)
+        states = torch.randn(80, 8, dtype=torch.float64)
+        states += sum(place[column] for place, column in zip(places, table.T, strict=True))
+        found = feature_importance(MLEM(**PARAMS, alpha=3.0), table, states, permutations=2)
+        parts.append(torch.stack([*found.profile()])[:, 0])
+    mean, low, high = torch.stack(parts, 1)
+    truth = mean.mean(0)
+    covered = ((low <= truth) & (truth <= high)).double().mean(0)
+    assert (covered >= 0.87).all(), covered
+    assert covered.mean() >= 0.91, covered
+    narrow = ((mean - truth).abs() <= (high - mean) / 4).double().mean(0)
+    assert (narrow < 0.87).all(), "control: intervals of a quarter of the width do not"
+
+
+# ----------------------------------------------------------------------------------------------- conventions and errors
+
+
+def test_scikit_learn_and_files_know_it(tmp_path):
+    table, states = drawn(60, missing=0.05)
+    model = MLEM(**PARAMS, alpha=1.0)
+    assert len(cross_val_score(model, table.numpy(), states.numpy(), cv=3)) == 3
+    model.fit(table, [states, states**2]).save(tmp_path / "fit.pt")
+    loaded = MLEM.load(tmp_path / "fit.pt")
+    assert torch.equal(loaded.predict(table), model.predict(table))
+    for ours, theirs in zip(model.level_weights_, loaded.level_weights_, strict=True):
+        assert ours.feature == theirs.feature
+        torch.testing.assert_close(ours.values, theirs.values, equal_nan=True)
+        assert torch.equal(ours.weights, theirs.weights)
+    assert MLEM().fit(table, states).level_weights_ == []
+
+
+def test_a_constant_feature_gets_exactly_0():
+    table, states = drawn(40)
+    table[:, 1], table[:, 3] = 7, torch.arange(40)
+    with pytest.warns(UserWarning, match=r"features \[1, 3\] are constant and get weight 0"):
+        model = MLEM(**PARAMS, alpha=1.0).fit(table, states)
+    assert (model.weights_[[1, 3]] == 0).all()
+    assert all((each.weights == 0).all() for each in model.level_weights_ if each.feature in (1, 3))
+    rest = MLEM(difference="levels", kinds=["nominal", "numeric"], alpha=1.0).fit(table[:, [0, 2]], states)
+    torch.testing.assert_close(model.predict(table), rest.predict(table[:, [0, 2]]), rtol=1e-9, atol=1e-12)
+
+
+def test_what_levels_cannot_do_is_refused():
+    table, states = drawn(60)
+    for difference in ("levels", "points"):
+        with pytest.raises(ValueError, match="weights='full' has no levels"):
+            MLEM(difference=difference, weights="full").fit(table, states)
+    table[:, 2] = torch.arange(60)
+    with pytest.raises(ValueError, match=r"1\d+ pairs of levels, of which 1000 can have .* feature 2 has 60 levels"):
+        MLEM(difference="levels").fit(table, states)
+
+
+def test_a_feature_that_lies_within_another_is_no_trouble():
+    """Its columns are sums of the other's: without a ridge their weights are not unique, and the prediction is."""
+    table, states = drawn(80, levels=(4, 3, 6))
+    nested = torch.cat([table, table[:, 2:] // 2], 1)
+    found = MLEM(difference="levels", alpha=0.0).fit(nested, states)
+    free = MLEM(difference="levels", alpha=0.0).fit(table, states)
+    torch.testing.assert_close(found.predict(nested), free.predict(table), rtol=1e-6, atol=1e-8)
+    assert all(each.weights.max() < 10 for each in found.level_weights_)
