@@ -19,18 +19,18 @@ import tiny
 from conftest import composed, results_in
 from thinkalike import figures, papers
 from thinkalike.config import ModelConfig
-from thinkalike.data import Stimuli, controlled_stimuli, read_table
+from thinkalike.data import Stimuli, controlled_stimuli, read_stimuli, read_table
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments.mlem import FeatureProfiles
 from thinkalike.instruments.mlem_levels import level_planes
-from thinkalike.measures import MLEM, feature_importance, jackknife, rsa, weighted_tau
+from thinkalike.measures import MLEM, ceiling, feature_importance, jackknife, rsa, weighted_tau
 from thinkalike.models import load_model
 from thinkalike.papers import salle2024_layers as layers
 from thinkalike.papers import salle2024_profiles as profiles
 from thinkalike.papers import salle2024_stimuli
 from thinkalike.papers.claims import VERDICTS
 from thinkalike.papers.experiment import Case, Model, job_of
-from thinkalike.states import stimulus_states
+from thinkalike.states import stimulus_states, stimulus_states_of
 from thinkalike.store import Job
 
 SENTENCES = 40
@@ -250,6 +250,25 @@ def test_a_job_leaves_the_weights_of_pairs_of_levels(door, words, table, recordi
     assert weight["missing", "blue"] < 0.1 * weight["green", "red"], "it was blue"
     scores = pd.read_csv(result.folder / "scores.csv")
     assert (scores["alpha"].isna() == ~model.alpha_.isfinite().numpy()).all()
+    assert scores["ceiling"].between(0, 1).all()
+    assert scores["ceiling_of_words"].isna().all(), "a word is in one sentence"
+
+
+@pytest.mark.parametrize("together", ["sentence", "stimulus"])
+def test_scores_have_ceilings_of_features_and_of_words(together, door):
+    words = ["model=gpt2-mini", "stimuli.sentences=60", "measure.embed=false", f"measure.together={together}"]
+    shown = door("analyze.py", "measure=mlem", *words, "measure.ceilings=2", "measure.permutations=1")
+    result = shown.result
+    config = composed("measure=mlem", *words, door="analyze")
+    stimuli = read_stimuli(config.stimuli)
+    (side,) = stimulus_states_of(config, stimuli, False)
+    groups = stimuli.sentence.tolist() if together == "sentence" else None
+    rows = [tuple(str(value) for value in row) for row in stimuli.features.itertuples(index=False)]
+    for name, cells in (("ceiling", rows), ("ceiling_of_words", stimuli.words)):
+        expected = ceiling(cells, side.states, groups=groups, splits=2, seed=0)
+        assert np.allclose(result.tables["scores"][name], expected, atol=1e-6)
+        assert (result.tables["scores"]["score"] < result.tables["scores"][name]).all()
+    assert f"at most {result.tables['scores']['ceiling'][0]:.3f}" in shown.stdout
 
 
 def test_levels_lie_in_a_plane_as_far_apart_as_their_weights_say():
@@ -345,7 +364,8 @@ def test_what_cannot_be_done_is_one_line(case, door, words, table, recording, tm
         more = [word.replace(name, str(path)) for word in more]
     kind = [] if any(word.startswith("measure=") for word in more) else ["measure=mlem"]
     model = [] if any("activations=" in word for word in more) else ["model=gelu-3l-mini"]
-    assert message in door("analyze.py", *kind, *model, *words, *more).error
+    own = words[1:] if "stimuli=table" in more else words
+    assert message in door("analyze.py", *kind, *model, *own, *more).error
     assert not results_in(tmp_path / "results")
 
 

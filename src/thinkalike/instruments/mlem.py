@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, Optional
 
@@ -21,7 +22,7 @@ from thinkalike.instruments import rsa
 from thinkalike.instruments.mlem_levels import level_planes, level_table
 from thinkalike.instruments.of_stimuli import OfStimuli, rows_of_sides, stimuli_facts
 from thinkalike.job import Outcome, Work
-from thinkalike.measures import MLEM, Importance, feature_importance, span, weighted_tau
+from thinkalike.measures import MLEM, Importance, ceiling, feature_importance, span, weighted_tau
 from thinkalike.states import StimulusStates, numbered, stimulus_states_of
 from thinkalike.store import Result
 from thinkalike.tables import matrix_rows, repeated_rows
@@ -29,6 +30,8 @@ from thinkalike.tables import matrix_rows, repeated_rows
 log = logging.getLogger(__name__)
 
 SHOWN = 3  # features of each layer on the screen
+READS = ("model", "target", "measure", "stimuli", "recipe", "seed")
+CELLS = ("ceiling", "ceiling_of_words")  # of the joint cells of all features, and of words
 
 
 # ruff: noqa: UP045
@@ -48,6 +51,7 @@ class Config(rsa.Config):
     given: Optional[str] = None  # a feature within whose levels the others are permuted
     interactions: list[list[str]] = field(default_factory=list)  # pairs of features that are also permuted together
     null: int = ranged(0, least=0, most=10**6)  # how often each feature is made irrelevant, for p-values
+    ceilings: int = ranged(3, least=0, most=10**4)  # divisions of the stimuli that ceilings are means of; 0: none
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -67,11 +71,13 @@ class Config(rsa.Config):
             raise ConfigError(f"measure.interactions={self.interactions} names a pair twice; name each once")
 
 
-class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure", "stimuli", "recipe", "seed")):
+class FeatureProfiles(
+    OfStimuli, kind="mlem", version=2, reads=("model", "target", "measure", "stimuli", "recipe", "seed")
+):
     """Finds the feature profiles of all layers of `model`, and of `model@target` if that is another.
 
-    Leaves the profiles in table.csv, held-out scores in scores.csv, the likeness of layers in similarity.csv, and pair
-    effects in interactions.csv and weights of pairs of levels in levels.csv if there are any.
+    Leaves the profiles in table.csv, held-out scores and their ceilings in scores.csv, the likeness of layers in
+    similarity.csv, and pair effects in interactions.csv and weights of pairs of levels in levels.csv if there are any.
     """
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
@@ -85,7 +91,7 @@ class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure
         sides = stimulus_states_of(config, stimuli, measure.embed)
         model, importance = _fit(config, stimuli, sides)
         rows = rows_of_sides(sides)
-        scores = _scores(model, importance, rows)
+        scores = _scores(model, importance, rows).assign(**_ceilings(config, stimuli, sides))
         tables = {
             "scores": scores,
             "similarity": _similarity(importance, rows),
@@ -105,7 +111,7 @@ class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure
             {name: table for name, table in tables.items() if len(table)},
             models=[side.origin for side in sides],
             facts=stimuli_facts(stimuli),
-            blank=("alpha",),
+            blank=("alpha", *CELLS),
         )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -124,7 +130,9 @@ class FeatureProfiles(OfStimuli, kind="mlem", reads=("model", "target", "measure
             top = layer.nlargest(SHOWN, "importance")
             named = zip(top["feature"], top["importance"], strict=True)
             words = ", ".join(f"{name} {value:.3f}" for name, value in named)
-            print(f"  {row.model} layer {row.layer!s:>3}   {span(row.score, row.low, row.high)}   {words}")
+            most = getattr(row, CELLS[0], nan)
+            ceiling = f"   at most {most:.3f}" if isfinite(most) else ""
+            print(f"  {row.model} layer {row.layer!s:>3}   {span(row.score, row.low, row.high)}{ceiling}   {words}")
 
 
 def _check_features(measure: Any, stimuli: Stimuli) -> None:
@@ -153,8 +161,7 @@ def _fit(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates
         seed=config.seed,
     )
     features, layers = stimuli.codes().table, [layer for side in sides for layer in side.states]
-    apart = by_pairs or measure.together == "stimulus"
-    groups = None if apart else torch.from_numpy(np.ascontiguousarray(stimuli.sentence))
+    groups = _groups(config, stimuli)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -180,6 +187,28 @@ def _fit(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates
         message = _named(str(error), names) if "feature " in str(error) else str(error)
         raise DataError(f"{stimuli.source}: {message}{remedy}{numbered(sides)}") from error
     return model, importance
+
+
+def _groups(config: AnalyzeConfig, stimuli: Stimuli) -> torch.Tensor | None:
+    """Return what a fold keeps together: the number of each stimulus's sentence, or None."""
+    apart = config.recipe == "paper" or config.measure.together == "stimulus"  # type: ignore[attr-defined]
+    return None if apart else torch.from_numpy(np.ascontiguousarray(stimuli.sentence))
+
+
+def _ceilings(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> dict[str, Any]:
+    """Return the ρ that all features together, and words, could reach at most in each layer; nan if it is unknown."""
+    measure: Any = config.measure
+    layers, found = [layer for side in sides for layer in side.states], {}
+    cells = [repr(row) for row in stimuli.features.itertuples(index=False)], stimuli.words
+    groups = _groups(config, stimuli)
+    options = {"groups": None if groups is None else groups.tolist(), "splits": measure.ceilings, "seed": config.seed}
+    for name, each in zip(CELLS if measure.ceilings else (), cells, strict=False):
+        try:
+            found[name] = ceiling(each, layers, measure.distance, **options).numpy()
+        except ValueError as error:
+            log.warning("warning: %s is left out: %s", name.replace("_", " "), error)
+            found[name] = np.full(len(layers), nan)
+    return found
 
 
 def _named(message: str, names: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -146,9 +147,11 @@ class Experiment(
         return Case(config, models)
 
     def narrowed(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        if self.measure != "population":
-            return replace(config, population=None)  # type: ignore[arg-type]
-        return replace(config, population=job_of(config, self.parts(self.case(config))[0]).population)
+        narrowed = copy(config)  # not `replace`, as a configuration that a user gives must have a population
+        narrowed.population = None  # type: ignore[assignment]
+        if self.measure == "population":
+            narrowed.population = job_of(config, self.parts(self.case(config))[0]).population
+        return narrowed
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         """Run the jobs that the store lacks; returns the result of each."""
