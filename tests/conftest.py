@@ -57,6 +57,7 @@ IN_CI = {
     "test_a_card_is_recomputed_from_the_shipped_files",
     "test_a_worker_that_is_killed_fails_its_job_only",
     "test_experiments_run_at_paper_scale_against_a_hub",
+    "test_a_population_of_the_hub_in_bfloat16_is_killed_and_goes_on_and_says_what_was_not_published",
     "test_models_that_are_given_take_the_place_of_the_papers",
     "test_a_killed_job_goes_on_to_the_same_values",
     "test_a_killed_job_goes_on_to_the_same_weights",
