@@ -301,6 +301,7 @@ def test_the_null_flips_less_than_a_third_where_that_was_planted(null, strategy,
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("k", [2, 4])
 def test_groups_part_at_the_block_that_their_parents_were_drawn_anew_from(k, door):
     options = [*composed("population=planted", door="analyze").population.parent_options]
