@@ -30,7 +30,6 @@ from thinkalike.tables import matrix_rows, repeated_rows
 log = logging.getLogger(__name__)
 
 SHOWN = 3  # features of each layer on the screen
-READS = ("model", "target", "measure", "stimuli", "recipe", "seed")
 CELLS = ("ceiling", "ceiling_of_words")  # of the joint cells of all features, and of words
 
 

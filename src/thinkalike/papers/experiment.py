@@ -27,7 +27,6 @@ from thinkalike.store import Result
 log = logging.getLogger(__name__)
 
 NAMING = ("model=", "model.path=", "model.name=", "model.hub_id=")  # words that say which model
-READS = ("experiment", "scale", "recipe", "seed", "stimuli", "population")
 FORWARDED = ("measure", "stimuli", "pairs", "population", "recipe", "seed", "store", "threads", "force", "wait")
 
 

@@ -120,7 +120,7 @@ def _part_of_speech_leads(model: Profiles) -> Claim:
     return over_folds(f"PoS is the dominant feature of {model.name}", lead.mean(-1), words)
 
 
-def lead_over_others(importances: Float[Tensor, "k *l f"], features: Sequence[str]) -> Float[Tensor, k * l]:
+def lead_over_others(importances: Float[Tensor, "k *l f"], features: Sequence[str]) -> Float[Tensor, "k *l"]:
     """Return by how much PoS is more important on each fold than the most important of the other features.
 
     Which one that is, is decided by the means over folds.

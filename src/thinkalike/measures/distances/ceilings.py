@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
-from thinkalike.measures.distances.ranks import mid_ranks
+from thinkalike.measures.distances.ranks import spearman
 
 MOST = 2000  # stimuli whose pairs are looked at
 
@@ -46,11 +46,11 @@ def ceiling(
     owners = _numbers(range(len(layers[0])) if groups is None else groups)
     numbers = _numbers(cells)
     rows = torch.randperm(len(numbers), generator=draw)[:MOST].sort().values
-    found = []
+    distances, found = [NeuralDistances.of(layer, distance) for layer in layers], []
     for _ in range(splits):
         side = torch.randperm(int(owners.max()) + 1, generator=draw)[owners[rows]] % 2
         halves = [rows[side == half] for half in (0, 1)]
-        found.append(torch.tensor([_both(NeuralDistances.of(layer, distance), numbers, halves) for layer in layers]))
+        found.append(torch.tensor([_both(each, numbers, halves) for each in distances]))
     return torch.stack(found).mean(0)
 
 
@@ -84,8 +84,8 @@ def _means(squared: Float[Tensor, "k k"], cells: Int[Tensor, " k"], number: int)
 
 
 def _rho(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> float:
-    ranks = torch.stack([mid_ranks(x), mid_ranks(y)]) if len(x) > 1 else torch.zeros(2, 2, dtype=torch.float64)
-    rho = float(torch.corrcoef(ranks)[0, 1])
-    if rho != rho:
-        raise ValueError(f"{len(x)} pairs of stimuli whose cells both halves have are too few, or all equally far")
-    return rho
+    try:
+        return float(spearman(x, y))
+    except ValueError as error:
+        message = f"{len(x)} pairs of stimuli whose cells both halves have are too few, or all equally far"
+        raise ValueError(message) from error

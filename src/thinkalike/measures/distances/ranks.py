@@ -13,15 +13,20 @@ LONG = 2**14  # numbers from which a row sorts faster alone
 
 def mid_ranks(values: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
     """Return ranks from 1 along the last axis, in float64; ties share the mean of their ranks."""
-    rows = [_row_ranks(row) for row in values.reshape(-1, values.shape[-1])]  # a long row sorts faster alone, by radix
+    rows = [_row_ranks(row) for row in _rows(values)]  # a long row sorts faster alone, by radix
     return torch.stack(rows).view(values.shape)
+
+
+def _rows(values: Float[Tensor, "*b n"]) -> Float[Tensor, "k n"]:
+    """Return a matrix of all rows, which may be empty."""
+    return values.reshape(values.shape[:-1].numel(), values.shape[-1])
 
 
 def _orders(values: Float[Tensor, "*b n"]) -> Int[Tensor, "*b n"]:
     """Return the order of each row."""
     if values.shape[-1] < LONG:
         return values.argsort(-1)
-    return torch.stack([_ascending(row) for row in values.reshape(-1, values.shape[-1])]).view(values.shape)
+    return torch.stack([_ascending(row) for row in _rows(values)]).view(values.shape)
 
 
 def _row_ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -68,7 +73,7 @@ def spearman(x: Float[Tensor, "*b n"], y: Float[Tensor, "*b n"]) -> Float[Tensor
     Raises:
         ValueError: x or y is constant, or has fewer than two values.
     """
-    left, right = (unit_ranks(part.reshape(-1, part.shape[-1])) for part in (x, y))
+    left, right = (unit_ranks(_rows(part)) for part in (x, y))
     return (left * right).sum(-1).view(x.shape[:-1])
 
 

@@ -100,7 +100,7 @@ class _Blocks:
         return lambda agree, needed: squares(agree, self._lacking(needed))
 
 
-def of_sets(sums: Float[Tensor, g * c]) -> Float[Tensor, s * c]:
+def of_sets(sums: Float[Tensor, "g *c"]) -> Float[Tensor, "s *c"]:
     """Return the sums over all cells and, if there are several, over all but each, from those of g cells."""
     total = sums.sum(0, keepdim=True)
     return total if len(sums) == 1 else torch.cat([total, total - sums])
