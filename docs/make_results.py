@@ -11,6 +11,11 @@ from thinkalike.config import options
 from thinkalike.papers.claims import VERDICTS
 from thinkalike.store import Result, finished
 
+SETTINGS = {  # that one and the same experiment is made with, and what it is made with if nothing is said
+    ("population", "name"): "planted",
+    ("stimuli", "kind"): "controlled",
+    ("measure", "difference"): "indicator",
+}
 COLUMNS = ("claim", "verdict", "numbers", "units", "tolerance", "smallest_effect")
 
 
@@ -37,12 +42,15 @@ def newest(store: str) -> list[Result]:
 
 
 def command(result: Result) -> str:
-    """Return the command that makes a result of an experiment at its scale and by its recipe."""
+    """Return the command that makes a result of an experiment at its scale, by its recipe and with its settings."""
     config = result.config
     words = [f"experiment={config['experiment']}", f"scale={config['scale']}"]
     words += ["recipe=paper"] if config.get("recipe") == "paper" else []
-    population = (config.get("population") or {}).get("name", "planted")
-    return " ".join(["python analyze.py", *words, *([f"population={population}"] if population != "planted" else [])])
+    for (part, name), usual in SETTINGS.items():
+        chosen = (config.get(part) or {}).get(name, usual)
+        word = part if name in ("name", "kind") else f"{part}.{name}"
+        words += [f"{word}={chosen}"] if chosen != usual else []
+    return " ".join(["python analyze.py", *words])
 
 
 def claims_of(result: Result) -> pd.DataFrame:
@@ -51,7 +59,10 @@ def claims_of(result: Result) -> pd.DataFrame:
 
 
 def overview(results: Sequence[Result]) -> str:
-    """Return how many claims of each paper have each verdict, and then all claims with their verdicts."""
+    """Return how many claims of each paper have each verdict, and then all claims with their verdicts.
+
+    An experiment that was made in several ways has its claims once, with a column for each way.
+    """
     parts = [
         claims_of(each).assign(experiment=each.config["experiment"], scale=each.config["scale"], made=made(each))
         for each in results
@@ -60,8 +71,13 @@ def overview(results: Sequence[Result]) -> str:
     claims["paper"] = claims["experiment"].str.partition("/")[0]
     counts = claims.groupby(["paper", "scale", "verdict"]).size().unstack(fill_value=0)
     counts = counts.reindex(columns=list(VERDICTS), fill_value=0).reset_index()
-    shown = claims[["experiment", "made", "claim", "verdict", "units", "smallest_effect"]]
-    return f"{markdown(counts)}\n\n{markdown(shown)}"
+    several = claims.groupby("experiment")["made"].transform("nunique") > 1
+    shown = claims[~several][["experiment", "made", "claim", "verdict", "units", "smallest_effect"]]
+    tables = [markdown(counts), markdown(shown)] if len(shown) else [markdown(counts)]
+    for name, rows in claims[several].groupby("experiment", sort=False):
+        beside = rows.pivot_table("verdict", "claim", "made", aggfunc="first", sort=False).fillna("").reset_index()
+        tables.append(f"{name}, by what it was made with:\n\n{markdown(beside)}")
+    return "\n\n".join(tables)
 
 
 def made(result: Result) -> str:

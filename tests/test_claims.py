@@ -189,6 +189,20 @@ def test_only_the_newest_result_of_an_experiment_is_told(make_results, tmp_path,
     assert "`python analyze.py experiment=brown2023/figure1 scale=mini recipe=paper`" in text
 
 
+def test_an_experiment_made_in_several_ways_has_a_column_for_each(make_results, tmp_path, capsys):
+    name, levels = "salle2024/figure3", {"measure": {"difference": "levels"}, "stimuli": {"kind": "crossed"}}
+    planted(tmp_path, name, [HOLDS, UNTESTABLE], key="own")
+    planted(tmp_path, name, [UNTESTABLE], key="other", **levels)
+    planted(tmp_path, "brown2023/figure1", [HOLDS], population={"name": "planted"}, measure=None)
+    make_results.main(str(tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    assert "| claim | mini | mini stimuli=crossed measure.difference=levels |" in lines
+    assert f"| {name} holds | holds |  |" in lines
+    assert "| no | not testable here | not testable here |" in lines
+    assert f"`python analyze.py experiment={name} scale=mini stimuli=crossed measure.difference=levels`" in lines
+    assert "| brown2023/figure1 | mini | brown2023/figure1 holds | holds | 6 models | 0.05 |" in lines
+
+
 def test_an_empty_store_has_no_overview(make_results, tmp_path, capsys):
     make_results.main(str(tmp_path))
     assert "No experiment is finished." in capsys.readouterr().out

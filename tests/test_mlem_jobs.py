@@ -21,6 +21,7 @@ from thinkalike import figures, papers
 from thinkalike.config import ModelConfig
 from thinkalike.data import Stimuli, controlled_stimuli, read_stimuli, read_table
 from thinkalike.errors import ConfigError, DataError
+from thinkalike.instruments import mlem
 from thinkalike.instruments.mlem import FeatureProfiles
 from thinkalike.instruments.mlem_levels import level_planes
 from thinkalike.measures import MLEM, ceiling, feature_importance, jackknife, rsa, weighted_tau
@@ -268,7 +269,17 @@ def test_scores_have_ceilings_of_features_and_of_words(together, door):
         expected = ceiling(cells, side.states, groups=groups, splits=2, seed=0)
         assert np.allclose(result.tables["scores"][name], expected, atol=1e-6)
         assert (result.tables["scores"]["score"] < result.tables["scores"][name]).all()
-    assert f"at most {result.tables['scores']['ceiling'][0]:.3f}" in shown.stdout
+    scores = result.tables["scores"]
+    assert np.allclose(scores["share"], scores["score"] / scores["ceiling"])
+    assert f"{scores['share'][0]:.0%} of {scores['ceiling'][0]:.3f}" in shown.stdout
+
+
+def test_a_score_is_no_share_of_a_ceiling_that_is_not_above_0():
+    scores = pd.DataFrame({"score": [0.3, 0.2, 0.1]})
+    beside = mlem._beside(scores, {"ceiling": np.array([0.6, -0.1, np.nan])})
+    assert beside["share"].tolist()[0] == 0.5
+    assert beside["share"].isna().tolist() == [False, True, True]
+    assert "share" not in mlem._beside(scores, {})
 
 
 def test_levels_lie_in_a_plane_as_far_apart_as_their_weights_say():
@@ -446,14 +457,18 @@ def test_a_claim_about_a_feature_that_is_not_there(tmp_path):
         planted(tmp_path, "a", STEADY).of("Tense")
 
 
-def test_scores_are_judged_by_the_weakest_model(tmp_path):
-    first, second, weak = (
-        planted(tmp_path, name, STEADY, score=score) for name, score in zip("abc", (0.8, 0.8, 0.6), strict=True)
-    )
-    assert profiles._predicts([first, second]).verdict == "holds"
-    assert profiles._predicts([first, weak]).verdict == "does not hold"
+def test_scores_are_judged_by_the_worst_layer(tmp_path):
+    first, second = (planted(tmp_path, name, STEADY) for name in "ab")
+    found = profiles._predicts([first, second])
+    assert (found.verdict, found.tolerance) == ("holds", "above 0")
+    assert "a 0.80, b 0.80" in found.numbers, "of no known ceiling"
+    assert "all 12 together" in found.numbers
+    scores = second.result.tables["scores"]
+    scores["share"] = [0.4, 0.5, 0.6, 0.5, 0.5, None]
+    assert "b 0.80 (50% of its ceiling)" in profiles._predicts([first, second]).numbers
+    second.result.arrays["scores"][3] -= 1.0
+    assert profiles._predicts([first, second]).verdict == "does not hold"
     assert profiles._predicts([first, planted(tmp_path, "d", STEADY, noise=0.5)]).verdict == "undecided"
-    assert "all 2 together" in profiles._predicts([first, second]).numbers
 
 
 MODELS_OF_LAYERS = [name for name in "abcd" for _ in range(3)]

@@ -15,7 +15,10 @@ MARKS = "osD^vP*X"
 
 
 def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: int = 3) -> None:
-    """Draw the importance of each feature against layer with its interval, a panel per model, above held-out scores."""
+    """Draw the importance of each feature against layer with its interval, a panel per model, above held-out scores.
+
+    Scores have their ceilings above them, where they are known.
+    """
     models, features = list(dict.fromkeys(table["model"])), list(dict.fromkeys(table["feature"]))
     rows, columns = -(-len(models) // across), min(len(models), across)
     shape: dict[str, Any] = {"squeeze": False, "sharex": "col", "height_ratios": (3, 1) * rows}
@@ -34,7 +37,11 @@ def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: in
                 style = {"color": colour_of(number), "marker": MARKS[number % len(MARKS)]}
                 _band(upper, part, "importance", feature, **style)
             held_out = scores[scores["model"] == model]
-            _band(lower, held_out, "score", "", color="0.3", marker="o")
+            _band(lower, held_out, "score", "held-out ρ", color="0.3", marker="o")
+            if "ceiling" in held_out:
+                lower.plot(
+                    range(len(held_out)), held_out["ceiling"], "--", label="its ceiling", color="0.3", linewidth=1
+                )
             upper.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             _name_layers(lower, list(held_out["layer"]))
             lower.set_xlabel("layer")
@@ -42,8 +49,13 @@ def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: in
         for row in range(rows):
             panels[2 * row, 0].set_ylabel("feature importance [drop of ρ]")
             panels[2 * row + 1, 0].set_ylabel("held-out ρ")
-        figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
+        handles, labels = (sum(parts, []) for parts in zip(*map(_labelled, pairs[0]), strict=True))
+        figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
         save(figure, folder, "profiles")
+
+
+def _labelled(axes: Any) -> tuple[list[Any], list[str]]:
+    return axes.get_legend_handles_labels()
 
 
 def _band(axes: Any, rows: pd.DataFrame, column: str, label: str, **style: Any) -> None:

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 SHOWN = 3  # features of each layer on the screen
 CELLS = ("ceiling", "ceiling_of_words")  # of the joint cells of all features, and of words
+SHARE = "share"  # of the first that a score is
 
 
 # ruff: noqa: UP045
@@ -71,7 +72,7 @@ class Config(rsa.Config):
 
 
 class FeatureProfiles(
-    OfStimuli, kind="mlem", version=2, reads=("model", "target", "measure", "stimuli", "recipe", "seed")
+    OfStimuli, kind="mlem", version=3, reads=("model", "target", "measure", "stimuli", "recipe", "seed")
 ):
     """Finds the feature profiles of all layers of `model`, and of `model@target` if that is another.
 
@@ -90,7 +91,7 @@ class FeatureProfiles(
         sides = stimulus_states_of(config, stimuli, measure.embed)
         model, importance = _fit(config, stimuli, sides)
         rows = rows_of_sides(sides)
-        scores = _scores(model, importance, rows).assign(**_ceilings(config, stimuli, sides))
+        scores = _beside(_scores(model, importance, rows), _ceilings(config, stimuli, sides))
         tables = {
             "scores": scores,
             "similarity": _similarity(importance, rows),
@@ -110,7 +111,7 @@ class FeatureProfiles(
             {name: table for name, table in tables.items() if len(table)},
             models=[side.origin for side in sides],
             facts=stimuli_facts(stimuli),
-            blank=("alpha", *CELLS),
+            blank=("alpha", *CELLS, SHARE),
         )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -123,14 +124,15 @@ class FeatureProfiles(
     def show(self, result: Result) -> None:
         stimuli = result.provenance["stimuli"]
         count, source = stimuli["count"], stimuli["source"]
-        print(f"{count} stimuli of {source}; held-out Spearman's ρ, and the most important features")
+        ceilings = "its share of the ceiling, " if SHARE in result.tables["scores"] else ""
+        print(f"{count} stimuli of {source}; held-out Spearman's ρ, {ceilings}and the most important features")
         for row in result.tables["scores"].itertuples():
             layer = result.table[(result.table["model"] == row.model) & (result.table["layer"] == row.layer)]
             top = layer.nlargest(SHOWN, "importance")
             named = zip(top["feature"], top["importance"], strict=True)
             words = ", ".join(f"{name} {value:.3f}" for name, value in named)
-            most = getattr(row, CELLS[0], nan)
-            ceiling = f"   at most {most:.3f}" if isfinite(most) else ""
+            share = getattr(row, SHARE, nan)
+            ceiling = f"   {share:.0%} of {getattr(row, CELLS[0]):.3f}" if isfinite(share) else ""
             print(f"  {row.model} layer {row.layer!s:>3}   {span(row.score, row.low, row.high)}{ceiling}   {words}")
 
 
@@ -208,6 +210,14 @@ def _ceilings(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusS
             log.warning("warning: %s is left out: %s", name.replace("_", " "), error)
             found[name] = np.full(len(layers), nan)
     return found
+
+
+def _beside(scores: pd.DataFrame, ceilings: Mapping[str, np.ndarray]) -> pd.DataFrame:
+    """Return the scores with their ceilings, and with the share of the first that they are where it is above 0."""
+    table = scores.assign(**ceilings)
+    if CELLS[0] not in table:
+        return table
+    return table.assign(**{SHARE: table["score"] / table[CELLS[0]].where(table[CELLS[0]] > 0)})
 
 
 def _named(message: str, names: Sequence[str]) -> str:

@@ -82,7 +82,10 @@ class Conclusion:
 
 
 class Experiment(
-    Instrument, kind="experiment", version=2, reads=("experiment", "scale", "recipe", "seed", "stimuli", "population")
+    Instrument,
+    kind="experiment",
+    version=2,
+    reads=("experiment", "scale", "recipe", "seed", "measure", "stimuli", "population"),
 ):
     """A figure or table of a paper.
 
@@ -90,7 +93,7 @@ class Experiment(
         name: paper/figure; the folder of its results is called paper-figure.
         conclude: what follows from the results of the parts.
         models: names of the models that it is about, by scale.
-        parts: the jobs that it rests on, given configuration and models.
+        parts: the jobs that it rests on, given configuration and models; None: it rests on none.
         measure: the kind of measure whose settings its jobs take; None: it has none.
         takes: how many models `model=` and `model@target=` may put in the place of its own.
     """
@@ -102,12 +105,13 @@ class Experiment(
         name: str,
         conclude: Callable[[Case], Conclusion],
         models: Mapping[str, Sequence[str]],
-        parts: Callable[[Case], Sequence[Part]] = lambda case: (),
+        parts: Callable[[Case], Sequence[Part]] | None = None,
         measure: str | None = None,
         takes: Sequence[int] = (),
     ):
         self.name, self.kind, self.conclude = name, name.replace("/", "-"), conclude
-        self.models, self.parts, self.measure, self.takes = models, parts, measure, takes
+        self.models, self.measure, self.takes = models, measure, takes
+        self.parts, self.measures = parts or (lambda case: ()), bool(parts and measure)
 
     def check(self, config: AnalyzeConfig) -> None:
         """Raise a ConfigError if the command line asks for what this experiment has not."""
@@ -148,6 +152,8 @@ class Experiment(
     def narrowed(self, config: AnalyzeConfig) -> AnalyzeConfig:
         narrowed = copy(config)  # not `replace`, as a configuration that a user gives must have a population
         narrowed.population = None  # type: ignore[assignment]
+        if not self.measures:
+            narrowed.measure = None  # type: ignore[assignment]
         if self.measure == "population":
             narrowed.population = job_of(config, self.parts(self.case(config))[0]).population
         return narrowed

@@ -28,7 +28,6 @@ MODELS = {  # BERT, GPT-2, Mamba; the minis in two seeds
     "mini": ["bert-mini", "gpt2-mini", "mamba-mini", "bert-mini-s1", "gpt2-mini-s1", "mamba-mini-s1"],
 }
 TURN = 0.4  # of Mamba's depth, where word position becomes important
-GOOD_SCORE = 0.7  # what MLEMs typically reach in the paper
 
 
 @dataclass(frozen=True)
@@ -64,6 +63,12 @@ class Profiles:
     def scores(self) -> Float[Tensor, "k l"]:
         """Spearman's ρ of the held-out distances of every layer on every fold."""
         return torch.from_numpy(self.result.arrays["scores"]).T
+
+    @property
+    def share(self) -> str:
+        """How much of its ceiling the score is in the mean over layers, in words; empty if no ceiling is known."""
+        shares = self.result.tables["scores"].get("share", pd.Series(dtype=float))
+        return f" ({shares.mean():.0%} of its ceiling)" if shares.notna().any() else ""
 
     def of(self, feature: str) -> Float[Tensor, "k l"]:
         """Return the importance of a feature in every layer on every fold.
@@ -177,14 +182,13 @@ def folds(statistic: Tensor) -> str:
 
 
 def _predicts(profiles: Sequence[Profiles]) -> Claim:
-    level = level_of_each(len(profiles))
-    means = {each.name: fold_interval(each.scores.mean(1), level) for each in profiles}
+    layers = sum(each.scores.shape[1] for each in profiles)
+    parts = [(Bound("above"), fold_interval(each.scores.T, level_of_each(layers))) for each in profiles]
+    means = ", ".join(f"{each.name} {each.scores.mean():.2f}{each.share}" for each in profiles)
     return judged(
-        f"MLEMs predict held-out distances, typically above {GOOD_SCORE}",
-        [(Bound("above", GOOD_SCORE), mean) for mean in means.values()],
-        "mean Spearman's ρ over layers: "
-        + ", ".join(f"{name} {mean:.2f}" for name, mean in means.items())
-        + together(len(means)),
+        "the features predict held-out distances in every layer",
+        parts,
+        f"mean Spearman's ρ over layers: {means}{together(layers)}",
         folds(profiles[0].scores),
     )
 
