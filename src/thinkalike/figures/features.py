@@ -49,13 +49,9 @@ def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: in
         for row in range(rows):
             panels[2 * row, 0].set_ylabel("feature importance [drop of ρ]")
             panels[2 * row + 1, 0].set_ylabel("held-out ρ")
-        handles, labels = (sum(parts, []) for parts in zip(*map(_labelled, pairs[0]), strict=True))
-        figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize=8)
+        lines = {name: line for axes in pairs[0] for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.legend(list(lines.values()), list(lines), loc="outside right upper", frameon=False, fontsize=8)
         save(figure, folder, "profiles")
-
-
-def _labelled(axes: Any) -> tuple[list[Any], list[str]]:
-    return axes.get_legend_handles_labels()
 
 
 def _band(axes: Any, rows: pd.DataFrame, column: str, label: str, **style: Any) -> None:
