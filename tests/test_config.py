@@ -74,8 +74,18 @@ def test_every_measure_composes(name):
 
 @pytest.mark.parametrize("name", options("stimuli"))
 def test_every_kind_of_stimuli_composes(name):
-    needed = [] if name == "controlled" else ["stimuli.path=words"]
-    assert composed(f"stimuli={name}", *needed, door="analyze").stimuli.kind == name
+    needed = ["stimuli.path=words"] if name in ("table", "conllu") else []
+    kind = "controlled" if name == "salle2024" else name
+    assert composed(f"stimuli={name}", *needed, door="analyze").stimuli.kind == kind
+
+
+@pytest.mark.parametrize("kind", ["controlled", "crossed"])
+def test_an_experiments_stimuli_can_be_exchanged(kind):
+    experiment = "experiment=salle2024/figure3"
+    own = composed(experiment, door="analyze").stimuli
+    assert (own.sentences, own.sample) == (450, 1500)
+    other = composed(experiment, f"stimuli={kind}", door="analyze").stimuli
+    assert (other.kind, other.sentences, other.sample) == (kind, None, None)
 
 
 def test_the_groups_of_the_published_berts_are_those_of_the_paper():
