@@ -282,7 +282,7 @@ def test_intervals_over_sentences_cover_where_those_over_words_would_not():
         chance = torch.Generator().manual_seed(seed)
         sides = [[torch.randn(40, 3, generator=chance).double().repeat_interleave(6, 0)] for _ in range(2)]
         metric = CKA(1, 1, left_out=True)
-        for number, batch in enumerate(array_batches(sides, groups, rows_per_batch=1024).starting(0)):
+        for number, batch in enumerate(array_batches(sides, groups, rows_per_batch=1024).starting(0, 1)):
             metric.update(*batch.states, None, number)
         found = metric.compute()
         return bool(found.low <= 0 <= found.high)

@@ -37,6 +37,7 @@ FLOORS = {
     "tables": 3,
     "states": 3,
     "evaluation": 3,
+    "processes": 3,
     "store": 3,
     "figures": 3,
     "job": 4,

@@ -118,7 +118,7 @@ def test_batches_of_arrays_hold_every_row_once_and_begin_where_they_are_asked_to
     batches = array_batches(sides, torch.arange(100), rows_per_batch=8)
     assert (batches.total, batches.level, batches.parts_left_out) == (13, "stimulus", 0)
     assert batches.facts == {"data": {"rows": 100, "parts": 13}}
-    found = list(batches.starting(0))
+    found = list(batches.starting(0, 1))
     assert {len(batch.states[0][0]) for batch in found} == {7, 8}
     assert all(batch.mask is None for batch in found)
     for batch in found:
@@ -126,7 +126,7 @@ def test_batches_of_arrays_hold_every_row_once_and_begin_where_they_are_asked_to
     drawn = torch.cat([batch.states[0][0] for batch in found])[:, 0]
     assert torch.equal(drawn.sort().values, numbers[:, 0])
     assert any(batch.states[0][0].diff(dim=0).abs().max() > 13 for batch in found), "in no order of the file"
-    (last,) = batches.starting(12)
+    (last,) = batches.starting(12, 1)
     assert torch.equal(last.states[1][0], found[12].states[1][0])
 
 
@@ -135,7 +135,7 @@ def test_rows_that_one_batch_can_hold_are_all_in_the_first_and_parts_are_left_ou
     numbers = torch.arange(float(rows))[:, None]
     batches = array_batches([[numbers]], torch.arange(rows), rows_per_batch=1024)
     assert (batches.total, batches.parts_left_out) == (parts + 1, parts)
-    whole, *others = [set(batch.states[0][0][:, 0].tolist()) for batch in batches.starting(0)]
+    whole, *others = [set(batch.states[0][0][:, 0].tolist()) for batch in batches.starting(0, 1)]
     left_out = [whole - other for other in others]
     assert whole == set(range(rows)) == set().union(*left_out)
     assert sum(map(len, left_out)) == rows
@@ -143,7 +143,7 @@ def test_rows_that_one_batch_can_hold_are_all_in_the_first_and_parts_are_left_ou
 
 def test_a_side_that_is_there_twice_has_one_list():
     side = [torch.randn(40, 3)]
-    batch = next(array_batches([side, side], torch.arange(40), rows_per_batch=4).starting(0))
+    batch = next(array_batches([side, side], torch.arange(40), rows_per_batch=4).starting(0, 1))
     assert batch.states[0] is batch.states[1]
 
 
@@ -151,7 +151,7 @@ def test_a_side_that_is_there_twice_has_one_list():
 def test_the_words_of_a_sentence_are_in_one_part_unless_there_are_few_sentences(per_batch):
     def owners(sentences):
         batches = array_batches([[torch.arange(120.0)[:, None]]], sentences, rows_per_batch=per_batch)
-        found = [set(batch.states[0][0][:, 0].long().tolist()) for batch in batches.starting(0)]
+        found = [set(batch.states[0][0][:, 0].long().tolist()) for batch in batches.starting(0, 1)]
         parts = [found[0] - part for part in found[1:]] if batches.parts_left_out else found
         return [set(sentences[list(part)].tolist()) for part in parts]
 

@@ -15,9 +15,9 @@ from conftest import break_off, composed
 from thinkalike.config import LoggerConfig, PretrainConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
 from thinkalike.evaluation import document_sums, last_states, masked_losses, next_token_losses, state_moments
-from thinkalike.job import rank
 from thinkalike.measures import least_squares
 from thinkalike.models import build_mini, load_model, train_tokenizer
+from thinkalike.processes import own_device, rank
 from thinkalike.store import newest_state, read_state
 from thinkalike.training import (
     MaskedPretraining,
@@ -26,7 +26,6 @@ from thinkalike.training import (
     StitchTraining,
     fit,
     logged,
-    own_device,
     peak_rate,
     rate,
 )

@@ -15,6 +15,8 @@ from thinkalike.config.relevance import NEUTRAL, neutral
 from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError, one_of
 
+PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
+
 
 # ruff: noqa: UP045
 @dataclass
@@ -95,6 +97,7 @@ class AnalyzeConfig(Checked):
     experiment: Optional[str] = None  # a paper's figure or table; takes the place of measure
     recipe: str = "honest"  # of an experiment's training, and of mlem: honest | paper
     threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata=NEUTRAL)  # how many processes share the job
     model: ModelConfig = field(default_factory=ModelConfig)
     target: ModelConfig = field(default_factory=ModelConfig)  # of measures that compare two
     data: DataConfig = field(default_factory=DataConfig)
@@ -109,8 +112,18 @@ class AnalyzeConfig(Checked):
         super().__post_init__()
         check_recipe(self.scale, self.recipe)
         check_store(self.store)
+        self._check_trainer()
         if self.activations is not None:
             self._check_recordings()
+
+    def _check_trainer(self) -> None:
+        usual = TrainerConfig(strategy=self.trainer.strategy)
+        for item in dataclasses.fields(TrainerConfig):
+            value = getattr(self.trainer, item.name)
+            if item.name not in PROCESSES and value != getattr(usual, item.name):
+                raise ConfigError(
+                    f"trainer.{item.name}={value} is of training; analyze.py takes {', '.join(PROCESSES)}"
+                )
 
     def _check_recordings(self) -> None:
         given = self.activations if isinstance(self.activations, list) else [self.activations]

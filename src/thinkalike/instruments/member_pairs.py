@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,10 +11,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.data import EncodedPairs, Pairs, batches
+from thinkalike.data import EncodedPairs, PairBatch, Pairs, batches
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.evaluation import IdentityStitches, identity_stitches
-from thinkalike.interrupts import asked, at_boundaries, stop
+from thinkalike.interrupts import at_boundaries, stop
 from thinkalike.job import Work
 from thinkalike.measures.kernels.hsic import FEWEST
 from thinkalike.models import FrozenModel
@@ -39,26 +40,38 @@ def stitched_members(
 ) -> IdentityStitches:
     """Return losses and predicted classes of all stitches (source, target, cut, pair).
 
-    What is done is kept every few batches, and an interrupted job goes on from there.
+    What is done is kept every few batches, and an interrupted job goes on from there. Processes share the batches.
 
     Args:
         measure: `batch`, how many pairs run at once, and `at_once`, how many sources.
     """
-    found, done = _begun(models, len(pairs), work)
-    parts = list(batches(encoded, measure.batch))
-    with at_boundaries():
-        for number, batch in enumerate(parts[done:], done + 1):
-            labels, mask = pairs.labels[batch.rows], batch.mask.long()
-            part = identity_stitches(
-                models, batch.tokens, labels, pairs.classes, mask=mask, types=batch.types, at_once=measure.at_once
-            )
+    found, first = _begun(models, len(pairs), work)
+    parts, new = list(batches(encoded, measure.batch)), list[tuple[Any, IdentityStitches]]()
+
+    def add(number: int, batch: PairBatch) -> None:
+        labels, mask = pairs.labels[batch.rows], batch.mask.long()
+        part = identity_stitches(
+            models, batch.tokens, labels, pairs.classes, mask=mask, types=batch.types, at_once=measure.at_once
+        )
+        new.append((batch.rows, part))
+
+    def gather() -> None:
+        for rows, part in itertools.chain.from_iterable(work.team.everyone(new)):
             for whole, own in zip(found, part, strict=True):
-                whole[..., batch.rows] = own
-            if number % KEPT_EVERY == 0 or asked():
-                work.keep(STITCHES, {**found._asdict(), "batches": number})
-                log.info("stitched batch %d of %d", number, len(parts))
-            if asked():
-                stop(f"at batch {number} of {len(parts)}")
+                whole[..., rows] = own
+        new.clear()
+
+    with at_boundaries():
+        for each in work.team.rounds(lambda number, step: iter(parts[number::step]), first, add):
+            if each.passes(KEPT_EVERY) or each.asked:
+                gather()
+                if not work.team.rank:
+                    work.keep(STITCHES, {**found._asdict(), "batches": each.done})
+                log.info("stitched batch %d of %d", each.done, len(parts))
+            if each.asked:
+                stop(f"at batch {each.done} of {len(parts)}")
+        gather()
+    work.team.end_of_share()
     return found
 
 
@@ -126,7 +139,7 @@ def _compared(
 
     m = len(models)
     metrics = [CKA(m, m) for _ in range(models[0].n_layers)]
-    for batch in states.starting(0):
+    for batch in states.starting(0, 1):
         for number, (metric, layer) in enumerate(zip(metrics, zip(*batch.states, strict=True), strict=True)):
             try:
                 metric.update(layer, layer)

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import pandas as pd
 import torch
@@ -72,6 +72,8 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
     (source, target, layer) and its HSICs.
     """
 
+    is_shared: ClassVar[bool] = True
+
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         check_models({"model": config.model})  # a device that is not there is refused before members are fine-tuned
         side = config.measure.side  # type: ignore[attr-defined]
@@ -89,7 +91,8 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
         members = [each for each in work.inputs.values() if isinstance(each, Member)]
         models = _load(members, config, pairs)
         encoded = _encode(pairs, models, config)
-        likeness = likeness_of_members(models, encoded, measure, work)  # first, as it is quick, and may be refused
+        if not work.team.rank:  # first, as it is quick, and may be refused
+            likeness = likeness_of_members(models, encoded, measure, work)
         stitched = stitched_members(models, encoded, pairs, measure, work)
         correct = stitched.predicted == pairs.labels
         table = _table(members, models[0].n_layers, stitched, correct)

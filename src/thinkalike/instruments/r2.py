@@ -35,6 +35,7 @@ class LayerR2(LayerPairs, kind="r2", reads=("model", "target", "data", "measure"
 
     name = "R²"
     takes_activations: ClassVar[bool] = False
+    is_shared: ClassVar[bool] = False  # what judges waits for all that fits
 
     def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> LayerPredictions:
         options = {key: getattr(measure, key) for key in ("fit_batches", "given", "ridge")}

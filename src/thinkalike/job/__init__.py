@@ -1,7 +1,7 @@
 """The frame of every job: what it reads, its key, its lock, its state, its provenance, and what it may leave."""
 
 from thinkalike.job.feasibility import check_memory, check_time
-from thinkalike.job.frame import Instrument, Work, fingerprints, key_of, perform, rank
+from thinkalike.job.frame import Instrument, Work, fingerprints, key_of, perform
 from thinkalike.job.outcome import Outcome
 from thinkalike.job.provenance import environment
 from thinkalike.job.resources import explained
@@ -17,5 +17,4 @@ __all__ = [
     "fingerprints",
     "key_of",
     "perform",
-    "rank",
 ]

@@ -14,7 +14,6 @@ import contextlib
 import hashlib
 import json
 import logging
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -24,18 +23,19 @@ from typing import Any, ClassVar
 
 import torch
 
-from thinkalike.config import AnalyzeConfig, TrainConfig, as_dict, relevant
+from thinkalike.config import AnalyzeConfig, as_dict, relevant
 from thinkalike.data import text_fingerprint
+from thinkalike.errors import ConfigError
 from thinkalike.job.outcome import Outcome
 from thinkalike.job.provenance import environment, versions
 from thinkalike.job.resources import explained
 from thinkalike.models import check_models, checkpoint_fingerprint, told_apart
+from thinkalike.processes import Team, rank, together
 from thinkalike.store import Job, Result, newest_state, read_state, write_state
 
 log = logging.getLogger(__name__)
 
 ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger")  # parts that the frame itself reads
-RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # where launchers say which of a job's processes this is
 
 
 @dataclass
@@ -48,6 +48,7 @@ class Work:
         inputs: what `Instrument.inputs` read.
         opened: contexts that stay open until the result is there.
         publish: functions of the result that are called when it is drawn and not there yet.
+        team: the processes that share the job.
     """
 
     job: Job
@@ -55,6 +56,7 @@ class Work:
     inputs: Mapping[str, Any]
     opened: contextlib.ExitStack
     publish: list[Callable[[Result], None]] = field(default_factory=list)
+    team: Team = field(default_factory=Team)
 
     def resume(self, name: str) -> dict[str, Any] | None:
         """Return the state that an earlier run kept under a name, or None.
@@ -92,6 +94,7 @@ class Instrument(ABC):
     reads: ClassVar[tuple[str, ...]]
     shown_again: ClassVar[bool] = False  # whether a result that is there is printed anew
     takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
+    is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
     known: ClassVar[dict[str, type[Instrument]]] = {}  # by module
 
     def __init_subclass__(
@@ -155,6 +158,7 @@ def perform(instrument: Instrument, config: Any) -> Result:
             job and `wait` is false.
         ThinkalikeError: see the instrument.
     """
+    _check_shared(instrument, config)
     inputs, narrowed = instrument.inputs(config), instrument.narrowed(config)
     read = relevant(narrowed).items()
     entered = {name: part for name, part in read if name in instrument.reads and part is not None}
@@ -174,7 +178,8 @@ def perform(instrument: Instrument, config: Any) -> Result:
             torch.set_num_threads(config.threads)
         shown = (*instrument.reads, *ALWAYS)
         settings = {name: part if name in shown else None for name, part in as_dict(narrowed).items()}
-        work = Work(job, settings, inputs, opened)
+        team = opened.enter_context(together(config.trainer, config.model.device)) if instrument.is_shared else Team()
+        work = Work(job, settings, inputs, opened, team=team)
         outcome = instrument.run(config, work).guarded()
         facts = {"seed": config.seed, "models": list(outcome.models), **outcome.facts}
         provenance = {**environment(), **facts, "wall_seconds": round(time.monotonic() - began, 1)}
@@ -210,11 +215,10 @@ def key_of(instrument: Instrument, entered: dict[str, Any], inputs: Mapping[str,
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def rank(config: Any) -> int:
-    """Return which of a job's processes this is; the first, 0, does all but its share of the training alone."""
-    if not (isinstance(config, TrainConfig) and config.trainer.strategy == "ddp"):
-        return 0
-    return next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
+def _check_shared(instrument: Instrument, config: Any) -> None:
+    """Refuse several processes for what one process does; those of a training are Lightning's affair."""
+    if isinstance(config, AnalyzeConfig) and config.trainer.strategy == "ddp" and not instrument.is_shared:
+        raise ConfigError(f"{instrument.kind} is done by one process; leave trainer=ddp out")
 
 
 def _with_lock(job: Job, config: Any) -> contextlib.AbstractContextManager[Any]:

@@ -35,17 +35,17 @@ class StateBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class StateBatches:
-    """Batches of states, which can be read from any of them on.
+    """Batches of states, which can be read from any of them on, all or each so many-th.
 
     Attributes:
-        starting: gives the batches from the one of a number on.
+        starting: gives the batches from the one of a number on, each so many-th.
         total: how many there are, as far as that is known beforehand.
         level: what a row of a batch is: token or word, or stimulus.
         facts: what the provenance of a result says of the data.
         parts_left_out: not 0 where the first batch has all rows, and each of so many others all but a part of them.
     """
 
-    starting: Callable[[int], Iterator[StateBatch]]
+    starting: Callable[[int, int], Iterator[StateBatch]]
     total: int
     level: str
     facts: dict[str, Any] = field(default_factory=dict)
@@ -104,8 +104,8 @@ def _by_token(
     rows = corpus.report.tokens.split(max(tokens_per_batch // corpus.report.tokens.shape[1], 1))
     special = first.tokenizer.all_special_ids if skip_special else []
 
-    def starting(number: int) -> Iterator[StateBatch]:
-        for part in rows[number:]:
+    def starting(number: int, step: int) -> Iterator[StateBatch]:
+        for part in rows[number::step]:
             yield StateBatch(token_states(models, part, embed), counted(part, skip_first, special), part)
 
     return StateBatches(starting, len(rows), "token", {"data": {"name": data.name, **corpus.facts()}})
@@ -116,9 +116,9 @@ def _by_word(
 ) -> StateBatches:
     different = list(dict.fromkeys(models))
 
-    def starting(number: int) -> Iterator[StateBatch]:
+    def starting(number: int, step: int) -> Iterator[StateBatch]:
         texts = pieces(held_out_texts(data), different, words_per_batch)
-        for batch in itertools.islice(texts, number, batches):
+        for batch in itertools.islice(texts, number, batches, step):
             states = {id(model): word_states(model, batch, embed) for model in different}
             yield StateBatch([states[id(model)] for model in models], tokens=word_forms(batch))
 
@@ -172,7 +172,7 @@ def pair_batches(
                 yield StateBatch([[layer[:tokens_per_batch] for layer in own] for own in whole])
                 waiting = [[[layer[tokens_per_batch:] for layer in own] for own in whole]]
 
-    return StateBatches(lambda number: itertools.islice(everything(), number, None), 0, "token")
+    return StateBatches(lambda number, step: itertools.islice(everything(), number, None, step), 0, "token")
 
 
 def array_batches(
@@ -207,8 +207,8 @@ def array_batches(
         )
     different = {id(side): side for side in sides}
 
-    def starting(number: int) -> Iterator[StateBatch]:
-        for own in chosen[number:]:
+    def starting(number: int, step: int) -> Iterator[StateBatch]:
+        for own in chosen[number::step]:
             states = {key: [layer[own] for layer in side] for key, side in different.items()}
             yield StateBatch([states[id(side)] for side in sides])
 

@@ -2,7 +2,7 @@
 
 from thinkalike.training.finetuning import Finetuning
 from thinkalike.training.pretraining import MaskedPretraining, Pretraining
-from thinkalike.training.run import Run, check_processes, fit, logged, own_device, upload
+from thinkalike.training.run import Run, fit, logged, upload
 from thinkalike.training.schedules import momenta, peak_rate, rate
 from thinkalike.training.stitching import Fit, StitchTraining
 
@@ -13,11 +13,9 @@ __all__ = [
     "Pretraining",
     "Run",
     "StitchTraining",
-    "check_processes",
     "fit",
     "logged",
     "momenta",
-    "own_device",
     "peak_rate",
     "rate",
     "upload",

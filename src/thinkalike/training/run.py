@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import re
 import sys
 import time
@@ -23,9 +22,9 @@ from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
 
 from thinkalike.config import LoggerConfig, TrainerConfig
-from thinkalike.errors import ConfigError, ShareDone
+from thinkalike.errors import ShareDone
 from thinkalike.interrupts import asked, at_boundaries, stop, take_back
-from thinkalike.models import pick_device
+from thinkalike.processes import check_processes
 from thinkalike.store import Result, newest_state, read_state, write_state
 from thinkalike.training import curves
 from thinkalike.training.steps import SteppedModule
@@ -189,27 +188,9 @@ def _processes(run: Run) -> dict[str, Any]:
     }
 
 
-def check_processes(trainer: TrainerConfig, device: str) -> None:
-    """Refuse several processes where nothing says how many.
-
-    Raises:
-        ConfigError: there is no GPU, and `trainer.devices` is not given.
-    """
-    if trainer.strategy == "ddp" and not trainer.devices and not device.startswith("cuda"):
-        raise ConfigError("trainer=ddp without a GPU needs trainer.devices=N: how many processes")
-
-
 def _helps(trainer: TrainerConfig) -> bool:
     """Whether this is one of the processes that share a job, and not the first of them."""
     return trainer.strategy == "ddp" and getattr(rank_zero_only, "rank", 0) > 0
-
-
-def own_device(device: str, trainer: TrainerConfig) -> str:
-    """Return where this process puts what should be on `device`: of the processes that share a job, each has a GPU."""
-    place = pick_device(device) if device == "auto" else device
-    if trainer.strategy != "ddp" or not place.startswith("cuda"):
-        return place
-    return f"cuda:{os.environ.get('LOCAL_RANK', os.environ.get('SLURM_LOCALID', '0'))}"
 
 
 def _loggers(run: Run) -> list[Logger]:

@@ -3,7 +3,8 @@
 With recordings in the place of a model, or of both, they are batches of stimuli.
 
 A measure of this sort gives a metric: an object with `update(source_states, target_states, mask, number)`, `compute()`,
-`state_dict()` and `load_state_dict()`, such as `CKA` or `BatchMeans`.
+`state_dict()` and `load_state_dict()`, such as `CKA` or `BatchMeans`; where processes may share the job (`is_shared`),
+also `merge_state(other)`.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.ranges import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.data import Stimuli
-from thinkalike.errors import ConfigError, DataError, one_of
+from thinkalike.errors import ConfigError, one_of
+from thinkalike.instruments.layer_pairs.gathering import gathered
 from thinkalike.instruments.layer_pairs.memory import check_feasible
 from thinkalike.instruments.of_stimuli import stimuli_facts, stimuli_inputs, without_model
-from thinkalike.interrupts import asked, at_boundaries, stop
+from thinkalike.interrupts import at_boundaries
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import FEW, span
 from thinkalike.models import FrozenModel, load_models
@@ -37,9 +39,6 @@ from thinkalike.store import Result
 from thinkalike.tables import layer_rows, matrix_rows
 
 log = logging.getLogger(__name__)
-
-KEPT_EVERY = 50  # batches
-LOOK_EVERY = 10  # batches, how often stop_at_width looks at the intervals
 
 
 # ruff: noqa: UP045
@@ -79,6 +78,7 @@ class LayerPairs(Instrument):
     name: ClassVar[str]  # as tables and figures print it
     scale: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of the colours
     takes_activations: ClassVar[bool] = True
+    is_shared: ClassVar[bool] = True
     of_text: ClassVar[Mapping[str, Any]] = {
         "level": "auto",
         "skip_first_tokens": 0,
@@ -121,9 +121,9 @@ class LayerPairs(Instrument):
         if config.activations:
             measure = replace(measure, batches=batches.parts_left_out or batches.total)
         rows, columns = (layer_rows(side.name, side.layers) for side in (source, target))
-        metric = self.metric(measure, len(rows), len(columns), batches.parts_left_out > 0)
+        new = partial(self.metric, measure, len(rows), len(columns), batches.parts_left_out > 0)
         with at_boundaries():
-            estimates = _gathered(metric, measure, batches, (_called(source), _called(target)), work)
+            estimates = gathered(new, measure, batches, (_called(source), _called(target)), work)
         self.warn(estimates, rows, columns, batches.level)
         _warn_of_few(estimates, batches.level)
         ends = {"value": estimates.value, "low": estimates.low, "high": estimates.high}
@@ -228,44 +228,6 @@ def _called(side: Side) -> str:
     return f"{side.name}, layers {', '.join(named)}" if named else side.name
 
 
-def _gathered(metric: Any, measure: Any, batches: StateBatches, names: tuple[str, str], work: Work) -> Any:
-    """Return the estimates from all batches, or from as many as make every interval narrow enough.
-
-    Goes on from the state that an earlier run left.
-    """
-    kept = work.resume("batches")
-    first = 0 if kept is None else int(kept["batches"])
-    if kept is not None:
-        metric.load_state_dict(kept["metric"])
-    for number, batch in enumerate(batches.starting(first), first):
-        mine, theirs = batch.states
-        place = mine[0].device
-        theirs = mine if theirs is mine else [layer.to(place) for layer in theirs]
-        try:
-            mask = None if batch.mask is None else batch.mask.to(place)
-            grouped = measure.given == "token" and batch.tokens is not None
-            groups = {"groups": batch.tokens.to(place)} if grouped else {}  # type: ignore[union-attr]
-            metric.update(mine, theirs, mask, number, **groups)
-        except ValueError as error:
-            raise DataError(f"batch {number} of {names[0]} (source) and {names[1]} (target): {error}") from error
-        if (number + 1) % KEPT_EVERY == 0 or asked():
-            work.keep("batches", {"metric": metric.state_dict(), "batches": number + 1})
-            log.info("batch %d of %d", number + 1, batches.total)
-        if asked():
-            stop(f"at batch {number + 1} of {batches.total}")
-        if measure.stop_at_width and (number + 1) % LOOK_EVERY == 0 and _narrow(metric, measure.stop_at_width):
-            log.info("after %d batches every interval is narrower than %g", number + 1, measure.stop_at_width)
-            break
-    if not metric.update_called:
-        raise DataError(f"there is too little text for one batch of {measure.tokens_per_batch} {batches.level}s")
-    estimates = metric.compute()
-    if estimates.batches < 2:
-        raise DataError("one batch gives no interval; give more text, or lower measure.tokens_per_batch")
-    if estimates.batches < measure.batches and not measure.stop_at_width:
-        log.warning("%d batches of the %d asked for: there is no more text", estimates.batches, measure.batches)
-    return estimates
-
-
 def _warn_of_few(estimates: Any, level: str) -> None:
     """Say when too few rows stood in groups of one token for the numbers to speak of all of them."""
     if estimates.rows_used is not None and estimates.rows_used < FEW:
@@ -274,7 +236,3 @@ def _warn_of_few(estimates: Any, level: str) -> None:
             "ones; raise measure.tokens_per_batch",
             100 * estimates.rows_used, level,
         )  # fmt: skip
-
-
-def _narrow(metric: Any, width: float) -> bool:
-    return metric.update_called and bool(metric.compute().widest_interval() < width)

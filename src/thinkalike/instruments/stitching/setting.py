@@ -29,7 +29,8 @@ from thinkalike.job import check_memory, check_time
 from thinkalike.measures import AffineMap, Moments, Stitch, bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.memory import Budget
 from thinkalike.models import FrozenModel, check_alignable, load_models, outline, tokenizer_fingerprint
-from thinkalike.training import check_processes, momenta, own_device
+from thinkalike.processes import check_processes, own_device
+from thinkalike.training import momenta
 
 log = logging.getLogger(__name__)
 

@@ -89,6 +89,12 @@ class NeighboursGivenToken(BatchMeans):
             calibrated=jackknife(*calibrated),
         )
 
+    def merge_state(self, other: BatchMeans) -> None:
+        """Add the batches of another that compares the same layers."""
+        super().merge_state(other)
+        assert isinstance(other, NeighboursGivenToken)
+        self._groups |= other._groups
+
     def state_dict(self) -> dict[str, Any]:
         """Return the batches so far, to go on from."""
         return {"shares": super().state_dict(), "groups": {str(key): facts for key, facts in self._groups.items()}}

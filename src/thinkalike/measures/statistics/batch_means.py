@@ -86,6 +86,10 @@ class BatchMeans:
         across, first, second = estimate[:depth, depth:], estimate[:depth, :depth], estimate[depth:, depth:]
         return LayerPairEstimate(across.value, across.low, across.high, first, second, len(matrices))
 
+    def merge_state(self, other: BatchMeans) -> None:
+        """Add the batches of another that compares the same layers."""
+        self._matrices |= other._matrices
+
     def _stacked(self) -> Float[Tensor, "b k k"]:
         if not self._matrices:
             raise ValueError("there is no mean of no batches: call update first")

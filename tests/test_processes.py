@@ -1,0 +1,166 @@
+"""Several processes that share one job: each batch is done once, and the first process has what one would have."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import composed
+from thinkalike import processes
+from thinkalike.config import TrainerConfig
+from thinkalike.errors import ConfigError, ShareDone
+from thinkalike.instruments import run_job
+from thinkalike.instruments.layer_pairs import gathering
+from thinkalike.measures import CKA, BatchMeans, NeighboursGivenToken, mutual_knn_matrix
+from thinkalike.processes import Team, check_processes, together
+
+
+class Threads(Team):
+    """A member of a team of threads, which stand in for processes."""
+
+    def __init__(self, rank, size, table, barrier):
+        super().__init__(rank, size)
+        self.__dict__.update(table=table, barrier=barrier)
+
+    def everyone(self, value):
+        self.table[self.rank] = value
+        self.barrier.wait(20)
+        values = list(self.table)
+        self.barrier.wait(20)
+        return values
+
+
+def by_threads(size, work):
+    """What `work(team)` returns in each member of a team."""
+    table, barrier = [None] * size, threading.Barrier(size)
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda rank: work(Threads(rank, size, table, barrier)), range(size)))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize(("first", "total"), [(0, 12), (0, 1), (4, 11), (3, 3), (0, 0)])
+def test_each_batch_is_done_once_by_its_number(size, first, total):
+    def work(team):
+        mine = []
+        rounds = team.rounds(
+            lambda number, step: iter(range(total)[number::step]), first, lambda *each: mine.append(each)
+        )
+        return mine, list(rounds)
+
+    shares = by_threads(size, work)
+    assert sorted(each for mine, _ in shares for each in mine) == [(number, number) for number in range(first, total)]
+    assert len({tuple(rounds) for _, rounds in shares}) == 1, "all processes see the same rounds"
+    rounds = shares[0][1]
+    assert [each.before for each in rounds] == [*range(first, total, size)]
+    assert [each.done for each in rounds] == [min(each.before + size, total) for each in rounds]
+
+
+def test_a_round_passes_every_so_many_batches():
+    passed = [each.passes(10) for each in (processes.Round(8, 9, False), processes.Round(9, 12, False))]
+    assert passed == [False, True]
+    assert processes.Round(9, 10, False).passes(10)
+    assert not processes.Round(10, 11, False).passes(10)
+
+
+def test_a_signal_of_one_process_reaches_all(monkeypatch):
+    waiting = threading.local()
+    monkeypatch.setattr(processes, "asked", lambda: getattr(waiting, "signal", False))
+
+    def work(team):
+        def add(number, _):
+            waiting.signal = number == 5
+
+        return [each.asked for each in team.rounds(lambda number, step: iter(range(12)[number::step]), 0, add)]
+
+    assert by_threads(3, work) == [[False, True, False, False]] * 3
+
+
+def metrics():
+    return {
+        "cka": lambda: CKA(2, 3, null=True),
+        "mknn": lambda: BatchMeans(2, 3, lambda layers: mutual_knn_matrix(layers, 5)),
+        "mknn given the token": lambda: NeighboursGivenToken(2, 3, 2),
+    }
+
+
+@pytest.mark.parametrize("name", list(metrics()))
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_first_process_has_what_one_process_would_have(name, size):
+    new, draw = metrics()[name], torch.Generator().manual_seed(0)
+    states = [[torch.randn(40, 6, generator=draw) for _ in range(5)] for _ in range(7)]
+    groups = {"groups": torch.arange(40) // 8} if "given" in name else {}
+
+    def work(team):
+        shared = gathering._Shared(new, team)
+        for number in range(team.rank, 7, team.size):
+            shared.own.update(states[number][:2], states[number][2:], None, number, **groups)
+            if number < team.size:
+                shared.gather()  # once in the middle
+        shared.gather()
+        return shared.own
+
+    first, *others = by_threads(size, work)
+    (alone,) = by_threads(1, work)
+    assert not any(each.update_called for each in others), "they gave away what they had"
+    for ours, theirs in ((first.compute(), alone.compute()),):
+        assert ours.batches == theirs.batches == 7
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        assert torch.equal(ours.within_target.value, theirs.within_target.value)
+
+
+def test_all_but_the_first_end_with_their_share():
+    Team().end_of_share()
+    with pytest.raises(ShareDone):
+        Team(1, 2).end_of_share()
+
+
+def test_one_process_is_a_team_of_itself():
+    with together(TrainerConfig(), "cpu") as team:
+        assert (team, team.everyone("a")) == (Team(0, 1), ["a"])
+    with pytest.raises(ConfigError, match=r"needs trainer\.devices=N"), together(TrainerConfig(strategy="ddp"), "cpu"):
+        pass
+    check_processes(TrainerConfig(strategy="ddp"), "cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["measure=loss"], "loss is done by one process; leave trainer=ddp out"),
+        (["measure=r2"], "r2 is done by one process"),
+        (["measure=rsa", "model=gpt2-mini"], "rsa is done by one process"),
+        (
+            ["measure=cka", "trainer.precision=bf16-mixed"],
+            "trainer.precision=bf16-mixed is of training; analyze.py takes",
+        ),
+        (["measure=cka", "trainer.threads=2"], "trainer.threads=2 is of training"),
+        (["measure=cka", "trainer.devices=0"], "trainer.devices=0 must be"),
+    ],
+)
+def test_what_processes_cannot_share_is_refused(words, message, door):
+    assert message in door("analyze.py", *words, "trainer=ddp").error
+
+
+def test_an_experiment_is_done_by_one_process(door):
+    words = ["experiment=salle2024/figure3", "scale=mini", "trainer=ddp", "trainer.devices=2"]
+    assert "salle2024-figure3 is done by one process" in door("analyze.py", *words).error
+
+
+def test_a_width_to_stop_at_is_of_one_process(tmp_path, monkeypatch):
+    job = composed("measure=cka", "measure.stop_at_width=0.1", f"store={tmp_path}", "measure.batches=2", door="analyze")
+    monkeypatch.setattr("thinkalike.job.frame.together", lambda *_: processes.contextlib.nullcontext(Team(0, 2)))
+    with pytest.raises(ConfigError, match="stop_at_width looks at the batches of one process"):
+        run_job(job)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("measure", ["cka", "mknn"])
+def test_two_processes_give_the_bits_of_one(door, measure):
+    words = [f"measure={measure}", "model=gelu-3l-mini", "model@target=solu-3l-mini", "measure.batches=5"]
+    words += ["measure.tokens_per_batch=256", "model.device=cpu", "target.device=cpu"]
+    shared = door.process("analyze.py", *words, "trainer=ddp", "trainer.devices=2", "store=two").result
+    alone = door("analyze.py", *words, "store=one").result
+    assert shared.key == alone.key
+    assert shared.table.equals(alone.table)
+    assert all(np.array_equal(values, alone.arrays[name]) for name, values in shared.arrays.items())
