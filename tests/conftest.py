@@ -351,6 +351,15 @@ def door(tmp_path) -> Door:
     return Door(tmp_path)
 
 
+def wait_for_state(process: subprocess.Popen, store: Path, state: str) -> None:
+    """Wait until a process has left a state in a store."""
+    deadline = time.monotonic() + 120
+    while not list(store.glob(f"*/*.partial/checkpoints/{state}-*.pt")):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def kill_and_resume(door: Door, script: str, *words: str, state: str, endpoint: str | None = None) -> tuple:
     """Kill a job when its state is there, run it again, and run another whole: the results of the last two.
 
@@ -362,11 +371,7 @@ def kill_and_resume(door: Door, script: str, *words: str, state: str, endpoint: 
     stores = [door.folder / name for name in ("killed", "whole")]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     with door.start(script, *words, f"store={stores[0]}", env=door._settings(endpoint, None), **quiet) as process:
-        deadline = time.monotonic() + 120
-        while not list(stores[0].glob(f"*/*.partial/checkpoints/{state}-*.pt")):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for_state(process, stores[0], state)
         process.kill()
         assert process.wait() == -signal.SIGKILL
     assert not results_in(stores[0])

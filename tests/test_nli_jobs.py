@@ -1,6 +1,7 @@
 """measure=population: penalties and CKA as transformers alone gives them, and what cannot be done in one line."""
 
 import copy
+import signal
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import transformers
 import tiny
 from classifiers import PAIR_BLOCKS as BLOCKS
 from classifiers import THREE, cka_of_transformers, loaded, local, logits_of, relabelled, write_base, write_sibling
-from conftest import composed, kill_and_resume, results_in
+from conftest import composed, kill_and_resume, results_in, wait_for_state
 from thinkalike.config import relevant
 from thinkalike.data import HANS, MNLI, Pairs, nli_challenge, nli_training
 from thinkalike.errors import ConfigError
@@ -219,6 +220,24 @@ def test_an_interrupted_job_goes_on_to_the_same_bytes(door, tmp_path, pairs, mem
     words = command(tmp_path, pairs, members, "measure.batch=2", "measure.at_once=1")
     killed, whole = kill_and_resume(door, "analyze.py", *words, state="stitches")
     assert killed.fingerprint() == whole.fingerprint()
+
+
+@pytest.mark.slow
+def test_what_two_processes_left_one_process_brings_to_the_same_bytes(door, tmp_path, pairs, members):
+    words = command(tmp_path, pairs, members, "measure.batch=2", "measure.at_once=1", "model.device=cpu")
+    shared = [*words, "trainer=ddp", "trainer.devices=2"]
+    stores = [door.folder / name for name in ("shared", "killed")]
+    together = door.process("analyze.py", *shared, f"store={stores[0]}").result
+    alone = door("analyze.py", *words).result
+    assert together.key == alone.key
+    assert all(np.array_equal(values, alone.arrays[name]) for name, values in together.arrays.items())
+    with door.start("analyze.py", *shared, f"store={stores[1]}", env=door._settings(None, None)) as process:
+        wait_for_state(process, stores[1], "stitches")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 143
+    resumed = door("analyze.py", *words, f"store={stores[1]}")
+    assert "going on from" in resumed.stderr
+    assert all(np.array_equal(values, alone.arrays[name]) for name, values in resumed.result.arrays.items())
 
 
 # ------------------------------------------------------------------------------------------------ what cannot be done

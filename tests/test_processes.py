@@ -1,5 +1,8 @@
 """Several processes that share one job: each batch is done once, and the first process has what one would have."""
 
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import composed
+from conftest import ROOT, composed, results_in
 from thinkalike import processes
 from thinkalike.config import TrainerConfig
 from thinkalike.errors import ConfigError, ShareDone
@@ -163,4 +166,17 @@ def test_two_processes_give_the_bits_of_one(door, measure):
     alone = door("analyze.py", *words, "store=one").result
     assert shared.key == alone.key
     assert shared.table.equals(alone.table)
+    assert all(np.array_equal(values, alone.arrays[name]) for name, values in shared.arrays.items())
+
+
+@pytest.mark.slow
+def test_processes_that_torchrun_starts_share_a_job(door):
+    words = ["measure=cka", "model=gelu-3l-mini", "measure.batches=3", "measure.tokens_per_batch=256"]
+    words += ["model.device=cpu", "trainer=ddp", "trainer.devices=2", "store=results"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]
+    settings = {**os.environ, **door._settings(None, None)}
+    subprocess.run([*command, str(ROOT / "analyze.py"), *words], cwd=door.folder, env=settings, check=True, timeout=240)
+    (shared,) = results_in(door.folder / "results")
+    alone = door("analyze.py", *words[:-3], "store=one").result
+    assert shared.key == alone.key
     assert all(np.array_equal(values, alone.arrays[name]) for name, values in shared.arrays.items())

@@ -138,7 +138,7 @@ def _compared(
     from thinkalike.measures import CKA  # torchmetrics takes seconds to import
 
     m = len(models)
-    metrics = [CKA(m, m) for _ in range(models[0].n_layers)]
+    metrics = [CKA(m, m, sync_on_compute=False) for _ in range(models[0].n_layers)]
     for batch in states.starting(0, 1):
         for number, (metric, layer) in enumerate(zip(metrics, zip(*batch.states, strict=True), strict=True)):
             try:
