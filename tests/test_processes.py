@@ -180,3 +180,13 @@ def test_processes_that_torchrun_starts_share_a_job(door):
     alone = door("analyze.py", *words[:-3], "store=one").result
     assert shared.key == alone.key
     assert all(np.array_equal(values, alone.arrays[name]) for name, values in shared.arrays.items())
+
+
+@pytest.mark.slow
+def test_the_command_starts_its_processes_too(door):
+    (door.folder / "command.py").write_text("from thinkalike.cli import main\n\nmain()\n")
+    words = ["analyze", "measure=cka", "model=gelu-3l-mini", "measure.batches=3", "measure.tokens_per_batch=256"]
+    command = [sys.executable, "command.py", *words, "model.device=cpu", "trainer=ddp", "trainer.devices=2"]
+    settings = {**os.environ, **door._settings(None, None)}
+    subprocess.run(command, cwd=door.folder, env=settings, check=True, timeout=240)
+    assert len(results_in(door.folder / "results", "cka")) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -29,17 +30,20 @@ def analyze(config: AnalyzeConfig) -> Path:
     return run_job(config).folder
 
 
+DOOR = "THINKALIKE_DOOR"  # where a process that shares a job finds the word that Lightning does not hand on
 COMMANDS = {"train": train, "analyze": analyze}
 
 
 def main() -> None:
     """Call the door that the first word of the command line names."""
-    name = sys.argv[1] if len(sys.argv) > 1 else "--help"
+    words = ([os.environ[DOOR]] if DOOR in os.environ and "LOCAL_RANK" in os.environ else []) + sys.argv[1:]
+    name = words[0] if words else "--help"
     if name in ("-h", "--help"):
         print("usage: thinkalike train|analyze [key=value ...]; thinkalike train --help says more")
         return
     if name not in COMMANDS:
         print(f"error: thinkalike {name} is not known; {nearest(name, COMMANDS)}", file=sys.stderr)
         sys.exit(1)
-    sys.argv = [f"thinkalike {name}", *sys.argv[2:]]
+    os.environ[DOOR] = name
+    sys.argv = [sys.argv[0], *words[1:]]
     COMMANDS[name]()
