@@ -370,7 +370,7 @@ IMPOSSIBLE = [
     (PopulationMeasureConfig, {"at_once": 0}, r"measure\.at_once=0 must be positive"),
     (StimuliConfig, {"kind": "tables"}, r"stimuli\.kind=tables .*'table'"),
     (StimuliConfig, {"kind": "conllu"}, r"stimuli=conllu needs stimuli\.path=FILE"),
-    (StimuliConfig, {"columns": "word"}, r"stimuli\.columns=word must be of the form"),
+    (StimuliConfig, {"kind": "table", "path": "x", "columns": "word"}, r"stimuli\.columns=word must be of the form"),
     (StimuliConfig, {"balance": ["Number"]}, r"stimuli\.balance needs stimuli\.sample=N"),
     (PairsConfig, {"source": "file"}, r"pairs\.source=file .*'files'"),
     (PairsConfig, {"fit_pairs": 0}, r"pairs\.fit_pairs=0 must be positive"),

@@ -205,12 +205,26 @@ def test_crossed_stimuli_are_every_word_of_them():
         ["stimuli=crossed", "stimuli.grammar=large"],
         ["stimuli=table", "stimuli.path=x.csv", "stimuli.sentences=9"],
         ["stimuli=conllu", "stimuli.path=x", "stimuli.grammar=large"],
+        ["stimuli=conllu", "stimuli.path=x", "stimuli.columns={id: number}"],
+        ["stimuli=controlled", "stimuli.path=words.csv"],
+        ["stimuli=crossed", "stimuli.columns={word: form}"],
     ],
 )
-def test_settings_of_the_grammar_that_play_no_part_are_refused(words):
-    key, value = words[-1].split("=")
-    with pytest.raises(ConfigError, match=f"{key}={value} plays no part in {words[0]}; leave it out"):
+def test_settings_that_play_no_part_are_refused(words):
+    key = words[-1].split("=")[0]
+    with pytest.raises(ConfigError, match=rf"{key}=.* plays no part in {words[0]}; leave it out"):
         composed(*words, door="analyze")
+
+
+@pytest.mark.parametrize("name", ["controlled", "crossed"])
+def test_kinds_that_are_declared_are_those_of_the_grammars_features_too(name):
+    words = ["stimuli=" + name, "stimuli.kinds={Word position: nominal, Tense: [present, past]}"]
+    plain, declared = (read_stimuli(composed(*some, door="analyze").stimuli) for some in (words[:1], words))
+    own = {"Word position": "nominal", "Tense": "ordinal"}
+    assert declared.kinds == {**plain.kinds, **own}
+    assert plain.kinds["Word position"] == "numeric"
+    with pytest.raises(DataError, match="kinds has no feature Tens; did you mean 'Tense'"):
+        read_stimuli(composed(words[0], "stimuli.kinds={Tens: nominal}", door="analyze").stimuli)
 
 
 def test_every_small_sentence_is_a_large_one_with_the_same_features():

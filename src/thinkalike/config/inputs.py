@@ -156,8 +156,14 @@ class StimuliConfig(Checked, part="stimuli"):
         one_of("stimuli.kind", self.kind, ("controlled", "crossed", "table", "conllu"))
         if self.kind in ("table", "conllu") and not self.path:
             raise ConfigError(f"stimuli={self.kind} needs stimuli.path=FILE")
-        for key, default in (("sentences", None), ("grammar", "small")):
-            if self.kind != "controlled" and (value := getattr(self, key)) != default:
+        of = {
+            "sentences": ("controlled",),
+            "grammar": ("controlled",),
+            "path": ("table", "conllu"),
+            "columns": ("table",),
+        }
+        for key, kinds in of.items():
+            if self.kind not in kinds and (value := getattr(self, key)) != getattr(StimuliConfig, key):
                 raise ConfigError(f"stimuli.{key}={value} plays no part in stimuli={self.kind}; leave it out")
         for key in ("kinds", "columns"):
             if not isinstance(getattr(self, key) or {}, dict):

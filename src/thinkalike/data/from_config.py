@@ -67,11 +67,11 @@ def read_stimuli(config: StimuliConfig) -> Stimuli:
     """
     if config.kind in ("controlled", "crossed"):
         stimuli = _of_grammar(config)
-        if config.features is not None:
-            for name in config.features:
-                if name not in stimuli.names:
-                    raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
-            stimuli = replace(stimuli, features=stimuli.features[list(config.features)], kinds={})
+        chosen = stimuli.names if config.features is None else list(config.features)
+        for name in chosen:
+            if name not in stimuli.names:
+                raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
+        stimuli = replace(stimuli, features=stimuli.features[chosen], kinds=config.kinds or {})
     elif config.kind == "conllu":
         stimuli = read_conllu(str(config.path), features=config.features, kinds=config.kinds)
     else:
