@@ -63,8 +63,8 @@ class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measur
         options = {
             key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "given", "null")
         }
-        own = {"sync_on_compute": False}  # the first process gathers, see `gathering`
-        return CKA(source_layers, target_layers, left_out=left_out, **options, **own)
+        # the first process gathers by itself, see `gathering`
+        return CKA(source_layers, target_layers, left_out=left_out, sync_on_compute=False, **options)
 
     def batches(self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> StateBatches:
         batches = super().batches(measure, config, models)
