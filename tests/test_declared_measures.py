@@ -120,7 +120,7 @@ MEASURES = {
         f"rsa {distance}": Measure(
             lambda x, y, distance=distance: rsa([x], [y], distance)[0, 0], PROPERTIES[f"rsa {distance}"], single=1e-3
         )
-        for distance in ("cosine", "manhattan", "norm_difference")
+        for distance in ("cosine", "correlation", "manhattan", "norm_difference")
     },
     "spearman": Measure(lambda x, y: spearman(x[:, 0], y[:, 0]), PROPERTIES["spearman"], widths=(1, 1)),
     "weighted tau": Measure(lambda x, y: weighted_tau(x.T, y.T)[0, 0], PROPERTIES["weighted tau"], widths=(1, 1)),
