@@ -61,7 +61,7 @@ from thinkalike.measures.statistics.populations import (
     population_penalties,
 )
 from thinkalike.measures.statistics.properties import PROPERTIES, Properties
-from thinkalike.measures.statistics.random_effects import random_effects
+from thinkalike.measures.statistics.random_effects import random_effects, two_sided
 from thinkalike.measures.statistics.separation import separation
 from thinkalike.measures.statistics.student import student_p, student_t
 from thinkalike.measures.stitching.closed_forms import AffineMap, bias_only, least_squares, procrustes, reduced_rank
@@ -175,6 +175,7 @@ __all__ = [
     "token_kl",
     "token_loss",
     "two_factor",
+    "two_sided",
     "unigram_entropy",
     "weighted_tau",
 ]

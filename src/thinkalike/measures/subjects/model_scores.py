@@ -38,7 +38,7 @@ class ModelScores:
     replicates: Float[Tensor, "r m s"]
     ceiling: NoiseCeiling
     lower: Float[Tensor, "r s"]  # the lower ceiling in the resamples
-    draws: Draws
+    draws: Draws | None  # None: no resamples
 
     def of(self, model: int) -> Scored:
         """Return the scores of one model."""
@@ -68,7 +68,13 @@ class ModelScores:
         return random_effects(scored.values, level=level)
 
     def over_both(self, scored: Scored, level: float = 0.95) -> TwoFactors:
-        """Return the mean score with its interval over subjects and stimuli; see `two_factor`."""
+        """Return the mean score with its interval over subjects and stimuli; see `two_factor`.
+
+        Raises:
+            ValueError: There are no resamples.
+        """
+        if self.draws is None:
+            raise ValueError("an interval over stimuli needs resamples of them: ask for some, such as resamples=1000")
         return two_factor(scored.values, scored.replicates, self.draws, level=level)
 
 
@@ -89,22 +95,22 @@ def model_scores(
 
     Args:
         models, subjects: Squared distances of all pairs of the same n stimuli.
+        resamples: How many; 0: none.
         groups: (n) numbers; stimuli of a group are drawn together.
 
     Raises:
         ValueError: More than half of the resamples leave a vector constant; see `compare`, `noise_ceiling` and `draw`.
     """
     values, ceiling = compare(models, subjects, comparator), noise_ceiling(subjects, comparator)
-    m, s = values.shape
-    draws = draw(s, stimuli_of(models.shape[1]), resamples, seed, groups)
+    (m, s), n = values.shape, stimuli_of(models.shape[1])
+    if not resamples:
+        return ModelScores(values, values.new_zeros(0, m, s), ceiling, values.new_zeros(0, s), None)
+    draws = draw(s, n, resamples, seed, groups)
     rows = torch.cat([models.double(), ceiling.without])
     parts = [compare(rows, subjects, comparator, part) for part in draws.stimuli.to(models.device).split(AT_ONCE)]
     found = torch.cat(parts)
     known = found.isfinite().flatten(1).all(1).cpu()
-    if 2 * int(known.sum()) < resamples:
-        raise ValueError(
-            f"{resamples - int(known.sum())} of {resamples} resamples leave the distances of a layer constant: take "
-            "more stimuli"
-        )
+    if (lost := resamples - int(known.sum())) * 2 > resamples:
+        raise ValueError(f"{lost} of {resamples} resamples leave the distances of a layer constant: take more stimuli")
     found, draws = found[known], draws.take(known)
     return ModelScores(values, found[:, :m], ceiling, found[:, m:].diagonal(dim1=1, dim2=2), draws)

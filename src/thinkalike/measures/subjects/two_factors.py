@@ -90,9 +90,9 @@ def two_factor(
     if not (values.isfinite().all() and replicates.isfinite().all()):
         raise ValueError("a score is not finite")
     weights = draws.subjects / s
-    both = torch.einsum("r...s,rs->r...", replicates, weights)
-    parts = (both, torch.einsum("...s,rs->r...", values, weights), replicates.mean(-1))
-    variance = dual_variance(*(part.var(0) for part in parts), s, n)
+    both = torch.einsum("r...s,rs->r...", replicates, weights).var(0)
+    of_subjects = torch.einsum("...s,rs->r...", values, weights).var(0)
+    variance = dual_variance(both, of_subjects, replicates.mean(-1).var(0), s, n)
     value, error = values.mean(-1), variance.sqrt()
     freedom = min(s, n) - 1
     return TwoFactors(
