@@ -159,7 +159,7 @@ def test_the_layer_that_subjects_have_is_best_and_reaches_the_ceiling(measured, 
     assert result.provenance["subjects"] == ["s1", "s2", "s3", "s4"]
     assert "V1: noise ceiling" in done.stdout
     assert "gpt2, best layer 1:" in done.stdout
-    assert "gpt2 below the noise ceiling: " in done.stdout
+    assert "gpt2 minus the ceiling's lower end: " in done.stdout
 
 
 def test_numbers_of_subjects_are_those_of_the_measures(measured, recordings, states, stimuli, checkpoints):
@@ -269,27 +269,41 @@ def test_profiles_of_subjects_have_a_group(measured, stimuli, tmp_path):
 # ----------------------------------------------------------------------------------------------------- what is refused
 
 
+THREE, TWO = "activations=[S1,S2,S3]", "activations=[S1,S2]"
+CROSSNOBIS, MODEL = "measure.distance=crossnobis", "model=gpt2-mini"
 BAD = {
     "a subject twice": (["activations=[S1,S2,S1]"], "names a file more than once; give each subject once"),
-    "a subject twice beside a model": (["activations=[S1,S1]", "model=gpt2-mini"], "names a file more than once"),
+    "a subject twice beside a model": (["activations=[S1,S1]", MODEL], "names a file more than once"),
     "a copy of a subject": (["activations=[S1,S2,COPY]"], "copy and s1 hold the same; give each subject once"),
-    "one subject": (["activations=[S1]", "model=gpt2-mini"], "or give several recordings as subjects"),
+    "one subject": (["activations=[S1]", MODEL], "or give several recordings as subjects"),
     "other layers": (["activations=[S1,S2,OTHER]"], "other has the layers V1, and s1 has IT, V1; give all subjects"),
     "other stimuli": (["activations=[S1,S2,FEW]"], "few.npz: ids lacks w0"),
     "not finite": (["activations=[S1,S2,NAN]"], "nan.npz: V1 is nan in row"),
     "constant distances": (["activations=[S1,S2,FLAT]"], "the distances of flat V1 are constant"),
-    "crossnobis of one run": (["activations=[S1,S2,S3]", "measure.distance=crossnobis"], "s1.npz has one run, and"),
-    "crossnobis of a model": (["measure.distance=crossnobis"], "needs runs of a recording; give activations=FILE"),
-    "noise without an inverse": (["activations=[STILL,S1,S2]", "measure.distance=crossnobis"], "still.npz: IT: unit 0 is the same in all runs: leave it out, or choose measure.noise=none"),
-    "noise without crossnobis": (["activations=[S1,S2,S3]", "measure.noise=none"], "measure.noise=none is for measure.distance"),
-    "a comparator that is not there": (["activations=[S1,S2,S3]", "measure.comparator=kendall"], "measure.comparator=kendall is not known"),
-    "a comparator of other distances": (["measure.comparator=corr_cov", "measure.distance=manhattan"], "is of squared Euclidean distances, which manhattan is none of"),
-    "permutations": (["activations=[S1,S2,S3]", "measure.permutations=9"], "measure.permutations=9 is of two sides"),
-    "resamples of two sides": (["activations=[S1,S2]", "measure.resamples=9"], "measure.resamples=9 is of several subjects"),
-    "one resample": (["activations=[S1,S2]", "model=gpt2-mini", "measure.resamples=1"], "resamples=1: a spread needs two"),
-    "a measure of two sides": (["measure=cka", "activations=[S1,S2,S3]"], "measure=cka compares two sides, and activations= are 3 subjects"),
-    "crossnobis in mlem": (["measure=mlem", "activations=[S1,S2,S3]", "measure.distance=crossnobis"], "can be negative, which mlem cannot fit"),
-}  # fmt: skip
+    "crossnobis of one run": ([THREE, CROSSNOBIS], "s1.npz has one run, and measure.distance=crossnobis needs two"),
+    "crossnobis of a model": ([CROSSNOBIS], "needs runs of a recording; give activations=FILE"),
+    "noise without an inverse": (
+        ["activations=[STILL,S1,S2]", CROSSNOBIS],
+        "still.npz: IT: unit 0 is the same in all runs: leave it out, or choose measure.noise=none",
+    ),
+    "noise without crossnobis": ([THREE, "measure.noise=none"], "measure.noise=none is for measure.distance"),
+    "a comparator that is not there": (
+        [THREE, "measure.comparator=kendall"],
+        "measure.comparator=kendall is not known",
+    ),
+    "a comparator of other distances": (
+        ["measure.comparator=corr_cov", "measure.distance=manhattan"],
+        "is of squared Euclidean distances, which manhattan is none of",
+    ),
+    "permutations": ([THREE, "measure.permutations=9"], "measure.permutations=9 is of two sides"),
+    "resamples of two sides": ([TWO, "measure.resamples=9"], "measure.resamples=9 is of several subjects"),
+    "one resample": ([TWO, MODEL, "measure.resamples=1"], "resamples=1: a spread needs two"),
+    "a measure of two sides": (
+        ["measure=cka", THREE],
+        "measure=cka compares two sides, and activations= are 3 subjects",
+    ),
+    "crossnobis in mlem": (["measure=mlem", THREE, CROSSNOBIS], "can be negative, which mlem cannot fit"),
+}
 
 
 @pytest.mark.parametrize("case", BAD)

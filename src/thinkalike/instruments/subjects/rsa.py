@@ -20,7 +20,7 @@ from thinkalike.instruments.of_stimuli import rows_of_sides, stimuli_facts
 from thinkalike.instruments.subjects.distances import check_subjects, layer_distances, subject_names
 from thinkalike.instruments.subjects.scores import CEILING, Vectors, best_of_models, ceiling_rows, score_columns
 from thinkalike.job import Outcome
-from thinkalike.measures import comparable, distance_vectors, model_scores, noise_ceiling, span
+from thinkalike.measures import comparable, distance_vectors, model_scores, noise_ceiling, random_effects, span
 from thinkalike.states import StimulusStates, stimulus_states_of
 from thinkalike.store import Result
 
@@ -120,7 +120,9 @@ def show(result: Result) -> None:
         f"{measure['distance']} distances, mean over subjects; best layers are chosen on the other subjects"
     )
     for recorded, rows in result.tables["ceilings"].groupby("recorded", sort=False):
-        print(f"  {recorded}: noise ceiling {rows['lower'].mean():.3f} to {rows['upper'].mean():.3f}")
+        low = float(random_effects(torch.tensor(rows["lower"].to_numpy(float))).low)
+        doubt = "" if low > 0 else "; subjects share too little to judge a model by"
+        print(f"  {recorded}: noise ceiling {rows['lower'].mean():.3f} to {rows['upper'].mean():.3f}{doubt}")
         if "models" in result.tables:
             _show_models(result, recorded, float(rows["lower"].mean()))
 
@@ -131,7 +133,7 @@ def _show_models(result: Result, recorded: Any, lower: float) -> None:
         share = f", {row.value / lower:.0%} of the ceiling's lower end" if lower > 0 else ""
         print(f"    {row.model}, best layer {row.layers}: {_written(row, 'value')}{share}")
     for row in pairs[pairs["recorded"] == recorded].itertuples():
-        word = "below the noise ceiling" if row.other == CEILING else f"minus {row.other}"
+        word = "minus the ceiling's lower end" if row.other == CEILING else f"minus {row.other}"
         print(f"    {row.model} {word}: {_written(row, 'difference')}, p = {row.p:.2g}")
 
 

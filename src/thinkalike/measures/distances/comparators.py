@@ -6,7 +6,7 @@ of rsatoolbox (Nili et al. 2014; Schütt et al. 2023), whose values these are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import isqrt
 
 import torch
@@ -63,8 +63,21 @@ def _compared(left: Tensor, right: Tensor, comparator: str, counts: Float[Tensor
     if comparator == "tau_a":
         weights = pair_counts(counts)
         return torch.stack([torch.stack([tau_a(a, b, weights) for b in right], -1) for a in left], -2)
-    unit = _UNITS[comparator]
-    return torch.stack([unit(left, each) @ unit(right, each).T for each in counts])
+    return torch.stack([_units(left, comparator, each) @ _units(right, comparator, each).T for each in counts])
+
+
+def _units(vectors: Tensor, comparator: str, counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
+    """Return vectors of norm 1 whose products are the comparator's values; those that have none are NaN."""
+    weights = pair_counts(counts)
+    if comparator in CENTRED:
+        vectors = vectors - (vectors @ weights / weights.sum())[:, None]
+    if comparator in WHITENED:
+        return _whitened(vectors, counts)
+    kept = weights.nonzero()[:, 0]
+    vectors, weights = vectors[:, kept], weights[kept]
+    if comparator in RANKED:
+        vectors = weighted_ranks(vectors, weights) - (weights.sum() + 1) / 2
+    return _normed(vectors, weights)
 
 
 def check_comparator(comparator: str) -> None:
@@ -128,26 +141,8 @@ def weighted_ranks(levels: Int[Tensor, "k p"], weights: Float[Tensor, " p"]) -> 
     Args:
         levels: The number of each value's level, in ascending order.
     """
-    sizes = weights.new_zeros(levels.shape).scatter_add_(1, levels, weights.expand(levels.shape))
+    sizes = weights.new_zeros(len(levels), int(levels.max()) + 1).scatter_add_(1, levels, weights.expand(levels.shape))
     return (sizes.cumsum(1) - (sizes - 1) / 2).gather(1, levels)
-
-
-def _centred(vectors: Float[Tensor, "k p"], weights: Float[Tensor, " p"]) -> Float[Tensor, "k p"]:
-    return vectors - (vectors @ weights / weights.sum())[:, None]
-
-
-def _of_ranks(levels: Int[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Float[Tensor, "k p"]:
-    weights = pair_counts(counts)
-    return _normed(weighted_ranks(levels, weights) - (weights.sum() + 1) / 2, weights)
-
-
-def _of_deviations(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Float[Tensor, "k p"]:
-    weights = pair_counts(counts)
-    return _normed(_centred(vectors, weights), weights)
-
-
-def _of_values(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Float[Tensor, "k p"]:
-    return _normed(vectors, pair_counts(counts))
 
 
 def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
@@ -166,16 +161,3 @@ def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Flo
     shift = torch.linalg.solve(weights + weights.sum(1).diag(), -(weights * square).sum(2).T).T
     gram = square + shift[:, :, None] + shift[:, None]
     return _normed(gram.flatten(1), weights.flatten())
-
-
-def _whitened_deviations(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
-    return _whitened(_centred(vectors, pair_counts(counts)), counts)
-
-
-_UNITS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "spearman": _of_ranks,
-    "corr": _of_deviations,
-    "cosine": _of_values,
-    "cosine_cov": _whitened,
-    "corr_cov": _whitened_deviations,
-}
