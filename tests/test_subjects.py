@@ -102,6 +102,8 @@ def test_what_all_subjects_share_lies_between_the_ceilings(comparator):
         (torch.rand(1, P), "corr", "two subjects or more, not 1"),
         (torch.rand(2, P), "rho", "comparator='rho' is none of"),
         (torch.ones(2, P), "corr", "distances of 0 are constant"),
+        (torch.tensor([[1.0, 2, 3], [3, 2, 1]]), "tau_a", "the distances of the mean of all subjects are constant"),
+        (torch.tensor([[1.0, 2, 3], [3, 2, 1], [2, 1, 3]]), "spearman", "the mean of all subjects but 2 are constant"),
     ],
 )
 def test_subjects_without_a_ceiling_are_refused(subjects, comparator, message):
@@ -221,6 +223,14 @@ def test_scores_are_those_of_copied_stimuli_and_the_ceiling_is_a_model():
     torch.testing.assert_close(found.of_ceiling().replicates, expected)
     torch.testing.assert_close(found.of_ceiling().values, ceiling.lower)
     torch.testing.assert_close(found.over_subjects(found.of(0)).value, found.values[0].mean())
+
+
+def test_without_resamples_there_is_no_interval_over_stimuli():
+    found = model_scores(*drawn(), resamples=0)
+    assert found.replicates.shape == (0, 3, S)
+    assert found.over_subjects(found.best([0, 1])[0].minus(found.of_ceiling())).low.isfinite()
+    with pytest.raises(ValueError, match="needs resamples of them: ask for some, such as resamples=1000"):
+        found.over_both(found.of(0))
 
 
 def test_the_best_is_chosen_on_other_subjects():

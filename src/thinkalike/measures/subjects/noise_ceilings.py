@@ -42,6 +42,8 @@ def noise_ceiling(subjects: Float[Tensor, "s p"], comparator: str = "spearman") 
     normalised = _normalised(subjects.double(), comparator)
     pool = normalised.mean(0, keepdim=True)
     without = (s * pool - normalised) / (s - 1)
+    comparable(pool, comparator, ["the mean of all subjects"])
+    comparable(without, comparator, [f"the mean of all subjects but {each}" for each in range(s)])
     lower = [compare(without[each : each + 1], subjects[each : each + 1], comparator)[0, 0] for each in range(s)]
     return NoiseCeiling(torch.stack(lower), compare(pool, subjects, comparator)[0], without)
 
