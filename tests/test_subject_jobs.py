@@ -319,7 +319,14 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("case", BAD)
+AT_THE_DOOR = {"crossnobis of a model", "noise without crossnobis", "a comparator that is not there", "permutations"}
+AT_THE_DOOR |= {"a comparator of other distances", "resamples of two sides", "one subject", "a measure of two sides"}
+AT_THE_DOOR |= {"crossnobis in mlem", "a subject twice", "a subject twice beside a model"}
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case in AT_THE_DOOR else case for case in BAD]
+)
 def test_what_cannot_be_done_with_subjects_is_one_line(case, measured, recordings, stimuli, tmp_path):
     words, message = BAD[case]
     first = {name: layer.numpy() for name, layer in read_arrays(recordings[0], stimuli).items()}
