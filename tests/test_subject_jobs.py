@@ -155,7 +155,7 @@ def test_the_layer_that_subjects_have_is_best_and_reaches_the_ceiling(measured, 
     assert (v1["both_low"] <= v1["value"]).all()
     assert table.loc["IT"]["value"].max() < 0.5 * table.loc["IT"]["lower"].max(), "control: colour is in no layer"
     bests = result.tables["models"].set_index("recorded")
-    assert bests["layers"]["V1"] == "1"
+    assert str(bests["layers"]["V1"]) == "1"
     assert set(result.tables["comparisons"]["other"]) == {"noise ceiling"}
     assert {path.stem for path in result.figures} == {"subjects"}
     assert result.provenance["subjects"] == ["s1", "s2", "s3", "s4"]

@@ -104,11 +104,11 @@ def _held_out(config: AnalyzeConfig, stimuli: Stimuli, groups: Tensor | None) ->
 
 def with_group(result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the profiles and the scores of all sides of a result; subjects are one, the group."""
-    pair = result.table, result.tables["scores"]
+    table, scores = result.table, result.tables["scores"]
     if "group" not in result.tables:
-        return pair
+        return table, scores
     subjects = result.provenance["subjects"]
-    name, pair = f"{len(subjects)} subjects", tuple(each[~each["model"].isin(subjects)] for each in pair)
+    name, pair = f"{len(subjects)} subjects", [each[~each["model"].isin(subjects)] for each in (table, scores)]
     own = [result.tables[each].assign(model=name) for each in ("group", "group_scores")]
     profiles, scores = (pd.concat(both, ignore_index=True) for both in zip(own, pair, strict=True))
     return profiles, scores
