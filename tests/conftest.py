@@ -110,6 +110,9 @@ IN_CI = {
     "test_both_sets_are_streamed_from_a_hub_and_hans_from_its_parquet_branch",
     "test_a_job_leaves_a_checkpoint_that_transformers_finds_as_right_as_the_table_says",
     "test_minis_of_one_text_share_their_tokenizer",
+    "test_what_cannot_be_done_with_subjects_is_one_line",
+    "test_target_alone_is_the_only_model",
+    "test_subjects_and_models_of_one_name_are_told_apart",
 }
 
 

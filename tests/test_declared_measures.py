@@ -13,6 +13,7 @@ import measure_tester as tester
 from measure_tester import Measure
 from thinkalike.measures import (
     CKA,
+    COMPARATORS,
     MLEM,
     PROPERTIES,
     DifferentiableMLEM,
@@ -120,7 +121,15 @@ MEASURES = {
         f"rsa {distance}": Measure(
             lambda x, y, distance=distance: rsa([x], [y], distance)[0, 0], PROPERTIES[f"rsa {distance}"], single=1e-3
         )
-        for distance in ("cosine", "manhattan", "norm_difference")
+        for distance in ("cosine", "correlation", "manhattan", "norm_difference")
+    },
+    **{
+        f"rsa by {comparator}": Measure(
+            lambda x, y, comparator=comparator: rsa([x], [y], comparator=comparator)[0, 0],
+            PROPERTIES[f"rsa by {comparator}"],
+            single=1e-3,
+        )
+        for comparator in COMPARATORS[1:]
     },
     "spearman": Measure(lambda x, y: spearman(x[:, 0], y[:, 0]), PROPERTIES["spearman"], widths=(1, 1)),
     "weighted tau": Measure(lambda x, y: weighted_tau(x.T, y.T)[0, 0], PROPERTIES["weighted tau"], widths=(1, 1)),

@@ -321,11 +321,11 @@ BAD = {
     "a recording of other stimuli": (["activations=BRAIN"], "ids lacks 1:1, 1:2, 1:3, 1:4, ..."),
     "a recording and a model": (["activations=BRAIN", "model=gpt2-mini"], "takes the place of model=gpt2-mini; name"),
     "three sides": (
-        ["activations=[BRAIN,FLAT]", "model@target=gelu-3l-mini"],
-        "are two sides, and model@target= would be a third; leave one out",
+        ["activations=[BRAIN,FLAT]", "model@target=gelu-3l-mini", "stimuli=table", "stimuli.path=TABLE"],
+        "flat has the layers a, b, and brain has 2, 10; give all subjects the same",
     ),
-    "three recordings": (["activations=[BRAIN,BRAIN,FLAT]"], "must be a file, or two: activations=[A,B]"),
-    "no recording": (["activations=[]"], "activations=[] must be a file, or two"),
+    "three recordings": (["activations=[BRAIN,BRAIN,FLAT]"], "names a file more than once; give each subject once"),
+    "no recording": (["activations=[]"], "activations=[] must be a file, two, or subjects"),
     "a recording in an experiment": (
         ["activations=BRAIN", "experiment=salle2024/figure2"],
         "experiment=salle2024/figure2 has models of its own; leave activations=",

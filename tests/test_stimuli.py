@@ -903,7 +903,7 @@ def test_ids_may_be_numbers_or_bytes_and_stand_in_an_array_of_either_format(tmp_
             ["p1", "p2", "p3", *(f"q{number}" for number in range(9))],
             r"ids has q0, q1, q2, q3, \.\.\. \(9 in all\), which",
         ),
-        ([1.0, 2.0, 3.0], r"ids is float64 of shape \(3,\); give one text or whole number for each row"),
+        ([1.0, 2.0, 3.0], r"ids is float64 of shape \(3,\); give a text or whole number for each row"),
         ([["p1", "p2", "p3"]], r"ids is <U2 of shape \(1, 3\)"),
     ],
 )
@@ -915,7 +915,7 @@ def test_ids_that_are_not_those_of_the_stimuli_are_refused(name, ids, message, p
 
 def test_ids_that_cannot_be_read_are_refused_with_the_remedy(pictures, tmp_path):
     np.savez(tmp_path / "x.npz", V1=np.ones((3, 2)), ids=pd.Series(PICTURES, dtype=object).to_numpy())
-    with pytest.raises(DataError, match=r"x\.npz: its ids are Python objects, which are not read; save np\.array"):
+    with pytest.raises(DataError, match=r"x\.npz: its ids or runs are Python objects, which are not read; save"):
         read_arrays(tmp_path / "x.npz", pictures)
     save_file({"V1": torch.ones(3, 2)}, tmp_path / "x.safetensors", {"ids": "p1,p2,p3"})
     with pytest.raises(DataError, match=r"x\.safetensors: the metadata under 'ids' is no JSON list; write save_file"):

@@ -93,7 +93,7 @@ class AnalyzeConfig(Checked):
     stimuli: StimuliConfig = field(default_factory=StimuliConfig)  # of measures that look at words
     pairs: PairsConfig = field(default_factory=PairsConfig)  # of measures that look at classifiers
     population: PopulationConfig = field(default_factory=PopulationConfig)
-    activations: Any = neutral(None)  # instead of model: states of the stimuli, .npz or .safetensors; or two such files
+    activations: Any = neutral(None)  # instead of model: states of stimuli, a file or two; or subjects
     experiment: Optional[str] = None  # a paper's figure or table; takes the place of measure
     recipe: str = "honest"  # of an experiment's training, and of mlem: honest | paper
     threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)
@@ -127,16 +127,18 @@ class AnalyzeConfig(Checked):
 
     def _check_recordings(self) -> None:
         given = self.activations if isinstance(self.activations, list) else [self.activations]
-        if not 1 <= len(given) <= 2 or not all(isinstance(each, str) and each.strip() for each in given):
-            raise ConfigError(f"activations={self.activations} must be a file, or two: activations=[A,B]")
+        if not given or not all(isinstance(each, str) and each.strip() for each in given):
+            raise ConfigError(f"activations={self.activations} must be a file, two, or subjects: activations=[A,B]")
         if self.experiment:
             raise ConfigError(f"experiment={self.experiment} has models of its own; leave activations={given[0]} out")
-        if named := [word for word in self.chosen if word.startswith("model=")]:
+        if len(given) == 1 and self.names_model:
+            named = next(word for word in self.chosen if word.startswith("model="))
             raise ConfigError(
-                f"activations={given[0]} takes the place of {named[0]}; name another side by model@target="
+                f"activations={given[0]} takes the place of {named}; name another side by model@target=, or give "
+                "several recordings as subjects"
             )
-        if len(given) == 2 and self._names_target:
-            raise ConfigError(f"activations={given} are two sides, and model@target= would be a third; leave one out")
+        if len(self.recordings) < len(given) and (len(given) > 2 or self.models):
+            raise ConfigError(f"activations={given} names a file more than once; give each subject once")
 
     @property
     def recordings(self) -> list[str]:
@@ -145,16 +147,34 @@ class AnalyzeConfig(Checked):
         return list(dict.fromkeys(str(Path(each).expanduser()) for each in given if each))
 
     @property
-    def sides(self) -> list[str | ModelConfig]:
-        """What measures of stimuli compare, each once: the files of `activations`, or `model`, and `model@target`."""
-        if self.activations:
-            return [*self.recordings, *([self.target] if self._names_target else [])]
-        return [self.model] if self.target == self.model else [self.model, self.target]
+    def subjects(self) -> list[str]:
+        """The files of `activations` where they are subjects: three or more, or two beside a model that is named."""
+        several = len(self.recordings)
+        return self.recordings if several > 2 or (several == 2 and self.models) else []
 
     @property
-    def _names_target(self) -> bool:
+    def models(self) -> list[ModelConfig]:
+        """The different models that are asked for beside recordings: `model` only if the command line names it."""
+        if self.names_model and self.names_target and self.model == self.target:
+            return [self.model]
+        return [*([self.model] if self.names_model else []), *([self.target] if self.names_target else [])]
+
+    @property
+    def names_model(self) -> bool:
+        """Whether the command line names the model."""
+        return any(word.startswith("model=") for word in self.chosen)
+
+    @property
+    def names_target(self) -> bool:
         """Whether the target is asked for, also where it is the model that `model` would be."""
         return self.target != self.model or any(word.startswith("model@target=") for word in self.chosen)
+
+    @property
+    def sides(self) -> list[str | ModelConfig]:
+        """What measures of stimuli compare, each once: the files of `activations`, and `model` and `model@target`."""
+        if self.activations:
+            return [*self.recordings, *self.models]
+        return [self.model] if self.target == self.model else [self.model, self.target]
 
 
 def check_recipe(scale: str, recipe: str) -> None:

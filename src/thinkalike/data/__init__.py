@@ -9,7 +9,7 @@ from thinkalike.data.inference.published import hub_pairs, read_hans, read_mnli
 from thinkalike.data.stimuli.conllu import read_conllu
 from thinkalike.data.stimuli.controlled import controlled_stimuli, crossed_stimuli, from_sentences
 from thinkalike.data.stimuli.correlation import FeatureCorrelation
-from thinkalike.data.stimuli.recordings import read_arrays
+from thinkalike.data.stimuli.recordings import Recording, read_arrays, read_recording
 from thinkalike.data.stimuli.stimuli import Codes, Stimuli
 from thinkalike.data.stimuli.tables import read_table
 from thinkalike.data.text.documents import document_fingerprint, documents, text_fingerprint
@@ -31,6 +31,7 @@ __all__ = [
     "PairBatch",
     "PairedRows",
     "Pairs",
+    "Recording",
     "SourceText",
     "Stimuli",
     "TokenRows",
@@ -57,6 +58,7 @@ __all__ = [
     "read_hans",
     "read_mnli",
     "read_pairs",
+    "read_recording",
     "read_stimuli",
     "read_table",
     "read_tokens",

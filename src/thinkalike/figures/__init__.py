@@ -14,6 +14,7 @@ _HOME = {
     "save": "style",
     "layer_heatmaps": "matrices",
     "similarity": "likeness",
+    "subject_scores": "subjects",
     "Contrast": "features",
     "correlation": "features",
     "levels": "planes",

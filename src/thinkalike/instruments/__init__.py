@@ -35,6 +35,11 @@ def run_job(config: TrainConfig | AnalyzeConfig) -> Result:
     chosen = instrument(MEASURES[config.measure.kind])
     if config.activations and not chosen.takes_activations:
         raise ConfigError(f"measure={chosen.kind} takes no activations; choose measure=cka, mknn, mlem or rsa")
+    if config.subjects and not chosen.takes_subjects:
+        raise ConfigError(
+            f"measure={chosen.kind} compares two sides, and activations= are {len(config.subjects)} subjects; choose "
+            "measure=rsa or mlem"
+        )
     return perform(chosen, config)
 
 

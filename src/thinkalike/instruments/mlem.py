@@ -18,9 +18,10 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.data import Stimuli
 from thinkalike.errors import ConfigError, DataError, nearest, one_of
-from thinkalike.instruments import rsa
 from thinkalike.instruments.mlem_levels import level_planes, level_table
-from thinkalike.instruments.of_stimuli import OfStimuli, rows_of_sides, stimuli_facts
+from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, stimuli_facts
+from thinkalike.instruments.subjects.distances import check_subjects, subject_names
+from thinkalike.instruments.subjects.mlem import group_tables, show_group, with_group
 from thinkalike.job import Outcome, Work
 from thinkalike.measures import MLEM, Importance, ceiling, feature_importance, span, weighted_tau
 from thinkalike.states import StimulusStates, numbered, stimulus_states_of
@@ -36,7 +37,7 @@ SHARE = "share"  # of the first that a score is
 
 # ruff: noqa: UP045
 @dataclass
-class Config(rsa.Config):
+class Config(DistanceConfig):
     """The settings of a metric-learning encoding model of every layer, and of the importance of the features in it."""
 
     kind: str = "mlem"
@@ -54,6 +55,8 @@ class Config(rsa.Config):
     ceilings: int = ranged(3, least=0, most=10**4)  # divisions of the stimuli that ceilings are means of; 0: none
 
     def __post_init__(self) -> None:
+        if self.distance == "crossnobis":
+            raise ConfigError("measure.distance=crossnobis can be negative, which mlem cannot fit; choose measure=rsa")
         super().__post_init__()
         one_of("measure.weights", self.weights, ("diagonal", "full"))
         one_of("measure.difference", self.difference, ("indicator", "scaled", "levels", "points"))
@@ -89,6 +92,7 @@ class FeatureProfiles(
         measure: Any = config.measure
         stimuli: Stimuli = work.inputs["stimuli"]
         sides = stimulus_states_of(config, stimuli, measure.embed)
+        check_subjects(sides[: len(config.subjects)])
         model, importance = _fit(config, stimuli, sides)
         rows = rows_of_sides(sides)
         scores = _beside(_scores(model, importance, rows), _ceilings(config, stimuli, sides))
@@ -98,6 +102,10 @@ class FeatureProfiles(
             "interactions": _interactions(measure, importance, rows),
             "levels": level_table(model, stimuli, rows),
         }
+        profiles = _profiles(model, importance, stimuli, rows)
+        if config.subjects:
+            groups = _groups(config, stimuli)
+            tables |= group_tables(config, stimuli, sides[: len(config.subjects)], profiles, scores, groups)
         arrays = {
             "weights": model.weights_,
             "correlation": model.correlation_,
@@ -105,17 +113,17 @@ class FeatureProfiles(
             "importances": importance.by_fold(),
         }
         return Outcome(
-            _profiles(model, importance, stimuli, rows),
+            profiles,
             {"mean_score": float(scores["score"].mean()), "stimuli": float(len(stimuli))},
             {name: values.numpy() for name, values in arrays.items()},
             {name: table for name, table in tables.items() if len(table)},
             models=[side.origin for side in sides],
-            facts=stimuli_facts(stimuli),
+            facts=stimuli_facts(stimuli) | subject_names(config, sides),
             blank=("alpha", *CELLS, SHARE),
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        figures.profiles(result.table, result.tables["scores"], folder)
+        figures.profiles(*with_group(result), folder)
         if "similarity" in result.tables:
             figures.similarity({"weighted τ of profiles": result.tables["similarity"]}, folder)
         if "levels" in result.tables and len(planes := level_planes(result.tables["levels"])):
@@ -126,7 +134,10 @@ class FeatureProfiles(
         count, source = stimuli["count"], stimuli["source"]
         ceilings = "its share of the ceiling, " if SHARE in result.tables["scores"] else ""
         print(f"{count} stimuli of {source}; held-out Spearman's ρ, {ceilings}and the most important features")
+        show_group(result, SHOWN)
         for row in result.tables["scores"].itertuples():
+            if row.model in result.provenance.get("subjects", ()):
+                continue
             layer = result.table[(result.table["model"] == row.model) & (result.table["layer"] == row.layer)]
             top = layer.nlargest(SHOWN, "importance")
             named = zip(top["feature"], top["importance"], strict=True)

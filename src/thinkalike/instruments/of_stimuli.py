@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas as pd
 
-from thinkalike.config import AnalyzeConfig
+from thinkalike.config import AnalyzeConfig, MeasureConfig
 from thinkalike.data import Stimuli, read_stimuli
+from thinkalike.errors import one_of
 from thinkalike.job import Instrument, fingerprints
 from thinkalike.states import StimulusStates, names_of, recording_fingerprint
 from thinkalike.tables import layer_rows
@@ -21,6 +23,7 @@ class OfStimuli(Instrument):
     """What measures of stimuli have in common: `activations` takes the place of `model`."""
 
     takes_activations: ClassVar[bool] = True
+    takes_subjects: ClassVar[bool] = True
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         return stimuli_inputs(config)
@@ -40,15 +43,30 @@ def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:
     names = names_of(config.sides)
     if names[: len(config.recordings)] != [Path(path).stem for path in config.recordings]:
         read["names"] = ", ".join(names)
-    return {**read, **fingerprints(without_model(config), ("target",))}
+    return {**read, **fingerprints(without_model(config), ("model", "target"))}
 
 
 def without_model(config: AnalyzeConfig) -> AnalyzeConfig:
-    """Return a configuration with recordings, without the model in whose place they are, and a target only if asked."""
+    """Return a configuration with recordings, with those models alone that are asked for beside them."""
     without = copy(config)  # not `replace`, as a configuration that a user gives must have them
-    without.model = None  # type: ignore[assignment]
-    without.target = config.target if config.target in config.sides else None  # type: ignore[assignment]
+    both = len(config.models) > 1
+    without.model = config.model if config.names_model else None  # type: ignore[assignment]
+    without.target = config.target if both or (not config.names_model and config.models) else None  # type: ignore[assignment]
     return without
+
+
+@dataclass
+class DistanceConfig(MeasureConfig):
+    """The settings that measures of the distances between stimuli have in common."""
+
+    distance: str = "euclidean"  # euclidean | cosine | correlation | manhattan | norm_difference
+    embed: bool = False  # also the site before block 0
+
+    distances: ClassVar[tuple[str, ...]] = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("measure.distance", self.distance, self.distances)
 
 
 def rows_of_sides(sides: Sequence[StimulusStates]) -> pd.DataFrame:

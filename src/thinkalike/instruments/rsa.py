@@ -2,54 +2,100 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
+from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.data import Stimuli
-from thinkalike.errors import DataError, one_of
-from thinkalike.instruments.of_stimuli import OfStimuli, rows_of_sides, stimuli_facts
+from thinkalike.errors import ConfigError, DataError, one_of
+from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, stimuli_facts
+from thinkalike.instruments.subjects import rsa as subjects
+from thinkalike.instruments.subjects.distances import layer_distances
 from thinkalike.job import Outcome, Work
-from thinkalike.measures import Estimate, mantel, rsa_estimate, span
-from thinkalike.states import numbered, stimulus_states_of
+from thinkalike.measures import COMPARATORS, NOISES, WHITENED, Estimate, mantel, rsa_estimate, span
+from thinkalike.states import StimulusStates, numbered, stimulus_states_of
 from thinkalike.store import Result
 from thinkalike.tables import matrix_rows
 
 FOLDS = 10  # of the jackknife
+SIGNS = {
+    "spearman": "Spearman's ρ",
+    "tau_a": "Kendall's τ_a",
+    "corr": "Pearson's r",
+    "cosine": "cosine",
+    "corr_cov": "whitened Pearson's r",
+    "cosine_cov": "whitened cosine",
+}
 
 
 @dataclass
-class Config(MeasureConfig):
+class Config(DistanceConfig):
     """The settings of representational similarity analysis."""
 
     kind: str = "rsa"
-    distance: str = "euclidean"  # euclidean | cosine | manhattan | norm_difference
-    embed: bool = False  # also the site before block 0
     permutations: int = ranged(0, least=0, most=10**6)  # of Mantel's test; 0: no p-values
+    comparator: str = "spearman"  # spearman | tau_a | corr | cosine | corr_cov | cosine_cov
+    noise: str = "shrinkage"  # of distance=crossnobis: shrinkage | diagonal | none
+    resamples: int = ranged(1000, least=0, most=10**6)  # of subjects and stimuli; 0: intervals are over subjects alone
+
+    distances: ClassVar[tuple[str, ...]] = (*DistanceConfig.distances, "crossnobis")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("measure.distance", self.distance, ("euclidean", "cosine", "manhattan", "norm_difference"))
+        one_of("measure.comparator", self.comparator, COMPARATORS)
+        one_of("measure.noise", self.noise, NOISES)
+        if self.noise != "shrinkage" and self.distance != "crossnobis":
+            raise ConfigError(
+                f"measure.noise={self.noise} is for measure.distance=crossnobis; add it or leave this out"
+            )
+        if self.comparator in WHITENED and self.distance == "manhattan":
+            raise ConfigError(
+                f"measure.comparator={self.comparator} is of squared Euclidean distances, which manhattan is none of; "
+                "choose measure.comparator=corr or another distance"
+            )
 
 
 class RSA(OfStimuli, kind="rsa", reads=("model", "target", "measure", "stimuli", "seed")):
-    """Compares all layers of `model`, and of `model@target` if that is another, with all of them."""
+    """Compares all layers of `model`, and of `model@target` if that is another, with all of them.
+
+    Where `activations` are subjects, all layers of the models with all recorded layers of all subjects.
+    """
+
+    def narrowed(self, config: AnalyzeConfig) -> AnalyzeConfig:
+        measure: Any = config.measure
+        if config.subjects and measure.permutations:
+            raise ConfigError(
+                f"measure.permutations={measure.permutations} is of two sides; subjects have p-values without it, so "
+                "leave it out"
+            )
+        if not config.subjects and measure.resamples != Config.resamples:
+            raise ConfigError(
+                f"measure.resamples={measure.resamples} is of several subjects; give activations=[A,B,...] or leave it "
+                "out"
+            )
+        if measure.distance == "crossnobis" and not config.activations:
+            raise ConfigError("measure.distance=crossnobis needs runs of a recording; give activations=FILE")
+        return super().narrowed(config)
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         stimuli: Stimuli = work.inputs["stimuli"]
+        if config.subjects:
+            return subjects.run(config, stimuli)
         sides = stimulus_states_of(config, stimuli, measure.embed)
-        layers = [layer for side in sides for layer in side.states]
         try:
+            layers = _layers(sides, measure)
             similarity = _estimate(measure, layers, stimuli, config.seed)
             more = {"low": similarity.low, "high": similarity.high}
             if measure.permutations:
-                more["p"] = mantel(layers, None, measure.distance, measure.permutations, config.seed)[1]
+                chosen = (measure.distance, measure.permutations, config.seed, measure.comparator)
+                more["p"] = mantel(layers, None, *chosen)[1]
         except ValueError as error:
             raise DataError(f"{stimuli.source}: {error}{numbered(sides)}") from error
         rows = rows_of_sides(sides)
@@ -66,25 +112,41 @@ class RSA(OfStimuli, kind="rsa", reads=("model", "target", "measure", "stimuli",
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        figures.similarity({"Spearman's ρ of distances": result.table}, folder)
+        if "subjects" in result.provenance:
+            subjects.draw(result, folder)
+            return
+        comparator = result.config["measure"]["comparator"]
+        figures.similarity({f"{SIGNS[comparator]} of distances": result.table}, folder)
 
     def show(self, result: Result) -> None:
-        """Print the pairs of layers that are most and least alike."""
+        """Print the pairs of layers that are most and least alike, or how models do in subjects."""
+        if "subjects" in result.provenance:
+            subjects.show(result)
+            return
         table = result.table
         itself = (table["source"] == table["target"]) & (table["source_layer"] == table["target_layer"])
         pairs = table[~itself]
         if pairs.empty:
             return
+        sign = SIGNS[result.config["measure"]["comparator"]].removeprefix("Spearman's ")
         for word, rows in (("most", pairs.nlargest(1, "value")), ("least", pairs.nsmallest(1, "value"))):
             (row,) = rows.itertuples()
             print(
                 f"{word} alike: {row.source} layer {row.source_layer} and {row.target} layer {row.target_layer}, "
-                f"ρ {span(row.value, row.low, row.high)}"
+                f"{sign} {span(row.value, row.low, row.high)}"
             )
 
 
-def _estimate(measure: Any, layers: list[torch.Tensor], stimuli: Stimuli, seed: int) -> Estimate:
+def _layers(sides: Sequence[StimulusStates], measure: Any) -> list[Any]:
+    """Return the states in all layers, or under distance=crossnobis their distances."""
+    if measure.distance != "crossnobis":
+        return [layer for side in sides for layer in side.states]
+    return [layer for side in sides for layer in layer_distances(side, measure)]
+
+
+def _estimate(measure: Any, layers: list[Any], stimuli: Stimuli, seed: int) -> Estimate:
     """Return RSA with intervals over sentences; for stimuli of few sentences, over stimuli."""
     sentences = torch.from_numpy(np.ascontiguousarray(stimuli.sentence))
     groups = sentences if len(sentences.unique()) >= FOLDS else None
-    return rsa_estimate(layers, distance=measure.distance, groups=groups, folds=FOLDS, seed=seed)
+    settings = {"distance": measure.distance, "comparator": measure.comparator}
+    return rsa_estimate(layers, groups=groups, folds=FOLDS, seed=seed, **settings)

@@ -95,6 +95,7 @@ class Instrument(ABC):
     shown_again: ClassVar[bool] = False  # whether a result that is there is printed anew
     takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
     is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
+    takes_subjects: ClassVar[bool] = False  # whether they can be several subjects
     known: ClassVar[dict[str, type[Instrument]]] = {}  # by module
 
     def __init_subclass__(

@@ -1,8 +1,9 @@
 """Measures: torch only, pure functions of tensors and small modules. They know no models, files or configuration.
 
-Code outside imports from here: `kernels` (HSIC, CKA), `mlem` (metric-learning encoding models), `distances` (RSA and
-rank correlations), `conditional` (likeness given the token, and linear prediction), `stitching` (maps between models,
-and their losses), `statistics` (estimates with their intervals).
+Code outside imports from here: `kernels` (HSIC, CKA), `mlem` (metric-learning encoding models), `distances` (RSA,
+comparators, crossnobis), `conditional` (likeness given the token, and linear prediction), `stitching` (maps between
+models, and their losses), `subjects` (noise ceilings, models in several subjects), `statistics` (estimates with their
+intervals).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,18 @@ from thinkalike.measures.conditional.hsic import group_hsics
 from thinkalike.measures.conditional.layer_prediction import LayerPredictions, PredictionEstimate
 from thinkalike.measures.conditional.linear import LinearPrediction
 from thinkalike.measures.distances.ceilings import ceiling
+from thinkalike.measures.distances.comparators import COMPARATORS, WHITENED, comparable, compare
+from thinkalike.measures.distances.crossnobis import NOISES, crossnobis, noise_covariance
 from thinkalike.measures.distances.kendall import weighted_tau
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.distances.ranks import mid_ranks, spearman
-from thinkalike.measures.distances.representational_similarity import mantel, matrix_agreement, rsa, rsa_estimate
+from thinkalike.measures.distances.representational_similarity import (
+    distance_vectors,
+    mantel,
+    matrix_agreement,
+    rsa,
+    rsa_estimate,
+)
 from thinkalike.measures.distances.scaling import mds
 from thinkalike.measures.kernels.centring import leverage
 from thinkalike.measures.kernels.feature_space import FeatureSpaceCKA
@@ -52,12 +61,16 @@ from thinkalike.measures.statistics.populations import (
     population_penalties,
 )
 from thinkalike.measures.statistics.properties import PROPERTIES, Properties
+from thinkalike.measures.statistics.random_effects import random_effects, two_sided
 from thinkalike.measures.statistics.separation import separation
-from thinkalike.measures.statistics.student import student_t
+from thinkalike.measures.statistics.student import student_p, student_t
 from thinkalike.measures.stitching.closed_forms import AffineMap, bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.measures.stitching.losses import CHUNK, same_top_token, token_kl, token_loss, unigram_entropy
 from thinkalike.measures.stitching.moments import Moments
 from thinkalike.measures.stitching.stitch import Stitch
+from thinkalike.measures.subjects.model_scores import ModelScores, Scored, model_scores
+from thinkalike.measures.subjects.noise_ceilings import NoiseCeiling, noise_ceiling
+from thinkalike.measures.subjects.two_factors import Draws, TwoFactors, draw, dual_variance, two_factor
 
 if TYPE_CHECKING:
     from thinkalike.measures.kernels.metric import CKA
@@ -65,13 +78,17 @@ if TYPE_CHECKING:
 __all__ = [
     "CHUNK",
     "CKA",
+    "COMPARATORS",
     "FEW",
     "MLEM",
+    "NOISES",
     "PROPERTIES",
+    "WHITENED",
     "AffineMap",
     "BatchMeans",
     "CKAResult",
     "DifferentiableMLEM",
+    "Draws",
     "Estimate",
     "FeatureEncoder",
     "FeatureSpaceCKA",
@@ -82,14 +99,18 @@ __all__ = [
     "LayerPredictions",
     "LinearPrediction",
     "ModelDistance",
+    "ModelScores",
     "Moments",
     "NeighbourEstimate",
     "NeighboursGivenToken",
     "NeuralDistances",
+    "NoiseCeiling",
     "PredictionEstimate",
     "Properties",
     "RowGroups",
+    "Scored",
     "Stitch",
+    "TwoFactors",
     "agreement",
     "agreement_p",
     "alignment",
@@ -101,7 +122,13 @@ __all__ = [
     "change_point",
     "cka",
     "cluster",
+    "comparable",
+    "compare",
+    "crossnobis",
+    "distance_vectors",
     "documents_and_seeds_interval",
+    "draw",
+    "dual_variance",
     "effective_number",
     "feature_importance",
     "flips",
@@ -119,12 +146,16 @@ __all__ = [
     "matrix_agreement",
     "mds",
     "mid_ranks",
+    "model_scores",
     "mutual_knn",
     "mutual_knn_matrix",
+    "noise_ceiling",
+    "noise_covariance",
     "onset",
     "parting",
     "population_penalties",
     "procrustes",
+    "random_effects",
     "reduced_rank",
     "rows_of",
     "rsa",
@@ -135,6 +166,7 @@ __all__ = [
     "spearman",
     "splits",
     "stimulus_folds",
+    "student_p",
     "student_t",
     "sum_by_document",
     "surprises",
@@ -142,6 +174,8 @@ __all__ = [
     "token_codes",
     "token_kl",
     "token_loss",
+    "two_factor",
+    "two_sided",
     "unigram_entropy",
     "weighted_tau",
 ]

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
-from thinkalike.data import Stimuli, read_arrays
+from thinkalike.data import Stimuli, read_recording
 from thinkalike.digests import digest_of
 from thinkalike.errors import DataError
 from thinkalike.models import FrozenModel, load_model, told_apart
@@ -29,6 +29,7 @@ class StimulusStates(NamedTuple):
     layers: list[Any]  # numbers of a model's layers, -1 for the embedding; names of a recording's
     states: list[Float[Tensor, "n _"]]
     origin: dict[str, str]  # for the provenance
+    runs: Sequence[Float[Tensor, "m n _"]] = ()  # of a recording: each of its runs, whose mean the states are
 
 
 def stimulus_states_of(config: AnalyzeConfig, stimuli: Stimuli, embed: bool) -> list[StimulusStates]:
@@ -60,9 +61,10 @@ def _last(path: str, parts: int) -> str:
 
 
 def _recorded(path: str, name: str, stimuli: Stimuli) -> StimulusStates:
-    layers = read_arrays(path, stimuli)
+    layers, runs = read_recording(path, stimuli)
     origin = {"name": Path(path).name, "fingerprint": recording_fingerprint(path)}
-    return StimulusStates(name, list(layers), list(layers.values()), origin)
+    states = [layer.mean(0) if len(runs) > 1 else layer[0] for layer in layers.values()]
+    return StimulusStates(name, list(layers), states, origin, list(layers.values()))
 
 
 def _computed(config: ModelConfig, name: str, stimuli: Stimuli, embed: bool) -> StimulusStates:

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-DISTANCES = ("euclidean", "cosine", "manhattan", "norm_difference", "precomputed")
+DISTANCES = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference", "precomputed")
+GIVEN = "given"  # squared distances themselves, which are no choice but come from `NeuralDistances.given`
 DistanceChoice = (
     str | Callable[[Tensor, Tensor], Tensor]
 )  # one of those, or a function of (a, d) and (b, d) states that gives (a, b)
@@ -26,11 +27,12 @@ class NeuralDistances:
     |---|---|
     | euclidean | ‖x - y‖² |
     | cosine | ‖x/‖x‖ - y/‖y‖‖² = 2 (1 - cos) |
+    | correlation | ‖z(x) - z(y)‖² = 2 (1 - r), z(x) = (x - mean of x) / ‖x - mean of x‖, r Pearson's over units |
     | norm_difference | (‖x‖ - ‖y‖)² |
     | manhattan | (Σ abs(x - y))² |
     | precomputed | the square of what is given |
 
-    The first three are squared Euclidean distances of some states, which is what has sums in closed form.
+    The first four are squared Euclidean distances of some states, which is what has sums in closed form.
     """
 
     states: Float[Tensor, "n d"]  # float64; where `exact`, those whose squared Euclidean distances are meant, centred
@@ -47,8 +49,8 @@ class NeuralDistances:
             name: What an error calls the layer.
 
         Raises:
-            ValueError: The distance is unknown, a state is not finite, a state is zero under cosine, or a precomputed
-                matrix is not one of distances.
+            ValueError: The distance is unknown, a state is not finite, a state is zero under cosine or constant under
+                correlation, or a precomputed matrix is not one of distances.
         """
         if not callable(distance) and distance not in DISTANCES:
             raise ValueError(f"distance={distance!r} is none of {', '.join(DISTANCES)}, nor a function")
@@ -57,11 +59,8 @@ class NeuralDistances:
         mean = states.mean(0)
         if not mean.isfinite().all():
             raise ValueError(f"states of {name} are not finite; run the model in a wider dtype")
-        if distance in ("cosine", "norm_difference"):
-            norms = states.norm(dim=1, keepdim=True)
-            if distance == "cosine" and (norms == 0).any():
-                raise ValueError(f"row {int((norms == 0).nonzero()[0, 0])} of {name} is zero and has no direction")
-            states = states / norms if distance == "cosine" else norms
+        if distance in ("cosine", "correlation", "norm_difference"):
+            states = _transformed(states, str(distance), name)
             mean = states.mean(0)
         elif distance == "precomputed":
             square = states.shape[0] == states.shape[1]
@@ -70,17 +69,29 @@ class NeuralDistances:
         distances = cls(states, distance, screen)
         return cls(states - mean, distance, screen) if distances.exact else distances
 
+    @classmethod
+    def given(cls, squared: Float[Tensor, "n n"]) -> NeuralDistances:
+        """Return squared distances that were estimated elsewhere, such as `crossnobis`, of which some are negative.
+
+        Raises:
+            ValueError: They are not finite, not symmetric, or not 0 on the diagonal.
+        """
+        if not squared.isfinite().all() or squared.diagonal().any() or not torch.equal(squared, squared.T):
+            raise ValueError("squared distances must be finite and symmetric, with a zero diagonal")
+        return cls(squared.double(), GIVEN, torch.float64)
+
     @property
     def exact(self) -> bool:
         """Whether (D^N)² is the squared Euclidean distance of `states`."""
-        return self.distance in ("euclidean", "cosine", "norm_difference")
+        return self.distance in ("euclidean", "cosine", "correlation", "norm_difference")
 
     def __len__(self) -> int:
         return len(self.states)
 
     def take(self, index: Int[Tensor, " k"]) -> NeuralDistances:
         """Return the distances of the stimuli at `index`."""
-        states = self.states[index][:, index] if self.distance == "precomputed" else self.states[index]
+        between = self.distance in ("precomputed", GIVEN)
+        states = self.states[index][:, index] if between else self.states[index]
         return NeuralDistances(states, self.distance, self.screen)
 
     def block(self, rows: Index, columns: Index) -> Float[Tensor, "a b"]:
@@ -91,6 +102,8 @@ class NeuralDistances:
         """
         if self.distance == "precomputed":
             return self.states[rows][:, columns].square()
+        if self.distance == GIVEN:
+            return self.states[rows][:, columns]
         left, right = self.states[rows], self.states[columns]
         if self.exact:
             return squared_distances(left, right)
@@ -136,6 +149,20 @@ class NeuralDistances:
         low, high = torch.cat(lows).argmin(), torch.cat(highs).argmax()
         others = (torch.arange(len(self), device=low.device) != low).nonzero()[:, 0]
         return self.block(low[None], others).min(), self.block(high[None], slice(None)).max()
+
+
+def _transformed(states: Float[Tensor, "n d"], distance: str, name: str) -> Float[Tensor, "n _"]:
+    """Return the states whose Euclidean distances are those of this kind."""
+    if distance == "correlation":
+        if (flat := (states == states[:, :1]).all(1).nonzero()).numel():
+            raise ValueError(f"row {int(flat[0, 0])} of {name} is constant over its units and has no correlation")
+        states = states - states.mean(1, keepdim=True)
+    norms = states.norm(dim=1, keepdim=True)
+    if distance == "norm_difference":
+        return norms
+    if (norms == 0).any():
+        raise ValueError(f"row {int((norms == 0).nonzero()[0, 0])} of {name} is zero and has no direction")
+    return states / norms
 
 
 def upper(n: int, device: torch.device | None = None) -> Int[Tensor, " p"]:

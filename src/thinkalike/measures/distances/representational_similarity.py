@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.measures.distances.comparators import compare
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
 from thinkalike.measures.distances.ranks import spearman, unit_ranks
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.folds import splits, stimulus_folds
 from thinkalike.measures.statistics.jackknifing import jackknife
 
-Layers = Sequence[Tensor] | Float[Tensor, "l n d"]  # states of the same n stimuli, of any widths
+Layers = (
+    Sequence[Tensor | NeuralDistances] | Float[Tensor, "l n d"]
+)  # states of the same n stimuli, of any widths; or their distances
 
 
-def rsa(layers: Layers, others: Layers | None = None, distance: DistanceChoice = "euclidean") -> Float[Tensor, "l m"]:
+def rsa(
+    layers: Layers,
+    others: Layers | None = None,
+    distance: DistanceChoice = "euclidean",
+    comparator: str = "spearman",
+) -> Float[Tensor, "l m"]:
     """Return Spearman's ρ, over pairs of stimuli, of the distances in every two layers, in [-1, 1].
 
     Ties have mid-ranks. Each layer is ranked once, and all ρ are one product, which takes 8 bytes for each pair
@@ -25,11 +33,17 @@ def rsa(layers: Layers, others: Layers | None = None, distance: DistanceChoice =
 
     Args:
         others: The layers to compare with; by default the same.
-        distance: See `NeuralDistances`.
+        distance: See `NeuralDistances`; layers whose distances are given keep theirs.
+        comparator: What takes the place of Spearman's ρ, of the squared distances; see `compare`.
 
     Raises:
-        ValueError: Layers differ in the number of stimuli, or all distances of one are equal; see `NeuralDistances`.
+        ValueError: Layers differ in the number of stimuli, or all distances of one are equal; see `NeuralDistances`
+            and `compare`.
     """
+    if comparator != "spearman":
+        vectors = distance_vectors(layers, distance)
+        further = vectors if others is None else distance_vectors(others, distance, len(layers[0]))
+        return compare(vectors, further, comparator)
     ranks = _ranks(layers, distance)
     return ranks @ (ranks if others is None else _ranks(others, distance, len(layers[0]))).T
 
@@ -41,6 +55,7 @@ def rsa_estimate(
     groups: Int[Tensor, " n"] | None = None,
     folds: int = 10,
     seed: int = 0,
+    comparator: str = "spearman",
 ) -> Estimate:
     """Return `rsa` with a 95 % jackknife interval that leaves out one fold of stimuli, and all their pairs, at a time.
 
@@ -50,14 +65,17 @@ def rsa_estimate(
     Raises:
         ValueError: See `rsa` and `stimulus_folds`.
     """
-    owners = stimulus_folds(len(layers[0]), folds, seed, groups).to(layers[0].device)
+    owners = stimulus_folds(len(layers[0]), folds, seed, groups).to(_device(layers))
     kept = [train for train, _ in splits(owners)]
 
-    def without(given: Layers | None, rows: Tensor) -> list[Tensor] | None:
-        return None if given is None else [layer[rows] for layer in given]
+    def without(given: Layers, rows: Tensor) -> list[Tensor | NeuralDistances]:
+        return [layer.take(rows) if isinstance(layer, NeuralDistances) else layer[rows] for layer in given]
 
-    replicates = [rsa([layer[rows] for layer in layers], without(others, rows), distance) for rows in kept]
-    return jackknife(rsa(layers, others, distance), torch.stack(replicates))
+    replicates = [
+        rsa(without(layers, rows), None if others is None else without(others, rows), distance, comparator)
+        for rows in kept
+    ]
+    return jackknife(rsa(layers, others, distance, comparator), torch.stack(replicates))
 
 
 def mantel(
@@ -66,6 +84,7 @@ def mantel(
     distance: DistanceChoice = "euclidean",
     permutations: int = 999,
     seed: int = 0,
+    comparator: str = "spearman",
 ) -> tuple[Float[Tensor, "l m"], Float[Tensor, "l m"]]:
     """Return `rsa`, and the probability of so large a ρ if stimuli had no counterpart in the other layers.
 
@@ -77,19 +96,24 @@ def mantel(
     """
     if permutations < 1:
         raise ValueError(f"permutations={permutations}: a p-value needs at least one")
-    n = len(layers[0])
-    ranks = _ranks(layers, distance)
-    further = ranks if others is None else _ranks(others, distance, n)
-    correlations = ranks @ further.T
-    place = torch.zeros(n, n, dtype=torch.long, device=ranks.device)  # of each pair, in either order, in the ranks
-    rows, columns = torch.triu_indices(n, n, 1, device=ranks.device)
-    place[rows, columns] = place[columns, rows] = torch.arange(len(rows), device=ranks.device)
+    n, ranked = len(layers[0]), comparator == "spearman"
+    take = _ranks if ranked else distance_vectors
+    vectors = take(layers, distance)
+    further = vectors if others is None else take(others, distance, n)
+
+    def likeness(moved: Tensor) -> Tensor:
+        return vectors @ moved.T if ranked else compare(vectors, moved, comparator)
+
+    found = likeness(further)
+    place = torch.zeros(n, n, dtype=torch.long, device=vectors.device)  # of each pair, in either order, in the vectors
+    rows, columns = torch.triu_indices(n, n, 1, device=vectors.device)
+    place[rows, columns] = place[columns, rows] = torch.arange(len(rows), device=vectors.device)
     generator = torch.Generator().manual_seed(seed)
-    reached = torch.ones_like(correlations)
+    reached = torch.ones_like(found)
     for _ in range(permutations):
-        order = torch.randperm(n, generator=generator).to(ranks.device)
-        reached += ranks @ further[:, place[order[rows], order[columns]]].T >= correlations
-    return correlations, reached / (1 + permutations)
+        order = torch.randperm(n, generator=generator).to(vectors.device)
+        reached += likeness(further[:, place[order[rows], order[columns]]]) >= found
+    return found, reached / (1 + permutations)
 
 
 def matrix_agreement(matrix: Float[Tensor, "l l"], other: Float[Tensor, "l l"]) -> Float[Tensor, ""]:
@@ -102,11 +126,36 @@ def matrix_agreement(matrix: Float[Tensor, "l l"], other: Float[Tensor, "l l"]) 
     return spearman(matrix.flatten()[chosen], other.flatten()[chosen])
 
 
-def _ranks(layers: Layers, distance: DistanceChoice, n: int | None = None) -> Float[Tensor, "l p"]:
+def distance_vectors(
+    layers: Layers, distance: DistanceChoice = "euclidean", n: int | None = None
+) -> Float[Tensor, "l p"]:
+    """Return the squared distances of all pairs of stimuli in each layer, in the order of `upper`.
+
+    Args:
+        n: The number of stimuli that layers must have; by default that of the first.
+
+    Raises:
+        ValueError: Layers differ in the number of stimuli; see `NeuralDistances`.
+    """
+    return torch.stack(list(_vectors(layers, distance, n)))
+
+
+def _vectors(layers: Layers, distance: DistanceChoice, n: int | None) -> Iterator[Float[Tensor, " p"]]:
     n = n or len(layers[0])
     for index, states in enumerate(layers):
         if len(states) != n:
             raise ValueError(f"layer {index} has {len(states)} stimuli, not {n}: all layers need the same ones")
-    above = upper(n, layers[0].device)
-    prepared = (NeuralDistances.of(states, distance, f"layer {index}") for index, states in enumerate(layers))
-    return unit_ranks((layer.squared().flatten()[above] for layer in prepared), "the distances of layer")
+    above = upper(n, _device(layers))
+    for index, states in enumerate(layers):
+        known = isinstance(states, NeuralDistances)
+        layer = states if known else NeuralDistances.of(states, distance, f"layer {index}")
+        yield layer.squared().flatten()[above]
+
+
+def _device(layers: Layers) -> torch.device:
+    first = layers[0]
+    return first.states.device if isinstance(first, NeuralDistances) else first.device
+
+
+def _ranks(layers: Layers, distance: DistanceChoice, n: int | None = None) -> Float[Tensor, "l p"]:
+    return unit_ranks(_vectors(layers, distance, n), "the distances of layer")

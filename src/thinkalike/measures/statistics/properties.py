@@ -58,8 +58,16 @@ PROPERTIES = {
     "r2": Properties(-inf, 1.0, SAME_SHAPE | {"invertible_linear"}, 0, True, identical=1.0, symmetric=False, fewest=3),
     "rsa": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
     "rsa cosine": Properties(-1.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=3),
+    "rsa correlation": Properties(
+        -1.0, 1.0, SAME_SHAPE - {"orthogonal", "translation"}, 0, True, identical=1.0, fewest=3
+    ),
     "rsa manhattan": Properties(-1.0, 1.0, SAME_SHAPE - {"orthogonal"}, 0, True, identical=1.0, fewest=3),
     "rsa norm_difference": Properties(-1.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=3),
+    "rsa by tau_a": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
+    "rsa by corr": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
+    "rsa by cosine": Properties(0.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
+    "rsa by corr_cov": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
+    "rsa by cosine_cov": Properties(0.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
     "spearman": Properties(-1.0, 1.0, OF_RANKS, 0, True, identical=1.0, fewest=2, refuses=RANKLESS),
     "weighted tau": Properties(-1.0, 1.0, OF_RANKS, 0, True, identical=1.0, fewest=2, refuses=RANKLESS),
     "mlem": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=None, symmetric=False, fewest=3),

@@ -1,4 +1,4 @@
-"""Quantiles of Student's distribution, without SciPy."""
+"""Quantiles and tails of Student's distribution, without SciPy."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ def student_t(level: float, freedom: int) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if _probability(middle, freedom) < level else (low, middle)
     return math.sqrt(freedom) * math.tan(low)
+
+
+def student_p(t: float, freedom: int) -> float:
+    """Return P(|T| ≥ |t|), the two-sided p-value, in [0, 1], for T with this many degrees of freedom, to 1e-14."""
+    return max(1 - _probability(math.atan(abs(t) / math.sqrt(freedom)), freedom), 0.0)
 
 
 def _probability(angle: float, freedom: int) -> float:

@@ -1,0 +1,1 @@
+"""Several recordings of the same stimuli: subjects, beside models."""

@@ -1,0 +1,129 @@
+"""measure=mlem of several subjects: the profile of the group, and held-out scores beside the noise ceiling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.config import AnalyzeConfig
+from thinkalike.data import Stimuli
+from thinkalike.errors import DataError
+from thinkalike.instruments.subjects.distances import layer_distances
+from thinkalike.measures import (
+    NeuralDistances,
+    distance_vectors,
+    noise_ceiling,
+    random_effects,
+    span,
+    splits,
+    stimulus_folds,
+    two_sided,
+)
+from thinkalike.states import StimulusStates
+from thinkalike.store import Result
+
+
+def group_tables(
+    config: AnalyzeConfig,
+    stimuli: Stimuli,
+    subjects: Sequence[StimulusStates],
+    profiles: pd.DataFrame,
+    scores: pd.DataFrame,
+    groups: Tensor | None,
+) -> dict[str, pd.DataFrame]:
+    """Return the group's profile and its scores, each the mean over subjects with a random-effects interval.
+
+    Args:
+        profiles, scores: The tables of all sides.
+        groups: What a fold keeps together.
+
+    Returns:
+        group: layer, feature, importance, low, high, p. group_scores: layer, score, low, high, p, and lower and upper,
+        the noise ceiling of Spearman's ρ over the same held-out pairs.
+
+    Raises:
+        DataError: the distances of a fold are all equal in a subject.
+    """
+    names = [side.name for side in subjects]
+    profile = _mean(profiles, names, ["layer", "feature"], "importance")
+    score = _mean(scores, names, ["layer"], "score")
+    try:
+        ends = [_held_out_ceiling(layers, config, stimuli, groups) for layers in _by_layer(subjects, config.measure)]
+    except ValueError as error:
+        raise DataError(f"{stimuli.source}: the noise ceiling of held-out stimuli: {error}") from error
+    lower, upper = zip(*ends, strict=True)
+    return {"group": profile, "group_scores": score.assign(lower=lower, upper=upper)}
+
+
+def _mean(table: pd.DataFrame, names: Sequence[str], by: list[str], value: str) -> pd.DataFrame:
+    """Return the mean over subjects of a column, with its interval and the p-value of 0."""
+    rows = []
+    for key, inside in table[table["model"].isin(names)].groupby(by, sort=False):
+        values = torch.tensor(inside[value].to_numpy(float))
+        mean, low, high = random_effects(values)
+        p = two_sided(mean, values.std() / len(values) ** 0.5, len(values) - 1)
+        found = {value: float(mean), "low": float(low), "high": float(high), "p": float(p)}
+        rows.append(dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)) | found)
+    return pd.DataFrame(rows)
+
+
+def _by_layer(subjects: Sequence[StimulusStates], measure: Any) -> Iterator[list[NeuralDistances]]:
+    """Yield the distances of all subjects in each recorded layer."""
+    yield from (list(layers) for layers in zip(*(layer_distances(each, measure) for each in subjects), strict=True))
+
+
+def _held_out_ceiling(
+    layers: Sequence[NeuralDistances], config: AnalyzeConfig, stimuli: Stimuli, groups: Tensor | None
+) -> tuple[float, float]:
+    """Return the noise ceiling of held-out pairs, which is the mean over the folds of the scores."""
+    found = []
+    for rows in _held_out(config, stimuli, groups):
+        ends = noise_ceiling(distance_vectors([layer.take(rows) for layer in layers]))
+        found.append([float(ends.lower.mean()), float(ends.upper.mean())])
+    lower, upper = torch.tensor(found, dtype=torch.float64).mean(0).tolist()
+    return lower, upper
+
+
+def _held_out(config: AnalyzeConfig, stimuli: Stimuli, groups: Tensor | None) -> Iterator[Int[Tensor, " k"]]:
+    """Yield the stimuli that each fold holds out; all of them, where folds are of pairs."""
+    measure: Any = config.measure
+    table: Float[Tensor, "n f"] = stimuli.codes().table
+    kept = (~table.isnan().any(1) | (measure.missing != "drop")).nonzero()[:, 0]
+    if config.recipe == "paper":
+        yield kept
+        return
+    owners = None if groups is None else groups[kept]
+    for _, test in splits(stimulus_folds(len(kept), measure.folds, config.seed, owners)):
+        yield kept[test]
+
+
+def with_group(result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the profiles and the scores of all sides of a result; subjects are one, the group."""
+    table, scores = result.table, result.tables["scores"]
+    if "group" not in result.tables:
+        return table, scores
+    subjects = result.provenance["subjects"]
+    name, pair = f"{len(subjects)} subjects", [each[~each["model"].isin(subjects)] for each in (table, scores)]
+    own = [result.tables[each].assign(model=name) for each in ("group", "group_scores")]
+    profiles, scores = (pd.concat(both, ignore_index=True) for both in zip(own, pair, strict=True))
+    return profiles, scores
+
+
+def show_group(result: Result, shown: int) -> None:
+    """Print the group's held-out score in each recorded layer, the noise ceiling, and the most important features."""
+    if "group" not in result.tables:
+        return
+    count, profiles = len(result.provenance["subjects"]), result.tables["group"]
+    print(f"mean over {count} subjects with intervals over them; each one's numbers are in table.csv and scores.csv")
+    for row in result.tables["group_scores"].itertuples():
+        top = profiles[profiles["layer"] == row.layer].nlargest(shown, "importance").itertuples()
+        words = ", ".join(f"{each.feature} {span(each.importance, each.low, each.high)}" for each in top)
+        print(
+            f"  {count} subjects layer {row.layer!s:>3}   {span(row.score, row.low, row.high)}   "
+            f"noise ceiling {row.lower:.3f} to {row.upper:.3f}   {words}"
+        )

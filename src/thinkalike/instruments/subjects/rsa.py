@@ -1,0 +1,143 @@
+"""measure=rsa of several subjects: how well layers of models explain them, how near to the ceiling, and which best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike import figures
+from thinkalike.config import AnalyzeConfig
+from thinkalike.data import Stimuli
+from thinkalike.errors import DataError
+from thinkalike.instruments.of_stimuli import rows_of_sides, stimuli_facts
+from thinkalike.instruments.subjects.distances import check_subjects, layer_distances, subject_names
+from thinkalike.instruments.subjects.scores import CEILING, Vectors, best_of_models, ceiling_rows, score_columns
+from thinkalike.job import Outcome
+from thinkalike.measures import comparable, distance_vectors, model_scores, noise_ceiling, random_effects, span
+from thinkalike.states import StimulusStates, stimulus_states_of
+from thinkalike.store import Result
+
+FEW = 10  # sentences, below which stimuli are resampled one by one
+
+
+def run(config: AnalyzeConfig, stimuli: Stimuli) -> Outcome:
+    """Compare every layer of the models that are asked for with every recorded layer in every subject.
+
+    Leaves in table.csv the mean score of each layer with its intervals (without a model: the noise ceilings), in
+    by_subject.csv each subject's, in models.csv the best layer of each model, in comparisons.csv models against each
+    other and against the noise ceiling, and in ceilings.csv that of each subject.
+
+    Raises:
+        DataError: recordings cannot be subjects of one job, or something cannot be compared.
+    """
+    measure: Any = config.measure
+    sides = stimulus_states_of(config, stimuli, measure.embed)
+    count = len(config.subjects)
+    check_subjects(sides[:count])
+    try:
+        vectors = [_vectors(side, measure) for side in sides]
+        tables = [_tables(place, sides, vectors, config, stimuli) for place in range(len(sides[0].layers))]
+    except ValueError as error:
+        raise DataError(f"{stimuli.source}: {error}") from error
+    joined = {name: pd.concat([part[name] for part in tables], ignore_index=True) for name in tables[0]}
+    means = joined["ceilings"].groupby("recorded", sort=False)[["lower", "upper"]].mean()
+    scalars = {"subjects": float(count), "stimuli": float(len(stimuli)), "ceiling": float(means["lower"].max())}
+    if "table" in joined:
+        scalars["best"] = float(joined["table"]["value"].max())
+    return Outcome(
+        joined.pop("table", means.reset_index()),
+        scalars,
+        tables=joined,
+        models=[side.origin for side in sides],
+        facts=stimuli_facts(stimuli) | subject_names(config, sides),
+    )
+
+
+def _vectors(side: StimulusStates, measure: Any) -> Float[Tensor, "l p"]:
+    """Return the distances of all pairs of stimuli in each layer, which the comparator can compare."""
+    vectors = distance_vectors(layer_distances(side, measure))
+    comparable(vectors, measure.comparator, [f"{side.name} {layer}" for layer in side.layers])
+    return vectors
+
+
+def _tables(
+    place: int, sides: Sequence[StimulusStates], vectors: Vectors, config: AnalyzeConfig, stimuli: Stimuli
+) -> dict[str, pd.DataFrame]:
+    """Return the rows of one recorded layer, by table."""
+    measure: Any = config.measure
+    count = len(config.subjects)
+    names, recorded = [side.name for side in sides[:count]], sides[0].layers[place]
+    subjects = torch.stack([each[place] for each in vectors[:count]])
+    if len(sides) == count:
+        return {"ceilings": ceiling_rows(noise_ceiling(subjects, measure.comparator), names, recorded)}
+    found = model_scores(
+        torch.cat(list(vectors[count:])),
+        subjects,
+        measure.comparator,
+        resamples=measure.resamples,
+        seed=config.seed,
+        groups=_groups(stimuli),
+    )
+    layers = rows_of_sides(sides[count:])
+    ceilings = ceiling_rows(found.ceiling, names, recorded)
+    table = layers.assign(**score_columns(found, [found.of(row) for row in range(len(layers))]))
+    table = table.assign(lower=ceilings["lower"].mean(), upper=ceilings["upper"].mean())
+    each = layers.loc[layers.index.repeat(count)].assign(subject=names * len(layers)).reset_index(drop=True)
+    bests, comparisons = best_of_models(found, layers)
+    tables = {"table": table, "by_subject": each.assign(value=found.values.flatten().cpu().numpy())}
+    tables |= {"models": bests, "comparisons": comparisons}
+    for part in tables.values():
+        part.insert(0, "recorded", recorded)
+    return {**tables, "ceilings": ceilings}
+
+
+def _groups(stimuli: Stimuli) -> Tensor | None:
+    """Return what is resampled together: the stimuli of a sentence, unless there are few sentences."""
+    sentences = torch.from_numpy(np.ascontiguousarray(stimuli.sentence))
+    return sentences if len(sentences.unique()) >= FEW else None
+
+
+def draw(result: Result, folder: Path) -> None:
+    """Draw scores by layer below the noise ceiling, if there is a model."""
+    if "models" in result.tables:
+        means = result.tables["ceilings"].groupby("recorded", sort=False)[["lower", "upper"]].mean().reset_index()
+        figures.subject_scores(result.table, means, folder, result.config["measure"]["comparator"])
+
+
+def show(result: Result) -> None:
+    """Print the ceiling of each recorded layer, the best layer of each model below it, and how models differ."""
+    measure, stimuli = result.config["measure"], result.provenance["stimuli"]
+    count = len(result.provenance["subjects"])
+    print(
+        f"{count} subjects, {stimuli['count']} stimuli of {stimuli['source']}; {measure['comparator']} of "
+        f"{measure['distance']} distances, mean over subjects; best layers are chosen on the other subjects"
+    )
+    for recorded, rows in result.tables["ceilings"].groupby("recorded", sort=False):
+        low = float(random_effects(torch.tensor(rows["lower"].to_numpy(float))).low)
+        doubt = "" if low > 0 else "; subjects share too little to judge a model by"
+        print(f"  {recorded}: noise ceiling {rows['lower'].mean():.3f} to {rows['upper'].mean():.3f}{doubt}")
+        if "models" in result.tables:
+            _show_models(result, recorded, float(rows["lower"].mean()))
+
+
+def _show_models(result: Result, recorded: Any, lower: float) -> None:
+    bests, pairs = (result.tables[name] for name in ("models", "comparisons"))
+    for row in bests[bests["recorded"] == recorded].itertuples():
+        share = f", {row.value / lower:.0%} of the ceiling's lower end" if lower > 0 else ""
+        print(f"    {row.model}, best layer {row.layers}: {_written(row, 'value')}{share}")
+    for row in pairs[pairs["recorded"] == recorded].itertuples():
+        word = "minus the ceiling's lower end" if row.other == CEILING else f"minus {row.other}"
+        print(f"    {row.model} {word}: {_written(row, 'difference')}, p = {row.p:.2g}")
+
+
+def _written(row: Any, column: str) -> str:
+    """Return a value with its widest interval: over subjects and stimuli, or else over subjects."""
+    ends = ("both_low", "both_high") if hasattr(row, "both_low") else ("low", "high")
+    return span(getattr(row, column), *(getattr(row, end) for end in ends))

@@ -1,0 +1,163 @@
+"""How alike two vectors of distances are: the comparators of representational similarity analysis.
+
+The distances of n stimuli are a vector of p = n (n - 1) / 2 squared distances, in the order of `upper`. Names are those
+of rsatoolbox (Nili et al. 2014; Schütt et al. 2023), whose values these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isqrt
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.measures.distances.concordance import tau_a
+
+COMPARATORS = ("spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov")
+RANKED = ("spearman", "tau_a")
+CENTRED = ("corr", "corr_cov")
+WHITENED = ("corr_cov", "cosine_cov")  # these read distances as squared Euclidean ones
+
+
+def compare(
+    x: Float[Tensor, "a p"],
+    y: Float[Tensor, "b p"],
+    comparator: str = "spearman",
+    counts: Float[Tensor, "r n"] | None = None,
+) -> Float[Tensor, "*r a b"]:
+    """Return how alike each vector of x is to each of y, in [-1, 1].
+
+    | comparator | value |
+    |---|---|
+    | spearman | Pearson's r of ranks, ties at mid-ranks |
+    | tau_a | (concordant - discordant) / (m (m - 1) / 2) over the m (m - 1) / 2 pairs of m distances (Kendall 1938) |
+    | corr | Pearson's r |
+    | cosine | x·y / (‖x‖ ‖y‖) |
+    | cosine_cov | xᵀ V⁻¹ y / √(xᵀ V⁻¹ x · yᵀ V⁻¹ y) |
+    | corr_cov | the same of vectors minus their means |
+
+    V = (C Cᵀ)² elementwise, with a row of C for each pair of stimuli, is the covariance of squared distances that noise
+    gives them (Diedrichsen et al. 2021). xᵀ V⁻¹ y is in proportion to the inner product of the double-centred matrices
+    -½ H D H, so that V is never formed.
+
+    Args:
+        counts: In each of r resamples, how often each stimulus is drawn; two copies of one stimulus make no pair.
+
+    Returns:
+        The values, (a, b), or (r, a, b) of resamples; NaN where a resample leaves a vector constant (or zero).
+
+    Raises:
+        ValueError: The comparator is unknown, or a vector is not finite, has not n (n - 1) / 2 > 1 distances, or is
+            constant (zero, under cosine and cosine_cov).
+    """
+    check_comparator(comparator)
+    left, right = (comparable(part, comparator) for part in (x, y))
+    each = torch.ones(1, stimuli_of(x.shape[1]), dtype=torch.float64, device=x.device)
+    values = _compared(left, right, comparator, each if counts is None else counts.double())
+    return values[0] if counts is None else values
+
+
+def _compared(left: Tensor, right: Tensor, comparator: str, counts: Float[Tensor, "r n"]) -> Float[Tensor, "r a b"]:
+    if comparator == "tau_a":
+        weights = pair_counts(counts)
+        return torch.stack([torch.stack([tau_a(a, b, weights) for b in right], -1) for a in left], -2)
+    return torch.stack([_units(left, comparator, each) @ _units(right, comparator, each).T for each in counts])
+
+
+def _units(vectors: Tensor, comparator: str, counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
+    """Return vectors of norm 1 whose products are the comparator's values; those that have none are NaN."""
+    weights = pair_counts(counts)
+    if comparator in CENTRED:
+        vectors = vectors - (vectors @ weights / weights.sum())[:, None]
+    if comparator in WHITENED:
+        return _whitened(vectors, counts)
+    kept = weights.nonzero()[:, 0]
+    vectors, weights = vectors[:, kept], weights[kept]
+    if comparator in RANKED:
+        vectors = weighted_ranks(vectors, weights) - (weights.sum() + 1) / 2
+    return _normed(vectors, weights)
+
+
+def check_comparator(comparator: str) -> None:
+    """Raise a ValueError unless the comparator is known."""
+    if comparator not in COMPARATORS:
+        raise ValueError(f"comparator={comparator!r} is none of {', '.join(COMPARATORS)}")
+
+
+def stimuli_of(pairs: int) -> int:
+    """Return the n of n (n - 1) / 2 pairs.
+
+    Raises:
+        ValueError: There is none, or it is below 3.
+    """
+    n = (1 + isqrt(1 + 8 * pairs)) // 2
+    if n * (n - 1) // 2 != pairs or n < 3:
+        raise ValueError(f"{pairs} distances are not those of all pairs of three stimuli or more")
+    return n
+
+
+def pair_counts(counts: Float[Tensor, "*r n"]) -> Float[Tensor, "*r p"]:
+    """Return how many pairs of each two different stimuli there are where each is drawn so often."""
+    rows, columns = torch.triu_indices(counts.shape[-1], counts.shape[-1], 1, device=counts.device)
+    return counts[..., rows].double() * counts[..., columns]
+
+
+def comparable(
+    vectors: Float[Tensor, "k p"], comparator: str, names: Sequence[str] = ()
+) -> Float[Tensor, "k p"] | Int[Tensor, "k p"]:
+    """Return the distances in float64, or of ranked ones the number of each level in ascending order.
+
+    Args:
+        names: What errors call the vectors; by default their numbers.
+
+    Raises:
+        ValueError: See `compare`.
+    """
+    stimuli_of(vectors.shape[1])
+    vectors = vectors.detach().double()
+    for name, vector in zip(names or range(len(vectors)), vectors, strict=True):
+        if not vector.isfinite().all():
+            raise ValueError(f"the distances of {name} are not finite")
+        if comparator in (*RANKED, *CENTRED) and (vector == vector[0]).all():
+            raise ValueError(f"the distances of {name} are constant over {len(vector)} pairs and cannot be compared")
+        if not vector.any():
+            raise ValueError(f"the distances of {name} are all 0 and have no direction")
+    if comparator in RANKED:
+        return torch.stack([vector.unique(return_inverse=True)[1] for vector in vectors])
+    return vectors
+
+
+def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Float[Tensor, "k q"]:
+    """Return vectors of norm 1, so that a product of two is their weighted cosine; NaN for those without a norm."""
+    weighted = vectors * weights.sqrt()
+    return weighted / weighted.norm(dim=1, keepdim=True)
+
+
+def weighted_ranks(levels: Int[Tensor, "k p"], weights: Float[Tensor, " p"]) -> Float[Tensor, "k p"]:
+    """Return the mid-ranks from 1 of values that each stand for as many copies as their weights.
+
+    Args:
+        levels: The number of each value's level, in ascending order.
+    """
+    sizes = weights.new_zeros(len(levels), int(levels.max()) + 1).scatter_add_(1, levels, weights.expand(levels.shape))
+    return (sizes.cumsum(1) - (sizes - 1) / 2).gather(1, levels)
+
+
+def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
+    """Return the matrices G = -½ D + a 1ᵀ + 1 aᵀ, with the a that makes Σ W G² least, as vectors of norm 1.
+
+    W_ij = c_i c_j counts copies of pairs, and W_ii = c_i those of stimuli, which have a self-product each; pairs of
+    copies of one stimulus are missing, and so free. With all counts 1 that is double centring.
+    """
+    n, drawn = len(counts), counts.nonzero()[:, 0]
+    square = vectors.new_zeros(len(vectors), n, n)
+    rows, columns = torch.triu_indices(n, n, 1, device=vectors.device)
+    square[:, rows, columns] = square[:, columns, rows] = -vectors / 2
+    square, kept = square[:, drawn][:, :, drawn], counts[drawn]
+    weights = kept[:, None] * kept
+    weights.diagonal().copy_(kept)
+    shift = torch.linalg.solve(weights + weights.sum(1).diag(), -(weights * square).sum(2).T).T
+    gram = square + shift[:, :, None] + shift[:, None]
+    return _normed(gram.flatten(1), weights.flatten())

@@ -1,0 +1,350 @@
+"""Comparators of distances, crossnobis and correlation distances against their definitions and rsatoolbox."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from scipy.spatial.distance import pdist
+
+from thinkalike.measures import (
+    COMPARATORS,
+    NOISES,
+    comparable,
+    compare,
+    crossnobis,
+    distance_vectors,
+    mantel,
+    noise_covariance,
+    rsa,
+    rsa_estimate,
+)
+from thinkalike.measures.distances.comparators import pair_counts
+from thinkalike.measures.distances.neural import NeuralDistances
+from thinkalike.measures.statistics.folds import splits, stimulus_folds
+from thinkalike.measures.statistics.jackknifing import jackknife
+
+N = 12
+P = N * (N - 1) // 2
+THEIRS = dict(zip(COMPARATORS, ("spearman", "tau-a", "corr", "cosine", "corr_cov", "cosine_cov"), strict=True))
+every = pytest.mark.parametrize("comparator", COMPARATORS)
+
+
+@pytest.fixture(scope="module")
+def toolbox():
+    """The package of which the names and values of the comparators are; it is in the extra `bench`."""
+    return pytest.importorskip("rsatoolbox")
+
+
+def drawn(ties=False):
+    """Three vectors of distances that share something with four others; some are negative."""
+    shared = torch.randn(P, dtype=torch.float64)
+    x, y = (shared + torch.randn(k, P, dtype=torch.float64) + 0.5 for k in (3, 4))
+    return (x.round(), y.round(decimals=1)) if ties else (x, y)
+
+
+def covariance(n):
+    """V, the covariance of squared distances, written out."""
+    rows, columns = np.triu_indices(n, 1)
+    contrasts = np.eye(n)[rows] - np.eye(n)[columns]
+    return (contrasts @ contrasts.T) ** 2
+
+
+def by_definition(x, y, comparator):
+    """One value, slowly."""
+    x, y = np.asarray(x), np.asarray(y)
+    if comparator == "tau_a":
+        pairs = itertools.combinations(range(len(x)), 2)
+        return np.mean([np.sign(x[i] - x[j]) * np.sign(y[i] - y[j]) for i, j in pairs])
+    if comparator == "spearman":
+        x, y = (np.array([(v < e).sum() + (v == e).sum() / 2 for e in v]) for v in (x, y))
+    if comparator in ("spearman", "corr", "corr_cov"):
+        x, y = x - x.mean(), y - y.mean()
+    inverse = np.linalg.inv(covariance(N)) if comparator.endswith("_cov") else np.eye(len(x))
+    return x @ inverse @ y / np.sqrt((x @ inverse @ x) * (y @ inverse @ y))
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@every
+def test_a_comparator_is_its_definition(comparator, ties, device):
+    x, y = drawn(ties)
+    found = compare(x.to(device), y.to(device), comparator).cpu()
+    expected = [[by_definition(a, b, comparator) for b in y] for a in x]
+    np.testing.assert_allclose(found, expected, atol=1e-10)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@every
+def test_a_comparator_is_rsatoolboxs(comparator, ties, toolbox):
+    x, y = drawn(ties)
+    theirs = toolbox.rdm.compare(*(toolbox.rdm.RDMs(each.numpy()) for each in (x, y)), THEIRS[comparator])
+    np.testing.assert_allclose(compare(x, y, comparator), theirs, atol=1e-8)
+
+
+def resample():
+    counts = torch.randint(N, (2, N)).sort(1).values
+    return counts, torch.nn.functional.one_hot(counts, N).sum(1).double()
+
+
+@every
+def test_counts_are_copies_whose_own_pairs_are_left_out(comparator, toolbox):
+    x, y = drawn(ties=True)
+    indices, counts = resample()
+    found = compare(x, y, comparator, counts)
+    for index, values in zip(indices.numpy(), found, strict=True):
+        copied = [toolbox.rdm.RDMs(each.numpy()).subsample_pattern("index", index) for each in (x, y)]
+        np.testing.assert_allclose(values, toolbox.rdm.compare(*copied, THEIRS[comparator]), atol=1e-8)
+
+
+@pytest.mark.parametrize("comparator", ["spearman", "tau_a", "corr", "cosine"])
+def test_counts_are_copies_without_the_package(comparator):
+    x, y = drawn(ties=True)
+    _, counts = resample()
+    times = pair_counts(counts[0]).long()
+    expected = [
+        [by_definition(a.repeat_interleave(times), b.repeat_interleave(times), comparator) for b in y] for a in x
+    ]
+    np.testing.assert_allclose(compare(x, y, comparator, counts)[0], expected, atol=1e-10)
+
+
+@every
+def test_counts_of_one_are_no_counts_and_the_same_distances_are_at_1(comparator):
+    x, y = drawn()
+    torch.testing.assert_close(compare(x, y, comparator, torch.ones(1, N).double())[0], compare(x, y, comparator))
+    assert compare(x, x, comparator).diagonal().sub(1).abs().max() < 1e-12
+    assert compare(x, y, comparator).abs().max() < 1, "control"
+
+
+def test_ties_cost_a_prediction_in_tau_a_and_not_in_spearman():
+    truth = torch.arange(P).double()[None]
+    coarse = (truth / 22).floor()
+    assert compare(coarse, coarse, "spearman") == pytest.approx(1)
+    assert compare(coarse, coarse, "tau_a") == pytest.approx(1 - 3 * 231 / 2145)
+
+
+def test_whitening_finds_a_signal_that_plain_cosine_misses():
+    """The noise of a stimulus is in all of its pairs; a planted geometry stands out more when that is reckoned with."""
+    better = 0
+    for seed in range(20):
+        draw = np.random.default_rng(seed)
+        points, other = draw.normal(size=(2, N, 6))
+        scale = 1.5
+        measured = [points + scale * draw.normal(size=(N, 6)) for _ in range(2)]
+        d = torch.from_numpy(np.stack([pdist(each, "sqeuclidean") for each in (points, other)]))
+        cross = torch.from_numpy(np.stack([condensed(crossnobis(torch.from_numpy(np.stack(measured)), "none"))]))
+        plain, white = (compare(d, cross, each)[:, 0].diff().neg() for each in ("cosine", "cosine_cov"))
+        better += int(white > plain)
+    assert better > 14
+
+
+@pytest.mark.parametrize(
+    ("vectors", "comparator", "message"),
+    [
+        (torch.rand(2, 6), "pearson", "comparator='pearson' is none of spearman, tau_a"),
+        (torch.rand(2, 7), "corr", "7 distances are not those of all pairs"),
+        (torch.rand(2, 1), "corr", "1 distances are not those of all pairs of three stimuli"),
+        (torch.ones(2, 6), "corr", "the distances of 0 are constant over 6 pairs"),
+        (torch.ones(2, 6), "tau_a", "the distances of 0 are constant"),
+        (torch.zeros(2, 6), "cosine_cov", "the distances of 0 are all 0"),
+        (torch.tensor([[1.0, 2, torch.nan]]), "cosine", "the distances of 0 are not finite"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(vectors, comparator, message):
+    with pytest.raises(ValueError, match=message):
+        compare(vectors, vectors, comparator)
+
+
+def test_what_cannot_be_compared_is_called_by_its_name():
+    with pytest.raises(ValueError, match="the distances of s2 V1 are constant"):
+        comparable(torch.tensor([[1.0, 2, 3], [1, 1, 1]]), "corr", ["s1 V1", "s2 V1"])
+    assert compare(torch.ones(1, 3), torch.rand(1, 3), "cosine") > 0, "control: a constant has a cosine"
+
+
+def test_a_resample_without_anything_to_compare_is_nan():
+    x = torch.zeros(1, 6)
+    x[0, 0] = 1  # stimuli 0 and 1
+    assert compare(x, x, "corr", torch.tensor([[0.0, 0, 2, 2]])).isnan().all()
+
+
+# ---------------------------------------------------------------------------------------------------------- in all RSA
+
+
+def layers_of(count=3, n=N):
+    shared = torch.randn(n, 5, dtype=torch.float64)
+    return [shared + torch.randn(n, 5, dtype=torch.float64) for _ in range(count)]
+
+
+@every
+def test_rsa_compares_squared_distances_by_any_comparator(comparator):
+    layers = layers_of()
+    vectors = torch.stack([torch.from_numpy(pdist(layer.numpy(), "sqeuclidean")) for layer in layers])
+    torch.testing.assert_close(rsa(layers, comparator=comparator), compare(vectors, vectors, comparator))
+    torch.testing.assert_close(
+        rsa(layers[:1], layers[1:], "euclidean", comparator), rsa(layers, comparator=comparator)[:1, 1:]
+    )
+    torch.testing.assert_close(distance_vectors(layers), vectors)
+
+
+@every
+def test_given_distances_are_compared_as_those_of_states_are(comparator):
+    layers = layers_of()
+    given = [NeuralDistances.given(NeuralDistances.of(layer).squared()) for layer in layers]
+    torch.testing.assert_close(rsa(given, comparator=comparator), rsa(layers, comparator=comparator))
+    mixed = rsa_estimate([given[0], *layers[1:]], folds=4, comparator=comparator)
+    torch.testing.assert_close(
+        torch.stack(list(mixed)), torch.stack(list(rsa_estimate(layers, folds=4, comparator=comparator)))
+    )
+
+
+def test_the_interval_leaves_folds_of_stimuli_out():
+    layers = layers_of()
+    kept = [train for train, _ in splits(stimulus_folds(N, 4, 0))]
+    replicates = torch.stack([rsa([layer[rows] for layer in layers], comparator="corr") for rows in kept])
+    expected = jackknife(rsa(layers, comparator="corr"), replicates)
+    torch.testing.assert_close(
+        torch.stack(list(rsa_estimate(layers, folds=4, comparator="corr"))), torch.stack(list(expected))
+    )
+
+
+@every
+def test_mantel_permutes_stimuli_under_any_comparator(comparator):
+    layers = layers_of(2, 6)
+    found, p = mantel(layers, permutations=9, seed=5, comparator=comparator)
+    generator, reached = torch.Generator().manual_seed(5), torch.ones(2, 2)
+    for _ in range(9):
+        order = torch.randperm(6, generator=generator)
+        reached += rsa(layers, [x[order] for x in layers], comparator=comparator) >= found - 1e-12
+    assert (p - reached.double() / 10).abs().max() < 0.11, "ties of symmetric pairs may round either way"
+    torch.testing.assert_close(found, rsa(layers, comparator=comparator))
+
+
+@pytest.mark.parametrize(
+    "squared",
+    [
+        torch.tensor([[0.0, 1], [2, 0]]),
+        torch.tensor([[1.0, 1], [1, 0]]),
+        torch.tensor([[0.0, torch.nan], [torch.nan, 0]]),
+    ],
+)
+def test_given_distances_are_symmetric_and_finite(squared):
+    with pytest.raises(ValueError, match="squared distances must be finite and symmetric"):
+        NeuralDistances.given(squared)
+
+
+# --------------------------------------------------------------------------------------------------------- correlation
+
+
+def test_correlation_distance_is_scipys_also_where_states_have_an_offset(device):
+    states = torch.randn(N, 9, dtype=torch.float64)
+    found = NeuralDistances.of(states.to(device) + 100, "correlation").squared().cpu()
+    np.testing.assert_allclose(condensed(found), 2 * pdist(states.numpy(), "correlation"), rtol=1e-10)
+    assert NeuralDistances.of(states, "correlation").exact
+
+
+def test_correlation_distance_is_rsatoolboxs(toolbox):
+    states = torch.randn(N, 9, dtype=torch.float64)
+    theirs = toolbox.rdm.calc_rdm(toolbox.data.Dataset(states.numpy()), "correlation").dissimilarities[0]
+    np.testing.assert_allclose(distance_vectors([states], "correlation")[0] / 2, theirs, atol=1e-8)
+
+
+def test_a_state_without_correlation_is_refused():
+    states = torch.randn(4, 3)
+    states[2] = 0.1
+    with pytest.raises(ValueError, match="row 2 of layer is constant over its units"):
+        NeuralDistances.of(states, "correlation")
+
+
+# ---------------------------------------------------------------------------------------------------------- crossnobis
+
+
+def condensed(square):
+    square = np.asarray(square)
+    return square[np.triu_indices(len(square), 1)]
+
+
+def runs_of(m=4, n=N, d=5, seed=0):
+    """Measurements of stimuli in runs, with noise that is correlated between units."""
+    draw = np.random.default_rng(seed)
+    mixing = draw.normal(size=(d, d))
+    return torch.from_numpy(draw.normal(size=(n, d)) + draw.normal(size=(m, n, d)) @ mixing + 50)
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_crossnobis_is_rsatoolboxs(noise, toolbox):
+    runs = runs_of()
+    m, n, d = runs.shape
+    descriptors = {"stimulus": np.tile(np.arange(n), m), "run": np.repeat(np.arange(m), n)}
+    data = toolbox.data.Dataset(runs.reshape(m * n, d).numpy(), obs_descriptors=descriptors)
+    precision = None
+    if noise != "none":
+        residuals = (runs - runs.mean(0)).reshape(m * n, d).numpy()
+        method = {"shrinkage": "shrinkage_diag", "diagonal": "diag"}[noise]
+        precision = toolbox.data.noise.prec_from_residuals(residuals, dof=n * (m - 1), method=method)
+    theirs = toolbox.rdm.calc_rdm(data, "crossnobis", descriptor="stimulus", noise=precision, cv_descriptor="run")
+    np.testing.assert_allclose(condensed(crossnobis(runs, noise)), theirs.dissimilarities[0], atol=1e-8)
+
+
+def test_crossnobis_is_its_definition():
+    runs = runs_of()
+    m, n, d = runs.shape
+    residuals = (runs - runs.mean(0)).reshape(-1, d)
+    precision = noise_covariance(residuals, n * (m - 1)).inverse()
+    expected = torch.zeros(n, n, dtype=torch.float64)
+    for i, j in itertools.product(range(n), repeat=2):
+        for a, b in itertools.permutations(range(m), 2):
+            expected[i, j] += (runs[a, i] - runs[a, j]) @ precision @ (runs[b, i] - runs[b, j]) / (m * (m - 1) * d)
+    torch.testing.assert_close(crossnobis(runs), expected)
+
+
+@pytest.mark.parametrize(("noise", "more"), [("none", 0), ("diagonal", 4 / (3 * 14)), ("shrinkage", 4 / (3 * 14))])
+def test_crossnobis_is_0_where_stimuli_are_alike_but_for_what_estimated_noise_adds(noise, more):
+    means, plain = [], []
+    for seed in range(100):
+        runs = torch.from_numpy(np.random.default_rng(seed).normal(size=(3, 8, 4)))
+        means.append(condensed(crossnobis(runs, noise)).mean())
+        plain.append(pdist(runs.mean(0).numpy(), "sqeuclidean").mean() / 4)
+    slack = 0.03 if noise == "shrinkage" else 0
+    assert abs(np.mean(means) - more) < 3 * np.std(means) / 10 + slack
+    assert np.mean(plain) == pytest.approx(2 / 3, abs=0.1), "control: what noise adds to a squared distance"
+    assert min(means) < 0
+
+
+def test_crossnobis_without_noise_is_the_squared_distance_for_each_unit():
+    states = torch.randn(N, 5, dtype=torch.float64)
+    found = crossnobis(torch.stack([states, states, states]) + torch.tensor([1.0, 2, 3])[:, None, None], "none")
+    np.testing.assert_allclose(condensed(found), pdist(states.numpy(), "sqeuclidean") / 5, rtol=1e-10)
+
+
+def test_shrinkage_makes_many_units_invertible_and_goes_away_with_many_residuals():
+    wide = torch.randn(30, 200, dtype=torch.float64)
+    assert torch.linalg.eigvalsh(noise_covariance(wide, 29)).min() > 0
+    mixing = torch.randn(4, 4, dtype=torch.float64)
+    long = torch.randn(50_000, 4, dtype=torch.float64) @ mixing
+    long -= long.mean(0)
+    torch.testing.assert_close(noise_covariance(long, 49_999), long.T.cov(), rtol=1e-2, atol=1e-2)
+    assert torch.equal(noise_covariance(long[:, :1], 49_999), long[:, :1].T @ long[:, :1] / 49_999), "one unit"
+
+
+BAD_RUNS = {
+    "one run": (runs_of(1), "shrinkage", "two runs or more, not 1"),
+    "not finite": (runs_of() / 0, "none", "measurements are not finite"),
+    "noise": (runs_of(), "full", "noise='full' is none of shrinkage"),
+    "still": (runs_of() * torch.tensor([1.0, 1, 0, 1, 1]), "diagonal", "unit 2 is the same in all runs"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_RUNS)
+def test_runs_without_crossnobis_distances_are_refused(case):
+    runs, noise, message = BAD_RUNS[case]
+    with pytest.raises(ValueError, match=message):
+        crossnobis(runs, noise)
+
+
+def test_noise_without_an_inverse_is_refused():
+    signs = torch.tensor([1.0, -1])[:, None, None].double()
+    runs = torch.randn(40, 3, dtype=torch.float64) + signs * torch.tensor([1.0, 2, 4])
+    with pytest.raises(ValueError, match="noise of 3 units has no inverse with 40 degrees of freedom"):
+        crossnobis(runs)
+    assert crossnobis(runs, "diagonal").isfinite().all()

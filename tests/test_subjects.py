@@ -1,0 +1,294 @@
+"""Noise ceilings, random effects and the two-factor bootstrap against rsatoolbox, simulations and planted answers."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+
+from thinkalike.measures import (
+    COMPARATORS,
+    Draws,
+    compare,
+    draw,
+    dual_variance,
+    model_scores,
+    noise_ceiling,
+    random_effects,
+    student_p,
+    two_factor,
+)
+from thinkalike.measures.statistics.random_effects import two_sided
+
+N, S = 10, 5
+P = N * (N - 1) // 2
+THEIRS = dict(zip(COMPARATORS, ("spearman", "tau-a", "corr", "cosine", "corr_cov", "cosine_cov"), strict=True))
+every = pytest.mark.parametrize("comparator", COMPARATORS)
+
+
+@pytest.fixture(scope="module")
+def toolbox():
+    """The package of which the names and values are; it is in the extra `bench`."""
+    return pytest.importorskip("rsatoolbox")
+
+
+def drawn(models=3, subjects=S, noise=1.0):
+    """Distances of models and of subjects; the first model is what all subjects share."""
+    shared = torch.rand(P, dtype=torch.float64) + 0.2
+    others = torch.rand(models - 1, P, dtype=torch.float64) + 0.2
+    return torch.cat([shared[None], others]), shared + noise * (torch.rand(subjects, P, dtype=torch.float64) - 0.5)
+
+
+# ------------------------------------------------------------------------------------------------------------- ceilings
+
+
+@every
+def test_noise_ceilings_are_rsatoolboxs(comparator, toolbox):
+    from rsatoolbox.inference import boot_noise_ceiling, cv_noise_ceiling
+    from rsatoolbox.inference.crossvalsets import sets_leave_one_out_rdm
+
+    _, subjects = drawn()
+    rdms, found = toolbox.rdm.RDMs(subjects.numpy()), noise_ceiling(subjects, comparator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of averaged ranks
+        expected = boot_noise_ceiling(rdms, THEIRS[comparator])
+        _, tests, rest = sets_leave_one_out_rdm(rdms)
+        crossed = cv_noise_ceiling(rdms, rest, tests, THEIRS[comparator])
+    for theirs in (expected, crossed):
+        np.testing.assert_allclose([found.lower.mean(), found.upper.mean()], theirs, atol=1e-8)
+
+
+@every
+def test_the_lower_ceiling_does_not_see_the_subject(comparator):
+    _, subjects = drawn()
+    found = noise_ceiling(subjects, comparator)
+    assert (found.lower < found.upper).all()
+    changed = subjects.clone()
+    changed[0] = torch.rand(P)
+    again = noise_ceiling(changed, comparator)
+    torch.testing.assert_close(again.without[0], found.without[0])
+    assert (again.without[1] != found.without[1]).any(), "control"
+
+
+@every
+def test_equal_subjects_leave_no_room_and_unlike_ones_no_lower_end(comparator):
+    _, subjects = drawn()
+    same = noise_ceiling(subjects[:1].expand(4, -1), comparator)
+    one = compare(subjects[:1], subjects[:1], comparator)[0, 0]
+    torch.testing.assert_close(torch.stack([same.lower, same.upper]), one.expand(2, 4))
+    if not comparator.startswith("cosine"):  # whose vectors share their positive mean
+        unlike = noise_ceiling(torch.randn(40, P, dtype=torch.float64), comparator)
+        assert abs(unlike.lower.mean()) < 0.1 < unlike.upper.mean()
+
+
+@every
+def test_what_all_subjects_share_lies_between_the_ceilings(comparator):
+    """Averages over simulations, as one sample may lie outside."""
+    ends = []
+    for _ in range(30):
+        models, subjects = drawn(1)
+        found = noise_ceiling(subjects, comparator)
+        ends.append([found.lower.mean(), compare(models, subjects, comparator).mean(), found.upper.mean()])
+    lower, truth, upper = np.mean(ends, 0)
+    assert lower < truth < upper
+
+
+@pytest.mark.parametrize(
+    ("subjects", "comparator", "message"),
+    [
+        (torch.rand(1, P), "corr", "two subjects or more, not 1"),
+        (torch.rand(2, P), "rho", "comparator='rho' is none of"),
+        (torch.ones(2, P), "corr", "distances of 0 are constant"),
+        (torch.tensor([[1.0, 2, 3], [3, 2, 1]]), "tau_a", "the distances of the mean of all subjects are constant"),
+        (torch.tensor([[1.0, 2, 3], [3, 2, 1], [2, 1, 3]]), "spearman", "the mean of all subjects but 2 are constant"),
+    ],
+)
+def test_subjects_without_a_ceiling_are_refused(subjects, comparator, message):
+    with pytest.raises(ValueError, match=message):
+        noise_ceiling(subjects, comparator)
+
+
+# ------------------------------------------------------------------------------------------------------- random effects
+
+
+def test_random_effects_are_scipys_t():
+    values = torch.randn(3, 7, dtype=torch.float64) + 0.3
+    found = random_effects(values, level=0.9)
+    theirs = scipy.stats.ttest_1samp(values.numpy(), 0, axis=1)
+    low, high = theirs.confidence_interval(0.9)
+    np.testing.assert_allclose([found.value, found.low, found.high], [values.mean(1), low, high], rtol=1e-9)
+    errors = values.std(1) / 7**0.5
+    np.testing.assert_allclose(two_sided(values.mean(1), errors, 6), theirs.pvalue, rtol=1e-9)
+    with pytest.raises(ValueError, match="an interval over subjects needs two of them, not 1"):
+        random_effects(values[:, :1])
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 5, 11, 30])
+def test_p_values_are_scipys(freedom):
+    for t in (-7.0, 0.0, 0.3, 2.5, 40.0):
+        assert student_p(t, freedom) == pytest.approx(2 * scipy.stats.t.sf(abs(t), freedom), abs=1e-13)
+
+
+def test_a_difference_of_0_without_spread_has_p_1_and_any_other_p_0():
+    assert two_sided(torch.tensor([0.0, 1.0, -1.0]), torch.zeros(3), 4).tolist() == [1, 0, 0]
+
+
+# --------------------------------------------------------------------------------------------------------- both factors
+
+
+@pytest.mark.parametrize("comparator", ["cosine", "spearman", "corr_cov"])
+def test_the_two_factor_bootstrap_is_rsatoolboxs(comparator, toolbox, monkeypatch):
+    """With its own draws: scores of every resample, and the corrected variances of models and of their differences."""
+    from rsatoolbox.inference import evaluate
+    from rsatoolbox.model import ModelFixed
+
+    models, subjects = drawn()
+    taken = []
+
+    def noted(*words, sample=evaluate.bootstrap_sample, **more):
+        found = sample(*words, **more)
+        taken.append(found[1:])
+        return found
+
+    monkeypatch.setattr(evaluate, "bootstrap_sample", noted)
+    monkeypatch.setattr(evaluate.tqdm, "trange", range)
+    np.random.seed(0)
+    fixed = [ModelFixed(str(number), each) for number, each in enumerate(models.numpy())]
+    theirs = evaluate.eval_dual_bootstrap(fixed, toolbox.rdm.RDMs(subjects.numpy()), THEIRS[comparator], N=25)
+    counts = [
+        torch.tensor(np.array([np.bincount(each[side], minlength=m) for each in taken])).double()
+        for side, m in ((0, S), (1, N))
+    ]
+    draws = Draws(*counts, N)
+    values, replicates = compare(models, subjects, comparator), compare(models, subjects, comparator, counts[1])
+    expected = torch.from_numpy(theirs.evaluations[:, :, 0, 0])
+    weights = counts[0] / S
+    torch.testing.assert_close(torch.einsum("rms,rs->rm", replicates, weights), expected[:, :, 0], atol=1e-8, rtol=0)
+    torch.testing.assert_close(torch.einsum("ms,rs->rm", values, weights), expected[:, :, 1], atol=1e-8, rtol=0)
+    torch.testing.assert_close(replicates.mean(2), expected[:, :, 2], atol=1e-8, rtol=0)
+    found = two_factor(values, replicates, draws)
+    np.testing.assert_allclose(found.error.square(), theirs.model_var, atol=1e-8)
+    pairs = [(0, 1), (0, 2), (1, 2)]
+    difference = two_factor(
+        *(torch.stack([each[..., a, :] - each[..., b, :] for a, b in pairs], -2) for each in (values, replicates)),
+        draws,
+    )
+    np.testing.assert_allclose(difference.error.square(), theirs.diff_var, atol=1e-8)
+    assert theirs.dof == min(N, S) - 1
+
+
+def test_variances_are_corrected_within_bounds():
+    """Means of subjects plus stimuli plus noise, whose true variance is known."""
+    s, n, found, crude = 8, 12, [], []
+    parts = (0.5, 0.7, 1.0)
+    for seed in range(150):
+        generator = torch.Generator().manual_seed(seed)
+        scores = sum(
+            size * torch.randn(*shape, generator=generator, dtype=torch.float64)
+            for size, shape in zip(parts, ((s, 1), (1, n), (s, n)), strict=True)
+        )
+        draws = draw(s, n, 200, seed)
+        replicates = draws.stimuli / n @ scores.T
+        found.append(float(two_factor(scores.mean(1), replicates, draws).error.square()))
+        crude.append(float(torch.einsum("rs,rs->r", replicates, draws.subjects / s).var()))
+    truth = parts[0] ** 2 / s + parts[1] ** 2 / n + parts[2] ** 2 / (s * n)
+    assert abs(np.mean(found) / truth - 1) < 0.08
+    assert np.mean(crude) > 1.08 * truth, "control: both at once count noise three times"
+    v = torch.tensor([1.0, 5.0]), torch.tensor([2.0, 1.0]), torch.tensor([0.5, 1.0])
+    assert dual_variance(*v, s, n).tolist() == pytest.approx([1.0, s / (s - 1)]), "bounds"
+
+
+def test_a_better_model_is_found_and_equal_ones_are_not():
+    models, subjects = drawn(2, 8, noise=0.5)
+    found = model_scores(models, subjects, resamples=100)
+    difference = found.over_both(found.of(0).minus(found.of(1)))
+    assert difference.estimate.low > 0
+    assert difference.p < 0.02
+    same = model_scores(torch.stack([subjects.mean(0), subjects.mean(0)]), subjects, resamples=20)
+    none = same.over_both(same.of(0).minus(same.of(1)))
+    assert abs(none.estimate.value) < 1e-15
+    assert none.p == 1
+
+
+def test_scores_are_those_of_copied_stimuli_and_the_ceiling_is_a_model():
+    models, subjects = drawn()
+    found = model_scores(models, subjects, "corr", resamples=7, seed=3)
+    torch.testing.assert_close(found.values, compare(models, subjects, "corr"))
+    torch.testing.assert_close(found.replicates, compare(models, subjects, "corr", found.draws.stimuli))
+    ceiling = noise_ceiling(subjects, "corr")
+    expected = compare(ceiling.without, subjects, "corr", found.draws.stimuli).diagonal(dim1=1, dim2=2)
+    torch.testing.assert_close(found.of_ceiling().replicates, expected)
+    torch.testing.assert_close(found.of_ceiling().values, ceiling.lower)
+    torch.testing.assert_close(found.over_subjects(found.of(0)).value, found.values[0].mean())
+
+
+def test_without_resamples_there_is_no_interval_over_stimuli():
+    found = model_scores(*drawn(), resamples=0)
+    assert found.replicates.shape == (0, 3, S)
+    assert found.over_subjects(found.best([0, 1])[0].minus(found.of_ceiling())).low.isfinite()
+    with pytest.raises(ValueError, match="needs resamples of them: ask for some, such as resamples=1000"):
+        found.over_both(found.of(0))
+
+
+def test_the_best_is_chosen_on_other_subjects():
+    found = model_scores(torch.rand(3, P), torch.rand(3, P), resamples=2)
+    values = torch.tensor([[0.9, 0.1, 0.1], [0.0, 0.6, 0.0], [0.2, 0.2, 0.2]], dtype=torch.float64)
+    planted = type(found)(values, values.expand(2, 3, 3), found.ceiling, found.lower, found.draws)
+    scored, chosen = planted.best([0, 1, 2])
+    assert chosen.tolist() == [1, 0, 0]
+    assert scored.values.tolist() == [0.0, 0.1, 0.1]
+    assert scored.replicates.tolist() == [[0.0, 0.1, 0.1]] * 2
+    assert planted.best([1, 2])[1].tolist() == [1, 2, 1]
+
+
+def test_the_best_of_many_alike_is_not_better_than_they_are():
+    """The maximum is; that is why it is not reported."""
+    chosen, most = [], []
+    for seed in range(20):
+        torch.manual_seed(seed)
+        found = model_scores(torch.randn(30, P), torch.randn(4, P), "corr", resamples=2)
+        chosen.append(float(found.best(range(30))[0].values.mean()))
+        most.append(float(found.values.mean(1).max()))
+    assert abs(np.mean(chosen)) < 0.05
+    assert np.mean(most) > 0.1
+
+
+def test_stimuli_of_a_group_are_drawn_together():
+    groups = torch.tensor([5, 5, 2, 2, 9, 9, 9, 1, 1, 1])
+    found = draw(3, N, 50, seed=1, groups=groups)
+    assert found.units == 4
+    for group in groups.unique():
+        inside = found.stimuli[:, groups == group]
+        assert (inside == inside[:, :1]).all()
+    assert ((found.stimuli > 0)[:, [0, 2, 4, 7]].sum(1) >= 3).all()
+    assert (found.subjects.sum(1) == 3).all()
+    assert torch.equal(draw(3, N, 50, seed=1, groups=groups).stimuli, found.stimuli)
+    assert (draw(3, N, 50, seed=1).stimuli.sum(1) == N).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: draw(3, 10, 1), "resamples=1: a spread needs two"),
+        (lambda: draw(3, 4, 5, groups=torch.tensor([0, 0, 1, 1])), "2 stimuli or groups of them are too few"),
+        (lambda: two_factor(torch.rand(1), torch.rand(2, 1), draw(1, 4, 2)), "needs two of them, not 1"),
+        (lambda: two_factor(torch.rand(2) / 0, torch.rand(2, 2), draw(2, 4, 2)), "a score is not finite"),
+    ],
+)
+def test_what_cannot_be_resampled_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_resamples_that_leave_nothing_to_compare_are_left_out_and_too_many_refused():
+    one = torch.zeros(1, P, dtype=torch.float64)
+    one[0, :3] = 1  # stimulus 0 and 1, 2, 3
+    subjects = drawn()[1]
+    found = model_scores(one, subjects, resamples=40)
+    assert 20 <= len(found.replicates) == len(found.draws.subjects) < 40
+    one[0, 1:3] = 0
+    with pytest.raises(ValueError, match="of 40 resamples leave the distances of a layer constant"):
+        model_scores(one, subjects, resamples=40)
