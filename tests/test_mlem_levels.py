@@ -16,6 +16,7 @@ from sklearn.model_selection import cross_val_score
 from thinkalike.measures import MLEM, FeatureEncoder, feature_importance, splits, stimulus_folds
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.mlem.normal_equations import normal_equations
+from thinkalike.measures.mlem.prediction import mostly_different
 from thinkalike.measures.mlem.terms import terms_of
 
 LEVELS = (4, 3, 5, 6)
@@ -381,6 +382,28 @@ def test_importance_is_the_loss_of_held_out_spearman_when_stimuli_swap_values():
                 moved[:, list(features)] = moved[order][:, list(features)]
                 lost = score - fitted.score(moved, states[test])
                 assert found.drops[0, fold, repeat, k] == pytest.approx(lost, abs=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [(0.1, 10.0), float("inf")])
+def test_sorted_predictions_have_the_scores_of_different_patterns(alpha, monkeypatch):
+    """The two ways to ranks: pairs that are all different are sorted, and few different ones are counted."""
+    table, states = drawn(70, missing=0.05)
+    model, found = MLEM(**PARAMS, alpha=alpha, folds=3), []
+    for way in (True, False):
+        monkeypatch.setattr("thinkalike.measures.mlem.stimulus_pairs.mostly_different", lambda _, way=way: way)
+        found.append(feature_importance(model, table, [states, states**2], folds=3, interactions=[(0, 2)]))
+    torch.testing.assert_close(found[0].drops, found[1].drops, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[0].scores, found[1].scores, rtol=0, atol=1e-12)
+
+
+def test_pairs_are_sorted_where_most_are_different():
+    few, many = (drawn(100, levels=levels)[0] for levels in ((2, 3), (30, 30, 30)))
+    for table, expected in ((few, False), (many, True)):
+        encoder = FeatureEncoder.fit(table, difference="levels")
+        pairs = torch.triu_indices(100, 100, 1)
+        assert mostly_different(list(encoder.encode(table).codes(pairs).T)) == expected
+    assert mostly_different([torch.rand(9)])
+    assert not mostly_different([torch.rand(9) < 0.5])
 
 
 def test_levels_at_different_distances_are_predicted_better_than_with_one_weight():
