@@ -236,6 +236,23 @@ def test_other_starts_and_steps_end_in_the_same_semidefinite_matrix():
         torch.testing.assert_close(found, weights, rtol=0, atol=1e-5 * float(weights.norm()))
 
 
+@pytest.mark.parametrize("binding", [True, False])
+def test_the_semidefinite_solution_is_cvxpys(binding):
+    cvxpy = pytest.importorskip("cvxpy", reason="cvxpy, the independent solver, is not installed: pip install cvxpy")
+    gram, target = constrained(binding=binding)
+    matrix, root = cvxpy.Variable((4, 4), PSD=True), np.linalg.cholesky(gram.numpy()).T
+    entries = cvxpy.hstack([matrix[a, b] * (1 if a == b else 2**0.5) for a, b in order(4)])
+    aim = np.linalg.solve(root.T, target.numpy())
+    accuracy = {f"tol_{name}": 1e-11 for name in ("gap_abs", "gap_rel", "feas")}
+    cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(root @ entries - aim))).solve(solver=cvxpy.CLARABEL, **accuracy)
+    np.testing.assert_allclose(to_matrix(psd_least_squares(gram, target)), matrix.value, rtol=0, atol=1e-5)
+
+
+def order(f):
+    """The entries of `to_matrix`: the diagonal, then the rest of the upper triangle."""
+    return [*((a, a) for a in range(f)), *itertools.combinations(range(f), 2)]
+
+
 def test_many_semidefinite_problems_at_once_are_each():
     problems = [constrained(binding=k % 2 == 0) for k in range(4)]
     both = psd_least_squares(torch.stack([g for g, _ in problems]), torch.stack([t for _, t in problems]))

@@ -279,33 +279,28 @@ def random_weights(levels):
     return [(part + part.T) * (1 - torch.eye(len(part))) for part in parts]
 
 
-def by_factors(x, y, pull, pairs, sizes):
-    """w_ab = M_aa + M_bb - 2 M_ab with M = R R' by scipy's L-BFGS over R, on explicit pairs: other coordinates."""
-    x, y = (
-        torch.from_numpy(np.vstack([x - x.mean(0), pull])),
-        torch.from_numpy(np.append(y - y.mean(), [0] * len(pull))),
-    )
-    cuts = np.cumsum([0] + [size**2 for size in sizes])
+def by_cvxpy(x, y, pull, pairs, sizes):
+    """w_ab = M_aa + M_bb - 2 M_ab with M ⪰ 0, least squares on explicit pairs by an interior-point method.
 
-    def weights(flat):
-        roots = [flat[a:b].view(size, size) for a, b, size in zip(cuts, cuts[1:], sizes, strict=False)]
-        matrices = [root @ root.T for root in roots]
-        return torch.stack([matrices[f][a, a] + matrices[f][b, b] - 2 * matrices[f][a, b] for f, a, b in pairs])
+    M holds the products of points of which the last is the origin.
+    """
+    cvxpy = pytest.importorskip("cvxpy", reason="cvxpy, the independent solver, is not installed: pip install cvxpy")
+    x, y = np.vstack([x - x.mean(0), pull]), np.append(y - y.mean(), np.zeros(len(pull)))
+    q, r = np.linalg.qr(x)
+    matrices = [cvxpy.Variable((size - 1, size - 1), PSD=True) for size in sizes]
 
-    def loss(flat):
-        flat = torch.from_numpy(flat).requires_grad_()
-        value = (x @ weights(flat) - y).square().sum()
-        value.backward()
-        return float(value.detach()), flat.grad.numpy()
+    def product(f, a, b):
+        return matrices[f][a, b] if max(a, b) < sizes[f] - 1 else 0
 
-    start = np.concatenate([np.eye(size).ravel() for size in sizes]) / 2
-    options = {"maxiter": 5000, "maxfun": 10**5, "ftol": 1e-16, "gtol": 1e-10, "maxcor": 50}
-    solution = scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options).x
-    return weights(torch.from_numpy(solution)).numpy()
+    weights = cvxpy.hstack([product(f, a, a) + product(f, b, b) - 2 * product(f, a, b) for f, a, b in pairs])
+    problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(r @ weights - q.T @ y)))
+    accuracy = {f"tol_{name}": 1e-9 for name in ("gap_abs", "gap_rel", "feas")}
+    problem.solve(solver=cvxpy.CLARABEL, **accuracy)
+    return weights.value
 
 
 @pytest.mark.parametrize("alpha", [0.0, 2.0])
-def test_points_are_those_of_another_solver_on_explicit_pairs(alpha):
+def test_points_are_those_of_cvxpy_on_explicit_pairs(alpha):
     sizes = (4, 3, 5)
     table, _ = drawn(60, levels=sizes)
     squared = squares_of(table, [part**4 for part in random_weights(sizes)])
@@ -317,7 +312,7 @@ def test_points_are_those_of_another_solver_on_explicit_pairs(alpha):
     mean = np.array([(own == f) * size / size[own == f].sum() for f in own])
     pull = np.sqrt(alpha * size)[:, None] * (np.eye(len(size)) - mean)
     pairs = [(f, int(a), int(b)) for f, a, b in columns]
-    expected = by_factors(x, squared.numpy()[np.triu_indices(60, 1)], pull, pairs, sizes)
+    expected = by_cvxpy(x, squared.numpy()[np.triu_indices(60, 1)], pull, pairs, sizes)
     found = np.array([float(model.level_weights_[f].weights[a, b]) for f, a, b in pairs])
     np.testing.assert_allclose(found, expected, atol=1e-5)
     for each in model.level_weights_:
