@@ -18,8 +18,8 @@ from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 from thinkalike.measures import MLEM, FeatureEncoder, fold_interval, splits, stimulus_folds
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.mlem.nonnegative import nnls
-from thinkalike.measures.mlem.normal_equations import normal_equations
 from thinkalike.measures.mlem.semidefinite import psd_least_squares, to_entries, to_matrix
+from thinkalike.measures.mlem.sums.normal_equations import normal_equations
 from thinkalike.measures.mlem.terms import terms_of
 
 LEVELS = (2, 3, 3, 5, 2, 4, 12, 7)
@@ -164,6 +164,35 @@ def test_sums_of_items_are_those_of_pairs(missing, interactions, device):
     np.testing.assert_allclose(found[0, 1, -2].cpu(), delta[:, 0] @ squared, rtol=1e-12)
     np.testing.assert_allclose(found[0, 1, 2].cpu(), delta[:, 0] @ delta[:, 1], rtol=1e-12)
     assert found[0, 0, 0] == 50 * 49 / 2
+
+
+def squared(table, kinds, missing):
+    """The regressors of all pairs by loops over the definition: Δ² of numbers and ranks, indicators of the others."""
+    rows, columns = np.triu_indices(len(table), 1)
+    found = explicit(table, missing)
+    for k, (kind, column) in enumerate(zip(kinds, table.numpy().T, strict=True)):
+        places = column if kind != "ordinal" else scipy.stats.rankdata(column, "dense", nan_policy="omit")
+        if kind != "nominal":
+            apart = (places[rows] - places[columns]) / (np.nanmax(places) - np.nanmin(places))
+            found[:, k] = np.where(np.isnan(apart), found[:, k], apart**2)
+    return found
+
+
+@pytest.mark.parametrize("missing", ["own_level", "ignore"])
+@pytest.mark.parametrize("kinds", [["numeric", "nominal", "ordinal", "nominal"], ["numeric"] * 4])
+def test_sums_of_items_are_those_of_pairs_of_scaled_features_too(missing, kinds, device):
+    table, states = drawn(50, f=4, missing=0.2)
+    table[:, 0] += 1000 + torch.rand(50)
+    features = FeatureEncoder.fit(table.to(device), kinds, "scaled", missing).encode(table.to(device))
+    layers = [NeuralDistances.of(states.to(device) + 100), NeuralDistances.of(states[:, :3].to(device), "cosine")]
+    cells, terms = torch.randint(3, (50,), device=device), terms_of(features.known, False)
+    found = normal_equations(features, layers, terms, cells)
+    precomputed = [NeuralDistances(layer.squared().sqrt(), "precomputed", torch.float64) for layer in layers]
+    torch.testing.assert_close(normal_equations(features, precomputed, terms, cells), found, rtol=1e-10, atol=1e-9)
+    x = np.column_stack([np.ones(1225), squared(table, kinds, missing)])
+    y = pdist(states.numpy(), "sqeuclidean")
+    np.testing.assert_allclose(found[0, :, :-2].cpu(), x.T @ x, rtol=1e-11)
+    np.testing.assert_allclose(found[0, :, -2].cpu(), x.T @ y, rtol=1e-11)
 
 
 # ------------------------------------------------------------------------------------------------------ the solvers
@@ -314,6 +343,20 @@ def test_the_full_fit_is_ridge_on_explicit_products(alpha):
     np.testing.assert_allclose(model.predict(table), quadratic, atol=1e-12)
 
 
+@pytest.mark.parametrize("missing", ["own_level", "ignore"])
+def test_the_scaled_fit_is_least_squares_on_explicit_pairs(missing):
+    kinds = ["numeric", "ordinal", "nominal", "numeric"]
+    table, states = drawn(200, f=4, d=20, missing=0.1)
+    table[:, 0] = torch.randn(200)
+    states[:, :2] += 3 * table[:, [0, 3]].nan_to_num()
+    model = MLEM(kinds=kinds, difference="scaled", alpha=0.0, missing=missing, scale="none").fit(table, states)
+    x, y = np.column_stack([squared(table, kinds, missing), np.ones(19900)]), pdist(states.numpy(), "sqeuclidean")
+    solution = np.linalg.lstsq(x, y, rcond=None)[0]
+    assert (solution[:-1] > 0).all(), "so that the constraint does not bind"
+    np.testing.assert_allclose(model.weights_, solution[:-1], rtol=1e-9)
+    np.testing.assert_allclose(model.predict(table), x @ solution, rtol=1e-9)
+
+
 def embedded(table, weights):
     """States whose squared distances are Δᵀ W Δ, for W with off-diagonal entries ≤ 0 that the diagonal outweighs.
 
@@ -462,7 +505,7 @@ def test_the_score_is_scipys_for_few_and_many_features(f):
 def test_the_size_of_chunks_changes_nothing(params, monkeypatch):
     table, states = drawn(50, f=3)
     expected = MLEM(**params).fit(table, states)
-    monkeypatch.setattr("thinkalike.measures.mlem.pair_sums.CHUNK", 70)
+    monkeypatch.setattr("thinkalike.measures.mlem.sums.by_pair.CHUNK", 70)
     monkeypatch.setattr("thinkalike.measures.mlem.stimulus_pairs.CHUNK", 1)
     monkeypatch.setattr("thinkalike.measures.distances.neural.PANEL", 7)
     found = MLEM(**params).fit(table, states)

@@ -15,8 +15,8 @@ from sklearn.model_selection import cross_val_score
 
 from thinkalike.measures import MLEM, FeatureEncoder, feature_importance, splits, stimulus_folds
 from thinkalike.measures.distances.neural import NeuralDistances
-from thinkalike.measures.mlem.normal_equations import normal_equations
 from thinkalike.measures.mlem.prediction import mostly_different
+from thinkalike.measures.mlem.sums.normal_equations import normal_equations
 from thinkalike.measures.mlem.terms import terms_of
 
 LEVELS = (4, 3, 5, 6)
@@ -258,7 +258,7 @@ def test_the_size_of_chunks_changes_nothing(monkeypatch):
     for params in ({"distance": "manhattan"}, {"recipe": "paper"}, {}):
         expected = MLEM(**PARAMS, **params).fit(table, states)
         with monkeypatch.context() as changed:
-            changed.setattr("thinkalike.measures.mlem.pair_sums.CHUNK", 70)
+            changed.setattr("thinkalike.measures.mlem.sums.by_pair.CHUNK", 70)
             changed.setattr("thinkalike.measures.mlem.stimulus_pairs.CHUNK", 1)
             found = MLEM(**PARAMS, **params).fit(table, states)
             assert found.score(table, states) == pytest.approx(expected.score(table, states), abs=1e-12)

@@ -14,9 +14,9 @@ from thinkalike.measures.mlem.features import Features
 from thinkalike.measures.mlem.levels.points import Points
 from thinkalike.measures.mlem.levels.ridge import level_path
 from thinkalike.measures.mlem.nonnegative import nnls
-from thinkalike.measures.mlem.normal_equations import centred
 from thinkalike.measures.mlem.semidefinite import psd_least_squares, to_matrix
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
+from thinkalike.measures.mlem.sums.normal_equations import centred
 from thinkalike.measures.mlem.terms import Term, grouped, terms_of
 from thinkalike.measures.statistics.folds import stimulus_folds
 

@@ -14,9 +14,9 @@ from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.distances.ranks import spearman_of_patterns, spearman_of_units, unit_ranks
 from thinkalike.measures.mlem.features import Features
 from thinkalike.measures.mlem.levels.ridge import level_counts, pair_sizes
-from thinkalike.measures.mlem.normal_equations import normal_equations
-from thinkalike.measures.mlem.pair_sums import sums_of_given_pairs
 from thinkalike.measures.mlem.prediction import Variants, distinct, mostly_different, pattern_codes, predict
+from thinkalike.measures.mlem.sums.by_pair import sums_of_given_pairs
+from thinkalike.measures.mlem.sums.normal_equations import normal_equations
 from thinkalike.measures.mlem.terms import Term
 
 CHUNK = 2**22  # pairs, or sums of ranks, that exist at the same time
