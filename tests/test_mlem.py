@@ -98,6 +98,17 @@ def test_scaled_differences_have_the_range_and_the_ranks_of_training():
     assert ignoring.difference(0)[0, 2] == 2
 
 
+def test_equal_differences_have_equal_bits():
+    """3/11 - 2/11 is not 7/11 - 6/11 to the bit: pairs that the model holds equal would be ranked by rounding."""
+    places = torch.tensor([0.0, 1, 2, 3, 6, 7, 11])
+    for kind in ("numeric", "ordinal", "continuous"):
+        encoder = FeatureEncoder.fit(torch.arange(12.0)[:, None], kind, "scaled")
+        found = encoder.encode(places[:, None]).difference(0)
+        apart = (places[:, None] - places).abs()
+        assert all(len(found[apart == step].unique()) == 1 for step in apart.unique()), kind
+    assert 3 / 11 - 2 / 11 != 7 / 11 - 6 / 11, "control"
+
+
 def test_a_feature_constant_in_training_has_no_scale():
     encoder = FeatureEncoder.fit(torch.ones(3, 1), "numeric", "scaled")
     assert (encoder.encode(torch.tensor([[1.0], [5.0]])).difference(0) == 0).all()

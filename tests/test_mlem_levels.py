@@ -379,11 +379,13 @@ def test_importance_is_the_loss_of_held_out_spearman_when_stimuli_swap_values():
                 assert found.drops[0, fold, repeat, k] == pytest.approx(lost, abs=1e-9)
 
 
-@pytest.mark.parametrize("alpha", [(0.1, 10.0), float("inf")])
-def test_sorted_predictions_have_the_scores_of_different_patterns(alpha, monkeypatch):
+@pytest.mark.parametrize(
+    "params", [{"alpha": (0.1, 10.0)}, {"alpha": float("inf")}, {"difference": "scaled", "kinds": "numeric"}]
+)
+def test_sorted_predictions_have_the_scores_of_different_patterns(params, monkeypatch):
     """The two ways to ranks: pairs that are all different are sorted, and few different ones are counted."""
     table, states = drawn(70, missing=0.05)
-    model, found = MLEM(**PARAMS, alpha=alpha, folds=3), []
+    model, found = MLEM(**PARAMS | params, folds=3), []
     for way in (True, False):
         monkeypatch.setattr("thinkalike.measures.mlem.stimulus_pairs.mostly_different", lambda _, way=way: way)
         found.append(feature_importance(model, table, [states, states**2], folds=3, interactions=[(0, 2)]))

@@ -30,6 +30,7 @@ class Features:
 
     levels: Int[Tensor, "n f"]
     positions: Float[Tensor, "n f"]  # NaN where there is none
+    ranges: tuple[float, ...]  # how far apart positions of Δ = 1 are: divided last, so that equal Δ have equal bits
     scaled: tuple[bool, ...]
     known: tuple[int, ...]  # the number of levels whose pairs have weights; 0 for a feature with one weight
     labels: tuple[str, ...] = ()  # what messages call the features; by default their numbers
@@ -63,12 +64,14 @@ class Features:
         differ = _differ(left.levels[:, feature, None], right.levels[:, feature])
         if not self.scaled[feature]:
             return differ
-        return _apart(left.positions[:, feature, None], right.positions[:, feature]) * differ
+        apart = _apart(left.positions[:, feature, None], right.positions[:, feature], self.ranges[feature])
+        return apart * differ
 
     def differences(self, pairs: Int[Tensor, "2 p"]) -> Float[Tensor, "p f"]:
         """Return Δ of these pairs of stimuli, in float64; that of a pair of levels is 1, whatever its weight."""
         left, right = self.take(pairs[0]), self.take(pairs[1])
-        return _apart(left.positions, right.positions) * _differ(left.levels, right.levels)
+        ranges = left.positions.new_tensor(self.ranges)
+        return _apart(left.positions, right.positions, ranges) * _differ(left.levels, right.levels)
 
     def codes(self, pairs: Int[Tensor, "2 p"]) -> Int[Tensor, "p f"]:
         """Return the codes of these pairs of stimuli, see `pair_codes`; 1 where a feature with one weight differs."""
@@ -86,9 +89,11 @@ def _differ(left: Int[Tensor, "*a"], right: Int[Tensor, "*b"]) -> Bool[Tensor, "
     return differ & ~ignored[0] & ~ignored[1] if any(part.any() for part in ignored) else differ
 
 
-def _apart(left: Float[Tensor, "*a"], right: Float[Tensor, "*b"]) -> Float[Tensor, "*c"]:
-    """Return |left - right|, or 1 where there is no position: an indicator, or a missing value beside any other."""
-    return (left - right).abs().nan_to_num(1.0)
+def _apart(
+    left: Float[Tensor, "*a"], right: Float[Tensor, "*b"], ranges: float | Float[Tensor, " f"]
+) -> Float[Tensor, "*c"]:
+    """Return |left - right| / range, or 1 where there is no position: for an indicator, or a missing value."""
+    return ((left - right).abs() / ranges).nan_to_num(1.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,12 +174,15 @@ class FeatureEncoder:
         scaled = tuple(
             kind == "continuous" or (self.difference == "scaled" and kind != "nominal") for kind in self.kinds
         )
-        positions = torch.full_like(values, torch.nan, dtype=torch.float64)
-        for feature in (feature for feature, is_scaled in enumerate(scaled) if is_scaled):
-            positions[:, feature] = self._position(feature, values[:, feature].double().contiguous())
-        numbers, labels = torch.stack(levels, 1).where(~absent, lack).int(), range(len(scaled))
+        nowhere = torch.full_like(values[:, 0], torch.nan)
+        places = [self._position(f, column) if scaled[f] else nowhere for f, column in enumerate(values.T)]
         return Features(
-            numbers, positions, scaled, tuple(map(self.size, labels)), tuple(map(self.columns.label, labels))
+            torch.stack(levels, 1).where(~absent, lack).int(),
+            torch.stack(places, 1),
+            tuple(self._range(feature) if each else 1.0 for feature, each in enumerate(scaled)),
+            scaled,
+            tuple(map(self.size, range(len(scaled)))),
+            tuple(map(self.columns.label, range(len(scaled)))),
         )
 
     def refuse_new(self, values: Float[Tensor, "n f"], levels: Sequence[Sequence[Level] | None]) -> None:
@@ -222,10 +230,17 @@ class FeatureEncoder:
         return torch.where(there, places, len(known) + torch.unique(column, return_inverse=True)[1])
 
     def _position(self, feature: int, column: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        known = self.known[feature]
+        """Return numbers, or the ranks of ordinal levels, from 0."""
+        known, column = self.known[feature], column.contiguous()
         if len(known) < 2:
             return torch.where(column.isnan(), torch.nan, 0.0)  # constant in training: no scale to measure by
         if self.kinds[feature] in NUMBERS:
-            return column / (known[-1] - known[0])
+            return column
         both = torch.searchsorted(known, column) + torch.searchsorted(known, column, right=True)
-        return torch.where(column.isnan(), torch.nan, both / (2 * (len(known) - 1)))
+        return torch.where(column.isnan(), torch.nan, both.double() / 2)
+
+    def _range(self, feature: int) -> float:
+        known = self.known[feature]
+        if len(known) < 2:
+            return 1.0
+        return float(known[-1] - known[0]) if self.kinds[feature] in NUMBERS else len(known) - 1.0

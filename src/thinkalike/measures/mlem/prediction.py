@@ -60,8 +60,6 @@ SAMPLE = 4096  # pairs that say whether most of all pairs are different
 
 def mostly_different(differences: Sequence[Tensor]) -> bool:
     """Return whether so few pairs have the same differences that sorting them all is quicker than finding those."""
-    if any(column.is_floating_point() for column in differences):
-        return True
     if all(column.dtype == torch.bool for column in differences):
         return False
     some = [column[:: -(-len(column) // SAMPLE)] for column in differences]
@@ -77,13 +75,9 @@ def pattern_codes(differences: Sequence[Tensor]) -> Int[Tensor, " p"]:
 
 
 def distinct(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, " p"]]:
-    """Return the different differences that pairs have, feature by feature, and which of them each pair has.
-
-    Args:
-        differences: Indicators, or codes of pairs of levels.
-    """
+    """Return the different differences that pairs have, feature by feature, and which of them each pair has."""
     key, number = torch.zeros_like(differences[0], dtype=torch.int64), 1
-    for column in differences:
+    for column in map(_numbered, differences):
         size = int(column.max()) + 1
         if number * size >= 2**62:
             key, number = torch.unique(key, return_inverse=True)[1], len(key)
@@ -92,6 +86,10 @@ def distinct(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, "
     first = torch.empty(int(key.max()) + 1, dtype=torch.int64, device=key.device)
     first[key] = torch.arange(len(key), device=key.device)  # any pair that has them
     return [column[first] for column in differences], key
+
+
+def _numbered(column: Tensor) -> Tensor:
+    return torch.unique(column, return_inverse=True)[1] if column.is_floating_point() else column
 
 
 def check_scores(scores: Float[Tensor, " l *b"]) -> Float[Tensor, " l *b"]:

@@ -84,7 +84,7 @@ def _add_levels(
 
 
 def _columns(features: Features, feature: int) -> Float[Tensor, "n 4"]:
-    place = features.positions[:, feature]
+    place = features.positions[:, feature] / features.ranges[feature]
     there = ~place.isnan()
     x = torch.where(there, place - place.nanmean(), 0)
     lacks = ~there & (features.levels[:, feature] >= 0)
