@@ -51,6 +51,7 @@ OWNERS = {
     "hydra": "config",
     "omegaconf": "config",
     "transformer_lens": "models",
+    "conllu": "data",
     "datasets": "data",
     "httpx2": "hub",
     "pytorch_lightning": "training",
