@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from thinkalike.data.files import read_with
-from thinkalike.data.stimuli.columns import Kinds, duplicates
+from thinkalike.data.stimuli.columns import Kinds
 from thinkalike.data.stimuli.stimuli import Stimuli
 from thinkalike.data.stimuli.tables import Names, Span, chosen, varied
 from thinkalike.errors import DataError
@@ -91,8 +91,10 @@ def _token(line: str) -> conllu.Token:
 def _check_feats(cell: str) -> None:
     if cell != "_" and not re.fullmatch(r"[^=|]+=[^=|]+(\|[^=|]+=[^=|]+)*", cell):
         raise ValueError(f"FEATS {cell!r} are not Name=Value|Name=Value, or _ for none")
-    if repeated := duplicates(part.partition("=")[0] for part in cell.split("|")):
-        raise ValueError(f"FEATS {cell!r} name {repeated[0]} twice; keep one")
+    names = [part.partition("=")[0] for part in cell.split("|")]
+    if len(set(names)) < len(names):
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"FEATS {cell!r} name {repeated} twice; keep one")
 
 
 @dataclass
