@@ -30,10 +30,11 @@ FLOORS = {
     "digests": 1,  # knows caches
     "memory": 1,
     "hub": 1,  # knows errors
+    "kinds": 1,
     "tokenizers": 1,
     "models": 2,
     "data": 2,
-    "measures": 2,  # knows errors at most: no models, files or configuration
+    "measures": 2,  # knows errors and kinds at most: no models, files or configuration
     "tables": 3,
     "states": 3,
     "evaluation": 3,
@@ -51,6 +52,7 @@ OWNERS = {
     "hydra": "config",
     "omegaconf": "config",
     "transformer_lens": "models",
+    "conllu": "data",
     "datasets": "data",
     "httpx2": "hub",
     "pytorch_lightning": "training",

@@ -44,7 +44,7 @@ def test_importance_is_the_loss_of_held_out_spearman_when_stimuli_swap_values(pa
     table, states = drawn(weights=WEIGHTS[:3])
     table[4, 1] = torch.nan
     table[7, 0] = 0.5  # a level that some training sets do not have
-    model = MLEM(alpha=(0.1, 10.0), folds=3, **params)
+    model = MLEM(alpha=(0.1, 10.0), folds=3, unknown="new", **params)
     found = feature_importance(model, table, states, folds=4, permutations=2, interactions=[(0, 2)], seed=7)
     assert found.sets == ((0,), (1,), (2,), (0, 2))
     generator = torch.Generator().manual_seed(7)
@@ -126,7 +126,7 @@ def test_groups_stay_on_one_side_of_both_kinds_of_folds():
     table[:, 3] = torch.arange(30) // 2
     table, states, groups = table.repeat(4, 1), states.repeat(4, 1), torch.arange(30).repeat(4)
     states += 0.3 * torch.randn_like(states)
-    model, alphas = MLEM(alpha=(0.1, 1e2, 1e3, 1e4)), []
+    model, alphas = MLEM(alpha=(0.1, 1e2, 1e3, 1e4), unknown="new"), []
     found = feature_importance(model, table, states, groups=groups, **FAST).scores[0]
     for fold, (train, test) in enumerate(splits(stimulus_folds(120, 3, 0, groups))):
         apart = MLEM(**model.get_params()).fit(table[train], states[train])

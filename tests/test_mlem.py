@@ -18,8 +18,8 @@ from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 from thinkalike.measures import MLEM, FeatureEncoder, fold_interval, splits, stimulus_folds
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.mlem.nonnegative import nnls
-from thinkalike.measures.mlem.normal_equations import normal_equations
 from thinkalike.measures.mlem.semidefinite import psd_least_squares, to_entries, to_matrix
+from thinkalike.measures.mlem.sums.normal_equations import normal_equations
 from thinkalike.measures.mlem.terms import terms_of
 
 LEVELS = (2, 3, 3, 5, 2, 4, 12, 7)
@@ -98,6 +98,17 @@ def test_scaled_differences_have_the_range_and_the_ranks_of_training():
     assert ignoring.difference(0)[0, 2] == 2
 
 
+def test_equal_differences_have_equal_bits():
+    """3/11 - 2/11 is not 7/11 - 6/11 to the bit: pairs that the model holds equal would be ranked by rounding."""
+    places = torch.tensor([0.0, 1, 2, 3, 6, 7, 11])
+    for kind in ("numeric", "ordinal", "continuous"):
+        encoder = FeatureEncoder.fit(torch.arange(12.0)[:, None], kind, "scaled")
+        found = encoder.encode(places[:, None]).difference(0)
+        apart = (places[:, None] - places).abs()
+        assert all(len(found[apart == step].unique()) == 1 for step in apart.unique()), kind
+    assert 3 / 11 - 2 / 11 != 7 / 11 - 6 / 11, "control"
+
+
 def test_a_feature_constant_in_training_has_no_scale():
     encoder = FeatureEncoder.fit(torch.ones(3, 1), "numeric", "scaled")
     assert (encoder.encode(torch.tensor([[1.0], [5.0]])).difference(0) == 0).all()
@@ -164,6 +175,35 @@ def test_sums_of_items_are_those_of_pairs(missing, interactions, device):
     np.testing.assert_allclose(found[0, 1, -2].cpu(), delta[:, 0] @ squared, rtol=1e-12)
     np.testing.assert_allclose(found[0, 1, 2].cpu(), delta[:, 0] @ delta[:, 1], rtol=1e-12)
     assert found[0, 0, 0] == 50 * 49 / 2
+
+
+def squared(table, kinds, missing):
+    """The regressors of all pairs by loops over the definition: Δ² of numbers and ranks, indicators of the others."""
+    rows, columns = np.triu_indices(len(table), 1)
+    found = explicit(table, missing)
+    for k, (kind, column) in enumerate(zip(kinds, table.numpy().T, strict=True)):
+        places = column if kind != "ordinal" else scipy.stats.rankdata(column, "dense", nan_policy="omit")
+        if kind != "nominal":
+            apart = (places[rows] - places[columns]) / (np.nanmax(places) - np.nanmin(places))
+            found[:, k] = np.where(np.isnan(apart), found[:, k], apart**2)
+    return found
+
+
+@pytest.mark.parametrize("missing", ["own_level", "ignore"])
+@pytest.mark.parametrize("kinds", [["numeric", "nominal", "ordinal", "nominal"], ["numeric"] * 4])
+def test_sums_of_items_are_those_of_pairs_of_scaled_features_too(missing, kinds, device):
+    table, states = drawn(50, f=4, missing=0.2)
+    table[:, 0] += 1000 + torch.rand(50)
+    features = FeatureEncoder.fit(table.to(device), kinds, "scaled", missing).encode(table.to(device))
+    layers = [NeuralDistances.of(states.to(device) + 100), NeuralDistances.of(states[:, :3].to(device), "cosine")]
+    cells, terms = torch.randint(3, (50,), device=device), terms_of(features.known, False)
+    found = normal_equations(features, layers, terms, cells)
+    precomputed = [NeuralDistances(layer.squared().sqrt(), "precomputed", torch.float64) for layer in layers]
+    torch.testing.assert_close(normal_equations(features, precomputed, terms, cells), found, rtol=1e-10, atol=1e-9)
+    x = np.column_stack([np.ones(1225), squared(table, kinds, missing)])
+    y = pdist(states.numpy(), "sqeuclidean")
+    np.testing.assert_allclose(found[0, :, :-2].cpu(), x.T @ x, rtol=1e-11)
+    np.testing.assert_allclose(found[0, :, -2].cpu(), x.T @ y, rtol=1e-11)
 
 
 # ------------------------------------------------------------------------------------------------------ the solvers
@@ -236,6 +276,23 @@ def test_other_starts_and_steps_end_in_the_same_semidefinite_matrix():
         torch.testing.assert_close(found, weights, rtol=0, atol=1e-5 * float(weights.norm()))
 
 
+@pytest.mark.parametrize("binding", [True, False])
+def test_the_semidefinite_solution_is_cvxpys(binding):
+    cvxpy = pytest.importorskip("cvxpy", reason="cvxpy, the independent solver, is not installed: pip install cvxpy")
+    gram, target = constrained(binding=binding)
+    matrix, root = cvxpy.Variable((4, 4), PSD=True), np.linalg.cholesky(gram.numpy()).T
+    entries = cvxpy.hstack([matrix[a, b] * (1 if a == b else 2**0.5) for a, b in order(4)])
+    aim = np.linalg.solve(root.T, target.numpy())
+    accuracy = {f"tol_{name}": 1e-11 for name in ("gap_abs", "gap_rel", "feas")}
+    cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(root @ entries - aim))).solve(solver=cvxpy.CLARABEL, **accuracy)
+    np.testing.assert_allclose(to_matrix(psd_least_squares(gram, target)), matrix.value, rtol=0, atol=1e-5)
+
+
+def order(f):
+    """The entries of `to_matrix`: the diagonal, then the rest of the upper triangle."""
+    return [*((a, a) for a in range(f)), *itertools.combinations(range(f), 2)]
+
+
 def test_many_semidefinite_problems_at_once_are_each():
     problems = [constrained(binding=k % 2 == 0) for k in range(4)]
     both = psd_least_squares(torch.stack([g for g, _ in problems]), torch.stack([t for _, t in problems]))
@@ -295,6 +352,20 @@ def test_the_full_fit_is_ridge_on_explicit_products(alpha):
     np.testing.assert_allclose(model.predict(table), x @ entries + y.mean(), atol=1e-10)
     quadratic = np.einsum("pf,fg,pg->p", explicit(table), weights, explicit(table)) + float(model.intercept_)
     np.testing.assert_allclose(model.predict(table), quadratic, atol=1e-12)
+
+
+@pytest.mark.parametrize("missing", ["own_level", "ignore"])
+def test_the_scaled_fit_is_least_squares_on_explicit_pairs(missing):
+    kinds = ["numeric", "ordinal", "nominal", "numeric"]
+    table, states = drawn(200, f=4, d=20, missing=0.1)
+    table[:, 0] = torch.randn(200)
+    states[:, :2] += 3 * table[:, [0, 3]].nan_to_num()
+    model = MLEM(kinds=kinds, difference="scaled", alpha=0.0, missing=missing, scale="none").fit(table, states)
+    x, y = np.column_stack([squared(table, kinds, missing), np.ones(19900)]), pdist(states.numpy(), "sqeuclidean")
+    solution = np.linalg.lstsq(x, y, rcond=None)[0]
+    assert (solution[:-1] > 0).all(), "so that the constraint does not bind"
+    np.testing.assert_allclose(model.weights_, solution[:-1], rtol=1e-9)
+    np.testing.assert_allclose(model.predict(table), x @ solution, rtol=1e-9)
 
 
 def embedded(table, weights):
@@ -445,7 +516,7 @@ def test_the_score_is_scipys_for_few_and_many_features(f):
 def test_the_size_of_chunks_changes_nothing(params, monkeypatch):
     table, states = drawn(50, f=3)
     expected = MLEM(**params).fit(table, states)
-    monkeypatch.setattr("thinkalike.measures.mlem.pair_sums.CHUNK", 70)
+    monkeypatch.setattr("thinkalike.measures.mlem.sums.by_pair.CHUNK", 70)
     monkeypatch.setattr("thinkalike.measures.mlem.stimulus_pairs.CHUNK", 1)
     monkeypatch.setattr("thinkalike.measures.distances.neural.PANEL", 7)
     found = MLEM(**params).fit(table, states)

@@ -15,12 +15,13 @@ from sklearn.model_selection import cross_val_score
 
 from thinkalike.measures import MLEM, FeatureEncoder, feature_importance, splits, stimulus_folds
 from thinkalike.measures.distances.neural import NeuralDistances
-from thinkalike.measures.mlem.normal_equations import normal_equations
+from thinkalike.measures.mlem.prediction import mostly_different
+from thinkalike.measures.mlem.sums.normal_equations import normal_equations
 from thinkalike.measures.mlem.terms import terms_of
 
 LEVELS = (4, 3, 5, 6)
 KINDS = ["nominal", "nominal", "numeric", "nominal"]
-PARAMS = {"difference": "levels", "kinds": KINDS}
+PARAMS = {"difference": "levels", "kinds": KINDS, "unknown": "new"}
 
 
 def drawn(n=60, d=8, missing=0.0, levels=LEVELS):
@@ -88,7 +89,7 @@ def reference(table, y, alpha, kinds=KINDS, missing="own_level", weight=None):
 def found_in(model):
     """The same of a model."""
     weights = {(f, None, None): float(model.weights_[f]) for f, kind in enumerate(model.kinds) if kind != "nominal"}
-    for feature, values, matrix in model.level_weights_:
+    for feature, values, matrix, _ in model.level_weights_:
         assert torch.equal(matrix, matrix.mT)
         for a, b in itertools.combinations(range(len(values)), 2):
             weights[feature, float(values[a]), float(values[b])] = float(matrix[a, b])
@@ -149,7 +150,7 @@ def test_planted_weights_are_recovered_from_distances_without_noise(kind):
     squared = 2 + sum(part[code][:, code] for part, code in zip(truth, codes, strict=True))
     squared.fill_diagonal_(0)
     keep = (codes[2] != 5) if kind == "new" else torch.ones(80, dtype=torch.bool)
-    model = MLEM(difference="levels", distance="precomputed", alpha=0.0, scale="none")
+    model = MLEM(difference="levels", distance="precomputed", alpha=0.0, scale="none", unknown="new")
     model.fit(table[keep], squared.sqrt()[keep][:, keep])
     size = 5 if kind == "new" else 6
     for found, expected in zip(model.level_weights_, (truth[0], truth[1], truth[2][:size, :size]), strict=True):
@@ -257,7 +258,7 @@ def test_the_size_of_chunks_changes_nothing(monkeypatch):
     for params in ({"distance": "manhattan"}, {"recipe": "paper"}, {}):
         expected = MLEM(**PARAMS, **params).fit(table, states)
         with monkeypatch.context() as changed:
-            changed.setattr("thinkalike.measures.mlem.pair_sums.CHUNK", 70)
+            changed.setattr("thinkalike.measures.mlem.sums.by_pair.CHUNK", 70)
             changed.setattr("thinkalike.measures.mlem.stimulus_pairs.CHUNK", 1)
             found = MLEM(**PARAMS, **params).fit(table, states)
             assert found.score(table, states) == pytest.approx(expected.score(table, states), abs=1e-12)
@@ -278,33 +279,28 @@ def random_weights(levels):
     return [(part + part.T) * (1 - torch.eye(len(part))) for part in parts]
 
 
-def by_factors(x, y, pull, pairs, sizes):
-    """w_ab = M_aa + M_bb - 2 M_ab with M = R R' by scipy's L-BFGS over R, on explicit pairs: other coordinates."""
-    x, y = (
-        torch.from_numpy(np.vstack([x - x.mean(0), pull])),
-        torch.from_numpy(np.append(y - y.mean(), [0] * len(pull))),
-    )
-    cuts = np.cumsum([0] + [size**2 for size in sizes])
+def by_cvxpy(x, y, pull, pairs, sizes):
+    """w_ab = M_aa + M_bb - 2 M_ab with M ⪰ 0, least squares on explicit pairs by an interior-point method.
 
-    def weights(flat):
-        roots = [flat[a:b].view(size, size) for a, b, size in zip(cuts, cuts[1:], sizes, strict=False)]
-        matrices = [root @ root.T for root in roots]
-        return torch.stack([matrices[f][a, a] + matrices[f][b, b] - 2 * matrices[f][a, b] for f, a, b in pairs])
+    M holds the products of points of which the last is the origin.
+    """
+    cvxpy = pytest.importorskip("cvxpy", reason="cvxpy, the independent solver, is not installed: pip install cvxpy")
+    x, y = np.vstack([x - x.mean(0), pull]), np.append(y - y.mean(), np.zeros(len(pull)))
+    q, r = np.linalg.qr(x)
+    matrices = [cvxpy.Variable((size - 1, size - 1), PSD=True) for size in sizes]
 
-    def loss(flat):
-        flat = torch.from_numpy(flat).requires_grad_()
-        value = (x @ weights(flat) - y).square().sum()
-        value.backward()
-        return float(value.detach()), flat.grad.numpy()
+    def product(f, a, b):
+        return matrices[f][a, b] if max(a, b) < sizes[f] - 1 else 0
 
-    start = np.concatenate([np.eye(size).ravel() for size in sizes]) / 2
-    options = {"maxiter": 5000, "maxfun": 10**5, "ftol": 1e-16, "gtol": 1e-10, "maxcor": 50}
-    solution = scipy.optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options=options).x
-    return weights(torch.from_numpy(solution)).numpy()
+    weights = cvxpy.hstack([product(f, a, a) + product(f, b, b) - 2 * product(f, a, b) for f, a, b in pairs])
+    problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(r @ weights - q.T @ y)))
+    accuracy = {f"tol_{name}": 1e-9 for name in ("gap_abs", "gap_rel", "feas")}
+    problem.solve(solver=cvxpy.CLARABEL, **accuracy)
+    return weights.value
 
 
 @pytest.mark.parametrize("alpha", [0.0, 2.0])
-def test_points_are_those_of_another_solver_on_explicit_pairs(alpha):
+def test_points_are_those_of_cvxpy_on_explicit_pairs(alpha):
     sizes = (4, 3, 5)
     table, _ = drawn(60, levels=sizes)
     squared = squares_of(table, [part**4 for part in random_weights(sizes)])
@@ -316,7 +312,7 @@ def test_points_are_those_of_another_solver_on_explicit_pairs(alpha):
     mean = np.array([(own == f) * size / size[own == f].sum() for f in own])
     pull = np.sqrt(alpha * size)[:, None] * (np.eye(len(size)) - mean)
     pairs = [(f, int(a), int(b)) for f, a, b in columns]
-    expected = by_factors(x, squared.numpy()[np.triu_indices(60, 1)], pull, pairs, sizes)
+    expected = by_cvxpy(x, squared.numpy()[np.triu_indices(60, 1)], pull, pairs, sizes)
     found = np.array([float(model.level_weights_[f].weights[a, b]) for f, a, b in pairs])
     np.testing.assert_allclose(found, expected, atol=1e-5)
     for each in model.level_weights_:
@@ -383,6 +379,30 @@ def test_importance_is_the_loss_of_held_out_spearman_when_stimuli_swap_values():
                 assert found.drops[0, fold, repeat, k] == pytest.approx(lost, abs=1e-9)
 
 
+@pytest.mark.parametrize(
+    "params", [{"alpha": (0.1, 10.0)}, {"alpha": float("inf")}, {"difference": "scaled", "kinds": "numeric"}]
+)
+def test_sorted_predictions_have_the_scores_of_different_patterns(params, monkeypatch):
+    """The two ways to ranks: pairs that are all different are sorted, and few different ones are counted."""
+    table, states = drawn(70, missing=0.05)
+    model, found = MLEM(**PARAMS | params, folds=3), []
+    for way in (True, False):
+        monkeypatch.setattr("thinkalike.measures.mlem.stimulus_pairs.mostly_different", lambda _, way=way: way)
+        found.append(feature_importance(model, table, [states, states**2], folds=3, interactions=[(0, 2)]))
+    torch.testing.assert_close(found[0].drops, found[1].drops, rtol=0, atol=1e-12)
+    torch.testing.assert_close(found[0].scores, found[1].scores, rtol=0, atol=1e-12)
+
+
+def test_pairs_are_sorted_where_most_are_different():
+    few, many = (drawn(100, levels=levels)[0] for levels in ((2, 3), (30, 30, 30)))
+    for table, expected in ((few, False), (many, True)):
+        encoder = FeatureEncoder.fit(table, difference="levels")
+        pairs = torch.triu_indices(100, 100, 1)
+        assert mostly_different(list(encoder.encode(table).codes(pairs).T)) == expected
+    assert mostly_different([torch.rand(9)])
+    assert not mostly_different([torch.rand(9) < 0.5])
+
+
 def test_levels_at_different_distances_are_predicted_better_than_with_one_weight():
     table, states = drawn(120)
     both = [feature_importance(MLEM(kinds=KINDS, difference=d), table, states) for d in ("indicator", "levels")]
@@ -426,7 +446,7 @@ def test_intervals_cover_the_mean_over_data_sets():
 def test_scikit_learn_and_files_know_it(tmp_path):
     table, states = drawn(60, missing=0.05)
     model = MLEM(**PARAMS, alpha=1.0)
-    assert len(cross_val_score(model, table.numpy(), states.numpy(), cv=3)) == 3
+    assert np.isfinite(cross_val_score(model, table.numpy(), states.numpy(), cv=3)).all()
     model.fit(table, [states, states**2]).save(tmp_path / "fit.pt")
     loaded = MLEM.load(tmp_path / "fit.pt")
     assert torch.equal(loaded.predict(table), model.predict(table))

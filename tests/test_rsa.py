@@ -24,7 +24,7 @@ from thinkalike.measures import (
     weighted_tau,
 )
 from thinkalike.measures.distances.neural import NeuralDistances
-from thinkalike.measures.distances.ranks import spearman_of_patterns, unit_ranks
+from thinkalike.measures.distances.ranks import spearman_of_patterns, spearman_of_units, unit_ranks
 
 N, D = 40, 12
 
@@ -176,6 +176,15 @@ def test_spearman_of_rows_is_that_of_each():
     x, y = torch.randn(2, 3, 50), torch.randn(2, 3, 50)
     each = [[spearman(x[a, b], y[a, b]) for b in range(3)] for a in range(2)]
     torch.testing.assert_close(spearman(x, y), torch.tensor(each, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("levels", [3, 300, None])
+def test_spearman_with_given_ranks_is_scipys(levels, device):
+    y, x = torch.randn(2, 500, dtype=torch.float64)
+    x = x if levels is None else (x * levels / 4).round()
+    found = spearman_of_units(x.to(device), unit_ranks([y.to(device)])[0])
+    assert float(found) == pytest.approx(scipy.stats.spearmanr(x, y).statistic, abs=1e-13)
+    assert spearman_of_units(torch.ones(500), unit_ranks([y])[0]).isnan()
 
 
 def test_spearman_of_patterns_is_that_of_the_values_written_out():

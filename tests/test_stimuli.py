@@ -759,6 +759,23 @@ def test_windows_line_ends_a_missing_last_one_and_strange_spaces_do_not_matter(t
     assert same(read_conllu(path, features=["UPOS"]), read_conllu(other, features=["UPOS"]))
 
 
+def test_odd_conllu_files_are_read(tmp_path):
+    """Comments anywhere, empty nodes first, lines of white space, no last newline, a sentence without a name."""
+    path, lines = tmp_path / "x.conllu", TREES.splitlines()
+    path.write_text(TREES)
+    expected = read_conllu(path)
+    empty = conllu("0.1|nothing|X|A=b;C=d|_", "0.2|more|_|_|_").splitlines()
+    odd = ["", " \t ", *lines[:3], *empty, lines[3], "# in between = 1", *lines[4:], "", "", "# the end"]
+    for end, mark in (("\n", b""), ("\r\n", b"\xef\xbb\xbf"), ("\r", b"")):
+        path.write_bytes(mark + end.join(odd).encode())
+        assert same(read_conllu(path), expected)
+    path.write_text(
+        conllu("# sent_id =", "# sent_id", "#", "1|#|X|_|SpaceAfter=No;Gloss=a=b", "2|=|Y|_|_", "3|_|_|_|_")
+    )
+    found = read_conllu(path, features=["UPOS"])
+    assert (found.texts, found.words, found.ids) == (["#= _"], ["#", "=", "_"], ["1:1", "1:2", "1:3"])
+
+
 @pytest.mark.parametrize(
     ("lines", "options", "message"),
     [
@@ -776,6 +793,18 @@ def test_windows_line_ends_a_missing_last_one_and_strange_spaces_do_not_matter(t
         (["1|a|X|Number=|_"], {}, "x.conllu line 1: FEATS 'Number='"),
         (["1|a|X|A=b;|_"], {}, "x.conllu line 1: FEATS"),
         (["1|a|X||_"], {}, "x.conllu line 1: FEATS ''"),
+        (["1|a|X|A=b;C=d;A=e|_"], {}, r"x.conllu line 1: FEATS 'A=b\|C=d\|A=e' name A twice; keep one"),
+        (["1|a  b|X|_|_"], {}, "x.conllu line 1: FORM 'a  b' has two spaces in a row; leave one"),
+        (["1|a|X|_|"], {}, "x.conllu line 1: MISC is empty; write _ for none"),
+        (["1|a|X|_| "], {}, "x.conllu line 1: MISC is empty; write _ for none"),
+        (["01|a|X|_|_"], {}, "x.conllu line 1: the ID is 01 where 1 is due"),
+        (["_|a|X|_|_"], {}, "x.conllu line 1: the ID is _ where 1 is due"),
+        (["|a|X|_|_"], {}, "x.conllu line 1: the ID is  where 1 is due"),
+        (["-1|a|X|_|_"], {}, "x.conllu line 1: the ID is -1 where 1 is due"),
+        (["2-1|a|X|_|_"], {}, "x.conllu line 1: the ID is 2-1 where 1 is due"),
+        (["1|a|X|_|_", "1.0|b|X|_|_"], {}, "x.conllu line 2: the ID is 1.0 where 2 is due"),
+        (["1|a|X|_|_", "1.x|b|X|_|_"], {}, "x.conllu line 2: the ID is 1.x where 2 is due"),
+        (["1\ta\t_\tX\t_\t_\thead\t_\t_\t_"], {}, "x.conllu line 1: .*'head'.* Correct it, or write _ for none"),
         (["1|a|X|_|_", "2|b|X|_|_"], {}, "x.conllu: UPOS has one level only, X; leave it out"),
         (["1|a|X|_|_", "2|b|Y|_|_"], {"features": ["Nmber"]}, "x.conllu has no feature Nmber; there is: UPOS"),
         (

@@ -145,7 +145,7 @@ class StimuliConfig(Checked, part="stimuli"):
     grammar: str = "small"  # kind=controlled: small | large | crossed
     path: Optional[str] = neutral(None)  # kind=table, conllu: the file
     features: Optional[list[str]] = None  # null: all
-    kinds: Any = None  # {feature: nominal | ordinal | numeric | [its levels in order]}
+    kinds: Any = None  # {feature: nominal | ordinal | numeric | continuous | [its levels in order]}
     columns: Any = None  # kind=table: {text | word | start | stop | id: column}
     sample: Optional[int] = ranged(None, least=1, most=COUNTS)  # how many stimuli; null: all
     balance: list[str] = field(default_factory=list)  # features whose combinations come equally often in the sample

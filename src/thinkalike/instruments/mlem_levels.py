@@ -24,7 +24,7 @@ def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFra
         rows: The model and the layer of each layer of the fit.
     """
     tables, named = [], stimuli.codes().levels
-    for feature, values, weights in model.level_weights_:
+    for feature, values, weights, _ in model.level_weights_:
         name = stimuli.names[feature]
         levels = ["missing" if value != value else named[name][int(value)] for value in values.tolist()]
         first, second = np.triu_indices(len(levels), 1)

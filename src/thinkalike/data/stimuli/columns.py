@@ -11,33 +11,24 @@ import pandas as pd
 from jaxtyping import Int
 
 from thinkalike.errors import DataError, nearest
-
-KINDS = ("nominal", "ordinal", "numeric")
+from thinkalike.kinds import KINDS, NUMBERS, kind_of
 
 Kind = str | Sequence[str]  # one of KINDS, or the levels of an ordinal feature in order
 Kinds = Mapping[str, Kind]  # by feature
 
 
-def kind_of(column: pd.Series) -> str:
-    """Return the kind that the type of a column implies: text is nominal, numbers are numeric."""
-    if _is_categories(column):
-        return "ordinal" if column.cat.ordered else "nominal"
-    numeric = pd.api.types.is_numeric_dtype(column) and not pd.api.types.is_bool_dtype(column)
-    return "numeric" if numeric else "nominal"
-
-
 def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Series:
-    """Return a column as categories, or as float64 if it is numeric.
+    """Return a column as categories, or as float64 if it is numeric or continuous.
 
     Args:
-        kind: what it is declared to be; None leaves that to its type.
+        kind: what it is declared to be; None leaves that to its type and values, see `thinkalike.kinds`.
         source: what the message of an error begins with.
 
     Raises:
         DataError: the kind is not known, or the values do not fit it.
     """
     kind = kind or kind_of(column)
-    if kind == "numeric":
+    if kind in NUMBERS:
         return _numbers(column, name, source)
     if isinstance(kind, str) and kind not in KINDS:
         raise DataError(f"{source}: kinds.{name}={kind} is not known; {nearest(kind, KINDS)}")
@@ -99,6 +90,6 @@ def _level(value: Any) -> str:
 def _levels(column: pd.Series) -> list[str]:
     """Return the levels: numbers by size, names in natural order."""
     values = column.dropna().unique()
-    if kind_of(column) == "numeric":
+    if kind_of(column) in NUMBERS:
         return [_level(value) for value in sorted(values)]
     return sorted({_level(value) for value in values}, key=natural_order)

@@ -10,6 +10,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import conllu
 import numpy as np
 import pandas as pd
 
@@ -18,6 +19,8 @@ from thinkalike.data.stimuli.columns import Kinds
 from thinkalike.data.stimuli.stimuli import Stimuli
 from thinkalike.data.stimuli.tables import Names, Span, chosen, varied
 from thinkalike.errors import DataError
+
+COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 
 
 def read_conllu(path: str | Path, *, features: Names = None, kinds: Kinds | None = None) -> Stimuli:
@@ -52,10 +55,9 @@ def _sentences(path: str | Path, lines: Sequence[str]) -> Iterator[_Sentence]:
     for number, line in enumerate([*lines, ""], 1):
         try:
             if line.startswith("#"):
-                key, _, value = line[1:].partition("=")
-                sentence.name = value.strip() if key.strip() == "sent_id" else sentence.name
+                sentence.name = conllu.parse_token_and_metadata(line).metadata.get("sent_id", sentence.name)
             elif line.strip():
-                sentence.add(line.split("\t"))
+                sentence.add(line)
             else:
                 sentence.end()
                 if sentence.words:
@@ -63,6 +65,36 @@ def _sentences(path: str | Path, lines: Sequence[str]) -> Iterator[_Sentence]:
                 sentence = _Sentence()
         except ValueError as error:
             raise DataError(f"{path} line {number}: {error}") from None
+
+
+def _token(line: str) -> conllu.Token:
+    """Return the columns of a line by name, read by the package conllu.
+
+    It takes lines with more or fewer columns, cuts a cell at two spaces, and takes any FEATS; so these are checked
+    here.
+
+    Raises:
+        ValueError: The line is not of the format.
+    """
+    cells = line.split("\t")
+    if len(cells) != len(COLUMNS):
+        raise ValueError(f"the line has {len(cells)} columns, not 10; separate them by one tab each")
+    for name, cell in zip(COLUMNS, cells, strict=True):
+        if "  " in cell:
+            raise ValueError(f"{name} {cell!r} has two spaces in a row; leave one")
+        if not cell.strip() and name not in ("ID", "FORM", "FEATS"):
+            raise ValueError(f"{name} is empty; write _ for none")
+    _check_feats(cells[5])
+    return conllu.parse_token_and_metadata(line)[0]
+
+
+def _check_feats(cell: str) -> None:
+    if cell != "_" and not re.fullmatch(r"[^=|]+=[^=|]+(\|[^=|]+=[^=|]+)*", cell):
+        raise ValueError(f"FEATS {cell!r} are not Name=Value|Name=Value, or _ for none")
+    names = [part.partition("=")[0] for part in cell.split("|")]
+    if len(set(names)) < len(names):
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"FEATS {cell!r} name {repeated} twice; keep one")
 
 
 @dataclass
@@ -76,29 +108,37 @@ class _Sentence:
     rows: list[dict[str, Any]] = field(default_factory=list)
     multiword: list[tuple[int, int, Span]] = field(default_factory=list)  # first word, last word, characters
 
-    def add(self, cells: list[str]) -> None:
+    def add(self, line: str) -> None:
         """Take in the line of a word, of a multiword token or of an empty node."""
-        if len(cells) != 10:
-            raise ValueError(f"the line has {len(cells)} columns, not 10; separate them by one tab each")
-        number, form, upos, feats, misc = (cells[column] for column in (0, 1, 3, 5, 9))
-        if re.fullmatch(r"\d+\.\d+", number):  # an empty node
-            return
         due, covered = len(self.words) + 1, self.multiword[-1][1] if self.multiword else 0
-        first, dash, last = number.partition("-")
-        if first != str(due) or (dash and not (last.isdecimal() and covered < due < int(last))):
-            raise ValueError(f"the ID is {number} where {due} is due; leave an empty line between sentences")
+        given = line.split("\t")[0]
+        wrong = f"the ID is {given} where {due} is due; leave an empty line between sentences"
+        try:
+            token = _token(line)
+        except conllu.exceptions.ParseException as error:
+            raise ValueError(wrong if "'id'" in str(error) else f"{error} Correct it, or write _ for none") from None
+        number, form = token["id"], token["form"]
+        if isinstance(number, tuple) and number[1] == ".":  # an empty node
+            return
+        first, last = (number[0], number[2]) if isinstance(number, tuple) else (number, None)
+        if first != due or (last is not None and not covered < due < last):
+            raise ValueError(wrong)
         if not form:
             raise ValueError("the word has no FORM; write the word, or leave the line out")
         span = len(self.text), len(self.text) + len(form)
         if due > covered:
-            self.text += form if "SpaceAfter=No" in misc.split("|") else form + " "
-        if dash:
-            self.multiword.append((due, int(last), span))
+            self.text += form if (token["misc"] or {}).get("SpaceAfter") == "No" else form + " "
+        if last is not None:
+            self.multiword.append((due, last, span))
             return
         self.words.append(form)
         self.spans.append(span if due > covered else self.multiword[-1][2])
-        ours = {"UPOS": None if upos == "_" else upos, "Word length": len(form), "Word position": due - 1}
-        self.rows.append(_feats(feats) | ours)
+        ours = {
+            "UPOS": None if token["upos"] == "_" else token["upos"],
+            "Word length": len(form),
+            "Word position": due - 1,
+        }
+        self.rows.append((token["feats"] or {}) | ours)
 
     def end(self) -> None:
         """Check that the sentence is whole, and give the words of multiword tokens their spans."""
@@ -109,9 +149,3 @@ class _Sentence:
             if "".join(forms) == self.text[start:stop]:
                 self.spans[first - 1 : last] = pairwise(accumulate(map(len, forms), initial=start))
         self.text = self.text.rstrip(" ")
-
-
-def _feats(cell: str) -> dict[str, str]:
-    if cell != "_" and not re.fullmatch(r"[^=|]+=[^=|]+(\|[^=|]+=[^=|]+)*", cell):
-        raise ValueError(f"FEATS {cell!r} are not Name=Value|Name=Value, or _ for none")
-    return dict(re.findall(r"([^=|]+)=([^=|]+)", cell))

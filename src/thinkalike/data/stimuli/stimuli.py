@@ -13,17 +13,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.data.stimuli.columns import Kinds, duplicates, kind_of, typed
+from thinkalike.data.stimuli.columns import Kinds, duplicates, typed
 from thinkalike.data.stimuli.correlation import FeatureCorrelation, correlate_features
 from thinkalike.data.stimuli.sampling import balanced_rows
 from thinkalike.errors import DataError, nearest
+from thinkalike.kinds import NUMBERS, kind_of
 
 
 class Codes(NamedTuple):
     """Features as numbers: a numeric value, or else the place of the level in `levels`; NaN where none applies."""
 
     table: Float[Tensor, "n f"]
-    levels: dict[str, list[str]]  # of the features that are not numeric
+    levels: dict[str, list[str]]  # of the features that are not numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +32,8 @@ class Stimuli:
     """Words in sentences and their features; NaN where a feature does not apply.
 
     Features become categories (nominal, ordinal), which keep their levels in every choice of stimuli, or float64
-    (numeric). `kinds` need only say what the type of a column does not: text is nominal, numbers are numeric, an
-    ordered category is ordinal.
+    (numeric, continuous). `kinds` need only say what the type and the values of a column do not, see
+    `thinkalike.kinds`.
 
     Raises:
         DataError: rows or kinds do not fit together, an id is there twice, a span lies outside its text, or a number is
@@ -56,8 +57,10 @@ class Stimuli:
         for name in self.kinds:
             if name not in self.features:
                 raise DataError(f"{self.source}: kinds has no feature {name}; {nearest(name, self.names)}")
-        columns = {name: typed(self.features[name], name, self.kinds.get(name), self.source) for name in self.names}
-        self._set(features=pd.DataFrame(columns), kinds={name: kind_of(column) for name, column in columns.items()})
+        asked = {name: self.kinds.get(name) or kind_of(self.features[name]) for name in self.names}
+        columns = {name: typed(self.features[name], name, kind, self.source) for name, kind in asked.items()}
+        kinds = {name: kind if kind in NUMBERS else kind_of(columns[name]) for name, kind in asked.items()}
+        self._set(features=pd.DataFrame(columns), kinds=kinds)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -104,7 +107,7 @@ class Stimuli:
 
     def codes(self) -> Codes:
         """Return the features as one table of float64; a level has the same number in every choice of stimuli."""
-        categories = {name: self.features[name].cat for name in self.names if self.kinds[name] != "numeric"}
+        categories = {name: self.features[name].cat for name in self.names if self.kinds[name] not in NUMBERS}
         numbers = self.features.assign(**{name: column.codes for name, column in categories.items()})
         table = torch.tensor(numbers.to_numpy(float)).where(torch.tensor(self.features.notna().to_numpy()), torch.nan)
         return Codes(table, {name: list(column.categories) for name, column in categories.items()})

@@ -6,6 +6,7 @@ An empty cell or NaN says that a feature does not apply.
 from __future__ import annotations
 
 import csv
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,8 @@ from thinkalike.data.files import read_with
 from thinkalike.data.stimuli.columns import Kinds, duplicates
 from thinkalike.data.stimuli.stimuli import Stimuli
 from thinkalike.errors import DataError, nearest
+
+log = logging.getLogger(__name__)
 
 Names = Sequence[str] | None  # None stands for all that there are
 Span = tuple[int, int]
@@ -57,7 +60,10 @@ def read_table(
     sentence, distinct = pd.factorize(np.array(texts, dtype=object))
     names = chosen(path, features, [name for name in frame.columns if name not in roles.values()])
     table = frame[names].apply(_values, path=path)
-    return varied(Stimuli(list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)))
+    stimuli = varied(Stimuli(list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)))
+    if found := [name for name in stimuli.names if stimuli.kinds[name] == "continuous" and name not in (kinds or {})]:
+        log.info("%s: %s taken for continuous, as numbers with fractions; kinds says otherwise", path, ", ".join(found))
+    return stimuli
 
 
 def _frame(path: Path) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
 from thinkalike.measures.distances.ranks import spearman
+from thinkalike.measures.mlem.columns import joint_cells
 
 MOST = 2000  # stimuli whose pairs are looked at
 
@@ -34,7 +35,7 @@ def ceiling(
     that a half lacks do not count.
 
     Args:
-        cells: (n), what says which cell a stimulus is of.
+        cells: (n), what says which cell a stimulus is of, or (n, f), a table of features as `MLEM.fit` takes.
         layers: States (n, d) of each layer; of more than 2,000 stimuli as many are drawn at random.
         distance: See `NeuralDistances`.
         groups: (n), such as sentences; the stimuli of one are in one half.
@@ -43,8 +44,8 @@ def ceiling(
         ValueError: There are fewer than two pairs of cells in both halves, they are all equally far, or they are noise.
     """
     draw = torch.Generator().manual_seed(seed)
-    owners = _numbers(range(len(layers[0])) if groups is None else groups)
-    numbers = _numbers(cells)
+    owners = _numbers(range(len(layers[0])) if groups is None else joint_cells(groups))
+    numbers = _numbers(joint_cells(cells))
     rows = torch.randperm(len(numbers), generator=draw)[:MOST].sort().values
     distances, found = [NeuralDistances.of(layer, distance) for layer in layers], []
     for _ in range(splits):

@@ -31,12 +31,18 @@ def _orders(values: Float[Tensor, "*b n"]) -> Int[Tensor, "*b n"]:
 
 def _row_ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
     order = _ascending(values)
-    ordered = values[order]
-    ranks = torch.arange(1, len(values) + 1, dtype=torch.float64, device=values.device)
-    if (ordered[1:] == ordered[:-1]).any():
-        _, tie, sizes = torch.unique_consecutive(ordered, return_inverse=True, return_counts=True)
-        ranks = (sizes.cumsum(0) - (sizes.double() - 1) / 2)[tie]
+    ranks = _ranks_in_order(values.index_select(0, order))
     return torch.empty_like(ranks).scatter_(0, order, ranks)
+
+
+def _ranks_in_order(ordered: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
+    """Return the mid-ranks of sorted values."""
+    ranks = torch.arange(1, len(ordered) + 1, dtype=torch.float64, device=ordered.device)
+    same = torch.nn.functional.pad(ordered[1:] == ordered[:-1], (1, 1))  # as the value before
+    first, last = ((here & ~there).nonzero()[:, 0] for here, there in ((same[1:], same[:-1]), (same[:-1], same[1:])))
+    if len(first):
+        ranks[same[1:] | same[:-1]] = ((first + last).double() / 2 + 1).repeat_interleave(last - first + 1)
+    return ranks
 
 
 def _ascending(values: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
@@ -75,6 +81,13 @@ def spearman(x: Float[Tensor, "*b n"], y: Float[Tensor, "*b n"]) -> Float[Tensor
     """
     left, right = (unit_ranks(_rows(part)) for part in (x, y))
     return (left * right).sum(-1).view(x.shape[:-1])
+
+
+def spearman_of_units(values: Float[Tensor, " n"], unit: Float[Tensor, " n"]) -> Float[Tensor, ""]:
+    """Return Spearman's ρ of values with others whose `unit_ranks` are given, NaN where the values are constant."""
+    order = _ascending(values)
+    ranks = _ranks_in_order(values.index_select(0, order)).sub_((len(values) + 1) / 2)
+    return ranks @ unit.index_select(0, order) / ranks.norm()
 
 
 def spearman_of_patterns(

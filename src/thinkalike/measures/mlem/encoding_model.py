@@ -7,26 +7,34 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.measures.distances.neural import DistanceChoice, upper
+from thinkalike.measures.mlem.columns import Columns, Kinds
 from thinkalike.measures.mlem.features import OF_LEVELS, FeatureEncoder, Features
 from thinkalike.measures.mlem.levels.weights import LevelWeights, level_weights
 from thinkalike.measures.mlem.prediction import check_scores, predict
 from thinkalike.measures.mlem.solver import Division, Fitted, describe, divide, fit_weights
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
-from thinkalike.measures.mlem.tables import Table, read, read_values
+from thinkalike.measures.mlem.tables import Table, kept_rows, read
 
 ALPHAS = tuple(10.0**power for power in range(-4, 5))
-CHOICES = {"weights": ("diagonal", "full"), "recipe": ("stimuli", "paper"), "scale": ("minmax", "none")}
+CHOICES = {
+    "weights": ("diagonal", "full"),
+    "unknown": ("error", "new"),
+    "recipe": ("stimuli", "paper"),
+    "scale": ("minmax", "none"),
+}
 
 
 class MLEM:
     """A model of the squared neural distances of pairs of stimuli: a metric over their features.
 
-    (D_ij)² ≈ b + Δᵀ W Δ with Δ the differences of the features. W is diagonal and non-negative, or symmetric positive
+    (D_ij)² ≈ b + Δᵀ W Δ with Δ the differences of the features, so that W_ff weighs the indicator of a category, and of
+    a scaled feature the squared difference. W is diagonal and non-negative, or symmetric positive
     semidefinite, and minimises Σ_{i<j} (b + Δᵀ W Δ - (D^N_ij)²)² + α ‖W‖²; b is free, as in scikit-learn's
     `Ridge(positive=True)`. The solution is exact; only the folds are random. All layers, of all models, share what does
     not depend on them. scikit-learn's `clone`, `cross_val_score` and the like accept the model.
@@ -42,7 +50,13 @@ class MLEM:
         alpha: One ridge, or several, of which each layer gets the one with the best mean Spearman's ρ over the folds.
             It has no unit: for any α the weights are proportional to the squared distances. With levels it counts
             stimuli, and several α have ∞ beside them.
-        kinds, difference, missing: See `FeatureEncoder`.
+        kinds: "auto": what the type and the values of each column imply, see `thinkalike.kinds`; else the kind of all
+            features, of each, or {name or number: kind} of some, see `Columns.of`.
+        difference, missing: See `FeatureEncoder`.
+        unknown: What `predict` and `score` do with a level that no stimulus of the fit had: "error", or "new", which
+            holds it to be as far from all others as two levels of that feature are in the mean. Folds of this package
+            know that their levels are those of one table and take "new"; scikit-learn's `cross_val_score` does not,
+            and needs it where a fold may lack a rare level, or columns of categories, which declare their levels.
         scale: "minmax" puts the squared distances of the training pairs into [0, 1]; "none" leaves them.
         recipe: "stimuli": folds divide stimuli; "paper": they divide pairs, so that training and test share stimuli.
         folds, seed: The number and the seed of the folds that choose alpha.
@@ -63,16 +77,17 @@ class MLEM:
         weights: str = "diagonal",
         distance: DistanceChoice = "euclidean",
         alpha: float | Sequence[float] = ALPHAS,
-        kinds: str | Sequence[str] = "nominal",
+        kinds: Kinds = "auto",
         difference: str = "indicator",
         missing: str = "own_level",
+        unknown: str = "error",
         scale: str = "minmax",
         recipe: str = "stimuli",
         folds: int = 5,
         seed: int = 0,
     ):
         self.weights, self.distance, self.alpha = weights, distance, alpha
-        self.kinds, self.difference, self.missing = kinds, difference, missing
+        self.kinds, self.difference, self.missing, self.unknown = kinds, difference, missing, unknown
         self.scale, self.recipe, self.folds, self.seed = scale, recipe, folds, seed
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -94,25 +109,37 @@ class MLEM:
     def __sklearn_tags__(self) -> Any:
         from sklearn.base import BaseEstimator  # only scikit-learn calls this
 
-        return BaseEstimator().__sklearn_tags__()
+        tags = BaseEstimator().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.categorical = tags.input_tags.string = True
+        return tags
+
+    @property
+    def feature_names_in_(self) -> Any:
+        """The names of the columns of the fit, (f) text; there is none of a table without names, as in scikit-learn."""
+        if not getattr(self, "encoder_", None) or not self.encoder_.columns.names:
+            raise AttributeError(
+                "the features have no names: this MLEM was not fitted on a DataFrame with named columns"
+            )
+        return np.array(self.encoder_.columns.names, dtype=object)
 
     def fit(self, X: Any, Y: Any, groups: Any = None) -> MLEM:
-        """Fit all layers, with a warning of constant features, and of features that differ on much the same pairs.
+        """Fit all layers, with a warning of features that are constant, taken for continuous, or much the same.
 
         Args:
-            X: (n, f), a table of numbers, NaN where a value is missing.
+            X: (n, f), a DataFrame, an array, a tensor or a list of lists; numbers, text, truth values or categories,
+                and NaN, None or pd.NA where a value is missing.
             Y: (n, d) states, or (n, n) precomputed distances; or a sequence of layers, of any models and widths.
-            groups: (n) numbers; stimuli of a group, such as the words of a sentence, stay in one fold.
+            groups: (n) numbers or names; stimuli of a group, such as the words of a sentence, stay in one fold.
 
         Raises:
             ValueError: A parameter has no such choice, the tables do not fit together, every feature is constant, or
                 all distances of a layer are equal; see `NeuralDistances`, `FeatureEncoder`, `stimulus_folds`.
         """
         table = self.read(X, Y, groups)
-        self.encoder_ = self.encoder(table.values)
-        features = self.encoder_.encode(table.values)
+        self.encoder_ = self.encoder(table.values, table.columns)
+        features = self.encoder_.encode_values(table.values)
         fitted = self.fit_weights(features, table.stimulus_pairs, self.divide(table.stimulus_pairs, table.groups))
-        self.correlation_, self.condition_number_ = describe(fitted)
+        self.correlation_, self.condition_number_ = describe(fitted, features.labels)
         self._keep(fitted, table)
         self.level_weights_ = [
             each._replace(weights=each.weights[0]) if table.single else each
@@ -126,10 +153,14 @@ class MLEM:
         Pairs come in the order of SciPy's `pdist`. Under missing="drop" stimuli that lack a value are left out.
 
         Raises:
-            ValueError: The model was not fitted; see `FeatureEncoder.encode`.
+            ValueError: The model was not fitted, or a level is new to it, see `unknown`; see `FeatureEncoder.encode`.
         """
         self._check_fitted()
-        features = self.encoder_.encode(read_values(X, self.missing == "drop", self._fitted.weights.device)[0])
+        values, levels = self.encoder_.columns.read(X, self._fitted.weights.device)
+        values = values[kept_rows(values, self.missing == "drop")]
+        if self.unknown == "error":
+            self.encoder_.refuse_new(values, levels)
+        features = self.encoder_.encode_values(values)
         chosen = upper(len(features), features.levels.device)
         differences = [features.difference(feature).flatten()[chosen] for feature in range(len(features.scaled))]
         predicted = predict(differences, self._fitted.terms, self._fitted.weights) + self._fitted.intercept[:, None]
@@ -139,14 +170,17 @@ class MLEM:
         """Return Spearman's ρ of predicted and neural distances over all pairs; one number, or one per layer.
 
         Raises:
-            ValueError: The prediction is constant, or the number of layers is not that of the fit; see `fit`.
+            ValueError: The prediction is constant, the number of layers is not that of the fit, or a level is new to
+                the model, see `unknown`; see `fit`.
         """
         self._check_fitted()
-        table = self.read(X, Y)
+        table = self.read(X, Y, columns=self.encoder_.columns)
+        if self.unknown == "error":
+            self.encoder_.refuse_new(table.values, table.levels)
         pairs, fitted = table.stimulus_pairs, self._fitted
         if len(pairs.layers) != len(fitted.weights):
             raise ValueError(f"{len(pairs.layers)} layers, but the model was fitted on {len(fitted.weights)}")
-        differences = pairs.differences(self.encoder_.encode(table.values))
+        differences = pairs.differences(self.encoder_.encode_values(table.values))
         scores = check_scores(pairs.score([differences], fitted.terms, fitted.weights)[0])
         return float(scores[0]) if table.single else scores
 
@@ -160,7 +194,10 @@ class MLEM:
             raise ValueError("a distance that is a function cannot be saved: precompute the distances")
         self._check_fitted()
         state = {name: value for name, value in vars(self).items() if name not in (*self.get_params(), "_fitted")}
-        state |= {"_found": tuple(self._fitted), "encoder_": vars(self.encoder_)}
+        state |= {
+            "_found": tuple(self._fitted),
+            "encoder_": vars(self.encoder_) | {"columns": tuple(self.encoder_.columns)},
+        }
         state["level_weights_"] = [tuple(each) for each in self.level_weights_]
         torch.save({"params": self.get_params(), "state": state}, path)
 
@@ -171,11 +208,16 @@ class MLEM:
         model, state = cls(**content["params"]), content["state"]
         fitted = Fitted(*state.pop("_found"))
         state["level_weights_"] = [LevelWeights(*each) for each in state["level_weights_"]]
-        vars(model).update(state, _fitted=fitted, encoder_=FeatureEncoder(**state["encoder_"]))
+        encoder = state["encoder_"] | {"columns": Columns(*state["encoder_"]["columns"])}
+        vars(model).update(state, _fitted=fitted, encoder_=FeatureEncoder(**encoder))
         return model
 
-    def read(self, X: Any, Y: Any, groups: Any = None) -> Table:
+    def read(self, X: Any, Y: Any, groups: Any = None, columns: Columns | None = None) -> Table:
         """Check this model's choices, and the data of a fit.
+
+        Args:
+            X, Y, groups: See `fit`.
+            columns: What an earlier table said of its features; by default it is what this one says.
 
         Raises:
             ValueError: See `fit`.
@@ -183,11 +225,12 @@ class MLEM:
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(choices)}")
-        return read(X, Y, groups, self.distance, self.missing == "drop", self.recipe == "paper")
+        columns = Columns.of(X, self.kinds) if columns is None else columns
+        return read(X, Y, groups, columns, self.distance, self.missing == "drop", self.recipe == "paper")
 
-    def encoder(self, values: Float[Tensor, "n f"]) -> FeatureEncoder:
+    def encoder(self, values: Float[Tensor, "n f"], columns: Columns) -> FeatureEncoder:
         """Return an encoder that knows the levels of these stimuli."""
-        return FeatureEncoder.fit(values, self.kinds, self.difference, self.missing)
+        return FeatureEncoder.of(values, columns, self.difference, self.missing)
 
     def divide(self, stimulus_pairs: StimulusPairs, groups: Tensor | None) -> Division:
         """Return the folds for the choice of α, if there is a choice."""

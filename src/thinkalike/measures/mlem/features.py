@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.kinds import NUMBERS
+from thinkalike.measures.mlem.columns import Columns, Kinds, Level
 from thinkalike.measures.mlem.levels.codes import pair_codes
 
-KINDS = ("nominal", "ordinal", "numeric")
 DIFFERENCES = ("indicator", "scaled", "levels", "points")
 OF_LEVELS = DIFFERENCES[2:]
 MISSING = ("own_level", "ignore", "drop", "error")
@@ -28,15 +30,17 @@ class Features:
 
     levels: Int[Tensor, "n f"]
     positions: Float[Tensor, "n f"]  # NaN where there is none
+    ranges: tuple[float, ...]  # how far apart positions of Δ = 1 are: divided last, so that equal Δ have equal bits
     scaled: tuple[bool, ...]
     known: tuple[int, ...]  # the number of levels whose pairs have weights; 0 for a feature with one weight
+    labels: tuple[str, ...] = ()  # what messages call the features; by default their numbers
 
     def __len__(self) -> int:
         return len(self.levels)
 
     def take(self, index: Int[Tensor, " k"]) -> Features:
         """Return the stimuli at `index`."""
-        return Features(self.levels[index], self.positions[index], self.scaled, self.known)
+        return replace(self, levels=self.levels[index], positions=self.positions[index])
 
     def permuted(self, features: Sequence[int], order: Int[Tensor, " n"]) -> Features:
         """Return a table in which these features have moved between stimuli, together, and the others have not."""
@@ -44,7 +48,7 @@ class Features:
         for feature in features:
             levels[:, feature] = levels[order, feature]
             positions[:, feature] = positions[order, feature]
-        return Features(levels, positions, self.scaled, self.known)
+        return replace(self, levels=levels, positions=positions)
 
     def difference(
         self, feature: int, rows: Int[Tensor, " a"] | None = None, columns: Int[Tensor, " b"] | None = None
@@ -60,12 +64,14 @@ class Features:
         differ = _differ(left.levels[:, feature, None], right.levels[:, feature])
         if not self.scaled[feature]:
             return differ
-        return _apart(left.positions[:, feature, None], right.positions[:, feature]) * differ
+        apart = _apart(left.positions[:, feature, None], right.positions[:, feature], self.ranges[feature])
+        return apart * differ
 
     def differences(self, pairs: Int[Tensor, "2 p"]) -> Float[Tensor, "p f"]:
         """Return Δ of these pairs of stimuli, in float64; that of a pair of levels is 1, whatever its weight."""
         left, right = self.take(pairs[0]), self.take(pairs[1])
-        return _apart(left.positions, right.positions) * _differ(left.levels, right.levels)
+        ranges = left.positions.new_tensor(self.ranges)
+        return _apart(left.positions, right.positions, ranges) * _differ(left.levels, right.levels)
 
     def codes(self, pairs: Int[Tensor, "2 p"]) -> Int[Tensor, "p f"]:
         """Return the codes of these pairs of stimuli, see `pair_codes`; 1 where a feature with one weight differs."""
@@ -83,82 +89,132 @@ def _differ(left: Int[Tensor, "*a"], right: Int[Tensor, "*b"]) -> Bool[Tensor, "
     return differ & ~ignored[0] & ~ignored[1] if any(part.any() for part in ignored) else differ
 
 
-def _apart(left: Float[Tensor, "*a"], right: Float[Tensor, "*b"]) -> Float[Tensor, "*c"]:
-    """Return |left - right|, or 1 where there is no position: an indicator, or a missing value beside any other."""
-    return (left - right).abs().nan_to_num(1.0)
+def _apart(
+    left: Float[Tensor, "*a"], right: Float[Tensor, "*b"], ranges: float | Float[Tensor, " f"]
+) -> Float[Tensor, "*c"]:
+    """Return |left - right| / range, or 1 where there is no position: for an indicator, or a missing value."""
+    return ((left - right).abs() / ranges).nan_to_num(1.0)
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureEncoder:
     """The levels of each feature that the training stimuli have, and how two levels differ.
 
-    A nominal feature has Δ = 1[f_i ≠ f_j], and in the paper every feature does (difference="indicator"). With "scaled",
-    a numeric feature has Δ = |f_i - f_j| / range, and an ordinal one the same of the ranks of its levels; a value that
-    training did not have takes a place between its neighbours' ranks, and Δ can pass 1. With "levels" and "points",
-    each pair of levels of a nominal feature has a Δ of its own; other features have Δ = 1[f_i ≠ f_j]. A missing value
-    is NaN: with "own_level" it equals NaN and is at distance 1 from any value, with "ignore" at distance 0 from
-    everything; "drop" leaves the stimulus out, and "error" refuses it.
+    A nominal feature has Δ = 1[f_i ≠ f_j], and in the paper every feature does (difference="indicator"); the indicator
+    of a continuous feature would be constant, so Δ = |f_i - f_j| / range of it under any difference. With "scaled", a
+    numeric feature has that Δ, too, and an ordinal one the same of the ranks of its levels; a value that training did
+    not have takes a place between its neighbours' ranks, and Δ can pass 1. With "levels" and "points", each pair of
+    levels of a nominal feature has a Δ of its own; ordinal and numeric features have Δ = 1[f_i ≠ f_j]. As (D^W)² is
+    Δᵀ W Δ, what the diagonal of W weighs is Δ², for a scaled feature the squared difference.
+
+    A missing value (NaN, None, pd.NA) is, with "own_level", equal to a missing one and at distance 1 from any value;
+    with "ignore", at distance 0 from everything; "drop" leaves the stimulus out, and "error" refuses it.
     """
 
-    kinds: tuple[str, ...]
+    columns: Columns
     difference: str
     missing: str
     known: tuple[Float[Tensor, " _"], ...]  # sorted
+    lacks: tuple[bool, ...]  # whether a training stimulus lacks a value of the feature
 
     @classmethod
     def fit(
-        cls,
-        values: Float[Tensor, "n f"],
-        kinds: str | Sequence[str] = "nominal",
-        difference: str = "indicator",
-        missing: str = "own_level",
+        cls, X: Any, kinds: Kinds = "auto", difference: str = "indicator", missing: str = "own_level"
     ) -> FeatureEncoder:
-        """Return an encoder that knows the levels of these values.
+        """Return an encoder that knows the levels of these stimuli.
 
         Args:
-            values: Categories as numbers; NaN is missing.
-            kinds: The kind of each feature, or of all: nominal, ordinal or numeric.
+            X: (n, f), a table as `MLEM.fit` takes.
+            kinds: See `Columns.of`.
 
         Raises:
-            ValueError: A kind, `difference` or `missing` is unknown, the number of kinds is not f, or a value is
-                infinite.
+            ValueError: `difference` or `missing` is unknown; see `Columns`.
         """
-        kinds = (kinds,) * values.shape[1] if isinstance(kinds, str) else tuple(kinds)
+        columns = Columns.of(X, kinds)
+        return cls.of(columns.read(X)[0], columns, difference, missing)
+
+    @classmethod
+    def of(cls, values: Float[Tensor, "n f"], columns: Columns, difference: str, missing: str) -> FeatureEncoder:
+        """Return an encoder that knows the levels of these stimuli, from the numbers that `Columns.read` gives.
+
+        Raises:
+            ValueError: `difference` or `missing` is unknown.
+        """
         for name, chosen, choices in (("difference", difference, DIFFERENCES), ("missing", missing, MISSING)):
             if chosen not in choices:
                 raise ValueError(f"{name}={chosen!r} is none of {', '.join(choices)}")
-        if unknown := set(kinds) - set(KINDS):
-            raise ValueError(f"kind {unknown.pop()!r} is none of {', '.join(KINDS)}")
-        if len(kinds) != values.shape[1]:
-            raise ValueError(f"{len(kinds)} kinds for {values.shape[1]} features")
-        if values.isinf().any():
-            raise ValueError(f"feature {int(values.isinf().any(0).nonzero()[0])} has an infinite value")
-        known = tuple(column[~column.isnan()].unique() for column in values.double().T)
-        return cls(kinds, difference, missing, known)
+        known = tuple(column[~column.isnan()].unique() for column in values.T)
+        return cls(columns, difference, missing, known, tuple(values.isnan().any(0).tolist()))
 
-    def encode(self, values: Float[Tensor, "n f"]) -> Features:
-        """Return the table in terms of the known levels.
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of the features."""
+        return self.columns.kinds
+
+    def encode(self, X: Any) -> Features:
+        """Return a table in terms of the known levels.
 
         Raises:
-            ValueError: The number of features differs, or a value is missing under missing="error", or under "drop",
-                which wants such stimuli left out beforehand.
+            ValueError: A value is missing under missing="error", or under "drop", which wants such stimuli left out
+                beforehand; see `Columns.read`.
         """
-        if values.shape[1] != len(self.kinds):
-            raise ValueError(f"{values.shape[1]} features, but the encoder was fitted on {len(self.kinds)}")
+        return self.encode_values(self.columns.read(X)[0])
+
+    def encode_values(self, values: Float[Tensor, "n f"]) -> Features:
+        """Return a table of the numbers that `Columns.read` gives in terms of the known levels, see `encode`."""
         absent = values.isnan()
         if self.missing in ("error", "drop") and absent.any():
             feature = int(absent.any(0).nonzero()[0])
             raise ValueError(
-                f"feature {feature} lacks {int(absent[:, feature].sum())} values: missing={self.missing!r}"
+                f"feature {self.columns.label(feature)} lacks {int(absent[:, feature].sum())} values: "
+                f"missing={self.missing!r}"
             )
         lack = -1 if self.missing == "ignore" else 0
         levels = [self._levels(feature, column) + 1 for feature, column in enumerate(values.nan_to_num(0.0).T)]
-        scaled = tuple(self.difference == "scaled" and kind != "nominal" for kind in self.kinds)
-        positions = torch.full_like(values, torch.nan, dtype=torch.float64)
-        for feature in (feature for feature, is_scaled in enumerate(scaled) if is_scaled):
-            positions[:, feature] = self._position(feature, values[:, feature].double().contiguous())
-        numbers = torch.stack(levels, 1).where(~absent, lack).int()
-        return Features(numbers, positions, scaled, tuple(map(self.size, range(len(scaled)))))
+        scaled = tuple(
+            kind == "continuous" or (self.difference == "scaled" and kind != "nominal") for kind in self.kinds
+        )
+        nowhere = torch.full_like(values[:, 0], torch.nan)
+        places = [self._position(f, column) if scaled[f] else nowhere for f, column in enumerate(values.T)]
+        return Features(
+            torch.stack(levels, 1).where(~absent, lack).int(),
+            torch.stack(places, 1),
+            tuple(self._range(feature) if each else 1.0 for feature, each in enumerate(scaled)),
+            scaled,
+            tuple(map(self.size, range(len(scaled)))),
+            tuple(map(self.columns.label, range(len(scaled)))),
+        )
+
+    def refuse_new(self, values: Float[Tensor, "n f"], levels: Sequence[Sequence[Level] | None]) -> None:
+        """Check that these stimuli have no level that training did not have.
+
+        New numbers of ordinal, numeric and continuous features are none: they have a place among the others.
+
+        Args:
+            values, levels: See `Columns.read`.
+
+        Raises:
+            ValueError: A nominal feature has a new value, an ordinal one a level beyond those in order, or a feature
+                lacks a value under missing="own_level" where none did in training.
+        """
+        for feature, (column, own, named) in enumerate(zip(values.T, self.columns.levels, levels, strict=True)):
+            absent = column.isnan()
+            new = torch.zeros_like(absent)
+            if own is not None:
+                new = column >= len(own)
+            elif self.kinds[feature] == "nominal":
+                new = ~torch.isin(column, self.known[feature]) & ~absent
+            what = "no value"
+            if new.any():
+                value = column[new][0].item()
+                what = f"the level {value:g}" if named is None else f"the level {named[int(value)]!r}"
+            elif self.missing == "own_level" and not self.lacks[feature]:
+                new = absent
+            if new.any():
+                raise ValueError(
+                    f"feature {self.columns.label(feature)} has {what} in {int(new.sum())} stimuli, as none of the fit "
+                    "has: correct or leave out, or take unknown='new' for levels as far from others as the mean"
+                )
 
     def size(self, feature: int) -> int:
         """Return the number of levels that have numbers from 0, "missing" first; 0 for a feature with one weight."""
@@ -174,10 +230,17 @@ class FeatureEncoder:
         return torch.where(there, places, len(known) + torch.unique(column, return_inverse=True)[1])
 
     def _position(self, feature: int, column: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        known = self.known[feature]
+        """Return numbers, or the ranks of ordinal levels, from 0."""
+        known, column = self.known[feature], column.contiguous()
         if len(known) < 2:
             return torch.where(column.isnan(), torch.nan, 0.0)  # constant in training: no scale to measure by
-        if self.kinds[feature] == "numeric":
-            return column / (known[-1] - known[0])
+        if self.kinds[feature] in NUMBERS:
+            return column
         both = torch.searchsorted(known, column) + torch.searchsorted(known, column, right=True)
-        return torch.where(column.isnan(), torch.nan, both / (2 * (len(known) - 1)))
+        return torch.where(column.isnan(), torch.nan, both.double() / 2)
+
+    def _range(self, feature: int) -> float:
+        known = self.known[feature]
+        if len(known) < 2:
+            return 1.0
+        return float(known[-1] - known[0]) if self.kinds[feature] in NUMBERS else len(known) - 1.0

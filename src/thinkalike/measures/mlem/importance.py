@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.measures.mlem.columns import Columns
 from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.prediction import check_scores
 from thinkalike.measures.mlem.solver import Division, Fitted, describe
@@ -85,8 +86,8 @@ def feature_importance(
     folds: int = 5,
     permutations: int = 5,
     groups: Any = None,
-    given: int | None = None,
-    interactions: Sequence[FeatureSet] = (),
+    given: int | str | None = None,
+    interactions: Sequence[tuple[int | str, int | str]] = (),
     null: int = 0,
     seed: int = 0,
 ) -> Importance:
@@ -99,9 +100,10 @@ def feature_importance(
     Args:
         model: The parameters of the fits; the model itself is not changed.
         X, Y, groups: See `MLEM.fit`.
-        given: A feature within whose levels the values move, so that what it shares with others is not counted; its
-            own importance is then 0.
-        interactions: Pairs (a, b) of features that are also permuted together, see `Importance.pair_effects`.
+        given: A feature, by number or name, within whose levels the values move, so that what it shares with others is
+            not counted; its own importance is then 0.
+        interactions: Pairs (a, b) of features, by number or name, that are also permuted together, see
+            `Importance.pair_effects`.
         null: How often each feature is made irrelevant, its values permuted over all stimuli (within `given`) before
             everything else is repeated; that many times f more work.
         seed: The seed of folds and permutations.
@@ -112,9 +114,9 @@ def feature_importance(
     """
     table = model.read(X, Y, groups)
     n, f = table.values.shape
-    sets = (*((feature,) for feature in range(f)), *((a, b) for a, b in interactions))
-    if bad := {feature for each in sets for feature in each if not 0 <= feature < f} or ({given} - {None, *range(f)}):
-        raise ValueError(f"feature {bad.pop()} is not one of 0..{f - 1}")
+    pairs = [(table.columns.place(a), table.columns.place(b)) for a, b in interactions]
+    sets = (*((feature,) for feature in range(f)), *pairs)
+    given = None if given is None else table.columns.place(given)
     if given is not None and table.stimulus_pairs.chosen is not None:
         raise ValueError("recipe='paper' permutes pairs, which have no strata: given needs recipe='stimuli'")
     strata = torch.zeros(n) if given is None else table.values[:, given].nan_to_num(torch.inf)
@@ -122,15 +124,15 @@ def feature_importance(
     plan: Iterable[_Fold] = _plan(model, table, folds, permutations, strata, generator, seed)
     if null:  # ranks of held-out pairs are kept, as they are needed again and again
         plan = [fold._replace(division=fold.division._replace(parts=list(fold.division.parts))) for fold in plan]
-    parts = [_drops(model, table.values, fold, sets) for fold in plan]
-    describe(parts[0][0])
+    parts = [_drops(model, table.values, table.columns, fold, sets) for fold in plan]
+    describe(parts[0][0], [table.columns.label(feature) for feature in range(f)])
     scores = check_scores(torch.stack([score for _, score, _ in parts], 1))
     drops = check_scores(torch.stack([drop for _, _, drop in parts], 1))
 
     def irrelevant(feature: int) -> Float[Tensor, " l"]:
         values = table.values.clone()
         values[:, feature] = values[_shuffled(strata, generator), feature]
-        drawn = torch.stack([_drops(model, values, fold, [(feature,)])[2] for fold in plan], 1)
+        drawn = torch.stack([_drops(model, values, table.columns, fold, [(feature,)])[2] for fold in plan], 1)
         return _mean(drawn.nan_to_num(0.0))[:, 0]  # where no feature has weight there is no score, and none to lose
 
     draws = [torch.stack([irrelevant(feature) for feature in range(f)], -1) for _ in range(null)]
@@ -149,14 +151,14 @@ def _plan(
 
 
 def _drops(
-    model: MLEM, values: Float[Tensor, "n f"], fold: _Fold, sets: Sequence[FeatureSet]
+    model: MLEM, values: Float[Tensor, "n f"], columns: Columns, fold: _Fold, sets: Sequence[FeatureSet]
 ) -> tuple[Fitted, Float[Tensor, " l"], Float[Tensor, "l r t"]]:
     """Return the fit to a fold's training part, its score on the rest, and the drops; NaN for a constant prediction."""
-    features = model.encoder(values[fold.train.index]).encode(values)
+    features = model.encoder(values[fold.train.index], columns).encode_values(values)
     fitted, test = model.fit_weights(features, fold.train, fold.division), fold.test
-    columns = test.differences(features)
-    moved = [test.permuted(features, columns, each, order) for order in fold.orders for each in sets]
-    score, *after = test.score([columns, *moved], fitted.terms, fitted.weights)
+    differences = test.differences(features)
+    moved = [test.permuted(features, differences, each, order) for order in fold.orders for each in sets]
+    score, *after = test.score([differences, *moved], fitted.terms, fitted.weights)
     lost = score - torch.stack(after).view(len(fold.orders), len(sets), len(score))
     return fitted, score, torch.where(lost.abs() <= ROUNDING, 0, lost).movedim(-1, 0)
 

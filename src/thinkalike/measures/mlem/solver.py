@@ -14,9 +14,9 @@ from thinkalike.measures.mlem.features import Features
 from thinkalike.measures.mlem.levels.points import Points
 from thinkalike.measures.mlem.levels.ridge import level_path
 from thinkalike.measures.mlem.nonnegative import nnls
-from thinkalike.measures.mlem.normal_equations import centred
 from thinkalike.measures.mlem.semidefinite import psd_least_squares, to_matrix
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
+from thinkalike.measures.mlem.sums.normal_equations import centred
 from thinkalike.measures.mlem.terms import Term, grouped, terms_of
 from thinkalike.measures.statistics.folds import stimulus_folds
 
@@ -79,7 +79,7 @@ def fit_weights(
     Raises:
         ValueError: Every feature is constant.
     """
-    terms = terms_of(features.known, interactions)
+    terms = terms_of(features.known, interactions, features.labels)
     sums = stimulus_pairs.sums(features, terms, division.cells)
     varies = ~_constant(centred(sums)[0, :, : len(terms) - 1] / sums[0, 0, 0], terms)
     if any(features.known):
@@ -124,7 +124,10 @@ def _constant(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[T
     own = _of_features(terms).to(covariance)
     still = (own @ covariance @ own.T).diagonal() <= CONSTANT
     if still.all():
-        raise ValueError("every feature is constant: nothing can be predicted from them")
+        raise ValueError(
+            "every feature is constant: nothing can be predicted from them; of whole numbers that are all different, "
+            "kinds='continuous' measures the distance"
+        )
     sides = [term[:2] if len(term) == 2 else (term[0],) for term in terms[1:]]
     return torch.tensor([any(bool(still[feature]) for feature in side) for side in sides], device=still.device)
 
@@ -144,10 +147,13 @@ def _path(
     return solve(gram, target.expand(shape)) * scale
 
 
-def describe(fitted: Fitted) -> tuple[Float[Tensor, "f f"], float]:
+def describe(fitted: Fitted, labels: Sequence[str]) -> tuple[Float[Tensor, "f f"], float]:
     """Return the Pearson correlation of the features' Δ over the pairs, NaN for a constant one, and its condition.
 
     Constant features, and features that differ on much the same pairs, raise a warning.
+
+    Args:
+        labels: What the warning calls the features.
     """
     own = _of_features(fitted.terms).to(fitted.covariance)
     covariance = own @ fitted.covariance @ own.T
@@ -156,8 +162,13 @@ def describe(fitted: Fitted) -> tuple[Float[Tensor, "f f"], float]:
     values = torch.linalg.eigvalsh(correlation[varies][:, varies])
     condition = float(values[-1] / values[0].clamp(min=0))
     if constant := (~varies).nonzero()[:, 0].tolist():
-        warnings.warn(f"features {constant} are constant and get weight 0", stacklevel=3)
+        warnings.warn(f"features {_names(constant, labels)} are constant and get weight 0", stacklevel=3)
     if alike := (correlation.abs().triu(1) >= ALIKE).nonzero().tolist():
-        message = f"features {alike} differ on much the same pairs, so that their weights are hard to tell apart"
+        pairs = ", ".join(_names(pair, labels) for pair in alike)
+        message = f"features [{pairs}] differ on much the same pairs, so that their weights are hard to tell apart"
         warnings.warn(f"{message} (condition number {condition:.0f})", stacklevel=3)
     return correlation, condition
+
+
+def _names(features: Sequence[int], labels: Sequence[str]) -> str:
+    return f"[{', '.join(labels[feature] for feature in features)}]"

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import product
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.measures.distances.neural import NeuralDistances, upper
-from thinkalike.measures.distances.ranks import spearman_of_patterns, unit_ranks
+from thinkalike.measures.distances.ranks import spearman_of_patterns, spearman_of_units, unit_ranks
 from thinkalike.measures.mlem.features import Features
 from thinkalike.measures.mlem.levels.ridge import level_counts, pair_sizes
-from thinkalike.measures.mlem.normal_equations import normal_equations
-from thinkalike.measures.mlem.pair_sums import sums_of_given_pairs
-from thinkalike.measures.mlem.prediction import distinct, pattern_codes, predict
+from thinkalike.measures.mlem.prediction import Variants, distinct, mostly_different, pattern_codes, predict
+from thinkalike.measures.mlem.sums.by_pair import sums_of_given_pairs
+from thinkalike.measures.mlem.sums.normal_equations import normal_equations
 from thinkalike.measures.mlem.terms import Term
 
 CHUNK = 2**22  # pairs, or sums of ranks, that exist at the same time
@@ -125,17 +126,17 @@ class StimulusPairs:
         """Return Spearman's ρ of Σ weight · Δ_f Δ_g and the distances, for v variants of the differences.
 
         It is NaN where the prediction is constant. Indicators leave at most 2^f different Δ: with the number of pairs
-        and the sum of ranks of each, no pairs are sorted, whatever the weights.
+        and the sum of ranks of each, no pairs are sorted, whatever the weights. Where most pairs are different, their
+        predictions are sorted.
         """
+        if mostly_different(variants[0]):
+            return self._by_sorting(variants, terms, weights)
         patterns = min(2 ** len(variants[0]), len(self.flat))
         step = max(1, CHUNK // max(len(self.flat), len(self.ranks) * patterns))
         parts = [self._score(variants[start : start + step], terms, weights) for start in range(0, len(variants), step)]
         return torch.cat(parts)
 
     def _score(self, variants: Sequence[Sequence[Tensor]], terms: Sequence[Term], weights: Tensor) -> Tensor:
-        if any(column.is_floating_point() for column in variants[0]):
-            ones, sums = torch.ones_like(self.ranks[:1]), self.ranks[None]
-            return torch.cat([spearman_of_patterns(predict(v, terms, weights), ones, sums) for v in variants])
         if any(column.dtype != torch.bool for column in variants[0]):
             different = [distinct(differences) for differences in variants]
             return torch.cat([self._of_patterns(found, code[None], terms, weights) for found, code in different])
@@ -145,6 +146,18 @@ class StimulusPairs:
             met, codes = codes.unique(return_inverse=True)
         patterns = met >> torch.arange(f, device=met.device)[:, None] & 1
         return self._of_patterns(list(patterns), codes, terms, weights)
+
+    def _by_sorting(
+        self, variants: Sequence[Sequence[Tensor]], terms: Sequence[Term], weights: Float[Tensor, "*b l r"]
+    ) -> Float[Tensor, "v *b l"]:
+        flat = weights.flatten(0, -3) if weights.dim() > 2 else weights[None]
+        scores = weights.new_empty(len(variants), *flat.shape[:2])
+        for place, layer in product(range(len(flat)), range(flat.shape[1])):
+            predictions = Variants(variants[0], terms, flat[place, layer])
+            for variant, differences in enumerate(variants):
+                predicted = predictions.predict(differences)
+                scores[variant, place, layer] = spearman_of_units(predicted, self.ranks[layer])
+        return scores.view(len(variants), *weights.shape[:-1])
 
     def _of_patterns(
         self, patterns: Sequence[Tensor], codes: Int[Tensor, "v p"], terms: Sequence[Term], weights: Tensor

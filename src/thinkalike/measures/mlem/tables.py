@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances
+from thinkalike.measures.mlem.columns import Columns, Level
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 
 
@@ -16,28 +19,32 @@ class Table(NamedTuple):
     """Checked data."""
 
     values: Float[Tensor, "n f"]
+    levels: list[list[Level] | None]  # see `Columns.read`
+    columns: Columns
     stimulus_pairs: StimulusPairs
     groups: Int[Tensor, " n"] | None
     single: bool  # Y was one layer, not a sequence of them
 
 
-def read(X: Any, Y: Any, groups: Any, distance: DistanceChoice, drop: bool, by_pair: bool) -> Table:
+def read(X: Any, Y: Any, groups: Any, columns: Columns, distance: DistanceChoice, drop: bool, by_pair: bool) -> Table:
     """Check the data of a fit, see `MLEM.fit`.
 
     Args:
+        columns: What the table of features is read by.
         drop: Whether stimuli that lack a value are left out.
         by_pair: Whether folds divide pairs, not stimuli.
 
     Raises:
-        ValueError: X is no table, a layer is no matrix, they differ in the number of stimuli, or groups are given
-            although folds divide pairs.
+        ValueError: A layer is no matrix, layers and X differ in the number of stimuli, or groups are given although
+            folds divide pairs; see `Columns.read`.
     """
     single = getattr(Y, "ndim", 3) == 2
-    states = [torch.as_tensor(layer) for layer in ([Y] if single else Y)]
-    values, kept = read_values(X, drop, states[0].device)
+    states = [_states(layer) for layer in ([Y] if single else Y)]
+    values, levels = columns.read(X, states[0].device)
     for index, layer in enumerate(states):
-        if layer.dim() != 2 or len(layer) != len(X):
-            raise ValueError(f"layer {index} has shape {tuple(layer.shape)}; X has {len(X)} stimuli")
+        if layer.dim() != 2 or len(layer) != len(values):
+            raise ValueError(f"layer {index} has shape {tuple(layer.shape)}; X has {len(values)} stimuli")
+    kept = kept_rows(values, drop)
     if by_pair and groups is not None:
         raise ValueError("recipe='paper' divides pairs into folds and cannot keep groups together")
     layers = [NeuralDistances.of(layer, distance, f"layer {i}") for i, layer in enumerate(states)]
@@ -46,18 +53,25 @@ def read(X: Any, Y: Any, groups: Any, distance: DistanceChoice, drop: bool, by_p
     stimulus_pairs = StimulusPairs(layers)
     if by_pair:
         stimulus_pairs = StimulusPairs(layers, chosen=stimulus_pairs.flat, targets=stimulus_pairs.targets())
-    owners = None if groups is None else torch.as_tensor(groups, device=kept.device)[kept]
-    return Table(values, stimulus_pairs, owners, single)
+    owners = None if groups is None else _owners(groups).to(kept.device)[kept]
+    return Table(values[kept], levels, columns, stimulus_pairs, owners, single)
 
 
-def read_values(X: Any, drop: bool, device: torch.device) -> tuple[Float[Tensor, "k f"], Int[Tensor, " k"]]:
-    """Return the table in float64 on this device, and which rows it keeps: with `drop` those that lack no value.
+def kept_rows(values: Float[Tensor, "n f"], drop: bool) -> Int[Tensor, " k"]:
+    """Return which stimuli stay: with `drop` those that lack no value."""
+    return (~values.isnan().any(1) | (not drop)).nonzero()[:, 0]
 
-    Raises:
-        ValueError: X is no table.
-    """
-    values = torch.as_tensor(X, device=device).double()
-    if values.dim() != 2:
-        raise ValueError(f"X has shape {tuple(values.shape)}, not (stimuli, features)")
-    kept = (~values.isnan().any(1) | (not drop)).nonzero()[:, 0]
-    return values[kept], kept
+
+def _states(layer: Any) -> Tensor:
+    return torch.as_tensor(layer if isinstance(layer, Tensor | np.ndarray) else np.array(layer))
+
+
+def _owners(groups: Any) -> Int[Tensor, " n"]:
+    """Return the groups of the stimuli as whole numbers; names are numbered as they appear."""
+    if isinstance(groups, Tensor):
+        return groups
+    names: Sequence[Any] = np.asarray(groups).tolist()
+    if all(isinstance(name, int) for name in names):
+        return torch.tensor(names)
+    numbers: dict[Any, int] = {}
+    return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])

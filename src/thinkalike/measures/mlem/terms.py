@@ -20,11 +20,12 @@ Term = tuple[int, ...]
 MOST = 1000  # weights of pairs of levels: a fit solves systems of as many equations, hundreds of times
 
 
-def terms_of(known: Sequence[int], interactions: bool) -> list[Term]:
+def terms_of(known: Sequence[int], interactions: bool, labels: Sequence[str] = ()) -> list[Term]:
     """Return the intercept, the diagonal of W or the pairs of levels, and with interactions W's upper triangle.
 
     Args:
         known: For each feature the number of levels whose pairs have weights, or 0, see `Features`.
+        labels: What an error calls the features; by default their numbers.
 
     Raises:
         ValueError: Interactions are asked for beside weights of pairs of levels, or there are more than `MOST` of them.
@@ -34,8 +35,9 @@ def terms_of(known: Sequence[int], interactions: bool) -> list[Term]:
     number = sum(size * (size - 1) // 2 for size in known)
     if number > MOST:
         worst = max(range(len(known)), key=lambda feature: known[feature])
+        name = labels[worst] if labels else worst
         raise ValueError(
-            f"{number} pairs of levels, of which {MOST} can have weights; feature {worst} has {known[worst] - 1} "
+            f"{number} pairs of levels, of which {MOST} can have weights; feature {name} has {known[worst] - 1} "
             "levels: leave it out, or give it another kind, such as ordinal, and so one weight"
         )
     single = [[(f, a, b) for a, b in level_pairs(size)] if size else [(f, f)] for f, size in enumerate(known)]

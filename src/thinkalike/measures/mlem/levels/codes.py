@@ -20,8 +20,9 @@ def level_pairs(known: int) -> list[tuple[int, int]]:
 def pair_codes(left: Int[Tensor, "*a"], right: Int[Tensor, "*b"], known: int) -> Int[Tensor, "*c"]:
     """Return the codes of pairs of levels; `left` and `right` are broadcast, and a negative level is ignored."""
     codes = torch.zeros(known + 1, known + 1, dtype=torch.int32, device=left.device)
-    for code, (a, b) in enumerate(level_pairs(known), 1):
-        codes[a, b] = codes[b, a] = code
-    codes[known] = codes[:, known] = codes.max()
-    found = codes[left.clamp(0, known).long(), right.clamp(0, known).long()]
+    rows, columns = torch.triu_indices(known, known, 1, device=left.device)
+    codes[rows, columns] = codes[columns, rows] = torch.arange(1, len(rows) + 1, device=left.device).int()
+    codes[known] = codes[:, known] = len(rows) + 1
+    place = left.clamp(0, known).long() * (known + 1) + right.clamp(0, known)
+    found = codes.flatten().index_select(0, place.flatten()).view(place.shape)
     return found.where((left != right) & (left >= 0) & (right >= 0), 0)

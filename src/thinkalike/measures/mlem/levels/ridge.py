@@ -16,9 +16,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.measures.mlem.features import Features
-from thinkalike.measures.mlem.level_sums import of_sets
 from thinkalike.measures.mlem.levels.points import Points
 from thinkalike.measures.mlem.nonnegative import nnls
+from thinkalike.measures.mlem.sums.by_level import of_sets
 from thinkalike.measures.mlem.terms import Term, grouped
 
 

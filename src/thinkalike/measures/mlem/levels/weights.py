@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.measures.mlem.columns import Level
 from thinkalike.measures.mlem.features import FeatureEncoder, Features
 from thinkalike.measures.mlem.solver import Fitted
 from thinkalike.measures.mlem.terms import grouped
@@ -19,6 +21,7 @@ class LevelWeights(NamedTuple):
     feature: int
     values: Float[Tensor, " k"]  # the levels that the training stimuli have, NaN where a value is missing
     weights: Float[Tensor, "*l k k"]  # symmetric, at least 0, with a zero diagonal
+    levels: list[Level | None]  # the same in the words of the table, None where a value is missing
 
 
 def level_weights(fitted: Fitted, encoder: FeatureEncoder, features: Features) -> list[LevelWeights]:
@@ -33,5 +36,12 @@ def level_weights(fitted: Fitted, encoder: FeatureEncoder, features: Features) -
             lacks = bool((features.levels[:, feature] == 0).any())
             values = torch.cat([pairs.new_tensor([torch.nan]), encoder.known[feature]])
             first = 0 if lacks else 1
-            found.append(LevelWeights(feature, values[first:], matrix[:, first:, first:]))
+            names = [_named(value, encoder.columns.levels[feature]) for value in values[first:].tolist()]
+            found.append(LevelWeights(feature, values[first:], matrix[:, first:, first:], names))
     return found
+
+
+def _named(value: float, levels: Sequence[Level] | None) -> Level | None:
+    if value != value:
+        return None
+    return value if levels is None else levels[int(value)]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.mlem.features import Features
-from thinkalike.measures.mlem.level_sums import of_sets
+from thinkalike.measures.mlem.sums.by_level import of_sets
 from thinkalike.measures.mlem.terms import Term, regressors
 
 CHUNK = 2**20  # pairs that exist at the same time, of at most

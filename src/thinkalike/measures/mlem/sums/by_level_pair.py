@@ -21,7 +21,7 @@ from torch.nn.functional import one_hot
 
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.mlem.features import Features
-from thinkalike.measures.mlem.level_sums import of_sets, sums_by_level
+from thinkalike.measures.mlem.sums.by_level import of_sets, sums_by_level
 from thinkalike.measures.mlem.terms import Term
 
 

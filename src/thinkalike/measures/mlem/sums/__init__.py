@@ -1,0 +1,1 @@
+"""Sums over all pairs of stimuli, mostly from sums over stimuli."""

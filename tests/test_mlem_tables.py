@@ -1,0 +1,381 @@
+"""Tables of features as users have them: DataFrames, text, missing values, inferred kinds, levels that are new."""
+
+from __future__ import annotations
+
+import datetime
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.model_selection import KFold, cross_val_score
+
+from thinkalike.data import read_table
+from thinkalike.kinds import kind_of
+from thinkalike.measures import MLEM, DifferentiableMLEM, FeatureEncoder, ceiling, feature_importance
+from thinkalike.measures.mlem.columns import Columns, joint_cells
+
+N = 60
+WORDS = ("noun", "verb", "adjective", "pronoun")
+FEW = {"folds": 3, "permutations": 1}
+
+
+def drawn(n=N):
+    """Codes of three features, the same as a DataFrame of text, truth values and categories, and states."""
+    codes = torch.stack([torch.randint(size, (n,)) for size in (4, 2, 3)], 1).double()
+    states = torch.randn(n, 8, dtype=torch.float64)
+    for k, column in enumerate(codes.long().T):
+        states += 2 * torch.randn(4, 8, dtype=torch.float64)[column] / (1 + k)
+    codes[torch.rand(n, 3) < 0.1] = torch.nan
+    words, truths, sizes = codes.T.tolist()
+    frame = pd.DataFrame(
+        {
+            "word": [None if place != place else WORDS[int(place)] for place in words],
+            "plural": pd.array([pd.NA if place != place else bool(place) for place in truths], dtype="boolean"),
+            "size": pd.Categorical.from_codes([-1 if x != x else int(x) for x in sizes], ["s", "m", "l"]),
+        }
+    )
+    return codes, frame, states
+
+
+# ------------------------------------------------------------------------------------------------- the same in any form
+
+
+FORMS = {
+    "DataFrame": lambda frame: frame,
+    "objects in a DataFrame": lambda frame: frame.astype(object).where(frame.notna(), np.nan),
+    "array of objects": lambda frame: frame.to_numpy(object),
+    "lists": lambda frame: frame.astype(object).where(frame.notna(), None).to_numpy().tolist(),
+    "array of text": lambda frame: frame.astype(object).where(frame.notna(), np.nan).to_numpy().astype(str),
+    "ordered": lambda frame: frame.assign(size=frame["size"].cat.as_ordered()),
+    "strings": lambda frame: frame.astype("string"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("difference", ["indicator", "levels"])
+def test_any_form_of_a_table_gives_the_fit_of_its_codes(form, difference):
+    codes, frame, states = drawn()
+    X, model = FORMS[form](frame), MLEM(difference=difference, alpha=1.0, kinds="nominal")
+    expected, found = clone(model).fit(codes, states), model.fit(X, states)
+    torch.testing.assert_close(found.predict(X), expected.predict(codes), rtol=1e-8, atol=1e-10)
+    assert found.score(X, states) == pytest.approx(expected.score(codes, states), abs=1e-12)
+    drops = [feature_importance(clone(model), table, states, **FEW).drops for table in (X, codes)]
+    torch.testing.assert_close(*drops, rtol=0, atol=1e-9)
+
+
+def test_levels_are_called_as_in_the_table(tmp_path):
+    _, frame, states = drawn()
+    model = MLEM(difference="levels", alpha=1.0).fit(frame, states)
+    model.save(tmp_path / "fit.pt")
+    for fitted in (model, MLEM.load(tmp_path / "fit.pt")):
+        assert [each.levels for each in fitted.level_weights_] == [
+            [None, *sorted(WORDS)],
+            [None, False, True],
+            [None, "s", "m", "l"],
+        ]
+        assert all(len(each.levels) == len(each.values) == len(each.weights) for each in fitted.level_weights_)
+        assert torch.equal(fitted.predict(frame), model.predict(frame))
+        assert fitted.feature_names_in_.tolist() == ["word", "plural", "size"]
+    numbers = MLEM(difference="levels", alpha=1.0).fit(torch.tensor([[3.0], [7.0]]).repeat(30, 1), states)
+    assert numbers.level_weights_[0].levels == [3.0, 7.0]
+
+
+def test_states_and_groups_may_be_of_pandas_and_text():
+    codes, _, states = drawn()
+    sentences = [f"sentence {row // 4}" for row in range(N)]
+    expected = MLEM(kinds="nominal").fit(codes, states, groups=torch.arange(N) // 4)
+    found = MLEM(kinds="nominal").fit(codes, pd.DataFrame(states.numpy()), groups=pd.Series(sentences))
+    torch.testing.assert_close(found.weights_, expected.weights_)
+    both = MLEM(kinds="nominal").fit(codes, [states.numpy(), pd.DataFrame(states.numpy())], groups=np.arange(N) // 4)
+    torch.testing.assert_close(both.weights_[1], expected.weights_)
+
+
+def test_features_are_called_by_name_or_number():
+    _, frame, states = drawn()
+    by_name = feature_importance(MLEM(), frame, states, given="size", interactions=[("word", "plural")], **FEW)
+    by_number = feature_importance(MLEM(), frame, states, given=2, interactions=[(0, 1)], **FEW)
+    assert by_name.sets == by_number.sets
+    assert torch.equal(by_name.drops, by_number.drops)
+    with pytest.raises(ValueError, match="feature colour is not one of word, plural, size"):
+        feature_importance(MLEM(), frame, states, given="colour")
+
+
+def test_ceilings_and_gradients_take_tables():
+    _, frame, states = drawn(300)
+    cells = [repr(row) for row in frame.itertuples(index=False)]
+    assert float(ceiling(frame, [states])) == float(ceiling(cells, [states]))
+    assert float(ceiling(frame.to_numpy(object).tolist(), [states])) == float(ceiling(cells, [states]))
+    assert float(ceiling(frame["word"], [states])) == float(ceiling([str(word) for word in frame["word"]], [states]))
+    assert joint_cells(torch.tensor([1, 1, 2])) == [1, 1, 2]
+    assert joint_cells(("a", "b")) == ["a", "b"]
+    features = FeatureEncoder.fit(frame).encode(frame)
+    codes = frame.apply(lambda column: pd.factorize(column)[0]).to_numpy()
+    expected = FeatureEncoder.fit(codes).encode(codes)
+    losses = [DifferentiableMLEM(3).loss(each, states.float()) for each in (features, expected)]
+    torch.testing.assert_close(*losses)
+
+
+# ---------------------------------------------------------------------------------------------------------------- kinds
+
+
+@pytest.mark.parametrize(
+    "form", [lambda x: x, lambda x: x.numpy(), lambda x: x.tolist(), lambda x: pd.DataFrame(x.numpy())]
+)
+def test_planted_weights_of_random_numbers_are_recovered(form):
+    """(D_ij)² = Σ_f w_f (x_if - x_jf)²: what MLEM() makes of numbers without being told."""
+    x, truth = torch.randn(100, 3, dtype=torch.float64), torch.tensor([2.0, 0.0, 0.5], dtype=torch.float64)
+    with pytest.warns(
+        UserWarning, match="features 0, 1, 2 have many values with fractions and are taken for continuous"
+    ):
+        model = MLEM(alpha=0.0, scale="none").fit(form(x), x * truth.sqrt())
+    ranges = x.amax(0) - x.amin(0)
+    assert (model.weights_ - truth * ranges.square()).abs().max() < 1e-8
+    assert abs(float(model.intercept_)) < 1e-8
+    new = torch.randn(20, 3, dtype=torch.float64)
+    torch.testing.assert_close(model.predict(form(new)), torch.pdist(new * truth.sqrt()).square())
+
+
+def test_numbers_and_categories_stand_side_by_side():
+    codes, frame, states = drawn()
+    number = torch.randn(N, dtype=torch.float64)
+    states[:, 0] += 5 * number
+    table = frame.assign(frequency=pd.array([pd.NA, *number[1:].tolist()], dtype="Float64"))
+    with pytest.warns(UserWarning, match="features frequency have many values with fractions"):
+        model = MLEM(alpha=1.0, difference="levels").fit(table, states)
+    assert model.encoder_.kinds == ("nominal", "nominal", "nominal", "continuous")
+    number[0] = torch.nan
+    told = MLEM(alpha=1.0, difference="levels", kinds=["nominal"] * 3 + ["continuous"])
+    told.fit(torch.cat([codes, number[:, None]], 1), states)
+    torch.testing.assert_close(model.predict(table), told.predict(torch.cat([codes, number[:, None]], 1)))
+    profile = feature_importance(told, torch.cat([codes, number[:, None]], 1), states, **FEW).profile().value[0]
+    assert profile[3] == profile.max()
+
+
+COLUMNS = {
+    "nominal": [
+        ["a", "b"],
+        [True, False],
+        ["a", 1],
+        pd.Categorical([1, 2]),
+        [None, None],
+        pd.array(["a", pd.NA], "string"),
+    ],
+    "ordinal": [pd.Categorical([1, 2], ordered=True)],
+    "numeric": [[1, 2], [1.5, 2.5], list(range(100)), [*map(float, range(100)), None], pd.array([1, pd.NA], "Int64")],
+    "continuous": [np.arange(10) / 3, [*np.arange(10) / 3, None], np.float32(np.arange(50) / 7), [0.5, *range(9)]],
+}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_kinds_follow_from_types_and_values(kind, tmp_path):
+    for values in COLUMNS[kind]:
+        assert kind_of(pd.Series(values)) == kind, values
+        assert Columns.of(pd.DataFrame({"f": values}), {"f": "auto"}).kinds == (kind,)
+    assert kind_of(pd.Series([0.5, *range(8)])) == "numeric", "control: nine values"
+
+
+def test_an_array_says_less_of_its_columns_than_a_frame():
+    whole = np.arange(40).reshape(20, 2)
+    assert Columns.of(whole).kinds == ("nominal", "nominal")
+    assert Columns.of(pd.DataFrame(whole)).kinds == ("numeric", "numeric")
+    assert Columns.of([[1, "x"], [2, "y"]]).kinds == ("numeric", "nominal")
+    assert Columns.of(np.array([[1, "x"], [2, "nan"]])).kinds == ("numeric", "nominal")
+
+
+def test_files_have_the_kinds_of_frames(tmp_path, caplog):
+    frame = pd.DataFrame({"text": [f"t{k}" for k in range(12)], "whole": range(12), "part": np.arange(12) / 7})
+    frame.to_csv(tmp_path / "x.csv", index=False)
+    with caplog.at_level("INFO"):
+        stimuli = read_table(tmp_path / "x.csv")
+    assert stimuli.kinds == {"whole": "numeric", "part": "continuous"}
+    assert "part taken for continuous" in caplog.text
+    assert stimuli.take(slice(3)).kinds == stimuli.kinds, "what is left of them is of the same kind"
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        told = read_table(tmp_path / "x.csv", kinds={"part": "numeric"})
+    assert told.kinds["part"] == "numeric"
+    assert not caplog.text
+    assert torch.equal(told.codes().table, stimuli.codes().table)
+    assert told.fingerprint() != stimuli.fingerprint()
+
+
+def test_kinds_may_be_said_of_some_by_name_or_number_and_as_levels_in_order():
+    table = pd.DataFrame({"size": ["m", "s", "l", None], "x": [1, 2, 3, 4], "word": list("abca")})
+    columns = Columns.of(table, {"size": ["s", "m", "l"], 1: "nominal"})
+    assert columns.kinds == ("ordinal", "nominal", "nominal")
+    assert columns.levels == (("s", "m", "l"), None, ("a", "b", "c"))
+    values, _ = columns.read(table)
+    torch.testing.assert_close(values[:, 0], torch.tensor([1, 0, 2, torch.nan], dtype=torch.float64), equal_nan=True)
+    encoder = FeatureEncoder.fit(table, {"size": ["s", "m", "l"]}, "scaled")
+    assert encoder.encode(table).difference(0)[:3, :3].tolist() == [[0, 0.5, 0.5], [0.5, 0, 1], [0.5, 1, 0]]
+    numbers = Columns.of(pd.DataFrame({"f": ["1.5", "2", None]}), "numeric").read(
+        pd.DataFrame({"f": ["1.5", "2", None]})
+    )
+    torch.testing.assert_close(numbers[0][:, 0], torch.tensor([1.5, 2, torch.nan]).double(), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "message"),
+    [
+        ({"sze": "nominal"}, "kinds has 'sze', which is not one of the features size, x"),
+        ({"size": "nominla"}, "kind 'nominla' is none of nominal, ordinal, numeric, continuous"),
+        ({"size": "ordinal"}, r"feature size is ordinal: give its levels in order, such as kinds=\{'size': \[...\]\}"),
+        ({"size": "numeric"}, "feature size has 's' in row 0, which is no number"),
+        ({"size": ["s", "m"]}, "feature size has the level 'l'"),
+        (["nominal"], "1 kinds for 2 features"),
+    ],
+)
+def test_kinds_that_do_not_fit_are_refused(kinds, message):
+    table = pd.DataFrame({"size": ["s", "m", "l"] * 10, "x": [1, 2] * 15})
+    with pytest.raises(ValueError, match=message):
+        MLEM(kinds=kinds, alpha=1.0).fit(table, torch.randn(30, 4)).predict(table)
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+
+
+LATE = datetime.datetime(2020, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (["a", "b"], r"X has shape \(2,\), not \(stimuli, features\)"),
+        (pd.Series([1, 2]), r"X has shape \(2,\)"),
+        (torch.zeros(2, 0), r"X has shape \(2, 0\)"),
+        (pd.DataFrame(index=[0, 1]), r"X has shape \(2, 0\)"),
+        ([[1, 2], [3]], "X is no table: its rows have different numbers of features"),
+        (torch.zeros(2, 2, dtype=torch.complex64), "X has complex numbers"),
+        (np.zeros((2, 2), complex), "X has complex numbers"),
+        (pd.DataFrame([[1, 2], [3, 4]], columns=["a", "a"]), "X has two columns a"),
+        (pd.DataFrame({"when": [LATE, LATE]}), "feature when has a Timestamp in row 0: give text, numbers"),
+        ([["a", LATE], ["b", None]], "feature 1 has a (Timestamp|datetime) in row 0"),
+        (pd.DataFrame({"list": ["a", (1, 2)]}), "feature list has a tuple in row 1"),
+        (pd.DataFrame({"x": [1.0, np.inf]}), "feature x has an infinite value"),
+    ],
+)
+def test_tables_that_are_none_are_refused(table, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        MLEM().fit(table, torch.randn(2, 3))
+    assert "\n" not in str(caught.value)
+
+
+def test_columns_keep_their_names_and_order():
+    _, frame, states = drawn()
+    model = MLEM(alpha=1.0).fit(frame, states)
+    with pytest.raises(
+        ValueError, match="column 0 is plural where the fit had word: give the same columns in the same"
+    ):
+        model.predict(frame[["plural", "word", "size"]])
+    with pytest.raises(ValueError, match="2 features, but the encoder was fitted on 3"):
+        model.score(frame[["word", "plural"]], states)
+    with pytest.warns(UserWarning, match="X has no names of features, but the fit had: their order is trusted"):
+        unnamed = model.predict(frame.to_numpy(object))
+    assert torch.equal(unnamed, model.predict(frame))
+    assert not hasattr(MLEM(alpha=1.0).fit(frame.to_numpy(object), states), "feature_names_in_")
+    assert not hasattr(MLEM(), "feature_names_in_")
+    numbered = frame.set_axis(range(3), axis=1)
+    assert not hasattr(MLEM(alpha=1.0).fit(numbered, states), "feature_names_in_")
+
+
+def test_messages_call_features_by_name():
+    _, frame, states = drawn()
+    with pytest.warns(UserWarning, match=r"features \[same\] are constant and get weight 0"):
+        MLEM(alpha=1.0).fit(frame.assign(same="x"), states)
+    with pytest.warns(UserWarning, match=r"features \[\[word, copy\]\] differ on much the same pairs"):
+        MLEM(alpha=1.0).fit(frame.assign(copy=frame["word"].str.upper()), states)
+    with pytest.raises(ValueError, match=r"feature word lacks . values: missing='error'"):
+        MLEM(missing="error").fit(frame, states)
+    with pytest.raises(ValueError, match="feature row has 60 levels: leave it out"):
+        MLEM(difference="levels").fit(frame.assign(row=[f"r{k}" for k in range(N)]), states)
+    with pytest.raises(ValueError, match=r"every feature is constant: .* kinds='continuous' measures the distance"):
+        MLEM().fit(torch.arange(N)[:, None], states)
+
+
+@pytest.mark.parametrize("missing", ["own_level", "ignore", "drop"])
+def test_what_is_missing_is_the_same_however_it_is_written(missing):
+    codes, frame, states = drawn()
+    params = {"alpha": 1.0, "missing": missing}
+    expected = MLEM(**params).fit(codes, states).weights_
+    for nothing in (None, np.nan, pd.NA, float("nan"), pd.NaT):
+        table = frame.astype(object).where(frame.notna(), nothing)
+        torch.testing.assert_close(MLEM(**params).fit(table, states).weights_, expected, rtol=1e-8, atol=1e-10)
+
+
+# -------------------------------------------------------------------------------------------------- levels that are new
+
+
+@pytest.mark.parametrize("difference", ["indicator", "levels", "points"])
+def test_a_new_level_is_refused_by_name(difference):
+    codes, frame, states = drawn()
+    whole = codes.nan_to_num(0)
+    model = MLEM(difference=difference, alpha=1.0).fit(whole, states)
+    whole[[3, 5], 1] = 9
+    for call in (lambda: model.predict(whole), lambda: model.score(whole, states)):
+        with pytest.raises(ValueError, match="feature 1 has the level 9 in 2 stimuli, as none of the fit has: correct"):
+            call()
+    model.fit(frame, states)
+    other = frame.assign(word=["adverb", *frame["word"][1:]])
+    with pytest.raises(ValueError, match=r"feature word has the level 'adverb' in 1 stimuli, .*unknown='new'"):
+        model.predict(other)
+    with pytest.raises(ValueError, match="unknown='ignore' is none of error, new"):
+        clone(model).set_params(unknown="ignore").fit(frame, states)
+
+
+def test_a_missing_value_is_new_where_none_was_missing():
+    codes, _, states = drawn()
+    whole = codes.nan_to_num(0)
+    for missing, refused in (("own_level", True), ("ignore", False), ("drop", False)):
+        model = MLEM(alpha=1.0, missing=missing).fit(whole, states)
+        if not refused:
+            assert model.predict(codes).isfinite().all()
+            continue
+        with pytest.raises(ValueError, match=r"feature \d has no value in \d+ stimuli, as none of the fit has"):
+            model.predict(codes)
+
+
+def test_a_new_level_is_as_far_as_the_mean_if_that_is_asked_for():
+    """Two new levels differ from each other, too, and equal ones do not."""
+    table = pd.DataFrame({"f": list("abc") * 10, "g": list("xyyxx") * 6})
+    states = torch.randn(30, 4, dtype=torch.float64)
+    model = MLEM(difference="levels", alpha=1.0, unknown="new", scale="none").fit(table, states)
+    found = model.predict(pd.DataFrame({"f": ["a", "new", "newer", "new"], "g": ["x"] * 4})) - model.intercept_
+    torch.testing.assert_close(found, model.weights_[0] * torch.tensor([1, 1, 1, 1, 0, 1]).double())
+
+
+def test_new_numbers_of_ordered_features_have_a_place():
+    x = torch.tensor([[0.0, 1], [2, 3], [4, 2]]).repeat(10, 1)
+    for kinds, difference in ((["numeric", "ordinal"], "scaled"), (["ordinal", "numeric"], "indicator")):
+        model = MLEM(kinds=kinds, difference=difference, alpha=1.0).fit(x, torch.randn(30, 4))
+        assert model.predict(torch.tensor([[1.0, 7], [3, 9], [1, 7]])).isfinite().all()
+
+
+def test_declared_categories_are_known():
+    table = pd.DataFrame({"f": pd.Categorical(list("abab") * 10, list("abc")), "g": list("xyyx") * 10})
+    states = torch.randn(40, 4)
+    for difference in ("indicator", "levels"):
+        model = MLEM(difference=difference, alpha=1.0).fit(table, states)
+        assert model.predict(table.assign(f=pd.Categorical(["c"] * 40, list("abc")))).isfinite().all()
+
+
+def test_folds_of_a_table_know_all_its_levels():
+    """Importance, its null and the choice of α go on where a fold has a level that the others lack."""
+    _, frame, states = drawn()
+    frame = frame.assign(word=["adverb", *frame["word"][1:]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for params in ({}, {"difference": "levels"}):
+            found = feature_importance(MLEM(alpha=(1.0, 10.0), folds=3, **params), frame, states, null=1, **FEW)
+            assert found.drops.isfinite().all()
+            MLEM(**params).fit(frame, states)
+        folds = KFold(3, shuffle=True, random_state=0)
+        asked = MLEM(alpha=1.0, unknown="new")
+        assert np.isfinite(cross_val_score(asked, frame, states.numpy(), cv=folds)).all()
+        declared = frame.astype({"word": "category"}).assign(plural=frame["plural"].fillna(False))
+        assert np.isfinite(cross_val_score(MLEM(alpha=1.0), declared, states.numpy(), cv=folds)).all()
+    with pytest.warns(UserWarning, match="has the level 'adverb' in 1 stimuli"):
+        scores = cross_val_score(MLEM(alpha=1.0), frame, states.numpy(), cv=folds)
+    assert np.isnan(scores).sum() == 1, "the control: that fold alone"
