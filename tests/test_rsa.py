@@ -20,11 +20,12 @@ from thinkalike.measures import (
     rsa,
     rsa_estimate,
     spearman,
+    splits,
     stimulus_folds,
     weighted_tau,
 )
 from thinkalike.measures.distances.neural import NeuralDistances
-from thinkalike.measures.distances.ranks import spearman_of_patterns, spearman_of_units, unit_ranks
+from thinkalike.measures.distances.ranks import SortedRows, spearman_of_patterns, spearman_of_units, unit_ranks
 
 N, D = 40, 12
 
@@ -382,7 +383,7 @@ def test_an_estimate_is_the_jackknife_over_folds_of_stimuli():
     without = torch.stack([rsa([layers[0][owners != fold]], [layers[1][owners != fold]]) for fold in range(5)])
     expected = jackknife(rsa(layers[:1], layers[1:]), without)
     for name in ("value", "low", "high"):
-        assert torch.equal(getattr(found, name), getattr(expected, name))
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), atol=1e-12, rtol=0)
     assert found.low < found.value < found.high
     with pytest.raises(ValueError, match="folds of 20 groups"):
         rsa_estimate(layers, groups=groups, folds=21)
@@ -398,3 +399,40 @@ def test_intervals_cover_the_value_of_the_population():
         found = rsa_estimate([first], [second])
         covered += bool(found.low <= truth <= found.high)
     assert 180 <= covered < 200, "an interval that always covers is too wide"
+
+
+@pytest.mark.parametrize("values", [8, 60, 10**9])
+def test_ranks_of_some_values_follow_from_one_order(values):
+    """Whatever ties there are, ranks among some values are those of the values taken out."""
+    draw = torch.Generator().manual_seed(values)
+    rows = torch.randint(values, (3, 400), generator=draw).double() - values / 2
+    kept = torch.rand(400, generator=draw) < 0.7
+    found = SortedRows(rows).unit_ranks(kept)
+    torch.testing.assert_close(found[:, kept], unit_ranks(rows[:, kept]), atol=1e-14, rtol=0)
+    assert not found[:, ~kept].any()
+    rows[1, kept] = 5
+    with pytest.raises(ValueError, match=f"row 1 is constant over its {int(kept.sum())} values"):
+        SortedRows(rows).unit_ranks(kept)
+
+
+@pytest.mark.parametrize("other", [False, True])
+@pytest.mark.parametrize("comparator", ["spearman", "corr"])
+def test_intervals_leave_stimuli_out_with_all_their_pairs(other, comparator):
+    draw = torch.Generator().manual_seed(0)
+    layers = [torch.randint(4, (40, 5), generator=draw).double() for _ in range(3)]
+    others = [torch.randn(40, 6, generator=draw) for _ in range(2)] if other else None
+    found = rsa_estimate(layers, others, folds=4, comparator=comparator)
+    replicates = []
+    for train, _ in splits(stimulus_folds(40, 4, 0)):
+        sides = [None if side is None else [layer[train] for layer in side] for side in (layers, others)]
+        replicates.append(rsa(*sides, comparator=comparator))
+    expected = jackknife(rsa(layers, others, comparator=comparator), torch.stack(replicates))
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+
+
+def test_equal_distances_of_whole_numbers_tie():
+    draw = torch.Generator().manual_seed(0)
+    layers = [torch.randint(high, (70, 9), generator=draw) * 3 + 1000 for high in (2, 3, 50)]
+    expected = scipy.stats.spearmanr(np.stack([pdist(layer.numpy(), "sqeuclidean") for layer in layers], 1)).statistic
+    assert rsa([layer.float() for layer in layers]).numpy() == pytest.approx(expected, abs=1e-14)

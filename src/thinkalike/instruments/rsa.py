@@ -61,7 +61,7 @@ class Config(DistanceConfig):
             )
 
 
-class RSA(OfStimuli, kind="rsa", reads=("model", "target", "measure", "stimuli", "seed")):
+class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure", "stimuli", "seed")):
     """Compares all layers of `model`, and of `model@target` if that is another, with all of them.
 
     Where `activations` are subjects, all layers of the models with all recorded layers of all subjects.

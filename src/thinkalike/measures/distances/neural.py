@@ -38,6 +38,7 @@ class NeuralDistances:
     states: Float[Tensor, "n d"]  # float64; where `exact`, those whose squared Euclidean distances are meant, centred
     distance: DistanceChoice
     screen: torch.dtype  # the precision in which extremes are searched
+    whole: bool = False  # whether (D^N)² are whole numbers, which they then are exactly, so that equal ones tie
 
     @classmethod
     def of(
@@ -67,7 +68,8 @@ class NeuralDistances:
             if not square or (states < 0).any() or states.diagonal().any() or not torch.equal(states, states.T):
                 raise ValueError(f"{name} is no matrix of distances: symmetric, none negative, a zero diagonal")
         distances = cls(states, distance, screen)
-        return cls(states - mean, distance, screen) if distances.exact else distances
+        whole = distance == "euclidean" and bool((states == states.round()).all())
+        return cls(states - mean, distance, screen, whole) if distances.exact else distances
 
     @classmethod
     def given(cls, squared: Float[Tensor, "n n"]) -> NeuralDistances:
@@ -92,7 +94,7 @@ class NeuralDistances:
         """Return the distances of the stimuli at `index`."""
         between = self.distance in ("precomputed", GIVEN)
         states = self.states[index][:, index] if between else self.states[index]
-        return NeuralDistances(states, self.distance, self.screen)
+        return NeuralDistances(states, self.distance, self.screen, self.whole)
 
     def block(self, rows: Index, columns: Index) -> Float[Tensor, "a b"]:
         """Return (D^N)² between two sets of stimuli, in float64.
@@ -106,7 +108,8 @@ class NeuralDistances:
             return self.states[rows][:, columns]
         left, right = self.states[rows], self.states[columns]
         if self.exact:
-            return squared_distances(left, right)
+            squared = squared_distances(left, right)
+            return squared.round_() if self.whole else squared
         if not callable(self.distance):
             return torch.cdist(left, right, p=1).square()
         distances = self.distance(left, right)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 LONG = 2**14  # numbers from which a row sorts faster alone
@@ -71,6 +71,44 @@ def unit_ranks(rows: Iterable[Float[Tensor, " n"]], name: str = "row") -> Float[
             raise ValueError(f"{name} {index} is constant over its {len(row)} values and has no ranks")
         unit.append(ranks.div_(norm))
     return torch.stack(unit)
+
+
+class SortedRows:
+    """Rows in ascending order, from which the ranks of some of their values follow without sorting again."""
+
+    def __init__(self, rows: Iterable[Float[Tensor, " n"]]):
+        self._rows = [_sorted(row) for row in rows]
+
+    def unit_ranks(self, kept: Bool[Tensor, " n"], name: str = "row") -> Float[Tensor, "l n"]:
+        """Return what `unit_ranks` gives of the values that are kept, and 0 at the others.
+
+        Raises:
+            ValueError: The kept values of a row are constant.
+        """
+        unit = []
+        for index, (order, ends) in enumerate(self._rows):
+            there = kept[order]
+            counts = there.cumsum(0, dtype=torch.float64)
+            if len(ends) < len(order):  # equal values share the mean of their ranks
+                last = counts[ends]
+                sizes = torch.diff(ends, prepend=ends.new_tensor([-1]))
+                counts = (torch.diff(last, prepend=last.new_zeros(1)).neg_().add_(1) / 2 + last).repeat_interleave(
+                    sizes
+                )
+            ranks = counts.sub_((kept.sum() + 1) / 2).mul_(there)
+            norm = ranks.norm()
+            if norm == 0:
+                raise ValueError(f"{name} {index} is constant over its {int(kept.sum())} values and has no ranks")
+            unit.append(torch.empty_like(ranks).scatter_(0, order, ranks.div_(norm)))
+        return torch.stack(unit)
+
+
+def _sorted(row: Float[Tensor, " n"]) -> tuple[Int[Tensor, " n"], Int[Tensor, " v"]]:
+    """Return the order of a row, and the places in it where a value is the last of its like."""
+    order = _ascending(row)
+    ordered = row[order]
+    border = torch.nn.functional.pad(ordered[1:] != ordered[:-1], (0, 1), value=True)
+    return order, border.nonzero()[:, 0]
 
 
 def spearman(x: Float[Tensor, "*b n"], y: Float[Tensor, "*b n"]) -> Float[Tensor, "*b"]:

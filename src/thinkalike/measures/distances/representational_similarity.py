@@ -10,7 +10,7 @@ from torch import Tensor
 
 from thinkalike.measures.distances.comparators import compare
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
-from thinkalike.measures.distances.ranks import spearman, unit_ranks
+from thinkalike.measures.distances.ranks import SortedRows, spearman, unit_ranks
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.folds import splits, stimulus_folds
 from thinkalike.measures.statistics.jackknifing import jackknife
@@ -18,6 +18,8 @@ from thinkalike.measures.statistics.jackknifing import jackknife
 Layers = (
     Sequence[Tensor | NeuralDistances] | Float[Tensor, "l n d"]
 )  # states of the same n stimuli, of any widths; or their distances
+
+OF_LAYER = "the distances of layer"  # what an error calls a row
 
 
 def rsa(
@@ -66,16 +68,37 @@ def rsa_estimate(
         ValueError: See `rsa` and `stimulus_folds`.
     """
     owners = stimulus_folds(len(layers[0]), folds, seed, groups).to(_device(layers))
-    kept = [train for train, _ in splits(owners)]
+    kept = [torch.arange(len(owners), device=owners.device), *(train for train, _ in splits(owners))]
+    if comparator == "spearman":
+        whole, *replicates = _ranked_among(layers, others, distance, kept)
+    else:
+        sides = [[_taken(given, rows) for given in (layers, others)] for rows in kept]
+        whole, *replicates = (rsa(first, second, distance, comparator) for first, second in sides)
+    return jackknife(whole, torch.stack(replicates))
 
-    def without(given: Layers, rows: Tensor) -> list[Tensor | NeuralDistances]:
-        return [layer.take(rows) if isinstance(layer, NeuralDistances) else layer[rows] for layer in given]
 
-    replicates = [
-        rsa(without(layers, rows), None if others is None else without(others, rows), distance, comparator)
-        for rows in kept
-    ]
-    return jackknife(rsa(layers, others, distance, comparator), torch.stack(replicates))
+def _ranked_among(
+    layers: Layers, others: Layers | None, distance: DistanceChoice, kept: Sequence[Int[Tensor, " _"]]
+) -> list[Float[Tensor, "l m"]]:
+    """Return Spearman's ρ among the stimuli that are kept each time; the distances of a layer are sorted once."""
+    n = len(layers[0])
+    ordered = SortedRows(_vectors(layers, distance, n))
+    further = ordered if others is None else SortedRows(_vectors(others, distance, n))
+    rows, columns = torch.triu_indices(n, n, 1, device=_device(layers))
+    found = []
+    for chosen in kept:
+        there = torch.zeros(n, dtype=torch.bool, device=rows.device).index_fill_(0, chosen, True)
+        pairs = there[rows] & there[columns]
+        ranks = ordered.unit_ranks(pairs, OF_LAYER)
+        found.append(ranks @ (ranks if others is None else further.unit_ranks(pairs, OF_LAYER)).T)
+    return found
+
+
+def _taken(given: Layers | None, rows: Tensor) -> list[Tensor | NeuralDistances] | None:
+    """Return the layers of some of the stimuli."""
+    if given is None:
+        return None
+    return [layer.take(rows) if isinstance(layer, NeuralDistances) else layer[rows] for layer in given]
 
 
 def mantel(
@@ -158,4 +181,4 @@ def _device(layers: Layers) -> torch.device:
 
 
 def _ranks(layers: Layers, distance: DistanceChoice, n: int | None = None) -> Float[Tensor, "l p"]:
-    return unit_ranks(_vectors(layers, distance, n), "the distances of layer")
+    return unit_ranks(_vectors(layers, distance, n), OF_LAYER)
