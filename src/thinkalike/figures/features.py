@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize
 
-from thinkalike.figures.style import canvas, colour_of, layer_name, save, short, write_values
+from thinkalike.figures.style import canvas, colour_of, layer_name, save, write_values
 
 MARKS = "osD^vP*X"
 
@@ -45,7 +45,7 @@ def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: in
             upper.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             _name_layers(lower, list(held_out["layer"]))
             lower.set_xlabel("layer")
-            upper.set_title(short(model), fontsize=9)
+            upper.set_title(model, fontsize=9)
         for row in range(rows):
             panels[2 * row, 0].set_ylabel("feature importance [drop of ρ]")
             panels[2 * row + 1, 0].set_ylabel("held-out ρ")

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.colors import Normalize
 
-from thinkalike.figures.style import canvas, colour_of, layer_name, save, short, write_values
+from thinkalike.figures.style import canvas, colour_of, layer_name, save, write_values
 
 
 def similarity(
@@ -52,15 +52,15 @@ def _blocks(axes: Any, table: pd.DataFrame) -> Any:
     for model, middle in middles.items():
         place = (middle + 0.5) / len(names)
         style: dict[str, Any] = {"transform": axes.transAxes, "fontsize": size}
-        axes.text(place, -0.09, short(str(model)), ha="center", va="top", **style)
-        axes.text(-0.09, place, short(str(model)), ha="right", va="center", rotation=90, **style)
+        axes.text(place, -0.09, str(model), ha="center", va="top", **style)
+        axes.text(-0.09, place, str(model), ha="right", va="center", rotation=90, **style)
     axes.spines[:].set_visible(False)
     return image
 
 
 def _plane(axes: Any, points: pd.DataFrame) -> None:
     for number, (model, rows) in enumerate(points.groupby("model", sort=False)):
-        axes.plot(rows["x"], rows["y"], "o-", color=colour_of(number), label=short(str(model)), alpha=0.7)
+        axes.plot(rows["x"], rows["y"], "o-", color=colour_of(number), label=str(model), alpha=0.7)
         for row in rows.itertuples():
             name = (layer_name(row.layer), (row.x, row.y))
             axes.annotate(*name, fontsize=6, xytext=(3, 3), textcoords="offset points")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from thinkalike.figures.style import canvas, colour_of, layer_name, save, short
+from thinkalike.figures.style import canvas, colour_of, layer_name, save
 
 ACROSS = 8  # layers of a model that are drawn
 
@@ -32,7 +32,7 @@ def levels(table: pd.DataFrame, folder: Path) -> None:
                     axes.annotate(point.level, (point.x, point.y), (2, 2), textcoords="offset points", fontsize=5)
                 axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], yticks=[], aspect="equal")
                 axes.set_title(f"layer {layer_name(layer)}", fontsize=7)
-            line[0].set_ylabel(f"{short(group['model'].iloc[0])}\n{group['feature'].iloc[0]}", fontsize=7)
+            line[0].set_ylabel(f"{group['model'].iloc[0]}\n{group['feature'].iloc[0]}", fontsize=7)
         save(figure, folder, "levels")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.colors import LogNorm
 
-from thinkalike.figures.style import COLOURS, canvas, heatmap, line, save, short, write_values
+from thinkalike.figures.style import COLOURS, canvas, heatmap, line, save, write_values
 
 
 def penalty_map(cells: pd.DataFrame, title: str, folder: Path, name: str = "penalty") -> None:
@@ -58,7 +58,7 @@ def directions(table: pd.DataFrame, folder: Path) -> None:
         for axes, group in zip(panels[0], groups, strict=True):
             inside = table[table["group"] == group]
             for number, ((source, target), rows) in enumerate(inside.groupby(["source", "target"], sort=True)):
-                label = f"{short(source)} → {short(target)}"
+                label = f"{source} → {target}"
                 colour, style = COLOURS[number % len(COLOURS)], ("o-", "s--")[number // len(COLOURS)]
                 line(axes, rows.reset_index(), "penalty", ("penalty_low", "penalty_high"), label, colour, style)
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
@@ -88,7 +88,7 @@ def learning_curves(curves: dict[tuple[str, str], Any], folder: Path, window: in
                     continue
                 for number, (label, curve) in enumerate(sorted(inside.items())):
                     smooth = pd.Series(curve[:, layer]).rolling(window, min_periods=1).mean()
-                    axes.plot(smooth, color=COLOURS[number % len(COLOURS)], label=short(label), linewidth=1)
+                    axes.plot(smooth, color=COLOURS[number % len(COLOURS)], label=label, linewidth=1)
                 axes.set_title(f"{group}, layer {layer}", fontsize=8)
                 axes.set_xlabel("step")
             row[0].set_ylabel("loss [nats per token]")

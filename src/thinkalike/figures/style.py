@@ -59,11 +59,6 @@ def line(
     axes.errorbar(range(len(table)), values, yerr=errors, fmt=style, color=colour, label=label, capsize=3, markersize=4)
 
 
-def short(name: str) -> str:
-    """Return the name of a model as figures print it."""
-    return name.replace("-mini", "")
-
-
 def save(figure: Any, folder: Path, name: str) -> None:
     """Save a figure as PNG and SVG, and close it."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.figures.style import canvas, colour_of, layer_name, save, short
+from thinkalike.figures.style import canvas, colour_of, layer_name, save
 
 CEILING = "0.85"
 
@@ -27,7 +27,7 @@ def subject_scores(table: pd.DataFrame, ceilings: pd.DataFrame, folder: Path, co
             axes.axhspan(ends["lower"], ends["upper"], color=CEILING, label="noise ceiling", zorder=0)
             inside = table[table["recorded"] == name]
             for number, (model, rows) in enumerate(inside.groupby("model", sort=False)):
-                _line(axes, rows, short(str(model)), colour_of(number))
+                _line(axes, rows, str(model), colour_of(number))
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             axes.set_title(str(name), fontsize=9)
             axes.set_xlabel("layer")

@@ -72,7 +72,8 @@ def rsa_estimate(
     if comparator == "spearman":
         whole, *replicates = _ranked_among(layers, others, distance, kept)
     else:
-        sides = [[_taken(given, rows) for given in (layers, others)] for rows in kept]
+        further = [None if others is None else _taken(others, rows) for rows in kept]
+        sides = zip((_taken(layers, rows) for rows in kept), further, strict=True)
         whole, *replicates = (rsa(first, second, distance, comparator) for first, second in sides)
     return jackknife(whole, torch.stack(replicates))
 
@@ -94,10 +95,8 @@ def _ranked_among(
     return found
 
 
-def _taken(given: Layers | None, rows: Tensor) -> list[Tensor | NeuralDistances] | None:
+def _taken(given: Layers, rows: Tensor) -> list[Tensor | NeuralDistances]:
     """Return the layers of some of the stimuli."""
-    if given is None:
-        return None
     return [layer.take(rows) if isinstance(layer, NeuralDistances) else layer[rows] for layer in given]
 
 
