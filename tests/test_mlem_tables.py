@@ -224,7 +224,8 @@ def test_kinds_may_be_said_of_some_by_name_or_number_and_as_levels_in_order():
         ({"size": "nominla"}, "kind 'nominla' is none of nominal, ordinal, numeric, continuous"),
         ({"size": "ordinal"}, r"feature size is ordinal: give its levels in order, such as kinds=\{'size': \[...\]\}"),
         ({"size": "numeric"}, "feature size has 's' in row 0, which is no number"),
-        ({"size": ["s", "m"]}, "feature size has the level 'l'"),
+        ({"size": ["s", "m"]}, r"feature size has 'l', which is not among its levels \['s', 'm'\]: add it"),
+        ([[1, 2], "auto"], r"feature size has 's', which is not among"),
         (["nominal"], "1 kinds for 2 features"),
     ],
 )
@@ -293,6 +294,18 @@ def test_messages_call_features_by_name():
         MLEM(difference="levels").fit(frame.assign(row=[f"r{k}" for k in range(N)]), states)
     with pytest.raises(ValueError, match=r"every feature is constant: .* kinds='continuous' measures the distance"):
         MLEM().fit(torch.arange(N)[:, None], states)
+
+
+def test_intervals_and_dates_may_be_categories():
+    _, frame, states = drawn()
+    numbers = torch.randn(N).numpy()
+    cut = frame.assign(size=pd.cut(numbers, [-9, 0, 1, 9]), day=pd.Categorical([LATE, None] * (N // 2)))
+    model = MLEM(alpha=1.0, difference="levels").fit(cut, states)
+    assert model.encoder_.kinds == ("nominal", "nominal", "ordinal", "nominal")
+    assert model.encoder_.columns.levels[2] == ("(-9, 0]", "(0, 1]", "(1, 9]")
+    codes = torch.from_numpy(np.digitize(numbers, [0, 1], right=True).copy()).double()
+    told = model.encoder_.columns.read(cut)[0][:, 2]
+    assert torch.equal(told, codes)
 
 
 @pytest.mark.parametrize("missing", ["own_level", "ignore", "drop"])

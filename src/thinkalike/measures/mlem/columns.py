@@ -123,7 +123,7 @@ def _columns(X: Any) -> tuple[tuple[str, ...], list[Tensor | pd.Series]]:
         if values.is_complex():
             raise ValueError("X has complex numbers: give their parts as features")
         return (), list(values.double().unbind(1))
-    names = tuple(frame.columns) if all(isinstance(name, str) for name in frame.columns) else ()
+    names = tuple(map(str, frame.columns)) if all(isinstance(name, str) for name in frame.columns) else ()
     if not len(frame.columns):
         raise ValueError(f"X has shape {frame.shape}, not (stimuli, features)")
     if len(set(names)) < len(names):
@@ -172,7 +172,11 @@ def _each(kinds: Kinds, names: tuple[str, ...], number: int) -> list[Kind]:
 def _settled(column: Tensor | pd.Series, kind: Kind, label: str) -> tuple[str, tuple[Level, ...] | None]:
     """Return the kind of a column, and its levels unless it is read as numbers."""
     if not isinstance(kind, str):
-        return "ordinal", tuple(map(_plain, kind))
+        levels = tuple(map(_plain, kind))
+        values = column.tolist() if isinstance(column, Tensor) else _levels(column, label)
+        if beyond := [value for value in values if value == value and value not in (None, *levels)]:
+            raise ValueError(f"feature {label} has {beyond[0]!r}, which is not among its levels {list(levels)}: add it")
+        return "ordinal", levels
     if kind != "auto" and kind not in KINDS:
         raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")
     if isinstance(column, Tensor):
@@ -185,7 +189,7 @@ def _settled(column: Tensor | pd.Series, kind: Kind, label: str) -> tuple[str, t
     if own == "ordinal" and implied != "ordinal":
         raise ValueError(f"feature {label} is ordinal: give its levels in order, such as kinds={{{label!r}: [...]}}")
     if hasattr(column, "cat"):
-        return own, tuple(map(_plain, column.cat.categories))
+        return own, tuple(_named_categories(column.cat.categories))
     return own, tuple(sorted({level for level in _levels(column, label) if level is not None}, key=_order))
 
 
@@ -216,8 +220,11 @@ def _numbers(column: pd.Series, label: str) -> np.ndarray:
 
 def _levels(column: pd.Series, label: str) -> list[Level | None]:
     """Return the values of a column as plain text, numbers and truth values; None where one is missing."""
-    missing, found = column.isna(), []
-    for row, (value, absent) in enumerate(zip(column, missing, strict=True)):
+    found: list[Level | None] = []
+    if hasattr(column, "cat"):
+        names = [*_named_categories(column.cat.categories), None]
+        return [names[code] for code in column.cat.codes]  # -1 where one is missing
+    for row, (value, absent) in enumerate(zip(column, column.isna(), strict=True)):
         plain = None if absent else _plain(value)
         if not isinstance(plain, Level | None):
             raise ValueError(
@@ -226,6 +233,12 @@ def _levels(column: pd.Series, label: str) -> list[Level | None]:
             )
         found.append(plain)
     return found
+
+
+def _named_categories(categories: pd.Index) -> list[Level]:
+    """Return categories as they are, or as text where they are of another type, such as the intervals of `pd.cut`."""
+    plain = [_plain(value) for value in categories]
+    return plain if all(isinstance(value, Level) for value in plain) else [str(value) for value in plain]
 
 
 def _plain(value: Any) -> Any:
