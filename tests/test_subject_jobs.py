@@ -177,6 +177,12 @@ def test_numbers_of_subjects_are_those_of_the_measures(measured, recordings, sta
     expected = np.stack([np.asarray(part) for part in random_effects(values)])
     np.testing.assert_allclose(table[["value", "low", "high"]].to_numpy().T, expected, atol=1e-12)
     assert "both_low" not in table
+    pairs = result.tables["layers"]
+    pair = pairs[(pairs["recorded"] == "V1") & (pairs["layer"] == 0) & (pairs["other_layer"] == 2)].iloc[0]
+    expected = random_effects(values[0] - values[2])
+    np.testing.assert_allclose(
+        list(pair[["difference", "low", "high"]]), [float(part) for part in expected], atol=1e-12
+    )
     ceiling = noise_ceiling(subjects, "corr_cov")
     rows = result.tables["ceilings"]
     rows = rows[rows["recorded"] == "V1"]

@@ -213,9 +213,9 @@ def test_a_better_model_is_found_and_equal_ones_are_not():
     assert none.p == 1
 
 
-def test_scores_are_those_of_copied_stimuli_and_the_ceiling_is_a_model():
+def test_scores_are_those_of_copied_stimuli_and_the_ceiling_is_a_model(device):
     models, subjects = drawn()
-    found = model_scores(models, subjects, "corr", resamples=7, seed=3)
+    found = model_scores(models.to(device), subjects.to(device), "corr", resamples=7, seed=3)
     torch.testing.assert_close(found.values, compare(models, subjects, "corr"))
     torch.testing.assert_close(found.replicates, compare(models, subjects, "corr", found.draws.stimuli))
     ceiling = noise_ceiling(subjects, "corr")
