@@ -177,6 +177,12 @@ def test_numbers_of_subjects_are_those_of_the_measures(measured, recordings, sta
     expected = np.stack([np.asarray(part) for part in random_effects(values)])
     np.testing.assert_allclose(table[["value", "low", "high"]].to_numpy().T, expected, atol=1e-12)
     assert "both_low" not in table
+    pairs = result.tables["layers"]
+    pair = pairs[(pairs["recorded"] == "V1") & (pairs["layer"] == 0) & (pairs["other_layer"] == 2)].iloc[0]
+    expected = random_effects(values[0] - values[2])
+    np.testing.assert_allclose(
+        list(pair[["difference", "low", "high"]]), [float(part) for part in expected], atol=1e-12
+    )
     ceiling = noise_ceiling(subjects, "corr_cov")
     rows = result.tables["ceilings"]
     rows = rows[rows["recorded"] == "V1"]
@@ -184,6 +190,7 @@ def test_numbers_of_subjects_are_those_of_the_measures(measured, recordings, sta
     assert list(rows["subject"]) == ["s1", "s2", "s3", "s4"]
 
 
+@pytest.mark.slow
 def test_the_better_of_two_models_is_named(measured, recordings, checkpoints):
     words = [*local(checkpoints["gpt2"]), *local(checkpoints["mamba"], "model@target", "target")]
     done = measured(given(recordings[:2]), *words, "measure.resamples=40")
@@ -319,14 +326,17 @@ BAD = {
 }
 
 
-AT_THE_DOOR = {"crossnobis of a model", "noise without crossnobis", "a comparator that is not there", "permutations"}
-AT_THE_DOOR |= {"a comparator of other distances", "resamples of two sides", "one subject", "a measure of two sides"}
-AT_THE_DOOR |= {"crossnobis in mlem", "a subject twice", "a subject twice beside a model"}
+QUICK = {
+    "a copy of a subject",
+    "other layers",
+    "crossnobis of one run",
+    "noise without an inverse",
+    "constant distances",
+}
+CASES = [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in BAD]
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow) if case in AT_THE_DOOR else case for case in BAD]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_what_cannot_be_done_with_subjects_is_one_line(case, measured, recordings, stimuli, tmp_path):
     words, message = BAD[case]
     first = {name: layer.numpy() for name, layer in read_arrays(recordings[0], stimuli).items()}

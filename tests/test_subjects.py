@@ -88,7 +88,7 @@ def test_equal_subjects_leave_no_room_and_unlike_ones_no_lower_end(comparator):
 def test_what_all_subjects_share_lies_between_the_ceilings(comparator):
     """Averages over simulations, as one sample may lie outside."""
     ends = []
-    for _ in range(30):
+    for _ in range(12):
         models, subjects = drawn(1)
         found = noise_ceiling(subjects, comparator)
         ends.append([found.lower.mean(), compare(models, subjects, comparator).mean(), found.upper.mean()])
@@ -184,7 +184,7 @@ def test_variances_are_corrected_within_bounds():
     """Means of subjects plus stimuli plus noise, whose true variance is known."""
     s, n, found, crude = 8, 12, [], []
     parts = (0.5, 0.7, 1.0)
-    for seed in range(150):
+    for seed in range(100):
         generator = torch.Generator().manual_seed(seed)
         scores = sum(
             size * torch.randn(*shape, generator=generator, dtype=torch.float64)
@@ -195,7 +195,7 @@ def test_variances_are_corrected_within_bounds():
         found.append(float(two_factor(scores.mean(1), replicates, draws).error.square()))
         crude.append(float(torch.einsum("rs,rs->r", replicates, draws.subjects / s).var()))
     truth = parts[0] ** 2 / s + parts[1] ** 2 / n + parts[2] ** 2 / (s * n)
-    assert abs(np.mean(found) / truth - 1) < 0.08
+    assert abs(np.mean(found) / truth - 1) < 0.1
     assert np.mean(crude) > 1.08 * truth, "control: both at once count noise three times"
     v = torch.tensor([1.0, 5.0]), torch.tensor([2.0, 1.0]), torch.tensor([0.5, 1.0])
     assert dual_variance(*v, s, n).tolist() == pytest.approx([1.0, s / (s - 1)]), "bounds"
@@ -213,9 +213,9 @@ def test_a_better_model_is_found_and_equal_ones_are_not():
     assert none.p == 1
 
 
-def test_scores_are_those_of_copied_stimuli_and_the_ceiling_is_a_model():
+def test_scores_are_those_of_copied_stimuli_and_the_ceiling_is_a_model(device):
     models, subjects = drawn()
-    found = model_scores(models, subjects, "corr", resamples=7, seed=3)
+    found = model_scores(models.to(device), subjects.to(device), "corr", resamples=7, seed=3)
     torch.testing.assert_close(found.values, compare(models, subjects, "corr"))
     torch.testing.assert_close(found.replicates, compare(models, subjects, "corr", found.draws.stimuli))
     ceiling = noise_ceiling(subjects, "corr")

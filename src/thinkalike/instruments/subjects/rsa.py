@@ -18,7 +18,14 @@ from thinkalike.data import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.of_stimuli import rows_of_sides, stimuli_facts
 from thinkalike.instruments.subjects.distances import check_subjects, layer_distances, subject_names
-from thinkalike.instruments.subjects.scores import CEILING, Vectors, best_of_models, ceiling_rows, score_columns
+from thinkalike.instruments.subjects.scores import (
+    CEILING,
+    Vectors,
+    best_of_models,
+    ceiling_rows,
+    layer_differences,
+    score_columns,
+)
 from thinkalike.job import Outcome
 from thinkalike.measures import comparable, distance_vectors, model_scores, noise_ceiling, random_effects, span
 from thinkalike.states import StimulusStates, stimulus_states_of
@@ -31,8 +38,9 @@ def run(config: AnalyzeConfig, stimuli: Stimuli) -> Outcome:
     """Compare every layer of the models that are asked for with every recorded layer in every subject.
 
     Leaves in table.csv the mean score of each layer with its intervals (without a model: the noise ceilings), in
-    by_subject.csv each subject's, in models.csv the best layer of each model, in comparisons.csv models against each
-    other and against the noise ceiling, and in ceilings.csv that of each subject.
+    by_subject.csv each subject's, in layers.csv the differences of every two layers, in models.csv the best layer of
+    each model, in comparisons.csv models against each other and against the noise ceiling, and in ceilings.csv that of
+    each subject.
 
     Raises:
         DataError: recordings cannot be subjects of one job, or something cannot be compared.
@@ -92,10 +100,10 @@ def _tables(
     each = layers.loc[layers.index.repeat(count)].assign(subject=names * len(layers)).reset_index(drop=True)
     bests, comparisons = best_of_models(found, layers)
     tables = {"table": table, "by_subject": each.assign(value=found.values.flatten().cpu().numpy())}
-    tables |= {"models": bests, "comparisons": comparisons}
+    tables |= {"models": bests, "comparisons": comparisons, "layers": layer_differences(found, layers)}
     for part in tables.values():
         part.insert(0, "recorded", recorded)
-    return {**tables, "ceilings": ceilings}
+    return {**{name: part for name, part in tables.items() if len(part)}, "ceilings": ceilings}
 
 
 def _groups(stimuli: Stimuli) -> Tensor | None:

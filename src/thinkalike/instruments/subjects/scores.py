@@ -43,6 +43,20 @@ def score_columns(found: ModelScores, scored: Sequence[Scored], value: str = "va
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
+def layer_differences(found: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for every two layers: model, layer, other, other_layer, and their paired difference.
+
+    Args:
+        layers: model, layer of each row of the scores.
+    """
+    pairs = list(combinations(range(len(layers)), 2))
+    if not pairs:
+        return pd.DataFrame()
+    first, second = (layers.iloc[list(rows)].reset_index(drop=True) for rows in zip(*pairs, strict=True))
+    table = first.assign(other=second["model"], other_layer=second["layer"])
+    return table.assign(**score_columns(found, [found.of(a).minus(found.of(b)) for a, b in pairs], "difference"))
+
+
 def best_of_models(found: ModelScores, layers: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Return the best layer of each model, and the differences of all of them and of the ceiling's lower end.
 

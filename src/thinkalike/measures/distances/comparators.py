@@ -121,7 +121,7 @@ def comparable(
         if not vector.isfinite().all():
             raise ValueError(f"the distances of {name} are not finite")
         if comparator in (*RANKED, *CENTRED) and (vector == vector[0]).all():
-            raise ValueError(f"the distances of {name} are constant over {len(vector)} pairs and cannot be compared")
+            raise ValueError(f"the distances of {name} are constant over {len(vector)} pairs; leave it out")
         if not vector.any():
             raise ValueError(f"the distances of {name} are all 0 and have no direction")
     if comparator in RANKED:

@@ -32,7 +32,7 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ModelScores:
-    """The scores of m models in s subjects, and in r resamples of stimuli."""
+    """The scores of m models in s subjects, and in r resamples of stimuli, on the CPU."""
 
     values: Float[Tensor, "m s"]
     replicates: Float[Tensor, "r m s"]
@@ -101,15 +101,16 @@ def model_scores(
     Raises:
         ValueError: More than half of the resamples leave a vector constant; see `compare`, `noise_ceiling` and `draw`.
     """
-    values, ceiling = compare(models, subjects, comparator), noise_ceiling(subjects, comparator)
+    values, ceiling = compare(models, subjects, comparator).cpu(), noise_ceiling(subjects, comparator)
+    ceiling = NoiseCeiling(*(part.cpu() for part in ceiling))
     (m, s), n = values.shape, stimuli_of(models.shape[1])
     if not resamples:
         return ModelScores(values, values.new_zeros(0, m, s), ceiling, values.new_zeros(0, s), None)
     draws = draw(s, n, resamples, seed, groups)
-    rows = torch.cat([models.double(), ceiling.without])
+    rows = torch.cat([models.double(), ceiling.without.to(models.device)])
     parts = [compare(rows, subjects, comparator, part) for part in draws.stimuli.to(models.device).split(AT_ONCE)]
-    found = torch.cat(parts)
-    known = found.isfinite().flatten(1).all(1).cpu()
+    found = torch.cat(parts).cpu()
+    known = found.isfinite().flatten(1).all(1)
     if (lost := resamples - int(known.sum())) * 2 > resamples:
         raise ValueError(f"{lost} of {resamples} resamples leave the distances of a layer constant: take more stimuli")
     found, draws = found[known], draws.take(known)
