@@ -112,6 +112,7 @@ IN_CI = {
     "test_minis_of_one_text_share_their_tokenizer",
     "test_what_cannot_be_done_with_subjects_is_one_line",
     "test_target_alone_is_the_only_model",
+    "test_two_sides_are_compared_by_any_comparator",
     "test_the_better_of_two_models_is_named",
     "test_subjects_and_models_of_one_name_are_told_apart",
 }

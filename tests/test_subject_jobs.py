@@ -235,6 +235,7 @@ def test_crossnobis_of_runs_finds_what_noise_hides(measured, states, stimuli, tm
     assert list(alone.result.table["value"]) == [pytest.approx(1)]
 
 
+@pytest.mark.slow
 def test_two_sides_are_compared_by_any_comparator(measured, recordings, stimuli):
     comparator = "cosine_cov"
     done = measured(given(recordings[:2]), f"measure.comparator={comparator}", "measure.permutations=3")
