@@ -123,6 +123,22 @@ def test_sums_of_items_are_those_of_pairs(missing, kinds, device):
     )
 
 
+@pytest.mark.parametrize("missing", ["own_level", "ignore"])
+@pytest.mark.parametrize("kinds", [["nominal", "nominal", "continuous", "nominal"], ["ordinal", "nominal"] * 2])
+def test_sums_of_levels_beside_numbers_are_those_of_pairs(missing, kinds, device):
+    table, states = (x.to(device) for x in drawn(50, missing=0.2))
+    table[:, 2] = torch.where(table[:, 2].isnan(), torch.nan, torch.randn(50, dtype=torch.float64, device=device))
+    encoder = FeatureEncoder.fit(table, kinds, "levels", missing)
+    kept = (table[:, 3] != 5).nonzero()[:, 0]  # the last level is known, and no stimulus has it
+    features = encoder.encode(table).take(kept)
+    layers = [NeuralDistances.of(each[kept]) for each in (states + 100, states[:, :3])]
+    cells, terms = torch.randint(3, (len(kept),), device=device), terms_of(features.known, False)
+    found = normal_equations(features, layers, terms, cells)
+    precomputed = [NeuralDistances(layer.squared().sqrt(), "precomputed", torch.float64) for layer in layers]
+    torch.testing.assert_close(normal_equations(features, precomputed, terms, cells), found, rtol=1e-10, atol=1e-8)
+    assert features.scaled == tuple(kind == "continuous" for kind in kinds), "control: both ways are there"
+
+
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 30.0])
 @pytest.mark.parametrize("missing", ["own_level", "ignore"])
 def test_the_fit_is_scipys_on_explicit_pairs_with_rows_for_the_ridge(alpha, missing):
