@@ -72,7 +72,7 @@ class Config(MeasureConfig):
             )
 
 
-class Court(Instrument, kind="court", reads=("model", "data", "measure", "seed")):
+class Court(Instrument, kind="court", version=2, reads=("model", "data", "measure", "seed")):
     """Makes every source from `model` at `measure.layer`, and leaves what each judge says of it, a row each."""
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
