@@ -204,7 +204,11 @@ def test_the_data_of_a_corpus_exist():
     ("kind", "values", "message"),
     [
         (StimuliConfig, {"kinds": {"a": 3}}, r"stimuli\.kinds\.a=3 must be a kind"),
-        (StimuliConfig, {"columns": {"word": 3}}, r"stimuli\.columns\.word=3 must be the name of a column"),
+        (
+            StimuliConfig,
+            {"kind": "table", "path": "x", "columns": {"word": 3}},
+            r"stimuli\.columns\.word=3 must be the name of a column",
+        ),
         (PopulationConfig, {"generalizing": [True, 1]}, r"population\.generalizing=\[True, 1\] must be numbers"),
         (PopulationConfig, {"heuristic": [-1]}, r"population\.heuristic=\[-1\] must be numbers"),
         (PopulationConfig, {"heuristic": [0.5]}, r"population\.heuristic=\[0\.5\] must be numbers"),
