@@ -33,12 +33,12 @@ def _cell(value: object) -> str:
 
 
 def newest(store: str) -> list[Result]:
-    """Return the newest result of each command, in the order of the names of experiments."""
+    """Return the newest result of each command, in the order of the commands."""
     found: dict[str, Result] = {}
     for name in options("experiment"):
         for result in sorted(finished(store, name.replace("/", "-")), key=lambda each: each.folder.stat().st_mtime):
             found[command(result)] = result
-    return list(found.values())
+    return [found[key] for key in sorted(found)]
 
 
 def command(result: Result) -> str:

@@ -52,8 +52,8 @@ def _blocks(axes: Any, table: pd.DataFrame) -> Any:
     for model, middle in middles.items():
         place = (middle + 0.5) / len(names)
         style: dict[str, Any] = {"transform": axes.transAxes, "fontsize": size}
-        axes.text(place, -0.09, str(model), ha="center", va="top", **style)
-        axes.text(-0.09, place, str(model), ha="right", va="center", rotation=90, **style)
+        axes.text(place, -0.09, str(model), ha="right", va="top", rotation=30, rotation_mode="anchor", **style)
+        axes.text(-0.06, place, str(model), ha="right", va="center", **style)
     axes.spines[:].set_visible(False)
     return image
 
