@@ -53,7 +53,7 @@ def _blocks(axes: Any, table: pd.DataFrame) -> Any:
         place = (middle + 0.5) / len(names)
         style: dict[str, Any] = {"transform": axes.transAxes, "fontsize": size}
         axes.text(place, -0.09, str(model), ha="right", va="top", rotation=30, rotation_mode="anchor", **style)
-        axes.text(-0.06, place, str(model), ha="right", va="center", **style)
+        axes.text(-0.1, place, str(model), ha="right", va="center", **style)
     axes.spines[:].set_visible(False)
     return image
 
