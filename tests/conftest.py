@@ -49,6 +49,7 @@ def composed(*overrides: str, door: str = "train"):
 
 # the slow tests that continuous integration runs: those that need under ten minutes together
 IN_CI = {
+    "test_two_processes_give_the_bits_of_one",
     "test_a_wheel_in_a_fresh_environment_runs_the_main_job_from_another_folder",
     "test_intervals_cover_the_planted_value_in_95_of_100_runs",
     "test_intervals_cover_the_mean_over_data_sets",
