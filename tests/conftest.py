@@ -190,6 +190,30 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
     return {family: tiny.write_checkpoint(family, root / family) for family in tiny.FAMILIES}
 
 
+@pytest.fixture(scope="module")
+def stimuli(table):
+    """The stimuli of a module's own table."""
+    from thinkalike.data import read_table
+
+    return read_table(table)
+
+
+@pytest.fixture(scope="module")
+def states(checkpoints, stimuli):
+    """The states of all stimuli in the layers of a model."""
+    from thinkalike.config import ModelConfig
+    from thinkalike.models import load_model
+    from thinkalike.states import stimulus_states
+
+    return stimulus_states(load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"]))), stimuli)
+
+
+@pytest.fixture(scope="session")
+def toolbox():
+    """The package of which the names and values of comparators and noise ceilings are; it is in the extra `bench`."""
+    return pytest.importorskip("rsatoolbox")
+
+
 @pytest.fixture(scope="session")
 def text_files(tmp_path_factory) -> Path:
     """A folder of documents of random words, enough for small jobs."""

@@ -10,12 +10,9 @@ import torch
 from safetensors.torch import save_file
 
 from conftest import results_in
-from thinkalike.config import ModelConfig
-from thinkalike.data import read_table
 from thinkalike.measures import CKA
 from thinkalike.measures.statistics.folds import stimulus_folds
-from thinkalike.models import load_model
-from thinkalike.states import array_batches, stimulus_states
+from thinkalike.states import array_batches
 
 SENTENCES, WORDS = 60, 4
 COUNT = SENTENCES * WORDS
@@ -31,17 +28,6 @@ def table(tmp_path_factory):
     path = tmp_path_factory.mktemp("table") / "words.csv"
     path.write_text("\n".join(["id,text,word,place", *rows]) + "\n")
     return path
-
-
-@pytest.fixture(scope="module")
-def stimuli(table):
-    return read_table(table)
-
-
-@pytest.fixture(scope="module")
-def states(checkpoints, stimuli):
-    """The states of all words in the layers of a model."""
-    return stimulus_states(load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"]))), stimuli)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import torch
 from scipy.spatial.distance import pdist
 
 from thinkalike.measures import (
-    COMPARATORS,
     NOISES,
     comparable,
     compare,
@@ -25,17 +24,10 @@ from thinkalike.measures.distances.comparators import pair_counts
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.statistics.folds import splits, stimulus_folds
 from thinkalike.measures.statistics.jackknifing import jackknife
+from toolbox import THEIRS, every
 
 N = 12
 P = N * (N - 1) // 2
-THEIRS = dict(zip(COMPARATORS, ("spearman", "tau-a", "corr", "cosine", "corr_cov", "cosine_cov"), strict=True))
-every = pytest.mark.parametrize("comparator", COMPARATORS)
-
-
-@pytest.fixture(scope="module")
-def toolbox():
-    """The package of which the names and values of the comparators are; it is in the extra `bench`."""
-    return pytest.importorskip("rsatoolbox")
 
 
 def drawn(ties=False):

@@ -12,13 +12,11 @@ from safetensors.torch import save_file
 
 import tiny
 from conftest import composed, results_in
-from thinkalike.config import ModelConfig
-from thinkalike.data import read_arrays, read_recording, read_table
+from thinkalike.data import read_arrays, read_recording
 from thinkalike.errors import DataError
 from thinkalike.instruments.subjects.mlem import group_tables
 from thinkalike.measures import compare, crossnobis, distance_vectors, noise_ceiling, random_effects
-from thinkalike.models import load_model
-from thinkalike.states import StimulusStates, stimulus_states
+from thinkalike.states import StimulusStates
 
 COUNT, SUBJECTS = 24, 4
 IDS = [f"w{number}" for number in range(COUNT)]
@@ -34,17 +32,6 @@ def table(tmp_path_factory):
     path = tmp_path_factory.mktemp("subjects") / "words.csv"
     path.write_text("\n".join(["id,text,colour,size", *rows]) + "\n")
     return path
-
-
-@pytest.fixture(scope="module")
-def stimuli(table):
-    return read_table(table)
-
-
-@pytest.fixture(scope="module")
-def states(checkpoints, stimuli):
-    """The states of all words in the layers of a model."""
-    return stimulus_states(load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"]))), stimuli)
 
 
 def write(path, layers, runs=1, ids=IDS):

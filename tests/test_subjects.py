@@ -10,7 +10,6 @@ import scipy.stats
 import torch
 
 from thinkalike.measures import (
-    COMPARATORS,
     Draws,
     compare,
     draw,
@@ -22,17 +21,10 @@ from thinkalike.measures import (
     two_factor,
 )
 from thinkalike.measures.statistics.random_effects import two_sided
+from toolbox import THEIRS, every
 
 N, S = 10, 5
 P = N * (N - 1) // 2
-THEIRS = dict(zip(COMPARATORS, ("spearman", "tau-a", "corr", "cosine", "corr_cov", "cosine_cov"), strict=True))
-every = pytest.mark.parametrize("comparator", COMPARATORS)
-
-
-@pytest.fixture(scope="module")
-def toolbox():
-    """The package of which the names and values are; it is in the extra `bench`."""
-    return pytest.importorskip("rsatoolbox")
 
 
 def drawn(models=3, subjects=S, noise=1.0):

@@ -204,7 +204,7 @@ def _fit(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates
 def _groups(config: AnalyzeConfig, stimuli: Stimuli) -> torch.Tensor | None:
     """Return what a fold keeps together: the number of each stimulus's sentence, or None."""
     apart = config.recipe == "paper" or config.measure.together == "stimulus"  # type: ignore[attr-defined]
-    return None if apart else torch.from_numpy(np.ascontiguousarray(stimuli.sentence))
+    return None if apart else stimuli.groups
 
 
 def _ceilings(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas as pd
+from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig
 from thinkalike.data import Stimuli, read_stimuli
@@ -17,6 +18,8 @@ from thinkalike.errors import one_of
 from thinkalike.job import Instrument, fingerprints
 from thinkalike.states import StimulusStates, names_of, recording_fingerprint
 from thinkalike.tables import layer_rows
+
+FEW = 10  # sentences, below which stimuli are left out and drawn one by one
 
 
 class OfStimuli(Instrument):
@@ -67,6 +70,12 @@ class DistanceConfig(MeasureConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("measure.distance", self.distance, self.distances)
+
+
+def sentence_groups(stimuli: Stimuli) -> Tensor | None:
+    """Return what folds and resamples keep together: the stimuli of a sentence, unless there are few sentences."""
+    groups = stimuli.groups
+    return groups if len(groups.unique()) >= FEW else None
 
 
 def rows_of_sides(sides: Sequence[StimulusStates]) -> pd.DataFrame:

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.data import Stimuli
 from thinkalike.errors import ConfigError, DataError, one_of
-from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, stimuli_facts
+from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, sentence_groups, stimuli_facts
 from thinkalike.instruments.subjects import rsa as subjects
 from thinkalike.instruments.subjects.distances import layer_distances
 from thinkalike.job import Outcome, Work
@@ -146,7 +145,5 @@ def _layers(sides: Sequence[StimulusStates], measure: Any) -> list[Any]:
 
 def _estimate(measure: Any, layers: list[Any], stimuli: Stimuli, seed: int) -> Estimate:
     """Return RSA with intervals over sentences; for stimuli of few sentences, over stimuli."""
-    sentences = torch.from_numpy(np.ascontiguousarray(stimuli.sentence))
-    groups = sentences if len(sentences.unique()) >= FOLDS else None
     settings = {"distance": measure.distance, "comparator": measure.comparator}
-    return rsa_estimate(layers, groups=groups, folds=FOLDS, seed=seed, **settings)
+    return rsa_estimate(layers, groups=sentence_groups(stimuli), folds=FOLDS, seed=seed, **settings)

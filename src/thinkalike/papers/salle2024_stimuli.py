@@ -6,7 +6,6 @@ from functools import partial
 from importlib import resources
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 
@@ -64,7 +63,7 @@ def _correlated(stimuli: Stimuli, a: str, b: str) -> tuple[Estimate, int]:
 
     Words of one sentence are in one part.
     """
-    groups = torch.from_numpy(np.ascontiguousarray(stimuli.sentence))
+    groups = stimuli.groups
     parts = min(PARTS, len(groups.unique()))
     part_of = stimulus_folds(len(stimuli), parts, groups=groups)
     some = [stimuli, *(stimuli.take((part_of != part).numpy()) for part in range(parts))]

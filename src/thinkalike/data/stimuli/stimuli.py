@@ -70,6 +70,11 @@ class Stimuli:
         """The names of the features."""
         return [str(name) for name in self.features]
 
+    @property
+    def groups(self) -> Int[Tensor, " n"]:
+        """The number of the text of each stimulus, by which measures keep stimuli together."""
+        return torch.from_numpy(np.ascontiguousarray(self.sentence))
+
     def take(self, rows: Any) -> Stimuli:
         """Return some of the stimuli, with the sentences that they need.
 

@@ -18,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Optional
 
-import numpy as np
 import pandas as pd
 import torch
 
@@ -168,10 +167,9 @@ class LayerPairs(Instrument):
         stimuli: Stimuli = work.inputs["stimuli"]
         found = stimulus_states_of(config, stimuli, measure.embed)
         sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in found]
-        sentences = torch.from_numpy(np.ascontiguousarray(stimuli.sentence))
         batches = array_batches(
             [found[0].states, found[-1].states],
-            sentences,
+            stimuli.groups,
             rows_per_batch=measure.tokens_per_batch,
             fewest=self.fewest(measure),
         )

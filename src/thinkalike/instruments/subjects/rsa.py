@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -16,7 +15,7 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig
 from thinkalike.data import Stimuli
 from thinkalike.errors import DataError
-from thinkalike.instruments.of_stimuli import rows_of_sides, stimuli_facts
+from thinkalike.instruments.of_stimuli import rows_of_sides, sentence_groups, stimuli_facts
 from thinkalike.instruments.subjects.distances import check_subjects, layer_distances, subject_names
 from thinkalike.instruments.subjects.scores import (
     CEILING,
@@ -30,8 +29,6 @@ from thinkalike.job import Outcome
 from thinkalike.measures import comparable, distance_vectors, model_scores, noise_ceiling, random_effects, span
 from thinkalike.states import StimulusStates, stimulus_states_of
 from thinkalike.store import Result
-
-FEW = 10  # sentences, below which stimuli are resampled one by one
 
 
 def run(config: AnalyzeConfig, stimuli: Stimuli) -> Outcome:
@@ -91,7 +88,7 @@ def _tables(
         measure.comparator,
         resamples=measure.resamples,
         seed=config.seed,
-        groups=_groups(stimuli),
+        groups=sentence_groups(stimuli),
     )
     layers = rows_of_sides(sides[count:])
     ceilings = ceiling_rows(found.ceiling, names, recorded)
@@ -104,12 +101,6 @@ def _tables(
     for part in tables.values():
         part.insert(0, "recorded", recorded)
     return {**{name: part for name, part in tables.items() if len(part)}, "ceilings": ceilings}
-
-
-def _groups(stimuli: Stimuli) -> Tensor | None:
-    """Return what is resampled together: the stimuli of a sentence, unless there are few sentences."""
-    sentences = torch.from_numpy(np.ascontiguousarray(stimuli.sentence))
-    return sentences if len(sentences.unique()) >= FEW else None
 
 
 def draw(result: Result, folder: Path) -> None:

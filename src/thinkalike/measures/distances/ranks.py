@@ -65,12 +65,20 @@ def unit_ranks(rows: Iterable[Float[Tensor, " n"]], name: str = "row") -> Float[
     """
     unit = []
     for index, row in enumerate(rows):
-        ranks = mid_ranks(row).sub_((len(row) + 1) / 2)
-        norm = ranks.norm()
-        if norm == 0:
-            raise ValueError(f"{name} {index} is constant over its {len(row)} values and has no ranks")
-        unit.append(ranks.div_(norm))
+        unit.append(_unit(mid_ranks(row).sub_((len(row) + 1) / 2), f"{name} {index}", len(row)))
     return torch.stack(unit)
+
+
+def _unit(ranks: Float[Tensor, " n"], row: str, count: int) -> Float[Tensor, " n"]:
+    """Return centred ranks with a norm of 1.
+
+    Raises:
+        ValueError: They are all 0.
+    """
+    norm = ranks.norm()
+    if norm == 0:
+        raise ValueError(f"{row} is constant over its {count} values and has no ranks")
+    return ranks.div_(norm)
 
 
 class SortedRows:
@@ -85,21 +93,17 @@ class SortedRows:
         Raises:
             ValueError: The kept values of a row are constant.
         """
-        unit = []
+        unit, number = [], int(kept.sum())
         for index, (order, ends) in enumerate(self._rows):
             there = kept[order]
             counts = there.cumsum(0, dtype=torch.float64)
             if len(ends) < len(order):  # equal values share the mean of their ranks
-                last = counts[ends]
-                sizes = torch.diff(ends, prepend=ends.new_tensor([-1]))
-                counts = (torch.diff(last, prepend=last.new_zeros(1)).neg_().add_(1) / 2 + last).repeat_interleave(
-                    sizes
-                )
-            ranks = counts.sub_((kept.sum() + 1) / 2).mul_(there)
-            norm = ranks.norm()
-            if norm == 0:
-                raise ValueError(f"{name} {index} is constant over its {int(kept.sum())} values and has no ranks")
-            unit.append(torch.empty_like(ranks).scatter_(0, order, ranks.div_(norm)))
+                after = counts[ends]
+                before = torch.nn.functional.pad(after[:-1], (1, 0))
+                sizes = ends.diff(prepend=ends.new_tensor([-1]))
+                counts = ((before + after + 1) / 2).repeat_interleave(sizes)
+            ranks = _unit(counts.sub_((number + 1) / 2).mul_(there), f"{name} {index}", number)
+            unit.append(torch.empty_like(ranks).scatter_(0, order, ranks))
         return torch.stack(unit)
 
 
