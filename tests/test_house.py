@@ -46,7 +46,9 @@ FLOORS = {
     "court": 5,
     "instruments": 5,
     "papers": 6,
-    "cli": 7,
+    "listing": 7,
+    "cli": 8,
+    "__main__": 9,
 }
 OWNERS = {
     "hydra": "config",
