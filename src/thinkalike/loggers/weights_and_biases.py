@@ -81,20 +81,36 @@ def _begun(config: LoggerConfig, about: About) -> Any:
         "dir": str(about.store),
         "config": dict(about.settings),
     }
-    reason = None
-    mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
+    mode = os.environ.get("WANDB_MODE", "online")
     if mode != "disabled":
         about.store.mkdir(parents=True, exist_ok=True)  # else W&B takes another place
-    if mode == "online" and (reason := _away(str(wandb.setup().settings.base_url))) is None:
-        try:
-            return wandb.init(mode="online", settings=wandb.Settings(init_timeout=BEGINNING), **options)
-        except wandb.Error as error:
-            reason = first_line(error)
-            wandb.teardown()
-    if "WANDB_MODE" not in os.environ or reason:
+    if mode != "online":
+        return wandb.init(mode=mode, **options)  # type: ignore[arg-type]
+    run, reason = _online(options)
+    if run is None:
         upload = f"to upload: wandb sync {about.store}/wandb/offline-run-*"
-        log.info("W&B: %s, so the run stays offline; %s", reason or "no key", upload)
-    return wandb.init(mode="offline" if mode == "online" else mode, **options)  # type: ignore[arg-type]
+        log.info("W&B: %s, so the run stays offline; %s", reason, upload)
+        run = wandb.init(mode="offline", **options)
+    return run
+
+
+def _online(options: dict[str, Any]) -> tuple[Any, str]:
+    """Return a run that is online, or None and the reason why it cannot be."""
+    import wandb
+
+    settings = wandb.setup().settings
+    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    if not (settings.api_key or netrc.is_file()):
+        return None, "no key"
+    if reason := _away(str(settings.base_url)):  # W&B itself would try for minutes
+        return None, reason
+    try:
+        if not wandb.login(prompt=False):
+            return None, "no key"
+        return wandb.init(mode="online", settings=wandb.Settings(init_timeout=BEGINNING), **options), ""
+    except wandb.Error as error:
+        wandb.teardown()  # what is left of the attempt
+        return None, first_line(error)
 
 
 def _away(address: str) -> str | None:
