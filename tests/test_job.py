@@ -17,10 +17,12 @@ import torch
 
 from conftest import composed
 from thinkalike.config import (
+    KINDS,
     MEASURES,
     TASKS,
     AnalyzeConfig,
     DataConfig,
+    LoggerConfig,
     MeasureConfig,
     ModelConfig,
     PairsConfig,
@@ -56,6 +58,7 @@ class Config:
     wait: bool = neutral(True)
     threads: int | None = neutral(None)
     trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata={"neutral": True})
+    logger: LoggerConfig = field(default_factory=LoggerConfig, metadata={"neutral": True})
 
 
 class Toy(Instrument, kind="toy", reads=("measure", "seed"), config=Config):
@@ -76,7 +79,6 @@ class Toy(Instrument, kind="toy", reads=("measure", "seed"), config=Config):
             work.keep("half", {"done": 2, "numbers": numbers})
             raise self.break_off
         work.opened.callback(lambda: self.calls.append("closed"))
-        work.publish.append(lambda result: self.calls.append(f"published {len(result.figures)}"))
         table = pd.DataFrame({"number": numbers.numpy(), "start": start})
         return Outcome(table, {"mean": float(numbers.mean())}, {"numbers": numbers.numpy()}, models=[{"name": "toy"}])
 
@@ -93,10 +95,10 @@ def config(store: Path, **changes) -> Config:
     return Config(store=str(store), **changes)
 
 
-def test_a_job_runs_is_drawn_published_shown_closed_and_appears(tmp_path, capsys):
+def test_a_job_runs_is_drawn_shown_closed_and_appears(tmp_path, capsys):
     toy = Toy()
     result = perform(toy, config(tmp_path))
-    assert toy.calls == ["run", "drawn", "published 1", "closed"]
+    assert toy.calls == ["run", "drawn", "closed"]
     assert capsys.readouterr().out == "3 numbers\n"
     assert result.folder.parent == tmp_path / "toy"
     assert [path.name for path in result.figures] == ["toy.svg"]
@@ -386,6 +388,7 @@ def test_the_instruments_of_both_doors_are_there_and_each_has_a_kind_of_its_own(
     assert len({each.kind for each in made}) == len(TASKS) + len(MEASURES)
     for kind, module in MEASURES.items():
         assert measure_schema(kind).kind == kind == instrument(module).kind
+    assert {each.kind: type(each).__module__ for each in made} == KINDS
     for each in made:
         assert each.reads
         assert each.__doc__

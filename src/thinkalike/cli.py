@@ -1,16 +1,24 @@
-"""The two doors, as scripts and as commands: `thinkalike train ...`, `thinkalike analyze ...`."""
+"""The two doors, as scripts and as commands: `thinkalike train|analyze ...`; and the list of `thinkalike results`."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from thinkalike.config import AnalyzeConfig, TrainConfig, door
+from thinkalike.config import AnalyzeConfig, Made, TrainConfig, door, own_process
 from thinkalike.errors import nearest
 
 
-@door("train")
+def joined(made: Sequence[Made]) -> None:
+    """Show what the jobs of a sweep made beside each other."""
+    from thinkalike.listing import show_sweep
+
+    show_sweep(made)
+
+
+@door("train", joined)
 def train(config: TrainConfig) -> Path:
     """Fit something with Lightning; returns the folder of the result."""
     from thinkalike.instruments import run_job  # after the command line was checked: torch takes seconds to import
@@ -18,7 +26,7 @@ def train(config: TrainConfig) -> Path:
     return run_job(config).folder
 
 
-@door("analyze")
+@door("analyze", joined)
 def analyze(config: AnalyzeConfig) -> Path:
     """Measure, or do the experiment of a paper; returns the folder of the result."""
     from thinkalike.instruments import run_job
@@ -30,16 +38,24 @@ def analyze(config: AnalyzeConfig) -> Path:
     return run_job(config).folder
 
 
+def results() -> None:
+    """List the results of a store."""
+    with own_process():
+        from thinkalike.listing import list_results
+
+        list_results(sys.argv[1:])
+
+
 DOOR = "THINKALIKE_DOOR"  # where a process that shares a job finds the word that Lightning does not hand on
-COMMANDS = {"train": train, "analyze": analyze}
+COMMANDS = {"train": train, "analyze": analyze, "results": results}
 
 
 def main() -> None:
-    """Call the door that the first word of the command line names."""
+    """Call the door or the list of results that the first word of the command line names."""
     words = ([os.environ[DOOR]] if DOOR in os.environ and "LOCAL_RANK" in os.environ else []) + sys.argv[1:]
     name = words[0] if words else "--help"
     if name in ("-h", "--help"):
-        print("usage: thinkalike train|analyze [key=value ...]; thinkalike train --help says more")
+        print("usage: thinkalike train|analyze|results [key=value ...]; thinkalike train --help says more")
         return
     if name not in COMMANDS:
         print(f"error: thinkalike {name} is not known; {nearest(name, COMMANDS)}", file=sys.stderr)

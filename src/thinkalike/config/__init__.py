@@ -1,18 +1,21 @@
 """Configuration: it ends at the door. Nothing outside this package imports hydra or omegaconf."""
 
+from thinkalike.config.commands import command_line, command_words
 from thinkalike.config.compose import CONF, compose_job, from_yaml, measure_schema, options, register, resolve, to_yaml
-from thinkalike.config.doors import door
+from thinkalike.config.doors import door, own_process
 from thinkalike.config.inputs import RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.layers import check_layers, pairs_of_layers
 from thinkalike.config.ranges import ranged
-from thinkalike.config.registry import MEASURES, TASKS
+from thinkalike.config.registry import KINDS, MEASURES, TASKS
 from thinkalike.config.relevance import NEUTRAL, neutral, relevant
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
 from thinkalike.config.spelling import check_option, check_overrides
+from thinkalike.config.sweeps import Made
 from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, StitchConfig, TrainerConfig
 
 __all__ = [
     "CONF",
+    "KINDS",
     "MEASURES",
     "NEUTRAL",
     "RUNS",
@@ -20,6 +23,7 @@ __all__ = [
     "AnalyzeConfig",
     "DataConfig",
     "LoggerConfig",
+    "Made",
     "MeasureConfig",
     "ModelConfig",
     "NLIConfig",
@@ -34,12 +38,15 @@ __all__ = [
     "check_layers",
     "check_option",
     "check_overrides",
+    "command_line",
+    "command_words",
     "compose_job",
     "door",
     "from_yaml",
     "measure_schema",
     "neutral",
     "options",
+    "own_process",
     "pairs_of_layers",
     "ranged",
     "register",

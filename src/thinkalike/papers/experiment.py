@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from rich.console import Console
@@ -22,7 +22,7 @@ from thinkalike.instruments import run_job
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models import label
 from thinkalike.papers.claims import Claim, claims_table, counts_of
-from thinkalike.store import Result
+from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
 
@@ -98,8 +98,6 @@ class Experiment(
         takes: how many models `model=` and `model@target=` may put in the place of its own.
     """
 
-    shown_again: ClassVar[bool] = True
-
     def __init__(
         self,
         name: str,
@@ -166,7 +164,7 @@ class Experiment(
         results = {}
         for number, part in enumerate(parts, 1):
             log.info("%d of %d: %s", number, len(parts), part.label)
-            results[part.label] = run_job(job_of(config, part))
+            results[part.label] = run_job(job_of(config, part), shown_again=False)
         return {"case": _Finished(replace(case, results=results))}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
@@ -180,6 +178,11 @@ class Experiment(
             draw=conclusion.draw,
             blank=("smallest_effect",),
         )
+
+    def headlines(self, result: Result) -> list[Headline]:
+        """Return how many of the claims hold."""
+        scalars = result.scalars
+        return [Headline("claims_that_hold", scalars["claims_that_hold"], of=int(scalars["claims"]))]
 
     def show(self, result: Result) -> None:
         printed = Table(title=f"{result.config['experiment']}, scale {result.config['scale']}", show_lines=True)
