@@ -1,8 +1,9 @@
 """The frame of every job: what it reads, its key, its lock, its state, its provenance, and what it may leave."""
 
 from thinkalike.job.feasibility import check_memory, check_time
-from thinkalike.job.frame import Instrument, Work, fingerprints, key_of, perform
+from thinkalike.job.frame import Instrument, Work, fingerprints
 from thinkalike.job.outcome import Outcome
+from thinkalike.job.performing import key_of, perform, perform_all
 from thinkalike.job.provenance import environment
 from thinkalike.job.resources import explained
 
@@ -17,4 +18,5 @@ __all__ = [
     "fingerprints",
     "key_of",
     "perform",
+    "perform_all",
 ]

@@ -25,15 +25,15 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.ranges import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.data import Stimuli
-from thinkalike.errors import ConfigError, one_of
-from thinkalike.instruments.layer_pairs.gathering import gathered
+from thinkalike.errors import ConfigError, DataError, ThinkalikeError, one_of
+from thinkalike.instruments.layer_pairs.gathering import Comparison, gather
 from thinkalike.instruments.layer_pairs.memory import check_feasible
 from thinkalike.instruments.of_stimuli import stimuli_facts, stimuli_inputs, without_model
 from thinkalike.interrupts import at_boundaries
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import FEW, span
-from thinkalike.models import FrozenModel, load_models
-from thinkalike.states import StateBatches, array_batches, site_numbers, stimulus_states_of, text_batches
+from thinkalike.models import FrozenModel, load_groups
+from thinkalike.states import ModelRuns, StateBatches, array_batches, site_numbers, stimulus_states_of, text_batches
 from thinkalike.store import Result
 from thinkalike.tables import layer_rows, matrix_rows
 
@@ -68,6 +68,15 @@ class Side(NamedTuple):
     describe: Callable[[], dict[str, str]]
 
 
+class Given(NamedTuple):
+    """What a job compares: two sides, which are one object where a model is compared with itself, in batches."""
+
+    measure: Any
+    source: Side
+    target: Side
+    batches: StateBatches
+
+
 class LayerPairs(Instrument):
     """A measure of every layer of `model` with every layer of `model@target`, and within each.
 
@@ -78,6 +87,7 @@ class LayerPairs(Instrument):
     scale: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of the colours
     takes_activations: ClassVar[bool] = True
     is_shared: ClassVar[bool] = True
+    in_one_pass: ClassVar[bool] = True
     of_text: ClassVar[Mapping[str, Any]] = {
         "level": "auto",
         "skip_first_tokens": 0,
@@ -114,15 +124,37 @@ class LayerPairs(Instrument):
         """Return further headline numbers."""
         return {}
 
+    def check(self, compared: Sequence[tuple[Any, FrozenModel, FrozenModel]]) -> None:
+        """Refuse pairs, each with the settings of its measure, that do not fit together."""
+        check_feasible(self.metric, compared)
+
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        measure: Any = config.measure
-        (source, target), batches = self._of_stimuli(config, work) if config.activations else self._of_text(config)
-        if config.activations:
-            measure = replace(measure, batches=batches.parts_left_out or batches.total)
-        rows, columns = (layer_rows(side.name, side.layers) for side in (source, target))
-        new = partial(self.metric, measure, len(rows), len(columns), batches.parts_left_out > 0)
+        (outcome,) = self.run_all([(config, work)])
+        if isinstance(outcome, ThinkalikeError):
+            raise outcome
+        return outcome
+
+    def run_all(self, jobs: Sequence[tuple[AnalyzeConfig, Work]]) -> list[Outcome | ThinkalikeError]:
+        """Compute the numbers of several jobs in one pass, in which each model runs once for each different input."""
+        runs = ModelRuns()
+        given = self._of_stimuli(jobs) if jobs[0][0].activations else self._of_text([job for job, _ in jobs], runs)
+        comparisons = [self._comparison(each, work) for each, (_, work) in zip(given, jobs, strict=True)]
         with at_boundaries():
-            estimates = gathered(new, measure, batches, (_called(source), _called(target)), work)
+            gather(comparisons, runs, jobs[0][1].team)
+        return [self._outcome(*both) for both in zip(given, comparisons, strict=True)]
+
+    def _comparison(self, given: Given, work: Work) -> Comparison:
+        measure, counts = given.measure, (len(given.source.layers), len(given.target.layers))
+        new = partial(self.metric, measure, *counts, given.batches.parts_left_out > 0)
+        return Comparison(new, measure, given.batches, (_called(given.source), _called(given.target)), work)
+
+    def _outcome(self, given: Given, comparison: Comparison) -> Outcome | ThinkalikeError:
+        try:
+            estimates = comparison.estimates()
+        except DataError as error:
+            return error
+        source, target, batches = given.source, given.target, given.batches
+        rows, columns = (layer_rows(side.name, side.layers) for side in (source, target))
         self.warn(estimates, rows, columns, batches.level)
         _warn_of_few(estimates, batches.level)
         ends = {"value": estimates.value, "low": estimates.low, "high": estimates.high}
@@ -132,7 +164,7 @@ class LayerPairs(Instrument):
             for layers, within in ((rows, estimates.within_source), (columns, estimates.within_target)):
                 parts.append(matrix_rows(layers, layers, value=within.value, low=within.low, high=within.high))
         table = pd.concat(parts, ignore_index=True)
-        if measure.given == "token":
+        if given.measure.given == "token":
             table["given"] = "token"
         arrays = {"value": estimates.value, "within_source": estimates.within_source.value}
         arrays |= {"within_target": estimates.within_target.value, **self.arrays(estimates)}
@@ -148,14 +180,27 @@ class LayerPairs(Instrument):
             blank=tuple(across),  # within a model
         )
 
-    def _of_text(self, config: AnalyzeConfig) -> tuple[tuple[Side, Side], StateBatches]:
-        measure: Any = config.measure
-        models = load_models(config.model, config.target)
-        check_feasible(self.metric, measure, *models)
-        sides = {id(model): Side(model.name, site_numbers(model, measure.embed), model.describe) for model in models}
-        return (sides[id(models[0])], sides[id(models[1])]), self.batches(measure, config, models)
+    def _of_text(self, configs: Sequence[AnalyzeConfig], runs: ModelRuns) -> list[Given]:
+        """Load each different model once; the batches of each job are those that it would read alone."""
+        pairs = load_groups([(config.model, config.target) for config in configs])
+        measures: list[Any] = [config.measure for config in configs]
+        self.check([(each, *pair) for each, pair in zip(measures, pairs, strict=True)])
+        described: dict[int, dict[str, str]] = {}
 
-    def _of_stimuli(self, config: AnalyzeConfig, work: Work) -> tuple[tuple[Side, Side], StateBatches]:
+        def side(model: FrozenModel, embed: bool) -> Side:
+            return Side(model.name, site_numbers(model, embed), partial(_described, model, described))
+
+        given = []
+        for config, measure, models in zip(configs, measures, pairs, strict=True):
+            sides = {id(model): side(model, measure.embed) for model in models}
+            batches = self.batches(measure, config, models, runs)
+            given.append(Given(measure, sides[id(models[0])], sides[id(models[1])], batches))
+        return given
+
+    def _of_stimuli(self, jobs: Sequence[tuple[AnalyzeConfig, Work]]) -> list[Given]:
+        return [self._recorded(config, work) for config, work in jobs]
+
+    def _recorded(self, config: AnalyzeConfig, work: Work) -> Given:
         measure: Any = config.measure
         for name, own in self.of_text.items():
             if (value := getattr(measure, name)) != own:
@@ -173,10 +218,14 @@ class LayerPairs(Instrument):
             rows_per_batch=measure.tokens_per_batch,
             fewest=self.fewest(measure),
         )
-        return (sides[0], sides[-1]), replace(batches, facts={**batches.facts, **stimuli_facts(stimuli)})
+        batches = replace(batches, facts={**batches.facts, **stimuli_facts(stimuli)})
+        measure = replace(measure, batches=batches.parts_left_out or batches.total)
+        return Given(measure, sides[0], sides[-1], batches)
 
-    def batches(self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> StateBatches:
-        """Return the batches of states that are compared."""
+    def batches(
+        self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
+    ) -> StateBatches:
+        """Return the batches of states that are compared; `runs` keeps states for other jobs of the pass."""
         return text_batches(
             models,
             config.data,
@@ -186,6 +235,7 @@ class LayerPairs(Instrument):
             embed=measure.embed,
             skip_first_tokens=measure.skip_first_tokens,
             skip_special_tokens=measure.skip_special_tokens,
+            runs=runs,
         )
 
     def arrays(self, estimates: Any) -> dict[str, torch.Tensor]:
@@ -218,6 +268,13 @@ class LayerPairs(Instrument):
             print(f"  layer {layer:>3} with {column:>3}   {span(cell['value'], cell['low'], cell['high'], '+.4f')}")
         if "rows_used" in scalars:
             print(f"  {scalars['rows_used']:.0%} of the rows stood in large enough groups of one token")
+
+
+def _described(model: FrozenModel, known: dict[int, dict[str, str]]) -> dict[str, str]:
+    """Return what the provenance says of a model; the weights of one module are read once."""
+    if id(model.module) not in known:
+        known[id(model.module)] = model.describe()
+    return {**known[id(model.module)], "name": model.name}
 
 
 def _called(side: Side) -> str:
