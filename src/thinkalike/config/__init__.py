@@ -8,6 +8,7 @@ from thinkalike.config.ranges import ranged
 from thinkalike.config.registry import MEASURES, TASKS
 from thinkalike.config.relevance import NEUTRAL, neutral, relevant
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
+from thinkalike.config.several import as_target, jobs_of
 from thinkalike.config.spelling import check_option, check_overrides
 from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, StitchConfig, TrainerConfig
 
@@ -31,12 +32,14 @@ __all__ = [
     "TrainConfig",
     "TrainerConfig",
     "as_dict",
+    "as_target",
     "check_layers",
     "check_option",
     "check_overrides",
     "compose_job",
     "door",
     "from_yaml",
+    "jobs_of",
     "measure_schema",
     "neutral",
     "options",

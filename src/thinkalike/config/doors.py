@@ -26,7 +26,8 @@ STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose 
 def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
     """Make a function of a configuration the main function of a script.
 
-    The function gets a checked dataclass and returns the folder of its results, which becomes the last line of stdout.
+    The function gets a checked dataclass and returns the folders of its results, which become the last lines of stdout:
+    one, or as many as there are jobs that the command line stands for.
     An error that a user can act on is one line on stderr and exit status 1; anything else keeps its traceback.
     """
     schema = SCHEMAS[name]
@@ -41,7 +42,8 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
                 config = resolve(composed, schema, HydraConfig.get().overrides.task)
                 _refuse_processes_in_a_sweep(config)
                 with contextlib.suppress(ShareDone):
-                    print(f"results: {job(config)}", flush=True)
+                    for folder in job(config):
+                        print(f"results: {folder}", flush=True)
 
             with _own_process():
                 noted(do) if in_sweep() else do()

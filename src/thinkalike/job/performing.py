@@ -61,7 +61,7 @@ def perform_all(instrument: Instrument, configs: Sequence[Any]) -> list[Result]:
             held.enter_context(explained(each.job.partial))
         missing = [each for each in missing if not each.is_done()]  # by the process that had the lock before
         if missing:
-            _pass(instrument, missing)
+            _pass(instrument, missing, among=len(asked))
     return [different[each.job.key].found for each in asked]
 
 
@@ -110,8 +110,8 @@ class _Planned:
         self.instrument.show(self.found)
 
 
-def _pass(instrument: Instrument, jobs: Sequence[_Planned]) -> None:
-    """Compute and store jobs whose locks are held."""
+def _pass(instrument: Instrument, jobs: Sequence[_Planned], among: int) -> None:
+    """Compute and store jobs whose locks are held, of so many that were asked for."""
     config, began, errors = jobs[0].config, time.monotonic(), []
     if config.force and not rank(config):
         for each in jobs:
@@ -121,8 +121,9 @@ def _pass(instrument: Instrument, jobs: Sequence[_Planned]) -> None:
         torch.set_num_threads(config.threads)
     with contextlib.ExitStack() as opened:
         team = opened.enter_context(together(config.trainer, config.model.device)) if instrument.is_shared else Team()
-        chosen = team.everyone([each.job.key for each in jobs])[0]
-        jobs = [each for each in jobs if each.job.key in chosen]
+        if among > 1:  # the first process says which, as another one may finish a job meanwhile
+            chosen = team.everyone([each.job.key for each in jobs])[0]
+            jobs = [each for each in jobs if each.job.key in chosen]
         works = [each.work(team) for each in jobs]
         for work in works:
             opened.enter_context(work.opened)

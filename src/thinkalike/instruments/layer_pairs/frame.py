@@ -88,6 +88,7 @@ class LayerPairs(Instrument):
     takes_activations: ClassVar[bool] = True
     is_shared: ClassVar[bool] = True
     in_one_pass: ClassVar[bool] = True
+    of_models: ClassVar[str] = "pairs"
     of_text: ClassVar[Mapping[str, Any]] = {
         "level": "auto",
         "skip_first_tokens": 0,
