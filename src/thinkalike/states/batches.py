@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ from thinkalike.data import EncodedPairs, PairBatch, held_out_texts, read_corpus
 from thinkalike.errors import DataError
 from thinkalike.measures.statistics.folds import stimulus_folds
 from thinkalike.models import FrozenModel, same_vocabulary, tokenizer_fingerprint
-from thinkalike.states.runs import ModelRuns
+from thinkalike.states.runs import ModelRuns, content_of_pieces, content_of_rows
 from thinkalike.states.tokens import counted, token_states
 from thinkalike.states.words import pieces, word_forms
 
@@ -32,6 +32,7 @@ class StateBatch(NamedTuple):
     states: list[list[Tensor]]  # each (b, t, d) of tokens, or (n, d) of rows
     mask: Bool[Tensor, "b t"] | None = None  # the tokens that count; None: all do
     tokens: Int[Tensor, " *n"] | None = None  # of each state: the token, or the number of the form of the word
+    content: Hashable = None  # equal where models read the same; None: not known
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def _by_token(
     def starting(number: int, step: int) -> Iterator[StateBatch]:
         for part in rows[number::step]:
             states = (runs or ModelRuns()).of_tokens(models, part, embed)
-            yield StateBatch(states, counted(part, skip_first, special), part)
+            yield StateBatch(states, counted(part, skip_first, special), part, content_of_rows(part))
 
     return StateBatches(starting, len(rows), "token", {"data": {"name": data.name, **corpus.facts()}})
 
@@ -129,7 +130,8 @@ def _by_word(
     def starting(number: int, step: int) -> Iterator[StateBatch]:
         texts = pieces(held_out_texts(data), different, words_per_batch)
         for batch in itertools.islice(texts, number, batches, step):
-            yield StateBatch((runs or ModelRuns()).of_words(models, batch, embed), tokens=word_forms(batch))
+            states = (runs or ModelRuns()).of_words(models, batch, embed)
+            yield StateBatch(states, tokens=word_forms(batch), content=content_of_pieces(batch))
 
     return StateBatches(starting, batches, "word", {"data": {"name": data.name, "level": "word"}})
 

@@ -27,14 +27,14 @@ class ModelRuns:
         self, models: Sequence[FrozenModel], rows: Int[Tensor, "b t"], embed: bool
     ) -> list[list[Float[Tensor, "b t _"]]]:
         """Return the states of each model at all layers; see `token_states`."""
-        content = (tuple(rows.shape), rows.cpu().numpy().tobytes(), embed)
+        content = (*content_of_rows(rows), embed)
         return [self._once(model, content, lambda model: token_states([model], rows, embed)[0]) for model in models]
 
     def of_words(
         self, models: Sequence[FrozenModel], batch: Pieces, embed: bool
     ) -> list[list[Float[Tensor, "words _"]]]:
         """Return the states of each model at all layers; see `word_states`."""
-        content = (tuple(batch.texts), tuple(map(tuple, batch.words)), embed)
+        content = (*content_of_pieces(batch), embed)
         return [self._once(model, content, lambda model: word_states(model, batch, embed)) for model in models]
 
     def forget(self) -> None:
@@ -46,3 +46,13 @@ class ModelRuns:
         if place not in self._states:
             self._states[place] = run(model)
         return self._states[place]
+
+
+def content_of_rows(rows: Int[Tensor, "b t"]) -> tuple[Hashable, ...]:
+    """Return what is equal for equal rows of tokens alone."""
+    return (tuple(rows.shape), rows.cpu().numpy().tobytes())
+
+
+def content_of_pieces(batch: Pieces) -> tuple[Hashable, ...]:
+    """Return what is equal for equal pieces of text with equal words alone."""
+    return (tuple(batch.texts), tuple(map(tuple, batch.words)))

@@ -3,8 +3,9 @@
 With recordings in the place of a model, or of both, they are batches of stimuli.
 
 A measure of this sort gives a metric: an object with `update(source_states, target_states, mask, number)`, `compute()`,
-`state_dict()` and `load_state_dict()`, such as `CKA` or `BatchMeans`; where processes may share the job (`is_shared`),
-also `merge_state(other)`.
+`state_dict()` and `load_state_dict()`, and `update_pairs(metrics, sides, states, mask, number)`, which adds a batch of
+several models to a metric for each pair, such as `CKA` or `BatchMeans`; where processes may share the job
+(`is_shared`), also `merge_state(other)`.
 """
 
 from __future__ import annotations

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from thinkalike.errors import ConfigError, DataError, ThinkalikeError
 from thinkalike.interrupts import stop
@@ -53,14 +55,18 @@ class Comparison:
         mine, theirs = batch.states
         place = mine[0].device
         theirs = mine if theirs is mine else [layer.to(place) for layer in theirs]
-        mask = None if batch.mask is None else batch.mask.to(place)
-        grouped = self.measure.given == "token" and batch.tokens is not None
-        groups = {"groups": batch.tokens.to(place)} if grouped else {}  # type: ignore[union-attr]
         try:
-            self.metric.own.update(mine, theirs, mask, number, **groups)
+            self.metric.own.update(mine, theirs, number=number, **self.rows(batch))
         except ValueError as error:
             self.error = DataError(f"batch {number} of {self.names[0]} (source) and {self.names[1]} (target): {error}")
             self.error.__cause__ = error
+
+    def rows(self, batch: StateBatch) -> dict[str, Tensor | None]:
+        """Return which rows of a batch count, and what groups them, where its source is."""
+        place = batch.states[0][0].device
+        grouped = self.measure.given == "token" and batch.tokens is not None
+        groups = {"groups": batch.tokens.to(place)} if grouped else {}  # type: ignore[union-attr]
+        return {"mask": None if batch.mask is None else batch.mask.to(place), **groups}
 
     def keep(self, done: int) -> None:
         """Keep a state after so many batches, from which the same comes as without an end."""
@@ -145,9 +151,35 @@ def _in_step(
         runs.forget()
 
 
-def _add(number: int, read: list[tuple[Comparison, StateBatch]]) -> None:
+Read = tuple[Comparison, StateBatch]
+
+
+def _add(number: int, read: Sequence[Read]) -> None:
+    """Add what comparisons read at one number: those of the same rows, in the same place and way, by one product."""
+    alike: dict[Hashable, list[Read]] = {}
     for comparison, batch in read:
-        comparison.add(number, batch)
+        alone = id(comparison) if batch.content is None else None
+        way = repr(comparison.measure), batch.states[0][0].device, batch.content, alone
+        alike.setdefault(way, []).append((comparison, batch))
+    for group in alike.values():
+        if len(group) == 1 or not _added_together(number, group):
+            for comparison, batch in group:
+                comparison.add(number, batch)
+
+
+def _added_together(number: int, group: Sequence[Read]) -> bool:
+    """Add the same batch to several comparisons; returns False, and adds it to none, where one cannot be compared."""
+    place = group[0][1].states[0][0].device
+    states = {id(side): side for _, batch in group for side in batch.states}
+    numbered = {key: number for number, key in enumerate(states)}
+    sides = [(numbered[id(batch.states[0])], numbered[id(batch.states[1])]) for _, batch in group]
+    moved = [[layer.to(place) for layer in side] for side in states.values()]
+    metrics = [comparison.metric.own for comparison, _ in group]
+    try:
+        metrics[0].update_pairs(metrics, sides, moved, number=number, **group[0][0].rows(group[0][1]))
+    except ValueError:
+        return False
+    return True
 
 
 def _after(each: Round, comparisons: Sequence[Comparison], total: int) -> None:
