@@ -173,7 +173,7 @@ def test_two_at_once_compute_it_once(config, tmp_path):
 
 
 def test_what_was_read_longest_ago_makes_room(config, monkeypatch, tmp_path):
-    monkeypatch.setattr(kept, "LARGEST", 1000)  # an entry takes some 400 bytes with its header
+    monkeypatch.setattr(kept, "LARGEST", 700)  # an entry takes some 400 bytes with its header
     folder, model, calls = tmp_path / "kept", config().model, []
 
     def ask(stimuli, when):
