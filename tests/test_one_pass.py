@@ -10,7 +10,7 @@ import pytest
 import tiny
 from conftest import composed, results_in
 from thinkalike.config import as_target
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, ResourceError
 from thinkalike.instruments import asked_for, run_job
 from thinkalike.models import FrozenModel
 from thinkalike.store import open_result
@@ -309,3 +309,94 @@ def test_entries_are_names_repositories_folders_and_settings(tmp_path):
     assert {job.seed for job in jobs} == {3}
     assert all(job.models is None for job in jobs)
     assert jobs[0].data.name == "c4-code", "what suits the source"
+
+
+def test_models_that_do_not_fit_together_are_said_with_what_to_do(door, words, chosen, minis, monkeypatch, tmp_path):
+    from thinkalike.memory import devices
+
+    monkeypatch.setattr(devices, "at_hand", lambda device: 1_000_000_000)
+    large = [*words, "measure=cka", "measure.tokens_per_batch=1000000", list_of(minis, chosen)]
+    refused = door("analyze.py", *large, f"store={tmp_path}/results").error
+    assert "measure.tokens_per_batch=1000000 of 3 pairs of models at once needs at least" in refused
+    assert "lower it, or give fewer models at once" in refused
+
+
+def test_states_of_a_pass_are_counted_once_for_each_model_and_each_way_to_cut_a_text():
+    from thinkalike.instruments.cka import Config
+    from thinkalike.instruments.layer_pairs.memory import _bytes_of_states
+
+    measure, (a, b, c) = Config(tokens_per_batch=100), (tiny.frozen(seed) for seed in (1, 2, 3))
+    one = sum(_bytes_of_states([(measure, a, b)]).values())
+    assert one == 2 * 100 * tiny.LAYERS * 32 * (4 + 4)
+    three = [(measure, a, b), (measure, a, c), (measure, b, c)]
+    assert sum(_bytes_of_states(three).values()) == 1.5 * one
+    c.context = 16
+    assert sum(_bytes_of_states(three).values()) == 2.5 * one, "a and b read other rows beside c"
+
+
+def test_an_experiment_goes_on_pair_by_pair_where_its_models_do_not_fit_together(monkeypatch, caplog):
+    from thinkalike.papers import experiment
+
+    asked = []
+
+    def run(jobs):
+        asked.append(list(jobs))
+        if len(jobs) > 1:
+            raise ResourceError("too much")
+        return [f"result of {jobs[0]}"]
+
+    monkeypatch.setattr(experiment, "run_jobs", run)
+    assert experiment._results(["a", "b"]) == ["result of a", "result of b"]
+    assert asked == [["a", "b"], ["a"], ["b"]]
+    assert "too much; 2 jobs go on one after the other" in caplog.text
+
+    def fail(jobs):
+        raise ResourceError("too much")
+
+    monkeypatch.setattr(experiment, "run_jobs", fail)
+    with pytest.raises(ResourceError):
+        experiment._results(["a"])
+
+
+@pytest.mark.slow
+def test_the_pairs_of_an_experiment_are_one_pass(door, words, passes):
+    words = [word for word in words if not word.startswith("model.")]
+    small = [*words, "experiment=brown2023/figure9", "scale=mini", "store=results", "measure.tokens_per_batch=256"]
+    done = door("analyze.py", *small, "measure.batches=5", "model.context=32")
+    assert done.status == 0, done.stderr
+    assert len(passes) == 5 * 3
+    assert len(results_in(door.folder / "results", "cka")) == 3
+
+
+@pytest.mark.slow
+def test_two_processes_share_all_pairs_and_give_the_bits_of_one(door):
+    words = ["measure=cka", "models=[gelu-3l-mini,solu-3l-mini,gelu-4l-mini]", "measure.batches=5"]
+    words += ["measure.tokens_per_batch=256", "model.device=cpu"]
+    shared = folders(door.process("analyze.py", *words, "trainer=ddp", "trainer.devices=2", "store=two"))
+    alone = folders(door("analyze.py", *words, "store=one"))
+    for one, other in zip(shared, alone, strict=True):
+        here, there = (open_result(door.folder / folder) for folder in (one, other))
+        assert here.key == there.key
+        assert here.table.equals(there.table)
+        assert all(np.array_equal(values, there.arrays[name]) for name, values in here.arrays.items())
+
+
+DEVICES = [["cuda:0", "cpu"], ["cpu", "cuda:0"], ["cuda:0", "cuda:1"]]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("devices", DEVICES, ids="-".join)
+@pytest.mark.parametrize("measure", ["cka", "mknn", "r2", "rsa"])
+def test_each_model_on_a_device_of_its_own(measure, devices, door, words, chosen, tmp_path):
+    there = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    if not set(devices) <= {"cpu", *there}:
+        pytest.skip(f"this machine has no {' and '.join(devices)}")
+    first, second, _ = chosen.values()
+    own = words if measure in ("cka", "mknn", "r2") else []
+    more = {"rsa": ["stimuli.sample=60"], "r2": ["measure.fit_batches=12", "measure.batches=8"]}.get(measure, [])
+    pair = [*own, f"measure={measure}", *first, *as_target(second), *more]
+    placed = [f"model.device={devices[0]}", f"target.device={devices[1]}", f"store={tmp_path}/apart"]
+    apart = door("analyze.py", *pair, *placed).result
+    alone = door("analyze.py", *pair, "model.device=cpu", "target.device=cpu", f"store={tmp_path}/cpu").result
+    assert [model["device"] for model in apart.provenance["models"]] == devices
+    assert (apart.table["value"] - alone.table["value"]).abs().max() < 1e-3
