@@ -400,3 +400,13 @@ def test_each_model_on_a_device_of_its_own(measure, devices, door, words, chosen
     alone = door("analyze.py", *pair, "model.device=cpu", "target.device=cpu", f"store={tmp_path}/cpu").result
     assert [model["device"] for model in apart.provenance["models"]] == devices
     assert (apart.table["value"] - alone.table["value"]).abs().max() < 1e-3
+
+
+def test_a_setting_of_one_model_is_that_of_no_other():
+    listed = "models=[{model:gelu-3l-mini,dtype:float64,context:32},solu-3l-mini,{model:gelu-4l-mini,device:cpu}]"
+    first, second, third = asked_for(composed("measure=cka", listed, "model.context=48", door="analyze"))
+    assert (first.model, first.target) == (second.model, third.model)
+    assert second.target == third.target
+    assert [model.dtype for model in (first.model, first.target, second.target)] == ["float64", "float32", "float32"]
+    assert [model.context for model in (first.model, first.target, second.target)] == [32, 48, 48]
+    assert [model.device for model in (first.model, first.target, second.target)] == ["auto", "auto", "cpu"]

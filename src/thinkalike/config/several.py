@@ -39,9 +39,22 @@ def jobs_of(config: AnalyzeConfig, stands_for: str) -> list[AnalyzeConfig]:
         _check_different([(a, b) for a, b in itertools.combinations(named, 2)])
         return jobs
     pairs = itertools.combinations(chosen, 2)
-    jobs = [compose_job("analyze", [*rest, *source, *as_target(target)]) for source, target in pairs]
+    jobs = [
+        compose_job("analyze", [*rest, *source, *as_target(target), *_kept(source, target, rest)])
+        for source, target in pairs
+    ]
     _check_different([(job.model, job.target) for job in jobs])
     return jobs
+
+
+def _kept(source: Words, target: Words, rest: Sequence[str]) -> list[str]:
+    """Return the words by which a target runs as it does alone, where the source has settings that it would follow."""
+    named, own = ({_key(word) for word in words} for words in (source, target))
+    followed = [key for key in HOW_IT_RUNS if f"model.{key}" in named - own]
+    if not followed:
+        return []
+    alone = compose_job("analyze", [*rest, *target]).model
+    return [f"target.{key}={_quoted(getattr(alone, key))}" for key in followed]
 
 
 def as_target(words: Sequence[str]) -> Words:
