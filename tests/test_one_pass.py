@@ -3,6 +3,7 @@
 import itertools
 import re
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from thinkalike.config import as_target
 from thinkalike.errors import ConfigError, ResourceError
 from thinkalike.instruments import asked_for, run_job
 from thinkalike.models import FrozenModel
-from thinkalike.store import open_result
+from thinkalike.store import Result, open_result
 
 
 @pytest.fixture
@@ -343,10 +344,10 @@ def test_an_experiment_goes_on_pair_by_pair_where_its_models_do_not_fit_together
         asked.append(list(jobs))
         if len(jobs) > 1:
             raise ResourceError("too much")
-        return [f"result of {jobs[0]}"]
+        return [Result(Path(jobs[0]))]
 
     monkeypatch.setattr(experiment, "run_jobs", run)
-    assert experiment._results(["a", "b"]) == ["result of a", "result of b"]
+    assert experiment._results(["a", "b"]) == [Result(Path("a")), Result(Path("b"))]
     assert asked == [["a", "b"], ["a"], ["b"]]
     assert "too much; 2 jobs go on one after the other" in caplog.text
 
