@@ -690,7 +690,7 @@ def test_layers_may_be_shared_in_any_order():
 def test_the_same_tensors_on_both_sides_cost_one_side(null, once, twice, monkeypatch):
     counts, product = [], torch.mm
     monkeypatch.setattr(torch, "mm", lambda *args, **options: counts.append(1) or product(*args, **options))
-    states = layers(100, 3, 4, 5)
+    states = layers(60, 3, 4, 5)
     for other, expected in ((states, once), ([x.clone() for x in states], twice)):
         counts.clear()
         CKA(3, 3, null=null).update(states, other)

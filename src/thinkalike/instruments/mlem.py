@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 import pandas as pd
@@ -82,6 +82,8 @@ class FeatureProfiles(
     Leaves the profiles in table.csv, held-out scores and their ceilings in scores.csv, the likeness of layers in
     similarity.csv, and pair effects in interactions.csv and weights of pairs of levels in levels.csv if there are any.
     """
+
+    of_models: ClassVar[str] = "each"
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         inputs = super().inputs(config)
