@@ -3,6 +3,7 @@
     python benchmarks/cka.py                     one CPU thread, two minutes with all packages installed
     python benchmarks/cka.py --quick             without the packages that take seconds per batch
     python benchmarks/cka.py --device cuda
+    pip install --no-deps pytorch-cka            the fastest of the packages
 
 All of them get the same activations, in turn, in this one run. The floor is half of 26 Gram matrices, which are
 symmetric, at the peak of a large product measured in the same turns. Packages that are not installed (pytorch-cka,
