@@ -16,7 +16,7 @@ import multiprocessing
 import warnings
 
 import torch
-from measuring import Row, in_turn, once, resident, scaled, table
+from measuring import Row, forget_peak, in_turn, once, resident, scaled, table
 from torch import Tensor
 
 from thinkalike.measures import MLEM, feature_importance, matrix_agreement, rsa, weighted_tau
@@ -74,6 +74,7 @@ def peak(n: int, d: int, queue: multiprocessing.Queue) -> None:
     torch.set_num_threads(1)
     data, (states,) = drawn(n, d)
     MLEM(alpha=1.0).fit(data[:100], states[:100])
+    forget_peak()
     before = resident()
     queue.put((once(lambda: MLEM(alpha=1.0).fit(data, states)), resident() - before))
 
@@ -108,8 +109,8 @@ def fits(data: Tensor, states: Tensor, rounds: int) -> list[Row]:
 def nested(data: Tensor, states: Tensor) -> list[Row]:
     """Return the times of cross-validation and importance, and of gradient steps without them."""
     work = {
-        "ours": lambda: feature_importance(MLEM(), table, states),
-        "a weight for every two levels": lambda: feature_importance(MLEM(difference="levels"), table, states),
+        "ours": lambda: feature_importance(MLEM(), data, states),
+        "a weight for every two levels": lambda: feature_importance(MLEM(difference="levels"), data, states),
     }
     rows = [Row(name, times) for name, times in in_turn(work, 2).items()]
     steps: list[int] = []
