@@ -13,7 +13,7 @@ from thinkalike.models import FrozenModel, tokenizer_fingerprint
 from thinkalike.states import site_numbers
 
 Metric = Callable[[Any, int, int, bool], Any]
-NOISE = {False: 128, True: 2048}  # rows that are compared to see what it takes, on a GPU more than one of its tiles
+NOISE = {False: 256, True: 2048}  # rows that are compared to see what it takes, the height of a tile of CKA or more
 GROUP = 64  # rows of one token in that noise; larger groups take no more, as they are compared in parts
 
 
