@@ -4,15 +4,17 @@ import contextlib
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from conftest import break_off, composed
-from thinkalike.config import LoggerConfig, PretrainConfig, StitchConfig, TrainerConfig
+from thinkalike.config import LoggerConfig, ModelConfig, PretrainConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
 from thinkalike.evaluation import document_sums, last_states, masked_losses, next_token_losses, state_moments
 from thinkalike.measures import least_squares
@@ -294,6 +296,69 @@ def test_a_loss_that_is_no_number_stops_at_its_step(rows, run):
         fit(training(rows, config=config), run)
 
 
+@pytest.mark.parametrize("kind", ["linear", "low_rank", "orthogonal"])
+def test_a_loss_that_is_no_number_is_named_by_its_own_step_though_it_is_seen_later(rows, run, tmp_path, kind):
+    def message(log_every, checkpoint_every, steps=200):
+        config = replace(CONFIG, kind=kind, steps=steps, lr=1e37, clip=0.0, weight_decay=0.0)
+        trainer = TrainerConfig(log_every=log_every, checkpoint_every=checkpoint_every)
+        folder = tmp_path / f"{log_every}-{checkpoint_every}"
+        with pytest.raises(TrainingError) as caught:
+            fit(training(rows, config=config), replace(run, partial=folder, trainer=trainer))
+        states = [read_state(path) for path in folder.glob("checkpoints/*.pt")]
+        assert all(state["state_dict"]["curve"][: state["global_step"]].isfinite().all() for state in states)
+        return str(caught.value), states
+
+    at_once, late, before_a_state = message(1, 50), message(4, 50), message(4, 2)
+    assert at_once[0] == late[0] == before_a_state[0]
+    assert at_once[0].startswith("the loss is ")
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operators after which the host has to wait for the device, as it reads what they give."""
+
+    NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2")
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket.__name__ in self.NAMES
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", ["native", "gpt_neox"])
+def test_no_step_waits_for_the_device(rows, run, tmp_path, checkpoints, family):
+    """Longer training waits no more often: ten lines of progress, and what Lightning asks before it begins."""
+    module = (
+        load_model(ModelConfig(name="local", path=str(checkpoints[family]))) if family != "native" else tiny.frozen()
+    )
+    counts = []
+    for steps in (10, 20):
+        config = replace(CONFIG, steps=steps)
+        here = replace(run, partial=tmp_path / str(steps), logger=LoggerConfig(kind="none"), trainer=TrainerConfig())
+        with Waits() as waits:
+            fit(StitchTraining(module, module, [(0, 0), (1, 1)], rows, config, 0), here)
+        counts.append(waits.count)
+    assert counts[0] == counts[1] < 20
+
+
+def test_a_read_in_a_step_would_be_seen():
+    with Waits() as waits:
+        assert torch.ones(3).sum() > 2
+        assert torch.ones(3).argmax().item() == 0
+    assert waits.count == 2
+
+
+def test_rows_are_pinned_for_a_gpu_alone(rows, monkeypatch):
+    module = training(rows)
+    for place in ("cpu", "cuda"):
+        trainer = SimpleNamespace(global_step=0, global_rank=0, world_size=1, strategy=SimpleNamespace())
+        trainer.strategy.root_device = torch.device(place)
+        monkeypatch.setattr(StitchTraining, "trainer", trainer)
+        assert module.train_dataloader().pin_memory == (place == "cuda")
+
+
 def test_each_stitch_is_clipped_by_itself(rows):
     module = training(rows)
     for number, phi in enumerate(module.stitches):
@@ -388,7 +453,7 @@ def test_pretraining_learns_and_decays_matrices_only(rows, run):
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
     assert {weight.dim() for weight in groups[1]["params"]} == {1}
     fit(module, run)
-    assert module.trainer.callback_metrics["loss"] < 1 < math.log(300)
+    assert module.latest < 1 < math.log(300)
 
 
 def test_bert_learns_hidden_tokens(run):

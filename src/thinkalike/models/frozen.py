@@ -30,6 +30,7 @@ from thinkalike.models.surgery import (
     captured_output,
     ended_at,
     first_tensor,
+    one_text_per_row,
     passed_over,
     replaced_forward,
     replaced_input,
@@ -252,7 +253,8 @@ class FrozenModel:
     def _run(self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         given = {"attention_mask": mask, "token_type_ids": types}
         named = {name: each.to(self.device) for name, each in given.items() if each is not None and self._accepts(name)}
-        return first_tensor(self.module(tokens.to(self.device), **named))
+        with one_text_per_row():
+            return first_tensor(self.module(tokens.to(self.device), **named))
 
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
         """Run the model with this state before block `start`, or after the last one; earlier blocks are passed over.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from transformers import masking_utils
 
 
 class _Reached(Exception):
@@ -65,6 +66,20 @@ def replaced_input(module: nn.Module, state: Tensor) -> Iterator[None]:
     """Let this state enter a module in every pass while the context is open."""
     with _hooked(module.register_forward_pre_hook(functools.partial(_replace_input, state), with_kwargs=True)):
         yield
+
+
+@contextlib.contextmanager
+def one_text_per_row() -> Iterator[None]:
+    """Let no pass of transformers look for several texts in a row, which waits for the device, while this is open.
+
+    It looks at the positions, and where nobody gives any they count from 0 on.
+    """
+    own = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda positions: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = own
 
 
 @contextlib.contextmanager

@@ -45,10 +45,10 @@ for chatty in CHATTY:
 class _Progress(Callback):
     """Where there is no terminal for a progress bar: one line every tenth of the way."""
 
-    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, module: SteppedModule, *_: Any) -> None:  # type: ignore[override]
         step, steps = trainer.global_step, trainer.max_steps
         if step % max(steps // 10, 1) == 0 or step == steps:
-            log.info("step %d of %d: loss %.4f", step, steps, trainer.callback_metrics["loss"])
+            log.info("step %d of %d: loss %.4f", step, steps, module.latest.item())
 
 
 class _StateFiles(CheckpointIO):
@@ -155,7 +155,7 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
             plugins=[_StateFiles()],
             enable_checkpointing=False,
             logger=list(loggers) or False,
-            log_every_n_steps=max(1, min(10, module.steps // 50)),
+            log_every_n_steps=max(1, min(trainer.log_every, module.steps // 50)),
             enable_progress_bar=_on_terminal(),
             enable_model_summary=False,
             default_root_dir=run.partial,
