@@ -313,6 +313,13 @@ def test_a_loss_that_is_no_number_is_named_by_its_own_step_though_it_is_seen_lat
     assert at_once[0].startswith("the loss is ")
 
 
+def model_of(family, checkpoints):
+    """A tiny random model of a family."""
+    if family == "native":
+        return tiny.frozen()
+    return load_model(ModelConfig(name="local", path=str(checkpoints[family])))
+
+
 class Waits(TorchDispatchMode):
     """Counts the operators after which the host has to wait for the device, as it reads what they give."""
 
@@ -341,6 +348,41 @@ def test_no_step_waits_for_the_device(rows, run, tmp_path, checkpoints, family):
             fit(StitchTraining(module, module, [(0, 0), (1, 1)], rows, config, 0), here)
         counts.append(waits.count)
     assert counts[0] == counts[1] < 20
+
+
+class Casts(TorchDispatchMode):
+    """Counts the casts of weights to bfloat16."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.weights = {weight.untyped_storage().data_ptr() for weight in module.parameters() if weight.dim() == 2}
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ == "_to_copy" and made.dtype == torch.bfloat16:
+            self.count += args[0].untyped_storage().data_ptr() in self.weights
+        return made
+
+
+@pytest.mark.parametrize("family", ["native", "gpt_neox", "gpt2", "mamba"])
+def test_frozen_weights_are_cast_once_and_give_the_bits_of_autocast(rows, checkpoints, family):
+    model = model_of(family, checkpoints)
+    before, tokens = model.fingerprint(), rows[:2].long()
+
+    def step():
+        state = model.residuals(tokens, [0])[0].requires_grad_()
+        losses = torch.stack(next_token_losses(model, [model.advance(state, 1, model.n_layers)], tokens))
+        return losses, torch.autograd.grad(losses.sum(), state)[0]
+
+    with Casts(model.module) as plain, torch.autocast("cpu", torch.bfloat16):
+        expected = step()
+    with Casts(model.module) as once, model.cast(), torch.autocast("cpu", torch.bfloat16):
+        casts, ours = once.count, step()
+    assert plain.count > 0, "control"
+    assert once.count == casts, "none in the step"
+    assert all(torch.equal(one, other) for one, other in zip(ours, expected, strict=True))
+    assert model.fingerprint() == before
 
 
 def test_a_read_in_a_step_would_be_seen():

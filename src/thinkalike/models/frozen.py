@@ -28,6 +28,7 @@ from thinkalike.models.sites import EMBED, Layer, after
 from thinkalike.models.surgery import (
     captured_input,
     captured_output,
+    cast_once,
     ended_at,
     first_tensor,
     one_text_per_row,
@@ -222,6 +223,10 @@ class FrozenModel:
         """
         blocks = self.blocks if wanted else []
         return replaced_forward(blocks, [torch.compile(block.forward) for block in blocks])
+
+    def cast(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
+        """Keep the weights of linear maps in bfloat16 while the context is open, for autocast: see `cast_once`."""
+        return cast_once(self.module, torch.bfloat16) if wanted else contextlib.nullcontext()
 
     def recomputed(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
         """Keep no states inside the blocks for the backward pass while the context is open: see `recomputed`."""

@@ -76,6 +76,8 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Settin
     with contextlib.ExitStack() as changed:
         for model in dict.fromkeys(each.reads for each in module.fits):
             changed.enter_context(model.compiled(trainer.compile))
+        for model in (*dict.fromkeys(each.reads for each in module.fits), setting.target):
+            changed.enter_context(model.cast(trainer.precision == "bf16-mixed"))
         changed.enter_context(setting.target.recomputed(trainer.recompute))
         fit(module, run, loggers)
     module.to(setting.target.device).eval()
