@@ -4,12 +4,14 @@ import contextlib
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
@@ -549,3 +551,29 @@ def test_a_clip_of_zero_clips_nothing(clip, norm):
         module.model.weight.grad = torch.tensor([[3.0, 4.0]])
         module.configure_gradient_clipping(None)
         assert module.model.weight.grad.norm().item() == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["native", "gpt_neox", "gpt2"])
+def test_blocks_share_compiled_graphs_whatever_their_number(rows, checkpoints, monkeypatch, family):
+    """One without gradients, one with, and one for any number of rows, which grows where stitches join."""
+    model = model_of(family, checkpoints)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    module = StitchTraining(model, model, [(i, i) for i in range(model.n_layers)], rows, CONFIG, 0)
+    expected = torch.stack([losses.mean() for losses in module.losses(rows[:2].long())])
+    torch._dynamo.reset()
+    counters.clear()
+    with model.compiled():
+        losses = torch.stack([losses.mean() for losses in module.losses(rows[:2].long())])
+        losses.sum().backward()
+    assert model.n_layers == 4
+    assert 2 <= counters["stats"]["unique_graphs"] <= 4
+    torch.testing.assert_close(losses, expected)
+
+
+def test_products_are_as_precise_as_asked_in_training_and_exact_after_it(rows, run):
+    module, seen = training(rows), []
+    one_step = module.training_step
+    module.training_step = lambda *batch: seen.append(torch.get_float32_matmul_precision()) or one_step(*batch)
+    fit(module, replace(run, trainer=TrainerConfig(matmul="high")))
+    assert set(seen) == {"high"}
+    assert torch.get_float32_matmul_precision() == "highest"

@@ -131,6 +131,7 @@ class TrainerConfig(Checked, part="trainer"):
     """How Lightning runs, and how often it keeps a state to go on from; the device is the target's."""
 
     precision: str = "32-true"  # bf16-mixed: training runs under autocast; the report never does
+    matmul: str = "highest"  # of float32 products in training: high: TF32 on a GPU | medium: bfloat16; reports: highest
     compile: bool = False  # compile the frozen blocks: slow to start, then faster on a GPU
     strategy: str = "auto"  # auto: one process | ddp: each step's rows are shared by `devices` processes
     devices: Optional[int] = ranged(None, least=1, most=10**4)  # ddp: processes per node; null: one for each GPU
@@ -144,6 +145,7 @@ class TrainerConfig(Checked, part="trainer"):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("trainer.precision", self.precision, ("32-true", "bf16-mixed"))
+        one_of("trainer.matmul", self.matmul, ("highest", "high", "medium"))
         one_of("trainer.strategy", self.strategy, ("auto", "ddp"))
         if self.strategy == "auto" and (self.devices or 1, self.num_nodes) != (1, 1):
             raise ConfigError("trainer.devices and trainer.num_nodes are for several processes; add trainer=ddp")

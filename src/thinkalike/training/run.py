@@ -142,7 +142,7 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
     if state and loggers:
         curves.set_aside(run.partial, int(read_state(state)["global_step"]))
     watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
-    with warnings.catch_warnings(), at_boundaries():
+    with warnings.catch_warnings(), at_boundaries(), _products(trainer.matmul):
         for library in ("pytorch_lightning", "lightning_fabric"):
             warnings.filterwarnings("ignore", module=library)
         pl.Trainer(
@@ -164,6 +164,17 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
         curves.join(run.partial)
     if _helps(trainer):
         raise ShareDone  # all that follows is the first process's
+
+
+@contextlib.contextmanager
+def _products(precision: str) -> Iterator[None]:
+    """Multiply float32 matrices in this precision while the context is open, and not in what is measured after it."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _on_terminal() -> bool:
