@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +65,7 @@ class SteppedModule(pl.LightningModule):
 
     Attributes:
         latest: the loss of the last step, on the device.
+        seconds, steps_here: how long the steps of this run took, and how many those are; 0 before it has ended.
     """
 
     latest: Float[Tensor, ""]
@@ -74,7 +76,15 @@ class SteppedModule(pl.LightningModule):
         super().__init__()
         self.steps = steps
         self._batches = (rows, tokens_per_step, steps, seed, context)
+        self._started, self.seconds, self.steps_here = (0.0, 0), 0.0, 0
         self._unread: list[tuple[int, Float[Tensor, " p"], str]] = []  # step, losses on the device, what to do
+
+    def on_train_epoch_start(self) -> None:
+        self._started = (time.monotonic(), self.global_step)
+
+    def on_train_end(self) -> None:
+        started, first = self._started
+        self.seconds, self.steps_here = time.monotonic() - started, self.global_step - first
 
     def train_dataloader(self) -> DataLoader:
         trainer = self.trainer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from thinkalike.data import Corpus
 from thinkalike.evaluation import Maps
 from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.models import FrozenModel
-from thinkalike.training import Fit, Run, StitchTraining, fit, peak_rate
+from thinkalike.training import Fit, Run, StitchTraining, fit, peak_rate, speed
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ class Fitted:
         floor: of the target into itself, by layer pair.
         untrained: of the source's never-trained twin.
         weights, arrays: what of the φs is kept, and their learning curves.
+        speed: operations of the training, and how fast they were.
     """
 
     maps: Maps
@@ -42,6 +43,7 @@ class Fitted:
     untrained: Maps | None = None
     weights: dict[str, Tensor] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    speed: dict[str, float] = field(default_factory=dict)
 
 
 def fitted(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Setting | None = None) -> Fitted:
@@ -81,7 +83,7 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Settin
         changed.enter_context(setting.target.recomputed(trainer.recompute))
         fit(module, run, loggers)
     module.to(setting.target.device).eval()
-    return beside.sorted(module)
+    return replace(beside.sorted(module), speed=speed(module, setting.target.device, trainer))
 
 
 class _Beside:
