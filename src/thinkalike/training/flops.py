@@ -1,4 +1,4 @@
-"""The operations of a training step of stitches, the most that a device can do, and the share of it that was reached."""
+"""The operations of a training step of stitches, the most that a device can do, and the share that was reached."""
 
 from __future__ import annotations
 
