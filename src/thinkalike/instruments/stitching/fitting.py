@@ -15,7 +15,7 @@ from thinkalike.data import Corpus
 from thinkalike.evaluation import Maps
 from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.models import FrozenModel
-from thinkalike.training import Fit, Run, StitchTraining, fit, peak_rate, speed
+from thinkalike.training import Fit, Run, StitchTraining, fit, peak_rate, speed, step_operations
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +70,11 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Settin
     _warn_of_overfitting(module, setting.corpus)
     _start(module, setting, untrained)
     log.info(
-        "%d stitches, %d steps, peak rate %g",
+        "%d stitches, %d steps, peak rate %g, %.3g TFLOP",
         len(module.stitches),
         config.steps,
         peak_rate(config, setting.source.d_model),
+        step_operations(module) * config.steps / 1e12,
     )
     with contextlib.ExitStack() as changed:
         for model in dict.fromkeys(each.reads for each in module.fits):
