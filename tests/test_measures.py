@@ -17,6 +17,7 @@ from thinkalike.measures import (
     token_loss,
     unigram_entropy,
 )
+from thinkalike.memory import LiveBytes
 
 N, D, VOCABULARY = 37, 8, 50
 CHUNKS = (1, 5, 37, 1024)
@@ -115,6 +116,37 @@ def test_half_precision_states_give_a_float32_loss_near_the_exact_one(dtype, out
         (reference,) = torch.autograd.grad(exact.sum(), states)
         assert states.grad.dtype == dtype
         torch.testing.assert_close(states.grad, reference.to(dtype), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("chunk", [7, 64])
+def test_a_chunk_takes_its_logits_and_as_much_again_and_gives_what_autograd_gives(chunk, device):
+    n, d, v = 50, 8, 4000
+    head, targets = torch.nn.Linear(d, v, device=device).requires_grad_(False), torch.randint(v, (n,), device=device)
+    states = torch.randn(n, d, device=device, requires_grad=True)
+    with LiveBytes(torch.device(device)) as live:
+        losses = token_loss(states, head, targets, chunk)
+    assert live.peak < 2.1 * 4 * min(chunk, n) * v
+    (ours,) = torch.autograd.grad(losses.sum(), states)
+    wanted = torch.cat([cross_entropy(head(part), t, reduction="none") for part, t in zip(
+        states.split(chunk), targets.split(chunk), strict=True)])  # fmt: skip
+    (theirs,) = torch.autograd.grad(wanted.sum(), states)
+    torch.testing.assert_close(losses, wanted, atol=0, rtol=0)
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
+
+
+def test_a_final_map_whose_output_autograd_keeps_has_the_gradient_of_autograd(float64):
+    """A soft cap keeps its output, over which nothing may be written; and the caller's logits stay as they were."""
+    head, targets = torch.nn.Linear(4, 30).requires_grad_(False), torch.randint(30, (9,))
+    states, seen = torch.randn(9, 4, requires_grad=True), []
+
+    def capped(part):
+        seen.append(5 * torch.tanh(head(part) / 5))
+        return seen[-1]
+
+    (ours,) = torch.autograd.grad(token_loss(states, capped, targets, 4).sum(), states)
+    assert torch.equal(seen[0], 5 * torch.tanh(head(states[:4]) / 5))
+    (theirs,) = torch.autograd.grad(cross_entropy(capped(states), targets, reduction="sum"), states)
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_no_tokens_give_no_losses():

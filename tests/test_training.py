@@ -4,15 +4,19 @@ import contextlib
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tiny
 from conftest import break_off, composed
-from thinkalike.config import LoggerConfig, PretrainConfig, StitchConfig, TrainerConfig
+from thinkalike.config import LoggerConfig, ModelConfig, PretrainConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
 from thinkalike.evaluation import document_sums, last_states, masked_losses, next_token_losses, state_moments
 from thinkalike.measures import least_squares
@@ -294,6 +298,111 @@ def test_a_loss_that_is_no_number_stops_at_its_step(rows, run):
         fit(training(rows, config=config), run)
 
 
+@pytest.mark.parametrize("kind", ["linear", "low_rank", "orthogonal"])
+def test_a_loss_that_is_no_number_is_named_by_its_own_step_though_it_is_seen_later(rows, run, tmp_path, kind):
+    def message(log_every, checkpoint_every, steps=200):
+        config = replace(CONFIG, kind=kind, steps=steps, lr=1e37, clip=0.0, weight_decay=0.0)
+        trainer = TrainerConfig(log_every=log_every, checkpoint_every=checkpoint_every)
+        folder = tmp_path / f"{log_every}-{checkpoint_every}"
+        with pytest.raises(TrainingError) as caught:
+            fit(training(rows, config=config), replace(run, partial=folder, trainer=trainer))
+        states = [read_state(path) for path in folder.glob("checkpoints/*.pt")]
+        assert all(state["state_dict"]["curve"][: state["global_step"]].isfinite().all() for state in states)
+        return str(caught.value), states
+
+    at_once, late, before_a_state = message(1, 50), message(4, 50), message(4, 2)
+    assert at_once[0] == late[0] == before_a_state[0]
+    assert at_once[0].startswith("the loss is ")
+
+
+def model_of(family, checkpoints):
+    """A tiny random model of a family."""
+    if family == "native":
+        return tiny.frozen()
+    return load_model(ModelConfig(name="local", path=str(checkpoints[family])))
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operators after which the host has to wait for the device, as it reads what they give."""
+
+    NAMES = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "_unique2")
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket.__name__ in self.NAMES
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", ["native", "gpt_neox"])
+def test_no_step_waits_for_the_device(rows, run, tmp_path, checkpoints, family):
+    """Longer training waits no more often: ten lines of progress, and what Lightning asks before it begins."""
+    module = (
+        load_model(ModelConfig(name="local", path=str(checkpoints[family]))) if family != "native" else tiny.frozen()
+    )
+    counts = []
+    for steps in (10, 20):
+        config = replace(CONFIG, steps=steps)
+        here = replace(run, partial=tmp_path / str(steps), logger=LoggerConfig(kind="none"), trainer=TrainerConfig())
+        with Waits() as waits:
+            fit(StitchTraining(module, module, [(0, 0), (1, 1)], rows, config, 0), here)
+        counts.append(waits.count)
+    assert counts[0] == counts[1] < 20
+
+
+class Casts(TorchDispatchMode):
+    """Counts the casts of weights to bfloat16."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.weights = {weight.untyped_storage().data_ptr() for weight in module.parameters() if weight.dim() == 2}
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if func.overloadpacket.__name__ == "_to_copy" and made.dtype == torch.bfloat16:
+            self.count += args[0].untyped_storage().data_ptr() in self.weights
+        return made
+
+
+@pytest.mark.parametrize("family", ["native", "gpt_neox", "gpt2", "mamba"])
+def test_frozen_weights_are_cast_once_and_give_the_bits_of_autocast(rows, checkpoints, family):
+    model = model_of(family, checkpoints)
+    before, tokens = model.fingerprint(), rows[:2].long()
+
+    def step():
+        state = model.residuals(tokens, [0])[0].requires_grad_()
+        losses = torch.stack(next_token_losses(model, [model.advance(state, 1, model.n_layers)], tokens))
+        return losses, torch.autograd.grad(losses.sum(), state)[0]
+
+    with Casts(model.module) as plain, torch.autocast("cpu", torch.bfloat16):
+        expected = step()
+    with Casts(model.module) as once, model.cast(), torch.autocast("cpu", torch.bfloat16):
+        casts, ours = once.count, step()
+    assert plain.count > 0, "control"
+    assert once.count == casts, "none in the step"
+    assert all(torch.equal(one, other) for one, other in zip(ours, expected, strict=True))
+    assert model.fingerprint() == before
+
+
+def test_a_read_in_a_step_would_be_seen():
+    with Waits() as waits:
+        assert torch.ones(3).sum() > 2
+        assert torch.ones(3).argmax().item() == 0
+    assert waits.count == 2
+
+
+def test_rows_are_pinned_for_a_gpu_alone(rows, monkeypatch):
+    module = training(rows)
+    for place in ("cpu", "cuda"):
+        trainer = SimpleNamespace(global_step=0, global_rank=0, world_size=1, strategy=SimpleNamespace())
+        trainer.strategy.root_device = torch.device(place)
+        monkeypatch.setattr(StitchTraining, "trainer", trainer)
+        assert module.train_dataloader().pin_memory == (place == "cuda")
+
+
 def test_each_stitch_is_clipped_by_itself(rows):
     module = training(rows)
     for number, phi in enumerate(module.stitches):
@@ -388,7 +497,7 @@ def test_pretraining_learns_and_decays_matrices_only(rows, run):
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
     assert {weight.dim() for weight in groups[1]["params"]} == {1}
     fit(module, run)
-    assert module.trainer.callback_metrics["loss"] < 1 < math.log(300)
+    assert module.latest < 1 < math.log(300)
 
 
 def test_bert_learns_hidden_tokens(run):
@@ -442,3 +551,29 @@ def test_a_clip_of_zero_clips_nothing(clip, norm):
         module.model.weight.grad = torch.tensor([[3.0, 4.0]])
         module.configure_gradient_clipping(None)
         assert module.model.weight.grad.norm().item() == pytest.approx(norm, rel=1e-4)
+
+
+@pytest.mark.parametrize("family", ["native", "gpt_neox", "gpt2"])
+def test_blocks_share_compiled_graphs_whatever_their_number(rows, checkpoints, monkeypatch, family):
+    """One without gradients, one with, and one for any number of rows, which grows where stitches join."""
+    model = model_of(family, checkpoints)
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+    module = StitchTraining(model, model, [(i, i) for i in range(model.n_layers)], rows, CONFIG, 0)
+    expected = torch.stack([losses.mean() for losses in module.losses(rows[:2].long())])
+    torch._dynamo.reset()
+    counters.clear()
+    with model.compiled():
+        losses = torch.stack([losses.mean() for losses in module.losses(rows[:2].long())])
+        losses.sum().backward()
+    assert model.n_layers == 4
+    assert 2 <= counters["stats"]["unique_graphs"] <= 4
+    torch.testing.assert_close(losses, expected)
+
+
+def test_products_are_as_precise_as_asked_in_training_and_exact_after_it(rows, run):
+    module, seen = training(rows), []
+    one_step = module.training_step
+    module.training_step = lambda *batch: seen.append(torch.get_float32_matmul_precision()) or one_step(*batch)
+    fit(module, replace(run, trainer=TrainerConfig(matmul="high")))
+    assert set(seen) == {"high"}
+    assert torch.get_float32_matmul_precision() == "highest"

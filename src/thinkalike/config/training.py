@@ -131,11 +131,13 @@ class TrainerConfig(Checked, part="trainer"):
     """How Lightning runs, and how often it keeps a state to go on from; the device is the target's."""
 
     precision: str = "32-true"  # bf16-mixed: training runs under autocast; the report never does
+    matmul: str = "highest"  # of float32 products in training: high: TF32 on a GPU | medium: bfloat16; reports: highest
     compile: bool = False  # compile the frozen blocks: slow to start, then faster on a GPU
     strategy: str = "auto"  # auto: one process | ddp: each step's rows are shared by `devices` processes
     devices: Optional[int] = ranged(None, least=1, most=10**4)  # ddp: processes per node; null: one for each GPU
     num_nodes: int = ranged(1, least=1, most=10**5)
     checkpoint_every: int = ranged(50, least=1, most=STEPS, neutral=True)  # steps
+    log_every: int = ranged(10, least=1, most=STEPS, neutral=True)  # steps; then losses are read, checked and logged
     threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # torch's; null: as it is
     memory: Optional[str] = sized(None)  # task=stitch: the most of a process, such as 8GB; null: what is free now
     recompute: bool = neutral(False)  # task=stitch: keep no states inside the frozen blocks: less memory, more time
@@ -143,6 +145,7 @@ class TrainerConfig(Checked, part="trainer"):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("trainer.precision", self.precision, ("32-true", "bf16-mixed"))
+        one_of("trainer.matmul", self.matmul, ("highest", "high", "medium"))
         one_of("trainer.strategy", self.strategy, ("auto", "ddp"))
         if self.strategy == "auto" and (self.devices or 1, self.num_nodes) != (1, 1):
             raise ConfigError("trainer.devices and trainer.num_nodes are for several processes; add trainer=ddp")

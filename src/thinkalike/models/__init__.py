@@ -5,6 +5,7 @@ from thinkalike.models.checkpoints.minis import ASSETS, build_mini, card_text, s
 from thinkalike.models.checkpoints.tokenizers import check_alignable, same_vocabulary, train_tokenizer
 from thinkalike.models.controls import fresh, perturbed, randomised, variant
 from thinkalike.models.families import CLASSIFIER, FAMILIES, Family, family_named
+from thinkalike.models.flops import Operations, operations
 from thinkalike.models.foresight import Outline, check_models, outline
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
@@ -28,6 +29,7 @@ __all__ = [
     "Family",
     "FrozenModel",
     "Layer",
+    "Operations",
     "Outline",
     "StateSource",
     "after",
@@ -44,6 +46,7 @@ __all__ = [
     "load_model",
     "load_models",
     "new_classifier",
+    "operations",
     "outline",
     "perturbed",
     "pick_device",

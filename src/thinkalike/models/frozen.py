@@ -28,8 +28,10 @@ from thinkalike.models.sites import EMBED, Layer, after
 from thinkalike.models.surgery import (
     captured_input,
     captured_output,
+    cast_once,
     ended_at,
     first_tensor,
+    one_text_per_row,
     passed_over,
     replaced_forward,
     replaced_input,
@@ -222,6 +224,10 @@ class FrozenModel:
         blocks = self.blocks if wanted else []
         return replaced_forward(blocks, [torch.compile(block.forward) for block in blocks])
 
+    def cast(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
+        """Keep the weights of linear maps in bfloat16 while the context is open, for autocast: see `cast_once`."""
+        return cast_once(self.module, torch.bfloat16) if wanted else contextlib.nullcontext()
+
     def recomputed(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
         """Keep no states inside the blocks for the backward pass while the context is open: see `recomputed`."""
         return recomputed(self.blocks if wanted else [])
@@ -252,7 +258,8 @@ class FrozenModel:
     def _run(self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         given = {"attention_mask": mask, "token_type_ids": types}
         named = {name: each.to(self.device) for name, each in given.items() if each is not None and self._accepts(name)}
-        return first_tensor(self.module(tokens.to(self.device), **named))
+        with one_text_per_row():
+            return first_tensor(self.module(tokens.to(self.device), **named))
 
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
         """Run the model with this state before block `start`, or after the last one; earlier blocks are passed over.

@@ -7,7 +7,10 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from transformers import masking_utils
+from transformers.pytorch_utils import Conv1D
 
 
 class _Reached(Exception):
@@ -65,6 +68,41 @@ def replaced_input(module: nn.Module, state: Tensor) -> Iterator[None]:
     """Let this state enter a module in every pass while the context is open."""
     with _hooked(module.register_forward_pre_hook(functools.partial(_replace_input, state), with_kwargs=True)):
         yield
+
+
+@contextlib.contextmanager
+def one_text_per_row() -> Iterator[None]:
+    """Let no pass of transformers look for several texts in a row, which waits for the device, while this is open.
+
+    It looks at the positions, and where nobody gives any they count from 0 on.
+    """
+    own = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda positions: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = own
+
+
+@contextlib.contextmanager
+def cast_once(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Give every linear map of a module weights of this dtype while the context is open, as autocast would.
+
+    Autocast keeps the weights that it has cast only if they are trained; frozen ones it casts again in every product.
+    Values stay the same to the bit under autocast. Embeddings keep their own weights, also those that a linear map
+    shares. The copies take half of what the linear maps take in float32.
+    """
+    maps = [part for part in module.modules() if isinstance(part, nn.Linear | Conv1D)]
+    own = [(part, name, weight) for part in maps for name, weight in part._parameters.items() if weight is not None]
+    own = [each for each in own if each[2].dtype == torch.float32]
+    copies = {id(weight): nn.Parameter(weight.to(dtype), requires_grad=False) for _, _, weight in own}
+    try:
+        for part, name, weight in own:
+            part._parameters[name] = copies[id(weight)]
+        yield
+    finally:
+        for part, name, weight in own:
+            part._parameters[name] = weight
 
 
 @contextlib.contextmanager

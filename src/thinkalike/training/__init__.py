@@ -1,6 +1,7 @@
 """Training: Lightning modules for stitches, minis and classifiers, and the one way that all of them run."""
 
 from thinkalike.training.finetuning import Finetuning
+from thinkalike.training.flops import Place, speed, step_operations, stitching_step
 from thinkalike.training.pretraining import MaskedPretraining, Pretraining
 from thinkalike.training.run import Run, fit, loggers_of
 from thinkalike.training.schedules import momenta, peak_rate, rate
@@ -10,6 +11,7 @@ __all__ = [
     "Finetuning",
     "Fit",
     "MaskedPretraining",
+    "Place",
     "Pretraining",
     "Run",
     "StitchTraining",
@@ -18,4 +20,7 @@ __all__ = [
     "momenta",
     "peak_rate",
     "rate",
+    "speed",
+    "step_operations",
+    "stitching_step",
 ]

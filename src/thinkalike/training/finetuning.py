@@ -34,15 +34,17 @@ class Finetuning(SteppedModule):
         for part in [model.base_model.embeddings, *blocks[: config.freeze]] if config.freeze else []:
             part.requires_grad_(False)
 
+    def transfer_batch_to_device(self, batch: Tensor, *_: Any) -> Tensor:
+        """Leave the numbers of pairs where the pairs are."""
+        return batch
+
     def training_step(self, places: Int[Tensor, "b 1"], _: int) -> Tensor:
         torch.manual_seed(self.seed * 1_000_003 + self.global_step)  # dropout depends on the step alone, as batches do
         batch = self.pairs.batch(places[:, 0].tolist())
         tokens, mask, types = (part.to(self.device) for part in (batch.tokens, batch.mask.long(), batch.types))
         logits = self.model(tokens, attention_mask=mask, token_type_ids=types).logits
         loss = cross_entropy(logits, self.labels[batch.rows].to(self.device))
-        step = self.over_processes(loss)
-        self.check_finite(step, f"lower nli.lr={self.config.lr}")
-        self.log("loss", step)
+        self.note(self.over_processes(loss)[None], remedy=f"lower nli.lr={self.config.lr}")
         return loss
 
     def configure_optimizers(self) -> Any:

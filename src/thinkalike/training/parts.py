@@ -41,7 +41,7 @@ class _InParts(torch.autograd.Function):
     def forward(
         ctx: Any, losses: Losses, weights: Sequence[Sequence[nn.Parameter]], rows: Tensor, plan: Plan, *flat: Tensor
     ) -> Tensor:
-        sums, counts = (torch.zeros(len(weights), device=rows.device) for _ in range(2))
+        sums, count = torch.zeros(len(weights), device=rows.device), 0  # each stitch has as many values as any other
         gradients = [[torch.zeros_like(weight) for weight in own] for own in weights]
         for part in rows.split(plan.rows):
             start = 0
@@ -53,16 +53,16 @@ class _InParts(torch.autograd.Function):
                     total = torch.stack([each.sum() for each in values])
                 _add_gradients(total, [weights[i] for i in chosen], [gradients[i] for i in chosen])
                 sums[chosen.start : chosen.stop] += total.detach()
-                counts[chosen.start : chosen.stop] += counts.new_tensor([each.numel() for each in values])
+                count += values[0].numel() if not chosen.start else 0
                 del values, total  # else they would live until the next part has its own
-        ctx.gradients, ctx.counts = gradients, counts
-        return sums / counts
+        ctx.gradients, ctx.count = gradients, count
+        return sums / count
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *outer: Any) -> Any:
         gradients, ctx.gradients = ctx.gradients, None  # to be taken over by the parameters, not copied
-        for own, factor in zip(gradients, outer[0] / ctx.counts, strict=True):
+        for own, factor in zip(gradients, outer[0] / ctx.count, strict=True):
             for gradient in own:
                 gradient.mul_(factor)
         return (None, None, None, None, *(gradient for own in gradients for gradient in own))

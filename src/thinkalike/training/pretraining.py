@@ -24,9 +24,7 @@ class Pretraining(SteppedModule):
 
     def training_step(self, tokens: Int[Tensor, "b t"], _: int) -> Tensor:
         loss = self.loss(tokens)
-        step = self.over_processes(loss)
-        self.check_finite(step, f"lower pretrain.lr={self.config.lr}")
-        self.log("loss", step)
+        self.note(self.over_processes(loss)[None], remedy=f"lower pretrain.lr={self.config.lr}")
         return loss
 
     def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:

@@ -46,10 +46,10 @@ for chatty in CHATTY:
 class _Progress(Callback):
     """Where there is no terminal for a progress bar: one line every tenth of the way."""
 
-    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, module: SteppedModule, *_: Any) -> None:  # type: ignore[override]
         step, steps = trainer.global_step, trainer.max_steps
         if step % max(steps // 10, 1) == 0 or step == steps:
-            log.info("step %d of %d: loss %.4f", step, steps, trainer.callback_metrics["loss"])
+            log.info("step %d of %d: loss %.4f", step, steps, module.latest.item())
 
 
 class _StateFiles(CheckpointIO):
@@ -145,7 +145,7 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
     if state and loggers:
         curves.set_aside(run.partial, int(read_state(state)["global_step"]))
     watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
-    with warnings.catch_warnings(), at_boundaries():
+    with warnings.catch_warnings(), at_boundaries(), _products(trainer.matmul):
         for library in ("pytorch_lightning", "lightning_fabric"):
             warnings.filterwarnings("ignore", module=library)
         pl.Trainer(
@@ -158,7 +158,7 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
             plugins=[_StateFiles()],
             enable_checkpointing=False,
             logger=list(loggers) or False,
-            log_every_n_steps=max(1, min(10, module.steps // 50)),
+            log_every_n_steps=max(1, min(trainer.log_every, module.steps // 50)),
             enable_progress_bar=_on_terminal(),
             enable_model_summary=False,
             default_root_dir=run.partial,
@@ -167,6 +167,17 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
         curves.join(run.partial)
     if _helps(trainer):
         raise ShareDone  # all that follows is the first process's
+
+
+@contextlib.contextmanager
+def _products(precision: str) -> Iterator[None]:
+    """Multiply float32 matrices in this precision while the context is open, and not in what is measured after it."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def _on_terminal() -> bool:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Sequence
+from typing import Any
+
 import pytorch_lightning as pl
 import torch
 from jaxtyping import Float, Int
@@ -37,7 +42,7 @@ class StepBatches(Dataset):
             raise DataError(f"tokens_per_step={tokens_per_step} is less than one row of {context} tokens")
         if self.size % world:
             raise DataError(f"{self.size} rows of {context} tokens cannot be shared by {world} processes")
-        self._order: tuple[int, Tensor] = (-1, torch.empty(0))
+        self._order: tuple[int, list[int]] = (-1, [])
 
     def __len__(self) -> int:
         return self.steps  # also after `first`: Lightning goes on counting batches where the state left off
@@ -51,12 +56,19 @@ class StepBatches(Dataset):
         epoch, place = divmod(position, len(self.rows))
         if epoch != self._order[0]:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
-            self._order = (epoch, torch.randperm(len(self.rows), generator=generator))
-        return int(self._order[1][place])
+            self._order = (epoch, torch.randperm(len(self.rows), generator=generator).tolist())
+        return self._order[1][place]
 
 
 class SteppedModule(pl.LightningModule):
-    """A LightningModule that reads `StepBatches` and stops at once when its loss is no number."""
+    """A LightningModule that reads `StepBatches`, and stops when its loss is no number.
+
+    Attributes:
+        latest: the loss of the last step, on the device.
+        seconds, steps_here: how long the steps of this run took, and how many those are; 0 before it has ended.
+    """
+
+    latest: Float[Tensor, ""]
 
     def __init__(
         self, rows: Int[Tensor, "rows width"], tokens_per_step: int, steps: int, seed: int, context: int | None = None
@@ -64,11 +76,21 @@ class SteppedModule(pl.LightningModule):
         super().__init__()
         self.steps = steps
         self._batches = (rows, tokens_per_step, steps, seed, context)
+        self._started, self.seconds, self.steps_here = (0.0, 0), 0.0, 0
+        self._unread: list[tuple[int, Float[Tensor, " p"], str]] = []  # step, losses on the device, what to do
+
+    def on_train_epoch_start(self) -> None:
+        self._started = (time.monotonic(), self.global_step)
+
+    def on_train_end(self) -> None:
+        started, first = self._started
+        self.seconds, self.steps_here = time.monotonic() - started, self.global_step - first
 
     def train_dataloader(self) -> DataLoader:
         trainer = self.trainer
         batches = StepBatches(*self._batches, trainer.global_step, trainer.global_rank, trainer.world_size)
-        return DataLoader(batches, batch_size=None)
+        pinned = trainer.strategy.root_device.type == "cuda"  # so that they are copied while the device computes
+        return DataLoader(batches, batch_size=None, pin_memory=pinned)
 
     def first_batch(self) -> Int[Tensor, "b t"]:
         """Return this process's rows of step 0, on its device."""
@@ -79,7 +101,45 @@ class SteppedModule(pl.LightningModule):
         """Losses, averaged over the processes that share the job; no gradient."""
         return self.trainer.strategy.reduce(losses.detach().clone(), reduce_op="mean")  # type: ignore[return-value]
 
-    def check_finite(self, loss: Tensor, remedy: str) -> None:
-        """Raise a TrainingError that names the step, unless the loss is a number."""
-        if not torch.isfinite(loss):
-            raise TrainingError(f"the loss is {loss.item()} at step {self.global_step} of {self.steps}; {remedy}")
+    def note(self, losses: Float[Tensor, " p"], names: Sequence[str] = (), *, remedy: str) -> None:
+        """Take the losses of this step, and read those of all steps since the last reading if it is time to.
+
+        They stay on the device until then, so that no step waits for it. It is time every `trainer.log_every` steps and
+        at the last one. What loggers get is `loss`, the mean of the named losses or of all, and each named loss.
+
+        Args:
+            losses: of each thing that is trained; no gradient.
+            names: what loggers call the first of them.
+            remedy: what the user can do where a loss is no number.
+
+        Raises:
+            TrainingError: see `check_losses`.
+        """
+        self._unread.append((self.global_step, losses, remedy))
+        own = losses[: len(names)] if names else losses
+        self.latest = own.mean()
+        following = self.global_step + 1
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if following % every == 0 or following == self.steps:
+            self.check_losses()
+            metrics = dict(
+                zip((*names, "loss"), torch.cat([own[: len(names)], self.latest[None]]).tolist(), strict=True)
+            )
+            for logger in self.loggers:
+                logger.log_metrics(metrics, step=self.global_step)
+
+    def check_losses(self) -> None:
+        """Read the losses of all steps since the last reading, in one copy from the device.
+
+        Raises:
+            TrainingError: one is no number; the message names the first step where that is so.
+        """
+        unread, self._unread = self._unread, []
+        totals = torch.stack([losses.sum() for _, losses, _ in unread]).tolist() if unread else []
+        for (step, _, remedy), total in zip(unread, totals, strict=True):
+            if not math.isfinite(total):
+                raise TrainingError(f"the loss is {total} at step {step} of {self.steps}; {remedy}")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep no state of a training that has failed without anybody having seen it yet."""
+        self.check_losses()

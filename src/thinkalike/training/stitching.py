@@ -125,6 +125,7 @@ class StitchTraining(SteppedModule):
                 )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
         assert self.plan
         checkpoint["plan"] = {"limits": self._limits(), "rows": self.plan.rows, "groups": list(self.plan.groups)}
 
@@ -148,11 +149,9 @@ class StitchTraining(SteppedModule):
             weight.grad = None  # Lightning would keep the last step's through this one's forward pass
         losses = mean_losses(self.losses, self._weights_by_stitch(), rows, self.plan)
         step = self.over_processes(losses)
-        self.check_finite(step.sum(), f"lower stitch.lr={self.config.peak:g}")
         self.curve[self.global_step] = step
-        for (layer, depth), loss in zip(self.layer_pairs, step, strict=False):
-            self.log(f"loss/{layer}-{depth}", loss)
-        self.log("loss", step[: len(self.layer_pairs)].mean())
+        names = [f"loss/{layer}-{depth}" for layer, depth in self.layer_pairs]
+        self.note(step, names, remedy=f"lower stitch.lr={self.config.peak:g}")
         return losses.sum()
 
     def start_from(self, starts: Sequence[tuple[int, Any]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from thinkalike.data import Corpus
 from thinkalike.evaluation import Maps
 from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.models import FrozenModel
-from thinkalike.training import Fit, Run, StitchTraining, fit, peak_rate
+from thinkalike.training import Fit, Run, StitchTraining, fit, peak_rate, speed, step_operations
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ class Fitted:
         floor: of the target into itself, by layer pair.
         untrained: of the source's never-trained twin.
         weights, arrays: what of the φs is kept, and their learning curves.
+        speed: operations of the training, and how fast they were.
     """
 
     maps: Maps
@@ -42,6 +43,7 @@ class Fitted:
     untrained: Maps | None = None
     weights: dict[str, Tensor] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    speed: dict[str, float] = field(default_factory=dict)
 
     @property
     def is_own_floor(self) -> bool:
@@ -74,18 +76,21 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Settin
     _warn_of_overfitting(module, setting.corpus)
     _start(module, setting, untrained)
     log.info(
-        "%d stitches, %d steps, peak rate %g",
+        "%d stitches, %d steps, peak rate %g, %.3g TFLOP",
         len(module.stitches),
         config.steps,
         peak_rate(config, setting.source.d_model),
+        step_operations(module) * config.steps / 1e12,
     )
     with contextlib.ExitStack() as changed:
         for model in dict.fromkeys(each.reads for each in module.fits):
             changed.enter_context(model.compiled(trainer.compile))
+        for model in (*dict.fromkeys(each.reads for each in module.fits), setting.target):
+            changed.enter_context(model.cast(trainer.precision == "bf16-mixed"))
         changed.enter_context(setting.target.recomputed(trainer.recompute))
         fit(module, run, loggers)
     module.to(setting.target.device).eval()
-    return beside.sorted(module)
+    return replace(beside.sorted(module), speed=speed(module, setting.target.device, trainer))
 
 
 class _Beside:

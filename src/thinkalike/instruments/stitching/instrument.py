@@ -69,7 +69,7 @@ class Stitching(
             | alignment_scalars(corpus),
             _joined({way: each.arrays for way, each in done.items()}, "_"),
             models=[source.describe(), target.describe()],
-            facts={"data": {"name": config.data.name, **corpus.facts()}},
+            facts={"data": {"name": config.data.name, **corpus.facts()}, "training": done[""].speed},
         )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -124,6 +124,7 @@ class _Stitched(NamedTuple):
     weights: dict[str, Tensor]
     arrays: dict[str, Any]
     rows_used: float  # by what is measured given the token
+    speed: dict[str, float]  # of the training of the first seed
 
 
 def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) -> _Stitched:
@@ -147,4 +148,4 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
     arrays = first.arrays | {name: values.numpy() for name, values in sums.items()}
     table = pd.concat([penalties(setting, sums), pd.DataFrame(alike.columns())], axis=1)
     table["verdict"] = [verdict(row) for row in table.to_dict("records")]
-    return _Stitched(table, weights, arrays, alike.rows_used)
+    return _Stitched(table, weights, arrays, alike.rows_used, first.speed)

@@ -7,18 +7,19 @@ loss depends on its own state only, so the logits of a chunk are dropped as soon
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.functional import cross_entropy
 
 CHUNK = 1024  # tokens whose logits exist at the same time
 
-_Losses = Callable[[Tensor], Tensor]  # of the states of some tokens: their losses
+# Given log-probabilities (m, v) and whether gradients are wanted: losses (m). Those gradients, with respect to the
+# logits, are written over the log-probabilities.
+_Judge = Callable[[Tensor, bool], Tensor]
 Finish = Callable[[Tensor], Tensor]  # final norm and unembedding, row by row: (n, d) to (n, vocabulary)
 
 
@@ -37,10 +38,18 @@ def token_loss(
         The losses in float32 (float64 for float64 states), differentiable once in `states`.
     """
 
-    def chunked(rows: slice) -> _Losses:
-        return lambda part: cross_entropy(logits_of(part, finish), targets[rows], reduction="none")
+    def chunked(rows: slice) -> _Judge:
+        following = targets[rows, None].long()
 
-    return _in_chunks(states, chunked, chunk)
+        def judge(log_shares: Tensor, wanted: bool) -> Tensor:
+            losses = -log_shares.gather(-1, following).squeeze(-1)
+            if wanted:  # softmax minus one-hot
+                log_shares.exp_().scatter_add_(-1, following, log_shares.new_full((), -1.0).expand_as(following))
+            return losses
+
+        return judge
+
+    return _in_chunks(states, finish, chunked, chunk)
 
 
 def token_kl(
@@ -56,66 +65,86 @@ def token_kl(
         reference: The last residuals of the model whose output is the standard; they get no gradient.
     """
 
-    def chunked(rows: slice) -> _Losses:
+    def chunked(rows: slice) -> _Judge:
         with torch.no_grad():
             standard = logits_of(reference[rows], finish).log_softmax(-1)
             shares = standard.exp()
-        return lambda part: (shares * (standard - logits_of(part, finish).log_softmax(-1))).sum(-1)
 
-    return _in_chunks(states, chunked, chunk)
+        def judge(log_shares: Tensor, wanted: bool) -> Tensor:
+            losses = torch.sub(standard, log_shares).mul_(shares).sum(-1)
+            if wanted:  # q minus p
+                log_shares.exp_().sub_(shares)
+            return losses
+
+        return judge
+
+    return _in_chunks(states, finish, chunked, chunk)
 
 
 def logits_of(states: Tensor, finish: Finish) -> Tensor:
     """Return the logits of states, at least in float32."""
     logits = finish(states)
-    return logits if logits.dtype == torch.float64 else logits.float()
+    return logits.to(_wide(logits.dtype))
 
 
-def _in_chunks(states: Tensor, chunked: Callable[[slice], _Losses], chunk: int) -> Tensor:
-    """Return the losses of all tokens, (..., n), of which `chunked` gives the function for those of some rows."""
+def _in_chunks(states: Tensor, finish: Finish, chunked: Callable[[slice], _Judge], chunk: int) -> Tensor:
+    """Return the losses of all tokens, (..., n), of which `chunked` gives the judge of those of some rows."""
     flat = states.reshape(math.prod(states.shape[:-2]), *states.shape[-2:])
     if torch.is_grad_enabled() and states.requires_grad:
-        values = _ChunkedLoss.apply(flat, chunked, chunk)
+        values = _ChunkedLoss.apply(flat, finish, chunked, chunk)
     else:
         with torch.no_grad():
-            values = torch.cat([torch.stack([*map(losses, part)]) for part, losses in _chunks(flat, chunked, chunk)], 1)
+            values, _ = _judged(flat, finish, chunked, chunk, wanted=False)
     return values.view(states.shape[:-1])  # type: ignore[no-any-return]
-
-
-def _chunks(
-    states: Float[Tensor, "k n d"], chunked: Callable[[slice], _Losses], chunk: int
-) -> Iterator[tuple[Float[Tensor, "k m d"], _Losses]]:
-    """Yield the states of some rows at a time, and what gives their losses."""
-    for start in range(0, max(states.shape[1], 1), chunk):  # no tokens are one empty chunk
-        rows = slice(start, start + chunk)
-        yield states[:, rows], chunked(rows)
 
 
 class _ChunkedLoss(torch.autograd.Function):
     """A loss that takes the gradient of each chunk in the forward pass, so that the backward pass is one product."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, chunked: Callable[[slice], _Losses], chunk: int) -> Tensor:
-        values, gradients = [], []
-        with torch.enable_grad():
-            for part, losses in _chunks(states.detach(), chunked, chunk):
-                both = [_with_gradient(each, losses) for each in part]
-                values.append(torch.stack([value for value, _ in both]))
-                gradients.append(torch.stack([gradient for _, gradient in both]))
-        ctx.save_for_backward(torch.cat(gradients, 1))
-        return torch.cat(values, 1)
+    def forward(ctx: Any, states: Tensor, finish: Finish, chunked: Callable[[slice], _Judge], chunk: int) -> Tensor:
+        values, gradient = _judged(states.detach(), finish, chunked, chunk, wanted=True)
+        ctx.save_for_backward(gradient)
+        return values
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *outer: Any) -> Any:
         (gradient,) = ctx.saved_tensors
-        return gradient * outer[0][..., None].to(gradient.dtype), None, None
+        return gradient * outer[0][..., None].to(gradient.dtype), None, None, None
 
 
-def _with_gradient(states: Float[Tensor, "m d"], losses: _Losses) -> tuple[Float[Tensor, " m"], Float[Tensor, "m d"]]:
-    states = states.detach().requires_grad_()
-    value = losses(states)
-    return value.detach(), torch.autograd.grad(value.sum(), states)[0]
+def _judged(
+    states: Float[Tensor, "k n d"], finish: Finish, chunked: Callable[[slice], _Judge], chunk: int, *, wanted: bool
+) -> tuple[Float[Tensor, "k n"], Float[Tensor, "k n d"] | None]:
+    """Return the losses, and, if wanted, the gradient of each with respect to its state.
+
+    Log-probabilities of all chunks use one piece of memory. Only the logits are made anew, by `finish`.
+    """
+    gradient = torch.empty_like(states) if wanted else None
+    values, space = [], states.new_empty(0)
+    for start in range(0, max(states.shape[1], 1), chunk):  # no tokens are one empty chunk
+        rows = slice(start, start + chunk)
+        judge = chunked(rows)
+        columns = []
+        for number, part in enumerate(states[:, rows]):
+            part = part.detach().requires_grad_(wanted)
+            with torch.set_grad_enabled(wanted):
+                logits = finish(part)
+            if space.numel() < logits.numel():
+                space = torch.empty(logits.numel(), dtype=_wide(logits.dtype), device=logits.device)
+            log_shares = space[: logits.numel()].view(logits.shape)
+            torch.log_softmax(logits.detach(), -1, dtype=space.dtype, out=log_shares)
+            columns.append(judge(log_shares, wanted))
+            if gradient is not None:
+                (gradient[number, rows],) = torch.autograd.grad(logits, part, log_shares.to(logits.dtype))
+            del logits  # else they would live until the next chunk has its own
+        values.append(torch.stack(columns))
+    return torch.cat(values, 1), gradient
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
 
 
 def unigram_entropy(tokens: Int[Tensor, " n"]) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 
@@ -32,7 +33,7 @@ def _fuse_attention(module: nn.Module) -> None:
     if getattr(module, "_supports_sdpa", False):
         module.set_attn_implementation("sdpa")  # type: ignore[operator]
     elif isinstance(module, NativeAttention) and _is_ordinary(module):
-        module.forward = _Fused(module)  # type: ignore[method-assign]
+        module.__class__ = _fused()  # the weights stay where they are
 
 
 def _is_ordinary(attention: Any) -> bool:
@@ -40,19 +41,21 @@ def _is_ordinary(attention: Any) -> bool:
     return attention.causal and attention.rotary is None and attention.kv_repeats == 1 and not capped
 
 
-class _Fused:
-    """The forward pass of a NativeAttention through the fused kernel, which keeps no pattern."""
+@functools.cache
+def _fused() -> type[nn.Module]:
+    """Return the class of a NativeAttention that runs through the fused kernel, which keeps no pattern.
 
-    def __init__(self, attention: Any):
-        self.attention = attention
+    A class, because compiled blocks share a graph only if no object of one of them stands in their code.
+    """
+    from transformer_lens.model_bridge.sources.native.model import NativeAttention
 
-    def __call__(
-        self, hidden_states: Tensor, attention_mask: Tensor | None = None, **_: Any
-    ) -> tuple[Tensor, Tensor | None]:
-        own = self.attention
-        if attention_mask is not None:
-            return type(own).forward(own, hidden_states, attention_mask=attention_mask)
-        shape = (*hidden_states.shape[:2], own.n_heads, own.d_head)
-        q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (own.q, own.k, own.v))
-        mixed = scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / own.scale)
-        return own.o(mixed.transpose(1, 2).flatten(2)), None
+    class FusedAttention(NativeAttention):
+        def forward(self, hidden_states: Any, attention_mask: Any = None, **_: Any) -> tuple[Any, Any]:
+            if attention_mask is not None:
+                return super().forward(hidden_states, attention_mask=attention_mask)
+            shape = (*hidden_states.shape[:2], self.n_heads, self.d_head)
+            q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
+            mixed = scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / self.scale)
+            return self.o(mixed.transpose(1, 2).flatten(2)), None
+
+    return FusedAttention

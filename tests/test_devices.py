@@ -1,0 +1,91 @@
+"""Every instrument on the device that is asked for: where models are, the numbers of a CPU, and the same ones again.
+
+python -m pytest -m gpu --device cuda tests/test_devices.py     on a machine with a GPU
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import tiny
+from thinkalike.config import LoggerConfig, StitchConfig, TrainerConfig
+from thinkalike.models import FAMILIES, FrozenModel
+from thinkalike.training import Run, StitchTraining, fit
+
+PAIR = ("measure.batches=12", "measure.tokens_per_batch=128")
+STIMULI = ("model=gpt2-mini", "stimuli.sentences=60", "stimuli.sample=80")
+STITCH = ("train.py", "stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256")
+JOBS = {  # words, the column of numbers, and by how much a device may change them
+    "stitching": (STITCH, "stitching_loss", 1e-3),
+    "closed": (("train.py", "stitch=least_squares", "stitch.steps=4", STITCH[-1]), "stitching_loss", 1e-3),
+    "autocast": ((*STITCH, "trainer.precision=bf16-mixed"), "stitching_loss", 0.02),
+    "tf32": ((*STITCH, "trainer.matmul=high"), "stitching_loss", 5e-3),
+    "loss": (("analyze.py", "measure=loss"), "loss", 1e-4),
+    "cka": (("analyze.py", "measure=cka", *PAIR), "value", 1e-4),
+    "mknn": (("analyze.py", "measure=mknn", *PAIR), "value", 1e-2),
+    "r2": (("analyze.py", "measure=r2", "measure.fit_batches=12", *PAIR), "value", 1e-3),
+    "rsa": (("analyze.py", "measure=rsa", *STIMULI), "value", 1e-3),
+    "mlem": (("analyze.py", "measure=mlem", *STIMULI), "importance", 5e-3),
+}
+QUICK = ("loss",)
+SLOW = [pytest.param("cpu", name, marks=pytest.mark.slow) for name in JOBS if name not in QUICK]
+GPU = [pytest.param("cuda", name, marks=pytest.mark.gpu) for name in JOBS]
+
+
+@pytest.mark.parametrize(("place", "name"), [*(("cpu", name) for name in QUICK), *SLOW, *GPU])
+def test_every_job_runs_on_its_device_with_the_numbers_of_a_cpu(place, name, door, minis, text_files, tmp_path):
+    (script, *words), column, tolerance = JOBS[name]
+    if "model=gpt2-mini" not in words:
+        words += [f"model.path={minis}/a", "model.context=32", "data=text", f"data.files=[{text_files}/*.txt]"]
+        words += ["data.report_tokens=4096", "data.report_share=0.4", f"target.path={minis}/b"]
+    tables = {}
+    for store, device in (("first", "cpu"), ("second", place), ("third", place)):
+        result = door(script, *words, f"model.device={device}", f"store={tmp_path}/{store}").result
+        devices = {torch.device(model["device"]).type for model in result.provenance["models"]}
+        assert devices == {device}
+        tables[store] = result.table[column].to_numpy()
+    np.testing.assert_allclose(tables["second"], tables["first"], atol=0 if place == "cpu" else tolerance, rtol=0)
+    np.testing.assert_allclose(tables["third"], tables["second"], atol=0 if place == "cpu" else tolerance / 10, rtol=0)
+
+
+def on(place: str, seed: int) -> FrozenModel:
+    return FrozenModel(tiny.native(seed).to(place), FAMILIES["native"], tiny.tokenizer(), name=f"{seed}", context=64)
+
+
+@pytest.mark.parametrize("place", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_stitch_into_another_device_trains_like_one_beside_it(place, tmp_path):
+    """The source stays on the CPU; its states go to the target's device, and nothing is added across devices."""
+    rows = torch.randint(300, (40, 32), generator=torch.Generator().manual_seed(5))
+    curves = []
+    for where in ("cpu", place):
+        config = StitchConfig(steps=6, warmup=1, tokens_per_step=128)
+        module = StitchTraining(on("cpu", 1), on(where, 2), [(0, 0), (1, 2)], rows, config, 0)
+        folder = tmp_path / str(len(curves))
+        fit(module, Run("test", folder, folder, torch.device(where), TrainerConfig(), LoggerConfig(kind="none"), {}))
+        assert {weight.device.type for weight in module.stitches.parameters()} == {where}
+        curves.append(module.curve.cpu())
+    torch.testing.assert_close(curves[1], curves[0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_no_step_on_a_gpu_waits_for_it(precision, tmp_path):
+    """CUDA itself raises an error where the host waits, in all steps but those that read the losses."""
+    rows = torch.randint(300, (40, 32))
+    config = StitchConfig(steps=500, warmup=1, tokens_per_step=128)  # of which each tenth reads the losses
+    module = StitchTraining(on("cuda", 1), on("cuda", 2), [(0, 0), (1, 2)], rows, config, 0)
+    one_step = module.training_step
+
+    def step(*batch):
+        reads = (module.global_step + 1) % module.trainer.log_every_n_steps == 0
+        torch.cuda.set_sync_debug_mode("default" if reads or not module.global_step else "error")
+        try:
+            return one_step(*batch)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    module.training_step = step
+    trainer = TrainerConfig(precision=precision)
+    fit(module, Run("test", tmp_path, tmp_path, torch.device("cuda"), trainer, LoggerConfig(kind="none"), {}))
