@@ -49,15 +49,20 @@ def mutual_knn_matrix(
     for index, layer in enumerate(layers):
         if len(layer) != n:
             raise ValueError(f"layer {index} has {len(layer)} rows, not {n}: all layers need the same stimuli")
-    if not 1 <= k <= n - 2:
-        raise ValueError(f"k={k} neighbours of {n} rows: k must lie between 1 and n - 2, as n - 1 would be all of them")
+    check_neighbours(k, n)
     place = layers[0].device
     groups = groups or RowGroups.whole(n, place)
     if groups.rows != n:
         raise ValueError(f"groups of {groups.rows} rows do not fit layers of {n} rows")
-    rows = [_directions(layer, groups, f"layer {index}").to(place) for index, layer in enumerate(layers)]
+    rows = [directions(layer, groups, f"layer {index}").to(place) for index, layer in enumerate(layers)]
     shared = sum(_shared(blocks, k) for blocks in zip(*map(groups.blocks, rows), strict=True))
     return shared / (k * len(groups.order))  # type: ignore[return-value]
+
+
+def check_neighbours(k: int, n: int) -> None:
+    """Raise a ValueError unless each of n rows can have k neighbours that are not all of the others."""
+    if not 1 <= k <= n - 2:
+        raise ValueError(f"k={k} neighbours of {n} rows: k must lie between 1 and n - 2, as n - 1 would be all of them")
 
 
 def chance_share(groups: RowGroups, k: int) -> float:
@@ -65,7 +70,7 @@ def chance_share(groups: RowGroups, k: int) -> float:
     return sum(count * size * k / (size - 1) for count, size in groups.shapes) / len(groups.order)
 
 
-def _directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> Float[Tensor, "kept d"]:
+def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> Float[Tensor, "kept d"]:
     """Return the rows in the order of their groups, each of length 1."""
     rows = features.detach().to(torch.promote_types(features.dtype, torch.float32))
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
@@ -93,13 +98,13 @@ def _shared(layers: Sequence[Float[Tensor, "g s _"]], k: int) -> Float[Tensor, "
             height = min(rows_at_once, size - top)
             member = torch.zeros(len(layers), len(part[0]), height, size, device=shared.device)
             for own, x in zip(member, part, strict=True):
-                own.scatter_(2, _nearest(x, top, height, k), 1.0)
+                own.scatter_(2, nearest(x, top, height, k), 1.0)
             flat = member.flatten(1)
             shared += (flat @ flat.T).double()
     return shared
 
 
-def _nearest(x: Float[Tensor, "g s d"], top: int, height: int, k: int) -> Int[Tensor, "g h k"]:
+def nearest(x: Float[Tensor, "g s d"], top: int, height: int, k: int) -> Int[Tensor, "g h k"]:
     """Return the numbers of the k rows of the group that are nearest to each of some rows, without the row itself."""
     similarity = x[:, top : top + height] @ x.mT
     similarity.diagonal(top, 1, 2).fill_(-torch.inf)

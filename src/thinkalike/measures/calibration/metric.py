@@ -1,0 +1,199 @@
+"""Means over batches of any measure of layer pairs, beside what permuted documents give by chance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from thinkalike.measures.calibration.contract import LayerMeasure
+from thinkalike.measures.calibration.documents import count_documents, permuted_rows
+from thinkalike.measures.kernels.kernel_alignment import layer_names
+from thinkalike.measures.kernels.rows import rows_of
+from thinkalike.measures.statistics.batch_means import BatchMeans, LayerPairEstimate, States
+from thinkalike.measures.statistics.estimate import Estimate
+from thinkalike.measures.statistics.jackknifing import jackknife, leave_one_out
+
+NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing
+TIE = 1e-9  # of values that are equal up to rounding, such as those of a permutation that moves nothing
+
+
+@dataclass(frozen=True, eq=False)
+class Chance:
+    """What permutations say of the values of l x m layer pairs.
+
+    Attributes:
+        null: The mean value of permuted documents, (l, m).
+        calibrated: (value - null) / (best - null), (l, m): 0 by chance, 1 for a layer with itself; also of distances.
+        p: The share of permutations, with the value itself, whose value is at least as close, (l, m).
+        p_of_largest: The same against the closest of all layer pairs of each permutation (Westfall & Young 1993): for a
+            pair that was chosen because it is the closest.
+        largest: The calibrated value of the closest pair, chance being the mean of the closest of each permutation.
+        documents: How many different documents the batch with the fewest has.
+    """
+
+    null: Estimate
+    calibrated: Estimate
+    p: Float[Tensor, "l m"]
+    p_of_largest: Float[Tensor, "l m"]
+    largest: float
+    documents: int
+
+
+@dataclass(frozen=True, eq=False)
+class CalibratedEstimate(LayerPairEstimate):
+    """A measure of l layers of a source with m of a target; `chance` is None unless there were permutations."""
+
+    chance: Chance | None
+
+
+class LayerMeans(BatchMeans):
+    """The mean over batches of a measure of layer pairs, with jackknife intervals over batches and, if asked, a null.
+
+    All layer pairs see the same permutations, so that the largest of them has a null as well. Each batch has its own;
+    the p-th value by chance is the mean over batches of the p-th permutation of each.
+
+    Args:
+        source_layers, target_layers: How many layers a batch brings.
+        measure: What is compared.
+        permutations: How many; 0: no null. A p-value is at least 1 / (permutations + 1).
+        left_out: See `BatchMeans`; then the null is of the first batch, which has all rows.
+    """
+
+    def __init__(
+        self,
+        source_layers: int,
+        target_layers: int,
+        measure: LayerMeasure,
+        permutations: int = 0,
+        left_out: bool = False,
+    ):
+        super().__init__(source_layers, target_layers, self._values, left_out)
+        self.measure, self.permutations = measure, permutations
+        self._nulls: dict[int, Tensor] = {}  # by the number of the batch: (permutations, l, m)
+        self._documents: dict[int, int] = {}
+
+    def update(
+        self,
+        source: States,
+        target: States,
+        mask: Bool[Tensor, " ..."] | None = None,
+        number: int = 0,
+        documents: Int[Tensor, " ..."] | None = None,
+    ) -> None:
+        """Add one batch; see `BatchMeans.update`.
+
+        Args:
+            documents: The document of each state, (b, t) or (n,), which permutations move as blocks; by default each
+                row is one of its own.
+
+        Raises:
+            ValueError: There is not one document for each state, or by chance alone layers are as close as can be;
+                see `BatchMeans.update` and the measure.
+        """
+        if documents is not None and documents.shape != source[0].shape[:-1]:
+            raise ValueError(
+                f"documents of shape {tuple(documents.shape)} do not fit states of shape {tuple(source[0].shape)}"
+            )
+        blocks = None if documents is None else rows_of(documents[..., None], "token", mask).squeeze(1)
+        wanted = self.permutations if not (self.left_out and number) else 0
+        self.compare = partial(self._values, number=number, documents=blocks, permutations=wanted)
+        super().update(source, target, mask, number)
+
+    def compute(self) -> CalibratedEstimate:
+        """Return the mean over all batches so far, with intervals and the null.
+
+        Raises:
+            ValueError: There was no batch.
+        """
+        plain = super().compute()
+        chance = self._chance() if self.permutations else None
+        return CalibratedEstimate(
+            *plain, plain.within_source, plain.within_target, plain.batches, rows_used=plain.rows_used, chance=chance
+        )
+
+    def merge_state(self, other: BatchMeans) -> None:
+        """Add the batches of another that compares the same layers."""
+        super().merge_state(other)
+        assert isinstance(other, LayerMeans)
+        self._nulls |= other._nulls
+        self._documents |= other._documents
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the batches so far, to go on from."""
+        nulls = {str(number): null.cpu() for number, null in self._nulls.items()}
+        return {
+            "values": super().state_dict(),
+            "nulls": nulls,
+            "documents": {str(k): v for k, v in self._documents.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the batches of a `state_dict`."""
+        super().load_state_dict(state["values"])
+        self._nulls = {int(number): null for number, null in state["nulls"].items()}
+        self._documents = {int(number): count for number, count in state["documents"].items()}
+
+    def _values(
+        self,
+        layers: Sequence[Float[Tensor, "_ _"]],
+        number: int = 0,
+        documents: Int[Tensor, " n"] | None = None,
+        permutations: int = 0,
+    ) -> Float[Tensor, "k k"]:
+        """Return the values of all layers of a batch, and keep those of permuted rows."""
+        names = layer_names(self.source_layers, self.target_layers)[: len(layers)]
+        prepared = self.measure.prepared(layers, names)
+        values = self.measure.compare(prepared, prepared)
+        if permutations:
+            targets = prepared[self.source_layers :] or prepared  # a model with itself
+            null = self._permuted(prepared[: self.source_layers], targets, number, len(layers[0]), documents)
+            if (room := (self.measure.best - null.mean(0)).abs()).min() < NO_ROOM:
+                row, column = divmod(int(room.argmin()), room.shape[1])
+                raise ValueError(
+                    f"by chance alone layers {row} and {column} are as close as can be, at {self.measure.best:g}: give "
+                    "more rows, as by measure.tokens_per_batch"
+                )
+            self._nulls[number] = null
+        return values
+
+    def _permuted(
+        self, sources: list[Any], targets: list[Any], number: int, n: int, documents: Int[Tensor, " n"] | None
+    ) -> Float[Tensor, "p l m"]:
+        owners = torch.arange(n) if documents is None else documents.cpu()
+        self._documents[number] = count_documents(owners)
+        generator, found = torch.Generator().manual_seed(number), []
+        for _ in range(self.permutations):
+            order = permuted_rows(owners, generator)
+            found.append(self.measure.compare(sources, [self.measure.moved(each, order) for each in targets]))
+        return torch.stack(found).double()
+
+    def _chance(self) -> Chance:
+        depth, best = self.source_layers, self.measure.best
+        values = self._stacked()[:, :depth, depth:].cpu()
+        nulls = torch.stack([self._nulls[number] for number in sorted(self._nulls)]).cpu()
+        levels = nulls.mean(1).expand(len(values), -1, -1)  # of each batch
+        value, by_chance = values.mean(0), nulls.mean(0)
+        pairs = [(values.mean(0), levels.mean(0)), (leave_one_out(values), leave_one_out(levels))]
+        calibrated = [(own - null) / (best - null) for own, null in pairs]
+        sign = 1 if self.measure.higher_is_closer else -1
+        closest = (sign * by_chance).flatten(1).amax(1)
+        top, chance = float((sign * value).max()), float(closest.mean())
+        return Chance(
+            jackknife(levels.mean(0), leave_one_out(levels)),
+            jackknife(*calibrated),
+            _share(sign * by_chance, sign * value),
+            _share(closest[:, None, None], sign * value),
+            (top - chance) / (sign * best - chance),
+            min(self._documents.values()),
+        )
+
+
+def _share(chance: Float[Tensor, "p ..."], value: Float[Tensor, "l m"]) -> Float[Tensor, "l m"]:
+    """Return (1 + #{chance ≥ value}) / (1 + p)."""
+    return (1 + (chance >= value - TIE).double().sum(0)) / (1 + len(chance))
