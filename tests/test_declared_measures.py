@@ -119,7 +119,7 @@ MEASURES = {
     "soft matching": Measure(soft_matching, PROPERTIES["soft matching"], goes_below_zero=False),
     "distance correlation": Measure(distance_correlation, PROPERTIES["distance correlation"]),
     "jensen-shannon": Measure(jensen_shannon, PROPERTIES["jensen-shannon"], widths=(6, 6)),
-    "disagreement": Measure(disagreement, PROPERTIES["disagreement"], widths=(40, 40)),
+    "disagreement": Measure(disagreement, PROPERTIES["disagreement"], widths=(8, 8)),
     "cka biased": Measure(partial(cka, estimator="biased"), PROPERTIES["cka biased"]),
     "cka rbf": Measure(partial(cka, kernel="rbf"), PROPERTIES["cka rbf"]),
     "cka of batches": Measure(of_batches, PROPERTIES["cka of batches"], masked=True),
