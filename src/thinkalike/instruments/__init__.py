@@ -17,8 +17,8 @@ from thinkalike.store import Result
 
 @cache
 def instrument(module: str) -> Instrument:
-    """Return the instrument that a module holds."""
-    import_module(module)
+    """Return the instrument that a module holds, or the one of a kind that is declared in it: module:kind."""
+    import_module(module.partition(":")[0])
     return Instrument.known[module]()
 
 

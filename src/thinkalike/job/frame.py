@@ -96,7 +96,7 @@ class Instrument(ABC):
     takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
     is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
     takes_subjects: ClassVar[bool] = False  # whether they can be several subjects
-    known: ClassVar[dict[str, type[Instrument]]] = {}  # by module
+    known: ClassVar[dict[str, type[Instrument]]] = {}  # by module, and module:kind
 
     def __init_subclass__(
         cls, *, kind: str = "", reads: Sequence[str] = (), version: int = 1, config: type = AnalyzeConfig, **more: Any
@@ -108,7 +108,7 @@ class Instrument(ABC):
         if unknown := set(reads) - parts:
             raise TypeError(f"{cls.__name__} reads {sorted(unknown)}, and {config.__name__} has {sorted(parts)}")
         cls.kind, cls.reads, cls.version = kind, tuple(reads), version
-        Instrument.known[cls.__module__] = cls
+        Instrument.known[cls.__module__] = Instrument.known[f"{cls.__module__}:{kind}"] = cls
 
     def inputs(self, config: Any) -> Mapping[str, Any]:
         """Read what decides, beside the settings, what the numbers will be, before the job begins.

@@ -10,7 +10,8 @@ whom), `outputs` (divergence of logits), `calibration` (the contract of measures
 from typing import TYPE_CHECKING, Any
 
 from thinkalike.measures.calibration.contract import LayerMeasure
-from thinkalike.measures.calibration.documents import permuted_rows
+from thinkalike.measures.calibration.documents import FEW_DOCUMENTS, permuted_rows
+from thinkalike.measures.calibration.every import layer_measures
 from thinkalike.measures.calibration.metric import CalibratedEstimate, Chance, LayerMeans
 from thinkalike.measures.conditional.future import surprises, token_codes
 from thinkalike.measures.conditional.groups import FEW, RowGroups
@@ -90,6 +91,7 @@ __all__ = [
     "CKA",
     "COMPARATORS",
     "FEW",
+    "FEW_DOCUMENTS",
     "MLEM",
     "NOISES",
     "PROPERTIES",
@@ -157,6 +159,7 @@ __all__ = [
     "jaccard",
     "jackknife",
     "jensen_shannon",
+    "layer_measures",
     "least_squares",
     "leave_one_out",
     "leverage",

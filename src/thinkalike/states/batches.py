@@ -18,7 +18,7 @@ from thinkalike.errors import DataError
 from thinkalike.measures.statistics.folds import stimulus_folds
 from thinkalike.models import FrozenModel, same_vocabulary, tokenizer_fingerprint
 from thinkalike.states.tokens import counted, token_states
-from thinkalike.states.words import pieces, word_forms, word_states
+from thinkalike.states.words import pieces, word_documents, word_forms, word_states
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +31,7 @@ class StateBatch(NamedTuple):
     states: list[list[Tensor]]  # each (b, t, d) of tokens, or (n, d) of rows
     mask: Bool[Tensor, "b t"] | None = None  # the tokens that count; None: all do
     tokens: Int[Tensor, " *n"] | None = None  # of each state: the token, or the number of the form of the word
+    documents: Int[Tensor, " *n"] | None = None  # of each state: the number of its document, or of a stimulus's group
 
 
 @dataclass(frozen=True)
@@ -101,12 +102,13 @@ def _by_token(
     context = min(model.context for model in models)
     data = replace(data, report_tokens=batches * tokens_per_batch)
     corpus = read_corpus(data, first.tokenizer, context, bos=first.bos_each_row, fit_tokens=1, whole=True)
-    rows = corpus.report.tokens.split(max(tokens_per_batch // corpus.report.tokens.shape[1], 1))
+    size = max(tokens_per_batch // corpus.report.tokens.shape[1], 1)
+    rows, documents = corpus.report.tokens.split(size), corpus.report.documents.split(size)
     special = first.tokenizer.all_special_ids if skip_special else []
 
     def starting(number: int, step: int) -> Iterator[StateBatch]:
-        for part in rows[number::step]:
-            yield StateBatch(token_states(models, part, embed), counted(part, skip_first, special), part)
+        for part, owners in zip(rows[number::step], documents[number::step], strict=True):
+            yield StateBatch(token_states(models, part, embed), counted(part, skip_first, special), part, owners)
 
     return StateBatches(starting, len(rows), "token", {"data": {"name": data.name, **corpus.facts()}})
 
@@ -120,7 +122,9 @@ def _by_word(
         texts = pieces(held_out_texts(data), different, words_per_batch)
         for batch in itertools.islice(texts, number, batches, step):
             states = {id(model): word_states(model, batch, embed) for model in different}
-            yield StateBatch([states[id(model)] for model in models], tokens=word_forms(batch))
+            yield StateBatch(
+                [states[id(model)] for model in models], tokens=word_forms(batch), documents=word_documents(batch)
+            )
 
     return StateBatches(starting, batches, "word", {"data": {"name": data.name, "level": "word"}})
 
@@ -210,7 +214,7 @@ def array_batches(
     def starting(number: int, step: int) -> Iterator[StateBatch]:
         for own in chosen[number::step]:
             states = {key: [layer[own] for layer in side] for key, side in different.items()}
-            yield StateBatch([states[id(side)] for side in sides])
+            yield StateBatch([states[id(side)] for side in sides], documents=groups[own])
 
     facts = {"data": {"rows": n, "parts": len(parts)}}
     return StateBatches(starting, len(chosen), "stimulus", facts, parts_left_out=len(parts) if whole else 0)

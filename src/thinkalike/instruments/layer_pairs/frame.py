@@ -98,6 +98,10 @@ class LayerPairs(Instrument):
             narrowed.stimuli = None
         return narrowed  # type: ignore[no-any-return]
 
+    def layers(self, measure: Any, model: FrozenModel) -> list[Any]:
+        """Return what tables call the layers of a model that are compared."""
+        return site_numbers(model, measure.embed)
+
     def fewest(self, measure: Any) -> int:
         """Return how many rows a batch must have."""
         return 2
@@ -152,7 +156,7 @@ class LayerPairs(Instrument):
         measure: Any = config.measure
         models = load_models(config.model, config.target)
         check_feasible(self.metric, measure, *models)
-        sides = {id(model): Side(model.name, site_numbers(model, measure.embed), model.describe) for model in models}
+        sides = {id(model): Side(model.name, self.layers(measure, model), model.describe) for model in models}
         return (sides[id(models[0])], sides[id(models[1])]), self.batches(measure, config, models)
 
     def _of_stimuli(self, config: AnalyzeConfig, work: Work) -> tuple[tuple[Side, Side], StateBatches]:

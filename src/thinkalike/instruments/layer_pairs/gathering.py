@@ -9,6 +9,7 @@ from typing import Any
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.interrupts import stop
 from thinkalike.job import Work
+from thinkalike.measures import LayerMeans
 from thinkalike.processes import Team
 from thinkalike.states import StateBatch, StateBatches
 
@@ -44,6 +45,8 @@ def gathered(new: Callable[[], Any], measure: Any, batches: StateBatches, names:
             mask = None if batch.mask is None else batch.mask.to(place)
             grouped = measure.given == "token" and batch.tokens is not None
             groups = {"groups": batch.tokens.to(place)} if grouped else {}  # type: ignore[union-attr]
+            if isinstance(metric.own, LayerMeans) and batch.documents is not None and measure.permute == "document":
+                groups["documents"] = batch.documents.to(place)
             metric.own.update(mine, theirs, mask, number, **groups)
         except ValueError as error:
             raise DataError(f"batch {number} of {names[0]} (source) and {names[1]} (target): {error}") from error

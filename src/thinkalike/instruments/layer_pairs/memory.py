@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,6 +29,8 @@ def check_feasible(metric: Metric, measure: Any, source: FrozenModel, target: Fr
     Raises:
         ResourceError: it does not, or would not.
     """
+    if getattr(measure, "permutations", 0):
+        measure = replace(measure, permutations=1)  # one after the other: more take no more memory
     size, models = measure.tokens_per_batch, dict.fromkeys((source, target))
     what, numbers = f"measure.tokens_per_batch={size}", 0
     for model in models:

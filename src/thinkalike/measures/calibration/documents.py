@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-FEW = 8  # documents; fewer of them have few orders, and too often stand in their own place
+FEW_DOCUMENTS = 8  # fewer of them have few orders, and too often stand in their own place
 
 
 def count_documents(documents: Int[Tensor, " n"]) -> int:

@@ -20,6 +20,7 @@ from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.jackknifing import jackknife, leave_one_out
 
 NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing
+AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone
 TIE = 1e-9  # of values that are equal up to rounding, such as those of a permutation that moves nothing
 
 
@@ -28,9 +29,11 @@ class Chance:
     """What permutations say of the values of l x m layer pairs.
 
     Attributes:
-        null: The mean value of permuted documents, (l, m).
+        null: The mean value of permuted documents, (l, m), of those permutations that leave next to no row where it
+            was: with few documents many do not, and would show part of the likeness itself.
         calibrated: (value - null) / (best - null), (l, m): 0 by chance, 1 for a layer with itself; also of distances.
-        p: The share of permutations, with the value itself, whose value is at least as close, (l, m).
+        p: The share of permutations, with the value itself, whose value is at least as close, (l, m). All of them
+            count here, since a test is exact only then.
         p_of_largest: The same against the closest of all layer pairs of each permutation (Westfall & Young 1993): for a
             pair that was chosen because it is the closest.
         largest: The calibrated value of the closest pair, chance being the mean of the closest of each permutation.
@@ -76,6 +79,7 @@ class LayerMeans(BatchMeans):
         super().__init__(source_layers, target_layers, self._values, left_out)
         self.measure, self.permutations = measure, permutations
         self._nulls: dict[int, Tensor] = {}  # by the number of the batch: (permutations, l, m)
+        self._levels: dict[int, Tensor] = {}  # of each batch, (l, m)
         self._documents: dict[int, int] = {}
 
     def update(
@@ -113,31 +117,29 @@ class LayerMeans(BatchMeans):
         """
         plain = super().compute()
         chance = self._chance() if self.permutations else None
-        return CalibratedEstimate(
-            *plain, plain.within_source, plain.within_target, plain.batches, rows_used=plain.rows_used, chance=chance
-        )
+        within = plain.within_source, plain.within_target
+        return CalibratedEstimate(plain.value, plain.low, plain.high, *within, plain.batches, chance=chance)
 
     def merge_state(self, other: BatchMeans) -> None:
         """Add the batches of another that compares the same layers."""
         super().merge_state(other)
         assert isinstance(other, LayerMeans)
-        self._nulls |= other._nulls
-        self._documents |= other._documents
+        for name, parts in self._own().items():
+            parts |= other._own()[name]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the batches so far, to go on from."""
-        nulls = {str(number): null.cpu() for number, null in self._nulls.items()}
-        return {
-            "values": super().state_dict(),
-            "nulls": nulls,
-            "documents": {str(k): v for k, v in self._documents.items()},
-        }
+        own = {name: {str(number): part for number, part in parts.items()} for name, parts in self._own().items()}
+        return {"values": super().state_dict(), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over the batches of a `state_dict`."""
         super().load_state_dict(state["values"])
-        self._nulls = {int(number): null for number, null in state["nulls"].items()}
-        self._documents = {int(number): count for number, count in state["documents"].items()}
+        for name, parts in self._own().items():
+            parts.update({int(number): part for number, part in state[name].items()})
+
+    def _own(self) -> dict[str, dict[int, Any]]:
+        return {"nulls": self._nulls, "levels": self._levels, "documents": self._documents}
 
     def _values(
         self,
@@ -152,32 +154,36 @@ class LayerMeans(BatchMeans):
         values = self.measure.compare(prepared, prepared)
         if permutations:
             targets = prepared[self.source_layers :] or prepared  # a model with itself
-            null = self._permuted(prepared[: self.source_layers], targets, number, len(layers[0]), documents)
-            if (room := (self.measure.best - null.mean(0)).abs()).min() < NO_ROOM:
+            null, level = self._permuted(prepared[: self.source_layers], targets, number, len(layers[0]), documents)
+            if (room := (self.measure.best - level).abs()).min() < NO_ROOM:
                 row, column = divmod(int(room.argmin()), room.shape[1])
                 raise ValueError(
                     f"by chance alone layers {row} and {column} are as close as can be, at {self.measure.best:g}: give "
                     "more rows, as by measure.tokens_per_batch"
                 )
-            self._nulls[number] = null
+            self._nulls[number], self._levels[number] = null, level
         return values
 
     def _permuted(
         self, sources: list[Any], targets: list[Any], number: int, n: int, documents: Int[Tensor, " n"] | None
-    ) -> Float[Tensor, "p l m"]:
+    ) -> tuple[Float[Tensor, "p l m"], Float[Tensor, "l m"]]:
+        """Return the values of all permutations, and their mean over those that leave next to no row in its place."""
         owners = torch.arange(n) if documents is None else documents.cpu()
         self._documents[number] = count_documents(owners)
-        generator, found = torch.Generator().manual_seed(number), []
+        generator, found, home = torch.Generator().manual_seed(number), [], []
         for _ in range(self.permutations):
             order = permuted_rows(owners, generator)
+            home.append((order == torch.arange(n)).double().mean())
             found.append(self.measure.compare(sources, [self.measure.moved(each, order) for each in targets]))
-        return torch.stack(found).double()
+        null, away = torch.stack(found).double(), torch.stack(home)
+        return null.cpu(), null[away <= away.min().clamp(min=AT_HOME)].mean(0).cpu()
 
     def _chance(self) -> Chance:
         depth, best = self.source_layers, self.measure.best
         values = self._stacked()[:, :depth, depth:].cpu()
         nulls = torch.stack([self._nulls[number] for number in sorted(self._nulls)]).cpu()
-        levels = nulls.mean(1).expand(len(values), -1, -1)  # of each batch
+        levels = torch.stack([self._levels[number] for number in sorted(self._levels)]).cpu()
+        levels = levels.expand(len(values), -1, -1)  # of each batch
         value, by_chance = values.mean(0), nulls.mean(0)
         pairs = [(values.mean(0), levels.mean(0)), (leave_one_out(values), leave_one_out(levels))]
         calibrated = [(own - null) / (best - null) for own, null in pairs]
