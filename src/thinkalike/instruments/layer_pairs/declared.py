@@ -97,8 +97,8 @@ class WithChance(LayerPairs):
         chance = getattr(estimates, "chance", None)
         if chance is not None and chance.documents < FEW_DOCUMENTS:
             log.warning(
-                "warning: batches hold %d different documents at least, which have few orders, so that p is large; raise "
-                "measure.tokens_per_batch",
+                "warning: batches hold %d different documents at least, which have few orders, so that p is large; "
+                "raise measure.tokens_per_batch",
                 chance.documents,
             )
 
