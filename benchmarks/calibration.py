@@ -6,9 +6,10 @@
 
 A simulation draws two models with nothing in common, or with a share of their latent variables in common. Rows of one
 document depend on each other: half of the variance of every latent variable is the document's. Layers of a model are
-random maps of its latent variables, and noise; of outputs both models have the same maps. p comes from `LayerMeans`: that of one layer pair, and that of the
-closest of all. The share of p ≤ .05 is the rate of false positives of models with nothing in common, and else the
-power. Widths are tried at the first depth, depths at the first width. What is done is in --out, and not done again.
+random maps of its latent variables, and noise; of outputs both models have the same maps. p comes from `LayerMeans`:
+that of one layer pair, and that of the closest of all. The share of p ≤ .05 is the rate of false positives of models
+with nothing in common, and else the power. Widths are tried at the first depth, depths at the first width. What is done
+is in --out, and not done again.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, make_dataclass
 from functools import partial
@@ -70,9 +71,9 @@ class WithKept(WithNull):
 class WithChance(LayerPairs):
     """A measure of layer pairs with a null of permuted documents."""
 
+    @abstractmethod
     def measure_of(self, measure: Any) -> LayerMeasure:
         """Return what is compared, from the settings."""
-        raise NotImplementedError
 
     def fewest(self, measure: Any) -> int:
         return self.measure_of(measure).fewest
