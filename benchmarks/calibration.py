@@ -135,7 +135,7 @@ def interval(hits: int, n: int) -> str:
     share, z = hits / n, 1.96
     middle = (share + z**2 / (2 * n)) / (1 + z**2 / n)
     half = z / (1 + z**2 / n) * math.sqrt(share * (1 - share) / n + z**2 / (4 * n**2))
-    return f"{100 * share:.1f} [{100 * (middle - half):.1f}, {100 * (middle + half):.1f}]"
+    return f"{100 * share:.1f} [{100 * max(middle - half, 0):.1f}, {100 * (middle + half):.1f}]"
 
 
 def rate(records: Sequence[dict[str, Any]], which: str) -> str:

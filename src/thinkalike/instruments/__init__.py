@@ -34,7 +34,9 @@ def run_job(config: TrainConfig | AnalyzeConfig) -> Result:
     one_of("measure", config.measure.kind, MEASURES)
     chosen = instrument(MEASURES[config.measure.kind])
     if config.activations and not chosen.takes_activations:
-        raise ConfigError(f"measure={chosen.kind} takes no activations; choose measure=cka, mknn, mlem, rsa or another of states")
+        raise ConfigError(
+            f"measure={chosen.kind} takes no activations; choose measure=cka, mknn, mlem, rsa or another of states"
+        )
     if config.subjects and not chosen.takes_subjects:
         raise ConfigError(
             f"measure={chosen.kind} compares two sides, and activations= are {len(config.subjects)} subjects; choose "

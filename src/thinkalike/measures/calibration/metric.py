@@ -154,7 +154,9 @@ class LayerMeans(BatchMeans):
         values = self.measure.compare(prepared, prepared)
         if permutations:
             targets = prepared[self.source_layers :] or prepared  # a model with itself
-            null, level = self._permuted(prepared[: self.source_layers], targets, number, len(layers[0]), documents)
+            owners = torch.arange(len(layers[0])) if documents is None else documents.cpu()
+            self._documents[number] = count_documents(owners)
+            null, level = self._permuted(prepared[: self.source_layers], targets, number, owners, layers[0].device)
             if (room := (self.measure.best - level).abs()).min() < NO_ROOM:
                 row, column = divmod(int(room.argmin()), room.shape[1])
                 raise ValueError(
@@ -165,15 +167,14 @@ class LayerMeans(BatchMeans):
         return values
 
     def _permuted(
-        self, sources: list[Any], targets: list[Any], number: int, n: int, documents: Int[Tensor, " n"] | None
+        self, sources: list[Any], targets: list[Any], number: int, owners: Int[Tensor, " n"], place: torch.device
     ) -> tuple[Float[Tensor, "p l m"], Float[Tensor, "l m"]]:
         """Return the values of all permutations, and their mean over those that leave next to no row in its place."""
-        owners = torch.arange(n) if documents is None else documents.cpu()
-        self._documents[number] = count_documents(owners)
         generator, found, home = torch.Generator().manual_seed(number), [], []
         for _ in range(self.permutations):
             order = permuted_rows(owners, generator)
-            home.append((order == torch.arange(n)).double().mean())
+            home.append((order == torch.arange(len(owners))).double().mean())
+            order = order.to(place)
             found.append(self.measure.compare(sources, [self.measure.moved(each, order) for each in targets]))
         null, away = torch.stack(found).double(), torch.stack(home)
         return null.cpu(), null[away <= away.min().clamp(min=AT_HOME)].mean(0).cpu()
