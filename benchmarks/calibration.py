@@ -18,6 +18,7 @@ import argparse
 import json
 import math
 import time
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,14 +84,15 @@ def models(
 
 def simulated(name: str, seed: int, width: int, depth: int, options: Any, common: float) -> dict[str, float]:
     """Return p of the first layer pair and of the closest one, with its calibrated value, of one simulation."""
-    chance = torch.Generator().manual_seed(seed)
+    number = zlib.crc32(f"{name} {width} {depth} {seed}".encode())  # every setting draws models of its own
+    chance = torch.Generator().manual_seed(number + 1)  # and permutations from another stream
     first, other = (latent(options.documents, options.length, chance) for _ in range(2))
     second = math.sqrt(common) * first + math.sqrt(1 - common) * other
     source, target = models([first, second], width, depth, chance, name in OUTPUTS)
     owners = torch.arange(options.documents).repeat_interleave(options.length)
     means = LayerMeans(depth, depth, MEASURES[name], options.permutations)
     try:
-        means.update(source, target, number=seed, documents=owners if options.shuffle == "document" else None)
+        means.update(source, target, number=number, documents=owners if options.shuffle == "document" else None)
     except ValueError:  # chance alone is as close as can be, so nothing is called alike
         return {"p": 1.0, "p_largest": 1.0, "calibrated": math.nan}
     found = means.compute().chance

@@ -113,13 +113,13 @@ def test_p_is_that_of_a_permutation_test_of_scipy(measure):
 def test_calibrated_is_0_by_chance_and_1_of_a_layer_with_itself_whatever_the_width():
     for measure in (PROCRUSTES, neighbour_measure("jaccard", 5), UNBIASED_CKA):
         for d in (4, 60):
-            pairs = [(layers(1, d=d), layers(1, d=d)) for _ in range(30)]
-            independent = compared(measure, pairs, 20).chance
-            assert abs(float(independent.calibrated.value)) < 0.03
+            pairs = [(layers(1, d=d), layers(1, d=d)) for _ in range(16)]
+            independent = compared(measure, pairs, 9).chance
+            assert abs(float(independent.calibrated.value)) < 0.05
             assert float(independent.calibrated.low) < 0.02 < 0.1 + float(independent.calibrated.high)
-            same = compared(measure, [(x, [3 * x[0]]) for x, _ in pairs[:3]], 20).chance
+            same = compared(measure, [(x, [3 * x[0]]) for x, _ in pairs[:3]], 9).chance
             assert float(same.calibrated.value) == pytest.approx(1, abs=1e-6)
-            assert float(same.p) == pytest.approx(1 / 21)
+            assert float(same.p) == pytest.approx(1 / 10)
     raw = [float(PROCRUSTES.of(*(torch.randn(N, d) for _ in range(2)))) for d in (4, 60)]
     assert raw[0] > raw[1] + 0.3, "control: uncalibrated, width alone brings independent layers near"
 
@@ -189,7 +189,7 @@ def clustered(n_documents, length, d=8):
     return torch.randn(n_documents, 1, d).add(0.5 * torch.randn(n_documents, length, d)).flatten(0, 1).double()
 
 
-def p_values(owners, runs=80):
+def p_values(owners, runs=60):
     found = []
     for _ in range(runs):
         means = LayerMeans(1, 1, UNBIASED_CKA, 19)
