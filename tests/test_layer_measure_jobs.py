@@ -119,7 +119,7 @@ def test_stimuli_are_compared_and_their_sentences_permuted(door, tmp_path):
 
 def test_words_know_their_documents():
     assert word_documents(Pieces(["a b", "c"], [[(0, 1), (2, 3)], [(0, 1)]], [4, 7])).tolist() == [4, 4, 7]
-    first, second = pieces(["a b c", "d e", "f", "g h"], [], 4)
+    first, second = pieces(["a b c", "d e", "f", "g h i"], [], 4)
     assert (first.documents, second.documents) == ([0, 1], [2, 3])
     assert len(word_documents(first)) == first.count == 5
 
