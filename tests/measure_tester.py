@@ -24,12 +24,17 @@ def orthogonal(x: Tensor) -> Tensor:
     return -x if d == 1 else x @ torch.linalg.qr(torch.randn(d, d, dtype=x.dtype)).Q
 
 
+def scales(x: Tensor) -> Tensor:
+    return torch.linspace(0.1, 3, x.shape[1], dtype=x.dtype)
+
+
 CHANGES: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]] = {
     "orthogonal": lambda x, y: (orthogonal(x), y),
     "isotropic_scaling": lambda x, y: (1e-3 * x, y),
     "translation": lambda x, y: (x + 10 * torch.randn(x.shape[1], dtype=x.dtype), y),
     "row_permutation": lambda x, y: (x.flip(0), y.flip(0)),
-    "invertible_linear": lambda x, y: (x * torch.linspace(0.1, 3, x.shape[1], dtype=x.dtype), y),
+    "unit_scaling": lambda x, y: (x * scales(x), y),
+    "invertible_linear": lambda x, y: (x @ (scales(x).flip(0).diag() + torch.ones(2 * [x.shape[1]]).triu(1).to(x)), y),
 }
 
 

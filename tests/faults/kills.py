@@ -191,7 +191,14 @@ def import_everything() -> None:
     """Import what jobs import, once for all children."""
     from thinkalike.config import MEASURES, TASKS
 
-    for module in (*MEASURES.values(), *TASKS.values(), "thinkalike.papers", "train", "analyze", "transformer_lens"):
+    for module in (
+        *(name.partition(":")[0] for name in MEASURES.values()),
+        *TASKS.values(),
+        "thinkalike.papers",
+        "train",
+        "analyze",
+        "transformer_lens",
+    ):
         importlib.import_module(module)
 
 

@@ -68,7 +68,9 @@ def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
 
 def measure_schema(kind: str) -> type[MeasureConfig]:
     """Return the schema of a kind of measure, which stands in the file of its instrument."""
-    schema: type[MeasureConfig] = import_module(MEASURES[kind]).Config
+    name, _, declared = MEASURES[kind].partition(":")
+    module = import_module(name)
+    schema: type[MeasureConfig] = module.CONFIGS[declared] if declared else module.Config
     return schema
 
 

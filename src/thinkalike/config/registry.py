@@ -1,6 +1,7 @@
 """The one list of instruments: what `task=` and `measure=` can be, and the module that holds each.
 
-They are strings because configuration stands below what it configures; a module is imported when it is needed.
+Several that are declared in one module are written as module:kind. They are strings because configuration stands below
+what it configures; a module is imported when it is needed.
 """
 
 TASKS = {
@@ -13,6 +14,15 @@ MEASURES = {
     "asymmetry": "thinkalike.instruments.asymmetry",
     "cka": "thinkalike.instruments.cka",
     "mknn": "thinkalike.instruments.mknn",
+    "procrustes": "thinkalike.instruments.layer_pairs.declared:procrustes",
+    "svcca": "thinkalike.instruments.layer_pairs.declared:svcca",
+    "soft_matching": "thinkalike.instruments.layer_pairs.declared:soft_matching",
+    "dcor": "thinkalike.instruments.layer_pairs.declared:dcor",
+    "token_rsa": "thinkalike.instruments.layer_pairs.declared:token_rsa",
+    "jaccard": "thinkalike.instruments.layer_pairs.declared:jaccard",
+    "second_order_cosine": "thinkalike.instruments.layer_pairs.declared:second_order_cosine",
+    "jsd": "thinkalike.instruments.layer_pairs.outputs:jsd",
+    "disagreement": "thinkalike.instruments.layer_pairs.outputs:disagreement",
     "r2": "thinkalike.instruments.r2",
     "mlem": "thinkalike.instruments.mlem",
     "rsa": "thinkalike.instruments.rsa",

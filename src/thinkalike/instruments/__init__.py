@@ -19,8 +19,8 @@ from thinkalike.store import Result
 
 @cache
 def instrument(module: str) -> Instrument:
-    """Return the instrument that a module holds."""
-    import_module(module)
+    """Return the instrument that a module holds, or the one of a kind that is declared in it: module:kind."""
+    import_module(module.partition(":")[0])
     return Instrument.known[module]()
 
 
@@ -84,7 +84,9 @@ def _instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
     one_of("measure", config.measure.kind, MEASURES)
     chosen = instrument(MEASURES[config.measure.kind])
     if config.activations and not chosen.takes_activations:
-        raise ConfigError(f"measure={chosen.kind} takes no activations; choose measure=cka, mknn, mlem or rsa")
+        raise ConfigError(
+            f"measure={chosen.kind} takes no activations; choose measure=cka, mknn, mlem, rsa or another of states"
+        )
     if config.subjects and not chosen.takes_subjects:
         raise ConfigError(
             f"measure={chosen.kind} compares two sides, and activations= are {len(config.subjects)} subjects; choose "

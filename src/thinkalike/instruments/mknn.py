@@ -8,44 +8,49 @@ from typing import Any
 
 import torch
 
-from thinkalike.config import ranged
-from thinkalike.config.ranges import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
-from thinkalike.instruments.layer_pairs import LayerPairs, LayerPairsConfig
-from thinkalike.measures import BatchMeans, NeighbourEstimate, NeighboursGivenToken, mutual_knn_matrix
+from thinkalike.instruments.layer_pairs.declared import WithChance, WithNeighbours
+from thinkalike.measures import (
+    BatchMeans,
+    LayerMeasure,
+    NeighbourEstimate,
+    NeighboursGivenToken,
+    layer_measures,
+    mutual_knn_matrix,
+)
 
 
 @dataclass
-class Config(LayerPairsConfig):
-    """The settings of mutual nearest neighbours."""
+class Config(WithNeighbours):
+    """The settings of mutual nearest neighbours; by chance k / (n - 1) of n tokens are shared."""
 
     kind: str = "mknn"
-    neighbours: int = ranged(10, least=1, most=TOKENS_AT_ONCE)  # k; by chance k / (n - 1) of n tokens are shared
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.neighbours > self.tokens_per_batch - 2:
-            raise ConfigError(
-                f"measure.neighbours={self.neighbours} must lie between 1 and measure.tokens_per_batch - 2"
-            )
+        if self.null and self.given == "token":
+            raise ConfigError("measure.given=token has its chance in closed form: leave measure.null=true out")
 
 
-class MutualNeighbours(LayerPairs, kind="mknn", reads=("model", "target", "data", "measure", "stimuli")):
+class MutualNeighbours(WithChance, kind="mknn", reads=("model", "target", "data", "measure", "stimuli")):
     """Counts the nearest neighbours that all layers of `model` share with all of `model@target`, and within each."""
 
     name = "mutual nearest neighbours"
 
-    def fewest(self, measure: Any) -> int:
-        return int(measure.neighbours) + 2
+    def measure_of(self, measure: Any) -> LayerMeasure:
+        return layer_measures(measure.neighbours)["mknn"]
 
-    def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> BatchMeans:
+    def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
+        if measure.null:
+            return super().metric(measure, source_layers, target_layers, left_out)
         if measure.given == "token":
             return NeighboursGivenToken(source_layers, target_layers, measure.neighbours)
         return BatchMeans(source_layers, target_layers, partial(mutual_knn_matrix, k=measure.neighbours), left_out)
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
         given = isinstance(estimates, NeighbourEstimate)
-        return {"calibrated": estimates.calibrated.value} if given else {}
+        return {"calibrated": estimates.calibrated.value} if given else super().columns(estimates)
 
     def scalars(self, estimates: Any) -> dict[str, float]:
-        return {"chance": estimates.chance} if isinstance(estimates, NeighbourEstimate) else {}
+        given = isinstance(estimates, NeighbourEstimate)
+        return {"chance": estimates.chance} if given else super().scalars(estimates)

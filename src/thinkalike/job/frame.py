@@ -92,7 +92,7 @@ class Instrument(ABC):
     in_one_pass: ClassVar[bool] = False  # whether `run_all` does several jobs with less work than one after the other
     of_models: ClassVar[str] = ""  # what `models=[...]` stands for: jobs of all "pairs", of "each", or nothing
     takes_subjects: ClassVar[bool] = False  # whether they can be several subjects
-    known: ClassVar[dict[str, type[Instrument]]] = {}  # by module
+    known: ClassVar[dict[str, type[Instrument]]] = {}  # by module, and module:kind
 
     def __init_subclass__(
         cls, *, kind: str = "", reads: Sequence[str] = (), version: int = 1, config: type = AnalyzeConfig, **more: Any
@@ -104,7 +104,7 @@ class Instrument(ABC):
         if unknown := set(reads) - parts:
             raise TypeError(f"{cls.__name__} reads {sorted(unknown)}, and {config.__name__} has {sorted(parts)}")
         cls.kind, cls.reads, cls.version = kind, tuple(reads), version
-        Instrument.known[cls.__module__] = cls
+        Instrument.known[cls.__module__] = Instrument.known[f"{cls.__module__}:{kind}"] = cls
 
     def inputs(self, config: Any) -> Mapping[str, Any]:
         """Read what decides, beside the settings, what the numbers will be, before the job begins.

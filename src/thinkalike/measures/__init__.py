@@ -1,13 +1,18 @@
 """Measures: torch only, pure functions of tensors and small modules. They know no models, files or configuration.
 
 Code outside imports from here: `kernels` (HSIC, CKA), `mlem` (metric-learning encoding models), `distances` (RSA,
-comparators, crossnobis), `conditional` (likeness given the token, and linear prediction), `stitching` (maps between
-models, and their losses), `subjects` (noise ceilings, models in several subjects), `statistics` (estimates with their
-intervals).
+comparators, crossnobis, distance correlation), `shape` (Procrustes, SVCCA, soft matching), `neighbours` (who is near
+whom), `outputs` (divergence of logits), `calibration` (the contract of measures of layer pairs, nulls and p-values),
+`conditional` (likeness given the token, and linear prediction), `stitching` (maps between models, and their losses),
+`subjects` (noise ceilings, models in several subjects), `statistics` (estimates with their intervals).
 """
 
 from typing import TYPE_CHECKING, Any
 
+from thinkalike.measures.calibration.contract import LayerMeasure
+from thinkalike.measures.calibration.documents import FEW_DOCUMENTS, permuted_rows
+from thinkalike.measures.calibration.every import layer_measures
+from thinkalike.measures.calibration.metric import CalibratedEstimate, Chance, LayerMeans
 from thinkalike.measures.conditional.future import surprises, token_codes
 from thinkalike.measures.conditional.groups import FEW, RowGroups
 from thinkalike.measures.conditional.hsic import group_hsics
@@ -16,6 +21,7 @@ from thinkalike.measures.conditional.linear import LinearPrediction
 from thinkalike.measures.distances.ceilings import ceiling
 from thinkalike.measures.distances.comparators import COMPARATORS, WHITENED, comparable, compare
 from thinkalike.measures.distances.crossnobis import NOISES, crossnobis, noise_covariance
+from thinkalike.measures.distances.distance_correlation import distance_correlation
 from thinkalike.measures.distances.kendall import weighted_tau
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.distances.ranks import mid_ranks, spearman
@@ -38,7 +44,12 @@ from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.features import FeatureEncoder, Features
 from thinkalike.measures.mlem.importance import Importance, feature_importance
 from thinkalike.measures.neighbours.mutual import mutual_knn, mutual_knn_matrix
+from thinkalike.measures.neighbours.sets import jaccard, second_order_cosine
 from thinkalike.measures.neighbours.within import NeighbourEstimate, NeighboursGivenToken
+from thinkalike.measures.outputs.divergence import disagreement, jensen_shannon
+from thinkalike.measures.shape.procrustes import procrustes_distance
+from thinkalike.measures.shape.soft_matching import soft_matching
+from thinkalike.measures.shape.subspaces import svcca
 from thinkalike.measures.statistics.batch_means import BatchMeans, LayerPairEstimate
 from thinkalike.measures.statistics.bootstrapping import (
     bootstrap_difference,
@@ -81,6 +92,7 @@ __all__ = [
     "CKA",
     "COMPARATORS",
     "FEW",
+    "FEW_DOCUMENTS",
     "MLEM",
     "NOISES",
     "PROPERTIES",
@@ -88,6 +100,8 @@ __all__ = [
     "AffineMap",
     "BatchMeans",
     "CKAResult",
+    "CalibratedEstimate",
+    "Chance",
     "DifferentiableMLEM",
     "Draws",
     "Estimate",
@@ -96,6 +110,8 @@ __all__ = [
     "Features",
     "Grouped",
     "Importance",
+    "LayerMeans",
+    "LayerMeasure",
     "LayerPairEstimate",
     "LayerPredictions",
     "LinearPrediction",
@@ -128,6 +144,8 @@ __all__ = [
     "compare",
     "compare_outputs",
     "crossnobis",
+    "disagreement",
+    "distance_correlation",
     "distance_vectors",
     "documents_and_seeds_interval",
     "draw",
@@ -141,7 +159,10 @@ __all__ = [
     "hsic0",
     "hsic1",
     "interval_around",
+    "jaccard",
     "jackknife",
+    "jensen_shannon",
+    "layer_measures",
     "least_squares",
     "leave_one_out",
     "leverage",
@@ -156,14 +177,18 @@ __all__ = [
     "noise_covariance",
     "onset",
     "parting",
+    "permuted_rows",
     "population_penalties",
     "procrustes",
+    "procrustes_distance",
     "random_effects",
     "reduced_rank",
     "rows_of",
     "rsa",
     "rsa_estimate",
+    "second_order_cosine",
     "separation",
+    "soft_matching",
     "span",
     "spearman",
     "splits",
@@ -172,6 +197,7 @@ __all__ = [
     "student_t",
     "sum_by_document",
     "surprises",
+    "svcca",
     "symmetric",
     "token_codes",
     "token_kl",

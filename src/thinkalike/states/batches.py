@@ -19,7 +19,7 @@ from thinkalike.measures.statistics.folds import stimulus_folds
 from thinkalike.models import FrozenModel, same_vocabulary, tokenizer_fingerprint
 from thinkalike.states.runs import ModelRuns, content_of_pieces, content_of_rows
 from thinkalike.states.tokens import counted, token_states
-from thinkalike.states.words import pieces, word_forms
+from thinkalike.states.words import pieces, word_documents, word_forms
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,7 @@ class StateBatch(NamedTuple):
     states: list[list[Tensor]]  # each (b, t, d) of tokens, or (n, d) of rows
     mask: Bool[Tensor, "b t"] | None = None  # the tokens that count; None: all do
     tokens: Int[Tensor, " *n"] | None = None  # of each state: the token, or the number of the form of the word
+    documents: Int[Tensor, " *n"] | None = None  # of each state: the number of its document, or of a stimulus's group
     content: Hashable = None  # equal where models read the same; None: not known
 
 
@@ -106,13 +107,15 @@ def _by_token(
     context = min(model.context for model in models)
     data = replace(data, report_tokens=batches * tokens_per_batch)
     corpus = read_corpus(data, first.tokenizer, context, bos=first.bos_each_row, fit_tokens=1, whole=True)
-    rows = corpus.report.tokens.split(max(tokens_per_batch // corpus.report.tokens.shape[1], 1))
+    size = max(tokens_per_batch // corpus.report.tokens.shape[1], 1)
+    rows, documents = corpus.report.tokens.split(size), corpus.report.documents.split(size)
     special = first.tokenizer.all_special_ids if skip_special else []
 
     def starting(number: int, step: int) -> Iterator[StateBatch]:
-        for part in rows[number::step]:
+        for part, owners in zip(rows[number::step], documents[number::step], strict=True):
             states = (runs or ModelRuns()).of_tokens(models, part, embed)
-            yield StateBatch(states, counted(part, skip_first, special), part, content_of_rows(part))
+            counts = counted(part, skip_first, special)
+            yield StateBatch(states, counts, part, owners, content_of_rows(part))
 
     return StateBatches(starting, len(rows), "token", {"data": {"name": data.name, **corpus.facts()}})
 
@@ -131,7 +134,8 @@ def _by_word(
         texts = pieces(held_out_texts(data), different, words_per_batch)
         for batch in itertools.islice(texts, number, batches, step):
             states = (runs or ModelRuns()).of_words(models, batch, embed)
-            yield StateBatch(states, tokens=word_forms(batch), content=content_of_pieces(batch))
+            content = content_of_pieces(batch)
+            yield StateBatch(states, tokens=word_forms(batch), documents=word_documents(batch), content=content)
 
     return StateBatches(starting, batches, "word", {"data": {"name": data.name, "level": "word"}})
 
@@ -221,7 +225,7 @@ def array_batches(
     def starting(number: int, step: int) -> Iterator[StateBatch]:
         for own in chosen[number::step]:
             states = {key: [layer[own] for layer in side] for key, side in different.items()}
-            yield StateBatch([states[id(side)] for side in sides])
+            yield StateBatch([states[id(side)] for side in sides], documents=groups[own])
 
     facts = {"data": {"rows": n, "parts": len(parts)}}
     return StateBatches(starting, len(chosen), "stimulus", facts, parts_left_out=len(parts) if whole else 0)

@@ -28,20 +28,21 @@ class ModelRuns:
     ) -> list[list[Float[Tensor, "b t _"]]]:
         """Return the states of each model at all layers; see `token_states`."""
         content = (*content_of_rows(rows), embed)
-        return [self._once(model, content, lambda model: token_states([model], rows, embed)[0]) for model in models]
+        return [self.once(model, content, lambda model: token_states([model], rows, embed)[0]) for model in models]
 
     def of_words(
         self, models: Sequence[FrozenModel], batch: Pieces, embed: bool
     ) -> list[list[Float[Tensor, "words _"]]]:
         """Return the states of each model at all layers; see `word_states`."""
         content = (*content_of_pieces(batch), embed)
-        return [self._once(model, content, lambda model: word_states(model, batch, embed)) for model in models]
+        return [self.once(model, content, lambda model: word_states(model, batch, embed)) for model in models]
 
     def forget(self) -> None:
         """Let go of all states, because the next inputs come."""
         self._states.clear()
 
-    def _once(self, model: FrozenModel, content: Hashable, run: Callable[[FrozenModel], list[Tensor]]) -> list[Tensor]:
+    def once(self, model: FrozenModel, content: Hashable, run: Callable[[FrozenModel], list[Tensor]]) -> list[Tensor]:
+        """Return what a model makes of an input, of this content, which `run` makes the first time."""
         place = (id(model.module), content)
         if place not in self._states:
             self._states[place] = run(model)

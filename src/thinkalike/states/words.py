@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Float, Int
@@ -24,10 +24,11 @@ def words_of(text: str) -> list[Span]:
 
 @dataclass(frozen=True)
 class Pieces:
-    """Stretches of text that fit into every model's context, with the words of each."""
+    """Stretches of text that fit into every model's context, with the words of each and the number of its document."""
 
     texts: list[str]
     words: list[list[Span]]
+    documents: list[int] = field(default_factory=list)
 
     @property
     def count(self) -> int:
@@ -41,13 +42,14 @@ def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int, at_m
         DataError: a single word is longer than a model's context.
     """
     batch = Pieces([], [])
-    for text in texts:
+    for number, text in enumerate(texts):
         spans = words_of(text)
         for start in range(0, len(spans), at_most):
             for part in _fitting(text, spans[start : start + at_most], models):
                 first, last = part[0][0], part[-1][1]
                 batch.texts.append(text[first:last])
                 batch.words.append([(a - first, b - first) for a, b in part])
+                batch.documents.append(number)
                 if batch.count >= words:
                     yield batch
                     batch = Pieces([], [])
@@ -95,6 +97,11 @@ def word_forms(batch: Pieces) -> Int[Tensor, " words"]:
     parts = zip(batch.texts, batch.words, strict=True)
     words = [text[start:stop] for text, spans in parts for start, stop in spans]
     return torch.tensor([numbers.setdefault(word, len(numbers)) for word in words])
+
+
+def word_documents(batch: Pieces) -> Int[Tensor, " words"]:
+    """Return the number of the document of each word of a batch."""
+    return torch.tensor(batch.documents).repeat_interleave(torch.tensor([len(spans) for spans in batch.words]))
 
 
 def _encoded(model: FrozenModel, text: str) -> tuple[list[int], list[Span]]:

@@ -29,7 +29,7 @@ from thinkalike.data import Stimuli
 from thinkalike.errors import ConfigError, DataError, ThinkalikeError, one_of
 from thinkalike.instruments.layer_pairs.gathering import Comparison, gather
 from thinkalike.instruments.layer_pairs.memory import check_feasible
-from thinkalike.instruments.layer_pairs.screen import mean_and_greatest, show_cells
+from thinkalike.instruments.layer_pairs.screen import mean_and_closest, show_cells
 from thinkalike.instruments.of_stimuli import stimuli_facts, stimuli_inputs, without_model
 from thinkalike.interrupts import at_boundaries
 from thinkalike.job import Instrument, Outcome, Work, phase_of_all
@@ -87,6 +87,7 @@ class LayerPairs(Instrument):
 
     name: ClassVar[str]  # as tables and figures print it
     scale: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of the colours
+    is_distance: ClassVar[bool] = False  # whether less is closer
     takes_activations: ClassVar[bool] = True
     is_shared: ClassVar[bool] = True
     in_one_pass: ClassVar[bool] = True
@@ -110,6 +111,10 @@ class LayerPairs(Instrument):
         else:
             narrowed.stimuli = None
         return narrowed  # type: ignore[no-any-return]
+
+    def layers(self, measure: Any, model: FrozenModel) -> list[Any]:
+        """Return what tables call the layers of a model that are compared."""
+        return site_numbers(model, measure.embed)
 
     def fewest(self, measure: Any) -> int:
         """Return how many rows a batch must have."""
@@ -191,12 +196,12 @@ class LayerPairs(Instrument):
         self.check([(each, *pair) for each, pair in zip(measures, pairs, strict=True)])
         described: dict[int, dict[str, str]] = {}
 
-        def side(model: FrozenModel, embed: bool) -> Side:
-            return Side(model.name, site_numbers(model, embed), partial(_described, model, described))
+        def side(model: FrozenModel, measure: Any) -> Side:
+            return Side(model.name, self.layers(measure, model), partial(_described, model, described))
 
         given = []
         for config, measure, models in zip(configs, measures, pairs, strict=True):
-            sides = {id(model): side(model, measure.embed) for model in models}
+            sides = {id(model): side(model, measure) for model in models}
             batches = self.batches(measure, config, models, runs)
             given.append(Given(measure, sides[id(models[0])], sides[id(models[1])], batches))
         return given
@@ -257,7 +262,7 @@ class LayerPairs(Instrument):
         return f"{self.name} given the token" if result.config["measure"].get("given") == "token" else self.name
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        return mean_and_greatest(result.table, self.kind) or super().headlines(result)
+        return mean_and_closest(result.table, self.kind, self.is_distance) or super().headlines(result)
 
     def show(self, result: Result) -> None:
         """Print what fits on a screen: the cells of equal relative depth."""

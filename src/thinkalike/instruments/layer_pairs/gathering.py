@@ -12,6 +12,7 @@ from torch import Tensor
 from thinkalike.errors import ConfigError, DataError, ThinkalikeError
 from thinkalike.interrupts import stop
 from thinkalike.job import Work
+from thinkalike.measures import LayerMeans
 from thinkalike.processes import Round, Team
 from thinkalike.states import ModelRuns, StateBatch, StateBatches
 
@@ -62,11 +63,14 @@ class Comparison:
             self.error.__cause__ = error
 
     def rows(self, batch: StateBatch) -> dict[str, Tensor | None]:
-        """Return which rows of a batch count, and what groups them, where its source is."""
+        """Return which rows of a batch count, what groups them, and their documents, where its source is."""
+        wanted = {"mask": batch.mask}
+        if self.measure.given == "token" and batch.tokens is not None:
+            wanted["groups"] = batch.tokens
+        if isinstance(self.metric.own, LayerMeans) and self.measure.permute == "document":
+            wanted["documents"] = batch.documents
         place = batch.states[0][0].device
-        grouped = self.measure.given == "token" and batch.tokens is not None
-        groups = {"groups": batch.tokens.to(place)} if grouped else {}  # type: ignore[union-attr]
-        return {"mask": None if batch.mask is None else batch.mask.to(place), **groups}
+        return {name: None if rows is None else rows.to(place) for name, rows in wanted.items()}
 
     def keep(self, done: int) -> None:
         """Keep a state after so many batches, from which the same comes as without an end."""

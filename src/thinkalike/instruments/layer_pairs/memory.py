@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -41,7 +42,7 @@ def check_feasible(metric: Metric, compared: Sequence[tuple[Any, FrozenModel, Fr
 def _check_memory(metric: Metric, compared: Sequence[tuple[Any, FrozenModel, FrozenModel]]) -> None:
     """Check the memory of the device where pairs are compared, which is that of their sources."""
     memory = sum(_bytes_of_states(compared).values())
-    memory += max(_bytes_of_comparing(metric, *each) for each in _largest(compared))
+    memory += max(_bytes_of_comparing(metric, *each) for each in _largest(compared)) * _share_of_largest(compared)
     size, count = max(measure.tokens_per_batch for measure, _, _ in compared), len(compared)
     what = f"measure.tokens_per_batch={size}" + (f" of {count} pairs of models at once" if count > 1 else "")
     remedy = "lower it, or give fewer models at once" if count > 1 else "lower it"
@@ -60,6 +61,13 @@ def _bytes_of_states(compared: Sequence[tuple[Any, FrozenModel, FrozenModel]]) -
     return taken
 
 
+def _share_of_largest(compared: Sequence[tuple[Any, FrozenModel, FrozenModel]]) -> float:
+    """Return how many times as many layers as in the largest pair all models have, which are compared together."""
+    layers = [sum(model.n_layers for model in dict.fromkeys(pair[1:])) for pair in compared]
+    different = {id(model.module): model.n_layers for pair in compared for model in pair[1:]}
+    return max(sum(different.values()) / max(layers), 1.0)
+
+
 def _largest(
     compared: Sequence[tuple[Any, FrozenModel, FrozenModel]],
 ) -> list[tuple[Any, FrozenModel, FrozenModel]]:
@@ -75,6 +83,8 @@ def _largest(
 
 def _bytes_of_comparing(metric: Metric, measure: Any, source: FrozenModel, target: FrozenModel) -> float:
     """Return what a batch takes beside states, from batches of narrow noise: a part by token, one by two tokens."""
+    if getattr(measure, "permutations", 0):
+        measure = replace(measure, permutations=1)  # one after the other: more take no more memory
     size, counts = measure.tokens_per_batch, [len(site_numbers(model, measure.embed)) for model in (source, target)]
 
     def taken(n: int) -> float:

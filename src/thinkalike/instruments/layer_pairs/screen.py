@@ -1,4 +1,4 @@
-"""What a result of layer pairs says on a screen and in a list: the cells of equal relative depth, mean and greatest."""
+"""What a result of layer pairs says on a screen and in a list: the cells of equal relative depth, mean and closest."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from thinkalike.measures import span
 from thinkalike.store import Headline, Result
 
 
-def mean_and_greatest(table: pd.DataFrame, kind: str) -> list[Headline]:
-    """Return the mean over layers of equal relative depth and the greatest of all pairs of the two models' layers.
+def mean_and_closest(table: pd.DataFrame, kind: str, is_distance: bool = False) -> list[Headline]:
+    """Return the mean over layers of equal relative depth and the closest of all pairs of the two models' layers.
 
-    Of a model beside itself these are the mean over different layers, and the greatest of those; of one layer beside
+    Of a model beside itself these are the mean over different layers, and the closest of those; of one layer beside
     itself there is nothing to say.
+
+    Args:
+        is_distance: whether the least value is the closest, and not the greatest.
     """
     across = _across(table)
     pairs = across[(across["source"] != across["target"]) | (across["source_layer"] != across["target_layer"])]
@@ -20,10 +23,12 @@ def mean_and_greatest(table: pd.DataFrame, kind: str) -> list[Headline]:
         return []
     same = len(pairs) < len(across)
     mean = float(pairs["value"].mean() if same else _of_equal_depth(across)["value"].mean())
-    most = pairs.iloc[int(pairs["value"].argmax())]
+    values = pairs["value"]
+    most, name = (values.argmin(), "least") if is_distance else (values.argmax(), "greatest")
+    closest = pairs.iloc[int(most)]
     return [
         Headline(f"mean_{kind}", mean),
-        Headline.with_ends(f"greatest_{kind}", most["value"], most["low"], most["high"]),
+        Headline.with_ends(f"{name}_{kind}", closest["value"], closest["low"], closest["high"]),
     ]
 
 

@@ -50,15 +50,20 @@ def mutual_knn_matrix(
     for index, layer in enumerate(layers):
         if len(layer) != n:
             raise ValueError(f"layer {index} has {len(layer)} rows, not {n}: all layers need the same stimuli")
-    if not 1 <= k <= n - 2:
-        raise ValueError(f"k={k} neighbours of {n} rows: k must lie between 1 and n - 2, as n - 1 would be all of them")
+    check_neighbours(k, n)
     place = layers[0].device
     groups = groups or RowGroups.whole(n, place)
     if groups.rows != n:
         raise ValueError(f"groups of {groups.rows} rows do not fit layers of {n} rows")
-    rows = [_directions(layer, groups, f"layer {index}").to(place) for index, layer in enumerate(layers)]
+    rows = [directions(layer, groups, f"layer {index}").to(place) for index, layer in enumerate(layers)]
     shared = sum(_shared(blocks, k) for blocks in zip(*map(groups.blocks, rows), strict=True))
     return shared / (k * len(groups.order))  # type: ignore[return-value]
+
+
+def check_neighbours(k: int, n: int) -> None:
+    """Raise a ValueError unless each of n rows can have k neighbours that are not all of the others."""
+    if not 1 <= k <= n - 2:
+        raise ValueError(f"k={k} neighbours of {n} rows: k must lie between 1 and n - 2, as n - 1 would be all of them")
 
 
 def chance_share(groups: RowGroups, k: int) -> float:
@@ -66,7 +71,7 @@ def chance_share(groups: RowGroups, k: int) -> float:
     return sum(count * size * k / (size - 1) for count, size in groups.shapes) / len(groups.order)
 
 
-def _directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> Float[Tensor, "kept d"]:
+def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> Float[Tensor, "kept d"]:
     """Return the rows in the order of their groups, each of length 1."""
     rows = features.detach().to(torch.promote_types(features.dtype, torch.float32))
     norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
@@ -84,20 +89,20 @@ def _directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) ->
 
 def _shared(layers: Sequence[Float[Tensor, "g s _"]], k: int) -> Float[Tensor, "l l"]:
     """Return how many neighbours any two layers share, in all of g groups of s rows; some rows at a time."""
-    nearest = [_nearest(x, k).flatten(0, 1) for x in layers]
+    neighbours = [nearest(x, k).flatten(0, 1) for x in layers]
     size = layers[0].shape[1]
     at_once = max(AT_ONCE // (len(layers) * size), 1)
     shared = layers[0].new_zeros(len(layers), len(layers), dtype=torch.float64)
-    for part in zip(*(each.split(at_once) for each in nearest), strict=True):
+    for part in zip(*(each.split(at_once) for each in neighbours), strict=True):
         member = torch.zeros(len(layers), len(part[0]), size, device=shared.device)
-        for own, neighbours in zip(member, part, strict=True):
-            own.scatter_(1, neighbours, 1.0)
+        for own, numbers in zip(member, part, strict=True):
+            own.scatter_(1, numbers, 1.0)
         flat = member.flatten(1)
         shared += (flat @ flat.T).double()
     return shared
 
 
-def _nearest(x: Float[Tensor, "g s d"], k: int) -> Int[Tensor, "g s k"]:
+def nearest(x: Float[Tensor, "g s d"], k: int) -> Int[Tensor, "g s k"]:
     """Return the numbers of the k rows of the group that are nearest to each row, without the row itself.
 
     Some rows at a time, and as many for any number of layers: so a layer has the same neighbours in any company.

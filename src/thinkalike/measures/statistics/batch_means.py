@@ -91,10 +91,7 @@ class BatchMeans:
         Raises:
             ValueError: see `update`. Nothing is added to any of them.
         """
-        for metric, (source, target) in zip(metrics, sides, strict=True):
-            announced, counts = (metric.source_layers, metric.target_layers), (len(states[source]), len(states[target]))
-            if counts != announced:
-                raise ValueError(f"{announced[0]} and {announced[1]} layers were announced, but {counts} came")
+        BatchMeans.check_layers(metrics, sides, states)
         asked = [states[model] for side in sides for model in side]
         starts: dict[int, int] = {}  # of the layers of each model among all, by the model's list
         layers: list[Tensor] = []
@@ -106,6 +103,14 @@ class BatchMeans:
         for metric, side in zip(metrics, sides, strict=True):
             places = [starts[id(states[model])] + layer for model in side for layer in range(len(states[model]))]
             metric._matrices[number] = matrix[places][:, places]
+
+    @staticmethod
+    def check_layers(metrics: Sequence[BatchMeans], sides: Sequence[tuple[int, int]], states: Sequence[States]) -> None:
+        """Raise a ValueError if a pair has another number of layers than its metric was told."""
+        for metric, (source, target) in zip(metrics, sides, strict=True):
+            announced, counts = (metric.source_layers, metric.target_layers), (len(states[source]), len(states[target]))
+            if counts != announced:
+                raise ValueError(f"{announced[0]} and {announced[1]} layers were announced, but {counts} came")
 
     def compute(self) -> LayerPairEstimate:
         """Return the mean over all batches so far, with intervals.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, pi
+from math import inf, log, pi
 from typing import Literal
 
-Invariance = Literal["orthogonal", "isotropic_scaling", "translation", "row_permutation", "invertible_linear"]
+Invariance = Literal[
+    "orthogonal", "isotropic_scaling", "translation", "row_permutation", "unit_scaling", "invertible_linear"
+]
 Refusal = Literal["nan", "inf", "few_rows", "unequal_rows", "constant"]
 
 
@@ -38,9 +40,14 @@ class Properties:
 
 
 SAME_SHAPE: frozenset[Invariance] = frozenset({"orthogonal", "isotropic_scaling", "translation", "row_permutation"})
-OF_RANKS: frozenset[Invariance] = SAME_SHAPE - {"orthogonal"} | {"invertible_linear"}  # of vectors: one column
+OF_RANKS: frozenset[Invariance] = SAME_SHAPE - {"orthogonal"} | {
+    "unit_scaling",
+    "invertible_linear",
+}  # of vectors: one column
 FORMULA: frozenset[Refusal] = frozenset({"few_rows"})  # of Gram matrices: what they are made of is the caller's concern
 RANKLESS: frozenset[Refusal] = frozenset({"few_rows", "constant"})
+OF_LOGITS: frozenset[Invariance] = frozenset({"row_permutation"})
+OUTPUT: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "unequal_rows"})
 UNCORRELATED: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "constant"})
 
 PROPERTIES = {
@@ -54,8 +61,22 @@ PROPERTIES = {
     "hsic0": Properties(0.0, inf, SAME_SHAPE - {"isotropic_scaling"}, 2, True, identical=None, refuses=FORMULA),
     "arc length": Properties(0.0, pi, SAME_SHAPE, 2, False, identical=0.0),
     "mutual knn": Properties(0.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=5),
+    "jaccard": Properties(0.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=5),
+    "second order cosine": Properties(-1.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=5),
+    "procrustes": Properties(0.0, pi / 2, SAME_SHAPE, 2, False, identical=0.0, fewest=2),
+    "svcca": Properties(0.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=2),
+    "soft matching": Properties(
+        -1.0, 1.0, SAME_SHAPE - {"orthogonal"} | {"unit_scaling"}, 2, True, identical=1.0, fewest=2
+    ),
+    "distance correlation": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0),
+    "jensen-shannon": Properties(0.0, log(2), OF_LOGITS, 2, False, identical=0.0, fewest=1, refuses=OUTPUT),
+    "disagreement": Properties(
+        0.0, 1.0, OF_LOGITS | {"isotropic_scaling"}, 0, False, identical=0.0, fewest=1, refuses=OUTPUT
+    ),
     "mutual knn given the token": Properties(0.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=5),
-    "r2": Properties(-inf, 1.0, SAME_SHAPE | {"invertible_linear"}, 0, True, identical=1.0, symmetric=False, fewest=3),
+    "r2": Properties(
+        -inf, 1.0, SAME_SHAPE | {"unit_scaling", "invertible_linear"}, 0, True, identical=1.0, symmetric=False, fewest=3
+    ),
     "rsa": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
     "rsa cosine": Properties(-1.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=3),
     "rsa correlation": Properties(

@@ -1,0 +1,44 @@
+"""Permutations of rows for a null: what depends on each other moves together.
+
+Rows of one document depend on each other, in either model. Under the hypothesis that two models have nothing in common,
+documents are exchangeable and their rows are not, so documents are permuted as blocks (Winkler et al. 2015,
+"Multi-level block permutation"). Rows that are shuffled one by one make chance look smaller than it is, and two models
+that have nothing in common look alike.
+"""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+FEW_DOCUMENTS = 8  # fewer of them have few orders, and too often stand in their own place
+
+
+def count_documents(documents: Int[Tensor, " n"]) -> int:
+    """Return how many different documents rows belong to."""
+    return len(documents.unique())
+
+
+def permuted_rows(documents: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
+    """Return an order of rows in which whole documents changed places, at random; rows of one keep their order.
+
+    Rows are taken document by document, documents in a random order, and laid end to end. Documents of one length are
+    so permuted exactly; others come to lie across two places, as far as their lengths differ. Rows of a single document
+    are shifted round by a random number, which keeps neighbours. Where each row is a document of its own this is a
+    plain permutation.
+
+    Args:
+        documents: The document of each row, any number.
+    """
+    labels = documents.unique(return_inverse=True)[1].cpu()
+    home = labels.argsort(stable=True)  # rows document by document
+    count = int(labels.max()) + 1
+    if count == 1:
+        moved = home.roll(int(torch.randint(len(home), (1,), generator=generator)))
+    else:
+        ranks = torch.randperm(count, generator=generator)
+        moved = ranks[labels].argsort(stable=True)
+    order = torch.empty_like(home)
+    order[home] = moved
+    return order.to(documents.device)

@@ -1,0 +1,1 @@
+"""Measures of what models predict: divergence and disagreement of logits."""

@@ -1,0 +1,52 @@
+"""Angular Procrustes distance: the angle that is left when one set of features is rotated onto the other."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.measures.calibration.contract import LayerMeasure, each_pair, rows_in_order
+from thinkalike.measures.kernels.centring import centre, common_dtype
+
+
+def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
+    """Return arccos(‖X'Y‖_* / (‖X‖ ‖Y‖)) of centred features, in radians, in [0, π/2].
+
+    ‖X'Y‖_*, the sum of the singular values, is the largest tr(Q'X'Y) of any rotation or reflection Q, so 0 is the same
+    up to rotation, reflection, shift and scale (Williams et al. 2021, "Generalized shape metrics on neural
+    representations", the angular metric). It is a metric, is computed in float64 and differentiable where it is
+    above 0. With n rows in d ≥ n dimensions even noise is near: compare it with its null.
+
+    Args:
+        X, Y: Features, with row i of both from stimulus i; widths and dtypes may differ.
+
+    Raises:
+        ValueError: n differs between the sides or is 1, a value is not finite, or all rows of a side are the same.
+    """
+    return PROCRUSTES.of(X, Y)
+
+
+def centred_rows(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
+    """Return rows less their mean, in float64, in units of their typical norm.
+
+    Raises:
+        ValueError: A value is not finite, or all rows are the same.
+    """
+    rows = centre(features.to(common_dtype([features])), name).rows.double()
+    return rows - rows.mean(0)
+
+
+def _prepared(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n _"]:
+    """Return centred rows of Frobenius norm 1; where d > n, their coordinates in n dimensions."""
+    rows = centred_rows(features, name)
+    if rows.shape[1] > len(rows) and not rows.requires_grad:
+        rows = torch.linalg.qr(rows.T).R.T
+    return rows / rows.norm()
+
+
+def _angle(source: Float[Tensor, "n d"], target: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
+    return torch.linalg.svdvals(source.T @ target).sum().clamp(max=1).arccos()
+
+
+PROCRUSTES = LayerMeasure(_prepared, each_pair(_angle), rows_in_order, fewest=2, best=0.0, higher_is_closer=False)

@@ -1,0 +1,291 @@
+"""Measures of shape, neighbours, distances and outputs against scipy, published formulas and planted answers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import linprog
+from scipy.spatial.distance import cdist, cosine, jensenshannon
+from scipy.stats import ortho_group
+
+from thinkalike.measures import (
+    cka,
+    disagreement,
+    distance_correlation,
+    jaccard,
+    jensen_shannon,
+    mutual_knn_matrix,
+    procrustes_distance,
+    rsa,
+    second_order_cosine,
+    soft_matching,
+    svcca,
+)
+from thinkalike.measures.distances.distance_correlation import DISTANCE_CORRELATION, RANKED_DISTANCES, UNBIASED_CKA
+from thinkalike.measures.neighbours.sets import neighbour_measure
+from thinkalike.measures.outputs.divergence import DISAGREEMENT, JENSEN_SHANNON
+from thinkalike.measures.shape import soft_matching as matching
+from thinkalike.measures.shape.procrustes import PROCRUSTES
+from thinkalike.measures.shape.soft_matching import SOFT_MATCHING
+from thinkalike.measures.shape.subspaces import svcca_measure
+
+N = 40
+MEASURES = {
+    "procrustes": PROCRUSTES,
+    "svcca": svcca_measure(),
+    "soft matching": SOFT_MATCHING,
+    "distance correlation": DISTANCE_CORRELATION,
+    "cka": UNBIASED_CKA,
+    "rsa": RANKED_DISTANCES,
+    "jensen-shannon": JENSEN_SHANNON,
+    "disagreement": DISAGREEMENT,
+    **{name: neighbour_measure(name, 5) for name in ("mutual", "jaccard", "second order cosine")},
+}
+every = pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+
+
+def pair(n=N, d=6, e=9, noise=0.5):
+    base = torch.randn(n, 4, dtype=torch.float64)
+    return [base @ torch.randn(4, width, dtype=torch.float64) + noise * torch.randn(n, width, dtype=torch.float64)
+            for width in (d, e)]  # fmt: skip
+
+
+def centred(x):
+    return x.numpy() - x.numpy().mean(0)
+
+
+# -------------------------------------------------------------------------------------------------- the whole contract
+
+
+@every
+def test_layers_are_prepared_once_and_a_matrix_is_that_of_its_pairs(measure):
+    layers = [*pair(e=6), *pair(e=6)]
+    seen = []
+    counting = type(measure)(
+        **{**vars(measure), "prepare": lambda x, name: seen.append(name) or measure.prepare(x, name)}
+    )
+    matrix = counting.matrix(layers[:3], layers[1:])
+    assert len(seen) == 4, "layers 1 and 2 stand on both sides"
+    assert matrix.shape == (3, 3)
+    assert matrix.dtype == torch.float64
+    for i, x in enumerate(layers[:3]):
+        for j, y in enumerate(layers[1:]):
+            assert float(matrix[i, j]) == pytest.approx(float(measure.of(x, y)), abs=1e-7)
+    prepared = measure.prepared(layers, "abcd")
+    square = measure.compare(prepared, prepared)
+    torch.testing.assert_close(square, measure.matrix(layers, [x.clone() for x in layers]), rtol=0, atol=1e-6)
+
+
+@every
+def test_rows_of_a_prepared_layer_move_as_rows_do(measure):
+    x, y = pair(e=6)
+    order = torch.randperm(N)
+    first, second = measure.prepared([x, y], "xy")
+    moved = measure.compare([first], [measure.moved(second, order)])[0, 0]
+    assert float(moved) == pytest.approx(float(measure.of(x, y[order])), abs=1e-9)
+    assert float(moved) != pytest.approx(float(measure.of(x, y)), abs=1e-4), "control"
+
+
+@every
+def test_other_rows_are_refused_by_name(measure):
+    with pytest.raises(ValueError, match="all layers need the same rows, but X has 40 and Y has 39"):
+        measure.of(torch.randn(40, 3), torch.randn(39, 3))
+    with pytest.raises(ValueError, match=f"{measure.fewest - 1} rows are too few to compare: give at least"):
+        measure.of(torch.randn(measure.fewest - 1, 3), torch.randn(measure.fewest - 1, 3))
+
+
+# --------------------------------------------------------------------------------------------------------------- shape
+
+
+@pytest.mark.parametrize(("n", "d", "e"), [(N, 6, 9), (8, 20, 5), (8, 20, 30), (2, 3, 3)])
+def test_procrustes_is_the_angle_of_the_best_rotation(n, d, e):
+    x, y = pair(n, d, e)
+    a, b = (centred(z) / np.linalg.norm(centred(z)) for z in (x, y))
+    assert float(procrustes_distance(x, y)) == pytest.approx(
+        math.acos(min(np.linalg.norm(a.T @ b, "nuc"), 1)), abs=1e-7
+    )
+
+
+def test_procrustes_finds_a_planted_angle_and_is_a_metric():
+    """Rows on a plane, and the same with a third coordinate of half the weight: cos θ = ‖x‖ / ‖(x, z)‖."""
+    x, z = (torch.linalg.qr(torch.randn(N, 3, dtype=torch.float64)).Q for _ in range(2))
+    q = torch.linalg.qr(torch.cat([torch.ones(N, 1, dtype=torch.float64), x, z], 1)).Q
+    near = torch.cat([q[:, 1:3], 0.5 * q[:, 3:4]], 1)
+    assert float(procrustes_distance(q[:, 1:3], near)) == pytest.approx(math.acos(2 / math.sqrt(2 * 2.25)), abs=1e-9)
+    a, b = pair()
+    c = pair()[0]
+    assert procrustes_distance(a, b) <= procrustes_distance(a, c) + procrustes_distance(c, b)
+    turned = a @ torch.from_numpy(ortho_group.rvs(6, random_state=0))
+    assert float(procrustes_distance(a, 3 * turned + 1)) < 1e-7
+
+
+def by_formula_svcca(x, y, kept):
+    """Raghu et al.: SVD of both sides, then CCA through whitened covariances."""
+    parts = []
+    for z in (x, y):
+        u, s, _ = np.linalg.svd(centred(z), full_matrices=False)
+        count = int(np.searchsorted(np.cumsum(s**2) / np.sum(s**2), kept) + 1)
+        parts.append(u[:, :count] * s[:count])
+    sxx, syy, sxy = parts[0].T @ parts[0], parts[1].T @ parts[1], parts[0].T @ parts[1]
+    roots = [np.linalg.inv(np.linalg.cholesky(s)) for s in (sxx, syy)]
+    return np.linalg.svd(roots[0] @ sxy @ roots[1].T, compute_uv=False).mean()
+
+
+@pytest.mark.parametrize(("n", "d", "e"), [(N, 6, 9), (20, 40, 7), (20, 40, 50)])
+@pytest.mark.parametrize("kept", [0.5, 0.9, 0.99])
+def test_svcca_is_the_published_formula(n, d, e, kept):
+    x, y = pair(n, d, e)
+    assert float(svcca(x, y, kept)) == pytest.approx(by_formula_svcca(x, y, kept), abs=1e-9)
+
+
+def test_svcca_of_half_a_shared_subspace_is_one_half():
+    q = torch.linalg.qr(torch.cat([torch.ones(N, 1), torch.randn(N, 6)], 1).double()).Q
+    assert float(svcca(q[:, 1:5], 7 * q[:, 3:7])) == pytest.approx(0.5, abs=1e-12)
+
+
+@pytest.mark.parametrize("kept", [0.0, 1.1, math.nan])
+def test_a_share_of_the_variance_is_one(kept):
+    with pytest.raises(ValueError, match=f"kept={kept} is no share of the variance"):
+        svcca(*pair(), kept)
+
+
+def by_linprog(correlations):
+    d, e = correlations.shape
+    sums = np.zeros((d + e, d * e))
+    for i in range(d):
+        sums[i, i * e : (i + 1) * e] = 1
+    for j in range(e):
+        sums[d + j, j::e] = 1
+    weights = np.r_[np.full(d, 1 / d), np.full(e, 1 / e)]
+    return -linprog(-correlations.ravel(), A_eq=sums, b_eq=weights).fun
+
+
+@pytest.mark.parametrize(("d", "e"), [(6, 6), (6, 9), (7, 5), (1, 4)])
+@pytest.mark.parametrize("copies", [matching.COPIES, 0], ids=["assignment", "linear program"])
+def test_soft_matching_is_the_optimal_transport_of_correlations(d, e, copies, monkeypatch):
+    monkeypatch.setattr(matching, "COPIES", copies)
+    x, y = pair(d=d, e=e)
+    expected = by_linprog(np.corrcoef(x.numpy(), y.numpy(), rowvar=False)[:d, d:])
+    assert float(soft_matching(x, y)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_soft_matching_finds_planted_units_and_counts_a_dead_one_as_nothing():
+    x = pair()[0]
+    shuffled = x[:, torch.randperm(6)] * torch.rand(6) + 3
+    assert float(soft_matching(x, shuffled)) == pytest.approx(1, abs=1e-12)
+    assert float(soft_matching(x, x.repeat(1, 2))) == pytest.approx(1, abs=1e-12), "each unit twice"
+    turned = x @ torch.from_numpy(ortho_group.rvs(6, random_state=0))
+    assert soft_matching(x, turned) < 0.95, "control: units matter"
+    dead = x.clone()
+    dead[:, 2] = 1
+    assert float(soft_matching(x, dead)) == pytest.approx(5 / 6, abs=1e-2)
+    assert soft_matching(x, dead).isfinite()
+
+
+# ------------------------------------------------------------------------------------------- distances and neighbours
+
+
+def by_formula_dcor(x, y):
+    n, parts = len(x), []
+    for z in (x, y):
+        a = cdist(z, z)
+        u = a - a.sum(0) / (n - 2) - a.sum(1)[:, None] / (n - 2) + a.sum() / ((n - 1) * (n - 2))
+        np.fill_diagonal(u, 0)
+        parts.append(u)
+    (a, b), norm = parts, n * (n - 3)
+    return (a * b).sum() / norm / math.sqrt((a * a).sum() / norm * (b * b).sum() / norm)
+
+
+def test_distance_correlation_is_the_published_formula():
+    x, y = pair()
+    assert float(distance_correlation(x, y)) == pytest.approx(by_formula_dcor(x, y), abs=1e-10)
+
+
+def test_distance_correlation_sees_what_correlation_does_not_and_nothing_in_noise():
+    x = torch.randn(300, 1, dtype=torch.float64)
+    assert abs(np.corrcoef(x[:, 0], x[:, 0] ** 2)[0, 1]) < 0.3
+    assert distance_correlation(x, x**2) > 0.15
+    values = torch.stack([distance_correlation(torch.randn(30, 200), torch.randn(30, 100)) for _ in range(100)])
+    assert values.mean().abs() < 4 * values.std() / 10, "unbiased at widths far above n"
+
+
+def test_what_is_compared_as_products_of_pairs_is_cka_and_rsa():
+    x, y = pair()
+    assert float(UNBIASED_CKA.of(x, y)) == pytest.approx(float(cka(x, y)), abs=1e-10)
+    assert float(RANKED_DISTANCES.of(x, y)) == pytest.approx(float(rsa([x], [y])), abs=1e-12)
+    assert float(MEASURES["mutual"].of(x, y)) == pytest.approx(float(mutual_knn_matrix([x, y], 5)[0, 1]), abs=1e-12)
+
+
+def test_rows_alike_but_for_one_have_no_distance_correlation():
+    x = torch.zeros(N, 3)
+    x[0] = 1
+    for measure in (DISTANCE_CORRELATION, UNBIASED_CKA):
+        with pytest.raises(ValueError, match="Y: all distances are equal, or all but those of one row"):
+            measure.of(torch.randn(N, 3), x)
+
+
+def by_formula_neighbours(x, y, k):
+    """Jaccard and second-order cosine as ReSi and Hamilton et al. state them, row by row."""
+    likeness = [1 - cdist(z, z, "cosine") for z in (x, y)]
+    overlaps, cosines = [], []
+    for i in range(len(x)):
+        near = [set(np.argsort(-np.where(np.arange(len(x)) == i, -9, s[i]), kind="stable")[:k]) for s in likeness]
+        union = sorted(near[0] | near[1])
+        overlaps.append(len(near[0] & near[1]) / len(union))
+        cosines.append(1 - cosine(likeness[0][i, union], likeness[1][i, union]))
+    return np.mean(overlaps), np.mean(cosines)
+
+
+@pytest.mark.parametrize("k", [1, 5, N - 2])
+def test_sets_of_neighbours_are_compared_as_published(k):
+    x, y = pair()
+    expected = by_formula_neighbours(x, y, k)
+    assert float(jaccard(x, y, k)) == pytest.approx(expected[0], abs=1e-12)
+    assert float(second_order_cosine(x, y, k)) == pytest.approx(expected[1], abs=1e-10)
+
+
+def test_jaccard_counts_planted_twins():
+    """Six pairs of twins on a circle; two twins have changed places, so that 4 of 12 rows lost their neighbour."""
+    angles = torch.arange(6).repeat_interleave(2) + torch.tensor([0.0, 0.01] * 6)
+    circle = torch.stack([angles.cos(), angles.sin()], 1).double()
+    moved = circle.clone()
+    moved[[1, 3]] = circle[[3, 1]]
+    assert float(jaccard(circle, moved, 1)) == pytest.approx(8 / 12)
+
+
+@pytest.mark.parametrize("k", [0, N - 1])
+def test_too_many_neighbours_are_refused(k):
+    with pytest.raises(ValueError, match=f"k={k} neighbours of 40 rows|rows are too few"):
+        jaccard(*pair(), k)
+
+
+# ------------------------------------------------------------------------------------------------------------- outputs
+
+
+def test_jensen_shannon_is_that_of_scipy(monkeypatch):
+    x, y = (3 * torch.randn(N, 11, dtype=torch.float64) for _ in range(2))
+    x[0, :3] = -torch.inf
+    expected = np.mean([jensenshannon(p, q) ** 2 for p, q in zip(x.softmax(1), y.softmax(1), strict=True)])
+    assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12)
+    monkeypatch.setattr("thinkalike.measures.outputs.divergence.AT_ONCE", 50)
+    assert float(jensen_shannon(x, y)) == pytest.approx(expected, abs=1e-12), "some rows at a time"
+
+
+def test_outputs_that_exclude_each_other_are_ln_2_apart_and_disagree():
+    x = torch.full((4, 4), -torch.inf).fill_diagonal_(0)
+    assert float(jensen_shannon(x, x.flip(0))) == pytest.approx(math.log(2))
+    assert float(disagreement(x, x.flip(0))) == 1
+    assert float(disagreement(x, torch.cat([x[:3], x[:1]]))) == 0.25
+
+
+def test_outputs_of_other_vocabularies_and_of_nothing_are_refused():
+    for measure in (jensen_shannon, disagreement):
+        with pytest.raises(ValueError, match="outputs over 5 and 6 entries are not of one vocabulary"):
+            measure(torch.randn(3, 5), torch.randn(3, 6))
+        with pytest.raises(ValueError, match=r"X: a logit of row 1 is NaN or \+inf"):
+            measure(torch.tensor([[0.0, 0], [torch.nan, 0]]), torch.randn(2, 2))
+    with pytest.raises(ValueError, match="X: all logits of row 0 are -inf"):
+        jensen_shannon(torch.full((1, 2), -torch.inf), torch.randn(1, 2))
