@@ -63,11 +63,29 @@ def _with_layer_pairs(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _pair_grids(table: pd.DataFrame) -> Iterator[Grid]:
-    names = _numbers(table, PAIR)
-    for (source, target), rows in table.groupby(["source", "target"], sort=False) if names else ():
+    """Yield the grids of layer pairs; the other direction only where it says something else."""
+    yielded = []
+    for (source, target), rows in table.groupby(["source", "target"], sort=False) if _numbers(table, PAIR) else ():
         for variant, cells in _variants(rows, PAIR[2:]):
             models = [str(source), str(target)]
-            yield _grid("pair", models, variant, cells, (cells["source_layer"], cells["target_layer"]))
+            grid = _grid("pair", models, variant, cells, (cells["source_layer"], cells["target_layer"]))
+            if source == target or _turned(grid) not in yielded:
+                yielded.append(grid)
+                yield grid
+
+
+def _turned(grid: Grid) -> Grid:
+    """Return a full grid of layer pairs with source and target exchanged; one that is not full as it is."""
+    if grid["cells"] is not None:
+        return grid
+    height, width = len(grid["rows"]), len(grid["columns"])
+    order = [row * width + column for column in range(width) for row in range(height)]
+
+    def turned(number: dict[str, Any]) -> dict[str, Any]:
+        return {key: [value[i] for i in order] if isinstance(value, list) else value for key, value in number.items()}
+
+    parts = {part: [turned(number) for number in grid[part]] for part in ("numbers", "words")}
+    return {**grid, "models": grid["models"][::-1], "rows": grid["columns"], "columns": grid["rows"], **parts}
 
 
 def _layer_grids(table: pd.DataFrame) -> Iterator[Grid]:

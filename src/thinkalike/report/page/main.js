@@ -25,9 +25,10 @@ function start(report) {
   byId("results").replaceChildren(...items);
   const drawn = el("div");
   const chooser = el("select", { id: "pairs", "aria-label": "Pair of models", onchange: () => show(chooser.value) });
-  const map = el("div", { class: "scroll" });
+  const [map, reading] = [el("div", { class: "scroll" }), el("p", { class: "dim" })];
   byId("pair").replaceChildren(el("h2", { id: "pair-title" }, "Two models, all measures"),
-    pairs.length ? el("div", { class: "bar" }, chooser) : "", models.size > 2 && pairs.length > 2 ? map : "",
+    pairs.length ? el("div", { class: "bar" }, chooser) : "",
+    el("div", { class: "overview" }, models.size > 2 && pairs.length > 2 ? map : "", reading),
     pairs.length ? drawn : el("p", { class: "dim" }, "No result compares layers of two models."));
 
   const pairMatches = (pair) => pair.grids.some((grid) => grid.results.some((n) => matches(`${grid.models.join(" ").toLowerCase()} ${textOf(report.results[n])}`, state.words)));
@@ -36,6 +37,7 @@ function start(report) {
     state.pair = pairs.find((pair) => pair.key === key) ?? pairs[0];
     if (!state.pair) return;
     drawPair(report, state.pair, drawn, chosen);
+    reading.textContent = readingOf(state.pair);
     const held = new Set(state.pair.grids.flatMap((grid) => grid.results));
     items.forEach((item, n) => item.classList.toggle("shown", held.has(n)));
     offer();
@@ -72,6 +74,7 @@ function start(report) {
   if (!fromAddress()) show(pairs[0]?.key);
   search();
   leftOut(report);
+  for (const link of document.querySelectorAll("nav a")) link.hidden = byId(link.hash.slice(1)).hidden;
 }
 
 /** The pair and layers in the address of the page, or null. */
@@ -96,7 +99,6 @@ function mapOf(pairs, shown, pairMatches, show) {
 
 function leftOut(report) {
   if (!report.left_out.length) return;
-  document.querySelector('nav a[href="#left-out"]').hidden = false;
   byId("left-out").hidden = false;
   byId("left-out").replaceChildren(el("h2", { id: "left-out-title" }, "Left out"),
     el("ul", {}, report.left_out.map((sentence) => el("li", {}, sentence))));

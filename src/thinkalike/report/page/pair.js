@@ -1,5 +1,9 @@
 // Two models: the matrices of all measures side by side, and every number of the layer pair that was chosen.
 
+/** How to read the matrices of a pair. */
+const readingOf = (pair) => `Rows are the layers of ${pair.a}, columns those of ${pair.b}. Yellow is more alike, blue less, between the ends `
+  + "that stand under each matrix. Point at a cell, or move with the arrow keys, to read it in all measures; click, or press Enter, for every number of that pair of layers.";
+
 function drawPair(report, pair, place, chosen) {
   const [rows, columns] = axesOf(pair);
   const detail = el("div", { id: "detail", "aria-live": "off" });
@@ -9,8 +13,6 @@ function drawPair(report, pair, place, chosen) {
   }, (text) => { byId("said").textContent = text; });
   const panels = pair.grids.map((grid) => panelOf(report, pair, grid, cursor));
   place.replaceChildren(
-    el("p", { class: "dim" }, `Rows are the layers of ${pair.a}, columns those of ${pair.b}. Yellow is more alike, blue less, between the ends that stand under each matrix. `
-      + "Point at a cell, or move with the arrow keys, to read it in all measures; click, or press Enter, for every number of that pair of layers."),
     el("div", { class: "panels" }, panels), detail, ...curvesOf(report, pair), ...profilesOf(report, pair));
   const at = chosen ?? [rows[0], columns[0]];
   const [row, column] = [Math.max(rows.indexOf(at[0]), 0), Math.max(columns.indexOf(at[1]), 0)];
