@@ -1,5 +1,6 @@
 """Configuration: it ends at the door. Nothing outside this package imports hydra or omegaconf."""
 
+from thinkalike.config.commands import command_line
 from thinkalike.config.compose import CONF, compose_job, from_yaml, measure_schema, options, register, resolve, to_yaml
 from thinkalike.config.doors import door
 from thinkalike.config.inputs import RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
@@ -34,6 +35,7 @@ __all__ = [
     "check_layers",
     "check_option",
     "check_overrides",
+    "command_line",
     "compose_job",
     "door",
     "from_yaml",

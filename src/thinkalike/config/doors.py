@@ -13,6 +13,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from thinkalike.config import commands
 from thinkalike.config.compose import CONF, SCHEMAS, measures_of, models_of, parse_overrides, register, resolve
 from thinkalike.config.exits import OneLineErrors, Stdout
 from thinkalike.config.spelling import check_overrides
@@ -38,7 +39,9 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
             logging.getLogger("thinkalike").setLevel(logging.INFO)
 
             def do() -> None:
-                config = resolve(composed, schema, HydraConfig.get().overrides.task)
+                words = HydraConfig.get().overrides.task
+                commands.begin(words)
+                config = resolve(composed, schema, words)
                 _refuse_processes_in_a_sweep(config)
                 with contextlib.suppress(ShareDone):
                     print(f"results: {job(config)}", flush=True)
@@ -51,6 +54,7 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
 
             os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors come here, and not to the screen
             words = sys.argv[1:]
+            commands.called(name)
             asking = {"--help", "-h", "--hydra-help"} & set(words)  # which needs no settings of any measure
             run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)
             with _own_process():

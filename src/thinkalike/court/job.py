@@ -84,7 +84,8 @@ class Court(Instrument, kind="court", version=2, reads=("model", "data", "measur
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
-        target = load_model(config.model)
+        with work.phase("loading"):
+            target = load_model(config.model)
         _check_layer(measure.layer, target)
         siblings = {name: load_model(each) for name, each in _siblings(config).items()}
         for sibling in siblings.values():

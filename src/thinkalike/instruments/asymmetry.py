@@ -18,7 +18,7 @@ from thinkalike.errors import StoreError
 from thinkalike.evaluation import BITS, document_numbers, number_of_documents
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import Estimate, bootstrap_difference, bootstrap_interval
-from thinkalike.store import Result, finished
+from thinkalike.store import Headline, Result, finished
 
 
 @dataclass
@@ -57,6 +57,11 @@ class Asymmetry(Instrument, kind="asymmetry", version=2, reads=("model", "target
             axes.set_ylabel(f"asymmetry [{first.get('unit', 'nats per token')}]")
             axes.set_title(f"{first.source} into {first.target}, minus the reverse", fontsize=9)
             figures.save(figure, folder, "asymmetry")
+
+    def headlines(self, result: Result) -> list[Headline]:
+        table, mean = result.table, Headline("mean_asymmetry", result.scalars["mean_asymmetry"])
+        largest = table.loc[table["asymmetry"].abs().idxmax()]
+        return [mean, Headline.with_ends("largest_asymmetry", largest["asymmetry"], largest["low"], largest["high"])]
 
     def show(self, result: Result) -> None:
         print(f"95 % intervals over {number_of_documents(result.scalars)}")

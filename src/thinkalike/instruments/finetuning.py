@@ -17,6 +17,7 @@ from thinkalike.evaluation import ClassLosses, class_losses
 from thinkalike.instruments.members import CHECKPOINT
 from thinkalike.job import Instrument, Outcome, Work, check_time, fingerprints
 from thinkalike.models import ASSETS, FrozenModel, card_text, load_model, new_classifier, pick_device, save_mini
+from thinkalike.store import Headline, Result
 from thinkalike.training import Finetuning, Run, fit, logged
 
 log = logging.getLogger(__name__)
@@ -58,14 +59,16 @@ class ClassifierFinetuning(
         name = f"{config.model.name}-nli-{config.nli.index}"
         device = torch.device(pick_device(config.model.device))
         run = Run(name, work.job.partial, work.job.store, device, config.trainer, config.logger, work.settings)
-        fit(trained, run, work.opened.enter_context(logged(run)))
+        with work.phase("fit"):
+            fit(trained, run, work.opened.enter_context(logged(run)))
         folder = work.job.aside / CHECKPOINT
         module.cpu().save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         model = load_model(
             ModelConfig(name=name, path=str(folder), device=config.model.device, context=config.nli.context)
         )
-        table = _table(model, pairs, encoded)
+        with work.phase("report"):
+            table = _table(model, pairs, encoded)
         scalars = {"heldout_accuracy": accuracy(table, REPORT), "challenge_accuracy": accuracy(table, WHOLE)}
         log.info("%s: held-out accuracy %.3f, challenge %.3f", name, *scalars.values())
         if config.nli.ship:
@@ -74,6 +77,9 @@ class ClassifierFinetuning(
         fingerprint = {side: each.fingerprint() for side, each in pairs.items()}
         facts = {"pairs": fingerprint, "truncated": truncated}
         return Outcome(table, scalars, models=[model.describe()], facts=facts)
+
+    def headlines(self, result: Result) -> list[Headline]:
+        return [Headline(name, result.scalars[name]) for name in ("heldout_accuracy", "challenge_accuracy")]
 
 
 def _ship(config: TrainConfig, body: Any, tokenizer: Any, scalars: Mapping[str, float]) -> None:

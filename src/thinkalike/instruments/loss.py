@@ -26,8 +26,9 @@ class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
     """Measures the next-token loss of `model` on `data`, in nats per token."""
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        model = load_model(config.model)
-        corpus = read_corpus(config.data, model.tokenizer, model.context, bos=model.bos_each_row, fit_tokens=1)
+        with work.phase("loading"):
+            model = load_model(config.model)
+            corpus = read_corpus(config.data, model.tokenizer, model.context, bos=model.bos_each_row, fit_tokens=1)
         numbers = held_out_loss(model, corpus)
         table = pd.DataFrame([{"model": model.name, **numbers}])
         facts = {"data": {"name": config.data.name, **corpus.facts()}}

@@ -23,9 +23,9 @@ from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of
 from thinkalike.instruments.subjects.distances import check_subjects, subject_names
 from thinkalike.instruments.subjects.mlem import group_tables, show_group, with_group
 from thinkalike.job import Outcome, Work
-from thinkalike.measures import MLEM, Importance, ceiling, feature_importance, span, weighted_tau
+from thinkalike.measures import MLEM, Importance, ceiling, feature_importance, fold_interval, span, weighted_tau
 from thinkalike.states import StimulusStates, numbered, stimulus_states_of
-from thinkalike.store import Result
+from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows, repeated_rows
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,8 @@ class FeatureProfiles(
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         stimuli: Stimuli = work.inputs["stimuli"]
-        sides = stimulus_states_of(config, stimuli, measure.embed)
+        with work.phase("states"):
+            sides = stimulus_states_of(config, stimuli, measure.embed)
         check_subjects(sides[: len(config.subjects)])
         model, importance = _fit(config, stimuli, sides)
         rows = rows_of_sides(sides)
@@ -128,6 +129,16 @@ class FeatureProfiles(
             figures.similarity({"weighted τ of profiles": result.tables["similarity"]}, folder)
         if "levels" in result.tables and len(planes := level_planes(result.tables["levels"])):
             figures.levels(planes, folder)
+
+    def headlines(self, result: Result) -> list[Headline]:
+        """Return the held-out ρ, as the mean over layers and of the best layer, with intervals over folds."""
+        scores = result.tables["scores"]
+        mean = fold_interval(torch.from_numpy(result.arrays["scores"]).mean(0))
+        best = scores.loc[scores["score"].idxmax()]
+        return [
+            Headline.with_ends("mean_score", *map(float, mean)),
+            Headline.with_ends("best_score", best["score"], best["low"], best["high"]),
+        ]
 
     def show(self, result: Result) -> None:
         stimuli = result.provenance["stimuli"]

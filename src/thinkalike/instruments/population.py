@@ -24,7 +24,7 @@ from thinkalike.instruments.members import Member, halves, members_of, published
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import flips, grouped, population_penalties
 from thinkalike.models import FrozenModel, check_models, load_model, same_vocabulary
-from thinkalike.store import Result
+from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,8 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
         measure: Any = config.measure
         pairs: Pairs = work.inputs["pairs"]
         members = [each for each in work.inputs.values() if isinstance(each, Member)]
-        models = _load(members, config, pairs)
+        with work.phase("loading"):
+            models = _load(members, config, pairs)
         encoded = _encode(pairs, models, config)
         if not work.team.rank:  # first, as it is quick, and may be refused
             likeness = likeness_of_members(models, encoded, measure, work)
@@ -113,6 +114,14 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
             models=[model.describe() for model in models],
             facts={"pairs": facts, "cka": likeness.facts},
         )
+
+    def headlines(self, result: Result) -> list[Headline]:
+        """Return the mean share of flips between groups at the cut where it is greatest, and that within them there."""
+        groups = list(result.table.drop_duplicates("source")["group_of_source"])
+        flipped = grouped(flips(torch.from_numpy(result.arrays["predicted"])).mean(-1), groups)
+        cut = int(flipped.between.value.argmax())
+        both = {"flips_between_groups": flipped.between, "flips_within_groups": flipped.within}
+        return [Headline.with_ends(name, *map(float, each[cut])) for name, each in both.items()]
 
     def show(self, result: Result) -> None:
         groups = list(result.table.drop_duplicates("source")["group_of_source"])

@@ -61,12 +61,14 @@ class MiniPretraining(
         trained = _objective(config, module, corpus, tokenizer)
         device = torch.device(pick_device(model.device))
         run = Run(model.name, work.job.partial, work.job.store, device, config.trainer, config.logger, work.settings)
-        fit(trained, run, work.opened.enter_context(logged(run)))
+        with work.phase("fit"):
+            fit(trained, run, work.opened.enter_context(logged(run)))
         facts = {"architecture": model.architecture, "seed": model.seed, "training": _training_facts(config, corpus)}
         folder = work.job.aside / model.name
         save_mini(folder, trained.model, tokenizer, facts, card="")
         mini = load_model(replace(model, path=str(folder)))
-        numbers = held_out_loss(mini, corpus)  # of the half-precision weights that are shipped
+        with work.phase("report"):
+            numbers = held_out_loss(mini, corpus)  # of the half-precision weights that are shipped
         facts["heldout"] = {**numbers, "tokens": corpus.fingerprint()}
         for place in [folder, ASSETS / model.name] if config.pretrain.ship else [folder]:
             save_mini(place, trained.model, tokenizer, facts, _card(config, facts, mini))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ranged
@@ -19,7 +20,7 @@ from thinkalike.instruments.subjects.distances import layer_distances
 from thinkalike.job import Outcome, Work
 from thinkalike.measures import COMPARATORS, NOISES, WHITENED, Estimate, mantel, rsa_estimate, span
 from thinkalike.states import StimulusStates, numbered, stimulus_states_of
-from thinkalike.store import Result
+from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows
 
 FOLDS = 10  # of the jackknife
@@ -87,7 +88,8 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
         stimuli: Stimuli = work.inputs["stimuli"]
         if config.subjects:
             return subjects.run(config, stimuli)
-        sides = stimulus_states_of(config, stimuli, measure.embed)
+        with work.phase("states"):
+            sides = stimulus_states_of(config, stimuli, measure.embed)
         try:
             layers = _layers(sides, measure)
             similarity = _estimate(measure, layers, stimuli, config.seed)
@@ -117,14 +119,23 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
         comparator = result.config["measure"]["comparator"]
         figures.similarity({f"{SIGNS[comparator]} of distances": result.table}, folder)
 
+    def headlines(self, result: Result) -> list[Headline]:
+        """Return the mean over pairs of layers, and the pair that is most alike; of subjects, the best layer."""
+        if "subjects" in result.provenance:
+            return subjects.headlines(result)
+        pairs = _different(result.table)
+        if pairs.empty:
+            return super().headlines(result)
+        most = pairs.loc[pairs["value"].idxmax()]
+        mean = Headline("mean_similarity", result.scalars["mean_similarity"])
+        return [mean, Headline.with_ends("greatest_similarity", most["value"], most["low"], most["high"])]
+
     def show(self, result: Result) -> None:
         """Print the pairs of layers that are most and least alike, or how models do in subjects."""
         if "subjects" in result.provenance:
             subjects.show(result)
             return
-        table = result.table
-        itself = (table["source"] == table["target"]) & (table["source_layer"] == table["target_layer"])
-        pairs = table[~itself]
+        pairs = _different(result.table)
         if pairs.empty:
             return
         sign = SIGNS[result.config["measure"]["comparator"]].removeprefix("Spearman's ")
@@ -134,6 +145,11 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
                 f"{word} alike: {row.source} layer {row.source_layer} and {row.target} layer {row.target_layer}, "
                 f"{sign} {span(row.value, row.low, row.high)}"
             )
+
+
+def _different(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of a table that compare a layer with another one than itself."""
+    return table[(table["source"] != table["target"]) | (table["source_layer"] != table["target_layer"])]
 
 
 def _layers(sides: Sequence[StimulusStates], measure: Any) -> list[Any]:

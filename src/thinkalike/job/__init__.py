@@ -3,12 +3,14 @@
 from thinkalike.job.feasibility import check_memory, check_time
 from thinkalike.job.frame import Instrument, Work, fingerprints, key_of, perform
 from thinkalike.job.outcome import Outcome
+from thinkalike.job.phases import Phases
 from thinkalike.job.provenance import environment
 from thinkalike.job.resources import explained
 
 __all__ = [
     "Instrument",
     "Outcome",
+    "Phases",
     "Work",
     "check_memory",
     "check_time",

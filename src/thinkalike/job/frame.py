@@ -27,11 +27,12 @@ from thinkalike.config import AnalyzeConfig, as_dict, relevant
 from thinkalike.data import text_fingerprint
 from thinkalike.errors import ConfigError
 from thinkalike.job.outcome import Outcome
+from thinkalike.job.phases import Phases
 from thinkalike.job.provenance import environment, versions
 from thinkalike.job.resources import explained
 from thinkalike.models import check_models, checkpoint_fingerprint, told_apart
 from thinkalike.processes import Team, rank, together
-from thinkalike.store import Job, Result, newest_state, read_state, write_state
+from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, write_state
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,7 @@ class Work:
         opened: contexts that stay open until the result is there.
         publish: functions of the result that are called when it is drawn and not there yet.
         team: the processes that share the job.
+        phase: counts the time of a part of the run: `with work.phase("loading"): ...`; the rest is "computing".
     """
 
     job: Job
@@ -57,6 +59,7 @@ class Work:
     opened: contextlib.ExitStack
     publish: list[Callable[[Result], None]] = field(default_factory=list)
     team: Team = field(default_factory=Team)
+    phase: Phases = field(default_factory=Phases)
 
     def resume(self, name: str) -> dict[str, Any] | None:
         """Return the state that an earlier run kept under a name, or None.
@@ -134,6 +137,14 @@ class Instrument(ABC):
     def draw(self, result: Result, folder: Path) -> None:  # noqa: B027
         """Draw the figures of a result into a folder; a kind may have none."""
 
+    def headlines(self, result: Result) -> Sequence[Headline]:
+        """Return the numbers that sum a result up, the most telling one first.
+
+        Screens, lists of results, the table of a sweep and W&B's summary show them. Unless a kind says otherwise, it is
+        the first of the scalars.
+        """
+        return first_scalar(result.scalars)
+
     def show(self, result: Result) -> None:  # noqa: B027
         """Print what a reader wants to know at once."""
 
@@ -180,15 +191,21 @@ def perform(instrument: Instrument, config: Any) -> Result:
         shown = (*instrument.reads, *ALWAYS)
         settings = {name: part if name in shown else None for name, part in as_dict(narrowed).items()}
         team = opened.enter_context(together(config.trainer, config.model.device)) if instrument.is_shared else Team()
-        work = Work(job, settings, inputs, opened, team=team)
-        outcome = instrument.run(config, work).guarded()
+        work = Work(job, settings, inputs, opened, team=team, phase=Phases(None if rank(config) else job.states))
+        with work.phase("computing"):
+            outcome = instrument.run(config, work).guarded()
         facts = {"seed": config.seed, "models": list(outcome.models), **outcome.facts}
-        provenance = {**environment(), **facts, "wall_seconds": round(time.monotonic() - began, 1)}
+        provenance = {**environment(), **facts}
         record = {"version": instrument.version, "scalars": outcome.scalars, "settings": entered}
         tables = {"table": outcome.table, **outcome.tables}
         written = job.write(settings, {**record, "provenance": provenance}, tables, outcome.arrays)
-        instrument.draw(written, written.folder / "figures")
-        outcome.draw(written.folder / "figures")
+        with work.phase("drawing"):
+            instrument.draw(written, written.folder / "figures")
+            outcome.draw(written.folder / "figures")
+        took = {"wall_seconds": round(time.monotonic() - began, 1), "phases": work.phase.seconds}
+        headlines = [each._asdict() for each in instrument.headlines(written)]
+        job.add({"headlines": headlines, "provenance": provenance | took})
+        written = Result(written.folder)
         for publish in work.publish:
             publish(written)
         opened.close()

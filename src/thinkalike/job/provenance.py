@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import socket
 import subprocess
+from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from thinkalike.config import command_line
+
 PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy")
 
 
 def environment() -> dict[str, Any]:
-    """Return versions, commit, threads and peak memory of this process."""
+    """Return date (UTC), command line, host, versions, commit, threads and peak memory of this process."""
     gpu = {"peak_gpu_bytes": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {}
     return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": command_line(),
+        "host": socket.gethostname(),
         "versions": versions(),
         "git_commit": _commit(),
         "threads": torch.get_num_threads(),

@@ -22,7 +22,7 @@ from thinkalike.instruments import run_job
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models import label
 from thinkalike.papers.claims import Claim, claims_table, counts_of
-from thinkalike.store import Result
+from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
 
@@ -180,6 +180,11 @@ class Experiment(
             draw=conclusion.draw,
             blank=("smallest_effect",),
         )
+
+    def headlines(self, result: Result) -> list[Headline]:
+        """Return how many of the claims hold."""
+        scalars = result.scalars
+        return [Headline("claims_that_hold", scalars["claims_that_hold"], of=int(scalars["claims"]))]
 
     def show(self, result: Result) -> None:
         printed = Table(title=f"{result.config['experiment']}, scale {result.config['scale']}", show_lines=True)

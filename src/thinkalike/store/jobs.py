@@ -116,8 +116,14 @@ class Job:
             table.to_csv(out / f"{name}.csv", index=False)
         if arrays:
             np.savez_compressed(out / "arrays.npz", **arrays)  # type: ignore[arg-type]
-        (out / "result.json").write_text(json.dumps({"kind": self.kind, "key": self.key, **record}, indent=1) + "\n")
+        self.add({"kind": self.kind, "key": self.key, **record})
         return Result(out)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add entries to the record of a result that is written aside; those of a name that is there take its place."""
+        file = self.aside / "result.json"
+        before = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps({**before, **record}, indent=1) + "\n")
 
     def appear(self) -> Result:
         """Let the result that was written aside appear whole, in place of an older one if there is one."""

@@ -17,6 +17,7 @@ import pandas as pd
 from thinkalike.config import from_yaml
 from thinkalike.errors import StoreError
 from thinkalike.store import manifest
+from thinkalike.store.headlines import Headline
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +48,13 @@ class Result:
 
     @property
     def scalars(self) -> dict[str, float]:
-        """The headline numbers."""
+        """Further numbers of the whole result, by name."""
         return dict(self._record["scalars"])
+
+    @property
+    def headlines(self) -> list[Headline]:
+        """The headline numbers with their intervals, the first of them first; none in a result of an older version."""
+        return [Headline(**each) for each in self._record.get("headlines", [])]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -57,7 +63,10 @@ class Result:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Versions, commit, seed, models and data with their fingerprints, wall time and peak memory."""
+        """Versions, commit, seed, models and data with their fingerprints, peak memory, and how it was made.
+
+        That is the date (UTC), command line, host, wall time and seconds of each phase; older results lack some.
+        """
         return dict(self._record["provenance"])
 
     @cached_property

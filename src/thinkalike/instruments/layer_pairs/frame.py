@@ -34,7 +34,7 @@ from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import FEW, span
 from thinkalike.models import FrozenModel, load_models
 from thinkalike.states import StateBatches, array_batches, site_numbers, stimulus_states_of, text_batches
-from thinkalike.store import Result
+from thinkalike.store import Headline, Result
 from thinkalike.tables import layer_rows, matrix_rows
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,8 @@ class LayerPairs(Instrument):
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
-        (source, target), batches = self._of_stimuli(config, work) if config.activations else self._of_text(config)
+        with work.phase("loading"):
+            (source, target), batches = self._of_stimuli(config, work) if config.activations else self._of_text(config)
         if config.activations:
             measure = replace(measure, batches=batches.parts_left_out or batches.total)
         rows, columns = (layer_rows(side.name, side.layers) for side in (source, target))
@@ -202,22 +203,49 @@ class LayerPairs(Instrument):
         """Return what tables and figures call the measure."""
         return f"{self.name} given the token" if result.config["measure"].get("given") == "token" else self.name
 
+    def headlines(self, result: Result) -> list[Headline]:
+        """Return the mean over layers of equal relative depth and the greatest of all pairs of the two models' layers.
+
+        Of a model beside itself these are the mean over different layers, and the greatest of those.
+        """
+        across = _across(result.table)
+        pairs = across[(across["source"] != across["target"]) | (across["source_layer"] != across["target_layer"])]
+        if pairs.empty:
+            return super().headlines(result)  # of one layer beside itself there is nothing to say
+        same = len(pairs) < len(across)
+        mean = float(pairs["value"].mean() if same else _of_equal_depth(across)["value"].mean())
+        most = pairs.loc[pairs["value"].idxmax()]
+        return [
+            Headline(f"mean_{self.kind}", mean),
+            Headline.with_ends(f"greatest_{self.kind}", most["value"], most["low"], most["high"]),
+        ]
+
     def show(self, result: Result) -> None:
         """Print what fits on a screen: the cells of equal relative depth."""
-        table, scalars = result.table, result.scalars
-        source, target = table["source"].iloc[0], table["target"].iloc[0]
-        across = table[(table["source"] == source) & (table["target"] == target)]
-        rows, columns = (across[f"{side}_layer"].unique() for side in ("source", "target"))
+        across, scalars = _across(result.table), result.scalars
+        source, target = across["source"].iloc[0], across["target"].iloc[0]
         count, stimuli = int(scalars["batches"]), result.provenance.get("stimuli")
         rest, parts = (f"{stimuli['count']} stimuli", f"{count} parts") if stimuli else (f"{count} batches", "batches")
         print(f"{self.label(result)} of {source} and {target}, {rest}, 95 % intervals over {parts}")
-        cells = across.set_index(["source_layer", "target_layer"])
-        for number, layer in enumerate(rows):
-            column = columns[round(number * (len(columns) - 1) / max(len(rows) - 1, 1))]
-            cell = cells.loc[(layer, column)]
-            print(f"  layer {layer:>3} with {column:>3}   {span(cell['value'], cell['low'], cell['high'], '+.4f')}")
+        for cell in _of_equal_depth(across).itertuples():
+            number = span(cell.value, cell.low, cell.high, "+.4f")
+            print(f"  layer {cell.source_layer:>3} with {cell.target_layer:>3}   {number}")
         if "rows_used" in scalars:
             print(f"  {scalars['rows_used']:.0%} of the rows stood in large enough groups of one token")
+
+
+def _across(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows across the two models, which come first."""
+    first = table.iloc[0]
+    return table[(table["source"] == first["source"]) & (table["target"] == first["target"])]
+
+
+def _of_equal_depth(across: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each layer of the source: with the layer of the target at the same relative depth."""
+    rows, columns = (across[f"{side}_layer"].unique() for side in ("source", "target"))
+    last = len(columns) - 1
+    pairs = [(layer, columns[round(n * last / max(len(rows) - 1, 1))]) for n, layer in enumerate(rows)]
+    return across.set_index(["source_layer", "target_layer"]).loc[pairs].reset_index()
 
 
 def _called(side: Side) -> str:

@@ -23,7 +23,8 @@ from thinkalike.instruments.stitching.screen import show_stitches
 from thinkalike.instruments.stitching.setting import Setting, foresee
 from thinkalike.instruments.stitching.table import penalties
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.store import Result
+from thinkalike.measures import documents_and_seeds_interval
+from thinkalike.store import Headline, Result
 from thinkalike.training import Run, logged, upload
 
 
@@ -41,14 +42,15 @@ class Stitching(
         return super().inputs(config)
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
-        setting = Setting.of(config)
+        with work.phase("loading"):
+            setting = Setting.of(config)
         source, target, corpus = setting.source, setting.target, setting.corpus
         name = f"{source.name} to {target.name}, {config.stitch.kind}"
         run = Run(name, work.job.partial, work.job.store, target.device, config.trainer, config.logger, work.settings)
         loggers = work.opened.enter_context(logged(run))
-        done = {"": _stitched(setting, run, loggers)}
+        done = {"": _stitched(setting, run, loggers, work)}
         if config.stitch.both:
-            done["back"] = _stitched(setting.reversed(config.data), replace(run, part="back"), ())
+            done["back"] = _stitched(setting.reversed(config.data), replace(run, part="back"), (), work)
         _save(_joined({way: each.weights for way, each in done.items()}, "."), setting, work.job.aside)
         table = pd.concat([each.table for each in done.values()], ignore_index=True)
         work.publish.append(functools.partial(upload, loggers, name))
@@ -73,8 +75,27 @@ class Stitching(
             else:
                 figures.penalties(table, folder, name)
 
+    def headlines(self, result: Result) -> list[Headline]:
+        """Return the mean penalty over layer pairs and the worst one, in nats per token."""
+        table, scalars = result.table, result.scalars
+        worst = table.loc[table["penalty"].idxmax()]
+        both_ways = len(table) > len(result.arrays["stitch"])  # whose documents are not the same
+        ends = () if both_ways else _ends_of_mean(result.arrays)
+        return [
+            Headline("mean_penalty", scalars["mean_penalty"], *ends),
+            Headline.with_ends("worst_penalty", worst["penalty"], worst["penalty_low"], worst["penalty_high"]),
+        ]
+
     def show(self, result: Result) -> None:
         show_stitches(result)
+
+
+def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
+    """Return the ends of the interval of the mean penalty over layer pairs, over documents and seeds."""
+    fits = [each for name, each in arrays.items() if name == "stitch" or name.startswith("seed_")]
+    by_seed = torch.stack([torch.from_numpy(each - arrays["target"]).mean(0) for each in fits])
+    _, low, high = documents_and_seeds_interval(by_seed, torch.from_numpy(arrays["tokens"]))
+    return float(low), float(high)
 
 
 def _joined(parts: Mapping[str, Mapping[str, Any]], mark: str) -> dict[str, Any]:
@@ -98,18 +119,23 @@ class _Stitched(NamedTuple):
     rows_used: float  # by what is measured given the token
 
 
-def _stitched(setting: Setting, run: Run, loggers: Sequence[Any]) -> _Stitched:
+def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) -> _Stitched:
     """Fit the stitches of one direction, with every seed that is asked for, and report on them."""
-    alike = setting.likeness()  # first, as it may find that there is too little text
-    untrained = never_trained(setting)
-    first = fitted(setting, run, loggers, untrained)
+    with work.phase("likeness"):
+        alike = setting.likeness()  # first, as it may find that there is too little text
+    with work.phase("controls"):
+        untrained = never_trained(setting)
+    with work.phase("fit"):
+        first = fitted(setting, run, loggers, untrained)
     alone = replace(setting, config=replace(setting.config, floor=False, rates=[]))
     again = {}
     for more in range(1, setting.config.seeds if setting.config.trained else 1):
         part = f"{run.part}-seed-{more}" if run.part else f"seed-{more}"
-        again[f"seed_{more}"] = fitted(replace(alone, seed=setting.seed + more), replace(run, part=part), ())
-    sums = reported(setting, first, untrained, {name: each.maps for name, each in again.items()})
-    sums |= document_bytes(setting.corpus)
+        with work.phase("fit"):
+            again[f"seed_{more}"] = fitted(replace(alone, seed=setting.seed + more), replace(run, part=part), ())
+    with work.phase("report"):
+        sums = reported(setting, first, untrained, {name: each.maps for name, each in again.items()})
+        sums |= document_bytes(setting.corpus)
     weights = _joined({"": first.weights} | {name: each.weights for name, each in again.items()}, ".")
     arrays = first.arrays | {name: values.numpy() for name, values in sums.items()}
     table = pd.concat([penalties(setting, sums), pd.DataFrame(alike.columns())], axis=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from thinkalike.instruments.subjects.scores import (
 from thinkalike.job import Outcome
 from thinkalike.measures import comparable, distance_vectors, model_scores, noise_ceiling, random_effects, span
 from thinkalike.states import StimulusStates, stimulus_states_of
-from thinkalike.store import Result
+from thinkalike.store import Headline, Result
 
 
 def run(config: AnalyzeConfig, stimuli: Stimuli) -> Outcome:
@@ -110,6 +110,18 @@ def draw(result: Result, folder: Path) -> None:
         figures.subject_scores(result.table, means, folder, result.config["measure"]["comparator"])
 
 
+def headlines(result: Result) -> list[Headline]:
+    """Return the mean score of the best layer of a model, if there is one, and the noise ceiling's lower end.
+
+    The interval is over subjects and stimuli, or else over subjects.
+    """
+    ceiling = Headline("ceiling", result.scalars["ceiling"])
+    if "models" not in result.tables:
+        return [ceiling]
+    best = result.table.loc[result.table["value"].idxmax()]
+    return [Headline.with_ends("best", best["value"], *(best[end] for end in _ends(best.index))), ceiling]
+
+
 def show(result: Result) -> None:
     """Print the ceiling of each recorded layer, the best layer of each model below it, and how models differ."""
     measure, stimuli = result.config["measure"], result.provenance["stimuli"]
@@ -138,5 +150,9 @@ def _show_models(result: Result, recorded: Any, lower: float) -> None:
 
 def _written(row: Any, column: str) -> str:
     """Return a value with its widest interval: over subjects and stimuli, or else over subjects."""
-    ends = ("both_low", "both_high") if hasattr(row, "both_low") else ("low", "high")
-    return span(getattr(row, column), *(getattr(row, end) for end in ends))
+    return span(getattr(row, column), *(getattr(row, end) for end in _ends(row._fields)))
+
+
+def _ends(columns: Collection[str]) -> tuple[str, str]:
+    """Return the columns of the widest interval that a table has."""
+    return ("both_low", "both_high") if "both_low" in columns else ("low", "high")

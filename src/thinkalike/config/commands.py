@@ -1,0 +1,33 @@
+"""The command line of the job that runs, as one could paste it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+PROGRAM = "THINKALIKE_PROGRAM"  # environment variable: how a user called the door, also for the workers of a sweep
+
+_words: list[str] | None = None  # of the job that a door does
+
+
+def called(door: str) -> None:
+    """Remember how a user called a door: as a script, or as a command of the installed package."""
+    script = Path(sys.argv[0])
+    start = ["python", str(script)] if script.suffix == ".py" and script.stem == door else ["thinkalike", door]
+    os.environ[PROGRAM] = shlex.join(start)
+
+
+def begin(words: Sequence[str]) -> None:
+    """Remember the words of the job that a door begins; those of a sweep are of this one of its jobs."""
+    global _words
+    _words = list(words)
+
+
+def command_line() -> str:
+    """Return the command line of the job that a door does, or that of this process if no door does one."""
+    if _words is None or PROGRAM not in os.environ:
+        return shlex.join(sys.argv)
+    return " ".join([os.environ[PROGRAM], *map(shlex.quote, _words)])

@@ -1,0 +1,58 @@
+"""How long the phases of a job take: loading, computing, drawing, and what a kind names beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+FILE = "phases.json"
+
+
+class Phases:
+    """The seconds that a job has spent in each of its phases, those of earlier runs of an interrupted job included.
+
+    A phase inside another one takes its time from it, so that the seconds of all phases add up to those of the job.
+
+    Args:
+        folder: where a job keeps its states, which holds the seconds of its earlier runs; None: they are not kept.
+    """
+
+    def __init__(self, folder: Path | None = None):
+        self._file = folder / FILE if folder else None
+        self._seconds: dict[str, float] = _kept(self._file)
+        self._now: str | None = None
+        self._since = time.monotonic()
+
+    @contextlib.contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Count the time until this is left as that of a phase."""
+        before = self._turn_to(name)
+        try:
+            yield
+        finally:
+            self._turn_to(before)
+            if self._file and self._file.parent.is_dir():  # else the job has left nothing to go on from
+                self._file.write_text(json.dumps(self._seconds))
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds of each phase that has ended, to a hundredth."""
+        return {name: round(value, 2) for name, value in self._seconds.items()}
+
+    def _turn_to(self, name: str | None) -> str | None:
+        now, before = time.monotonic(), self._now
+        if before is not None:
+            self._seconds[before] = self._seconds.get(before, 0.0) + now - self._since
+        self._now, self._since = name, now
+        return before
+
+
+def _kept(file: Path | None) -> dict[str, float]:
+    """Return the seconds of earlier runs; what a process that died while it wrote them left counts as none."""
+    try:
+        return {} if file is None else {str(name): float(value) for name, value in json.loads(file.read_text()).items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}

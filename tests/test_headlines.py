@@ -1,0 +1,166 @@
+"""The numbers that sum up a result of each kind, from what its table and arrays hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from thinkalike.config import MEASURES, TASKS
+from thinkalike.instruments import instrument
+from thinkalike.measures import bootstrap_interval, fold_interval
+from thinkalike.papers import experiment_named
+from thinkalike.store import Headline, Result, first_scalar
+
+
+def planted(scalars: dict[str, float], provenance: dict, **read) -> Result:
+    """Return a result of which everything was read already."""
+    result = Result(Path("nowhere"))
+    vars(result).update(read, _record={"scalars": scalars, "provenance": provenance})
+    return result
+
+
+def of(kind: str, table: pd.DataFrame, scalars=None, **more) -> dict[str, Headline]:
+    """Return by name the headline numbers of a planted result of a kind."""
+    result = planted(scalars or {}, more.pop("provenance", {}), table=table, **{"tables": {}, **more})
+    found = instrument({**TASKS, **MEASURES}[kind]).headlines(result)
+    return {each.name: each for each in found}
+
+
+def cells(source: str, target: str, values: list[list[float]]) -> pd.DataFrame:
+    """Return the rows of a matrix of layers; every interval is of width .2."""
+    rows = [
+        {"source": source, "target": target, "source_layer": i, "target_layer": j, "value": value}
+        for i, row in enumerate(values)
+        for j, value in enumerate(row)
+    ]
+    table = pd.DataFrame(rows)
+    return table.assign(low=table["value"] - 0.1, high=table["value"] + 0.1)
+
+
+# ----------------------------------------------------------------------------------------------------------- one by one
+
+
+def test_a_stitching_result_has_its_mean_penalty_with_an_interval_and_its_worst():
+    random = np.random.default_rng(0)
+    tokens, target = np.full(30, 100.0), random.normal(300, 10, 30)
+    stitch = target + random.normal([[20.0], [50.0]], 5, (2, 30))
+    own = bootstrap_interval(torch.from_numpy((stitch - target).mean(0)), torch.from_numpy(tokens))
+    table = pd.DataFrame({"penalty": [0.2, 0.5], "penalty_low": [0.1, 0.4], "penalty_high": [0.3, 0.6]})
+    arrays = {"stitch": stitch, "target": target, "tokens": tokens}
+    found = of("stitch", table, {"mean_penalty": 0.35}, arrays=arrays)
+    assert found["mean_penalty"] == pytest.approx((*("mean_penalty", 0.35), float(own.low), float(own.high), None))
+    assert found["worst_penalty"] == ("worst_penalty", 0.5, 0.4, 0.6, None)
+    both_ways = of("stitch", pd.concat([table, table], ignore_index=True), {"mean_penalty": 0.35}, arrays=arrays)
+    assert both_ways["mean_penalty"] == ("mean_penalty", 0.35, None, None, None), "two sets of documents"
+
+
+def test_the_interval_of_a_mean_penalty_is_wider_with_seeds_that_differ():
+    tokens, target = np.full(30, 100.0), np.zeros(30)
+    stitch = np.random.default_rng(0).normal(20.0, 5.0, (1, 30))
+    table = pd.DataFrame({"penalty": [0.2], "penalty_low": [0.1], "penalty_high": [0.3]})
+    arrays = {"stitch": stitch, "target": target, "tokens": tokens}
+    one, two = (
+        of("stitch", table, {"mean_penalty": 0.2}, arrays=arrays | more)["mean_penalty"]
+        for more in ({}, {"seed_1": stitch + 10.0})
+    )
+    assert two.high - two.low > 2 * (one.high - one.low)
+
+
+@pytest.mark.parametrize("kind", ["cka", "mknn", "r2"])
+def test_two_models_have_their_equal_depths_and_their_most_alike_layers(kind):
+    across = cells("a", "b", [[0.9, 0.5, 0.2], [0.1, 0.95, 0.4]])  # depths: 0 with 0, and 1 with 2
+    table = pd.concat([across, cells("a", "a", [[1.0, 0.99], [0.99, 1.0]])], ignore_index=True)
+    found = of(kind, table)
+    assert found[f"mean_{kind}"].value == pytest.approx((0.9 + 0.4) / 2)
+    assert found[f"greatest_{kind}"][1:4] == pytest.approx((0.95, 0.85, 1.05))
+
+
+def test_a_model_beside_itself_says_nothing_by_its_diagonal():
+    found = of("cka", cells("a", "a", [[1.0, 0.3], [0.5, 1.0]]))
+    assert found["mean_cka"].value == pytest.approx(0.4)
+    assert found["greatest_cka"].value == 0.5
+    assert list(of("cka", cells("a", "a", [[1.0]]), {"batches": 64.0})) == ["batches"], "one layer has no pair"
+
+
+def test_mlem_has_its_mean_and_its_best_held_out_score():
+    by_fold = np.array([[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]])  # layers, folds
+    scores = pd.DataFrame({"score": [0.2, 0.6], "low": [0.0, 0.5], "high": [0.4, 0.7]})
+    found = of("mlem", pd.DataFrame(), tables={"scores": scores}, arrays={"scores": by_fold})
+    mean = fold_interval(torch.tensor([0.3, 0.4, 0.5], dtype=torch.float64))
+    assert found["mean_score"][1:4] == pytest.approx(tuple(map(float, mean)))
+    assert found["best_score"][1:4] == (0.6, 0.5, 0.7)
+
+
+def test_rsa_has_its_mean_and_its_most_alike_pair_of_different_layers():
+    found = of("rsa", cells("a", "a", [[1.0, 0.3], [0.3, 1.0]]), {"stimuli": 8.0, "mean_similarity": 0.3})
+    assert found["mean_similarity"].value == 0.3
+    assert found["greatest_similarity"][1:4] == pytest.approx((0.3, 0.2, 0.4))
+    assert list(of("rsa", cells("a", "a", [[1.0]]), {"stimuli": 8.0})) == ["stimuli"]
+
+
+def test_rsa_of_subjects_has_its_best_layer_below_the_ceiling():
+    provenance, scalars = {"subjects": ["s1", "s2", "s3"]}, {"subjects": 3.0, "ceiling": 0.5, "best": 0.4}
+    table = pd.DataFrame({"value": [0.1, 0.4], "low": [0.0, 0.3], "high": [0.2, 0.5]})
+    found = of("rsa", table, scalars, provenance=provenance, tables={"models": table})
+    assert found["best"][1:4] == (0.4, 0.3, 0.5)
+    assert found["ceiling"].value == 0.5
+    wide = table.assign(both_low=[-0.1, 0.2], both_high=[0.3, 0.6])
+    assert of("rsa", wide, scalars, provenance=provenance, tables={"models": table})["best"][1:4] == (0.4, 0.2, 0.6)
+    assert list(of("rsa", table, scalars, provenance=provenance)) == ["ceiling"], "no model was asked for"
+
+
+def test_a_population_has_its_flips_between_and_within_groups_at_the_cut_where_they_are_most():
+    groups = ["g", "g", "g", "h", "h", "h"]
+    table = pd.DataFrame({"source": list("abcdef"), "group_of_source": groups})
+    predicted = np.zeros((6, 6, 2, 10), dtype=int)
+    predicted[:3, 3:, 1, :4] = predicted[3:, :3, 1, :4] = 1  # at the second cut, 4 of 10 between groups
+    predicted[0, 1, 0, :1] = 1
+    found = of("population", table, arrays={"predicted": predicted})
+    assert found["flips_between_groups"].value == pytest.approx(0.4)
+    assert found["flips_within_groups"].value == 0.0
+
+
+def test_an_asymmetry_has_its_mean_and_its_largest():
+    table = pd.DataFrame({"asymmetry": [0.1, -0.3], "low": [0.0, -0.4], "high": [0.2, -0.2]})
+    found = of("asymmetry", table, {"mean_asymmetry": -0.1})
+    assert found["mean_asymmetry"].value == -0.1
+    assert found["largest_asymmetry"][1:4] == (-0.3, -0.4, -0.2)
+
+
+def test_losses_have_their_intervals_and_classifiers_both_accuracies():
+    scalars = {"loss": 3.2, "loss_low": 3.1, "loss_high": 3.3, "unigram_entropy": 5.9}
+    for kind in ("loss", "pretrain"):
+        assert of(kind, pd.DataFrame(), scalars) == {"loss": ("loss", 3.2, 3.1, 3.3, None)}
+    accuracies = {"heldout_accuracy": 0.9, "challenge_accuracy": 0.4}
+    assert {name: each.value for name, each in of("nli", pd.DataFrame(), accuracies).items()} == accuracies
+
+
+def test_a_court_has_the_number_of_its_sources():
+    assert of("court", pd.DataFrame(), {"sources": 29.0})["sources"].value == 29
+
+
+def test_an_experiment_says_how_many_of_its_claims_hold():
+    experiment = experiment_named("brown2023/figure1")
+    (found,) = experiment.headlines(planted({"claims": 5.0, "claims_that_hold": 3.0}, {}))
+    assert (found.name, found.value, found.of, found.text) == ("claims_that_hold", 3.0, 5, "3 of 5")
+
+
+# ----------------------------------------------------------------------------------------------------------- what it is
+
+
+def test_a_headline_is_written_with_its_interval_if_it_has_one():
+    whole = Headline.with_ends("mean_penalty", 0.20481, 0.18379, 0.23290)
+    assert (whole.label, whole.text) == ("mean penalty", "0.2048 [0.1838, 0.2329]")
+    assert whole.numbers == {"mean_penalty": 0.20481, "mean_penalty_low": 0.18379, "mean_penalty_high": 0.23290}
+    for ends in ((-np.inf, np.inf), (np.nan, np.nan)):
+        alone = Headline.with_ends("mean_penalty", 0.2, *ends)
+        assert (alone.low, alone.high, alone.text, alone.numbers) == (None, None, "0.2", {"mean_penalty": 0.2})
+
+
+def test_a_kind_that_names_none_has_the_first_of_its_scalars():
+    assert first_scalar({"b": 1.0, "b_low": 0.5, "b_high": 1.5, "a": 2.0}) == [("b", 1.0, 0.5, 1.5, None)]
+    assert first_scalar({}) == []

@@ -1,0 +1,141 @@
+"""When, where, by which command and in which phases a result was made."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from test_job import Toy, config
+from thinkalike.config import command_line, relevant
+from thinkalike.config.commands import PROGRAM
+from thinkalike.errors import DataError
+from thinkalike.job import Phases, perform
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+
+
+# --------------------------------------------------------------------------------------------------------------- phases
+
+
+def test_a_phase_inside_another_takes_its_time_from_it(monkeypatch):
+    clock, phase = Clock(monkeypatch), Phases()
+    with phase("computing"):
+        clock.now = 2.0
+        with phase("loading"):
+            clock.now = 5.0
+        clock.now = 6.0
+    clock.now = 60.0  # between phases
+    with phase("loading"):
+        clock.now = 60.5
+    assert phase.seconds == {"loading": 3.5, "computing": 3.0}
+
+
+def test_the_phases_of_an_interrupted_job_add_up(tmp_path, monkeypatch):
+    clock = Clock(monkeypatch)
+
+    def broken_off():
+        with Phases(tmp_path)("fit"):
+            clock.now += 3.0
+            raise DataError("broken off")
+
+    with pytest.raises(DataError):
+        broken_off()
+    again = Phases(tmp_path)
+    with again("fit"):
+        clock.now += 4.0
+    with again("report"):
+        clock.now += 1.0
+    assert again.seconds == {"fit": 7.0, "report": 1.0}
+
+
+@pytest.mark.parametrize("damage", ["", "[1]", '{"fit": null}', '{"fit": 1'])
+def test_seconds_that_cannot_be_read_count_as_none(tmp_path, damage):
+    (tmp_path / "phases.json").write_text(damage)
+    assert Phases(tmp_path).seconds == {}
+
+
+def test_nothing_is_kept_where_there_is_nothing_to_go_on_from(tmp_path):
+    with Phases(tmp_path / "checkpoints")("fit"):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+# --------------------------------------------------------------------------------------------------------------- record
+
+
+def test_a_result_says_when_where_and_how_it_was_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["some script.py", "a=b c"])
+    before = datetime.now(timezone.utc)
+    record = perform(Toy(), config(tmp_path)).provenance
+    made = datetime.fromisoformat(record["date"])
+    assert before - timedelta(seconds=1) <= made <= datetime.now(timezone.utc)
+    assert made.utcoffset() == timedelta(0)
+    assert record["host"] == socket.gethostname()
+    assert list(record["phases"]) == ["computing", "drawing"]
+    assert sum(record["phases"].values()) <= record["wall_seconds"] + 0.1
+
+
+def test_nothing_of_it_is_in_the_key(tmp_path):
+    one, other = (perform(Toy(), config(tmp_path / name)) for name in "ab")
+    assert one.key == other.key
+    assert not {"date", "command", "host", "phases"} & set(relevant(config(tmp_path)))
+
+
+def test_the_seconds_of_an_interrupted_job_are_kept_with_its_state_and_force_forgets_them(tmp_path):
+    with pytest.raises(DataError):
+        perform(Toy(break_off=DataError("broken off")), config(tmp_path))
+    (kept,) = tmp_path.glob("toy/*.partial/checkpoints/phases.json")
+    kept.write_text(json.dumps({"computing": 100.0}))
+    assert 100 <= perform(Toy(), config(tmp_path)).provenance["phases"]["computing"] < 110
+    assert perform(Toy(), config(tmp_path, force=True)).provenance["phases"]["computing"] < 10
+
+
+def test_a_result_has_its_headlines(tmp_path):
+    result = perform(Toy(), config(tmp_path))
+    (name, value), *_ = result.scalars.items()
+    assert [each[:2] for each in result.headlines] == [(name, value)]
+
+
+# --------------------------------------------------------------------------------------------------------- command line
+
+
+@pytest.fixture
+def _no_door(monkeypatch):
+    monkeypatch.delenv(PROGRAM, raising=False)
+    monkeypatch.setattr("thinkalike.config.commands._words", None)
+
+
+@pytest.mark.parametrize(
+    ("argv", "start"),
+    [
+        (["train.py"], "python train.py"),
+        (["my code/train.py"], "python 'my code/train.py'"),
+        (["/opt/bin/thinkalike"], "thinkalike train"),
+        (["-c"], "thinkalike train"),
+    ],
+)
+@pytest.mark.usefixtures("_no_door")
+def test_the_command_line_can_be_pasted(monkeypatch, argv, start):
+    from thinkalike.config.commands import begin, called
+
+    monkeypatch.setattr(sys, "argv", [*argv, "-m", "layers=[[0,0]],[[1,1]]"])
+    called("train")
+    begin(["layers=[[1,1]]", "model.path=my models/a"])  # one of the jobs of the sweep
+    assert command_line() == f"{start} 'layers=[[1,1]]' 'model.path=my models/a'"
+
+
+@pytest.mark.usefixtures("_no_door")
+def test_without_a_door_it_is_that_of_the_process(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["/home/me/study.py", "--all of it"])
+    assert command_line() == "/home/me/study.py '--all of it'"
