@@ -46,7 +46,8 @@ FLOORS = {
     "court": 5,
     "instruments": 5,
     "papers": 6,
-    "cli": 7,
+    "report": 7,
+    "cli": 8,
 }
 OWNERS = {
     "hydra": "config",

@@ -1,4 +1,4 @@
-"""The two doors, as scripts and as commands: `thinkalike train ...`, `thinkalike analyze ...`."""
+"""The two doors, as scripts and as commands: `thinkalike train|analyze ...`; and the page of `thinkalike report`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from thinkalike.config import AnalyzeConfig, TrainConfig, door
+from thinkalike.config import AnalyzeConfig, TrainConfig, door, own_process
 from thinkalike.errors import nearest
 
 
@@ -30,16 +30,24 @@ def analyze(config: AnalyzeConfig) -> Path:
     return run_job(config).folder
 
 
+def report() -> None:
+    """Write one HTML page of the results of a store."""
+    with own_process():
+        from thinkalike.report import write_report
+
+        write_report(sys.argv[1:])
+
+
 DOOR = "THINKALIKE_DOOR"  # where a process that shares a job finds the word that Lightning does not hand on
-COMMANDS = {"train": train, "analyze": analyze}
+COMMANDS = {"train": train, "analyze": analyze, "report": report}
 
 
 def main() -> None:
-    """Call the door that the first word of the command line names."""
+    """Call the door, or the command, that the first word of the command line names."""
     words = ([os.environ[DOOR]] if DOOR in os.environ and "LOCAL_RANK" in os.environ else []) + sys.argv[1:]
     name = words[0] if words else "--help"
     if name in ("-h", "--help"):
-        print("usage: thinkalike train|analyze [key=value ...]; thinkalike train --help says more")
+        print("usage: thinkalike train|analyze|report ...; thinkalike train --help says more")
         return
     if name not in COMMANDS:
         print(f"error: thinkalike {name} is not known; {nearest(name, COMMANDS)}", file=sys.stderr)

@@ -2,7 +2,7 @@
 
 from thinkalike.config.commands import command_line
 from thinkalike.config.compose import CONF, compose_job, from_yaml, measure_schema, options, register, resolve, to_yaml
-from thinkalike.config.doors import door
+from thinkalike.config.doors import door, own_process
 from thinkalike.config.inputs import RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.layers import check_layers, pairs_of_layers
 from thinkalike.config.ranges import ranged
@@ -42,6 +42,7 @@ __all__ = [
     "measure_schema",
     "neutral",
     "options",
+    "own_process",
     "pairs_of_layers",
     "ranged",
     "register",

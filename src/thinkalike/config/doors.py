@@ -46,7 +46,7 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
                 with contextlib.suppress(ShareDone):
                     print(f"results: {job(config)}", flush=True)
 
-            with _own_process():
+            with own_process():
                 noted(do) if in_sweep() else do()
 
         def main() -> None:
@@ -57,7 +57,7 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
             commands.called(name)
             asking = {"--help", "-h", "--hydra-help"} & set(words)  # which needs no settings of any measure
             run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)
-            with _own_process():
+            with own_process():
                 overrides = [word for word in words if word[:1] in "+~" or ("=" in word and word[0] != "-")]
                 check_overrides(overrides, schema)
                 parsed = parse_overrides(overrides)
@@ -70,7 +70,7 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
 
 
 @contextlib.contextmanager
-def _own_process() -> Iterator[None]:
+def own_process() -> Iterator[None]:
     """Heed signals and errors, print to a stdout that may close, and end with the process of the first door."""
     if os.environ.setdefault(STARTED_BY, str(os.getpid())) != str(os.getpid()):
         follow_parent()

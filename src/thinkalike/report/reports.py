@@ -50,7 +50,7 @@ def report_of(gathered: Gathered) -> Report:
 def _unreadable(result: Result) -> str:
     """Read a result, and return why that fails, or nothing."""
     try:
-        _ = result.kind, result.key, result.scalars, result.settings, result.provenance, result.tables
+        _ = result.kind, result.key, result.headlines, result.scalars, result.settings, result.provenance, result.tables
     except Exception as error:  # whatever reading a file raises that another program wrote
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return ""
@@ -81,8 +81,7 @@ def _experiments_last(result: Result) -> tuple[bool, str]:
 
 def _headline(result: Result) -> str:
     """Return the numbers that sum a result up, as one line."""
-    headlines = getattr(result, "headlines", [])
-    if headlines:
+    if headlines := result.headlines:
         return "; ".join(f"{each.label} {each.text}" for each in headlines)
     shown = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.scalars.items()]
     return "; ".join(shown[:3])

@@ -54,8 +54,8 @@ function commandLine(command) {
     else select();
   }
   function select() { getSelection().selectAllChildren(code); }
-  const code = el("code", {}, command);
-  return el("div", {}, el("code", { class: "command" }, code), button);
+  const code = el("code", { class: "command" }, command);
+  return el("div", {}, code, button);
 }
 
 /** A table of texts; a column whose cells are numbers is set to the right. */

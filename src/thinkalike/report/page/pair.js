@@ -136,6 +136,7 @@ function profilesOf(report, pair) {
   const models = [...new Set([pair.a, pair.b])];
   const groups = groupsOf(report, (grid) => grid.role === "profile" && models.includes(grid.models[0]));
   return groups.flatMap(({ name, grids }) => {
+    grids.sort((p, q) => models.indexOf(p.models[0]) - models.indexOf(q.models[0]));
     const features = [...new Set(grids.flatMap((grid) => grid.rows))];
     const series = (feature) => grids.map((grid) => ({ name: grid.models[0], points: grid.columns.map((layer) => {
       const [at, number] = [placeOf(grid, feature, layer), grid.numbers[grid.main]];

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +13,6 @@ from thinkalike.report.gathering import gather
 from thinkalike.report.page import page_of, write_page
 from thinkalike.report.reports import Report, report_of
 
-log = logging.getLogger(__name__)
-
-
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are those of a configuration: one line."""
 
@@ -24,7 +20,7 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"thinkalike report: {message}; thinkalike report --help says more")
 
 
-def main(words: Sequence[str]) -> Path:
+def write_report(words: Sequence[str]) -> Path:
     """Write the page that a command line asks for, and return its path.
 
     Args:
@@ -36,12 +32,9 @@ def main(words: Sequence[str]) -> Path:
     """
     asked = _parser().parse_args(words)
     gathered = gather(asked.places)
-    for sentence in gathered.left_out:
-        log.warning("left out: %s", sentence)
-    known = len(gathered.left_out)
     report = report_of(gathered)
-    for sentence in report["left_out"][known:]:
-        log.warning("left out: %s", sentence)
+    for sentence in report["left_out"]:
+        print(f"left out: {sentence}", file=sys.stderr)
     if asked.search:
         report = selected(report, asked.search)
     title = asked.title or ", ".join(Path(place).resolve().name for place in asked.places)
