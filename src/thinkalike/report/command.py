@@ -13,6 +13,7 @@ from thinkalike.report.gathering import gather
 from thinkalike.report.page import page_of, write_page
 from thinkalike.report.reports import Report, report_of
 
+
 class _Parser(argparse.ArgumentParser):
     """A parser whose errors are those of a configuration: one line."""
 

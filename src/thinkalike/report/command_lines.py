@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from thinkalike.config import TASKS, as_dict, compose_job, options
+from thinkalike.config import MEASURES, TASKS, as_dict, compose_job, options
 from thinkalike.errors import ThinkalikeError
 from thinkalike.store import Result
 
@@ -29,6 +29,8 @@ def command_of(result: Result) -> str:
     kept = str(result.provenance.get("command", ""))
     if _is_of_a_door(kept) and ("experiment=" not in kept or result.config.get("experiment")):
         return kept
+    if not _is_known(result.config, result.kind):
+        return ""
     try:
         return shlex.join(["python", f"{door_of(result.config)}.py", *words_of(result.config, result.kind)])
     except (ThinkalikeError, KeyError, TypeError, AttributeError):  # of another version, which had other settings
@@ -83,6 +85,14 @@ def _base(config: Mapping[str, Any], kind: str) -> list[str]:
         if part and part[key] != default[group][key] and part[key] in options(group):
             words.append(f"{group}={part[key]}")
     return words
+
+
+def _is_known(config: Mapping[str, Any], kind: str) -> bool:
+    """Return whether this version has the experiment, the measure or the task of a job."""
+    if experiment := config.get("experiment"):
+        return experiment in options("experiment")
+    measure = (config.get("measure") or {"kind": kind})["kind"]
+    return door_of(config) == "train" or measure in MEASURES
 
 
 def _job_word(config: Mapping[str, Any], kind: str) -> str:

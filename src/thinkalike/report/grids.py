@@ -14,7 +14,8 @@ import pandas as pd
 
 PAIR = ["source", "target", "source_layer", "target_layer"]
 MAIN = ("value", "penalty", "importance", "score", "asymmetry")  # what a grid shows first, where it has one of these
-LOW_IS_ALIKE = ("penalty", "loss", "distance", "kl", "gap", "bits_per_byte", "asymmetry")
+LOW_IS_ALIKE = ("penalty", "loss", "distance", "kl", "bits_per_byte", "flips")
+SIGNED = ("asymmetry", "gap", "difference", "gain")  # of which 0 is the middle
 DIGITS = 6  # significant ones that a page holds
 MOST_MODELS = 12  # in a table of one layer per row: those of populations have more, and are shown as tables
 
@@ -27,7 +28,8 @@ def grids_of(table: pd.DataFrame) -> list[Grid]:
     Each grid has `role` (pair, profile or layers), `models` (source and target, or one), `variant` (what tells it from
     other grids of the same models), `rows`, `columns` (the labels of both axes), `cells` (row * columns + column of
     each number, or None where all are there in order), `main` (which of the numbers is shown first) and `numbers`.
-    Each of the numbers has `name`, `v`, and, if they are there, `low` and `high`; what is not finite is None.
+    Each of the numbers has `name`, `v`, `colours` (rising, falling or signed), and, if they are there, `low` and
+    `high`; what is not finite is None.
     """
     table = _with_layer_pairs(table)
     if set(PAIR) <= set(table):
@@ -100,6 +102,9 @@ def _layer_grids(table: pd.DataFrame) -> Iterator[Grid]:
 
 def _variants(rows: pd.DataFrame, places: list[str]) -> Iterator[tuple[str, pd.DataFrame]]:
     """Yield the parts of rows in which each place comes once, named by the columns that tell them apart."""
+    if not rows.duplicated(places).any():
+        yield "", rows
+        return
     by: list[str] = []
     for name in rows.columns.difference([*PAIR, "model", "layer", "feature"], sort=False):
         if not rows.duplicated([*places, *by]).any():
@@ -122,7 +127,8 @@ def _grid(role: str, models: list[str], variant: str, cells: pd.DataFrame, axes:
     first, second = (list(dict.fromkeys(axis)) for axis in axes)
     first, second = (_sorted_layers(labels) for labels in (first, second))
     width = len(second)
-    place = [first.index(row) * width + second.index(column) for row, column in zip(*axes, strict=True)]
+    place = np.array([first.index(row) * width + second.index(column) for row, column in zip(*axes, strict=True)])
+    cells, place = cells.iloc[np.argsort(place)], np.sort(place)
     names = _numbers(cells, [*PAIR, "model", "layer", "feature", "repetition"])
     order = [name for name in MAIN if name in names] or names
     return {
@@ -131,7 +137,7 @@ def _grid(role: str, models: list[str], variant: str, cells: pd.DataFrame, axes:
         "variant": variant,
         "rows": rounded(first),
         "columns": rounded(second),
-        "cells": None if place == list(range(len(first) * width)) else place,
+        "cells": None if len(place) == len(first) * width else place.tolist(),
         "main": names.index(order[0]),
         "numbers": [_number(cells, name) for name in names],
         "words": [{"name": name, "v": rounded(cells[name].astype(object))} for name in _told(cells)],
@@ -139,12 +145,16 @@ def _grid(role: str, models: list[str], variant: str, cells: pd.DataFrame, axes:
 
 
 def _number(cells: pd.DataFrame, name: str) -> dict[str, Any]:
-    """Return a column with its interval, and which of its ends means that two layers are alike."""
-    number: dict[str, Any] = {"name": name, "v": rounded(cells[name])}
-    number["low_is_alike"] = any(word in name.split("_") or word in name for word in LOW_IS_ALIKE)
+    """Return a column with its interval, and how its colours run: rising, falling (low is alike) or from 0 both ways."""
+    colours = "signed" if _says(name, SIGNED) else "falling" if _says(name, LOW_IS_ALIKE) else "rising"
+    number: dict[str, Any] = {"name": name, "v": rounded(cells[name]), "colours": colours}
     if ends := _ends(list(cells.columns), name):
         number |= {"low": rounded(cells[ends[0]]), "high": rounded(cells[ends[1]])}
     return number
+
+
+def _says(name: str, words: Sequence[str]) -> bool:
+    return any(f"_{word}_" in f"_{name.lower()}_" for word in words)
 
 
 def _ends(columns: list[str], name: str) -> tuple[str, str] | None:

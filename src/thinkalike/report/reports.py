@@ -112,7 +112,7 @@ def _add(report: Report, known: dict[str, Grid], number: int, name: str, table: 
     grids = grids_of(table)
     entry = report["results"][number]
     for grid in grids:
-        content = json.dumps(grid)
+        content = _content(grid)
         if content in known:
             known[content]["results"].append(number)
             continue
@@ -127,6 +127,12 @@ def _add(report: Report, known: dict[str, Grid], number: int, name: str, table: 
         rows = [rounded(row) for row in shown.astype(object).itertuples(index=False)]
         plain = {"result": number, "name": name, "columns": columns, "rows": rows, "length": len(table)}
         report["tables"].append(plain)
+
+
+def _content(grid: Grid) -> str:
+    """Return what grids share that show the same: an experiment repeats tables of its jobs, also without a column."""
+    main = grid["numbers"][grid["main"]]
+    return json.dumps([[grid[part] for part in ("role", "models", "rows", "columns", "cells")], main])
 
 
 def _records(table: pd.DataFrame) -> Sequence[dict[str, Any]]:

@@ -23,9 +23,11 @@ function tally(claims) {
 }
 
 function experiment(entry, claims) {
-  const rows = claims.map((claim) => [claim.claim, badge(claim.verdict), claim.numbers, claim.units]);
   return [el("h3", {}, entry.kind, " ", el("span", { class: "settings" }, `${entry.settings} ${entry.key}`)),
-    tableOf("", ["claim", "verdict", "numbers", "over"], rows), commandLine(entry.command)];
+    el("ul", { class: "claims" }, claims.map((claim) => el("li", {},
+      el("div", {}, badge(claim.verdict), " ", el("strong", {}, claim.claim)),
+      el("div", {}, full(claim.numbers)), el("div", { class: "dim" }, `over ${full(claim.units)}; to hold it must be: ${full(claim.tolerance)}`)))),
+    commandLine(entry.command)];
 }
 
 function badge(verdict) {

@@ -23,7 +23,7 @@ const STEPS = { ArrowUp: [1, 0], ArrowDown: [-1, 0], ArrowLeft: [0, -1], ArrowRi
 /**
  * Draw a matrix, its first row at the bottom.
  * `options`: label (what it is), rowName and columnName (what the axes are), value(row, column) -> number or null,
- * ends(row, column) -> [low, high], up (whether the first row is at the bottom), colours: a scale.
+ * ends(row, column) -> [low, high], told(row, column) -> text, up (whether the first row is at the bottom), colours: a scale.
  */
 function matrix(cursor, options) {
   const { rows, columns } = cursor;
@@ -44,11 +44,10 @@ function matrix(cursor, options) {
     drawing.append(group);
     return columns.map((column, j) => {
       const value = options.value(row, column);
-      const share = value === null ? null : options.colours.share(value);
       const [low, high] = options.ends(row, column);
       const rect = svg("rect", {
         x: left + j * cell, y: y(i), width: cell, height: cell, role: "gridcell", tabindex: -1,
-        class: value === null ? "cell blank" : "cell", fill: value === null ? null : ramp(share),
+        class: value === null ? "cell blank" : "cell", fill: value === null ? null : options.colours.colour(value),
         "aria-label": `${options.rowName} ${layerName(row)}, ${options.columnName} ${layerName(column)}: ${short(value)} ${interval(low, high)}`,
         onpointerenter: () => cursor.move(i, j),
         onfocus: () => { cursor.move(i, j); cursor.say(); },
@@ -60,7 +59,7 @@ function matrix(cursor, options) {
         const text = Math.abs(value) < 10 ? value.toFixed(2).replace(/^(-?)0\./, "$1.") : value.toPrecision(2);
         group.append(svg("text", {
           x: left + (j + 0.5) * cell, y: y(i) + cell / 2 + 4, "text-anchor": "middle", "pointer-events": "none",
-          "aria-hidden": "true", style: `fill:${onRamp(share)};font-size:${Math.min(11, cell / 2.6)}px`,
+          "aria-hidden": "true", style: `fill:${options.colours.ink(value)};font-size:${Math.min(11, cell / 2.6)}px`,
         }, text));
       }
       return rect;
@@ -99,7 +98,7 @@ function matrix(cursor, options) {
       put(frames[2], row, column);
       const [low, high] = options.ends(rows[row], columns[column]);
       readout.replaceChildren(el("strong", {}, short(options.value(rows[row], columns[column]))), ` ${interval(low, high)} `,
-        el("span", { class: "dim" }, `${layerName(rows[row])} with ${layerName(columns[column])}`));
+        el("span", { class: "dim" }, options.told(rows[row], columns[column])));
     },
     text: () => `${options.title} ${readout.textContent}`,
   };

@@ -41,7 +41,8 @@ function panelOf(report, pair, grid, cursor) {
     drawn.replaceChildren(...matrix(cursor, {
       title: title(), label: `${title()}, ${direction(pair, grid)}, by layers`, up: true,
       rowName: pair.a, columnName: pair.b, value: (a, b) => get("v")(a, b) ?? null,
-      ends: (a, b) => [get("low")(a, b), get("high")(a, b)], colours: scaleOf(number().v, number().low_is_alike),
+      ends: (a, b) => [get("low")(a, b), get("high")(a, b)],
+      told: (a, b) => `layer ${layerName(a)} with ${layerName(b)}`, colours: scaleOf(number().v, number().colours),
     }));
     cursor.panels.at(-1).grid = grid;
   }
@@ -56,7 +57,7 @@ function numbersOf(report, pair, a, b) {
   const cards = pair.grids.map((grid) => cardOf(report, pair, grid, a, b)).filter(Boolean);
   return [
     el("h3", {}, `Layer ${layerName(a)} of ${pair.a} and layer ${layerName(b)} of ${pair.b}`),
-    cards.length ? el("div", { class: "cards" }, cards) : el("p", { class: "dim" }, "No measure was computed for these two layers."),
+    cards.length ? el("div", { class: "cards flowing" }, cards) : el("p", { class: "dim" }, "No measure was computed for these two layers."),
     ...aloneOf(report, pair, a, b)];
 }
 

@@ -14,14 +14,15 @@ function heatmapsOf({ name, grids }) {
   const rows = [...new Set(grids.flatMap((grid) => grid.rows))];
   const columns = [...new Set(grids.flatMap((grid) => grid.columns))].sort((p, q) => p - q);
   const cursor = cursorOver(rows, columns, () => {}, (text) => { byId("said").textContent = text; });
-  const colours = scaleOf(grids.flatMap((grid) => grid.numbers[grid.main].v), false);
+  const colours = scaleOf(grids.flatMap((grid) => grid.numbers[grid.main].v), "rising");
   const figures = grids.map((grid) => {
     const number = grid.numbers[grid.main];
     const get = (key) => (row, column) => number[key]?.[placeOf(grid, row, column)];
     return el("figure", {}, el("strong", {}, grid.models[0]), matrix(cursor, {
       title: grid.models[0], label: `${name}: ${plain(number.name)} in ${grid.models[0]}, features by layers`, up: false,
       rowName: "feature", columnName: "layer", value: (row, column) => get("v")(row, column) ?? null,
-      ends: (row, column) => [get("low")(row, column), get("high")(row, column)], colours,
+      ends: (row, column) => [get("low")(row, column), get("high")(row, column)],
+      told: (row, column) => `${row}, layer ${layerName(column)}`, colours,
     }));
   });
   return [el("h3", {}, `${name}: ${plain(grids[0].numbers[grids[0].main].name)} of each feature`), el("div", { class: "panels" }, figures)];
