@@ -46,8 +46,10 @@ FLOORS = {
     "court": 5,
     "instruments": 5,
     "papers": 6,
-    "report": 7,
-    "cli": 8,
+    "listing": 7,
+    "report": 8,
+    "cli": 9,
+    "__main__": 10,
 }
 OWNERS = {
     "hydra": "config",

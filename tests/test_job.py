@@ -17,6 +17,7 @@ import torch
 
 from conftest import composed
 from thinkalike.config import (
+    KINDS,
     MEASURES,
     TASKS,
     AnalyzeConfig,
@@ -386,6 +387,7 @@ def test_the_instruments_of_both_doors_are_there_and_each_has_a_kind_of_its_own(
     assert len({each.kind for each in made}) == len(TASKS) + len(MEASURES)
     for kind, module in MEASURES.items():
         assert measure_schema(kind).kind == kind == instrument(module).kind
+    assert {each.kind: type(each).__module__ for each in made} == KINDS
     for each in made:
         assert each.reads
         assert each.__doc__

@@ -13,15 +13,17 @@ import time
 import numpy as np
 import pandas as pd
 import pytest
-from stores import finish, layer_pairs, profile
 
+from stores import finish, layer_pairs, profile
 from thinkalike import cli
 from thinkalike.config import as_dict, compose_job
 from thinkalike.errors import StoreError
+from thinkalike.listing import Query
 from thinkalike.report import gather, page_of, report_of, write_page
 from thinkalike.report.command_lines import command_of, settings_of, words_of
 from thinkalike.report.grids import grids_of
 from thinkalike.report.reports import ROWS
+from thinkalike.store import manifest
 
 CLAIMS = pd.DataFrame(
     {"claim": ["A is like B"], "verdict": ["undecided"], "numbers": ["+0.1 [-0.1, 0.3]"], "units": ["9 documents"]}
@@ -153,27 +155,34 @@ def test_a_report_joins_the_results_of_a_pair_and_shows_equal_tables_once(store)
 
 
 def test_a_damaged_and_a_foreign_folder_are_named_and_left_out(store):
-    (store / "cka" / "c1" / "table.csv").write_text("source,target\n")
-    (store / "wandb" / "run-1").mkdir(parents=True)
+    table = store / "cka" / "c1" / "table.csv"
+    table.write_text(table.read_text().replace("0", "1"))  # of the same size
+    (store / "stray" / "run-1").mkdir(parents=True)
     (store / "cka" / "c2.partial").mkdir()
-    finish(store, "foreign", "f1", {"table": layer_pairs("a", "b", 2, 2)})
-    record = store / "foreign" / "f1" / "result.json"
-    record.write_text("[]")
-    from thinkalike.store import manifest
-
-    manifest.seal(record.parent)
+    for key, record in (("f1", "[]"), ("f2", None)):
+        folder = finish(store, "foreign", key, {"table": layer_pairs("a", "b", 2, 2)}).folder
+        (folder / ("result.json" if record else "table.csv")).write_text(record or "")
+        manifest.seal(folder)
     report = report_of(gather([store]))
-    assert len(report["results"]) == 5
-    damaged, foreign, unreadable = report["left_out"]
-    assert f"{store}/cka/c1/table.csv is damaged" in damaged
-    assert f"{store}/wandb/run-1 holds no finished result" in foreign
-    assert f"{store}/foreign/f1 is no result of this package" in unreadable
+    assert (len(report["results"]), report["unfinished"]) == (5, ["cka/c2"])
+    damaged, *others = report["left_out"]
+    assert f"{table} is damaged: its checksum" in damaged
+    assert any(f"{store}/foreign/f1 is damaged: its record cannot be read" in each for each in others)
+    assert any(f"{store}/stray holds no results" in each for each in others)
+    assert any(f"{store}/foreign/f2 is no result of this package (EmptyDataError" in each for each in others)
 
 
-def test_places_are_stores_folders_of_a_kind_and_results_and_each_result_comes_once(store):
-    assert [result.key for result in gather([store / "mlem"]).results] == ["m1", "m2"]
-    assert [result.key for result in gather([store / "cka" / "c1"]).results] == ["c1"]
-    assert len(gather([store, store / "mlem"]).results) == 6
+def test_places_are_stores_and_single_results_and_each_result_comes_once(store):
+    assert [entry.key for entry in gather([store / "cka" / "c1"]).entries] == ["c1"]
+    assert len(gather([store, store / "cka" / "c1", store]).entries) == 6
+    assert {entry.key for entry in gather([store], Query(models=("b",), kinds=("cka", "mlem"))).entries} == {"c1", "m2"}
+
+
+def test_a_folder_in_which_all_is_damaged_holds_no_result(tmp_path):
+    finish(tmp_path / "cka", "c", "k", {"table": CLAIMS})
+    (tmp_path / "cka" / "c" / "k" / "table.csv").write_text("")
+    with pytest.raises(StoreError, match=r"cka holds no finished results: .*/table\.csv is damaged"):
+        gather([tmp_path / "cka"])
 
 
 # --------------------------------------------------------------------------------------------------------- the command
@@ -302,13 +311,14 @@ def test_the_command_writes_a_page_and_says_what_it_left_out(store, tmp_path, mo
     (store / "stray" / "folder").mkdir(parents=True)
     status, out, err = call(monkeypatch, capsys, store, "--out", tmp_path / "page.html")
     assert (status, out) == (0, f"page: {tmp_path / 'page.html'}\n")
-    assert f"left out: {store}/stray/folder holds no finished result" in err
+    assert f"left out: {store}/stray holds no results" in err
     assert data_of((tmp_path / "page.html").read_text())["title"] == "results"
 
 
-def test_a_search_selects_results_and_all_that_belongs_to_them(store, tmp_path, monkeypatch, capsys):
+def test_a_selection_is_of_results_and_all_that_belongs_to_them(store, tmp_path, monkeypatch, capsys):
     page = tmp_path / "page.html"
-    assert call(monkeypatch, capsys, store, "--out", page, "--search", "FIGURE1", "--title", "Mine")[0] == 0
+    words = [f"store={store}", "kind=paper-figure1", "since=2000-01-01", "--out", page, "--title", "Mine"]
+    assert call(monkeypatch, capsys, *words)[0] == 0
     held = data_of(page.read_text())
     assert ([entry["key"] for entry in held["results"]], held["title"]) == (["p1"], "Mine")
     assert [grid["results"] for grid in held["grids"]] == [[0]]
@@ -319,10 +329,10 @@ def test_what_cannot_be_done_is_one_line(store, tmp_path, monkeypatch, capsys):
     empty = tmp_path / "empty"
     empty.mkdir()
     for words, reason in [
-        ([empty], f"error: {empty} holds no finished result; run train.py or analyze.py first"),
+        ([empty], f"error: the store {empty} holds no finished results; python train.py makes one"),
         ([tmp_path / "none"], f"error: {tmp_path / 'none'} is no folder; name a store"),
         ([store, "--out", store], f"error: the page {store} cannot be written: Is a directory; choose another"),
-        ([store, "--search", "zebra"], "error: --search 'zebra' finds none of 6 results; leave a word out"),
+        ([store, "kind=zebra"], f"error: kind=zebra is in no result of {store}; there is: cka, loss"),
         ([store, "--colour"], "error: thinkalike report: unrecognized arguments: --colour; thinkalike report --help"),
     ]:
         status, out, err = call(monkeypatch, capsys, *words)

@@ -25,6 +25,7 @@ def job(store: Path, key: str = "abc", kind: str = "stitching") -> Job:
 def write(work: Job, penalty: float = 0.5, tables=None, arrays=None) -> None:
     provenance = {"seed": 3, "models": [{"name": "tiny"}]}
     record = {"scalars": {"penalty": penalty}, "settings": {"seed": 3}, "provenance": provenance}
+    record["headlines"] = [{"name": "penalty", "value": penalty}]
     work.write(CONFIG, record, {"table": TABLE, **(tables or {})}, arrays or {})
 
 

@@ -9,7 +9,7 @@ from typing import Any
 _HOME = {
     "Result": "thinkalike.store",
     "open_result": "thinkalike.store",
-    "results": "thinkalike.store",
+    "results": "thinkalike.listing",
     "FrozenModel": "thinkalike.models",
     "load_model": "thinkalike.models",
     "Stitch": "thinkalike.measures",

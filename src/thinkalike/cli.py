@@ -1,4 +1,4 @@
-"""The two doors, as scripts and as commands: `thinkalike train|analyze ...`; and the page of `thinkalike report`."""
+"""The two doors, as scripts and as commands (`thinkalike train|analyze ...`), the list `thinkalike results`, the page `thinkalike report`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,14 @@ def analyze(config: AnalyzeConfig) -> Path:
     return run_job(config).folder
 
 
+def results() -> None:
+    """List the results of a store."""
+    with own_process():
+        from thinkalike.listing import list_results
+
+        list_results(sys.argv[1:])
+
+
 def report() -> None:
     """Write one HTML page of the results of a store."""
     with own_process():
@@ -39,15 +47,15 @@ def report() -> None:
 
 
 DOOR = "THINKALIKE_DOOR"  # where a process that shares a job finds the word that Lightning does not hand on
-COMMANDS = {"train": train, "analyze": analyze, "report": report}
+COMMANDS = {"train": train, "analyze": analyze, "results": results, "report": report}
 
 
 def main() -> None:
-    """Call the door, or the command, that the first word of the command line names."""
+    """Call the door, the list of results or the page of them that the first word of the command line names."""
     words = ([os.environ[DOOR]] if DOOR in os.environ and "LOCAL_RANK" in os.environ else []) + sys.argv[1:]
     name = words[0] if words else "--help"
     if name in ("-h", "--help"):
-        print("usage: thinkalike train|analyze|report ...; thinkalike train --help says more")
+        print("usage: thinkalike train|analyze|results|report [key=value ...]; thinkalike train --help says more")
         return
     if name not in COMMANDS:
         print(f"error: thinkalike {name} is not known; {nearest(name, COMMANDS)}", file=sys.stderr)

@@ -6,7 +6,7 @@ from thinkalike.config.doors import door, own_process
 from thinkalike.config.inputs import RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.layers import check_layers, pairs_of_layers
 from thinkalike.config.ranges import ranged
-from thinkalike.config.registry import MEASURES, TASKS
+from thinkalike.config.registry import KINDS, MEASURES, TASKS
 from thinkalike.config.relevance import NEUTRAL, neutral, relevant
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
 from thinkalike.config.spelling import check_option, check_overrides
@@ -14,6 +14,7 @@ from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, 
 
 __all__ = [
     "CONF",
+    "KINDS",
     "MEASURES",
     "NEUTRAL",
     "RUNS",

@@ -19,3 +19,4 @@ MEASURES = {
     "population": "thinkalike.instruments.population",
     "court": "thinkalike.court.job",
 }
+KINDS = {"stitching": TASKS["stitch"], "pretraining": TASKS["pretrain"], "nli": TASKS["nli"], **MEASURES}  # of results

@@ -60,7 +60,7 @@ class Asymmetry(Instrument, kind="asymmetry", version=2, reads=("model", "target
 
     def headlines(self, result: Result) -> list[Headline]:
         table, mean = result.table, Headline("mean_asymmetry", result.scalars["mean_asymmetry"])
-        largest = table.loc[table["asymmetry"].abs().idxmax()]
+        largest = table.iloc[int(table["asymmetry"].abs().argmax())]
         return [mean, Headline.with_ends("largest_asymmetry", largest["asymmetry"], largest["low"], largest["high"])]
 
     def show(self, result: Result) -> None:

@@ -134,7 +134,7 @@ class FeatureProfiles(
         """Return the held-out ρ, as the mean over layers and of the best layer, with intervals over folds."""
         scores = result.tables["scores"]
         mean = fold_interval(torch.from_numpy(result.arrays["scores"]).mean(0))
-        best = scores.loc[scores["score"].idxmax()]
+        best = scores.iloc[int(scores["score"].argmax())]
         return [
             Headline.with_ends("mean_score", *map(float, mean)),
             Headline.with_ends("best_score", best["score"], best["low"], best["high"]),

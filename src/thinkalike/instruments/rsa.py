@@ -126,7 +126,7 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
         pairs = _different(result.table)
         if pairs.empty:
             return super().headlines(result)
-        most = pairs.loc[pairs["value"].idxmax()]
+        most = pairs.iloc[int(pairs["value"].argmax())]
         mean = Headline("mean_similarity", result.scalars["mean_similarity"])
         return [mean, Headline.with_ends("greatest_similarity", most["value"], most["low"], most["high"])]
 

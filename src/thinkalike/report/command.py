@@ -1,4 +1,4 @@
-"""The command `thinkalike report`: one HTML page of stores, of folders of results, or of those that a search finds."""
+"""The command `thinkalike report`: one HTML page of stores, of folders of results, or of those that were asked for."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from thinkalike.errors import ConfigError, StoreError
+from thinkalike.errors import ConfigError
+from thinkalike.listing import Query
 from thinkalike.report.gathering import gather
 from thinkalike.report.page import page_of, write_page
-from thinkalike.report.reports import Report, report_of
+from thinkalike.report.reports import report_of
+
+EXAMPLES = """\
+thinkalike report                                          all finished jobs of the folder results
+thinkalike report results --out page.html
+thinkalike report results kind=cka,mknn model=gpt2         those of any of these kinds, and of any of these models
+thinkalike report results since=7d                         since a date (2026-11-01), or 12h, 7d, 2w ago
+thinkalike report results/cka/176300a3bb42 other/store     single results, several stores"""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -28,57 +36,32 @@ def write_report(words: Sequence[str]) -> Path:
         words: the command line behind `thinkalike report`.
 
     Raises:
-        ConfigError: the command line cannot be read.
-        StoreError: there is no finished result, none that the search finds, or the page cannot be written.
+        ConfigError: the command line cannot be read, or no result is of a kind or model that it names.
+        StoreError: there is no finished result that was asked for, or the page cannot be written.
     """
     asked = _parser().parse_args(words)
-    gathered = gather(asked.places)
-    report = report_of(gathered)
+    query = Query.parsed([word for word in asked.words if "=" in word])
+    places = [word for word in asked.words if "=" not in word] or [str(query.store)]
+    report = report_of(gather(places, query))
     for sentence in report["left_out"]:
         print(f"left out: {sentence}", file=sys.stderr)
-    if asked.search:
-        report = selected(report, asked.search)
-    title = asked.title or ", ".join(Path(place).resolve().name for place in asked.places)
+    title = asked.title or ", ".join(Path(place).resolve().name for place in places)
     path = write_page(asked.out, page_of(report, title))
     print(f"{len(report['results'])} results, {path.stat().st_size / 1e6:.2f} MB", file=sys.stderr)
     print(f"page: {path}")
     return path
 
 
-def selected(report: Report, search: str) -> Report:
-    """Return what a report says of the results in whose entries all words of a search stand, as the page searches.
-
-    Raises:
-        StoreError: there is none.
-    """
-    kept = [number for number, entry in enumerate(report["results"]) if _matches(entry, search)]
-    if not kept:
-        raise StoreError(f"--search {search!r} finds none of {len(report['results'])} results; leave a word out")
-    renumbered = {old: new for new, old in enumerate(kept)}
-    grids = []
-    for grid in report["grids"]:
-        if numbers := [renumbered[number] for number in grid["results"] if number in renumbered]:
-            grids.append({**grid, "results": numbers})
-    rest = {
-        part: [{**each, "result": renumbered[each["result"]]} for each in report[part] if each["result"] in renumbered]
-        for part in ("claims", "tables")
-    }
-    return {**report, "results": [report["results"][number] for number in kept], "grids": grids, **rest}
-
-
-def _matches(entry: dict, search: str) -> bool:
-    said = [entry["kind"], entry["key"], *entry["models"], entry["settings"], entry["date"], entry["headline"]]
-    text = " ".join(said).lower()
-    return all(word in text for word in search.lower().split())
-
-
 def _parser() -> _Parser:
     parser = _Parser(
         prog="thinkalike report",
-        description="Write one HTML page of finished results, which needs no network and no server.",
+        description="Write one HTML page of finished jobs, which needs no network and no server.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("places", nargs="*", default=["results"], help="stores, or folders of results (results)")
-    parser.add_argument("--out", default="report.html", help="where the page goes (report.html)")
-    parser.add_argument("--search", help="only the results in whose entries all of these words stand")
+    parser.add_argument(
+        "words", nargs="*", metavar="STORE|kind=|model=|since=", help="which results (default: results)"
+    )
+    parser.add_argument("--out", default="report.html", metavar="PAGE", help="where the page goes (report.html)")
     parser.add_argument("--title", help="what the page is called (the names of the folders)")
     return parser

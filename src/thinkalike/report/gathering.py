@@ -1,70 +1,57 @@
-"""Which results a page is of: those of stores and of single folders; what is none is named and left out."""
+"""Which results a page is of: those of stores and single ones; what is none is named and left out."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 
 from thinkalike.errors import StoreError
-from thinkalike.store import Result, open_result
-
-SEAL = "manifest.json"  # what every finished result has
-
-
-@dataclass
-class Gathered:
-    """Results in the order of their folders, and one sentence for each folder that was left out."""
-
-    results: list[Result] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+from thinkalike.listing import Entry, Found, Query, search, selected
+from thinkalike.store import damage, is_sealed, open_result
 
 
-def gather(places: Sequence[str | os.PathLike[str]]) -> Gathered:
-    """Return the results of stores and of single folders, each folder once.
+def gather(places: Sequence[str | Path], query: Query | None = None) -> Found:
+    """Return the results of stores and of single folders, each once, those that a table repeats after its job's.
 
-    A folder in a store that holds no finished result, or a damaged one, is left out, and `left_out` says so.
+    What in a store is no finished result, or a damaged one, is left out, and `skipped` of what is returned names it.
 
     Args:
-        places: stores such as `results`, folders of one kind such as `results/cka`, or folders of single results.
+        places: stores such as `results`, or folders of single results.
+        query: which of the results; None: all.
 
     Raises:
-        StoreError: a place is no folder, or there is no finished result in any of them.
+        ConfigError: no result is of a kind or model that was asked for.
+        StoreError: a place is no folder, or nothing is left.
     """
-    gathered = Gathered()
-    for folder in dict.fromkeys(folder for place in places for folder in _folders(Path(place).expanduser())):
-        try:
-            gathered.results.append(open_result(folder))
-        except StoreError as error:
-            gathered.left_out.append(str(error))
-    if not gathered.results:
-        reasons = f" ({gathered.left_out[0]})" if gathered.left_out else ""
-        raise StoreError(
-            f"{', '.join(map(str, places))} holds no finished result{reasons}; run train.py or analyze.py first, or "
-            "name another store"
-        )
-    return gathered
+    found = Found(Path(", ".join(map(str, places))))
+    for place in dict.fromkeys(Path(place).expanduser() for place in places):
+        _add(place, found)
+    once = {entry.result.folder.resolve(): entry for entry in found.entries}
+    found.entries = list(once.values())
+    if not found.entries and found.skipped:
+        raise StoreError(f"{found.store} holds no finished results: {found.skipped[0]}")
+    found.entries = sorted(selected(found, query or Query()), key=_experiments_last)
+    return found
 
 
-def _folders(place: Path) -> Iterator[Path]:
-    """Yield the folders that may hold results: a place itself if it is sealed, else those in it and in its folders.
+def _add(place: Path, found: Found) -> None:
+    """Add what a store or the folder of a result holds.
 
     Raises:
         StoreError: it is no folder.
     """
     if not place.is_dir():
         raise StoreError(f"{place} is no folder; name a store, such as results, or the folder of a result")
-    if (place / SEAL).exists():
-        yield place
-        return
-    for kind in _inside(place):
-        if (kind / SEAL).exists():  # the place is the folder of one kind
-            yield kind
+    inside = Found(place, [Entry.of(open_result(place))]) if is_sealed(place) else search(place)
+    for entry in inside.entries:
+        if wrong := damage(entry.result.folder):
+            found.skipped.append(wrong)
         else:
-            yield from _inside(kind)
+            found.entries.append(entry)
+    found.skipped += inside.skipped
+    found.unfinished += inside.unfinished
 
 
-def _inside(folder: Path) -> list[Path]:
-    """Return the folders in a folder, sorted; not those of jobs that still run or were interrupted."""
-    return [path for path in sorted(folder.iterdir()) if path.is_dir() and path.suffix != ".partial"]
+def _experiments_last(entry: Entry) -> bool:
+    """The order of results: a table that an experiment repeats is shown under the job that computed it."""
+    return (entry.result.folder / "claims.csv").exists()

@@ -94,7 +94,7 @@ def _layer_grids(table: pd.DataFrame) -> Iterator[Grid]:
     for model, rows in table.groupby("model", sort=False):
         labels = [name for name in _texts(rows) if name != "model"]
         feature = rows[labels].astype(str).agg(" × ".join, axis=1) if labels else pd.Series("", index=rows.index)
-        keyed = rows.drop(columns=labels).assign(**{"feature": feature})
+        keyed = rows.drop(columns=labels).assign(feature=feature)
         for variant, cells in _variants(keyed, ["feature", "layer"]):
             role = "profile" if labels else "layers"
             yield _grid(role, [str(model)], variant, cells, (cells["feature"], cells["layer"]))
@@ -145,7 +145,7 @@ def _grid(role: str, models: list[str], variant: str, cells: pd.DataFrame, axes:
 
 
 def _number(cells: pd.DataFrame, name: str) -> dict[str, Any]:
-    """Return a column with its interval, and how its colours run: rising, falling (low is alike) or from 0 both ways."""
+    """Return a column with its interval, and how its colours run: rising, falling (low is alike), or signed."""
     colours = "signed" if _says(name, SIGNED) else "falling" if _says(name, LOW_IS_ALIKE) else "rising"
     number: dict[str, Any] = {"name": name, "v": rounded(cells[name]), "colours": colours}
     if ends := _ends(list(cells.columns), name):

@@ -9,11 +9,13 @@ from typing import Any
 
 import pandas as pd
 
+from thinkalike.listing import Entry, Found
+from thinkalike.listing.settings import written
 from thinkalike.report.command_lines import command_of, settings_of
-from thinkalike.report.gathering import Gathered
 from thinkalike.report.grids import Grid, grids_of, rounded
 from thinkalike.store import Result
 
+MODELS = ("model.", "target.")
 ROWS = 60  # of a table that is no grid
 NAMES = {
     "cka": "CKA",
@@ -28,72 +30,51 @@ NAMES = {
 Report = dict[str, Any]
 
 
-def report_of(gathered: Gathered) -> Report:
+def report_of(found: Found) -> Report:
     """Return what a page shows of results.
 
     Returns:
         `results`, `grids` (see `grids_of`; each with its title and the numbers of the results that hold it), `claims`,
-        `tables`, and `left_out`, to which results were added that cannot be read.
+        `tables`, `unfinished`, and `left_out`: a sentence for what was skipped, and for results that cannot be read.
     """
-    report: Report = {"results": [], "grids": [], "claims": [], "tables": [], "left_out": list(gathered.left_out)}
+    report: Report = {"results": [], "grids": [], "claims": [], "tables": [], "left_out": list(found.skipped)}
+    report["unfinished"] = [f"{folder.parent.name}/{folder.stem}" for folder in found.unfinished]
     known: dict[str, Grid] = {}
-    for result in sorted(gathered.results, key=_experiments_last):
-        if reason := _unreadable(result):
-            report["left_out"].append(f"{result.folder} is no result of this package ({reason:.100})")
+    for entry in found.entries:
+        if reason := _unreadable(entry.result):
+            report["left_out"].append(f"{entry.result.folder} is no result of this package ({reason:.100})")
             continue
-        report["results"].append(entry_of(result))
-        for name, table in result.tables.items():
+        report["results"].append(shown(entry))
+        for name, table in entry.result.tables.items():
             _add(report, known, len(report["results"]) - 1, name, table)
     return report
 
 
 def _unreadable(result: Result) -> str:
-    """Read a result, and return why that fails, or nothing."""
+    """Read the tables of a result, and return why that fails, or nothing."""
     try:
-        _ = result.kind, result.key, result.headlines, result.scalars, result.settings, result.provenance, result.tables
+        _ = result.tables
     except Exception as error:  # whatever reading a file raises that another program wrote
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return ""
 
 
-def entry_of(result: Result) -> dict[str, Any]:
+def shown(entry: Entry) -> dict[str, Any]:
     """Return what the list of results says of one, with the command that computes it again."""
-    command = command_of(result)
-    provenance = result.provenance
+    command = command_of(entry.result)
+    settings = (written(name, value) for name, value in entry.settings.items() if not name.startswith(MODELS))
     return {
-        "kind": result.kind,
-        "key": result.key,
-        "folder": str(result.folder),
-        "models": [str(model["name"]) for model in provenance.get("models", [])],
-        "settings": settings_of(command) if command else _flat(result.settings),
-        "date": str(provenance.get("date", "")),
-        "headline": _headline(result),
+        "kind": entry.kind,
+        "key": entry.key,
+        "folder": str(entry.result.folder),
+        "models": entry.models,
+        "settings": settings_of(command) if command else " ".join(settings),
+        "date": entry.date.isoformat(),
+        "headline": "; ".join(f"{each.label} {each.text}" for each in entry.headlines),
         "command": command,
-        "scalars": {name: rounded([value])[0] for name, value in result.scalars.items()},
-        "provenance": json.loads(json.dumps(_without_nan(provenance), default=str)),
+        "scalars": {name: rounded([value])[0] for name, value in entry.result.scalars.items()},
+        "provenance": json.loads(json.dumps(_without_nan(entry.result.provenance), default=str)),
     }
-
-
-def _experiments_last(result: Result) -> tuple[bool, str]:
-    """The order of results: a table that an experiment repeats is shown under the job that computed it."""
-    return (result.folder / "claims.csv").exists(), str(result.folder)
-
-
-def _headline(result: Result) -> str:
-    """Return the numbers that sum a result up, as one line."""
-    if headlines := result.headlines:
-        return "; ".join(f"{each.label} {each.text}" for each in headlines)
-    shown = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.scalars.items()]
-    return "; ".join(shown[:3])
-
-
-def _flat(settings: Mapping[str, Any], before: str = "") -> str:
-    """Return nested settings as words, without those of models."""
-    words = []
-    for name, value in settings.items():
-        if name not in ("model", "target") or before:
-            words.append(_flat(value, f"{before}{name}.") if isinstance(value, Mapping) else f"{before}{name}={value}")
-    return " ".join(words)
 
 
 def _without_nan(value: Any) -> Any:

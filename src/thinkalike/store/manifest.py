@@ -23,6 +23,11 @@ def seal(folder: Path) -> None:
         sync(path)
 
 
+def is_sealed(folder: Path) -> bool:
+    """Return whether a folder has a manifest, as that of a finished result does."""
+    return (folder / NAME).is_file()
+
+
 def damage(folder: Path, content: bool = True) -> str | None:
     """Return what is wrong with a sealed folder, as half a sentence, or None.
 

@@ -124,13 +124,3 @@ def finished(store: str | os.PathLike[str], kind: str = "*") -> Iterator[Result]
             log.warning("left out: %s", wrong)
         else:
             yield Result(sealed.parent)
-
-
-def results(store: str | os.PathLike[str]) -> pd.DataFrame:
-    """Return one row for each finished result of a store: kind, key, folder, models and headline numbers."""
-    rows = []
-    for result in finished(store):
-        models = ", ".join(model["name"] for model in result.provenance.get("models", []))
-        rows.append({"kind": result.kind, "key": result.key, "models": models, **result.scalars})
-        rows[-1]["folder"] = str(result.folder)
-    return pd.DataFrame(rows)

@@ -214,7 +214,7 @@ class LayerPairs(Instrument):
             return super().headlines(result)  # of one layer beside itself there is nothing to say
         same = len(pairs) < len(across)
         mean = float(pairs["value"].mean() if same else _of_equal_depth(across)["value"].mean())
-        most = pairs.loc[pairs["value"].idxmax()]
+        most = pairs.iloc[int(pairs["value"].argmax())]
         return [
             Headline(f"mean_{self.kind}", mean),
             Headline.with_ends(f"greatest_{self.kind}", most["value"], most["low"], most["high"]),

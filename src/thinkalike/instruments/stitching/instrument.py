@@ -78,7 +78,7 @@ class Stitching(
     def headlines(self, result: Result) -> list[Headline]:
         """Return the mean penalty over layer pairs and the worst one, in nats per token."""
         table, scalars = result.table, result.scalars
-        worst = table.loc[table["penalty"].idxmax()]
+        worst = table.iloc[int(table["penalty"].argmax())]
         both_ways = len(table) > len(result.arrays["stitch"])  # whose documents are not the same
         ends = () if both_ways else _ends_of_mean(result.arrays)
         return [

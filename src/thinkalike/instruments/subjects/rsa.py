@@ -118,7 +118,7 @@ def headlines(result: Result) -> list[Headline]:
     ceiling = Headline("ceiling", result.scalars["ceiling"])
     if "models" not in result.tables:
         return [ceiling]
-    best = result.table.loc[result.table["value"].idxmax()]
+    best = result.table.iloc[int(result.table["value"].argmax())]
     return [Headline.with_ends("best", best["value"], *(best[end] for end in _ends(best.index))), ceiling]
 
 

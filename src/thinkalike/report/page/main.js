@@ -22,7 +22,8 @@ function start(report) {
     report.claims.length ? count(report.claims.length, "claim") : ""].filter(Boolean).join(", ");
   byId("made").textContent = `Made by thinkalike, ${report.made}. Numbers have six significant digits; table.csv of a result has all. 95 % intervals.`;
   const items = listOfResults(report, show);
-  byId("results").replaceChildren(...items);
+  const newest = [...items].sort((p, q) => report.results[q.dataset.number].date.localeCompare(report.results[p.dataset.number].date));
+  byId("results").replaceChildren(...newest);
   const drawn = el("div");
   const chooser = el("select", { id: "pairs", "aria-label": "Pair of models", onchange: () => show(chooser.value) });
   const [map, reading] = [el("div", { class: "scroll" }), el("p", { class: "dim" })];
@@ -98,10 +99,11 @@ function mapOf(pairs, shown, pairMatches, show) {
 }
 
 function leftOut(report) {
-  if (!report.left_out.length) return;
+  if (!report.left_out.length && !report.unfinished.length) return;
   byId("left-out").hidden = false;
   byId("left-out").replaceChildren(el("h2", { id: "left-out-title" }, "Left out"),
-    el("ul", {}, report.left_out.map((sentence) => el("li", {}, sentence))));
+    el("ul", {}, report.left_out.map((sentence) => el("li", {}, sentence))),
+    report.unfinished.length ? el("p", {}, `Unfinished, running or interrupted: ${report.unfinished.join(", ")}`) : "");
 }
 
 setTheme(rememberedTheme());

@@ -1,0 +1,315 @@
+"""Lists of results: what is shown of them, which are chosen, and what is no result."""
+
+from __future__ import annotations
+
+import io
+import json
+import runpy
+import shutil
+import sys
+import time
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import thinkalike
+from test_store import TABLE
+from thinkalike.cli import main
+from thinkalike.errors import ConfigError, StoreError
+from thinkalike.listing import search
+from thinkalike.listing.query import Query, moment
+from thinkalike.listing.screen import duration
+from thinkalike.store import Headline, Job
+
+CONFIG = {"model": {"name": "tiny"}, "stitch": {"kind": "linear", "steps": 2000}, "layers": "same", "seed": 0}
+
+
+def planted(store: Path, kind: str, key: str, models=("gelu-3l-mini",), settings=None, value=0.5, **made) -> Path:
+    """Write a finished job; `made` is what its provenance says of how."""
+    job = Job(str(store), kind, key)
+    record = {"scalars": {"batches": 4.0}, "settings": settings or {}, "headlines": []}
+    record["headlines"] = [Headline("score", value, value - 0.1, value + 0.1)._asdict()]
+    with job.running():
+        provenance = {"date": "2026-11-01T12:00:00+00:00", "phases": {"computing": 60.0}} | made
+        provenance["models"] = [{"name": name} for name in models]
+        job.write(CONFIG, record | {"provenance": provenance}, {"table": TABLE}, {})
+        return job.appear().folder
+
+
+@pytest.fixture
+def store(tmp_path) -> Path:
+    """A store of three kinds; the stitches differ in their steps and models."""
+    place = tmp_path / "results"
+    both = ("gelu-3l-mini", "solu-3l-mini")
+    named = {"model": {"name": "gelu-3l-mini"}, "target": {"name": "solu-3l-mini"}, "data": {"name": "stdlib"}}
+    planted(place, "stitching", "aa", both, named, 0.25, date="2026-11-02T12:00:00+00:00")
+    planted(place, "stitching", "bb", both, named | {"stitch": {"steps": 10}}, 0.75, date="2026-11-03T12:00:00+00:00")
+    planted(place, "loss", "cc", date="2026-11-01T12:00:00+00:00")
+    return place
+
+
+class Listed:
+    """Calls `thinkalike results` inside this process, and keeps what it says."""
+
+    def __init__(self, monkeypatch, *words: str, columns: int = 80):
+        out, err, self.status = io.StringIO(), io.StringIO(), 0
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setattr(sys, "argv", ["thinkalike", "results", *map(str, words)])
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        try:
+            main()
+        except SystemExit as end:
+            self.status = end.code
+        monkeypatch.undo()
+        self.out, self.err = out.getvalue(), err.getvalue()
+
+
+@pytest.fixture
+def listed():
+    """Return what `thinkalike results` says of some words."""
+
+    def call(*words, **more) -> Listed:
+        with pytest.MonkeyPatch.context() as patch:
+            return Listed(patch, *words, **more)
+
+    return call
+
+
+# ---------------------------------------------------------------------------------------------------------- on a screen
+
+
+def test_a_list_has_all_results_with_their_headlines_and_the_settings_that_differ(store, listed):
+    shown = listed(store)
+    assert (shown.status, shown.err) == (0, "")
+    for text in ("aa", "bb", "cc", "score 0.75 [0.65, 0.85]", "2026-11-03 12:00", "1 result", "2 results", "60 s"):
+        assert text in shown.out, text
+    assert "stitch.steps=10" in shown.out
+    assert "stitch.steps=2000" in shown.out, "a default is that of the configuration"
+    assert "data=" not in shown.out, "all of a kind have the same"
+    assert shown.out.index("loss:") < shown.out.index("aa") < shown.out.index("bb"), "the newest comes last"
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_it_fits_the_screen_and_never_cuts_the_name_of_a_model(tmp_path, listed, columns):
+    names = ("gelu-3l-mini", "organisation/a-model-with-a-very-long-name-that-ends-in-mini")
+    planted(tmp_path, "cka", "aa", names, {"layers": [[0, 0]] * 40})
+    planted(tmp_path, "cka", "bb", names[:1])
+    shown = listed(tmp_path, columns=columns).out
+    assert all(name in shown for name in names)
+    assert max(map(len, shown.splitlines())) <= max(columns, 16 + len(names[1]) + 21 + 10)
+    narrow = listed(tmp_path, "kind=cka", "model=gelu-3l-mini", columns=80)
+    assert "gelu-3l-mini │" in narrow.out or "gelu-3l-mini " in narrow.out
+
+
+def test_80_columns_are_enough_for_the_models_that_ship(store, listed):
+    assert max(map(len, listed(store, columns=80).out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.0, "0 s"), (31.44, "31.4 s"), (720.0, "12 min"), (12600.0, "3.5 h")])
+def test_durations_are_said_in_a_unit_that_fits(seconds, text):
+    assert duration(seconds) == text
+
+
+# --------------------------------------------------------------------------------------------------------- for machines
+
+
+def test_csv_and_json_are_clean_and_in_full_precision(tmp_path, listed):
+    planted(tmp_path, "cka", "aa", value=1 / 3)
+    (tmp_path / "cka" / "foreign").mkdir()
+    table = listed(tmp_path, "--csv")
+    (row,) = pd.read_csv(io.StringIO(table.out), float_precision="round_trip").to_dict("records")
+    assert (row["kind"], row["value"], row["score_high"], row["batches"]) == ("cka", 1 / 3, 1 / 3 + 0.1, 4.0)
+    text = listed(tmp_path, "--json")
+    (found,) = json.loads(text.out)
+    assert found["headlines"][0]["value"] == 1 / 3
+    assert found["models"] == ["gelu-3l-mini"]
+    assert found["folder"] == str(tmp_path / "cka" / "aa")
+    assert table.err == text.err == f"skipped: {tmp_path}/cka/foreign holds no finished result\n"
+
+
+def test_in_python_it_is_a_table(store):
+    table = thinkalike.results(store)
+    assert table["key"].tolist() == ["cc", "aa", "bb"]
+    assert table.loc[table["key"] == "bb", "stitch.steps"].tolist() == [10]
+    assert table.loc[table["key"] == "aa", "stitch.steps"].tolist() == [2000]
+    assert table["date"].iloc[0] == datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
+    assert thinkalike.results(store, kind="loss")["key"].tolist() == ["cc"]
+    assert thinkalike.results(store, kind=["loss", "stitching"], since="2026-11-03")["key"].tolist() == ["bb"]
+    assert len(thinkalike.results(store, model="solu-3l-mini")) == 2
+    with pytest.raises(ConfigError, match=r"kind=stitchin is in no result of .*; did you mean 'stitching'\?"):
+        thinkalike.results(store, kind="stitchin")
+
+
+# ----------------------------------------------------------------------------------------------------------- which ones
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        ("kind=loss", "cc"),
+        ("kind=loss,stitching", "cc aa bb"),
+        ("model=solu-3l-mini", "aa bb"),
+        ("model=solu-3l-mini,gelu-3l-mini kind=stitching", "aa bb"),
+        ("since=2026-11-03", "bb"),
+        ("since=2026-11-02T12:00:00+00:00", "aa bb"),
+        ("since=2026-11-02T14:00:00+02:00", "aa bb"),
+        ("sort=score", "aa cc bb"),
+        ("sort=kind", "cc aa bb"),
+        ("sort=models", "cc aa bb"),
+        ("sort=duration", "cc aa bb"),
+    ],
+)
+def test_results_are_chosen_and_sorted(store, listed, words, keys):
+    found = json.loads(listed(f"store={store}", *words.split(), "--json").out)
+    assert [each["key"] for each in found] == keys.split()
+
+
+def test_times_ago_are_counted_back_from_now():
+    now = datetime(2026, 11, 20, tzinfo=timezone.utc)
+    assert [(now - moment(text, now)) / timedelta(hours=1) for text in ("12h", "7d", "2w")] == [12, 168, 336]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("kind=stitchin", "kind=stitchin is in no result of {store}; did you mean 'stitching'?"),
+        ("kind=rsa", "kind=rsa is in no result of {store}; there is: loss, stitching"),
+        ("model=gelu-3l", "model=gelu-3l is in no result of {store}; did you mean 'gelu-3l-mini'?"),
+        ("sort=scor", "sort=scor is not known; did you mean 'score'?"),
+        ("since=yesterday", "since=yesterday is no date; give one, such as 2026-11-01, or 12h, 7d or 2w"),
+        ("since=99999999999999w", "since=99999999999999w is no date; give one, such as 2026-11-01, or 12h, 7d or 2w"),
+        ("since=2027-01-01", "no result of {store} is all that was asked for; leave out kind=, model= or since="),
+        ("kin=cka", "'kin' is not a setting of results; did you mean 'kind'?"),
+        ("--jsn", "--jsn is not known; did you mean '--json'?"),
+        ("--csv --json", "--json must be said once, and with a value: thinkalike results [STORE] kind=cka"),
+        ("kind=", "kind= must be said once, and with a value: thinkalike results [STORE] kind=cka"),
+        ("elsewhere", "elsewhere must be said once, and with a value: thinkalike results [STORE] kind=cka"),
+    ],
+)
+def test_what_cannot_be_listed_is_one_line(store, listed, words, message):
+    refused = listed(f"store={store}", *words.split())
+    assert (refused.status, refused.out, refused.err) == (1, "", f"error: {message.format(store=store)}\n")
+
+
+def test_a_store_without_results_is_one_line(tmp_path, listed, store):
+    assert listed(tmp_path / "nowhere").err == (
+        f"error: the store {tmp_path}/nowhere cannot be read: No such file or directory; choose store=DIR\n"
+    )
+    (tmp_path / "empty").mkdir()
+    none = "holds no finished results; python train.py makes one\n"
+    assert listed(tmp_path / "empty").err == f"error: the store {tmp_path}/empty {none}"
+    assert len(thinkalike.results(tmp_path / "empty")) == 0
+    one = store / "loss" / "cc"
+    assert listed(one).err == f"error: {one} is one result, and no store; its store is {store}\n"
+
+
+def test_help_says_how_and_the_package_can_be_called(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["__main__.py", "results", "--help"])
+    runpy.run_module("thinkalike", run_name="__main__")
+    said = capsys.readouterr()
+    assert said.out.startswith("usage: thinkalike results [STORE]")
+    assert said.err == ""
+
+
+# --------------------------------------------------------------------------------------------------- what is no result
+
+
+def _without_files(folder: Path) -> None:
+    (folder / "table.csv").unlink()
+
+
+def _cut(folder: Path) -> None:
+    (folder / "table.csv").write_text("")
+
+
+def _of_another_program(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "manifest.json").write_text('{"files": []}')
+
+
+@pytest.mark.parametrize("damage", [_without_files, _cut, _of_another_program])
+def test_a_damaged_folder_is_named_and_skipped(store, listed, damage):
+    damage(store / "stitching" / "aa")
+    shown = listed(store)
+    (line,) = shown.err.splitlines()
+    assert line.startswith(f"skipped: {store}/stitching/aa/")
+    assert "damaged" in line or "missing" in line
+    assert (shown.status, "bb" in shown.out, "aa" in shown.out) == (0, True, False)
+
+
+@pytest.mark.parametrize("record", ["{}", "[]", "no json", '{"kind": "loss", "key": "x", "scalars": {}}'])
+def test_a_record_that_cannot_be_read_is_named_and_skipped(store, listed, record):
+    folder = store / "loss" / "cc"
+    (folder / "result.json").write_text(record)
+    from thinkalike.store import manifest
+
+    manifest.seal(folder)
+    shown = listed(store)
+    assert shown.err.startswith(f"skipped: {folder} is damaged: its record cannot be read (")
+    assert "aa" in shown.out
+
+
+def test_foreign_folders_are_named_once_and_those_of_loggers_are_not(store, listed):
+    for name in ("notes/2026", "wandb/offline-run-1", ".cache/x", "stitching/mine"):
+        (store / name).mkdir(parents=True)
+    (store / "README.md").write_text("mine")
+    lines = [f"{store}/README.md holds no results", f"{store}/notes holds no results"]
+    lines.append(f"{store}/stitching/mine holds no finished result")
+    assert listed(store).err.splitlines() == [f"skipped: {line}" for line in lines]
+
+
+def test_unfinished_jobs_are_mentioned(store, listed):
+    (store / "cka" / "dd.partial").mkdir(parents=True)
+    assert listed(store).err == "unfinished, running or interrupted: 1 (cka/dd)\n"
+    shutil.rmtree(store / "stitching")
+    shutil.rmtree(store / "loss")
+    assert "holds no finished results, and 1 unfinished;" in listed(store).err
+
+
+def test_results_of_older_versions_are_listed(tmp_path):
+    """They have no date, no phases and no headline numbers; those of their tables are found, or a scalar is one."""
+    for kind, table in (("asymmetry", pd.DataFrame({"asymmetry": [0.5], "low": [0.4], "high": [0.6]})), ("old", TABLE)):
+        job = Job(str(tmp_path), kind, "aa")
+        with job.running():
+            provenance = {"wall_seconds": 3.5, "models": [{"name": "a"}]}
+            record = {"scalars": {"mean_asymmetry": 0.5, "n": 1.0}, "settings": {}, "provenance": provenance}
+            job.write(CONFIG, record, {"table": table}, {})
+            job.appear()
+    old, unknown = sorted(search(tmp_path).entries, key=lambda entry: entry.kind)
+    assert [each.name for each in old.headlines] == ["mean_asymmetry", "largest_asymmetry"]
+    assert [each.name for each in unknown.headlines] == ["mean_asymmetry"]
+    assert old.seconds == 3.5
+    assert abs(old.date - datetime.now(timezone.utc)) < timedelta(minutes=5)
+
+
+def test_a_store_of_200_results_is_listed_quickly(store):
+    for number in range(100):
+        for key in ("aa", "bb"):
+            shutil.copytree(store / "stitching" / key, store / "stitching" / f"{key}{number:03}")
+    began = time.monotonic()
+    assert len(thinkalike.results(store)) == 203
+    assert time.monotonic() - began < 8
+
+
+# ------------------------------------------------------------------------------------------------------- which settings
+
+
+def test_settings_that_follow_from_the_name_of_a_model_are_not_shown(tmp_path):
+    """The checkpoints of two models differ; the dtype of one model is a setting that tells its results apart."""
+    one = {"model": {"name": "a", "hub_id": "x/a", "dtype": "bfloat16"}}
+    other = {"model": {"name": "b", "hub_id": "x/b"}}
+    planted(tmp_path, "loss", "aa", ("a",), one)
+    planted(tmp_path, "loss", "bb", ("b",), other)
+    assert not [name for name in thinkalike.results(tmp_path) if "." in name]
+    planted(tmp_path, "loss", "cc", ("a",), {"model": {"name": "a", "hub_id": "x/a"}})
+    assert [name for name in thinkalike.results(tmp_path) if "." in name] == ["model.dtype"]
+
+
+def test_a_query_has_the_defaults_of_the_doors():
+    assert Query.parsed([]) == Query(Path("results"))
+    with pytest.raises(StoreError):
+        search(Path("nowhere at all"))
