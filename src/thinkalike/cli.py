@@ -1,4 +1,4 @@
-"""The two doors, as scripts and as commands (`thinkalike train|analyze ...`), the list `thinkalike results`, the page `thinkalike report`."""
+"""The two doors, as scripts and as commands: `thinkalike train|analyze ...`; and `thinkalike results|report`."""
 
 from __future__ import annotations
 

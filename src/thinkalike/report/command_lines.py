@@ -156,7 +156,13 @@ def _composed(door: str, words: Words) -> dict[str, Any]:
 
 
 def _places(words: Words) -> list[str]:
-    needs = {"model=local": "model.path=.", "model=hub": "model.hub_id=a/b", "data=text": "data.files=[.]"}
+    needs = {
+        "model=local": "model.path=.",
+        "model=hub": "model.hub_id=a/b",
+        "data=text": "data.files=[.]",
+        "stimuli=table": "stimuli.path=.",
+        "stimuli=conllu": "stimuli.path=.",
+    }
     return [place for word, place in needs.items() if word in words]
 
 
