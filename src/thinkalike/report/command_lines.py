@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 from collections.abc import Iterator, Mapping
@@ -143,10 +144,26 @@ def _differing(key: str, default: Any, value: Any) -> Iterator[str]:
 
 
 def _written(value: Any) -> str:
-    """Return a value as Hydra reads it."""
-    if isinstance(value, str):
-        return value if value and all(letter.isalnum() or letter in "/._-~" for letter in value) else json.dumps(value)
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    """Return a value as Hydra reads it: keys of dictionaries without quotes, and texts in quotes where they need them."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_escaped(str(key))}:{_written(inner)}" for key, inner in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_written, value)) + "]"
+    if isinstance(value, str) and value and all(letter.isalnum() or letter in "/._-~" for letter in value):
+        return value if not _reads_as_another(value) else json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _escaped(key: str) -> str:
+    return "".join(f"\\{letter}" if letter in "\\()[]{}:=, \t" else letter for letter in key)
+
+
+def _reads_as_another(text: str) -> bool:
+    """Return whether a text without quotes is read as a number, as true or false, or as null."""
+    with contextlib.suppress(ValueError):
+        float(text)
+        return True
+    return text.lower() in ("true", "false", "null")
 
 
 @cache
