@@ -36,10 +36,11 @@ FLOORS = {
     "data": 2,
     "measures": 2,  # knows errors and kinds at most: no models, files or configuration
     "tables": 3,
+    "store": 2,
     "states": 3,
     "evaluation": 3,
     "processes": 3,
-    "store": 3,
+    "loggers": 3,
     "figures": 3,
     "job": 4,
     "training": 4,

@@ -22,6 +22,7 @@ from thinkalike.config import (
     TASKS,
     AnalyzeConfig,
     DataConfig,
+    LoggerConfig,
     MeasureConfig,
     ModelConfig,
     PairsConfig,
@@ -57,6 +58,7 @@ class Config:
     wait: bool = neutral(True)
     threads: int | None = neutral(None)
     trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata={"neutral": True})
+    logger: LoggerConfig = field(default_factory=LoggerConfig, metadata={"neutral": True})
 
 
 class Toy(Instrument, kind="toy", reads=("measure", "seed"), config=Config):
@@ -77,7 +79,6 @@ class Toy(Instrument, kind="toy", reads=("measure", "seed"), config=Config):
             work.keep("half", {"done": 2, "numbers": numbers})
             raise self.break_off
         work.opened.callback(lambda: self.calls.append("closed"))
-        work.publish.append(lambda result: self.calls.append(f"published {len(result.figures)}"))
         table = pd.DataFrame({"number": numbers.numpy(), "start": start})
         return Outcome(table, {"mean": float(numbers.mean())}, {"numbers": numbers.numpy()}, models=[{"name": "toy"}])
 
@@ -94,10 +95,10 @@ def config(store: Path, **changes) -> Config:
     return Config(store=str(store), **changes)
 
 
-def test_a_job_runs_is_drawn_published_shown_closed_and_appears(tmp_path, capsys):
+def test_a_job_runs_is_drawn_shown_closed_and_appears(tmp_path, capsys):
     toy = Toy()
     result = perform(toy, config(tmp_path))
-    assert toy.calls == ["run", "drawn", "published 1", "closed"]
+    assert toy.calls == ["run", "drawn", "closed"]
     assert capsys.readouterr().out == "3 numbers\n"
     assert result.folder.parent == tmp_path / "toy"
     assert [path.name for path in result.figures] == ["toy.svg"]

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from thinkalike.config import AnalyzeConfig, TrainConfig, door, own_process
+from thinkalike.config import AnalyzeConfig, Made, TrainConfig, door, own_process
 from thinkalike.errors import nearest
 
 
-@door("train")
+def joined(made: Sequence[Made]) -> None:
+    """Show what the jobs of a sweep made beside each other."""
+    from thinkalike.listing import show_sweep
+
+    show_sweep(made)
+
+
+@door("train", joined)
 def train(config: TrainConfig) -> Path:
     """Fit something with Lightning; returns the folder of the result."""
     from thinkalike.instruments import run_job  # after the command line was checked: torch takes seconds to import
@@ -18,7 +26,7 @@ def train(config: TrainConfig) -> Path:
     return run_job(config).folder
 
 
-@door("analyze")
+@door("analyze", joined)
 def analyze(config: AnalyzeConfig) -> Path:
     """Measure, or do the experiment of a paper; returns the folder of the result."""
     from thinkalike.instruments import run_job

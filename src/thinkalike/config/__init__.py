@@ -10,7 +10,9 @@ from thinkalike.config.registry import KINDS, MEASURES, TASKS
 from thinkalike.config.relevance import NEUTRAL, neutral, relevant
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
 from thinkalike.config.spelling import check_option, check_overrides
+from thinkalike.config.sweeps import Made
 from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, StitchConfig, TrainerConfig
+from thinkalike.config.written import flat, written
 
 __all__ = [
     "CONF",
@@ -22,6 +24,7 @@ __all__ = [
     "AnalyzeConfig",
     "DataConfig",
     "LoggerConfig",
+    "Made",
     "MeasureConfig",
     "ModelConfig",
     "NLIConfig",
@@ -39,6 +42,7 @@ __all__ = [
     "command_line",
     "compose_job",
     "door",
+    "flat",
     "from_yaml",
     "measure_schema",
     "neutral",
@@ -50,4 +54,5 @@ __all__ = [
     "relevant",
     "resolve",
     "to_yaml",
+    "written",
 ]

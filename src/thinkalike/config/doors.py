@@ -7,47 +7,57 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from thinkalike.config import commands
 from thinkalike.config.compose import CONF, SCHEMAS, measures_of, models_of, parse_overrides, register, resolve
 from thinkalike.config.exits import OneLineErrors, Stdout
 from thinkalike.config.spelling import check_overrides
-from thinkalike.config.sweeps import in_sweep, noted, sweep
+from thinkalike.config.sweeps import Made, in_sweep, noted, sweep
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.interrupts import follow_parent, heeded
 
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
 
 
-def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
+def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Callable[[Any], Path]], Callable[[], None]]:
     """Make a function of a configuration the main function of a script.
 
     The function gets a checked dataclass and returns the folder of its results, which becomes the last line of stdout.
     An error that a user can act on is one line on stderr and exit status 1; anything else keeps its traceback.
+
+    Args:
+        joined: shows what the jobs of a sweep made beside each other.
     """
     schema = SCHEMAS[name]
 
-    def decorate(job: Callable[[Any], Any]) -> Callable[[], None]:
+    def decorate(job: Callable[[Any], Path]) -> Callable[[], None]:
         @functools.wraps(job)
         def task(composed: DictConfig) -> None:
             logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
             logging.getLogger("thinkalike").setLevel(logging.INFO)
 
-            def do() -> None:
+            def do() -> Path | None:
                 words = HydraConfig.get().overrides.task
                 commands.begin(words)
                 config = resolve(composed, schema, words)
                 _refuse_processes_in_a_sweep(config)
                 with contextlib.suppress(ShareDone):
-                    print(f"results: {job(config)}", flush=True)
+                    folder = job(config)
+                    print(f"results: {folder}", flush=True)
+                    return folder
+                return None
+
+            def logger() -> dict[str, Any]:
+                return OmegaConf.to_container(composed.logger)  # type: ignore[return-value]
 
             with own_process():
-                noted(do) if in_sweep() else do()
+                noted(do, logger) if in_sweep() else do()
 
         def main() -> None:
             import hydra
@@ -62,7 +72,7 @@ def door(name: str) -> Callable[[Callable[[Any], Any]], Callable[[], None]]:
                 check_overrides(overrides, schema)
                 parsed = parse_overrides(overrides)
                 register(measures_of(parsed) if name == "analyze" and not asking else (), models_of(parsed))
-                sweep(run, words) if {"-m", "--multirun"} & set(words) else run()
+                sweep(run, words, joined) if {"-m", "--multirun"} & set(words) else run()
 
         return main
 

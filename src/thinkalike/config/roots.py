@@ -98,6 +98,7 @@ class AnalyzeConfig(Checked):
     recipe: str = "honest"  # of an experiment's training, and of mlem: honest | paper
     threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)
     trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata=NEUTRAL)  # how many processes share the job
+    logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NEUTRAL)
     model: ModelConfig = field(default_factory=ModelConfig)
     target: ModelConfig = field(default_factory=ModelConfig)  # of measures that compare two
     data: DataConfig = field(default_factory=DataConfig)

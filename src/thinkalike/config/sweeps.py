@@ -6,13 +6,15 @@ The jobs share a file, whichever process or machine they run on, in which each n
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 
@@ -23,11 +25,23 @@ SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a
 ONE_AT_A_TIME = ["hydra.launcher.n_jobs=2", "hydra.launcher.pre_dispatch=1"]  # n_jobs=1 would have no worker to kill
 
 
-def sweep(run: Callable[[], None], words: list[str]) -> None:
-    """Run all jobs of a sweep, then list those that failed; exit status 1 if there are any.
+class Made(NamedTuple):
+    """A job of a sweep that is done: its place among them, its words, its folder, and the settings of its logger."""
+
+    number: int
+    words: list[str]
+    folder: str
+    logger: dict[str, Any]
+
+
+def sweep(run: Callable[[], None], words: list[str], joined: Callable[[Sequence[Made]], None]) -> None:
+    """Run all jobs of a sweep, show what they made, then list those that failed; exit status 1 if there are any.
 
     Where a worker process is killed, the jobs that are not done run again, one at a time; one that is killed again has
     failed.
+
+    Args:
+        joined: shows what the jobs made beside each other.
     """
     store = next((word.partition("=")[2] for word in words if word.startswith("store=")), "results")
     failed: list[str] = []
@@ -37,7 +51,9 @@ def sweep(run: Callable[[], None], words: list[str]) -> None:
         except BrokenProcessPool:
             _one_at_a_time(run, path)
         finally:  # also when a launcher gives up because a job was killed
-            failed = _noted(path, "failed")
+            failed, made = _noted(path, "failed"), _made(path)
+            if made:
+                joined(made)
             if failed:
                 print(f"{len(failed)} of the sweep's jobs failed:", *failed, sep="\n  ", file=sys.stderr, flush=True)
     if failed:
@@ -49,14 +65,22 @@ def in_sweep() -> bool:
     return SHARED in os.environ
 
 
-def noted(job: Callable[[], None]) -> None:
-    """Do a job of a sweep; note that it began and how it ended, and let the sweep go on if it failed."""
+def noted(job: Callable[[], Path | None], logger: Callable[[], Mapping[str, Any]]) -> None:
+    """Do a job of a sweep; note that it began, how it ended and what it made, and let the sweep go on if it failed.
+
+    Args:
+        job: returns the folder of the result, or None if another process has it.
+        logger: returns the settings of its logger when it is done.
+    """
     words = " ".join(HydraConfig.get().overrides.task)
     if any(line.startswith(f"{words}: ") for line in _noted(Path(os.environ[SHARED]), "failed")):
         return  # before the workers were started anew
     _note("began", words)
     try:
-        job()
+        if folder := job():
+            hydra = HydraConfig.get()
+            made = Made(hydra.job.num, list(hydra.overrides.task), str(folder.resolve()), dict(logger()))
+            _note("made", json.dumps(made))
     except Exception as error:
         if not isinstance(error, USER_ERRORS):
             traceback.print_exception(error)
@@ -64,6 +88,12 @@ def noted(job: Callable[[], None]) -> None:
         print(f"failed: {line}", file=sys.stderr, flush=True)
         _note("failed", line)
     _note("ended", words)
+
+
+def _made(path: Path) -> list[Made]:
+    """Return what the jobs made, in the order in which they were given; each once, also if it ran again."""
+    made = {each.number: each for each in (Made(*json.loads(line)) for line in _noted(path, "made"))}
+    return [made[number] for number in sorted(made)]
 
 
 def _one_at_a_time(run: Callable[[], None], path: Path) -> None:

@@ -155,7 +155,7 @@ class TrainerConfig(Checked, part="trainer"):
 
 @dataclass
 class LoggerConfig:
-    """Where curves go."""
+    """Where curves go, and what else is known of a job: none, csv, wandb or tensorboard."""
 
     kind: str = "csv"
     project: str = "thinkalike"
@@ -163,4 +163,4 @@ class LoggerConfig:
     group: Optional[str] = None
 
     def __post_init__(self) -> None:
-        one_of("logger.kind", self.kind, ("none", "csv", "wandb"))
+        one_of("logger.kind", self.kind, ("none", "csv", "wandb", "tensorboard"))

@@ -22,15 +22,18 @@ def instrument(module: str) -> Instrument:
     return Instrument.known[module]()
 
 
-def run_job(config: TrainConfig | AnalyzeConfig) -> Result:
+def run_job(config: TrainConfig | AnalyzeConfig, shown_again: bool = True) -> Result:
     """Do the job that a configuration describes, or return its result if that is in the store.
+
+    Args:
+        shown_again: whether a result that is in the store is printed, too.
 
     Raises:
         ConfigError: there is no such task or measure, or it takes no activations.
         ThinkalikeError: see the instrument.
     """
     if isinstance(config, TrainConfig):
-        return perform(instrument(TASKS[config.task]), config)
+        return perform(instrument(TASKS[config.task]), config, shown_again)
     one_of("measure", config.measure.kind, MEASURES)
     chosen = instrument(MEASURES[config.measure.kind])
     if config.activations and not chosen.takes_activations:
@@ -40,7 +43,7 @@ def run_job(config: TrainConfig | AnalyzeConfig) -> Result:
             f"measure={chosen.kind} compares two sides, and activations= are {len(config.subjects)} subjects; choose "
             "measure=rsa or mlem"
         )
-    return perform(chosen, config)
+    return perform(chosen, config, shown_again)
 
 
 __all__ = ["instrument", "run_job"]

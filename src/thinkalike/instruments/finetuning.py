@@ -18,7 +18,7 @@ from thinkalike.instruments.members import CHECKPOINT
 from thinkalike.job import Instrument, Outcome, Work, check_time, fingerprints
 from thinkalike.models import ASSETS, FrozenModel, card_text, load_model, new_classifier, pick_device, save_mini
 from thinkalike.store import Headline, Result
-from thinkalike.training import Finetuning, Run, fit, logged
+from thinkalike.training import Finetuning, Run, fit, loggers_of
 
 log = logging.getLogger(__name__)
 
@@ -58,9 +58,18 @@ class ClassifierFinetuning(
         trained = Finetuning(module.train(), encoded["fit"], pairs["fit"].labels, config.nli, config.nli.index)
         name = f"{config.model.name}-nli-{config.nli.index}"
         device = torch.device(pick_device(config.model.device))
-        run = Run(name, work.job.partial, work.job.store, device, config.trainer, config.logger, work.settings)
+        run = Run(
+            name,
+            work.job.partial,
+            work.job.store,
+            device,
+            config.trainer,
+            config.logger,
+            work.settings,
+            tracker=work.tracker,
+        )
         with work.phase("fit"):
-            fit(trained, run, work.opened.enter_context(logged(run)))
+            fit(trained, run, loggers_of(run))
         folder = work.job.aside / CHECKPOINT
         module.cpu().save_pretrained(folder)
         tokenizer.save_pretrained(folder)

@@ -27,7 +27,7 @@ from thinkalike.models import (
     train_tokenizer,
     unknown_sizes,
 )
-from thinkalike.training import MaskedPretraining, Pretraining, Run, fit, logged
+from thinkalike.training import MaskedPretraining, Pretraining, Run, fit, loggers_of
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +60,18 @@ class MiniPretraining(
         check_time(f"pretrain.tokens={config.pretrain.tokens}", operations)
         trained = _objective(config, module, corpus, tokenizer)
         device = torch.device(pick_device(model.device))
-        run = Run(model.name, work.job.partial, work.job.store, device, config.trainer, config.logger, work.settings)
+        run = Run(
+            model.name,
+            work.job.partial,
+            work.job.store,
+            device,
+            config.trainer,
+            config.logger,
+            work.settings,
+            tracker=work.tracker,
+        )
         with work.phase("fit"):
-            fit(trained, run, work.opened.enter_context(logged(run)))
+            fit(trained, run, loggers_of(run))
         facts = {"architecture": model.architecture, "seed": model.seed, "training": _training_facts(config, corpus)}
         folder = work.job.aside / model.name
         save_mini(folder, trained.model, tokenizer, facts, card="")

@@ -119,7 +119,7 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
         comparator = result.config["measure"]["comparator"]
         figures.similarity({f"{SIGNS[comparator]} of distances": result.table}, folder)
 
-    def headlines(self, result: Result) -> list[Headline]:
+    def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the mean over pairs of layers, and the pair that is most alike; of subjects, the best layer."""
         if "subjects" in result.provenance:
             return subjects.headlines(result)

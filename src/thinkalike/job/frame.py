@@ -14,10 +14,12 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,10 +28,12 @@ import torch
 from thinkalike.config import AnalyzeConfig, as_dict, relevant
 from thinkalike.data import text_fingerprint
 from thinkalike.errors import ConfigError
+from thinkalike.job.names import run_name
 from thinkalike.job.outcome import Outcome
 from thinkalike.job.phases import Phases
 from thinkalike.job.provenance import environment, versions
 from thinkalike.job.resources import explained
+from thinkalike.loggers import About, Tracker, tracked
 from thinkalike.models import check_models, checkpoint_fingerprint, told_apart
 from thinkalike.processes import Team, rank, together
 from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, write_state
@@ -37,6 +41,7 @@ from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, 
 log = logging.getLogger(__name__)
 
 ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger")  # parts that the frame itself reads
+AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
 
 
 @dataclass
@@ -48,8 +53,8 @@ class Work:
         settings: the configuration as dictionaries, without the parts that the job does not read.
         inputs: what `Instrument.inputs` read.
         opened: contexts that stay open until the result is there.
-        publish: functions of the result that are called when it is drawn and not there yet.
         team: the processes that share the job.
+        tracker: the logger of the job, to which the frame gives the result; None in a process that only helps.
         phase: counts the time of a part of the run: `with work.phase("loading"): ...`; the rest is "computing".
     """
 
@@ -57,8 +62,8 @@ class Work:
     settings: dict[str, Any]
     inputs: Mapping[str, Any]
     opened: contextlib.ExitStack
-    publish: list[Callable[[Result], None]] = field(default_factory=list)
     team: Team = field(default_factory=Team)
+    tracker: Tracker | None = None
     phase: Phases = field(default_factory=Phases)
 
     def resume(self, name: str) -> dict[str, Any] | None:
@@ -95,7 +100,6 @@ class Instrument(ABC):
     kind: str
     version: ClassVar[int]
     reads: ClassVar[tuple[str, ...]]
-    shown_again: ClassVar[bool] = False  # whether a result that is there is printed anew
     takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
     is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
     takes_subjects: ClassVar[bool] = False  # whether they can be several subjects
@@ -159,11 +163,13 @@ def fingerprints(config: Any, parts: Sequence[str]) -> dict[str, str]:
     return {part: read[part](value) for part, value in given.items() if value is not None} | labels
 
 
-def perform(instrument: Instrument, config: Any) -> Result:
+def perform(instrument: Instrument, config: Any, shown_again: bool = True) -> Result:
     """Do a job, or return its result if that is in the store.
 
     Args:
-        config: a dataclass with `seed`, `store`, `force`, `wait`, `threads` and the parts that the instrument reads.
+        config: a dataclass with `seed`, `store`, `force`, `wait`, `threads`, `trainer`, `logger` and the parts that the
+            instrument reads.
+        shown_again: whether a result that is in the store is printed, too.
 
     Raises:
         StoreError: the store cannot be written, the result that is there is damaged, or another process is at the same
@@ -175,15 +181,17 @@ def perform(instrument: Instrument, config: Any) -> Result:
     read = relevant(narrowed).items()
     entered = {name: part for name, part in read if name in instrument.reads and part is not None}
     job = Job(config.store, instrument.kind, key_of(instrument, entered, inputs))
+    name = run_name(job.kind, job.key, entered, inputs)
+    again = partial(_again, instrument, config, name, shown_again and not rank(config))
     if not config.force and (result := job.result()):
-        return _again(instrument, result)
+        return again(result)
     check_models({side: getattr(narrowed, side) for side in ("model", "target") if side in instrument.reads})
     with _with_lock(job, config), explained(job.partial), contextlib.ExitStack() as opened:
         if config.force:
             if not rank(config):
                 job.forget()
         elif result := job.result():  # of the process that had the lock before
-            return _again(instrument, result)
+            return again(result)
         began = time.monotonic()
         torch.manual_seed(instrument.seed(config))  # the jobs of a sweep share a process
         if config.threads:
@@ -191,7 +199,12 @@ def perform(instrument: Instrument, config: Any) -> Result:
         shown = (*instrument.reads, *ALWAYS)
         settings = {name: part if name in shown else None for name, part in as_dict(narrowed).items()}
         team = opened.enter_context(together(config.trainer, config.model.device)) if instrument.is_shared else Team()
-        work = Work(job, settings, inputs, opened, team=team, phase=Phases(None if rank(config) else job.states))
+        tracker = None
+        if not rank(config):
+            about = About(name, job.kind, job.store, job.partial / "curves", settings)
+            tracker = opened.enter_context(tracked(config.logger, about))
+        phases = Phases(None if rank(config) else job.states)
+        work = Work(job, settings, inputs, opened, team, tracker, phases)
         with work.phase("computing"):
             outcome = instrument.run(config, work).guarded()
         facts = {"seed": config.seed, "models": list(outcome.models), **outcome.facts}
@@ -206,23 +219,27 @@ def perform(instrument: Instrument, config: Any) -> Result:
         headlines = [each._asdict() for each in instrument.headlines(written)]
         job.add({"headlines": headlines, "provenance": provenance | took})
         written = Result(written.folder)
-        for publish in work.publish:
-            publish(written)
+        if tracker:
+            tracker.publish(written)
         opened.close()
         result = job.appear()
     instrument.show(result)
     return result
 
 
-def _again(instrument: Instrument, result: Result) -> Result:
-    """Say that a job was done before, and by what if that was not what is here now."""
+def _again(instrument: Instrument, config: Any, name: str, shown: bool, result: Result) -> Result:
+    """Say that a job was done before, by what if that was not what is here now, and what came out."""
     log.info("already done; force=true does it again")
     before, now = result.provenance["versions"], versions()
     others = [f"{name} {before.get(name)} (now {now.get(name)})" for name in now if before.get(name) != now[name]]
     if others:
         log.warning("it was computed with %s", ", ".join(others))
-    if instrument.shown_again:
+    if shown:
         instrument.show(result)
+    if AGENT in os.environ and not rank(config):  # it waits for the numbers of every job that it starts
+        about = About(name, result.kind, result.folder.parent.parent, result.folder, result.config)
+        with tracked(config.logger, about) as tracker:
+            tracker.publish(result)
     return result
 
 

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import KINDS, options
+from thinkalike.config import KINDS, flat, options
 from thinkalike.errors import StoreError
 from thinkalike.instruments import instrument
 from thinkalike.papers import experiment_named
@@ -88,15 +88,6 @@ def search(store: Path) -> Found:
         raise StoreError(f"the store {store} cannot be read: {error.strerror}; choose store=DIR") from error
     found.entries.sort(key=lambda entry: entry.date)
     return found
-
-
-def flat(settings: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """Return nested settings by dotted names."""
-    named = {f"{before}{name}": value for name, value in settings.items()}
-    inner = {
-        name: flat(value, f"{name}.") if isinstance(value, dict) else {name: value} for name, value in named.items()
-    }
-    return {name: value for part in inner.values() for name, value in part.items()}
 
 
 def headlines_of(result: Result) -> list[Headline]:

@@ -8,9 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from thinkalike.config import written
 from thinkalike.errors import listed
 from thinkalike.listing.found import Entry
-from thinkalike.listing.settings import differing, values_of, written
+from thinkalike.listing.settings import differing, values_of
 
 COLUMNS = ("job", "models and settings", "result")
 WIDTHS = (16, 21)  # of a date with its time, and of an interval: what the first and the last column need
@@ -26,7 +27,7 @@ def show_entries(entries: Sequence[Entry]) -> None:
             (
                 _job(entry),
                 [*_models(entry), *(written(*each) for each in values_of(entry, names).items())],
-                _told(entry),
+                told(entry),
             )
             for entry in own
         ]
@@ -62,7 +63,8 @@ def _models(entry: Entry) -> list[str]:
     return entry.models if len(entry.models) <= 2 else [listed(entry.models)]
 
 
-def _told(entry: Entry) -> list[str]:
+def told(entry: Entry) -> list[str]:
+    """Return the headline numbers of a result, a line each."""
     return [f"{each.label} {each.text}" for each in entry.headlines]
 
 

@@ -26,12 +26,6 @@ def values_of(entry: Entry, names: Sequence[str]) -> dict[str, Any]:
     return {name: entry.settings[name] if name in entry.settings else _default(entry, name) for name in names}
 
 
-def written(name: str, value: Any) -> str:
-    """Return a setting as a command line gives it: stitch=affine, layers=[[0,0]]."""
-    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-    return f"{name.removesuffix('.name').removesuffix('.kind')}={text}"
-
-
 def _differs(name: str, entries: Sequence[Entry]) -> bool:
     part = name.partition(".")[0]
     by_name: dict[Any, set[str]] = {}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from rich.console import Console
@@ -98,8 +98,6 @@ class Experiment(
         takes: how many models `model=` and `model@target=` may put in the place of its own.
     """
 
-    shown_again: ClassVar[bool] = True
-
     def __init__(
         self,
         name: str,
@@ -166,7 +164,7 @@ class Experiment(
         results = {}
         for number, part in enumerate(parts, 1):
             log.info("%d of %d: %s", number, len(parts), part.label)
-            results[part.label] = run_job(job_of(config, part))
+            results[part.label] = run_job(job_of(config, part), shown_again=False)
         return {"case": _Finished(replace(case, results=results))}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:

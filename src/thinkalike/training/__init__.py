@@ -2,7 +2,7 @@
 
 from thinkalike.training.finetuning import Finetuning
 from thinkalike.training.pretraining import MaskedPretraining, Pretraining
-from thinkalike.training.run import Run, fit, logged, upload
+from thinkalike.training.run import Run, fit, loggers_of
 from thinkalike.training.schedules import momenta, peak_rate, rate
 from thinkalike.training.stitching import Fit, StitchTraining
 
@@ -14,9 +14,8 @@ __all__ = [
     "Run",
     "StitchTraining",
     "fit",
-    "logged",
+    "loggers_of",
     "momenta",
     "peak_rate",
     "rate",
-    "upload",
 ]

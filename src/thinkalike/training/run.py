@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, LearningRateMonitor, RichProgressBar
-from pytorch_lightning.loggers import CSVLogger, Logger, WandbLogger
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins import CheckpointIO
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
@@ -24,8 +22,11 @@ from pytorch_lightning.utilities import rank_zero_only
 from thinkalike.config import LoggerConfig, TrainerConfig
 from thinkalike.errors import ShareDone
 from thinkalike.interrupts import asked, at_boundaries, stop, take_back
+from thinkalike.loggers.tensorboard import TensorBoardTracker
+from thinkalike.loggers.tracker import Tracker
+from thinkalike.loggers.weights_and_biases import WandbTracker
 from thinkalike.processes import check_processes
-from thinkalike.store import Result, newest_state, read_state, write_state
+from thinkalike.store import newest_state, read_state, write_state
 from thinkalike.training import curves
 from thinkalike.training.steps import SteppedModule
 
@@ -109,6 +110,7 @@ class Run:
         device: where Lightning runs it.
         settings: the job's configuration, for loggers.
         part: where a job trains several times, which of them this is; the first has none.
+        tracker: the logger of the job, into whose run curves are written; None: there is none but `logger=csv`.
     """
 
     name: str
@@ -119,13 +121,14 @@ class Run:
     logger: LoggerConfig
     settings: dict[str, Any]
     part: str = ""
+    tracker: Tracker | None = None
 
 
 def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None:
     """Train `module` to its last step, from the state that an earlier run left if there is one.
 
     Args:
-        loggers: what `logged` opened.
+        loggers: those of `loggers_of`.
 
     Raises:
         ConfigError: several processes are asked for, but not how many.
@@ -193,60 +196,20 @@ def _helps(trainer: TrainerConfig) -> bool:
     return trainer.strategy == "ddp" and getattr(rank_zero_only, "rank", 0) > 0
 
 
-def _loggers(run: Run) -> list[Logger]:
-    config = run.logger
+def loggers_of(run: Run) -> list[Logger]:
+    """Return the loggers that Lightning writes the curves of a run by; the job's tracker opens and closes theirs."""
+    tracker = run.tracker
     if _helps(run.trainer):
         return []
-    if config.kind == "csv":
-        return [CSVLogger(run.partial, name=curves.FOLDER, version="")]
-    if config.kind == "wandb":
-        import wandb
-
-        offline = not wandb.login(prompt=False)
-        if offline:
-            log.info(
-                "W&B: no key, so the run stays offline; to upload: wandb sync %s/wandb/offline-run-*",
-                run.store,
-            )
-        return [
-            WandbLogger(
-                name=run.name,
-                project=config.project,
-                entity=config.entity,
-                group=config.group,
-                save_dir=run.store,
-                mode="offline" if offline else "online",  # offline=True would set it for later jobs, too
-                config=run.settings,
-            )
-        ]
-    return []
+    if isinstance(tracker, WandbTracker):
+        return [WandbLogger(experiment=with_steps(tracker.run))]
+    if isinstance(tracker, TensorBoardTracker):
+        return [TensorBoardLogger(tracker.folder.parent, name="", version=tracker.folder.name)]
+    return [CSVLogger(run.partial, name=curves.FOLDER, version="")] if run.logger.kind == "csv" else []
 
 
-@contextlib.contextmanager
-def logged(run: Run) -> Iterator[list[Logger]]:
-    """The run's loggers; a W&B run is finished whatever happens, so that a sweep's next job gets one of its own."""
-    loggers = _loggers(run)
-    failed = True
-    try:
-        yield loggers
-        failed = False
-    finally:
-        if any(isinstance(logger, WandbLogger) for logger in loggers):
-            import wandb
-
-            wandb.finish(exit_code=int(failed))
-
-
-def upload(loggers: Sequence[Logger], name: str, result: Result) -> None:
-    """Give W&B the table of a result, its figures as images, and its stitches as an artifact."""
-    for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            import wandb
-
-            drawn = [path for path in result.figures if path.suffix == ".png"]
-            images = {f"figures/{path.stem}": wandb.Image(str(path)) for path in drawn}
-            logger.experiment.log({"table": wandb.Table(dataframe=result.table), **images})
-            for path in result.folder.glob("*.safetensors"):
-                artifact = wandb.Artifact(re.sub(r"[^\w.-]+", "-", name), type="stitch")
-                artifact.add_file(str(path))
-                logger.experiment.log_artifact(artifact)
+def with_steps(run: Any) -> Any:
+    """Return a run of W&B in which curves are drawn over the steps of training, as Lightning has it of its own runs."""
+    run.define_metric("trainer/global_step")
+    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+    return run

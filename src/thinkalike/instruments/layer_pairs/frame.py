@@ -203,7 +203,7 @@ class LayerPairs(Instrument):
         """Return what tables and figures call the measure."""
         return f"{self.name} given the token" if result.config["measure"].get("given") == "token" else self.name
 
-    def headlines(self, result: Result) -> list[Headline]:
+    def headlines(self, result: Result) -> Sequence[Headline]:
         """Return the mean over layers of equal relative depth and the greatest of all pairs of the two models' layers.
 
         Of a model beside itself these are the mean over different layers, and the greatest of those.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from thinkalike.instruments.stitching.table import penalties
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import documents_and_seeds_interval
 from thinkalike.store import Headline, Result
-from thinkalike.training import Run, logged, upload
+from thinkalike.training import Run, loggers_of
 
 
 class Stitching(
@@ -46,14 +45,22 @@ class Stitching(
             setting = Setting.of(config)
         source, target, corpus = setting.source, setting.target, setting.corpus
         name = f"{source.name} to {target.name}, {config.stitch.kind}"
-        run = Run(name, work.job.partial, work.job.store, target.device, config.trainer, config.logger, work.settings)
-        loggers = work.opened.enter_context(logged(run))
+        run = Run(
+            name,
+            work.job.partial,
+            work.job.store,
+            target.device,
+            config.trainer,
+            config.logger,
+            work.settings,
+            tracker=work.tracker,
+        )
+        loggers = loggers_of(run)
         done = {"": _stitched(setting, run, loggers, work)}
         if config.stitch.both:
             done["back"] = _stitched(setting.reversed(config.data), replace(run, part="back"), (), work)
         _save(_joined({way: each.weights for way, each in done.items()}, "."), setting, work.job.aside)
         table = pd.concat([each.table for each in done.values()], ignore_index=True)
-        work.publish.append(functools.partial(upload, loggers, name))
         return Outcome(
             table,
             {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())}

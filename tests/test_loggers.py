@@ -1,0 +1,260 @@
+"""Loggers of both doors, read back from what they write; offline."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import pytest_socket
+from PIL import Image
+
+import wandb_runs
+from test_job import Toy, config
+from thinkalike.config import LoggerConfig
+from thinkalike.errors import ConfigError, DataError, ResourceError
+from thinkalike.job import perform
+from thinkalike.job.names import run_name
+from thinkalike.loggers import About, Tracker, publish_table, tracked, tracking, weights_and_biases
+from thinkalike.store import Result
+
+
+class Pictured(Toy):
+    """Draws a figure that loggers can show, and leaves a second table and a model's checkpoint."""
+
+    def run(self, config, work):
+        outcome = super().run(config, work)
+        (work.job.aside / "model").mkdir()
+        (work.job.aside / "model" / "weights.bin").write_bytes(b"large")
+        outcome.tables["scores"] = pd.DataFrame({"layer": [-1, "last"], "score": [0.5, None]})
+        outcome.blank = ("score",)
+        return outcome
+
+    def draw(self, result, folder: Path) -> None:
+        folder.mkdir()
+        Image.new("RGB", (2, 2)).save(folder / "toy.png")
+
+
+@pytest.fixture(autouse=True)
+def _of_nobody(monkeypatch, tmp_path, tmp_path_factory):
+    """No key, no settings, and no mode but those of the test; W&B is quiet."""
+    for name, value in wandb_runs.without_key(tmp_path / "home").items():
+        monkeypatch.setenv(name, value)
+    for name in ("WANDB_MODE", "WANDB_RUN_GROUP", "WANDB_SWEEP_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path_factory.mktemp("data")))
+    monkeypatch.setenv("WANDB_CONSOLE", "off")
+    pytest_socket.socket_allow_hosts(["127.0.0.1", "localhost"], allow_unix_socket=True)  # of its own process
+
+
+def on(store: Path, **changes):
+    return config(store, logger=LoggerConfig(kind="wandb", **changes))
+
+
+# ---------------------------------------------------------------------------------------------------------------- W&B
+
+
+def test_an_offline_run_has_configuration_summary_tables_image_and_artifact(tmp_path, caplog):
+    with caplog.at_level("INFO", logger="thinkalike"):
+        result = perform(Pictured(), on(tmp_path, project="mine", group="ours"))
+    assert f"W&B: no key, so the run stays offline; to upload: wandb sync {tmp_path}/wandb/offline-run-*" in caplog.text
+    run = wandb_runs.Offline.only(tmp_path)
+    assert (run.run.project, run.run.run_group, run.run.job_type) == ("mine", "ours", "toy")
+    assert run.run.display_name == f"toy {result.key}"
+    assert run.config["seed"] == 0
+    assert run.config["measure"] == {"kind": "toy", "size": 3}
+    assert run.summary["mean"] == result.scalars["mean"]
+    assert {"table", "tables/scores", "figures/toy"} <= set(run.history)
+    (table,) = run.folder.glob("files/media/table/table_*.table.json")
+    assert json.loads(table.read_text())["columns"] == ["number", "start"]
+    (mixed,) = run.folder.glob("files/media/table/tables/scores_*.table.json")
+    assert [row[0] for row in json.loads(mixed.read_text())["data"]] == ["-1", "last"]
+    assert len(list(run.folder.glob("files/media/images/**/toy*.png"))) == 1
+    (artifact,) = run.artifacts
+    assert (artifact.type, artifact.name) == ("result", f"toy-{result.key}")
+    files = {entry.path for entry in artifact.manifest.contents}
+    assert {"table.csv", "scores.csv", "result.json", "config.yaml", "figures/toy.png"} <= files
+    assert not any("weights" in file for file in files), "the checkpoint of a model stays in the store"
+    assert run.exit_codes == [0]
+
+
+def test_a_job_that_fails_is_a_failed_run(tmp_path):
+    with pytest.raises(DataError):
+        perform(Toy(break_off=DataError("broken off")), on(tmp_path))
+    assert wandb_runs.Offline.only(tmp_path).exit_codes == [1]
+
+
+def test_a_result_that_is_there_is_logged_for_the_agent_of_a_sweep_alone(tmp_path, monkeypatch):
+    """An agent waits for the number that it makes small; anyone else has that run already."""
+    result = perform(Toy(), config(tmp_path))
+    perform(Toy(), on(tmp_path))
+    assert not (tmp_path / "wandb").exists()
+    monkeypatch.setenv("WANDB_SWEEP_ID", "abc")
+    perform(Toy(), on(tmp_path))
+    assert wandb_runs.Offline.only(tmp_path).summary["mean"] == result.scalars["mean"]
+
+
+def test_disabled_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    perform(Pictured(), on(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["toy"]
+
+
+def test_an_offline_mode_that_was_asked_for_is_heeded_without_a_word(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    with caplog.at_level("INFO", logger="thinkalike"):
+        perform(Toy(), on(tmp_path))
+    assert "W&B" not in caplog.text
+    assert wandb_runs.Offline.only(tmp_path).exit_codes == [0]
+
+
+@pytest.mark.parametrize("server", ["is not there", "never answers"])
+def test_where_the_server_is_away_the_run_goes_on_offline(tmp_path, monkeypatch, caplog, server):
+    monkeypatch.setattr(weights_and_biases, "PATIENCE", 0.2)
+    with socket.socket() as port:
+        port.bind(("127.0.0.1", 0))
+        if server == "never answers":
+            port.listen()
+        address = f"http://127.0.0.1:{port.getsockname()[1]}"
+        began = time.monotonic()
+        assert weights_and_biases._away(address).startswith(f"{address} does not answer (")
+        assert time.monotonic() - began < 2
+        if server == "never answers":
+            return
+        monkeypatch.setenv("WANDB_BASE_URL", address)
+        monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+        import wandb
+
+        wandb.teardown()  # settings of before
+        with caplog.at_level("INFO", logger="thinkalike"):
+            perform(Toy(), on(tmp_path))
+    (line,) = (each.getMessage() for each in caplog.records if "W&B" in each.getMessage())
+    assert line.startswith(f"W&B: {address} does not answer (")
+    assert "so the run stays offline; to upload: wandb sync" in line
+    assert "\n" not in line
+    assert wandb_runs.Offline.only(tmp_path).exit_codes == [0]
+    wandb.teardown()
+
+
+def test_a_server_that_answers_is_there_whatever_it_says():
+    import http.server
+    import threading
+
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()  # it answers 501
+        assert weights_and_biases._away(f"http://127.0.0.1:{server.server_port}") is None
+
+
+def test_a_run_that_the_server_refuses_goes_on_offline(tmp_path, monkeypatch, caplog):
+    import wandb
+
+    begin, modes = wandb.init, []
+
+    def init(mode, **options):
+        modes.append(mode)
+        if mode == "online":
+            raise wandb.errors.CommError("the key is not known\nsecond line")
+        return begin(mode=mode, **options)
+
+    monkeypatch.setattr(wandb, "init", init)
+    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
+    wandb.teardown()  # settings of before
+    monkeypatch.setattr(wandb, "login", lambda prompt: True)
+    monkeypatch.setattr(weights_and_biases, "_away", lambda address: None)
+    with caplog.at_level("INFO", logger="thinkalike"):
+        perform(Toy(), on(tmp_path))
+    wandb.teardown()
+    assert modes == ["online", "offline"]
+    assert "W&B: the key is not known, so the run stays offline" in caplog.text
+
+
+def test_a_table_of_several_jobs_is_a_run_of_its_own(tmp_path):
+    table = pd.DataFrame({"model": ["a", "b"], "mean_penalty": [0.25, 0.5]})
+    about = About("sweep of model", "sweep", tmp_path, tmp_path)
+    publish_table(LoggerConfig(kind="csv"), about, table)
+    assert not list(tmp_path.iterdir())
+    publish_table(LoggerConfig(kind="wandb"), about, table)
+    run = wandb_runs.Offline.only(tmp_path)
+    assert (run.run.display_name, run.run.job_type) == ("sweep of model", "sweep")
+    (kept,) = run.folder.glob("files/media/table/sweep_*.table.json")
+    assert json.loads(kept.read_text())["data"] == [["a", 0.25], ["b", 0.5]]
+
+
+# ---------------------------------------------------------------------------------------------------------- the frame
+
+
+class Recorder(Tracker):
+    """Notes what it is told."""
+
+    said: list = []  # noqa: RUF012
+
+    def publish(self, result) -> None:
+        self.said.append((self.about.kind, len(result.figures), [each.name for each in result.headlines]))
+
+    def close(self, failed: bool) -> None:
+        self.said.append(failed)
+
+
+def test_a_logger_gets_the_result_when_it_is_drawn_and_is_closed(tmp_path, monkeypatch):
+    monkeypatch.setitem(tracking.TRACKERS, "csv", Recorder)
+    monkeypatch.setattr(Recorder, "said", [])
+    perform(Toy(), config(tmp_path))
+    assert Recorder.said == [("toy", 1, ["mean"]), False]
+
+
+def test_of_processes_that_share_a_job_the_first_alone_logs(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(tracking.TRACKERS, "csv", Recorder)
+    monkeypatch.setattr(Recorder, "said", [])
+    monkeypatch.setattr("thinkalike.job.frame.rank", lambda config: 1)
+    with caplog.at_level("INFO", logger="thinkalike"), pytest.raises(ResourceError):  # the folders are the first one's
+        perform(Toy(), config(tmp_path))
+    assert Recorder.said == []
+
+
+def test_nothing_is_written_without_a_logger(tmp_path):
+    for kind in ("csv", "none"):
+        with tracked(LoggerConfig(kind=kind), About("x", "toy", tmp_path, tmp_path)) as tracker:
+            tracker.publish(Result(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("entered", "inputs", "name"),
+    [
+        ({}, {"labels": "gpt2, gpt2"}, "cka gpt2 k"),
+        ({"measure": {"kind": "cka", "batches": 4}}, {"labels": "a, b"}, "cka a, b measure.batches=4 k"),
+        ({"model": {"name": "a"}, "data": {"name": "pile", "split": "x"}}, {"labels": "a"}, "cka a data=pile k"),
+        ({"stitch": {"kind": "affine"}, "layers": [[0, 0]]}, {}, "cka stitch=affine layers=[[0,0]] k"),
+    ],
+)
+def test_names_tell_runs_apart(entered, inputs, name):
+    assert run_name("cka", "k", entered, inputs) == name
+
+
+# --------------------------------------------------------------------------------------------------------- TensorBoard
+
+
+def test_tensorboard_without_its_package_is_refused_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs the package tensorboard: pip install 'thinkalike\[tensorboard\]'"):
+        perform(Toy(), config(tmp_path, logger=LoggerConfig(kind="tensorboard")))
+    assert not tmp_path.exists(), "nothing is left"
+
+
+def test_tensorboard_has_the_numbers_figures_and_settings_in_the_folder_of_the_result(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = perform(Pictured(), config(tmp_path, logger=LoggerConfig(kind="tensorboard")))
+    (folder,) = (result.folder / "curves").iterdir()
+    assert folder.name == f"toy_{result.key}"
+    there = EventAccumulator(str(folder)).Reload()
+    (point,) = there.Scalars("result/mean")
+    assert point.value == pytest.approx(result.scalars["mean"])
+    assert there.Tags()["images"] == ["figures/toy"]
+    assert {"settings/text_summary", "table/text_summary"} <= set(there.Tags()["tensors"])
