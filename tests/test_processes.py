@@ -145,6 +145,17 @@ def test_what_processes_cannot_share_is_refused(words, message, door):
     assert message in door("analyze.py", *words, "trainer=ddp").error
 
 
+def test_tasks_of_slurm_are_counted_by_node(monkeypatch):
+    monkeypatch.setenv("SLURM_NTASKS", "2")
+    with pytest.raises(ConfigError, match=r"SLURM runs 2 tasks, .*: give --ntasks-per-node"):
+        check_processes(TrainerConfig(strategy="ddp", devices=2), "cpu")
+    monkeypatch.setenv("SLURM_NTASKS_PER_NODE", "2")
+    check_processes(TrainerConfig(strategy="ddp", devices=2), "cpu")
+    check_processes(TrainerConfig(strategy="ddp"), "cuda:0")
+    with pytest.raises(ConfigError, match=r"trainer\.devices=3 must be the 2 tasks that SLURM runs"):
+        check_processes(TrainerConfig(strategy="ddp", devices=3), "cpu")
+
+
 def test_an_experiment_is_done_by_one_process(door):
     words = ["experiment=salle2024/figure3", "scale=mini", "trainer=ddp", "trainer.devices=2"]
     assert "salle2024-figure3 is done by one process" in door("analyze.py", *words).error

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from thinkalike.measures import Stitch, same_top_token, token_kl
+from thinkalike.measures import Stitch, compare_outputs, token_kl, token_loss
 
 
 def jiggled(phi):
@@ -93,9 +93,25 @@ def test_kl_is_that_of_torch_distributions(float64, chunk):
     assert token_kl(reference, finish, reference).abs().max() < 1e-14
 
 
-def test_same_top_token_is_the_argmax(float64):
-    finish, states = nn.Linear(6, 20), torch.randn(30, 6)
-    near = states + 0.2 * torch.randn(30, 6)
-    ours = same_top_token(near, finish, states, chunk=7)
-    assert torch.equal(ours, finish(near).argmax(-1) == finish(states).argmax(-1))
-    assert 0 < ours.float().mean() < 1
+@pytest.mark.parametrize("chunk", [1, 7, 100])
+def test_outputs_are_compared_by_loss_kl_and_top_token(float64, chunk):
+    finish, reference, targets = nn.Linear(6, 20), torch.randn(30, 6), torch.randint(20, (30,))
+    ways = torch.stack([reference, reference + 0.2 * torch.randn(30, 6), torch.randn(30, 6)])
+    loss, kl, top = compare_outputs(ways, finish, reference, targets, chunk)
+    for number, way in enumerate(ways):
+        torch.testing.assert_close(loss[number], token_loss(way, finish, targets))
+        torch.testing.assert_close(kl[number], token_kl(way, finish, reference))
+    assert torch.equal(top, finish(ways).argmax(-1) == finish(reference).argmax(-1))
+    assert top[0].all()
+    assert 0 < top[1].double().mean() < 1
+
+
+def test_logits_are_made_once_for_each_way_and_the_reference():
+    calls, head = [], nn.Linear(6, 20)
+
+    def finish(states):
+        calls.append(len(states))
+        return head(states)
+
+    compare_outputs(torch.randn(3, 10, 6), finish, torch.randn(10, 6), torch.zeros(10, dtype=torch.long))
+    assert calls == [10] * 4

@@ -20,7 +20,7 @@ from thinkalike.errors import DataError
 from thinkalike.evaluation.intervals import ends_of
 from thinkalike.evaluation.language import BATCH_TOKENS
 from thinkalike.evaluation.shares import halved
-from thinkalike.evaluation.stitches import LayerPair
+from thinkalike.evaluation.stitches import LayerPair, states_of_both
 from thinkalike.measures import (
     Estimate,
     LinearPrediction,
@@ -160,8 +160,9 @@ class _Reader:
         """Return the states of all layers, the tokens and the surprises of rows that run through the models at once."""
         rows, place = rows.long(), self.target.device
         tokens = self.layout.target_tokens(rows)
-        mine = self.layout.source_states(self.source, rows, self.layers)
-        theirs = self.target.residuals(tokens, [*self.depths, self.target.n_layers - 1])
+        asked = self.layers, [*self.depths, self.target.n_layers - 1]
+        mine, theirs = states_of_both(self.source, self.target, rows, *asked, self.layout)
+        mine = self.layout.gathered(mine, rows)
         *states, last = (state[:, 1:-1].flatten(0, 1).to(place) for state in (*mine, *theirs))
         surprising = surprises(last, self.target.finish, tokens[:, 2:].flatten().to(place), self.codes)
         return [*states, tokens[:, 1:-1].flatten().to(place), surprising]

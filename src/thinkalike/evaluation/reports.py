@@ -12,7 +12,7 @@ from torch import Tensor
 from thinkalike.data import Layout
 from thinkalike.evaluation.shares import halved
 from thinkalike.evaluation.stitches import LayerPair, last_states
-from thinkalike.measures import CHUNK, token_kl
+from thinkalike.measures import CHUNK, compare_outputs
 from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models import FrozenModel
 
@@ -57,7 +57,7 @@ def report_share(
         del states, goals
         live.restart()
         before, chunk = live.now, torch.zeros(CHUNK, width, device=device, dtype=target.dtype)
-        token_kl(chunk, target.finish, chunk)
+        compare_outputs(chunk[None], target.finish, chunk, torch.zeros(CHUNK, dtype=torch.long, device=device))
         logits = live.peak - before
 
     def fits(rows_at_once: int, pairs: int = 1) -> bool:

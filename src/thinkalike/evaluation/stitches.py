@@ -11,7 +11,7 @@ from torch import Tensor
 
 from thinkalike.data import Layout
 from thinkalike.evaluation.language import next_token_losses
-from thinkalike.measures import Moments, same_top_token, sum_by_document, token_kl
+from thinkalike.measures import Moments, compare_outputs, sum_by_document
 from thinkalike.models import FrozenModel, StateSource
 
 LayerPair = tuple[int, int]  # layer of the source, layer of the target
@@ -30,6 +30,25 @@ class Reader(NamedTuple):
     model: Any
     maps: Maps
     instead: str
+
+
+def states_of_both(
+    source: Any,
+    target: FrozenModel,
+    rows: Int[Tensor, "b width"],
+    layers: Sequence[int],
+    depths: Sequence[int],
+    layout: Layout,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return states of the source (anything with `residuals`) and of the target, each for all tokens that it reads.
+
+    One pass of each model, and a single one where both are the same model.
+    """
+    tokens = layout.target_tokens(rows)
+    if source is target and not layout.source:
+        states = target.residuals(tokens, [*layers, *depths])
+        return states[: len(layers)], states[len(layers) :]
+    return source.residuals(layout.source_tokens(rows), layers), target.residuals(tokens, depths)
 
 
 def last_states(target: FrozenModel, entering: Sequence[tuple[int, Tensor]]) -> list[Tensor]:
@@ -105,20 +124,21 @@ def document_sums(
         `penultimate`, that distance at the last block. Where the source cuts the text differently, `source` sums over
         its own tokens, and `source_tokens` says how many those are.
     """
-    count, last, layers = int(documents.max()) + 1, target.n_layers - 1, [layer for layer, _ in layer_pairs]
+    count, last = int(documents.max()) + 1, target.n_layers - 1
+    layers, depths = ([pair[side] for pair in layer_pairs] for side in (0, 1))
     layout = layout or Layout(documents.shape[1])
     groups = torch.arange(len(layer_pairs)).split(pairs_at_once or len(layer_pairs))
     totals: dict[str, Tensor] = {}
     for part, owners in zip(rows.split(batch), documents.split(batch), strict=True):
         part = part.long()
         tokens, read = layout.target_tokens(part), layout.source_tokens(part)
-        *states, own = source.residuals(read, [*layers, source.n_layers - 1])
+        asked = [*layers, source.n_layers - 1], [*depths, last]
+        (*states, own), (*goals, standard) = states_of_both(source, target, part, *asked, layout)
         states = layout.gathered(states, part)
-        *goals, standard = target.residuals(tokens, [*(depth for _, depth in layer_pairs), last])
-        alone = {"source": next_token_losses(source, [own], read)[0]}
+        values = {"target": next_token_losses(target, [standard], tokens)[0]}
+        alone = {"source": values["target"] if own is standard else next_token_losses(source, [own], read)[0]}
         if layout.source:
             alone["source_tokens"] = torch.ones_like(alone["source"])
-        values = {"target": next_token_losses(target, [standard], tokens)[0]}
         values["tokens"] = torch.ones_like(values["target"])
         ours = _Batch(tokens, states, goals, standard)
         for name, functions in maps.items():
@@ -181,23 +201,29 @@ def _losses(
     chosen = group.tolist()
     mapped = [functions[i](batch.states[i].to(target.device)) for i in chosen]
     ends = last_states(target, [(layer_pairs[i][1], state) for i, state in zip(chosen, mapped, strict=True)])
-    losses = {name: torch.stack(next_token_losses(target, ends, batch.tokens))}
     if name == "stitch":
-        losses |= _matches(target, mapped, [batch.goals[i] for i in chosen], ends, batch.standard)
+        losses = _matches(target, mapped, [batch.goals[i] for i in chosen], ends, batch)
+    else:
+        losses = {name: torch.stack(next_token_losses(target, ends, batch.tokens))}
     return {key: each.cpu() for key, each in losses.items()}
 
 
 def _matches(
-    target: FrozenModel, mapped: list[Tensor], goals: list[Tensor], ends: list[Tensor], standard: Tensor
+    target: FrozenModel, mapped: list[Tensor], goals: list[Tensor], ends: list[Tensor], batch: _Batch
 ) -> dict[str, Tensor]:
-    """Return how near each map's states and outputs are to the target's own, per predicted token, (l, b, t - 1)."""
-    shape = standard[:, :-1].shape[:2]
-    rows = [end[:, :-1].flatten(0, 1) for end in ends]
-    own = standard[:, :-1].flatten(0, 1)
+    """Return the loss of φ at each layer pair, and how near its states and outputs are to the target's own.
+
+    All are of predicted tokens, (l, b, t - 1).
+    """
+    standard, following = batch.standard, batch.tokens[:, 1:].to(target.device)
+    rows = torch.stack([end[:, :-1].flatten(0, 1) for end in ends])
+    match = compare_outputs(rows, target.finish, standard[:, :-1].flatten(0, 1), following.flatten())
+    loss, kl, top = (each.float().unflatten(1, following.shape) for each in match)
     states = [(state[:, :-1].float(), goal[:, :-1].float()) for state, goal in zip(mapped, goals, strict=True)]
     return {
-        "kl": torch.stack([token_kl(row, target.finish, own).view(shape) for row in rows]),
-        "top1": torch.stack([same_top_token(row, target.finish, own).float().view(shape) for row in rows]),
+        "stitch": loss,
+        "kl": kl,
+        "top1": top,
         "distance": torch.stack([_distance(state, goal) for state, goal in states]),
         "norm": torch.stack([state.norm(dim=-1) / goal.norm(dim=-1) for state, goal in states]),
         "penultimate": torch.stack([_distance(end[:, :-1], standard[:, :-1]) for end in ends]),
@@ -225,8 +251,8 @@ def state_moments(
     moments, layout = Moments(layer_pairs), layout or Layout(rows.shape[1])
     for part in rows.split(batch):
         part = part.long()
-        mine = layout.source_states(source, part, range(source.n_layers))
-        theirs = target.residuals(layout.target_tokens(part), range(target.n_layers))
+        mine, theirs = states_of_both(source, target, part, range(source.n_layers), range(target.n_layers), layout)
+        mine = layout.gathered(mine, part)
         moments.update(
             [state.flatten(0, 1).to(target.device) for state in mine], [state.flatten(0, 1) for state in theirs]
         )

@@ -65,8 +65,9 @@ from thinkalike.measures.statistics.random_effects import random_effects, two_si
 from thinkalike.measures.statistics.separation import separation
 from thinkalike.measures.statistics.student import student_p, student_t
 from thinkalike.measures.stitching.closed_forms import AffineMap, bias_only, least_squares, procrustes, reduced_rank
-from thinkalike.measures.stitching.losses import CHUNK, same_top_token, token_kl, token_loss, unigram_entropy
+from thinkalike.measures.stitching.losses import CHUNK, token_kl, token_loss, unigram_entropy
 from thinkalike.measures.stitching.moments import Moments
+from thinkalike.measures.stitching.outputs import OutputMatch, compare_outputs
 from thinkalike.measures.stitching.stitch import Stitch
 from thinkalike.measures.subjects.model_scores import ModelScores, Scored, model_scores
 from thinkalike.measures.subjects.noise_ceilings import NoiseCeiling, noise_ceiling
@@ -105,6 +106,7 @@ __all__ = [
     "NeighboursGivenToken",
     "NeuralDistances",
     "NoiseCeiling",
+    "OutputMatch",
     "PredictionEstimate",
     "Properties",
     "RowGroups",
@@ -124,6 +126,7 @@ __all__ = [
     "cluster",
     "comparable",
     "compare",
+    "compare_outputs",
     "crossnobis",
     "distance_vectors",
     "documents_and_seeds_interval",
@@ -160,7 +163,6 @@ __all__ = [
     "rows_of",
     "rsa",
     "rsa_estimate",
-    "same_top_token",
     "separation",
     "span",
     "spearman",

@@ -39,13 +39,14 @@ def reported(setting: Setting, fits: Fitted, untrained: Setting | None, again: M
     maps |= {f"rate_{rate:g}": phis for rate, phis in fits.rates.items()}
     if config.controls:
         maps |= _controls(setting, fits.maps)
-    return setting.sums(maps, _readers(setting, fits, untrained))
+    sums = setting.sums(maps, _readers(setting, fits, untrained))
+    return sums | {"floor": sums["stitch"]} if fits.is_own_floor else sums
 
 
 def _readers(setting: Setting, fits: Fitted, untrained: Setting | None) -> dict[str, Reader]:
     """Return maps of other states: the target's own, mean states of tokens, and an untrained source's."""
     readers: dict[str, Reader] = {}
-    if fits.floor:
+    if fits.floor and not fits.is_own_floor:
         readers["floor"] = Reader(setting.target, fits.floor, "target")
     width, pairs = setting.target.d_model, setting.layer_pairs
     as_they_are = [Stitch("identity", width, width)] * len(pairs)

@@ -43,6 +43,12 @@ class Fitted:
     weights: dict[str, Tensor] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
+    @property
+    def is_own_floor(self) -> bool:
+        """Whether the φs are their own floor, as where each goes from a layer of a model to the same one."""
+        pairs = zip(self.floor or (), self.maps, strict=False)
+        return bool(self.floor) and all(floor is phi for floor, phi in pairs)
+
 
 def fitted(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Setting | None = None) -> Fitted:
     """Train the φ of every layer pair, or solve for them.

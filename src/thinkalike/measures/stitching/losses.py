@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import cross_entropy
@@ -63,15 +63,6 @@ def token_kl(
         return lambda part: (shares * (standard - logits_of(part, finish).log_softmax(-1))).sum(-1)
 
     return _in_chunks(states, chunked, chunk)
-
-
-@torch.no_grad()
-def same_top_token(
-    states: Float[Tensor, "n d"], finish: Finish, reference: Float[Tensor, "n d"], chunk: int = CHUNK
-) -> Bool[Tensor, " n"]:
-    """Return whether the most likely token is that of the reference."""
-    chunks = zip(states.split(chunk), reference.split(chunk), strict=True)
-    return torch.cat([finish(part).argmax(-1) == finish(standard).argmax(-1) for part, standard in chunks])
 
 
 def logits_of(states: Tensor, finish: Finish) -> Tensor:
