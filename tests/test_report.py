@@ -190,11 +190,12 @@ def test_a_folder_in_which_all_is_damaged_holds_no_result(tmp_path):
 LINES = [
     ("analyze", "measure=cka model=gelu-3l-mini model@target=solu-3l-mini measure.given=token measure.batches=8"),
 ]
+KINDS = """'stimuli.kinds={a b: [x, "y z", "1"], c: ordinal}'"""
 MORE_LINES = [
     ("analyze", "measure=loss model=gelu-3l-mini model.dtype=bfloat16"),
     ("train", "model=gelu-3l-mini stitch=affine stitch.rates=[0.5,2] layers=[[0,0],[1,2]] target.revision=main"),
     ("analyze", "measure=rsa model=local model.path=/x/gpt2 model@target=bert-mini stimuli=crossed"),
-    ("analyze", "measure=mlem model=org/name stimuli=table 'stimuli.path=my words.csv' 'stimuli.kinds={a b: [x, "y z", "1"], c: ordinal}'"),
+    ("analyze", "measure=mlem model=org/name stimuli=table 'stimuli.path=my words.csv' " + KINDS),
     ("analyze", "experiment=brown2023/figure1 scale=mini recipe=paper seed=3"),
     ("train", "task=pretrain model=gelu-3l-mini pretrain.tokens=1000 pretrain.lr=1e-4"),
     ("train", "model=gelu-3l-mini model@target=solu-3l-mini data=text 'data.files=[a b.txt]' model.dtype=bfloat16"),

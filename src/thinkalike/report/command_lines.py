@@ -144,7 +144,7 @@ def _differing(key: str, default: Any, value: Any) -> Iterator[str]:
 
 
 def _written(value: Any) -> str:
-    """Return a value as Hydra reads it: keys of dictionaries without quotes, and texts in quotes where they need them."""
+    """Return a value as Hydra reads it: keys of dictionaries without quotes, texts in quotes where they need them."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{_escaped(str(key))}:{_written(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):

@@ -9,8 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from thinkalike.config import written
 from thinkalike.listing import Entry, Found
-from thinkalike.listing.settings import written
 from thinkalike.report.command_lines import command_of, settings_of
 from thinkalike.report.grids import Grid, grids_of, rounded
 from thinkalike.store import Result
