@@ -6,14 +6,16 @@ async function unpacked() {
   return JSON.parse(await new Response(stream).text());
 }
 
-/** Return the pairs of models that were compared, each once, with the grids of both directions. */
+/** What a pair is called, whichever of its models comes first. */
+const keyOf = (models) => JSON.stringify([...models].sort());
+
+/** Return the pairs of models that were compared, each once, with the grids of both directions; a is a source. */
 function pairsOf(report) {
   const pairs = new Map();
   for (const grid of report.grids) {
     if (grid.role !== "pair") continue;
-    const [a, b] = [...grid.models].sort();
-    const key = JSON.stringify([a, b]);
-    if (!pairs.has(key)) pairs.set(key, { key, a, b, grids: [] });
+    const key = keyOf(grid.models);
+    if (!pairs.has(key)) pairs.set(key, { key, a: grid.models[0], b: grid.models[1], grids: [] });
     pairs.get(key).grids.push(grid);
   }
   return [...pairs.values()].sort((p, q) => (p.a === p.b) - (q.a === q.b) || q.grids.length - p.grids.length);

@@ -27,9 +27,10 @@ function start(report) {
   const drawn = el("div");
   const chooser = el("select", { id: "pairs", "aria-label": "Pair of models", onchange: () => show(chooser.value) });
   const [map, reading] = [el("div", { class: "scroll" }), el("p", { class: "dim" })];
+  const overview = el("details", {}, el("summary", {}, "All pairs as a table of models"), map);
   byId("pair").replaceChildren(el("h2", { id: "pair-title" }, "Two models, all measures"),
     pairs.length ? el("div", { class: "bar" }, chooser) : "",
-    el("div", { class: "overview" }, models.size > 2 && pairs.length > 2 ? map : "", reading),
+    pairs.length > 2 ? overview : "", reading,
     pairs.length ? drawn : el("p", { class: "dim" }, "No result compares layers of two models."));
 
   const pairMatches = (pair) => pair.grids.some((grid) => grid.results.some((n) => matches(`${grid.models.join(" ").toLowerCase()} ${textOf(report.results[n])}`, state.words)));
@@ -69,8 +70,9 @@ function start(report) {
   });
   function fromAddress() {
     const asked = askedFor();
-    if (asked) show(JSON.stringify([asked[0], asked[1]].sort()), asked.slice(2));
-    return asked;
+    const pair = asked && pairs.find((each) => each.key === keyOf(asked.slice(0, 2)));
+    if (pair) show(pair.key, pair.a === asked[0] ? asked.slice(2) : asked.slice(2).reverse());
+    return pair;
   }
   if (!fromAddress()) show(pairs[0]?.key);
   search();
@@ -88,7 +90,7 @@ function askedFor() {
 function mapOf(pairs, shown, pairMatches, show) {
   const models = [...new Set(pairs.flatMap((pair) => [pair.a, pair.b]))].sort();
   const button = (a, b) => {
-    const pair = pairs.find((each) => each.key === JSON.stringify([a, b].sort()));
+    const pair = pairs.find((each) => each.key === keyOf([a, b]));
     return pair ? el("button", { type: "button", "aria-pressed": pair === shown, disabled: pairMatches(pair) ? null : "",
       "aria-label": `${a} and ${b}, ${pair.grids.length}`, onclick: () => show(pair.key) }, String(pair.grids.length)) : "";
   };

@@ -28,11 +28,11 @@ const STEPS = { ArrowUp: [1, 0], ArrowDown: [-1, 0], ArrowLeft: [0, -1], ArrowRi
 function matrix(cursor, options) {
   const { rows, columns } = cursor;
   const labelled = rows.some((row) => typeof row === "string");
-  const side = 200;
-  const cell = Math.max(6, Math.min(34, side / Math.max(columns.length, labelled ? 1 : rows.length)));
+    const cell = Math.max(6, Math.min(34, 200 / Math.max(columns.length, labelled ? 1 : rows.length)));
   const left = labelled ? 8 + 6.2 * Math.max(...rows.map((row) => String(row).length)) : 34;
-  const [width, height] = [columns.length * cell, rows.length * cell];
-  const y = (row) => (options.up ? rows.length - 1 - row : row) * cell;
+  const tall = labelled ? Math.max(cell, 16) : cell;
+  const [width, height] = [columns.length * cell, rows.length * tall];
+  const y = (row) => (options.up ? rows.length - 1 - row : row) * tall;
   const numbers = cell >= 24;
   const drawing = svg("svg", {
     viewBox: `0 0 ${left + Math.max(width, 130) + 4} ${height + 34}`, role: "grid", "aria-label": options.label,
@@ -46,7 +46,7 @@ function matrix(cursor, options) {
       const value = options.value(row, column);
       const [low, high] = options.ends(row, column);
       const rect = svg("rect", {
-        x: left + j * cell, y: y(i), width: cell, height: cell, role: "gridcell", tabindex: -1,
+        x: left + j * cell, y: y(i), width: cell, height: tall, role: "gridcell", tabindex: -1,
         class: value === null ? "cell blank" : "cell", fill: value === null ? null : options.colours.colour(value),
         "aria-label": `${options.rowName} ${layerName(row)}, ${options.columnName} ${layerName(column)}: ${short(value)} ${interval(low, high)}`,
         onpointerenter: () => cursor.move(i, j),
@@ -58,7 +58,7 @@ function matrix(cursor, options) {
       if (numbers && value !== null) {
         const text = Math.abs(value) < 10 ? value.toFixed(2).replace(/^(-?)0\./, "$1.") : value.toPrecision(2);
         group.append(svg("text", {
-          x: left + (j + 0.5) * cell, y: y(i) + cell / 2 + 4, "text-anchor": "middle", "pointer-events": "none",
+          x: left + (j + 0.5) * cell, y: y(i) + tall / 2 + 4, "text-anchor": "middle", "pointer-events": "none",
           "aria-hidden": "true", style: `fill:${options.colours.ink(value)};font-size:${Math.min(11, cell / 2.6)}px`,
         }, text));
       }
@@ -79,9 +79,9 @@ function matrix(cursor, options) {
     cells[row][column].focus();
   }
 
-  drawAxes(drawing, cursor, options, { cell, left, width, height, y });
+  drawAxes(drawing, cursor, options, { cell, tall, left, height, y });
   const frames = ["chosen", "cursor halo", "cursor"].map((name) => {
-    const frame = svg("rect", { class: name, width: cell, height: cell, visibility: "hidden" });
+    const frame = svg("rect", { class: name, width: cell, height: tall, visibility: "hidden" });
     drawing.append(frame);
     return frame;
   });
@@ -107,15 +107,15 @@ function matrix(cursor, options) {
   return [drawing, legendOf(options.colours), readout];
 }
 
-function drawAxes(drawing, { rows, columns }, options, { cell, left, width, height, y }) {
-  const every = (labels) => Math.max(1, Math.ceil(labels.length / Math.max(1, Math.floor((labels.length * cell) / 22))));
+function drawAxes(drawing, { rows, columns }, options, { cell, tall, left, height, y }) {
+  const every = Math.max(1, Math.ceil(22 / cell));
   const text = (x, at, anchor, words, more = {}) =>
     drawing.append(svg("text", { x, y: at, "text-anchor": anchor, class: "axis", "aria-hidden": "true", ...more }, words));
   rows.forEach((row, i) => {
-    if (typeof row === "string" || i % every(rows) === 0) text(left - 5, y(i) + cell / 2 + 4, "end", layerName(row));
+    if (typeof row === "string" || i % every === 0) text(left - 5, y(i) + tall / 2 + 4, "end", layerName(row));
   });
   columns.forEach((column, j) => {
-    if (j % every(columns) === 0) text(left + (j + 0.5) * cell, height + 13, "middle", layerName(column));
+    if (j % every === 0) text(left + (j + 0.5) * cell, height + 13, "middle", layerName(column));
   });
   text(left, height + 28, "start", options.columnName);
   if (options.up) text(11, height, "start", options.rowName, { transform: `rotate(-90 11 ${height})` });

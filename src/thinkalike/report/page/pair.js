@@ -2,7 +2,7 @@
 
 /** How to read the matrices of a pair. */
 const readingOf = (pair) => `Rows are the layers of ${pair.a}, columns those of ${pair.b}. Yellow is more alike, blue less, between the ends `
-  + "that stand under each matrix. Point at a cell, or move with the arrow keys, to read it in all measures; click, or press Enter, for every number of that pair of layers.";
+  + "that stand under each matrix; a signed number is white at 0. Point at a cell, or move with the arrow keys, to read it in all measures; click, or press Enter, for every number of that pair of layers.";
 
 function drawPair(report, pair, place, chosen) {
   const [rows, columns] = axesOf(pair);
@@ -22,9 +22,12 @@ function drawPair(report, pair, place, chosen) {
 const hashOf = (pair, a, b) => `#pair=${encodeURIComponent(JSON.stringify([pair.a, pair.b, a, b]))}`;
 const direction = (pair, grid) => (pair.a === pair.b ? pair.a : `${grid.models[0]} → ${grid.models[1]}`);
 
+/** What a panel is: the measure, and which of its numbers, where it has several. */
+const titled = (grid, name) => (name === "value" || grid.title.endsWith(plain(name)) ? grid.title : `${grid.title}: ${plain(name)}`);
+
 function panelOf(report, pair, grid, cursor) {
   const drawn = el("div");
-  const title = () => `${grid.title}${number().name === "value" ? "" : `: ${plain(number().name)}`}`;
+  const title = () => titled(grid, number().name);
   let shown = grid.main;
   const number = () => grid.numbers[shown];
   const picker = el("select", { "aria-label": "Which number", onchange: () => { shown = Number(picker.value); draw(); } },
@@ -124,7 +127,7 @@ function curvesOf(report, pair) {
       const at = placeOf(grid, layer, layer);
       return [layer, each.v[at], each.low?.[at], each.high?.[at]];
     }) }));
-    const title = `${grid.title}${main === "value" ? "" : `: ${plain(main)}`} between equal layers`;
+    const title = `${titled(grid, main)} between equal layers`;
     return el("figure", {}, el("figcaption", {}, el("strong", {}, title),
       el("span", { class: "settings" }, [direction(pair, grid), settingsOf(report, grid)].filter(Boolean).join(" · "))),
     lines(title, main, series));

@@ -25,7 +25,7 @@ function heatmapsOf({ name, grids }) {
       told: (row, column) => `${row}, layer ${layerName(column)}`, colours,
     }));
   });
-  return [el("h3", {}, `${name}: ${plain(grids[0].numbers[grids[0].main].name)} of each feature`), el("div", { class: "panels" }, figures)];
+  return [el("h3", {}, `${name}: ${plain(grids[0].numbers[grids[0].main].name)} of each feature`), el("div", { class: "panels wide" }, figures)];
 }
 
 function scoresOf({ name, grids }) {
