@@ -82,6 +82,7 @@ IN_CI = {
     "test_a_process_reads_its_hub_from_the_environment",
     "test_two_processes_share_a_job_and_give_the_numbers_of_one",
     "test_wandb_without_a_key_keeps_everything_offline",
+    "test_an_analysis_is_a_run_of_wandb",
     "test_doors_work_from_another_folder",
     "test_a_damaged_state_is_named_and_left_for_the_user_to_delete",
     "test_models_that_are_given_take_the_place_of_the_experiments_own",

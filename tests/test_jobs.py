@@ -330,18 +330,55 @@ def test_wandb_without_a_key_keeps_everything_offline(door, small_stitching, tmp
     done = door.process("train.py", *small_stitching, "logger=wandb", env=wandb_runs.without_key(tmp_path))
     assert "stays offline" in done.stderr
     columns = list(done.result.table.columns)
-    (log,) = tmp_path.glob("results/wandb/offline-run-*/run-*.wandb")
-    records = wandb_runs.records(log)
-    names = ("run", "history", "artifact", "exit")
-    kinds = {name: [getattr(record, name) for record in records if record.HasField(name)] for name in names}
-    curves = {item.key or "/".join(item.nested_key) for history in kinds["history"] for item in history.item}
-    for name in ("loss", "loss/0-0", "loss/3-3", "table", "figures/penalty"):
-        assert any(key == name or key.startswith(f"{name}/") for key in curves)
-    assert {"stitch", "model", "target", "data"} <= {item.key for item in kinds["run"][0].config.update}
-    assert "stitch" in {artifact.type for artifact in kinds["artifact"]}
-    assert [end.exit_code for end in kinds["exit"]] == [0]  # finished
-    (kept,) = log.parent.glob("files/media/table/*.table.json")
+    run = wandb_runs.Offline.only(tmp_path / "results")
+    assert {"loss", "loss/0-0", "loss/3-3", "table", "figures/penalty"} <= set(run.history)
+    assert {"stitch", "model", "target", "data"} <= set(run.config)
+    name, key = run.run.display_name, done.result.key
+    assert name == f"stitching gelu-3l-mini[path=a], gelu-3l-mini[path=b] stitch.steps=4 stitch.warmup=1 {key}"
+    headlines = {name: value for each in done.result.headlines for name, value in each.numbers.items()}
+    assert {"mean_penalty", "mean_penalty_low", "worst_penalty"} <= set(headlines)
+    assert {name: run.summary[name] for name in headlines} == headlines
+    (artifact,) = run.artifacts
+    assert artifact.type == "result"
+    assert "stitch.safetensors" in {entry.path for entry in artifact.manifest.contents}
+    assert run.exit_codes == [0]  # finished
+    (kept,) = run.folder.glob("files/media/table/table_*.table.json")
     table = json.loads(kept.read_text())
     assert table["columns"] == columns
     assert len(table["data"]) == 4
-    assert list(log.parent.glob("files/media/images/**/penalty*.png"))
+    assert list(run.folder.glob("files/media/images/**/penalty*.png"))
+
+
+@pytest.mark.slow
+def test_an_analysis_is_a_run_of_wandb(door, minis, text_files, tmp_path):
+    """Two jobs of one sweep: a run each, and one of the sweep's table, all of one group."""
+    text = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.4", f"store={tmp_path}/results"]
+    words = ["measure=loss", f"model.path={minis}/a,{minis}/b", "model.context=32", *text, "logger=wandb"]
+    env = wandb_runs.without_key(tmp_path) | {"WANDB_SILENT": "true"}
+    done = door.process("analyze.py", "-m", *words, env=env)
+    assert done.status == 0, done.stderr
+    runs = [wandb_runs.Offline.of(log) for log in tmp_path.glob("results/wandb/offline-run-*/run-*.wandb")]
+    assert len({run.run.run_group for run in runs}) == 1
+    assert sorted(run.run.job_type for run in runs) == ["loss", "loss", "sweep"]
+    losses = {run.run.display_name: run.summary["loss"] for run in runs if run.run.job_type == "loss"}
+    assert len(losses) == 2, "names tell runs apart"
+    (whole,) = (run for run in runs if run.run.job_type == "sweep")
+    (kept,) = whole.folder.glob("files/media/table/sweep_*.table.json")
+    table = json.loads(kept.read_text())
+    assert table["columns"][:2] == ["kind", "model.path"]
+    place = table["columns"].index("loss")
+    assert sorted(row[place] for row in table["data"]) == sorted(losses.values())
+    assert "2 jobs of the sweep" in done.stdout
+    assert f"model.path={minis}/b" in done.stdout.replace("\n", "")
+
+
+@pytest.mark.slow
+def test_tensorboard_has_the_curves_of_a_training_beside_its_numbers(door, small_stitching):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    result = door("train.py", *small_stitching, "layers=[[0,0]]", "logger=tensorboard").result
+    (folder,) = (result.folder / "curves").iterdir()
+    there = EventAccumulator(str(folder)).Reload()
+    assert {"loss", "loss/0-0", "result/mean_penalty"} <= set(there.Tags()["scalars"])
+    assert there.Scalars("result/mean_penalty")[0].value == pytest.approx(result.scalars["mean_penalty"])

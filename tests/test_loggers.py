@@ -224,16 +224,19 @@ def test_nothing_is_written_without_a_logger(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("entered", "inputs", "name"),
+    ("labels", "words", "name"),
     [
-        ({}, {"labels": "gpt2, gpt2"}, "cka gpt2 k"),
-        ({"measure": {"kind": "cka", "batches": 4}}, {"labels": "a, b"}, "cka a, b measure.batches=4 k"),
-        ({"model": {"name": "a"}, "data": {"name": "pile", "split": "x"}}, {"labels": "a"}, "cka a data=pile k"),
-        ({"stitch": {"kind": "affine"}, "layers": [[0, 0]]}, {}, "cka stitch=affine layers=[[0,0]] k"),
+        ("gpt2, gpt2", "model=gpt2", "cka gpt2 key"),
+        ("a, b", "measure=cka model=a model@target=b measure.batches=4", "cka a, b measure.batches=4 key"),
+        ("a", "model.dtype=bfloat16 target.dtype=float32 data=pile data.files=[x]", "cka a data=pile key"),
+        (None, "store=x logger=wandb trainer.devices=2 hydra/launcher=joblib +seed=1", "cka +seed=1 key"),
+        ("a", f"layers={'1' * 200} stitch=affine", "cka a stitch=affine key"),
+        ("a" * 200, "", f"cka {'a' * 120} key"),
     ],
 )
-def test_names_tell_runs_apart(entered, inputs, name):
-    assert run_name("cka", "k", entered, inputs) == name
+def test_names_tell_runs_apart(labels, words, name):
+    assert run_name("cka", "key", {"labels": labels} if labels else {}, words.split()) == name
+    assert len(name) <= 128
 
 
 # --------------------------------------------------------------------------------------------------------- TensorBoard

@@ -43,12 +43,16 @@ def test_a_failed_job_does_not_stop_the_others_and_is_listed(door, small_stitchi
     assert "Traceback" not in first.stderr
     made = stamps(tmp_path / "results")
     assert len(made) == 2
+    table = first.stdout[first.stdout.index("2 jobs of the sweep") :]
+    assert all(f"layers=[[{layer},{layer}]]" in table for layer in (0, 1))
+    assert table.count("worst penalty") == 2
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["stitching"]
     assert not list(tmp_path.glob("results/stitching/*.partial"))
 
     again = run(*sweep)
     assert again.status == 1
     assert again.stderr.count("already done") == 2
+    assert again.stdout[again.stdout.index("2 jobs of the sweep") :] == table
     assert summary in again.stderr
     assert stamps(tmp_path / "results") == made
 
@@ -121,7 +125,7 @@ def test_a_sweep_leaves_a_finished_wandb_run_for_each_job_also_for_one_that_fail
     logs = sorted(tmp_path.glob("results/wandb/offline-run-*/run-*.wandb"), key=lambda path: path.stat().st_mtime)
     runs = [wandb_runs.records(log) for log in logs]
     codes = [[record.exit.exit_code for record in run if record.HasField("exit")] for run in runs]
-    assert codes == [[0], [1], [0]]
+    assert codes == [[0], [1], [0], [0]], "the last is the run of the sweep's table"
     groups = {record.run.run_group for run in runs for record in run if record.HasField("run")}
     assert len(groups) == 1
     assert groups != {""}

@@ -1,6 +1,6 @@
 """Configuration: it ends at the door. Nothing outside this package imports hydra or omegaconf."""
 
-from thinkalike.config.commands import command_line
+from thinkalike.config.commands import command_line, command_words
 from thinkalike.config.compose import CONF, compose_job, from_yaml, measure_schema, options, register, resolve, to_yaml
 from thinkalike.config.doors import door, own_process
 from thinkalike.config.inputs import RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
@@ -40,6 +40,7 @@ __all__ = [
     "check_option",
     "check_overrides",
     "command_line",
+    "command_words",
     "compose_job",
     "door",
     "flat",

@@ -26,6 +26,11 @@ def begin(words: Sequence[str]) -> None:
     _words = list(words)
 
 
+def command_words() -> list[str]:
+    """Return the words of the job that a door does; none if no door does one."""
+    return list(_words or []) if PROGRAM in os.environ else []
+
+
 def command_line() -> str:
     """Return the command line of the job that a door does, or that of this process if no door does one."""
     if _words is None or PROGRAM not in os.environ:

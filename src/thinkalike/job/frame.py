@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from thinkalike.config import AnalyzeConfig, as_dict, relevant
+from thinkalike.config import AnalyzeConfig, as_dict, command_words, relevant
 from thinkalike.data import text_fingerprint
 from thinkalike.errors import ConfigError
 from thinkalike.job.names import run_name
@@ -181,7 +181,7 @@ def perform(instrument: Instrument, config: Any, shown_again: bool = True) -> Re
     read = relevant(narrowed).items()
     entered = {name: part for name, part in read if name in instrument.reads and part is not None}
     job = Job(config.store, instrument.kind, key_of(instrument, entered, inputs))
-    name = run_name(job.kind, job.key, entered, inputs)
+    name = run_name(job.kind, job.key, inputs, command_words())
     again = partial(_again, instrument, config, name, shown_again and not rank(config))
     if not config.force and (result := job.result()):
         return again(result)

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from thinkalike.config import flat, written
+LONGEST = 128  # characters of a name, the most that W&B takes
+SAID = ("task", "measure", "experiment")  # by the kind
+BESIDE = (  # said by the models' names, or of no consequence for the numbers
+    "model", "target", "store", "force", "wait", "logger", "trainer", "threads", "hydra", "data.files", "data.cache",
+)  # fmt: skip
 
-SHOWN = 5  # settings in a name
-PARTS_OF_MODELS = ("model.", "target.")
-FOLLOWING = "data."  # settings that mostly follow from the name of the data
 
-
-def run_name(kind: str, key: str, entered: Mapping[str, Any], inputs: Mapping[str, Any]) -> str:
-    """Return the name of a run: its kind, models, main settings and key, such as "cka gpt2, bert batches=4 9d95e636".
+def run_name(kind: str, key: str, inputs: Mapping[str, Any], words: Sequence[str]) -> str:
+    """Return the name of a run: kind, models, main settings, key, as "cka gpt2, bert measure.batches=4 9d95e636c1fb".
 
     Args:
-        entered: the settings that differ from their defaults and can change the numbers.
         inputs: what the instrument read; of models it holds their labels.
+        words: those of the job's command line, as many of which are in the name as there is room for.
     """
     labels = inputs.get("labels") or inputs.get("names") or ""
     models = ", ".join(dict.fromkeys(str(labels).split(", "))) if isinstance(labels, str) else ""
-    settings = [written(name, value) for name, value in flat(entered).items() if _telling(name)]
-    return " ".join([kind, *([models] if models else []), *settings[:SHOWN], key])
+    name = " ".join([kind, *([models] if models else [])])
+    for word in words:
+        if _telling(word) and len(f"{name} {word} {key}") <= LONGEST:
+            name = f"{name} {word}"
+    return f"{name[: LONGEST - len(key) - 1]} {key}"
 
 
-def _telling(name: str) -> bool:
-    if name.startswith(PARTS_OF_MODELS) or name == "measure.kind":
-        return False
-    return name == "data.name" or not name.startswith(FOLLOWING)
+def _telling(word: str) -> bool:
+    """Return whether a word says more than kind and models do, and can change numbers."""
+    setting = word.lstrip("+~").partition("=")[0]
+    inside = tuple(f"{part}{mark}" for part in BESIDE for mark in ".@/")
+    return setting not in (*SAID, *BESIDE) and not setting.startswith(inside)

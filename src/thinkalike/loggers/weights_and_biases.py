@@ -19,7 +19,6 @@ from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
 
-LONGEST = 128  # characters of the name of a run
 PATIENCE = 5.0  # seconds for the server's first answer
 BEGINNING = 30.0  # seconds for the beginning of a run, which W&B itself tries again
 
@@ -73,7 +72,7 @@ def _begun(config: LoggerConfig, about: About) -> Any:
     import wandb
 
     options: dict[str, Any] = {
-        "name": about.name[:LONGEST],
+        "name": about.name,
         "project": config.project,
         "entity": config.entity,
         "group": config.group,
