@@ -25,7 +25,7 @@ from thinkalike.training import (
     Run,
     StitchTraining,
     fit,
-    logged,
+    loggers_of,
     peak_rate,
     rate,
 )
@@ -274,8 +274,8 @@ def test_curves_of_an_interrupted_run_are_those_of_a_whole_one(rows, run, tmp_pa
         here = replace(run, partial=tmp_path / folder, logger=LoggerConfig(kind="csv"))
         module = training(rows)
         break_off(module, stop_at)
-        with contextlib.suppress(DataError), logged(here) as loggers:
-            fit(module, here, loggers)
+        with contextlib.suppress(DataError):
+            fit(module, here, loggers_of(here))
         return tmp_path / folder / "curves"
 
     train("broken", stop_at=3)

@@ -12,7 +12,6 @@ from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig, a
 from thinkalike.config.spelling import check_option, check_overrides
 from thinkalike.config.sweeps import Made
 from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, StitchConfig, TrainerConfig
-from thinkalike.config.written import flat, written
 
 __all__ = [
     "CONF",
@@ -43,7 +42,6 @@ __all__ = [
     "command_words",
     "compose_job",
     "door",
-    "flat",
     "from_yaml",
     "measure_schema",
     "neutral",
@@ -55,5 +53,4 @@ __all__ = [
     "relevant",
     "resolve",
     "to_yaml",
-    "written",
 ]

@@ -7,9 +7,10 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import KINDS, flat, options
+from thinkalike.config import KINDS, options
 from thinkalike.errors import StoreError
 from thinkalike.instruments import instrument
+from thinkalike.listing.forms import flat
 from thinkalike.papers import experiment_named
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from thinkalike.config import written
 from thinkalike.errors import listed
+from thinkalike.listing.forms import written
 from thinkalike.listing.found import Entry
 from thinkalike.listing.settings import differing, values_of
 
