@@ -140,13 +140,13 @@ def _differing(key: str, default: Any, value: Any) -> Iterator[str]:
         for name, inner in value.items():
             yield from _differing(f"{key}.{name}", default[name], inner)
     else:
-        yield f"{key}={_written(value)}"
+        yield f"{key}={written(value)}"
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
     """Return a value as Hydra reads it: keys of dictionaries without quotes, texts in quotes where they need them."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_escaped(str(key))}:{_written(inner)}" for key, inner in value.items()) + "}"
+        return "{" + ",".join(f"{_escaped(str(key))}:{written(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(_written, value)) + "]"
     if isinstance(value, str) and value and all(letter.isalnum() or letter in "/._-~" for letter in value):

@@ -9,9 +9,8 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.config import written
 from thinkalike.listing import Entry, Found
-from thinkalike.report.command_lines import command_of, settings_of
+from thinkalike.report.command_lines import command_of, settings_of, written
 from thinkalike.report.grids import Grid, grids_of, rounded
 from thinkalike.store import Result
 
@@ -62,7 +61,7 @@ def _unreadable(result: Result) -> str:
 def shown(entry: Entry) -> dict[str, Any]:
     """Return what the list of results says of one, with the command that computes it again."""
     command = command_of(entry.result)
-    settings = (written(name, value) for name, value in entry.settings.items() if not name.startswith(MODELS))
+    settings = (f"{name}={written(value)}" for name, value in entry.settings.items() if not name.startswith(MODELS))
     return {
         "kind": entry.kind,
         "key": entry.key,
