@@ -44,8 +44,9 @@ def report_of(found: Found) -> Report:
             report["left_out"].append(f"{entry.result.folder} is no result of this package ({reason:.100})")
             continue
         report["results"].append(shown(entry))
+        repeats = "claims" in entry.result.tables
         for name, table in entry.result.tables.items():
-            _add(report, known, len(report["results"]) - 1, name, table)
+            _add(report, known, len(report["results"]) - 1, name, table, repeats)
     return report
 
 
@@ -84,8 +85,15 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _add(report: Report, known: dict[str, Grid], number: int, name: str, table: pd.DataFrame) -> None:
-    """Add a table of a result to what it is: claims, grids, or a plain table."""
+def _add(
+    report: Report, known: dict[str, Grid], number: int, name: str, table: pd.DataFrame, repeats: bool = False
+) -> None:
+    """Add a table of a result to what it is: claims, grids, or a plain table.
+
+    Args:
+        known: the grids so far, by what they show.
+        repeats: whether grids that are known stand under the result that had them first, as those of an experiment do.
+    """
     if {"claim", "verdict"} <= set(table):
         report["claims"] += [{"result": number, **claim} for claim in _records(table)]
         return
@@ -93,10 +101,10 @@ def _add(report: Report, known: dict[str, Grid], number: int, name: str, table: 
     entry = report["results"][number]
     for grid in grids:
         content = _content(grid)
-        if content in known:
+        if repeats and content in known:
             known[content]["results"].append(number)
             continue
-        known[content] = grid
+        known.setdefault(content, grid)
         kind = NAMES.get(entry["kind"], entry["kind"])
         title = kind if name == "table" else f"{kind}, {name.replace('_', ' ')}"
         report["grids"].append(grid)
