@@ -148,7 +148,7 @@ def written(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ",".join(f"{_escaped(str(key))}:{written(inner)}" for key, inner in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_written, value)) + "]"
+        return "[" + ",".join(map(written, value)) + "]"
     if isinstance(value, str) and value and all(letter.isalnum() or letter in "/._-~" for letter in value):
         return value if not _reads_as_another(value) else json.dumps(value)
     return json.dumps(value, ensure_ascii=False)
