@@ -55,12 +55,23 @@ def chromium():
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def lone(tmp_path_factory) -> str:
+    """The page of a store in which nothing compares two models, and one table is no matrix."""
+    store = tmp_path_factory.mktemp("lone")
+    finish(store, "mlem", "m", {"table": profile("a-mini", ["tense"], 1)}, models=("a-mini",))
+    loss = pd.DataFrame({"model": ["a-mini"], "loss": [3.25], "loss_low": [np.nan]})
+    finish(store, "loss", "l", {"table": loss}, models=("a-mini",))
+    (store / "stray" / "folder").mkdir(parents=True)
+    return write_page(store / "page.html", page_of(report_of(gather([store])), "lone")).as_uri()
+
+
 @pytest.fixture
 def seen(chromium, address):
     """Opens the page; at the end of the test there was no error and no request but that for the file."""
     wrong, contexts = [], []
 
-    def opened(anchor: str = "", **options):
+    def opened(anchor: str = "", address: str = address, **options):
         context = chromium.new_context(**options)
         contexts.append(context)
         page = context.new_page()
@@ -205,6 +216,16 @@ def test_names_are_text_and_never_markup(seen):
     page.locator("#pairs").select_option(label=f"{EVIL} and a-mini (1 matrix)")
     assert f"Layer 0 of {EVIL} and layer 0 of a-mini" in page.locator("#detail").inner_text()
     assert page.locator("b").count() == 0
+
+
+def test_a_store_without_pairs_shows_what_it_has_and_what_was_left_out(seen, lone):
+    page = seen(address=lone)
+    assert "No result compares layers of two models." in page.locator("#pair").inner_text()
+    assert page.locator("#profiles").is_hidden(), "one layer is no profile by layer"
+    assert "stray holds no results" in page.locator("#left-out").inner_text()
+    item = page.locator(".result", has_text="loss")
+    item.locator("summary").click()
+    assert item.locator("td").all_inner_texts() == ["a-mini", "3.25", "not computed"]
 
 
 # ------------------------------------------------------------------------------------------------------------- looks

@@ -66,13 +66,14 @@ def _with_layer_pairs(table: pd.DataFrame) -> pd.DataFrame:
 
 def _pair_grids(table: pd.DataFrame) -> Iterator[Grid]:
     """Yield the grids of layer pairs; the other direction only where it says something else."""
-    yielded = []
+    yielded: dict[tuple[str, ...], Grid] = {}
     for (source, target), rows in table.groupby(["source", "target"], sort=False) if _numbers(table, PAIR) else ():
         for variant, cells in _variants(rows, PAIR[2:]):
             models = [str(source), str(target)]
             grid = _grid("pair", models, variant, cells, (cells["source_layer"], cells["target_layer"]))
-            if source == target or _turned(grid) not in yielded:
-                yielded.append(grid)
+            other = yielded.get((*models[::-1], variant)) if source != target else None
+            if other is None or _turned(grid) != other:
+                yielded[(*models, variant)] = grid
                 yield grid
 
 
@@ -124,10 +125,10 @@ def _tuple(values: Hashable) -> tuple[Any, ...]:
 
 
 def _grid(role: str, models: list[str], variant: str, cells: pd.DataFrame, axes: tuple[pd.Series, pd.Series]) -> Grid:
-    first, second = (list(dict.fromkeys(axis)) for axis in axes)
-    first, second = (_sorted_layers(labels) for labels in (first, second))
+    first, second = (_sorted_layers(list(dict.fromkeys(axis))) for axis in axes)
     width = len(second)
-    place = np.array([first.index(row) * width + second.index(column) for row, column in zip(*axes, strict=True)])
+    row, column = ({label: i for i, label in enumerate(labels)} for labels in (first, second))
+    place = axes[0].map(row).to_numpy() * width + axes[1].map(column).to_numpy()
     cells, place = cells.iloc[np.argsort(place)], np.sort(place)
     names = _numbers(cells, [*PAIR, "model", "layer", "feature", "repetition"])
     order = [name for name in MAIN if name in names] or names
