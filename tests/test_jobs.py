@@ -334,7 +334,8 @@ def test_wandb_without_a_key_keeps_everything_offline(door, small_stitching, tmp
     assert {"loss", "loss/0-0", "loss/3-3", "table", "figures/penalty"} <= set(run.history)
     assert {"stitch", "model", "target", "data"} <= set(run.config)
     name, key = run.run.display_name, done.result.key
-    assert name == f"stitching gelu-3l-mini[path=a], gelu-3l-mini[path=b] stitch.steps=4 stitch.warmup=1 {key}"
+    assert name.startswith("stitching gelu-3l-mini[path=a], gelu-3l-mini[path=b] stitch.steps=4 stitch.warmup=1 ")
+    assert name.endswith(f" {key}")
     headlines = {name: value for each in done.result.headlines for name, value in each.numbers.items()}
     assert {"mean_penalty", "mean_penalty_low", "worst_penalty"} <= set(headlines)
     assert {name: run.summary[name] for name in headlines} == headlines
