@@ -2,12 +2,13 @@
 # make test | make lint                   the same for the fast tests, on all cores, and the checks
 # make test ARGS="-n0 tests/test_cka.py"  one file, in one process
 # make ci-slow | make slow                the slow tests that continuous integration runs | all slow tests
+# make bench | make bench ARGS="cka rsa"   the instruments' speed, one thread, into benchmarks/RESULTS.md
 PYTHON ?= python3
 BIN := .venv/bin
 # processes share the tests, one thread each; they need about 1.5 GB each
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: train test ci-slow slow lint
+.PHONY: train test ci-slow slow lint bench
 
 train: .venv/ready
 	$(BIN)/python train.py $(ARGS)
@@ -20,6 +21,9 @@ ci-slow: .venv/ready
 
 slow: .venv/ready
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+bench: .venv/ready
+	$(BIN)/python benchmarks/bench.py $(ARGS)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

@@ -3,29 +3,30 @@
     python benchmarks/cka.py                     one CPU thread, two minutes with all packages installed
     python benchmarks/cka.py --quick             without the packages that take seconds per batch
     python benchmarks/cka.py --device cuda
+    pip install --no-deps pytorch-cka            the fastest of the packages
 
-All of them get the same activations, in turn, in this one run; seconds are medians. The floor is half of 26 Gram
-matrices, which are symmetric, at the peak of a large product measured in the same turns. Packages that are not
-installed (pytorch-cka, cka-pytorch, torch-cka, ckatorch) are left out. Ours alone gives CKA within both models too.
+All of them get the same activations, in turn, in this one run. The floor is half of 26 Gram matrices, which are
+symmetric, at the peak of a large product measured in the same turns. Packages that are not installed (pytorch-cka,
+cka-pytorch, torch-cka, ckatorch) are left out, and but for the first they are timed once. Ours alone gives CKA within
+both models too.
 """
 
 from __future__ import annotations
 
 import argparse
 import resource
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
 import torch
+from measuring import Row, Times, floor, in_turn, large_product, once, table
 from torch import Tensor, nn
 
 from thinkalike import CKA, cka
 
-LAYERS, N, D, PEAK = 13, 1024, 768, 2048
+LAYERS, N, D = 13, 1024, 768
 Features = Sequence[Tensor]
 
 
@@ -107,14 +108,6 @@ def activations(device: str) -> tuple[list[Tensor], list[Tensor]]:
     return layers[:LAYERS], layers[LAYERS:]
 
 
-def seconds(call: Callable[[], object], device: str) -> float:
-    start = time.perf_counter()
-    call()
-    if device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def extra_memory(call: Callable[[], object], device: str) -> float:
     """MB that a call takes at most: the largest memory of this process so far, less that before the call."""
     if device != "cpu":
@@ -137,8 +130,8 @@ def installed(packages: dict[str, Callable], xs: Features, ys: Features) -> dict
     return found
 
 
-def whole_job(device: str, rounds: int) -> tuple[float, float]:
-    """Median seconds of a batch of two models of GPT-2's shape: their bare bodies, and all that measure=cka does."""
+def whole_job(device: str, rounds: int) -> dict[str, Times]:
+    """Seconds of a batch of two models of GPT-2's shape: their bare bodies, and all that measure=cka does."""
     from thinkalike.models import FAMILIES, FrozenModel, build_mini, train_tokenizer
     from thinkalike.states import token_states
 
@@ -147,20 +140,18 @@ def whole_job(device: str, rounds: int) -> tuple[float, float]:
     models = [FrozenModel(module, FAMILIES["gpt2"], tokenizer, name="random", context=N) for module in modules]
     tokens, metric = torch.randint(50257, (1, N), device=device), CKA(12, 12).to(device)
     work = {
-        "bare": lambda: [model.module.transformer(tokens) for model in models],
-        "job": lambda: metric.update(*token_states(models, tokens)),
+        "with CKA": lambda: metric.update(*token_states(models, tokens)),
+        "the two bodies alone": lambda: [model.module.transformer(tokens) for model in models],
     }
     with torch.no_grad():
-        turns = [{name: seconds(call, device) for name, call in work.items()} for _ in range(rounds + 1)]
-    bare, job = (statistics.median(turn[name] for turn in turns[1:]) for name in work)
-    return bare, job
+        return in_turn(work, rounds, device)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="without slow packages and whole models")
     options = parser.parse_args()
     torch.set_num_threads(1)
     # here this file is the module cka, which is also the name of a package
@@ -170,38 +161,28 @@ def main() -> None:
     metric.to(options.device).update([x[:8] for x in xs], [y[:8] for y in ys])  # libraries set up
     metric.reset()
     memory = extra_memory(lambda: metric.update(xs, ys), options.device)
-    report(xs, ys, metric, memory, options)
-    bare, job = whole_job(options.device, options.rounds // 3)
-    print(
-        f"  a batch of two models of GPT-2's shape: bodies {bare:.2f} s, with CKA {job:.2f} s, {job / bare:.2f} of it"
-    )
+    title = f"{LAYERS} x {LAYERS} layers, n = {N}, d = {D}, float32, {options.device}"
+    print(table(title, compared(xs, ys, metric, memory, options)))
+    if not options.quick:
+        times = whole_job(options.device, max(options.rounds // 3, 1))
+        print(table("A batch of two models of GPT-2's shape", [Row(name, each) for name, each in times.items()]))
 
 
-def report(xs: Features, ys: Features, metric: CKA, memory: float, options: argparse.Namespace) -> None:
-    """Measure in turn, and print."""
+def compared(xs: Features, ys: Features, metric: CKA, memory: float, options: argparse.Namespace) -> list[Row]:
+    """Return the times of ours, its floor and the packages."""
     values = metric.compute().value
-    square = torch.randn(PEAK, PEAK, device=options.device)
-    out = torch.empty_like(square)
-    fast = installed(FAST, xs, ys)
-    work = {"peak": lambda: torch.mm(square, square, out=out), "ours": lambda: metric.update(xs, ys), **fast}
-    times: dict[str, list[float]] = {name: [] for name in work}
-    for _ in range(options.rounds + 1):  # the first is a warm-up
-        for name, call in work.items():
-            times[name].append(seconds(call, options.device))
-    medians = {name: statistics.median(found[1:]) for name, found in times.items()}
-    peers = {} if options.quick else installed(SLOW, xs, ys)
-    medians |= {name: seconds(call, options.device) for name, call in peers.items()}
-
-    peak = 2 * PEAK**3 / medians.pop("peak")
-    floor, ours = 2 * LAYERS * N * N * D / peak, medians["ours"]
     exact = float(cka(xs[0].double(), ys[-1].double()))
-    print(f"{LAYERS} x {LAYERS} layers, n = {N}, d = {D}, float32, {options.device}; peak {peak / 1e9:.0f} GFLOP/s")
-    print(f"  floor        {floor:8.3f} s   {floor / ours:.2f} of ours")
-    for name, median in medians.items():
-        print(f"  {name:12s} {median:8.3f} s   {median / ours:.2f} x ours")
-    for name, call in {**fast, **peers}.items():
-        print(f"  {name}: largest difference from ours {float((call() - values).abs().max()):.1e}")
-    print(f"  ours: extra memory {memory:.0f} MB, error against float64 {abs(float(values[0, -1]) - exact):.1e}")
+    fast = installed(FAST, xs, ys)
+    work = {"ours": lambda: metric.update(xs, ys), "peak": large_product(device=options.device), **fast}
+    times = in_turn(work, options.rounds, options.device)
+    slow = {} if options.quick else installed(SLOW, xs, ys)
+    times |= {name: once(call, options.device) for name, call in slow.items()}
+    error = abs(float(values[0, -1]) - exact)
+    rows = [Row("ours", times["ours"], f"{memory:.0f} MB; off float64 by {error:.1e}")]
+    rows.append(Row("floor", floor(2 * LAYERS * N * N * D, times["peak"])))
+    for name, call in {**fast, **slow}.items():
+        rows.append(Row(name, times[name], f"differs by {float((call() - values).abs().max()):.1e}"))
+    return rows
 
 
 if __name__ == "__main__":

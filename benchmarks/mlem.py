@@ -1,9 +1,9 @@
 """What an exact MLEM costs, beside the two ways to fit one so far: gradient steps on sampled pairs, and explicit pairs.
 
     python benchmarks/mlem.py                   one thread, five minutes
-    python benchmarks/mlem.py --layers 0        without the last part, 39 layers
+    python benchmarks/mlem.py --layers 39       also all layers of the paper's three models, a minute more
 
-Every figure is from this one run, so that ratios hold on any machine; CPU seconds, as others may be using it.
+The floor of a fit is to widen the states to float64, and to sum them up by level, as one product of the levels.
 Gradient steps: Adam, learning rate 0.1, 17,000 pairs per batch, at most 1000 steps, patience 50 (the hyperparameters
 published with metric-learning encoding models), 1 - Pearson's r as loss; a single fit, without cross-validation.
 Explicit pairs: scikit-learn's Ridge(positive=True) with given α.
@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import statistics
-import time
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from measuring import Row, forget_peak, in_turn, once, resident, scaled, table
 from torch import Tensor
 
 from thinkalike.measures import MLEM, feature_importance, matrix_agreement, rsa, weighted_tau
@@ -72,86 +69,83 @@ def by_explicit_pairs(table: Tensor, states: Tensor) -> None:
     Ridge(alpha=1.0, positive=True).fit((table[rows] != table[columns]).double().numpy(), target)
 
 
-def seconds(call: Callable[[], object], rounds: int) -> float:
-    """Median after a warm-up."""
-    taken = []
-    for _ in range(rounds + (rounds > 1)):
-        start = time.process_time()
-        call()
-        taken.append(time.process_time() - start)
-    return statistics.median(taken[rounds > 1 :])
-
-
-def report(name: str, taken: float, unit: float) -> None:
-    print(f"  {name:58s} {taken * 1000:10.1f} ms   {taken / unit:8.1f} x")
-
-
-def peak(n: int, d: int) -> None:
-    """Largest resident memory of a process of its own: Python, the data and a fit."""
+def peak(n: int, d: int, queue: multiprocessing.Queue) -> None:
+    """Put the seconds of a fit, and the largest resident memory in MB beyond Python and the data."""
     torch.set_num_threads(1)
-    table = torch.stack([torch.randint(levels, (n,)) for levels in LEVELS], 1)
-    states = torch.randn(n, d)
-    MLEM(alpha=1.0).fit(table[:100], states[:100])
-    before, start = resident(), time.process_time()
-    MLEM(alpha=1.0).fit(table, states)
-    taken = time.process_time() - start
-    print(f"{n:,} stimuli, all {n * (n - 1) // 2:,} pairs: {taken:.1f} s, {resident():.2f} GB at most,", end=" ")
-    print(f"of which {before:.2f} GB were there before the fit")
+    data, (states,) = drawn(n, d)
+    MLEM(alpha=1.0).fit(data[:100], states[:100])
+    forget_peak()
+    before = resident()
+    queue.put((once(lambda: MLEM(alpha=1.0).fit(data, states)), resident() - before))
 
 
-def resident() -> float:
-    """Largest resident memory of this process so far in GB, on Linux."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20
+def large(n: int, d: int) -> Row:
+    """Return what a fit of many stimuli takes, in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=peak, args=(n, d, queue))
+    process.start()
+    times, memory = queue.get()
+    process.join()
+    return Row(f"N = {n:,}, all {n * (n - 1) // 2:,} pairs", times, f"{memory:.0f} MB above the start")
+
+
+def fits(data: Tensor, states: Tensor, rounds: int) -> list[Row]:
+    """Return the times of fits with given α."""
+    numbers = torch.randn(len(data), len(LEVELS), dtype=torch.float64)
+    onehot = torch.cat([torch.eye(levels)[column] for levels, column in zip(LEVELS, data.T, strict=True)], 1).double()
+    names = {
+        "ours": lambda: MLEM(alpha=1.0).fit(data, states),
+        "floor": lambda: onehot.T @ states.double(),
+        "min-max as the unit": lambda: MLEM(alpha=1.0, scale="minmax").fit(data, states),
+        "full W": lambda: MLEM(alpha=1.0, weights="full").fit(data, states),
+        "a weight for every two levels": lambda: MLEM(alpha=1.0, difference="levels").fit(data, states),
+        "eight continuous features": lambda: MLEM(alpha=1.0, kinds="continuous").fit(numbers, states),
+    }
+    rows = [Row(name, times) for name, times in in_turn(names, rounds).items()]
+    return [*rows, Row("explicit pairs, scikit-learn", once(lambda: by_explicit_pairs(data, states)))]
+
+
+def nested(data: Tensor, states: Tensor) -> list[Row]:
+    """Return the times of cross-validation and importance, and of gradient steps without them."""
+    work = {
+        "ours": lambda: feature_importance(MLEM(), data, states),
+        "a weight for every two levels": lambda: feature_importance(MLEM(difference="levels"), data, states),
+    }
+    rows = [Row(name, times) for name, times in in_turn(work, 2).items()]
+    steps: list[int] = []
+    gradient = once(lambda: steps.append(by_gradient(data, states)))
+    rows.append(Row(f"gradient steps, one fit, stopped after {steps[-1]}", gradient))
+    return [*rows, Row(f"gradient steps, all {STEPS}", scaled(gradient, STEPS / steps[-1]))]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stimuli", type=int, default=2000)
     parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=39)
+    parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    table, (states,) = drawn(options.stimuli, options.width)
-    print(f"{options.stimuli} stimuli, width {options.width}, 8 features, one thread")
-    fit = seconds(lambda: MLEM(alpha=1.0).fit(table, states), options.rounds)
-    report("exact fit of all pairs", fit, fit)
-    report("the same, full W", seconds(lambda: MLEM(alpha=1.0, weights="full").fit(table, states), options.rounds), fit)
-    levels = seconds(lambda: MLEM(alpha=1.0, difference="levels").fit(table, states), options.rounds)
-    report("the same, a weight for every two levels", levels, fit)
-    numbers = torch.randn(options.stimuli, len(LEVELS), dtype=torch.float64)
-    scaled = seconds(lambda: MLEM(alpha=1.0, kinds="continuous").fit(numbers, states), options.rounds)
-    report("the same, squared differences of eight continuous features", scaled, fit)
-    report("explicit pairs, one fit", seconds(lambda: by_explicit_pairs(table, states), 1), fit)
-    whole = seconds(lambda: feature_importance(MLEM(), table, states), max(1, options.rounds // 2))
-    report("nested 5 x 5 cross-validation over 9 α, and importance", whole, whole)
-    levels = seconds(lambda: feature_importance(MLEM(difference="levels"), table, states), 1)
-    report("  the same, a weight for every two levels", levels, whole)
-    steps: list[int] = []
-    gradient = seconds(lambda: steps.append(by_gradient(table, states)), 1)
-    report(f"gradient steps, one fit: stopped after {steps[-1]}", gradient, whole)
-    report("  the same, all 1000", gradient / steps[-1] * STEPS, whole)
-    process = multiprocessing.get_context("spawn").Process(target=peak, args=(20_000, options.width))
-    process.start()
-    process.join()
+    data, (states,) = drawn(options.stimuli, options.width)
+    size = f"N = {options.stimuli}, width {options.width}, 8 features"
+    print(table(f"A fit of all pairs with given α, {size}", fits(data, states, options.rounds)))
+    print(table(f"Nested 5 x 5 cross-validation over 9 α, and importance, {size}", nested(data, states)))
+    many_stimuli = [large(n, options.width) for n in (20_000, 200_000)]
+    print(table(f"A fit of many stimuli, width {options.width}, one run each", many_stimuli))
     if options.layers:
         many(options.layers)
 
 
 def many(count: int) -> None:
     """All layers of the paper's three models, every number of its figure 2."""
-    table, layers = drawn(1500, 768, count)
-    start = time.process_time()
-    found = feature_importance(MLEM(), table, layers)
-    middle = time.process_time()
-    agreement = matrix_agreement(weighted_tau(found.profile().value), rsa(layers))
-    end = time.process_time()
-    print(
-        f"{count} layers of 1500 stimuli, width 768: {end - start:.1f} s, of which RSA {end - middle:.1f} s", end="; "
-    )
-    print(f"agreement of the two matrices {agreement:.2f}")
+    data, layers = drawn(1500, 768, count)
+    found = []
+    profile = once(lambda: found.append(feature_importance(MLEM(), data, layers)))
+    ranked = once(lambda: matrix_agreement(weighted_tau(found[0].profile().value), rsa(layers)))
+    rows = [Row("cross-validation and importance", profile), Row("both matrices, with RSA", ranked)]
+    print(table(f"{count} layers of 1500 stimuli, width 768", rows))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,19 @@
-"""RSA of many layers: ranked once each, beside rsatoolbox and SciPy pair by pair.
+"""RSA of many layers: ranked once each, beside its floor, rsatoolbox and SciPy pair by pair.
 
-    python benchmarks/rsa.py                    39 layers of 1500 stimuli, one thread, two minutes
+    python benchmarks/rsa.py                    39 layers of 1500 stimuli, one thread, three minutes
     pip install -e '.[bench]'                   for rsatoolbox; without it that line is left out
 
-Every figure is from this one run, in CPU seconds. SciPy ranks both layers of every pair anew: three pairs are timed,
-and scaled up.
+The floor is half of the products of float64 states and of ranks at the peak of a large product, and one radix sort of
+32-bit keys for each layer. SciPy ranks both layers of every pair anew: three pairs are timed, and scaled up.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable
 from itertools import pairwise
 
 import torch
+from measuring import Row, floor, in_turn, large_product, once, scaled, table
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
@@ -27,15 +26,14 @@ except ImportError:
     Dataset = None
 
 
-def seconds(call: Callable[[], object]) -> tuple[float, torch.Tensor]:
-    start = time.process_time()
-    found = call()
-    return time.process_time() - start, torch.as_tensor(found)
-
-
-def by_toolbox(layers: list[torch.Tensor]) -> object:
+def by_toolbox(layers: list[torch.Tensor]) -> torch.Tensor:
     rdms = calc_rdm([Dataset(layer.double().numpy()) for layer in layers], method="euclidean")
-    return compare(rdms, rdms, method="spearman")
+    return torch.as_tensor(compare(rdms, rdms, method="spearman"))
+
+
+def by_scipy(layers: list[torch.Tensor]) -> torch.Tensor:
+    distances = [pdist(layer.double().numpy()) for layer in layers]
+    return torch.tensor([spearmanr(x, y).statistic for x, y in pairwise(distances)])
 
 
 def main() -> None:
@@ -43,24 +41,30 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=39)
     parser.add_argument("--stimuli", type=int, default=1500)
     parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    shared = torch.randn(options.stimuli, options.width)
-    layers = [shared + 0.1 * k * torch.randn_like(shared) for k in range(options.layers)]
-    rsa(layers[:2])
-    ours, found = seconds(lambda: rsa(layers))
-    print(f"{options.layers} layers of {options.stimuli} stimuli, width {options.width}, one thread")
-    print(f"  thinkalike {ours:8.1f} s")
+    n, count = options.stimuli, options.layers
+    shared = torch.randn(n, options.width)
+    layers = [shared + 0.1 * k * torch.randn_like(shared) for k in range(count)]
+    pairs, number = n * (n - 1) // 2, count * (count - 1) / 2
+    keys = torch.randint(2**31 - 1, (pairs,), dtype=torch.int32)
+    found = rsa(layers)
+    work = {"ours": lambda: rsa(layers), "peak": large_product(torch.float64), "sort": lambda: keys.sort()}
     if Dataset is not None:
-        theirs, other = seconds(lambda: by_toolbox(layers))
-        error = (found - other).abs().max()
-        print(f"  rsatoolbox {theirs:8.1f} s   {theirs / ours:6.1f} x   largest difference {error:.1e}")
-    distances = [pdist(layer.double().numpy()) for layer in layers[:4]]
-    few, rho = seconds(lambda: [spearmanr(x, y).statistic for x, y in pairwise(distances)])
-    pairs = options.layers * (options.layers - 1) / 2
-    error = (found.diagonal(1)[:3] - rho).abs().max()
-    print(f"  SciPy      {few / 3 * pairs:8.1f} s   {few / 3 * pairs / ours:6.1f} x   largest difference {error:.1e}")
+        work["rsatoolbox"] = lambda: by_toolbox(layers)
+    times = in_turn(work, options.rounds)
+    operations = count * n**2 * options.width + count**2 * pairs
+    rows = [Row("ours", times["ours"])]
+    rows.append(Row("floor", floor(operations, times["peak"], scaled(times["sort"], count))))
+    if Dataset is not None:
+        error = float((found - by_toolbox(layers)).abs().max())
+        rows.append(Row("rsatoolbox", times["rsatoolbox"], f"differs by {error:.1e}"))
+    error = float((found.diagonal(1)[:3] - by_scipy(layers[:4])).abs().max())
+    taken = scaled(once(lambda: by_scipy(layers[:4])), number / 3)
+    rows.append(Row("SciPy, pair by pair", taken, f"differs by {error:.1e}; from 3 pairs"))
+    print(table(f"{count} layers of {n} stimuli, width {options.width}", rows))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -181,6 +183,39 @@ def test_bfloat16_and_float16_features_are_widened_first():
         same(found, cka(x.to(dtype).double(), y.to(dtype).double()).float(), 1e-6)
         same(found, cka(x, y).float(), 1e-2)
     assert cka(x.bfloat16(), y).dtype == F64, "the wider of the two"
+
+
+@pytest.mark.parametrize(("kind", "rounded"), [("benign", 1e-4), ("three dimensions offset by 300", 1e-2)])
+def test_bfloat16_states_lose_what_their_own_rounding_takes_and_no_more(kind, rounded, device):
+    xs = [HARD[kind](x).to(device) for x in layers(512, 64, 96, 64, shared=16, noise=1.0)]
+
+    def value(features):
+        metric = CKA(1, 2).to(device)
+        metric.update(features[:1], features[1:])
+        return metric.compute().value
+
+    found, narrow = value([x.bfloat16() for x in xs]), value([x.bfloat16().double() for x in xs])
+    same(found, narrow.cpu(), 2e-7)
+    error = (found - value(xs)).abs().max()
+    assert 1e-6 < error < rounded
+
+
+COMPILED = """
+import torch
+from thinkalike.measures.kernels.blocks import Blocks
+from thinkalike.measures.kernels.gram_products import linear_statistics as whole
+
+rows, blocks = [torch.randn(300, width) for width in (20, 30, 20)], Blocks([[0, 1], [2]], [(0, 0), (0, 1), (1, 1)])
+found, expected = torch.compile(whole, fullgraph=True, backend="eager")(rows, blocks), whole(rows, blocks)
+assert all(torch.equal(found.products[pair], expected.products[pair]) for pair in blocks.pairs)
+"""
+
+
+@pytest.mark.slow
+def test_the_products_compile_into_one_graph():
+    """In a process of its own, as the shapes of signatures are checked in this one, which does not compile."""
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_autocast_does_not_reach_the_products():
@@ -690,7 +725,7 @@ def test_layers_may_be_shared_in_any_order():
 def test_the_same_tensors_on_both_sides_cost_one_side(null, once, twice, monkeypatch):
     counts, product = [], torch.mm
     monkeypatch.setattr(torch, "mm", lambda *args, **options: counts.append(1) or product(*args, **options))
-    states = layers(100, 3, 4, 5)
+    states = layers(60, 3, 4, 5)
     for other, expected in ((states, once), ([x.clone() for x in states], twice)):
         counts.clear()
         CKA(3, 3, null=null).update(states, other)

@@ -15,7 +15,7 @@ from thinkalike import papers
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ConfigError
 from thinkalike.measures import CKA, alignment
-from thinkalike.measures.kernels import metric as metrics
+from thinkalike.measures.kernels import batch
 from thinkalike.models import FrozenModel, load_model
 from thinkalike.papers import brown2023_cka as experiments
 from thinkalike.papers.claims import VERDICTS
@@ -74,7 +74,7 @@ def test_a_model_with_itself_has_ones_on_the_diagonal(door, words, minis):
 @pytest.mark.parametrize(("both", "models"), [(("a", "a"), 1), (("a", "b"), 2)])
 def test_a_model_with_itself_runs_once_and_its_grams_are_taken_once(both, models, door, words, minis, monkeypatch):
     passes, layers = [], []
-    residuals, hsics = FrozenModel.residuals, metrics.layer_hsics
+    residuals, hsics = FrozenModel.residuals, batch.layer_hsics
 
     def run(self, tokens, *rest):
         passes.append(tuple(tokens.shape))
@@ -85,7 +85,7 @@ def test_a_model_with_itself_runs_once_and_its_grams_are_taken_once(both, models
         return hsics(rows, *rest)
 
     monkeypatch.setattr(FrozenModel, "residuals", run)
-    monkeypatch.setattr(metrics, "layer_hsics", compared)
+    monkeypatch.setattr(batch, "layer_hsics", compared)
     paths = [f"model.path={minis}/{both[0]}", f"target.path={minis}/{both[1]}"]
     names = [f"model.name={both[0]}", f"target.name={both[1]}"]
     result = door("analyze.py", *words, *paths, *names).result

@@ -32,7 +32,7 @@ from thinkalike.config import (
     relevant,
 )
 from thinkalike.config import compose as composing
-from thinkalike.config.exits import OneLineErrors, one_line
+from thinkalike.config.doors.exits import OneLineErrors, one_line
 from thinkalike.errors import ConfigError, ThinkalikeError, nearest, one_of
 
 CKAConfig, MLEMConfig, PopulationMeasureConfig, RSAConfig = map(measure_schema, ("cka", "mlem", "population", "rsa"))

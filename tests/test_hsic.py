@@ -9,7 +9,7 @@ import torch
 
 from thinkalike.measures import hsic0, hsic1
 from thinkalike.measures.kernels import gram_products
-from thinkalike.measures.kernels.gram_products import dense_statistics, linear_statistics
+from thinkalike.measures.kernels.gram_products import Tiling, dense_statistics, linear_statistics
 from thinkalike.measures.kernels.hsic import all_hsics
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -86,22 +86,33 @@ def test_hsic_is_differentiable_and_needs_four_rows(hsic):
 
 @pytest.mark.parametrize("estimator", ["unbiased", "biased"])
 @pytest.mark.parametrize("n", [4, 7, 8, 9, 40])
-def test_tiles_of_any_shape_give_every_pair_of_layers(n, estimator, device, monkeypatch):
+@pytest.mark.parametrize("step", [3, 8])
+def test_tiles_of_any_shape_give_every_pair_of_layers(n, step, estimator, device, monkeypatch):
     for name in ("CPU_TILE", "GPU_TILE"):
-        monkeypatch.setattr(gram_products, name, (8, 16))
+        monkeypatch.setattr(gram_products, name, Tiling(8, 16, step))
     rows = [torch.randn(n, width) + 1 for width in (3, 5, 1)]
     expected = torch.tensor(
         [[(hsic1 if estimator == "unbiased" else hsic0)(x @ x.T, y @ y.T) for y in rows] for x in rows]
     )
     rows = [x.to(device) for x in rows]
-    dense = dense_statistics(torch.stack([x @ x.T for x in rows]))
+    dense = dense_statistics([x @ x.T for x in rows])
     for statistics in (linear_statistics(rows), dense):
-        torch.testing.assert_close(all_hsics(statistics, estimator).cpu(), expected, rtol=0, atol=1e-10)
+        torch.testing.assert_close(all_hsics(statistics, estimator)[0, 0].cpu(), expected, rtol=0, atol=1e-10)
 
 
 def test_the_shape_of_the_tiles_does_not_matter(monkeypatch, device):
     rows = [torch.randn(300, width, device=device) for width in (20, 30)]
     one = linear_statistics(rows)
-    for tile in [(16, 64), (300, 300), (128, 256)]:
-        monkeypatch.setattr(gram_products, "GPU_TILE" if device.type == "cuda" else "CPU_TILE", tile)
-        torch.testing.assert_close(linear_statistics(rows).products, one.products, rtol=1e-12, atol=0)
+    for tile in [(16, 64, 5), (300, 300, 300), (128, 256, 64), (100, 7, 100)]:
+        monkeypatch.setattr(gram_products, "GPU_TILE" if device.type == "cuda" else "CPU_TILE", Tiling(*tile))
+        found = linear_statistics(rows).products[0, 0]
+        torch.testing.assert_close(found, one.products[0, 0], rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 300])
+@pytest.mark.parametrize("tiling", [gram_products.CPU_TILE, gram_products.GPU_TILE, Tiling(100, 30, 7)])
+def test_tiles_hold_every_pair_of_rows_once(tiling, n):
+    seen = torch.zeros(n, n, dtype=torch.long)
+    for top, left, h, w in tiling.tiles(n):
+        seen[top : top + h, left : left + w] += torch.ones(h, w, dtype=torch.long).triu(1 if left == top else -n)
+    assert torch.equal(seen, torch.ones(n, n, dtype=torch.long).triu(1))

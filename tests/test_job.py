@@ -119,7 +119,7 @@ def test_a_finished_job_is_not_done_again_unless_it_is_forced(tmp_path, caplog):
 
 def test_other_versions_are_said_where_a_job_is_done_already(tmp_path, caplog, monkeypatch):
     perform(Toy(), config(tmp_path))
-    monkeypatch.setattr("thinkalike.job.frame.versions", lambda: {"torch": "99.0", "numpy": np.__version__})
+    monkeypatch.setattr("thinkalike.job.performing.versions", lambda: {"torch": "99.0", "numpy": np.__version__})
     perform(Toy(), config(tmp_path))
     assert f"it was computed with torch {torch.__version__} (now 99.0)" in caplog.text
     assert "numpy" not in caplog.text

@@ -312,7 +312,7 @@ def test_no_convergence_is_an_error(monkeypatch):
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 1000.0])
 def test_the_fit_is_scikit_learns_non_negative_ridge_on_explicit_pairs(alpha):
     table, states = drawn(300, f=8, d=20)
-    model = MLEM(alpha=alpha).fit(table, states)
+    model = MLEM(alpha=alpha, scale="minmax").fit(table, states)
     x, y = explicit(table), target(states)
     reference = Ridge(alpha=alpha, positive=True, tol=1e-12, max_iter=100000).fit(x, y)
     np.testing.assert_allclose(model.weights_, reference.coef_, atol=1e-6)
@@ -341,7 +341,7 @@ def test_the_fit_is_least_squares_on_explicit_pairs(missing):
 def test_the_full_fit_is_ridge_on_explicit_products(alpha):
     """Where the free solution is semidefinite; an off-diagonal entry counts twice in Δᵀ W Δ, and in ‖W‖²."""
     table, states = drawn(300, f=3, d=20)
-    model = MLEM(weights="full", alpha=alpha).fit(table, states)
+    model = MLEM(weights="full", alpha=alpha, scale="minmax").fit(table, states)
     x = with_products(explicit(table))
     x, y = x - x.mean(0), target(states)
     entries = np.linalg.solve(x.T @ x + alpha * np.diag([1, 1, 1, 2, 2, 2]), x.T @ (y - y.mean()))
@@ -475,13 +475,38 @@ def test_the_unit_of_the_distances_does_not_change_alpha_nor_what_it_does():
     model, other = MLEM().fit(table, states), MLEM().fit(table, states * 100)
     assert model.alpha_ == other.alpha_
     torch.testing.assert_close(model.weights_, other.weights_)
-    raw = MLEM(scale="none", alpha=100.0).fit(table, states * 100)
-    unit = MLEM(alpha=100.0).fit(table, states * 100)
-    low, high = unit.range_
-    squared = pdist(states.numpy() * 100, "sqeuclidean")
-    np.testing.assert_allclose([low, high], [squared.min(), squared.max()])
-    torch.testing.assert_close(raw.weights_, unit.weights_ * (high - low))
-    torch.testing.assert_close(raw.predict(table), unit.predict(table) * (high - low) + low)
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "manhattan"])
+@pytest.mark.parametrize("scale", ["auto", "mean", "minmax"])
+def test_the_scale_is_the_mean_squared_distance_or_their_range(scale, distance):
+    table, states = drawn(60)
+    raw, scaled = (
+        MLEM(scale=each, alpha=100.0, distance=distance).fit(table, states * 100) for each in ("none", scale)
+    )
+    squared = pdist(states.numpy() * 100, {"manhattan": "cityblock"}.get(distance, distance)) ** 2
+    low, high = (squared.min(), squared.max()) if scale == "minmax" else (0, squared.mean())
+    np.testing.assert_allclose(scaled.range_, [low, high], rtol=1e-12, atol=1e-9)
+    torch.testing.assert_close(raw.weights_, scaled.weights_ * (high - low))
+    torch.testing.assert_close(raw.predict(table), scaled.predict(table) * (high - low) + low)
+    assert raw.score(table, states) == pytest.approx(scaled.score(table, states), abs=1e-12), "no unit"
+    if scale == "auto":
+        paper = MLEM(recipe="paper", alpha=100.0, distance=distance).fit(table, states * 100)
+        np.testing.assert_allclose(paper.range_, [squared.min(), squared.max()], rtol=1e-6)
+
+
+@pytest.mark.parametrize("difference", ["indicator", "scaled", "levels"])
+def test_a_fit_in_closed_form_looks_at_no_pair(difference, monkeypatch):
+    """Blocks of distances are what would take N² numbers; only the range of them needs any."""
+    table, states = drawn(60)
+    blocks = []
+    block = NeuralDistances.block
+    monkeypatch.setattr(NeuralDistances, "block", lambda *args: blocks.append(1) or block(*args))
+    monkeypatch.setattr(NeuralDistances, "extremes", lambda self: pytest.fail("the extremes were searched"))
+    MLEM(alpha=1.0, difference=difference).fit(table, states)
+    assert not blocks
+    with pytest.raises(pytest.fail.Exception, match="the extremes were searched"):
+        MLEM(alpha=1.0, difference=difference, scale="minmax").fit(table, states)
 
 
 @pytest.mark.parametrize("weights", ["diagonal", "full"])
@@ -613,7 +638,7 @@ def test_a_constant_prediction_has_no_score():
     [
         ({"weights": "dense"}, "weights='dense' is none of diagonal, full"),
         ({"recipe": "pairs"}, "recipe='pairs' is none of stimuli, paper"),
-        ({"scale": "std"}, "scale='std' is none of minmax, none"),
+        ({"scale": "std"}, "scale='std' is none of auto, mean, minmax, none"),
         ({"alpha": -1.0}, "alpha=-1.0 is no number >= 0"),
         ({"alpha": ()}, r"alpha=\(\) is no number >= 0"),
         ({"alpha": (1.0, float("nan"))}, "is no number >= 0"),

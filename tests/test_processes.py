@@ -163,7 +163,7 @@ def test_an_experiment_is_done_by_one_process(door):
 
 def test_a_width_to_stop_at_is_of_one_process(tmp_path, monkeypatch):
     job = composed("measure=cka", "measure.stop_at_width=0.1", f"store={tmp_path}", "measure.batches=2", door="analyze")
-    monkeypatch.setattr("thinkalike.job.frame.together", lambda *_: processes.contextlib.nullcontext(Team(0, 2)))
+    monkeypatch.setattr("thinkalike.job.performing.together", lambda *_: processes.contextlib.nullcontext(Team(0, 2)))
     with pytest.raises(ConfigError, match="stop_at_width looks at the batches of one process"):
         run_job(job)
 

@@ -24,8 +24,15 @@ from thinkalike.measures import (
     stimulus_folds,
     weighted_tau,
 )
-from thinkalike.measures.distances.neural import NeuralDistances
-from thinkalike.measures.distances.ranks import SortedRows, spearman_of_patterns, spearman_of_units, unit_ranks
+from thinkalike.measures.distances.neural import NeuralDistances, upper
+from thinkalike.measures.distances.ranks import (
+    LONG,
+    SortedRows,
+    _sorted_row,
+    spearman_of_patterns,
+    spearman_of_units,
+    unit_ranks,
+)
 
 N, D = 40, 12
 
@@ -151,6 +158,39 @@ def valued(kind, n=500):
 
 
 KINDS = ["all different", "ties", "two values", "zeros of both signs", "float32", "tiny and huge", "infinite"]
+
+
+LONG_ROWS = {
+    "spread": lambda x: x,
+    "equal values": lambda x: x.mul(50).round(),
+    "two far values, so that all others share a step": lambda x: torch.cat([x, x.new_tensor([1e12, -1e12])]),
+    "one ulp apart": lambda x: 1 + torch.randint(5, (len(x),)) * torch.finfo(x.dtype).eps,
+    "both zeros": lambda x: x.round() * x.new_tensor(-1.0),
+    "an infinite value": lambda x: torch.cat([x, x.new_tensor([torch.inf])]),
+    "a span without reciprocal": lambda x: x * 1e-300,
+    "constant": torch.ones_like,
+    "negative": lambda x: -x.abs(),
+}
+
+
+@pytest.mark.parametrize("kind", LONG_ROWS)
+def test_long_rows_are_sorted_as_numpy_sorts_them(kind, device):
+    values = LONG_ROWS[kind](torch.randn(LONG + 100, dtype=torch.float64)).to(device)
+    order, ordered = _sorted_row(values)
+    expected = np.argsort(values.cpu().numpy(), kind="stable")
+    np.testing.assert_array_equal(order.cpu(), expected)
+    assert torch.equal(ordered, values[order])
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "cosine", "manhattan"])
+@pytest.mark.parametrize("rows", [20, 300])
+def test_the_pairs_of_a_layer_are_those_of_its_whole_matrix(rows, distance, device):
+    states = torch.randn(rows, 6, dtype=torch.float64, device=device)
+    for copies in (False, True):
+        states = torch.cat([states, states[::3]]) if copies else states
+        layer = NeuralDistances.of(states, distance)
+        assert torch.equal(layer.vector(), layer.squared().flatten()[upper(len(states), states.device)])
+        assert bool((layer.vector() == 0).any()) == copies
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -19,23 +19,23 @@ def joined(made: Sequence[Made]) -> None:
 
 
 @door("train", joined)
-def train(config: TrainConfig) -> Path:
-    """Fit something with Lightning; returns the folder of the result."""
+def train(config: TrainConfig) -> list[Path]:
+    """Fit something with Lightning; returns the folder of the result, alone in a list."""
     from thinkalike.instruments import run_job  # after the command line was checked: torch takes seconds to import
 
-    return run_job(config).folder
+    return [run_job(config).folder]
 
 
 @door("analyze", joined)
-def analyze(config: AnalyzeConfig) -> Path:
-    """Measure, or do the experiment of a paper; returns the folder of the result."""
-    from thinkalike.instruments import run_job
+def analyze(config: AnalyzeConfig) -> list[Path]:
+    """Measure, or do the experiment of a paper; returns the folders of the results: several with `models=[...]`."""
+    from thinkalike.instruments import asked_for, run_jobs
 
-    if config.experiment:
+    if config.experiment and config.models is None:
         from thinkalike.papers import reproduce
 
-        return reproduce(config).folder
-    return run_job(config).folder
+        return [reproduce(config).folder]
+    return [result.folder for result in run_jobs(asked_for(config))]
 
 
 def results() -> None:

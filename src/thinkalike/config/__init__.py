@@ -1,16 +1,17 @@
 """Configuration: it ends at the door. Nothing outside this package imports hydra or omegaconf."""
 
-from thinkalike.config.commands import command_line, command_words
 from thinkalike.config.compose import CONF, compose_job, from_yaml, measure_schema, options, register, resolve, to_yaml
 from thinkalike.config.doors import door, own_process
+from thinkalike.config.doors.commands import command_line, command_words
+from thinkalike.config.doors.sweeps import Made
 from thinkalike.config.inputs import RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.layers import check_layers, pairs_of_layers
 from thinkalike.config.ranges import ranged
 from thinkalike.config.registry import KINDS, MEASURES, TASKS
 from thinkalike.config.relevance import NEUTRAL, neutral, relevant
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
+from thinkalike.config.several import as_target, jobs_of
 from thinkalike.config.spelling import check_option, check_overrides
-from thinkalike.config.sweeps import Made
 from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, StitchConfig, TrainerConfig
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "TrainConfig",
     "TrainerConfig",
     "as_dict",
+    "as_target",
     "check_layers",
     "check_option",
     "check_overrides",
@@ -43,6 +45,7 @@ __all__ = [
     "compose_job",
     "door",
     "from_yaml",
+    "jobs_of",
     "measure_schema",
     "neutral",
     "options",

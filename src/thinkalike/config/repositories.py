@@ -37,6 +37,12 @@ def check_repository(key: str, name: str) -> None:
         raise ConfigError(f"{key}={name} is no repository of the hub, ORG/NAME; a folder is model=local model.path=DIR")
 
 
+def is_folder(name: str) -> bool:
+    """Return whether this is a path, or there is a folder of this name, which is not that of a model alone."""
+    written = name.startswith((".", "/", "~")) or name.count("/") > 1
+    return written or ("/" in name and Path(name).is_dir())
+
+
 def check_no_folder(key: str, name: str) -> None:
     """Refuse a folder where a model is named.
 
@@ -46,8 +52,7 @@ def check_no_folder(key: str, name: str) -> None:
     Raises:
         ConfigError: this is a path, or there is a folder of this name.
     """
-    written = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if written or ("/" in name and Path(name).is_dir()):
+    if is_folder(name):
         part = key.rpartition("@")[2]
         remedy = f"give {key}=local {part}.path={name}"
         if is_repository(name):

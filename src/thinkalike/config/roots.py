@@ -94,6 +94,7 @@ class AnalyzeConfig(Checked):
     pairs: PairsConfig = field(default_factory=PairsConfig)  # of measures that look at classifiers
     population: PopulationConfig = field(default_factory=PopulationConfig)
     activations: Any = neutral(None)  # instead of model: states of stimuli, a file or two; or subjects
+    models: Any = neutral(None)  # instead of model and target: a list, whose pairs are jobs of one pass
     experiment: Optional[str] = None  # a paper's figure or table; takes the place of measure
     recipe: str = "honest"  # of an experiment's training, and of mlem: honest | paper
     threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)
@@ -138,7 +139,7 @@ class AnalyzeConfig(Checked):
                 f"activations={given[0]} takes the place of {named}; name another side by model@target=, or give "
                 "several recordings as subjects"
             )
-        if len(self.recordings) < len(given) and (len(given) > 2 or self.models):
+        if len(self.recordings) < len(given) and (len(given) > 2 or self.beside_recordings):
             raise ConfigError(f"activations={given} names a file more than once; give each subject once")
 
     @property
@@ -151,10 +152,10 @@ class AnalyzeConfig(Checked):
     def subjects(self) -> list[str]:
         """The files of `activations` where they are subjects: three or more, or two beside a model that is named."""
         several = len(self.recordings)
-        return self.recordings if several > 2 or (several == 2 and self.models) else []
+        return self.recordings if several > 2 or (several == 2 and self.beside_recordings) else []
 
     @property
-    def models(self) -> list[ModelConfig]:
+    def beside_recordings(self) -> list[ModelConfig]:
         """The different models that are asked for beside recordings: `model` only if the command line names it."""
         if self.names_model and self.names_target and self.model == self.target:
             return [self.model]
@@ -174,7 +175,7 @@ class AnalyzeConfig(Checked):
     def sides(self) -> list[str | ModelConfig]:
         """What measures of stimuli compare, each once: the files of `activations`, and `model` and `model@target`."""
         if self.activations:
-            return [*self.recordings, *self.models]
+            return [*self.recordings, *self.beside_recordings]
         return [self.model] if self.target == self.model else [self.model, self.target]
 
 

@@ -6,12 +6,14 @@ subclass of `Instrument`; it imports at its top what is quick, and inside functi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
+from typing import Any
 
-from thinkalike.config import MEASURES, TASKS, AnalyzeConfig, TrainConfig
+from thinkalike.config import MEASURES, TASKS, AnalyzeConfig, TrainConfig, jobs_of
 from thinkalike.errors import ConfigError, one_of
-from thinkalike.job import Instrument, perform
+from thinkalike.job import Instrument, perform, perform_all
 from thinkalike.store import Result
 
 
@@ -29,11 +31,56 @@ def run_job(config: TrainConfig | AnalyzeConfig, shown_again: bool = True) -> Re
         shown_again: whether a result that is in the store is printed, too.
 
     Raises:
-        ConfigError: there is no such task or measure, or it takes no activations.
+        ConfigError: there is no such task or measure, it takes no activations, or `models` stands for several jobs.
         ThinkalikeError: see the instrument.
     """
+    if isinstance(config, AnalyzeConfig) and config.models is not None:
+        raise ConfigError(f"models={config.models} stands for several jobs; call run_jobs(asked_for(config))")
+    return perform(_instrument_of(config), config, shown_again)
+
+
+def run_jobs(configs: Sequence[TrainConfig | AnalyzeConfig], shown_again: bool = True) -> list[Result]:
+    """Do several jobs, those together that have less work in one pass; returns the result of each.
+
+    Args:
+        shown_again: whether results that are in the store are printed, too.
+
+    Raises:
+        ThinkalikeError: see `run_job`.
+    """
+    found: dict[int, Result] = {}
+    for places in passes(configs):
+        results = perform_all(_instrument_of(configs[places[0]]), [configs[place] for place in places], shown_again)
+        found |= zip(places, results, strict=True)
+    return [found[place] for place in range(len(configs))]
+
+
+def passes(configs: Sequence[TrainConfig | AnalyzeConfig]) -> list[list[int]]:
+    """Return the places of the jobs of each pass: those of one kind that can share one, and every other by itself."""
+    together: dict[Any, list[int]] = {}
+    for place, config in enumerate(configs):
+        kind = _instrument_of(config)
+        shares = kind.in_one_pass and not getattr(config, "activations", None)
+        together.setdefault((kind, None if shares else place), []).append(place)
+    return list(together.values())
+
+
+def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | AnalyzeConfig]:
+    """Return the jobs that a configuration stands for: itself, or those of the models of its list.
+
+    Raises:
+        ConfigError: see `jobs_of`.
+    """
+    if isinstance(config, TrainConfig) or config.models is None:
+        return [config]
+    one_of("measure", config.measure.kind, MEASURES)
+    return jobs_of(config, instrument(MEASURES[config.measure.kind]).of_models)
+
+
+def _instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
+    """Return the instrument of a job, which it takes the activations of."""
     if isinstance(config, TrainConfig):
-        return perform(instrument(TASKS[config.task]), config, shown_again)
+        return instrument(TASKS[config.task])
     one_of("measure", config.measure.kind, MEASURES)
     chosen = instrument(MEASURES[config.measure.kind])
     if config.activations and not chosen.takes_activations:
@@ -43,7 +90,7 @@ def run_job(config: TrainConfig | AnalyzeConfig, shown_again: bool = True) -> Re
             f"measure={chosen.kind} compares two sides, and activations= are {len(config.subjects)} subjects; choose "
             "measure=rsa or mlem"
         )
-    return perform(chosen, config, shown_again)
+    return chosen
 
 
-__all__ = ["instrument", "run_job"]
+__all__ = ["asked_for", "instrument", "passes", "run_job", "run_jobs"]

@@ -16,7 +16,7 @@ from thinkalike.instruments.layer_pairs import LayerPairs, LayerPairsConfig
 from thinkalike.measures import span
 from thinkalike.measures.kernels.hsic import FEWEST
 from thinkalike.models import FrozenModel
-from thinkalike.states import StateBatches
+from thinkalike.states import ModelRuns, StateBatches
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -66,8 +66,10 @@ class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measur
         # the first process gathers by itself, see `gathering`
         return CKA(source_layers, target_layers, left_out=left_out, sync_on_compute=False, **options)
 
-    def batches(self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> StateBatches:
-        batches = super().batches(measure, config, models)
+    def batches(
+        self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
+    ) -> StateBatches:
+        batches = super().batches(measure, config, models, runs)
         if batches.level == "word" and measure.flatten != "token":
             raise DataError(f"words are compared one by one, so measure.flatten={measure.flatten} is for tokens only")
         return batches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pandas as pd
 
@@ -24,6 +25,8 @@ class Config(MeasureConfig):
 
 class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
     """Measures the next-token loss of `model` on `data`, in nats per token."""
+
+    of_models: ClassVar[str] = "each"
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         with work.phase("loading"):

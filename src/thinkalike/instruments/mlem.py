@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 import pandas as pd
@@ -45,7 +45,7 @@ class Config(DistanceConfig):
     alphas: list[float] = ranged(lambda: [10.0**power for power in range(-4, 5)], least=0)
     difference: str = "indicator"  # indicator, as salle2024 has it | scaled, of ordered features | levels | points
     missing: str = "own_level"  # NaN is a value of its own | ignore | drop | error
-    scale: str = "minmax"  # of the squared distances, over the training pairs; none
+    scale: str = "auto"  # of weights: mean, the mean squared distance | minmax, also recipe=paper's | none
     folds: int = ranged(5, least=2, most=10**4)  # outer and inner
     together: str = "sentence"  # what a fold keeps together: sentence | stimulus
     permutations: int = ranged(5, least=1, most=10**6)  # of each feature, on each fold
@@ -61,7 +61,7 @@ class Config(DistanceConfig):
         one_of("measure.weights", self.weights, ("diagonal", "full"))
         one_of("measure.difference", self.difference, ("indicator", "scaled", "levels", "points"))
         one_of("measure.missing", self.missing, ("own_level", "ignore", "drop", "error"))
-        one_of("measure.scale", self.scale, ("minmax", "none"))
+        one_of("measure.scale", self.scale, ("auto", "mean", "minmax", "none"))
         one_of("measure.together", self.together, ("sentence", "stimulus"))
         if self.difference in ("levels", "points") and self.weights == "full":
             raise ConfigError(f"measure.difference={self.difference} has no measure.weights=full; choose diagonal")
@@ -75,13 +75,15 @@ class Config(DistanceConfig):
 
 
 class FeatureProfiles(
-    OfStimuli, kind="mlem", version=3, reads=("model", "target", "measure", "stimuli", "recipe", "seed")
+    OfStimuli, kind="mlem", version=4, reads=("model", "target", "measure", "stimuli", "recipe", "seed")
 ):
     """Finds the feature profiles of all layers of `model`, and of `model@target` if that is another.
 
     Leaves the profiles in table.csv, held-out scores and their ceilings in scores.csv, the likeness of layers in
     similarity.csv, and pair effects in interactions.csv and weights of pairs of levels in levels.csv if there are any.
     """
+
+    of_models: ClassVar[str] = "each"
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         inputs = super().inputs(config)

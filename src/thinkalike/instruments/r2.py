@@ -16,7 +16,7 @@ from thinkalike.measures import LayerPredictions
 from thinkalike.measures.conditional.linear import RIDGE
 from thinkalike.memory import Budget
 from thinkalike.models import FrozenModel
-from thinkalike.states import StateBatches, site_numbers
+from thinkalike.states import ModelRuns, StateBatches, site_numbers
 
 COPIES = 5  # of the states of a batch in float64 that exist at the same time
 
@@ -41,10 +41,19 @@ class LayerR2(LayerPairs, kind="r2", reads=("model", "target", "data", "measure"
         options = {key: getattr(measure, key) for key in ("fit_batches", "given", "ridge")}
         return LayerPredictions(source_layers, target_layers, **options)
 
-    def batches(self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> StateBatches:
-        _check_feasible(measure, models)
+    def check(self, compared: Sequence[tuple[Any, FrozenModel, FrozenModel]]) -> None:
+        super().check(compared)
+        memory = sum(_bytes_of(measure, models) for measure, *models in compared)
+        layers = sum(len(site_numbers(model, measure.embed)) for measure, *models in compared for model in models)
+        fewer = ", or fewer models at once" if len(compared) > 1 else ""
+        remedy = f"lower measure.tokens_per_batch, or choose smaller models{fewer}"
+        check_memory(f"measure=r2 of {layers} layers needs", memory, Budget.of(compared[0][1].device), remedy)
+
+    def batches(
+        self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
+    ) -> StateBatches:
         both = replace(measure, batches=measure.fit_batches + measure.batches)
-        batches = super().batches(both, config, models)
+        batches = super().batches(both, config, models, runs)
         if batches.total <= measure.fit_batches:
             raise ConfigError(
                 f"measure.fit_batches={measure.fit_batches} leaves none of the {batches.total} batches of held-out "
@@ -57,12 +66,9 @@ class LayerR2(LayerPairs, kind="r2", reads=("model", "target", "data", "measure"
         return dict(ends)
 
 
-def _check_feasible(measure: Any, models: Sequence[FrozenModel]) -> None:
-    """Refuse products of layers and states in float64 that do not fit."""
+def _bytes_of(measure: Any, models: Sequence[FrozenModel]) -> float:
+    """Return what products of layers and states of a pair take in float64."""
     different = list(dict.fromkeys(models))
     widths = [model.d_model for model in different for _ in site_numbers(model, measure.embed)]
     products = sum(width * other for width in widths for other in widths) / 2 + 2.5 * sum(width**2 for width in widths)
-    states = COPIES * measure.tokens_per_batch * sum(widths)
-    what = f"measure=r2 of {len(widths)} layers needs"
-    remedy = "lower measure.tokens_per_batch, or choose smaller models"
-    check_memory(what, 8.0 * (products + states), Budget.of(different[0].device), remedy)
+    return 8.0 * (products + COPIES * measure.tokens_per_batch * sum(widths))

@@ -67,6 +67,8 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
     Where `activations` are subjects, all layers of the models with all recorded layers of all subjects.
     """
 
+    of_models: ClassVar[str] = "pairs"
+
     def narrowed(self, config: AnalyzeConfig) -> AnalyzeConfig:
         measure: Any = config.measure
         if config.subjects and measure.permutations:

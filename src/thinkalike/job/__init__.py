@@ -1,9 +1,10 @@
 """The frame of every job: what it reads, its key, its lock, its state, its provenance, and what it may leave."""
 
 from thinkalike.job.feasibility import check_memory, check_time
-from thinkalike.job.frame import Instrument, Work, fingerprints, key_of, perform
+from thinkalike.job.frame import Instrument, Work, fingerprints
 from thinkalike.job.outcome import Outcome
-from thinkalike.job.phases import Phases
+from thinkalike.job.performing import key_of, perform, perform_all
+from thinkalike.job.phases import Phases, phase_of_all
 from thinkalike.job.provenance import environment
 from thinkalike.job.resources import explained
 
@@ -19,4 +20,6 @@ __all__ = [
     "fingerprints",
     "key_of",
     "perform",
+    "perform_all",
+    "phase_of_all",
 ]

@@ -8,7 +8,8 @@ from typing import Any
 LONGEST = 128  # characters of a name, the most that W&B takes
 SAID = ("task", "measure", "experiment")  # by the kind
 BESIDE = (  # said by the models' names, or of no consequence for the numbers
-    "model", "target", "store", "force", "wait", "logger", "trainer", "threads", "hydra", "data.files", "data.cache",
+    "model", "models", "target", "store", "force", "wait", "logger", "trainer", "threads", "hydra", "data.files",
+    "data.cache",
 )  # fmt: skip
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 FILE = "phases.json"
 
@@ -48,6 +49,15 @@ class Phases:
             self._seconds[before] = self._seconds.get(before, 0.0) + now - self._since
         self._now, self._since = name, now
         return before
+
+
+@contextlib.contextmanager
+def phase_of_all(works: Iterable[Any], name: str) -> Iterator[None]:
+    """Count the time until this is left as that of a phase of all jobs that are done together."""
+    with contextlib.ExitStack() as phases:
+        for work in works:
+            phases.enter_context(work.phase(name))
+        yield
 
 
 def _kept(file: Path | None) -> dict[str, float]:

@@ -8,7 +8,14 @@ from thinkalike.models.families import CLASSIFIER, FAMILIES, Family, family_name
 from thinkalike.models.foresight import Outline, check_models, outline
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
-from thinkalike.models.load import checkpoint_fingerprint, head_dimensions, load_model, load_models, pick_device
+from thinkalike.models.load import (
+    checkpoint_fingerprint,
+    head_dimensions,
+    load_groups,
+    load_model,
+    load_models,
+    pick_device,
+)
 from thinkalike.models.sites import EMBED, Layer, after
 from thinkalike.models.sources import StateSource
 from thinkalike.tokenizers import tokenizer_fingerprint
@@ -33,6 +40,7 @@ __all__ = [
     "fresh",
     "head_dimensions",
     "label",
+    "load_groups",
     "load_model",
     "load_models",
     "new_classifier",

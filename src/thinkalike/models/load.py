@@ -6,7 +6,8 @@ import contextlib
 import hashlib
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,11 +37,36 @@ def load_models(*configs: ModelConfig) -> list[FrozenModel]:
     Raises:
         ConfigError, ModelError: see `load_model`.
     """
-    loaded: list[FrozenModel] = []
-    for number, (config, name) in enumerate(zip(configs, told_apart(configs), strict=True)):
-        same = configs.index(config)
-        loaded.append(loaded[same] if same < number else load_model(config, name))
-    return loaded
+    return load_groups([configs])[0]
+
+
+def load_groups(groups: Sequence[Sequence[ModelConfig]]) -> list[list[FrozenModel]]:
+    """Load the models of several groups, each different one once, under labels that tell those of a group apart.
+
+    A model that two groups call differently has one module.
+
+    Raises:
+        ConfigError, ModelError: see `load_model`.
+    """
+    loaded: list[tuple[ModelConfig, FrozenModel]] = []
+
+    def called(config: ModelConfig, name: str) -> FrozenModel:
+        known = [model for each, model in loaded if each == config]
+        for model in known:
+            if model.name == name:
+                return model
+        model = renamed(known[0], name) if known else load_model(config, name)
+        loaded.append((config, model))
+        return model
+
+    return [[called(*each) for each in zip(group, told_apart(group), strict=True)] for group in groups]
+
+
+def renamed(model: FrozenModel, name: str) -> FrozenModel:
+    """Return the same model under another name."""
+    other = copy(model)
+    other.name = name
+    return other
 
 
 def load_model(config: ModelConfig, name: str | None = None) -> FrozenModel:

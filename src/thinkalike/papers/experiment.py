@@ -16,9 +16,9 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, compose_job
-from thinkalike.errors import ConfigError
-from thinkalike.instruments import run_job
+from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, as_target, compose_job
+from thinkalike.errors import ConfigError, ResourceError
+from thinkalike.instruments import passes, run_jobs
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models import label
 from thinkalike.papers.claims import Claim, claims_table, counts_of
@@ -46,10 +46,7 @@ class Model(NamedTuple):
 
     def as_target(self) -> tuple[str, ...]:
         """Return the words that choose it as the target."""
-        return tuple(
-            word.replace("model=", "model@target=", 1) if word.startswith("model=") else f"target{word[len('model') :]}"
-            for word in self.words
-        )
+        return as_target(self.words)
 
 
 @dataclass(frozen=True)
@@ -161,10 +158,13 @@ class Experiment(
         self.check(config)
         case = self.case(config)
         parts = list(self.parts(case))
-        results = {}
-        for number, part in enumerate(parts, 1):
-            log.info("%d of %d: %s", number, len(parts), part.label)
-            results[part.label] = run_job(job_of(config, part), shown_again=False)
+        jobs = [job_of(config, part) for part in parts]
+        found: dict[int, Result] = {}
+        for places in passes(jobs):
+            labels = "; ".join(parts[place].label for place in places)
+            log.info("%d of %d: %s", len(found) + len(places), len(parts), labels)
+            found |= zip(places, _results([jobs[place] for place in places]), strict=True)
+        results = {part.label: found[place] for place, part in enumerate(parts)}
         return {"case": _Finished(replace(case, results=results))}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
@@ -200,6 +200,18 @@ class _Finished(NamedTuple):
 
     def fingerprint(self) -> str:
         return repr([*(model.name for model in self.case.models), *(r.key for r in self.case.results.values())])
+
+
+def _results(jobs: Sequence[Any]) -> list[Result]:
+    """Do jobs in one pass; where their models do not fit together, one after the other."""
+    try:
+        return run_jobs(jobs, shown_again=False)
+    except ResourceError as error:
+        if len(jobs) == 1:
+            raise
+        log.warning("warning: %s; %d jobs go on one after the other", error, len(jobs))
+    # not above, where the error would still hold what the models did not fit beside
+    return [run_jobs([job], shown_again=False)[0] for job in jobs]
 
 
 def job_of(config: AnalyzeConfig, part: Part) -> Any:

@@ -1,6 +1,7 @@
 """States: what models, or a user's recordings, hold of the same tokens, words, pairs of sentences or stimuli."""
 
 from thinkalike.states.batches import StateBatch, StateBatches, array_batches, pair_batches, text_batches
+from thinkalike.states.runs import ModelRuns
 from thinkalike.states.stimuli import (
     StimulusStates,
     names_of,
@@ -13,6 +14,7 @@ from thinkalike.states.tokens import counted, site_numbers, sites, token_states
 from thinkalike.states.words import Pieces, last_tokens, pieces, word_forms, word_states, words_of
 
 __all__ = [
+    "ModelRuns",
     "Pieces",
     "StateBatch",
     "StateBatches",

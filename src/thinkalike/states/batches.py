@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -17,8 +17,9 @@ from thinkalike.data import EncodedPairs, PairBatch, held_out_texts, read_corpus
 from thinkalike.errors import DataError
 from thinkalike.measures.statistics.folds import stimulus_folds
 from thinkalike.models import FrozenModel, same_vocabulary, tokenizer_fingerprint
+from thinkalike.states.runs import ModelRuns, content_of_pieces, content_of_rows
 from thinkalike.states.tokens import counted, token_states
-from thinkalike.states.words import pieces, word_forms, word_states
+from thinkalike.states.words import pieces, word_forms
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ class StateBatch(NamedTuple):
     states: list[list[Tensor]]  # each (b, t, d) of tokens, or (n, d) of rows
     mask: Bool[Tensor, "b t"] | None = None  # the tokens that count; None: all do
     tokens: Int[Tensor, " *n"] | None = None  # of each state: the token, or the number of the form of the word
+    content: Hashable = None  # equal where models read the same; None: not known
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ def text_batches(
     embed: bool = False,
     skip_first_tokens: int = 0,
     skip_special_tokens: bool = False,
+    runs: ModelRuns | None = None,
 ) -> StateBatches:
     """Return batches of the states of several models on held-out text.
 
@@ -69,6 +72,7 @@ def text_batches(
         tokens_per_batch: tokens, or words where the level is that of words.
         level: token, word, or auto: words where the tokenizers differ.
         embed: also the site before block 0.
+        runs: where states are kept for other jobs until they are forgotten; None: nowhere.
 
     Raises:
         ModelError: at the level of tokens the tokenizers differ.
@@ -80,10 +84,10 @@ def text_batches(
             names = " and ".join(model.name for model in models)
             log.info("%s have different tokenizers: compared word by word", names)
     if level == "token":
-        return _by_token(models, data, batches, tokens_per_batch, embed, skip_first_tokens, skip_special_tokens)
+        return _by_token(models, data, batches, tokens_per_batch, embed, skip_first_tokens, skip_special_tokens, runs)
     if skip_first_tokens or skip_special_tokens:
         raise DataError("words are compared one by one: skip_first_tokens and skip_special_tokens are for tokens")
-    return _by_word(models, data, batches, tokens_per_batch, embed)
+    return _by_word(models, data, batches, tokens_per_batch, embed, runs)
 
 
 def _by_token(
@@ -94,6 +98,7 @@ def _by_token(
     embed: bool,
     skip_first: int,
     skip_special: bool,
+    runs: ModelRuns | None,
 ) -> StateBatches:
     first = models[0]
     for model in models:
@@ -106,21 +111,27 @@ def _by_token(
 
     def starting(number: int, step: int) -> Iterator[StateBatch]:
         for part in rows[number::step]:
-            yield StateBatch(token_states(models, part, embed), counted(part, skip_first, special), part)
+            states = (runs or ModelRuns()).of_tokens(models, part, embed)
+            yield StateBatch(states, counted(part, skip_first, special), part, content_of_rows(part))
 
     return StateBatches(starting, len(rows), "token", {"data": {"name": data.name, **corpus.facts()}})
 
 
 def _by_word(
-    models: Sequence[FrozenModel], data: DataConfig, batches: int, words_per_batch: int, embed: bool
+    models: Sequence[FrozenModel],
+    data: DataConfig,
+    batches: int,
+    words_per_batch: int,
+    embed: bool,
+    runs: ModelRuns | None,
 ) -> StateBatches:
     different = list(dict.fromkeys(models))
 
     def starting(number: int, step: int) -> Iterator[StateBatch]:
         texts = pieces(held_out_texts(data), different, words_per_batch)
         for batch in itertools.islice(texts, number, batches, step):
-            states = {id(model): word_states(model, batch, embed) for model in different}
-            yield StateBatch([states[id(model)] for model in models], tokens=word_forms(batch))
+            states = (runs or ModelRuns()).of_words(models, batch, embed)
+            yield StateBatch(states, tokens=word_forms(batch), content=content_of_pieces(batch))
 
     return StateBatches(starting, batches, "word", {"data": {"name": data.name, "level": "word"}})
 

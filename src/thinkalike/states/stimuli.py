@@ -13,9 +13,11 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.data import Stimuli, read_recording
+from thinkalike.data.text.cache import cache_folder
 from thinkalike.digests import digest_of
 from thinkalike.errors import DataError
 from thinkalike.models import FrozenModel, load_model, told_apart
+from thinkalike.states.kept import KeptStates, kept_states
 from thinkalike.states.tokens import site_numbers
 from thinkalike.states.words import Pieces, word_states
 
@@ -35,12 +37,15 @@ class StimulusStates(NamedTuple):
 def stimulus_states_of(config: AnalyzeConfig, stimuli: Stimuli, embed: bool) -> list[StimulusStates]:
     """Return the states on each side that is compared, a model or a recording; see `AnalyzeConfig.sides`.
 
+    Those of models are kept in the cache: whichever jobs want them, a model reads the same stimuli once.
+
     Raises:
         DataError: a text is longer than a model's context, or a recording does not fit the stimuli.
         ModelError: see `load_model`.
     """
+    cache = cache_folder(config.data) / "states"
     return [
-        _recorded(side, name, stimuli) if isinstance(side, str) else _computed(side, name, stimuli, embed)
+        _recorded(side, name, stimuli) if isinstance(side, str) else _of_model(side, name, stimuli, embed, cache)
         for side, name in zip(config.sides, names_of(config.sides), strict=True)
     ]
 
@@ -67,11 +72,14 @@ def _recorded(path: str, name: str, stimuli: Stimuli) -> StimulusStates:
     return StimulusStates(name, list(layers), states, origin, list(layers.values()))
 
 
-def _computed(config: ModelConfig, name: str, stimuli: Stimuli, embed: bool) -> StimulusStates:
-    model = load_model(config, name)
-    return StimulusStates(
-        model.name, site_numbers(model, embed), stimulus_states(model, stimuli, embed), model.describe()
-    )
+def _of_model(config: ModelConfig, name: str, stimuli: Stimuli, embed: bool, cache: Path) -> StimulusStates:
+    def compute() -> KeptStates:
+        model = load_model(config, name)
+        states = stimulus_states(model, stimuli, embed)
+        return KeptStates(states, {"layers": site_numbers(model, embed), "origin": model.describe()})
+
+    states, about = kept_states(cache, config, stimuli.fingerprint(), embed, compute)
+    return StimulusStates(name, about["layers"], states, {**about["origin"], "name": name})
 
 
 def recording_fingerprint(path: str) -> str:

@@ -3,8 +3,9 @@
 With recordings in the place of a model, or of both, they are batches of stimuli.
 
 A measure of this sort gives a metric: an object with `update(source_states, target_states, mask, number)`, `compute()`,
-`state_dict()` and `load_state_dict()`, such as `CKA` or `BatchMeans`; where processes may share the job (`is_shared`),
-also `merge_state(other)`.
+`state_dict()` and `load_state_dict()`, and `update_pairs(metrics, sides, states, mask, number)`, which adds a batch of
+several models to a metric for each pair, such as `CKA` or `BatchMeans`; where processes may share the job
+(`is_shared`), also `merge_state(other)`.
 """
 
 from __future__ import annotations
@@ -25,15 +26,16 @@ from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
 from thinkalike.config.ranges import CONTEXT, TOKENS_AT_ONCE
 from thinkalike.data import Stimuli
-from thinkalike.errors import ConfigError, one_of
-from thinkalike.instruments.layer_pairs.gathering import gathered
+from thinkalike.errors import ConfigError, DataError, ThinkalikeError, one_of
+from thinkalike.instruments.layer_pairs.gathering import Comparison, gather
 from thinkalike.instruments.layer_pairs.memory import check_feasible
+from thinkalike.instruments.layer_pairs.screen import mean_and_greatest, show_cells
 from thinkalike.instruments.of_stimuli import stimuli_facts, stimuli_inputs, without_model
 from thinkalike.interrupts import at_boundaries
-from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.measures import FEW, span
-from thinkalike.models import FrozenModel, load_models
-from thinkalike.states import StateBatches, array_batches, site_numbers, stimulus_states_of, text_batches
+from thinkalike.job import Instrument, Outcome, Work, phase_of_all
+from thinkalike.measures import FEW
+from thinkalike.models import FrozenModel, load_groups
+from thinkalike.states import ModelRuns, StateBatches, array_batches, site_numbers, stimulus_states_of, text_batches
 from thinkalike.store import Headline, Result
 from thinkalike.tables import layer_rows, matrix_rows
 
@@ -68,6 +70,15 @@ class Side(NamedTuple):
     describe: Callable[[], dict[str, str]]
 
 
+class Given(NamedTuple):
+    """What a job compares: two sides, which are one object where a model is compared with itself, in batches."""
+
+    measure: Any
+    source: Side
+    target: Side
+    batches: StateBatches
+
+
 class LayerPairs(Instrument):
     """A measure of every layer of `model` with every layer of `model@target`, and within each.
 
@@ -78,6 +89,8 @@ class LayerPairs(Instrument):
     scale: ClassVar[tuple[float, float]] = (0.0, 1.0)  # of the colours
     takes_activations: ClassVar[bool] = True
     is_shared: ClassVar[bool] = True
+    in_one_pass: ClassVar[bool] = True
+    of_models: ClassVar[str] = "pairs"
     of_text: ClassVar[Mapping[str, Any]] = {
         "level": "auto",
         "skip_first_tokens": 0,
@@ -114,16 +127,38 @@ class LayerPairs(Instrument):
         """Return further headline numbers."""
         return {}
 
+    def check(self, compared: Sequence[tuple[Any, FrozenModel, FrozenModel]]) -> None:
+        """Refuse pairs, each with the settings of its measure, that do not fit together."""
+        check_feasible(self.metric, compared)
+
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        measure: Any = config.measure
-        with work.phase("loading"):
-            (source, target), batches = self._of_stimuli(config, work) if config.activations else self._of_text(config)
-        if config.activations:
-            measure = replace(measure, batches=batches.parts_left_out or batches.total)
-        rows, columns = (layer_rows(side.name, side.layers) for side in (source, target))
-        new = partial(self.metric, measure, len(rows), len(columns), batches.parts_left_out > 0)
+        (outcome,) = self.run_all([(config, work)])
+        if isinstance(outcome, ThinkalikeError):
+            raise outcome
+        return outcome
+
+    def run_all(self, jobs: Sequence[tuple[AnalyzeConfig, Work]]) -> list[Outcome | ThinkalikeError]:
+        """Compute the numbers of several jobs in one pass, in which each model runs once for each different input."""
+        runs = ModelRuns()
+        with phase_of_all([work for _, work in jobs], "loading"):
+            given = self._of_stimuli(jobs) if jobs[0][0].activations else self._of_text([job for job, _ in jobs], runs)
+        comparisons = [self._comparison(each, work) for each, (_, work) in zip(given, jobs, strict=True)]
         with at_boundaries():
-            estimates = gathered(new, measure, batches, (_called(source), _called(target)), work)
+            gather(comparisons, runs, jobs[0][1].team)
+        return [self._outcome(*both) for both in zip(given, comparisons, strict=True)]
+
+    def _comparison(self, given: Given, work: Work) -> Comparison:
+        measure, counts = given.measure, (len(given.source.layers), len(given.target.layers))
+        new = partial(self.metric, measure, *counts, given.batches.parts_left_out > 0)
+        return Comparison(new, measure, given.batches, (_called(given.source), _called(given.target)), work)
+
+    def _outcome(self, given: Given, comparison: Comparison) -> Outcome | ThinkalikeError:
+        try:
+            estimates = comparison.estimates()
+        except DataError as error:
+            return error
+        source, target, batches = given.source, given.target, given.batches
+        rows, columns = (layer_rows(side.name, side.layers) for side in (source, target))
         self.warn(estimates, rows, columns, batches.level)
         _warn_of_few(estimates, batches.level)
         ends = {"value": estimates.value, "low": estimates.low, "high": estimates.high}
@@ -133,7 +168,7 @@ class LayerPairs(Instrument):
             for layers, within in ((rows, estimates.within_source), (columns, estimates.within_target)):
                 parts.append(matrix_rows(layers, layers, value=within.value, low=within.low, high=within.high))
         table = pd.concat(parts, ignore_index=True)
-        if measure.given == "token":
+        if given.measure.given == "token":
             table["given"] = "token"
         arrays = {"value": estimates.value, "within_source": estimates.within_source.value}
         arrays |= {"within_target": estimates.within_target.value, **self.arrays(estimates)}
@@ -149,14 +184,27 @@ class LayerPairs(Instrument):
             blank=tuple(across),  # within a model
         )
 
-    def _of_text(self, config: AnalyzeConfig) -> tuple[tuple[Side, Side], StateBatches]:
-        measure: Any = config.measure
-        models = load_models(config.model, config.target)
-        check_feasible(self.metric, measure, *models)
-        sides = {id(model): Side(model.name, site_numbers(model, measure.embed), model.describe) for model in models}
-        return (sides[id(models[0])], sides[id(models[1])]), self.batches(measure, config, models)
+    def _of_text(self, configs: Sequence[AnalyzeConfig], runs: ModelRuns) -> list[Given]:
+        """Load each different model once; the batches of each job are those that it would read alone."""
+        pairs = load_groups([(config.model, config.target) for config in configs])
+        measures: list[Any] = [config.measure for config in configs]
+        self.check([(each, *pair) for each, pair in zip(measures, pairs, strict=True)])
+        described: dict[int, dict[str, str]] = {}
 
-    def _of_stimuli(self, config: AnalyzeConfig, work: Work) -> tuple[tuple[Side, Side], StateBatches]:
+        def side(model: FrozenModel, embed: bool) -> Side:
+            return Side(model.name, site_numbers(model, embed), partial(_described, model, described))
+
+        given = []
+        for config, measure, models in zip(configs, measures, pairs, strict=True):
+            sides = {id(model): side(model, measure.embed) for model in models}
+            batches = self.batches(measure, config, models, runs)
+            given.append(Given(measure, sides[id(models[0])], sides[id(models[1])], batches))
+        return given
+
+    def _of_stimuli(self, jobs: Sequence[tuple[AnalyzeConfig, Work]]) -> list[Given]:
+        return [self._recorded(config, work) for config, work in jobs]
+
+    def _recorded(self, config: AnalyzeConfig, work: Work) -> Given:
         measure: Any = config.measure
         for name, own in self.of_text.items():
             if (value := getattr(measure, name)) != own:
@@ -174,10 +222,14 @@ class LayerPairs(Instrument):
             rows_per_batch=measure.tokens_per_batch,
             fewest=self.fewest(measure),
         )
-        return (sides[0], sides[-1]), replace(batches, facts={**batches.facts, **stimuli_facts(stimuli)})
+        batches = replace(batches, facts={**batches.facts, **stimuli_facts(stimuli)})
+        measure = replace(measure, batches=batches.parts_left_out or batches.total)
+        return Given(measure, sides[0], sides[-1], batches)
 
-    def batches(self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel]) -> StateBatches:
-        """Return the batches of states that are compared."""
+    def batches(
+        self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
+    ) -> StateBatches:
+        """Return the batches of states that are compared; `runs` keeps states for other jobs of the pass."""
         return text_batches(
             models,
             config.data,
@@ -187,6 +239,7 @@ class LayerPairs(Instrument):
             embed=measure.embed,
             skip_first_tokens=measure.skip_first_tokens,
             skip_special_tokens=measure.skip_special_tokens,
+            runs=runs,
         )
 
     def arrays(self, estimates: Any) -> dict[str, torch.Tensor]:
@@ -204,48 +257,18 @@ class LayerPairs(Instrument):
         return f"{self.name} given the token" if result.config["measure"].get("given") == "token" else self.name
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return the mean over layers of equal relative depth and the greatest of all pairs of the two models' layers.
-
-        Of a model beside itself these are the mean over different layers, and the greatest of those.
-        """
-        across = _across(result.table)
-        pairs = across[(across["source"] != across["target"]) | (across["source_layer"] != across["target_layer"])]
-        if pairs.empty:
-            return super().headlines(result)  # of one layer beside itself there is nothing to say
-        same = len(pairs) < len(across)
-        mean = float(pairs["value"].mean() if same else _of_equal_depth(across)["value"].mean())
-        most = pairs.iloc[int(pairs["value"].argmax())]
-        return [
-            Headline(f"mean_{self.kind}", mean),
-            Headline.with_ends(f"greatest_{self.kind}", most["value"], most["low"], most["high"]),
-        ]
+        return mean_and_greatest(result.table, self.kind) or super().headlines(result)
 
     def show(self, result: Result) -> None:
         """Print what fits on a screen: the cells of equal relative depth."""
-        across, scalars = _across(result.table), result.scalars
-        source, target = across["source"].iloc[0], across["target"].iloc[0]
-        count, stimuli = int(scalars["batches"]), result.provenance.get("stimuli")
-        rest, parts = (f"{stimuli['count']} stimuli", f"{count} parts") if stimuli else (f"{count} batches", "batches")
-        print(f"{self.label(result)} of {source} and {target}, {rest}, 95 % intervals over {parts}")
-        for cell in _of_equal_depth(across).itertuples():
-            number = span(cell.value, cell.low, cell.high, "+.4f")
-            print(f"  layer {cell.source_layer:>3} with {cell.target_layer:>3}   {number}")
-        if "rows_used" in scalars:
-            print(f"  {scalars['rows_used']:.0%} of the rows stood in large enough groups of one token")
+        show_cells(result, self.label(result))
 
 
-def _across(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows across the two models, which come first."""
-    first = table.iloc[0]
-    return table[(table["source"] == first["source"]) & (table["target"] == first["target"])]
-
-
-def _of_equal_depth(across: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each layer of the source: with the layer of the target at the same relative depth."""
-    rows, columns = (across[f"{side}_layer"].unique() for side in ("source", "target"))
-    last = len(columns) - 1
-    pairs = [(layer, columns[round(n * last / max(len(rows) - 1, 1))]) for n, layer in enumerate(rows)]
-    return across.set_index(["source_layer", "target_layer"]).loc[pairs].reset_index()
+def _described(model: FrozenModel, known: dict[int, dict[str, str]]) -> dict[str, str]:
+    """Return what the provenance says of a model; the weights of one module are read once."""
+    if id(model.module) not in known:
+        known[id(model.module)] = model.describe()
+    return {**known[id(model.module)], "name": model.name}
 
 
 def _called(side: Side) -> str:

@@ -1,16 +1,19 @@
-"""From batches of states to the estimates of a metric: kept every so often, gone on with, shared by processes."""
+"""From batches of states to the estimates of metrics: in one pass, kept every so often, shared by processes."""
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
-from thinkalike.errors import ConfigError, DataError
+from torch import Tensor
+
+from thinkalike.errors import ConfigError, DataError, ThinkalikeError
 from thinkalike.interrupts import stop
 from thinkalike.job import Work
-from thinkalike.processes import Team
-from thinkalike.states import StateBatch, StateBatches
+from thinkalike.processes import Round, Team
+from thinkalike.states import ModelRuns, StateBatch, StateBatches
 
 log = logging.getLogger(__name__)
 
@@ -18,50 +21,178 @@ KEPT_EVERY = 50  # batches
 LOOK_EVERY = 10  # batches, how often stop_at_width looks at the intervals
 
 
-def gathered(new: Callable[[], Any], measure: Any, batches: StateBatches, names: tuple[str, str], work: Work) -> Any:
-    """Return the estimates from all batches, or from as many as make every interval narrow enough.
+class Comparison:
+    """A job's comparison of two sides: its batches, its metric, and how far it has come.
 
-    Goes on from the state that an earlier run left. Processes that share the job hand the first one what they found.
+    Goes on from the state that an earlier run left.
 
     Args:
         new: makes a metric without any batch.
+        names: what messages call the sides.
 
     Raises:
         ConfigError: several processes are asked to stop at a width of intervals.
-        DataError: a batch cannot be compared, or there are too few.
     """
-    if measure.stop_at_width and work.team.size > 1:
-        raise ConfigError("measure.stop_at_width looks at the batches of one process; leave it or trainer=ddp out")
-    kept, metric = work.resume("batches"), _Shared(new, work.team)
-    if kept is not None:
-        metric.load(kept["metric"])
 
-    def add(number: int, batch: StateBatch) -> None:
+    def __init__(self, new: Callable[[], Any], measure: Any, batches: StateBatches, names: tuple[str, str], work: Work):
+        if measure.stop_at_width and work.team.size > 1:
+            raise ConfigError("measure.stop_at_width looks at the batches of one process; leave it or trainer=ddp out")
+        self.measure, self.batches, self.names, self.work = measure, batches, names, work
+        kept, self.metric = work.resume("batches"), _Shared(new, work.team)
+        if kept is not None:
+            self.metric.load(kept["metric"])
+        self.first = 0 if kept is None else int(kept["batches"])
+        self.error: ThinkalikeError | None = None
+        self.is_narrow = False
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it wants the next batch."""
+        return self.error is None and not self.is_narrow
+
+    def add(self, number: int, batch: StateBatch) -> None:
+        """Add a batch; one that cannot be compared ends this comparison, and no other."""
         mine, theirs = batch.states
         place = mine[0].device
         theirs = mine if theirs is mine else [layer.to(place) for layer in theirs]
         try:
-            mask = None if batch.mask is None else batch.mask.to(place)
-            grouped = measure.given == "token" and batch.tokens is not None
-            groups = {"groups": batch.tokens.to(place)} if grouped else {}  # type: ignore[union-attr]
-            metric.own.update(mine, theirs, mask, number, **groups)
+            self.metric.own.update(mine, theirs, number=number, **self.rows(batch))
         except ValueError as error:
-            raise DataError(f"batch {number} of {names[0]} (source) and {names[1]} (target): {error}") from error
+            self.error = DataError(f"batch {number} of {self.names[0]} (source) and {self.names[1]} (target): {error}")
+            self.error.__cause__ = error
 
-    for each in work.team.rounds(batches.starting, 0 if kept is None else int(kept["batches"]), add):
-        if each.passes(KEPT_EVERY) or each.asked:
-            metric.gather()
-            if not work.team.rank:
-                work.keep("batches", {"metric": metric.own.state_dict(), "batches": each.done})
-            log.info("batch %d of %d", each.done, batches.total)
-        if each.asked:
-            stop(f"at batch {each.done} of {batches.total}")
-        if measure.stop_at_width and each.passes(LOOK_EVERY) and _narrow(metric.own, measure.stop_at_width):
-            log.info("after %d batches every interval is narrower than %g", each.done, measure.stop_at_width)
-            break
-    metric.gather()
-    work.team.end_of_share()
-    return _estimates(metric.own, measure, batches.level)
+    def rows(self, batch: StateBatch) -> dict[str, Tensor | None]:
+        """Return which rows of a batch count, and what groups them, where its source is."""
+        place = batch.states[0][0].device
+        grouped = self.measure.given == "token" and batch.tokens is not None
+        groups = {"groups": batch.tokens.to(place)} if grouped else {}  # type: ignore[union-attr]
+        return {"mask": None if batch.mask is None else batch.mask.to(place), **groups}
+
+    def keep(self, done: int) -> None:
+        """Keep a state after so many batches, from which the same comes as without an end."""
+        self.collect()
+        if not self.work.team.rank and self.goes_on and done > self.first:
+            self.work.keep("batches", {"metric": self.metric.own.state_dict(), "batches": done})
+
+    def collect(self) -> None:
+        """Hand all batches, or the error of one, over to the first of the processes that share the job."""
+        self.metric.gather()
+        errors = self.work.team.everyone(self.error)
+        self.error = next((error for error in errors if error is not None), None)
+
+    def look(self, done: int) -> None:
+        """End the comparison where every interval is narrow enough."""
+        width, metric = self.measure.stop_at_width, self.metric.own
+        if width and self.goes_on and done > self.first and metric.update_called:
+            self.is_narrow = bool(metric.compute().widest_interval() < width)
+            if self.is_narrow:
+                log.info("after %d batches every interval is narrower than %g", done, width)
+
+    def estimates(self) -> Any:
+        """Return the estimates of all batches.
+
+        Raises:
+            DataError: a batch could not be compared, or there are too few.
+        """
+        if self.error is not None:
+            raise self.error
+        measure, metric = self.measure, self.metric.own
+        if not metric.update_called:
+            raise DataError(
+                f"there is too little text for one batch of {measure.tokens_per_batch} {self.batches.level}s"
+            )
+        estimates = metric.compute()
+        if estimates.batches < 2:
+            raise DataError("one batch gives no interval; give more text, or lower measure.tokens_per_batch")
+        if estimates.batches < measure.batches and not measure.stop_at_width:
+            log.warning("%d batches of the %d asked for: there is no more text", estimates.batches, measure.batches)
+        return estimates
+
+
+def gather(comparisons: Sequence[Comparison], runs: ModelRuns, team: Team) -> None:
+    """Go through the batches of all comparisons in step, so that each model runs once for each different input.
+
+    Each comparison reads the batches that it would read alone. Processes that share the job hand the first one what
+    they found, and end.
+    """
+    total = max(each.batches.total for each in comparisons)
+    first = min(each.first for each in comparisons)
+
+    def starting(number: int, step: int) -> Iterator[list[tuple[Comparison, StateBatch]]]:
+        return _in_step(comparisons, runs, number, step)
+
+    for each in team.rounds(starting, first, _add):
+        _after(each, comparisons, total)
+    for comparison in comparisons:
+        comparison.collect()
+    team.end_of_share()
+
+
+def _in_step(
+    comparisons: Sequence[Comparison], runs: ModelRuns, number: int, step: int
+) -> Iterator[list[tuple[Comparison, StateBatch]]]:
+    """Yield what all comparisons read at the same number; one that had more batches before waits for the others."""
+    places = {id(each): number + -(-max(each.first - number, 0) // step) * step for each in comparisons}
+    streams = {id(each): each.batches.starting(places[id(each)], step) for each in comparisons}
+    for place in itertools.count(number, step):
+        going = [each for each in comparisons if each.goes_on and id(each) in streams]
+        if not going:
+            return
+        now = []
+        for each in going:
+            if place >= places[id(each)]:
+                batch = next(streams[id(each)], None)
+                if batch is None:
+                    del streams[id(each)]
+                else:
+                    now.append((each, batch))
+        if now or streams:
+            yield now
+        runs.forget()
+
+
+Read = tuple[Comparison, StateBatch]
+
+
+def _add(number: int, read: Sequence[Read]) -> None:
+    """Add what comparisons read at one number: those of the same rows, in the same place and way, by one product."""
+    alike: dict[Hashable, list[Read]] = {}
+    for comparison, batch in read:
+        alone = id(comparison) if batch.content is None else None
+        way = repr(comparison.measure), batch.states[0][0].device, batch.content, alone
+        alike.setdefault(way, []).append((comparison, batch))
+    for group in alike.values():
+        if len(group) == 1 or not _added_together(number, group):
+            for comparison, batch in group:
+                comparison.add(number, batch)
+
+
+def _added_together(number: int, group: Sequence[Read]) -> bool:
+    """Add the same batch to several comparisons; returns False, and adds it to none, where one cannot be compared."""
+    place = group[0][1].states[0][0].device
+    states = {id(side): side for _, batch in group for side in batch.states}
+    numbered = {key: number for number, key in enumerate(states)}
+    sides = [(numbered[id(batch.states[0])], numbered[id(batch.states[1])]) for _, batch in group]
+    moved = [[layer.to(place) for layer in side] for side in states.values()]
+    metrics = [comparison.metric.own for comparison, _ in group]
+    try:
+        metrics[0].update_pairs(metrics, sides, moved, number=number, **group[0][0].rows(group[0][1]))
+    except ValueError:
+        return False
+    return True
+
+
+def _after(each: Round, comparisons: Sequence[Comparison], total: int) -> None:
+    """Keep states and look at intervals where it is time to, and end where a signal waits."""
+    if each.passes(KEPT_EVERY) or each.asked:
+        for comparison in comparisons:
+            comparison.keep(each.done)
+        log.info("batch %d of %d", each.done, total)
+    if each.asked:
+        stop(f"at batch {each.done} of {total}")
+    if each.passes(LOOK_EVERY):
+        for comparison in comparisons:
+            comparison.look(each.done)
 
 
 class _Shared:
@@ -85,19 +216,3 @@ class _Shared:
                 self.own.merge_state(part)
         if self.team.rank:
             self.own = self.new()
-
-
-def _estimates(metric: Any, measure: Any, level: str) -> Any:
-    """Return the estimates of a metric that has all batches."""
-    if not metric.update_called:
-        raise DataError(f"there is too little text for one batch of {measure.tokens_per_batch} {level}s")
-    estimates = metric.compute()
-    if estimates.batches < 2:
-        raise DataError("one batch gives no interval; give more text, or lower measure.tokens_per_batch")
-    if estimates.batches < measure.batches and not measure.stop_at_width:
-        log.warning("%d batches of the %d asked for: there is no more text", estimates.batches, measure.batches)
-    return estimates
-
-
-def _narrow(metric: Any, width: float) -> bool:
-    return metric.update_called and bool(metric.compute().widest_interval() < width)

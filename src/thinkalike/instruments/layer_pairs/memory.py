@@ -2,41 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from thinkalike.job import check_memory, check_time
 from thinkalike.memory import Budget, LiveBytes
-from thinkalike.models import FrozenModel
+from thinkalike.models import FrozenModel, tokenizer_fingerprint
 from thinkalike.states import site_numbers
 
 Metric = Callable[[Any, int, int, bool], Any]
-NOISE = {False: 128, True: 2048}  # rows that are compared to see what it takes, on a GPU more than one of its tiles
+NOISE = {False: 256, True: 2048}  # rows that are compared to see what it takes, the height of a tile of CKA or more
 GROUP = 64  # rows of one token in that noise; larger groups take no more, as they are compared in parts
 
 
-def check_feasible(metric: Metric, measure: Any, source: FrozenModel, target: FrozenModel) -> None:
+def check_feasible(metric: Metric, compared: Sequence[tuple[Any, FrozenModel, FrozenModel]]) -> None:
     """Refuse what does not fit, or would not end: every measure compares each token of a batch with each other.
 
-    Memory is that of the states of all layers, of a copy in float32, and of comparing them.
+    Memory is that of the states of all layers, of a copy in float32, and of comparing them. Pairs of one pass hold the
+    states of all their models at the same time.
 
     Args:
         metric: makes what gathers the batches, see `LayerPairs.metric`.
+        compared: of each pair the settings of the measure, source and target.
 
     Raises:
         ResourceError: it does not, or would not.
     """
-    size, models = measure.tokens_per_batch, dict.fromkeys((source, target))
-    what, numbers = f"measure.tokens_per_batch={size}", 0
-    for model in models:
-        numbers += size * len(site_numbers(model, measure.embed)) * model.d_model
-    memory = numbers * (source.dtype.itemsize + 4.0) + _bytes_of_comparing(metric, measure, source, target)
-    check_memory(f"{what} needs", memory, Budget.of(source.device))
-    operations = 2.0 * measure.batches * size**2 * (source.n_layers + target.n_layers)
-    operations *= min(source.d_model, target.d_model)
-    check_time(f"measure.batches={measure.batches} of {what}", operations)
+    for device in dict.fromkeys(source.device for _, source, _ in compared):
+        _check_memory(metric, [each for each in compared if each[1].device == device])
+    for measure, source, target in compared:
+        what = f"measure.batches={measure.batches} of measure.tokens_per_batch={measure.tokens_per_batch}"
+        operations = 2.0 * measure.batches * measure.tokens_per_batch**2 * (source.n_layers + target.n_layers)
+        check_time(what, operations * min(source.d_model, target.d_model))
+
+
+def _check_memory(metric: Metric, compared: Sequence[tuple[Any, FrozenModel, FrozenModel]]) -> None:
+    """Check the memory of the device where pairs are compared, which is that of their sources."""
+    memory = sum(_bytes_of_states(compared).values())
+    memory += max(_bytes_of_comparing(metric, *each) for each in _largest(compared))
+    size, count = max(measure.tokens_per_batch for measure, _, _ in compared), len(compared)
+    what = f"measure.tokens_per_batch={size}" + (f" of {count} pairs of models at once" if count > 1 else "")
+    remedy = "lower it, or give fewer models at once" if count > 1 else "lower it"
+    check_memory(f"{what} needs", memory, Budget.of(compared[0][1].device), remedy)
+
+
+def _bytes_of_states(compared: Sequence[tuple[Any, FrozenModel, FrozenModel]]) -> dict[tuple[Any, ...], float]:
+    """Return what the states of a batch take, by model and by what cuts a text into inputs: contexts and tokenizers."""
+    taken = {}
+    for measure, *models in compared:
+        size, cut = measure.tokens_per_batch, min(model.context for model in models)
+        cutters = frozenset(tokenizer_fingerprint(model.tokenizer) for model in models)
+        for model in models:
+            numbers = size * len(site_numbers(model, measure.embed)) * model.d_model
+            taken[id(model.module), size, measure.embed, cut, cutters] = numbers * (model.dtype.itemsize + 4.0)
+    return taken
+
+
+def _largest(
+    compared: Sequence[tuple[Any, FrozenModel, FrozenModel]],
+) -> list[tuple[Any, FrozenModel, FrozenModel]]:
+    """Return the pair with the most layers of each measure: comparing it takes the most memory."""
+    largest: list[tuple[Any, FrozenModel, FrozenModel]] = []
+    for each in sorted(
+        compared, key=lambda pair: len(dict.fromkeys(pair[1:])) * 10**6 + pair[1].n_layers + pair[2].n_layers
+    )[::-1]:
+        if not any(each[0] == other[0] for other in largest):
+            largest.append(each)
+    return largest
 
 
 def _bytes_of_comparing(metric: Metric, measure: Any, source: FrozenModel, target: FrozenModel) -> float:

@@ -9,9 +9,11 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.measures.conditional.groups import RowGroups
-from thinkalike.measures.kernels.centring import CentredRows, all_alike
+from thinkalike.measures.kernels.blocks import Blocks, Pair, one_model
+from thinkalike.measures.kernels.centring import CentredRows, flaw_of
 from thinkalike.measures.kernels.gram_products import block_statistics
-from thinkalike.measures.kernels.hsic import ROUNDINGS, all_hsics, unbiased_from_sums
+from thinkalike.measures.kernels.hsic import ROUNDINGS, GramStatistics, all_hsics, unbiased_from_sums
+from thinkalike.measures.kernels.kernel_alignment import in_units
 
 
 @torch.no_grad()
@@ -21,9 +23,6 @@ def centre_groups(features: Float[Tensor, "n d"], groups: RowGroups, name: str =
     Args:
         features: The rows of the batch, in float32 or float64; those without a group are left out.
         name: What an error calls them.
-
-    Raises:
-        ValueError: A value is not finite, or the rows of every group are the same up to rounding.
     """
     rows = features[groups.order]
     offset, apart = rows.new_zeros(()), rows.new_empty(len(rows))
@@ -33,19 +32,16 @@ def centre_groups(features: Float[Tensor, "n d"], groups: RowGroups, name: str =
         block -= mean
         distances.copy_(torch.linalg.vector_norm(block, dim=2).square())
     spread = apart.mean()
-    if not spread.isfinite():
-        raise ValueError(f"{name}: a value is not finite, or too large for {features.dtype}")
-    if all_alike(spread, offset / len(rows), features.dtype):
-        raise ValueError(f"{name}: the rows of each token are the same, so given the token there is nothing to compare")
+    flaw = flaw_of(spread, offset / len(rows), features.dtype)
     for block, distances in zip(groups.blocks(rows), groups.blocks(apart), strict=True):
         weights = 1 / (distances + spread)
         block -= weights[:, None] @ block / weights.sum(1)[:, None, None]
     scale = spread.sqrt()
-    return CentredRows(name, rows.div_(scale), scale, apart.max() / apart.sum())
+    return CentredRows(name, rows.div_(scale), scale, apart.max() / apart.sum(), flaw)
 
 
 def group_hsics(
-    rows: Sequence[Float[Tensor, "n _"]], groups: RowGroups, estimator: str, places: Sequence[int] | None = None
+    rows: Sequence[Float[Tensor, "n _"]], groups: RowGroups, estimator: str
 ) -> tuple[Float[Tensor, "l l"], Bool[Tensor, " l"]]:
     """Return Σ_g n_g HSIC_g of every two layers over the groups, in float64, and which layers have nothing in it.
 
@@ -54,37 +50,55 @@ def group_hsics(
     Args:
         rows: Of each different layer, in the order of the groups and about centred in each of them.
         estimator: "unbiased" or "biased".
-        places: Which of them each of the l layers has; by default each has its own.
 
     Returns:
         The sums, and whether nothing but rounding is left of a layer's sum with itself.
     """
-    layers = len(rows if places is None else places)
-    total = rows[0].new_zeros(layers, layers, dtype=torch.float64)
-    size_of_terms, start = total.diagonal().clone(), 0
+    hsics, flat = _block_hsics(rows, groups, estimator, one_model(len(rows)))
+    return hsics[0, 0], flat[0]
+
+
+def _block_hsics(
+    rows: Sequence[Float[Tensor, "n _"]], groups: RowGroups, estimator: str, blocks: Blocks
+) -> tuple[dict[Pair, Tensor], dict[int, Tensor]]:
+    """Return `group_hsics` of the layers of every two models compared, and by model which have nothing in it."""
+    total: dict[Pair, Tensor] = {}
+    size_of_terms: dict[int, Tensor] = {}
+    start = 0
     for count, size in groups.shapes:
-        part = [x[start : start + count * size] for x in rows]
-        statistics = block_statistics(part, count, places)
-        total += size * all_hsics(statistics, estimator, count)
-        of_sums = statistics.sums.square().sum(1)
-        totals = statistics.sums.unflatten(1, (count, size)).sum(2).square().sum(1)
-        size_of_terms += size * unbiased_from_sums(size, statistics.products.diagonal(), -of_sums, totals)
+        statistics = block_statistics([x[start : start + count * size] for x in rows], count, blocks)
+        for pair, hsics in all_hsics(statistics, estimator, count).items():
+            total[pair] = total.get(pair, 0) + size * hsics
+        for model, terms in _size_of_terms(statistics, count, size).items():
+            size_of_terms[model] = size_of_terms.get(model, 0) + size * terms
         start += count * size
-    return total, total.diagonal() <= ROUNDINGS * torch.finfo(rows[0].dtype).eps * size_of_terms
+    rounding = ROUNDINGS * torch.finfo(rows[0].dtype).eps
+    flat = {model: total[model, model].diagonal() <= rounding * terms for model, terms in size_of_terms.items()}
+    return total, flat
+
+
+def _size_of_terms(statistics: GramStatistics, count: int, size: int) -> dict[int, Float[Tensor, " l"]]:
+    """Return the terms of the HSIC of each layer with itself, all with one sign, by model."""
+    found = {}
+    for (model, other), products in statistics.products.items():
+        if model == other:
+            sums = statistics.sums[model]
+            totals = sums.unflatten(1, (count, size)).sum(2).square().sum(1)
+            found[model] = unbiased_from_sums(size, products.diagonal(), -sums.square().sum(1), totals)
+    return found
 
 
 def layer_hsics_within(
-    layers: Sequence[CentredRows], groups: RowGroups, estimator: str, places: Sequence[int] | None = None
-) -> Float[Tensor, "l l"]:
-    """Return `group_hsics` of every two layers in the unit of the features, as `layer_hsics` does without groups.
+    layers: Sequence[CentredRows], groups: RowGroups, estimator: str, blocks: Blocks
+) -> dict[Pair, Float[Tensor, "l m"]]:
+    """Return the sums of `group_hsics` in the unit of the features, as `layer_hsics` does without groups.
 
     Raises:
         ValueError: Nothing is left of a layer, as where the rows of each token are alike but for one.
     """
-    places = list(range(len(layers)) if places is None else places)
-    hsics, flat = group_hsics([layer.rows for layer in layers], groups, estimator, places)
-    for place, is_flat in zip(places, flat.tolist(), strict=True):
+    hsics, flat = _block_hsics([layer.rows for layer in layers], groups, estimator, blocks)
+    names = [layers[place].name for model in flat for place in blocks.models[model]]
+    for name, is_flat in zip(names, torch.cat(list(flat.values())).tolist(), strict=True):
         if is_flat:
-            raise ValueError(f"{layers[place].name}: given the token there is no variance but in single rows")
-    squares = torch.stack([layers[place].scale for place in places]).double().square()
-    return hsics * torch.outer(squares, squares)
+            raise ValueError(f"{name}: given the token there is no variance but in single rows")
+    return in_units(hsics, layers, blocks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 from typing import Any
@@ -80,6 +81,29 @@ class LayerPredictions:
         else:
             self._prediction.judge(rows, rows, number)
         self._used[number] = [len(within.order), within.rows] if within else [1, 1]
+
+    @staticmethod
+    def update_pairs(
+        metrics: Sequence[LayerPredictions],
+        sides: Sequence[tuple[int, int]],
+        states: Sequence[States],
+        mask: Bool[Tensor, " ..."] | None = None,
+        number: int = 0,
+        groups: Int[Tensor, " ..."] | None = None,
+    ) -> None:
+        """Add one batch of several models to a metric for each pair of them, pair by pair.
+
+        Args:
+            metrics: One for each pair.
+            sides: The numbers of the source and of the target of each metric; both may be the same.
+            states: Of each model, as `update` takes those of one.
+            mask, number, groups: See `update`.
+
+        Raises:
+            ValueError: See `update`.
+        """
+        for metric, (source, target) in zip(metrics, sides, strict=True):
+            metric.update(states[source], states[target], mask, number, groups)
 
     def compute(self) -> PredictionEstimate:
         """Return R² over all batches that judged so far, with intervals.

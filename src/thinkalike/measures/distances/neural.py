@@ -56,7 +56,7 @@ class NeuralDistances:
         if not callable(distance) and distance not in DISTANCES:
             raise ValueError(f"distance={distance!r} is none of {', '.join(DISTANCES)}, nor a function")
         screen = torch.float64 if states.dtype == torch.float64 else torch.float32
-        states = states.detach().double()
+        states, given = states.detach().double(), states
         mean = states.mean(0)
         if not mean.isfinite().all():
             raise ValueError(f"states of {name} are not finite; run the model in a wider dtype")
@@ -68,8 +68,11 @@ class NeuralDistances:
             if not square or (states < 0).any() or states.diagonal().any() or not torch.equal(states, states.T):
                 raise ValueError(f"{name} is no matrix of distances: symmetric, none negative, a zero diagonal")
         distances = cls(states, distance, screen)
-        whole = distance == "euclidean" and bool((states == states.round()).all())
-        return cls(states - mean, distance, screen, whole) if distances.exact else distances
+        if not distances.exact:
+            return distances
+        whole = distance == "euclidean" and all(bool((part == part.round()).all()) for part in states.split(PANEL))
+        own = states.data_ptr() != given.data_ptr()  # a copy, which may be written to
+        return cls(states.sub_(mean) if own else states - mean, distance, screen, whole)
 
     @classmethod
     def given(cls, squared: Float[Tensor, "n n"]) -> NeuralDistances:
@@ -130,6 +133,21 @@ class NeuralDistances:
         everything = torch.arange(len(self), device=first.device)
         return squared if torch.equal(first, everything) else squared[first][:, first]
 
+    def vector(self) -> Float[Tensor, " p"]:
+        """Return (D^N)² of all pairs i < j of stimuli, in the order of `upper`, as `squared` has them."""
+        if not self.exact:
+            return self.squared().flatten()[upper(len(self), self.states.device)]
+        found = self.states.new_empty(len(self) * (len(self) - 1) // 2)
+        place = 0
+        for start in range(0, len(self), PANEL):
+            block = self.block(slice(start, start + PANEL), slice(start, None))
+            part = torch.cat([row[own + 1 :] for own, row in enumerate(block)])
+            found[place : place + len(part)] = part
+            place += len(part)
+        if (found == 0).any():  # copies of a row, which a product rounds differently
+            return self.squared().flatten()[upper(len(self), found.device)]
+        return found
+
     def extremes(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
         """Return the least and the greatest (D^N)² of two different stimuli.
 
@@ -179,9 +197,11 @@ def squared_distances(left: Float[Tensor, "a d"], right: Float[Tensor, "b d"]) -
 
     It is fast, and good to ten digits if the states are centred.
     """
-    norms = left.square().sum(1)[:, None] + right.square().sum(1)
-    squared = torch.addmm(norms, left, right.T, alpha=-2)
-    close = (squared < CLOSE * norms).nonzero()
+    own, other = left.square().sum(1), right.square().sum(1)
+    squared = (own[:, None] + other).addmm_(left, right.T, alpha=-2)
+    near = (squared < CLOSE * (own.max() + other.max())).nonzero()  # few; which of them are close is looked up
+    rows, columns = near.unbind(1)
+    close = near[squared[rows, columns] < CLOSE * (own[rows] + other[columns])]
     for rows, columns in (places.unbind(1) for places in close.split(max(1, 2**22 // left.shape[1]))):
         squared[rows, columns] = (left[rows] - right[columns]).square().sum(1)
     return squared

@@ -167,11 +167,10 @@ def _vectors(layers: Layers, distance: DistanceChoice, n: int | None) -> Iterato
     for index, states in enumerate(layers):
         if len(states) != n:
             raise ValueError(f"layer {index} has {len(states)} stimuli, not {n}: all layers need the same ones")
-    above = upper(n, _device(layers))
     for index, states in enumerate(layers):
         known = isinstance(states, NeuralDistances)
         layer = states if known else NeuralDistances.of(states, distance, f"layer {index}")
-        yield layer.squared().flatten()[above]
+        yield layer.vector()
 
 
 def _device(layers: Layers) -> torch.device:
@@ -180,4 +179,4 @@ def _device(layers: Layers) -> torch.device:
 
 
 def _ranks(layers: Layers, distance: DistanceChoice, n: int | None = None) -> Float[Tensor, "l p"]:
-    return unit_ranks(_vectors(layers, distance, n), OF_LAYER)
+    return unit_ranks(_vectors(layers, distance, n), OF_LAYER, len(layers))

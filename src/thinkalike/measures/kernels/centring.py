@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.measures.kernels.hsic import ROUNDINGS
+
+NOT_FINITE, ALIKE = 1, 2
 
 
 class CentredRows(NamedTuple):
@@ -18,6 +20,7 @@ class CentredRows(NamedTuple):
     rows: Float[Tensor, "n d"]  # (x - shift) / scale
     scale: Float[Tensor, ""]  # root of the mean squared distance from the mean
     leverage: Float[Tensor, ""]
+    flaw: Int[Tensor, ""]  # 0: none; NOT_FINITE; ALIKE. See `refuse_flaws`
 
 
 class Workspace:
@@ -49,7 +52,9 @@ def leverage(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     Raises:
         ValueError: A value is not finite, or all rows are the same.
     """
-    return centre(features.to(common_dtype([features]))).leverage
+    centred = centre(features.to(common_dtype([features])))
+    refuse_flaws([centred])
+    return centred.leverage
 
 
 def centre(features: Float[Tensor, "n d"], name: str = "features", out: Tensor | None = None) -> CentredRows:
@@ -57,30 +62,47 @@ def centre(features: Float[Tensor, "n d"], name: str = "features", out: Tensor |
 
     HSIC forgives any shift, so it is chosen for its digits. Under the plain mean one massive token would leave a large
     offset in every other row; weights 1 / (kᵢ + mean k) leave it out. Shift and scale get no gradient: CKA has none.
+    What cannot be compared is told by `refuse_flaws`, so that a GPU need not be waited for at every layer.
 
     Args:
         features: The rows, in float32 or float64.
         name: What an error calls them.
         out: Memory for the centred rows, where no gradient is wanted.
-
-    Raises:
-        ValueError: A value is not finite, or all rows are the same up to rounding.
     """
     with torch.no_grad():
         mean = features.mean(0)
         apart = torch.sub(features, mean, out=out)
         distances = torch.linalg.vector_norm(apart, dim=1).square()
         spread = distances.mean()
-        if not spread.isfinite():
-            raise ValueError(f"{name}: a value is not finite, or too large for {features.dtype}")
-        if all_alike(spread, mean.square().sum(), features.dtype):
-            raise ValueError(f"{name}: all rows are the same, so there is no variance to compare")
+        flaw = flaw_of(spread, mean.square().sum(), features.dtype)
         weights = 1 / (distances + spread)
         shift = mean + weights @ apart / weights.sum()
         scale = spread.sqrt()
     rows = torch.sub(features, shift, out=out)
     rows = rows.div_(scale) if out is not None else rows / scale
-    return CentredRows(name, rows, scale, distances.max() / distances.sum())
+    return CentredRows(name, rows, scale, distances.max() / distances.sum(), flaw)
+
+
+def flaw_of(spread: Float[Tensor, ""], offset: Float[Tensor, ""], dtype: torch.dtype) -> Int[Tensor, ""]:
+    """Return what keeps rows of that mean squared distance from their mean from being compared, as a number."""
+    return torch.where(spread.isfinite(), ALIKE * all_alike(spread, offset, dtype), NOT_FINITE)
+
+
+def refuse_flaws(layers: Sequence[CentredRows], alike: str = "all rows are the same") -> None:
+    """Look at all layers at once, and refuse the first that cannot be compared.
+
+    Args:
+        layers: At least one.
+        alike: What the error calls rows that are all alike.
+
+    Raises:
+        ValueError: A value is not finite, or all rows are the same up to rounding.
+    """
+    for layer, flaw in zip(layers, torch.stack([layer.flaw for layer in layers]).tolist(), strict=True):
+        if flaw == NOT_FINITE:
+            raise ValueError(f"{layer.name}: a value is not finite, or too large for {layer.rows.dtype}")
+        if flaw == ALIKE:
+            raise ValueError(f"{layer.name}: {alike}, so there is no variance to compare")
 
 
 def all_alike(spread: Float[Tensor, "*b"], offset: Float[Tensor, "*b"], dtype: torch.dtype) -> Bool[Tensor, "*b"]:

@@ -2,100 +2,138 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.measures.kernels.blocks import Blocks, Pair, one_model
 from thinkalike.measures.kernels.hsic import GramStatistics
 
-CPU_TILE = (128, 1024)  # 14 MB for 26 layers: it stays in the cache between being written and being read
-GPU_TILE = (2048, 2048)  # few launches
+
+class Tiling(NamedTuple):
+    """How the half of a Gram matrix on and above its diagonal is cut: squares of `height` on it, tiles right of them.
+
+    A square is cut again into strips of `step` rows, each from its own first column on: less is computed twice.
+    """
+
+    height: int
+    width: int
+    step: int
+
+    def tiles(self, n: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the first row, the first column, the rows and the columns of each tile; diagonal ones begin on it."""
+        for top in range(0, n, self.height):
+            end = min(top + self.height, n)
+            for row in range(top, end, self.step):
+                yield row, row, min(self.step, end - row), end - row
+            for left in range(end, n, self.width):
+                yield top, left, end - top, min(self.width, n - left)
+
+
+CPU_TILE = Tiling(256, 1024, 64)  # 27 MB for 26 layers: it stays in the cache between being written and being read
+GPU_TILE = Tiling(2048, 2048, 2048)  # few launches
 LARGE = 512  # rows; a larger group is a Gram matrix of its own
-AT_ONCE = 2**22  # numbers of the blocks of small groups
+AT_ONCE = 2**17  # numbers of the blocks of small groups of one layer
 
 
 @torch.no_grad()
-def linear_statistics(rows: Sequence[Float[Tensor, "n _"]], places: Sequence[int] | None = None) -> GramStatistics:
+def linear_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks | None = None) -> GramStatistics:
     """Return the statistics of K = X X' for the rows X of every layer, which are about centred.
 
     Products are taken in the dtype of the rows, and summed up in float64.
 
     Args:
-        places: Which of the rows each layer has, where several layers have the same; by default each has its own.
+        rows: Of each different layer.
+        blocks: Which models have them; by default one has all.
     """
-    places = list(range(len(rows))) if places is None else list(places)
-    own = torch.stack([torch.linalg.vector_norm(x, dim=1) for x in rows]).double().square()
-    sums = torch.stack([x @ x.sum(0) for x in rows]).double() - own
-    return GramStatistics(_tiled_products(rows, places), sums[places], own[places])
+    blocks = blocks or one_model(len(rows))
+    own = [torch.linalg.vector_norm(x, dim=1).double().square() for x in rows]
+    sums = [(x @ x.sum(0)).double() - norms for x, norms in zip(rows, own, strict=True)]
+    return GramStatistics(_tiled_products(rows, blocks), blocks.by_model(sums), blocks.by_model(own))
 
 
-def _tiled_products(rows: Sequence[Float[Tensor, "n _"]], places: list[int]) -> Float[Tensor, "l l"]:
-    """Return Σ_{i≠j} K_ij L_ij of every two layers, tile by tile on and above the diagonal.
+def _tiled_products(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+    """Return Σ_{i≠j} K_ij L_ij of every two layers of the models compared, tile by tile on and above the diagonal.
 
     The product over pairs of layers waits for memory, so all layers' tiles are written side by side, and one small
-    product reads each of them once, out of the cache.
+    product for each two models reads them, out of the cache. A model's tiles have memory of their own, which begins
+    where memory is aligned: bits may depend on that.
     """
-    n, layers = len(rows[0]), len(places)
-    height, width = GPU_TILE if rows[0].is_cuda else CPU_TILE
-    total = rows[0].new_zeros(layers, layers, dtype=torch.float64)
-    memory = rows[0].new_empty(layers * min(height, n) * min(width, n))
-    for top in range(0, n, height):
-        for left in range(top, n, width):
-            h, w = min(height, n - top), min(width, n - left)
-            tile = memory[: layers * h * w].view(layers, h, w)
-            for layer, place in enumerate(places):
-                if (first := places.index(place)) < layer:
-                    tile[layer].copy_(tile[first])  # and not left out: float32 sums depend on how many layers there are
-                else:
-                    torch.mm(rows[place][top : top + h], rows[place][left : left + w].T, out=tile[layer])
-            if left == top:
-                tile[:, :, :h].triu_(1)
-            by_row = tile.transpose(0, 1)  # one float32 sum per row of the tile: a longer one loses a digit
-            total += torch.bmm(by_row, by_row.mT).sum(0, dtype=torch.float64)
-    return 2 * total
+    n, counts = len(rows[0]), [len(places) for places in blocks.models]
+    tiling = GPU_TILE if rows[0].is_cuda else CPU_TILE
+    total = {(a, b): rows[0].new_zeros(counts[a], counts[b], dtype=torch.float64) for a, b in blocks.pairs}
+    largest = min(tiling.height, n) * min(max(tiling.height, tiling.width), n)
+    memory = [rows[0].new_empty(count * largest) for count in counts]
+    for top, left, h, w in tiling.tiles(n):
+        tiles = [part[: count * h * w].view(count, h, w) for part, count in zip(memory, counts, strict=True)]
+        _fill(tiles, blocks, [(x[top : top + h], x[left : left + w]) for x in rows])
+        if left == top:
+            for tile in tiles:
+                tile.triu_(1)
+        by_row = [tile.transpose(0, 1) for tile in tiles]  # a float32 sum per row of a tile: a longer one loses a digit
+        for a, b in blocks.pairs:
+            total[a, b] += torch.bmm(by_row[a], by_row[b].mT).sum(0, dtype=torch.float64)
+    return {pair: 2 * each for pair, each in total.items()}
+
+
+def _fill(tiles: Sequence[Tensor], blocks: Blocks, sides: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Write a tile of the Gram matrix of every layer of every model; that of one tensor is computed once."""
+    made: dict[int, Tensor] = {}
+    for tile, places in zip(tiles, blocks.models, strict=True):
+        for own, place in zip(tile, places, strict=True):
+            if place in made:
+                own.copy_(made[place])
+            else:
+                made[place] = torch.mm(sides[place][0], sides[place][1].T, out=own)
 
 
 @torch.no_grad()
-def block_statistics(
-    rows: Sequence[Float[Tensor, "n _"]], groups: int, places: Sequence[int] | None = None
-) -> GramStatistics:
+def block_statistics(rows: Sequence[Float[Tensor, "n _"]], groups: int, blocks: Blocks | None = None) -> GramStatistics:
     """Return the statistics of the blocks of K = X X' that belong to groups of rows, products summed over the groups.
 
     Small blocks of many groups are made together, large ones tile by tile, and the whole K never.
 
     Args:
         groups: How many groups there are; all are of one size, and the rows of each stand side by side.
-        places: See `linear_statistics`.
+        blocks: See `linear_statistics`.
     """
-    places = list(range(len(rows))) if places is None else list(places)
+    blocks = blocks or one_model(len(rows))
     size = len(rows[0]) // groups
-    at_once = 1 if size > LARGE else max(AT_ONCE // (len(rows) * size**2), 1)
+    at_once = 1 if size > LARGE else max(AT_ONCE // size**2, 1)
     parts = []
     for part in zip(*(x.split(size * at_once) for x in rows), strict=True):
         if size > LARGE:
-            parts.append(linear_statistics(part, places))
+            parts.append(linear_statistics(part, blocks))
         else:
-            blocks = [x.unflatten(0, (-1, size)) for x in part]
-            parts.append(_block_products(torch.stack([x @ x.mT for x in blocks]), places))
+            parts.append(_group_products([y @ y.mT for y in (x.unflatten(0, (-1, size)) for x in part)], blocks))
     products, sums, diagonals = zip(*parts, strict=True)
-    return GramStatistics(torch.stack(products).sum(0), torch.cat(sums, 1), torch.cat(diagonals, 1))
+    joint = [[torch.cat(each, 1) for each in zip(*kind, strict=True)] for kind in (sums, diagonals)]
+    return GramStatistics({pair: sum(part[pair] for part in products) for pair in blocks.pairs}, *joint)
 
 
-def _block_products(grams: Float[Tensor, "l g s s"], places: list[int]) -> GramStatistics:
-    off = grams.double()
-    own = off.diagonal(dim1=2, dim2=3).clone()
-    off.diagonal(dim1=2, dim2=3).zero_()
-    flat = off.flatten(1)
-    return GramStatistics((flat @ flat.T)[places][:, places], off.sum(3).flatten(1)[places], own.flatten(1)[places])
+def _group_products(grams: Sequence[Float[Tensor, "g s s"]], blocks: Blocks) -> GramStatistics:
+    off = [gram.double() for gram in grams]
+    own = [gram.diagonal(dim1=1, dim2=2).clone() for gram in off]
+    for gram in off:
+        gram.diagonal(dim1=1, dim2=2).zero_()
+    flat = [each.flatten(1) for each in blocks.by_model(off)]
+    return GramStatistics(
+        {(a, b): flat[a] @ flat[b].T for a, b in blocks.pairs},
+        blocks.by_model([gram.sum(2).flatten() for gram in off]),
+        blocks.by_model([each.flatten() for each in own]),
+    )
 
 
-def dense_statistics(grams: Float[Tensor, "l n n"]) -> GramStatistics:
+def dense_statistics(grams: Sequence[Float[Tensor, "n n"]], blocks: Blocks | None = None) -> GramStatistics:
     """Return the statistics of any symmetric Gram matrices; differentiable."""
-    own = grams.diagonal(dim1=1, dim2=2).double()
-    off = grams.double() - own.diag_embed()
-    return GramStatistics(off.flatten(1) @ off.flatten(1).T, off.sum(2), own)
+    blocks = blocks or one_model(len(grams))
+    own = [gram.diagonal().double() for gram in grams]
+    off = blocks.by_model([gram.double() - each.diag() for gram, each in zip(grams, own, strict=True)])
+    products = {(a, b): off[a].flatten(1) @ off[b].flatten(1).T for a, b in blocks.pairs}
+    return GramStatistics(products, [each.sum(2) for each in off], blocks.by_model(own))
 
 
 def linear_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:

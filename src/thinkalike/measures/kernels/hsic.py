@@ -8,16 +8,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.measures.kernels.blocks import Pair
+
 FEWEST = 4  # rows; the unbiased estimator divides by n - 3
 ROUNDINGS = 8  # what a sum may be off by, in units of its terms' last digit
 
 
 class GramStatistics(NamedTuple):
-    """All that HSIC needs of the Gram matrices of many layers, in float64; K̃ is K with a zero diagonal."""
+    """All that HSIC needs of the Gram matrices of the layers of models, in float64; K̃ is K with a zero diagonal."""
 
-    products: Float[Tensor, "l l"]  # Σᵢⱼ K̃ᵢⱼ L̃ᵢⱼ
-    sums: Float[Tensor, "l n"]  # of each row of K̃
-    diagonals: Float[Tensor, "l n"]  # of K
+    products: dict[Pair, Float[Tensor, "l m"]]  # Σᵢⱼ K̃ᵢⱼ L̃ᵢⱼ, by the two models whose layers K and L are of
+    sums: list[Float[Tensor, "l n"]]  # of each row of K̃, by model
+    diagonals: list[Float[Tensor, "l n"]]  # of K, by model
 
 
 def hsic1(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
@@ -51,19 +53,23 @@ def enough_rows(n: int) -> None:
         raise ValueError(f"HSIC needs at least {FEWEST} rows, not {n}")
 
 
-def all_hsics(statistics: GramStatistics, estimator: str, groups: int = 1) -> Float[Tensor, "l l"]:
-    """Return the HSIC of every two of l symmetric Gram matrices, "unbiased" or "biased".
+def all_hsics(statistics: GramStatistics, estimator: str, groups: int = 1) -> dict[Pair, Float[Tensor, "l m"]]:
+    """Return the HSIC of every two symmetric Gram matrices of the models that are compared, "unbiased" or "biased".
 
     Args:
         groups: Of how many groups of one size the rows are, side by side, and the matrices their blocks; the HSICs of
             all groups are summed.
     """
-    products, sums, diagonals = statistics
-    if estimator == "biased":
-        products, sums = products + diagonals @ diagonals.T, sums + diagonals
     formula = unbiased_from_sums if estimator == "unbiased" else _biased
-    totals = sums.unflatten(1, (groups, -1)).sum(2)
-    return formula(sums.shape[1] // groups, products, sums @ sums.T, totals @ totals.T)
+    sums, own = statistics.sums, statistics.diagonals
+    if estimator == "biased":
+        sums = [off + diagonal for off, diagonal in zip(sums, own, strict=True)]
+    totals = [each.unflatten(1, (groups, -1)).sum(2) for each in sums]
+    n, found = sums[0].shape[1] // groups, {}
+    for (a, b), products in statistics.products.items():
+        whole = products + own[a] @ own[b].T if estimator == "biased" else products
+        found[a, b] = formula(n, whole, sums[a] @ sums[b].T, totals[a] @ totals[b].T)
+    return found
 
 
 def unbiased_from_sums(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.measures.kernels.centring import CentredRows, centre, common_dtype
+from thinkalike.measures.kernels.blocks import Blocks, Pair, joined
+from thinkalike.measures.kernels.centring import CentredRows, centre, common_dtype, refuse_flaws
 from thinkalike.measures.kernels.gram_products import dense_statistics, linear_gram, linear_statistics, rbf_gram
 from thinkalike.measures.kernels.hsic import GramStatistics, all_hsics, cancels, enough_rows, hsic1
 
@@ -57,7 +58,9 @@ def cka(
                 raise ValueError(f"the paper prints the unbiased linear CKA, not the {estimator} {kernel} one")
             return _as_printed(X.double(), Y.double()).to(dtype)
         sides = [centre(X.to(dtype), "X"), centre(Y.to(dtype), "Y")]
-        return alignment(layer_hsics(sides, kernel, estimator))[0, 1].to(dtype)
+        refuse_flaws(sides)
+        hsics = layer_hsics(sides, kernel, estimator, Blocks([[0], [1]], [(0, 0), (0, 1), (1, 1)]))
+        return alignment(joined(hsics, (0, 1)))[0, 1].to(dtype)
 
 
 def check_choices(**given: str) -> None:
@@ -74,32 +77,33 @@ def alignment(hsics: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b l l"]:
 
 
 def layer_hsics(
-    layers: Sequence[CentredRows], kernel: str, estimator: str, places: Sequence[int] | None = None
-) -> Float[Tensor, "l l"]:
-    """Return the HSIC of every two layers in float64, in the unit of the features; differentiable.
+    layers: Sequence[CentredRows], kernel: str, estimator: str, blocks: Blocks
+) -> dict[Pair, Float[Tensor, "l m"]]:
+    """Return the HSIC of every two layers of models compared in float64, in the unit of the features; differentiable.
 
     Args:
         layers: Different features.
-        places: Which of them each of the l layers has; by default each has its own.
+        blocks: Which models have them, and which are compared.
 
     Raises:
         ValueError: The rows of a layer are all alike but for one, which the unbiased estimator cannot tell from none.
     """
-    rows, places = [layer.rows for layer in layers], list(range(len(layers)) if places is None else places)
-    layers = [layers[place] for place in places]
+    rows = [layer.rows for layer in layers]
     if kernel == "linear" and not any(x.requires_grad for x in rows):
-        statistics = linear_statistics(rows, places)
+        statistics = linear_statistics(rows, blocks)
     else:
         gram = linear_gram if kernel == "linear" else rbf_gram
-        grams = [gram(x) for x in rows]
-        statistics = dense_statistics(torch.stack([grams[place] for place in places]))
+        statistics = dense_statistics([gram(x) for x in rows], blocks)
     if estimator == "unbiased":
-        _refuse_flat(statistics, layers)
+        _refuse_flat(statistics, layers, blocks)
     hsics = all_hsics(statistics, estimator)
-    if kernel == "rbf":
-        return hsics
-    squares = torch.stack([layer.scale for layer in layers]).double().square()
-    return hsics * torch.outer(squares, squares)
+    return hsics if kernel == "rbf" else in_units(hsics, layers, blocks)
+
+
+def in_units(hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], blocks: Blocks) -> dict[Pair, Tensor]:
+    """Return HSICs of scaled rows in the unit of the features."""
+    squares = [scale.double().square() for scale in blocks.by_model([layer.scale for layer in layers])]
+    return {(a, b): each * torch.outer(squares[a], squares[b]) for (a, b), each in hsics.items()}
 
 
 def layer_names(source_layers: int, target_layers: int) -> list[str]:
@@ -108,13 +112,17 @@ def layer_names(source_layers: int, target_layers: int) -> list[str]:
     return [f"{side} layer {index}" for side, count in counts.items() for index in range(count)]
 
 
-def _refuse_flat(statistics: GramStatistics, layers: Sequence[CentredRows]) -> None:
-    products, sums, _ = statistics
-    terms = products.diagonal(), sums.square().sum(1), sums.sum(1).square()
-    flat = cancels(sums.shape[1], *terms, layers[0].rows.dtype)
-    for layer, is_flat in zip(layers, flat.tolist(), strict=True):
+def _refuse_flat(statistics: GramStatistics, layers: Sequence[CentredRows], blocks: Blocks) -> None:
+    alone = [model for model in range(len(blocks.models)) if (model, model) in statistics.products]
+    flat = []
+    for model in alone:
+        sums = statistics.sums[model]
+        terms = statistics.products[model, model].diagonal(), sums.square().sum(1), sums.sum(1).square()
+        flat.append(cancels(sums.shape[1], *terms, layers[0].rows.dtype))
+    names = [layers[place].name for model in alone for place in blocks.models[model]]
+    for name, is_flat in zip(names, torch.cat(flat).tolist(), strict=True):
         if is_flat:
-            raise ValueError(f"{layer.name}: no variance but in one row, which the unbiased estimator cannot see")
+            raise ValueError(f"{name}: no variance but in one row, which the unbiased estimator cannot see")
 
 
 def _as_printed(X: Float[Tensor, "n d"], Y: Float[Tensor, "n e"]) -> Float[Tensor, ""]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +12,10 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torchmetrics import Metric
 
-from thinkalike.measures.conditional.groups import RowGroups, groups_of
-from thinkalike.measures.conditional.hsic import centre_groups, layer_hsics_within
-from thinkalike.measures.kernels.centring import CentredRows, Workspace, centre, common_dtype
-from thinkalike.measures.kernels.hsic import FEWEST, enough_rows
-from thinkalike.measures.kernels.kernel_alignment import check_choices, layer_hsics, layer_names
+from thinkalike.measures.kernels.batch import Batch, Options
+from thinkalike.measures.kernels.centring import Workspace
+from thinkalike.measures.kernels.kernel_alignment import check_choices, layer_names
 from thinkalike.measures.kernels.result import CKAResult, summarise
-from thinkalike.measures.kernels.rows import rows_of
 from thinkalike.measures.statistics.jackknifing import as_batches
 
 
@@ -27,7 +24,10 @@ class CKA(Metric):
 
     Each `update` takes one batch of n >= 4 rows from both models and keeps its HSICs in float64, some kB. The order and
     the split of the batches do not matter. A centred copy of the rows is in memory meanwhile, which the next batch
-    reuses. A tensor that stands for several layers, as where a model is compared with itself, costs one.
+    reuses. A tensor that stands for several layers, as where a model is compared with itself, costs one. Products of
+    bfloat16 and float16 states are taken in float32, which keeps the value of these states to 1e-7; what rounding to
+    bfloat16 did to them before is 1e-5 of benign states, 2e-4 with one massive token, and 1e-3 where a few dimensions
+    have an offset of 300 (1024 rows of width 256).
 
     Args:
         source_layers, target_layers: How many layers a batch brings.
@@ -80,7 +80,6 @@ class CKA(Metric):
         self.set_dtype(torch.float64)
         self._workspace = Workspace()
 
-    @torch.no_grad()
     def update(
         self,
         source_states: Sequence[Float[Tensor, " ..."]],
@@ -104,28 +103,50 @@ class CKA(Metric):
                 a layer is not finite or has no variance; groups are missing or not wanted, or none has 4 rows. Nothing
                 is added.
         """
-        counts = len(source_states), len(target_states)
-        if counts != (self.source_layers, self.target_layers):
-            raise ValueError(f"{self.source_layers} and {self.target_layers} layers were announced, but {counts} came")
-        if (groups is None) != (self.given == "none"):
-            raise ValueError(f"groups, the token of each state, come with given=token alone, and this is {self.given}")
         number = len(self.records) if number is None else number
-        states = [*source_states, *target_states]
-        firsts, places = _distinct(states)
-        within = None if groups is None else groups_of(groups, mask, states[0], FEWEST)
-        with torch.autocast(states[0].device.type, enabled=False):
-            named = enumerate(self._rows([(self.names[i], states[i]) for i in firsts], mask))
-            layers = [self._centred(rows, name, slot, within) for slot, (name, rows) in named]
-            leverages = torch.stack([layer.leverage for layer in layers])[places].double()
-            chosen = sorted(set(places[self.source_layers :])) if self.null else []
-            null_places = [len(layers) + chosen.index(i) for i in places[self.source_layers :]] if self.null else []
-            layers += _permuted([layers[i] for i in chosen], number, within)
-            hsics = self._hsics(layers, within, places + null_places)
-        k = len(states)
-        parts = [hsics.new_tensor([number]), hsics[:k, :k], hsics[: self.source_layers, k:], leverages]
-        if within is not None:
-            parts.append(hsics.new_tensor([len(within.order), within.rows]))
-        self.records = [*self._batches(), torch.cat([part.flatten() for part in parts]).to(self.device)]
+        states, names = [source_states, target_states], ("source", "target")
+        self.update_pairs([self], [(0, 1)], states, mask, number, groups, names=names)
+
+    @staticmethod
+    def update_pairs(
+        metrics: Sequence[CKA],
+        sides: Sequence[tuple[int, int]],
+        states: Sequence[Sequence[Float[Tensor, " ..."]]],
+        mask: Shaped[Tensor, " ..."] | None = None,
+        number: int = 0,
+        groups: Int[Tensor, " ..."] | None = None,
+        *,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        """Add one batch of several models to a metric for each pair of them, with the same bits as by `update`.
+
+        Each layer is centred once, each tile of its Gram matrix made once, and each model compared with itself once,
+        however many pairs it is in. A pair and its reverse are computed both: ask for one of them.
+
+        Args:
+            metrics: One for each pair; they have the same options, but for `aggregate` and `left_out`.
+            sides: The numbers of the source and of the target of each metric; both may be the same.
+            states: Of each model, as `update` takes those of one.
+            mask, number, groups: See `update`.
+            names: What errors call the models; by default "model 0" and so on.
+
+        Raises:
+            ValueError: The metrics differ in their options; see `update`. Nothing is added to any of them.
+        """
+        options = metrics[0].options
+        for metric, (source, target) in zip(metrics, sides, strict=True):
+            if metric.options != options:
+                raise ValueError(f"pairs of one batch share their options: {options} here, {metric.options} there")
+            counts = len(states[source]), len(states[target])
+            if counts != (metric.source_layers, metric.target_layers):
+                announced = f"{metric.source_layers} and {metric.target_layers}"
+                raise ValueError(f"{announced} layers were announced, but {counts} came")
+        names = names or [f"model {index}" for index in range(len(states))]
+        batch = Batch(options, states, names, mask, number, groups, metrics[0]._workspace)
+        records = batch.records(sides)
+        for metric, side in zip(metrics, sides, strict=True):
+            metric.records = [*metric._batches(), records[side].to(metric.device)]
+            metric._computed = None  # what torchmetrics keeps of an earlier `compute`
 
     def forward(self, *args: Any, **kwargs: Any) -> CKAResult:
         """Add one batch as `update` does, and return its own CKA."""
@@ -185,6 +206,11 @@ class CKA(Metric):
         self.records = self._batches()  # a list of its own
 
     @property
+    def options(self) -> Options:
+        """How each batch is compared."""
+        return Options(self.estimator, self.kernel, self.flatten, self.given, self.null)
+
+    @property
     def update_called(self) -> bool:
         """Whether there is a batch, from wherever it came."""
         return len(self.records) > 0
@@ -198,46 +224,7 @@ class CKA(Metric):
     def _batches(self) -> list[Tensor]:
         return [self.records] if isinstance(self.records, Tensor) else list(self.records)
 
-    def _centred(self, rows: Tensor, name: str, slot: int, within: RowGroups | None) -> CentredRows:
-        if within is not None:
-            return centre_groups(rows, within, name)
-        return centre(rows, name, self._workspace.take(slot, rows))
-
-    def _hsics(self, layers: list[CentredRows], within: RowGroups | None, places: list[int]) -> Float[Tensor, "k k"]:
-        if within is not None:
-            return layer_hsics_within(layers, within, self.estimator, places)
-        return layer_hsics(layers, self.kernel, self.estimator, places)
-
-    def _rows(
-        self, layers: Sequence[tuple[str, Tensor]], mask: Tensor | None
-    ) -> Iterator[tuple[str, Float[Tensor, "n _"]]]:
-        """Yield the name and the rows of one layer after the other, as a mask makes a copy."""
-        dtype, n = common_dtype(layer for _, layer in layers), None
-        for name, layer in layers:
-            rows = rows_of(layer.to(dtype), self.flatten, mask)
-            n = len(rows) if n is None else n
-            if len(rows) != n:
-                raise ValueError(f"{name} has {len(rows)} rows, but {self.names[0]} has {n}: both need the same tokens")
-            enough_rows(n)
-            yield name, rows
-
     def _wrap_compute(self, compute: Callable[[], CKAResult]) -> Callable[[], CKAResult]:
         # torchmetrics takes results apart to squeeze 1 x 1 matrices, which a frozen one refuses: it gets a closed box
         boxed = super()._wrap_compute(lambda: SimpleNamespace(result=compute()))
         return wraps(compute)(lambda: boxed().result)
-
-
-def _permuted(layers: Sequence[CentredRows], number: int, within: RowGroups | None) -> list[CentredRows]:
-    """Return the layers with their rows permuted, all in the same way, which the number decides, or within groups."""
-    if not layers:
-        return []
-    n = len(layers[0].rows)
-    rows = within.shuffled(number) if within else torch.randperm(n, generator=torch.Generator().manual_seed(number))
-    return [layer._replace(rows=layer.rows[rows]) for layer in layers]
-
-
-def _distinct(states: Sequence[Tensor]) -> tuple[list[int], list[int]]:
-    """Return where each different tensor first stands, and which of the different ones stands at each place."""
-    firsts = list({id(x): place for place, x in reversed(list(enumerate(states)))}.values())[::-1]
-    ids = [id(states[place]) for place in firsts]
-    return firsts, [ids.index(id(x)) for x in states]

@@ -22,11 +22,12 @@ from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 from thinkalike.measures.mlem.tables import Table, kept_rows, read
 
 ALPHAS = tuple(10.0**power for power in range(-4, 5))
+UNEXPLAINED = 1e-9  # of the mean squared distance: weights as small are rounding
 CHOICES = {
     "weights": ("diagonal", "full"),
     "unknown": ("error", "new"),
     "recipe": ("stimuli", "paper"),
-    "scale": ("minmax", "none"),
+    "scale": ("auto", "mean", "minmax", "none"),
 }
 
 
@@ -57,7 +58,9 @@ class MLEM:
             holds it to be as far from all others as two levels of that feature are in the mean. Folds of this package
             know that their levels are those of one table and take "new"; scikit-learn's `cross_val_score` does not,
             and needs it where a fold may lack a rare level, or columns of categories, which declare their levels.
-        scale: "minmax" puts the squared distances of the training pairs into [0, 1]; "none" leaves them.
+        scale: The unit of W, b and predictions: "mean", the mean squared distance of the training pairs, which costs
+            nothing; "minmax", which puts their squared distances into [0, 1], and looks at all pairs for it; "none";
+            "auto", which is "minmax" under recipe="paper" and else "mean". Scores and importance have no unit.
         recipe: "stimuli": folds divide stimuli; "paper": they divide pairs, so that training and test share stimuli.
         folds, seed: The number and the seed of the folds that choose alpha.
 
@@ -81,7 +84,7 @@ class MLEM:
         difference: str = "indicator",
         missing: str = "own_level",
         unknown: str = "error",
-        scale: str = "minmax",
+        scale: str = "auto",
         recipe: str = "stimuli",
         folds: int = 5,
         seed: int = 0,
@@ -251,18 +254,36 @@ class MLEM:
 
     def _keep(self, fitted: Fitted, table: Table) -> None:
         """Keep the fit in the scale that was asked for."""
-        ends = fitted.weights.new_tensor([[0.0, 1.0]]).expand(len(fitted.weights), 2)
-        if self.scale == "minmax":
-            ends = torch.stack([torch.stack(layer.extremes()) for layer in table.stimulus_pairs.layers])
+        ends = self._ends(fitted, table.stimulus_pairs)
         unit = ends[:, 1] - ends[:, 0]
-        if (unit == 0).any():
-            raise ValueError(f"all distances of layer {int((unit == 0).nonzero()[0])} are equal")
         self._single = table.single
         intercept = (fitted.intercept - ends[:, 0]) / unit
         fitted = fitted._replace(weights=fitted.weights / unit[:, None], intercept=intercept)
         kept = fitted.matrices, fitted.intercept, fitted.alpha, ends
         self.weights_, self.intercept_, self.alpha_, self.range_ = (x[0] if table.single else x for x in kept)
         self._fitted = fitted
+
+    def _ends(self, fitted: Fitted, pairs: StimulusPairs) -> Float[Tensor, "l 2"]:
+        """Return the squared distances that are 0 and 1 in the scale of each layer.
+
+        Raises:
+            ValueError: All distances of a layer are equal, which is looked up where nothing else needs it only if no
+                weight is left.
+        """
+        scale = self.scale if self.scale != "auto" else "minmax" if self.recipe == "paper" else "mean"
+        zero = torch.zeros_like(fitted.mean)
+        if scale == "none":
+            return torch.stack([zero, zero + 1], 1)
+        ends = torch.stack([zero, fitted.mean], 1)
+        doubtful = fitted.weights.abs().amax(1) <= UNEXPLAINED * fitted.mean
+        for index, layer in enumerate(pairs.layers):
+            if scale == "minmax" or doubtful[index]:
+                low, high = layer.extremes()
+                if low == high:
+                    raise ValueError(f"all distances of layer {index} are equal")
+                if scale == "minmax":
+                    ends[index] = torch.stack([low, high])
+        return ends
 
     def _check_fitted(self) -> None:
         if not hasattr(self, "encoder_"):

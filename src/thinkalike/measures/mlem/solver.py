@@ -33,6 +33,7 @@ class Fitted(NamedTuple):
     intercept: Float[Tensor, " l"]
     alpha: Float[Tensor, " l"]
     covariance: Float[Tensor, "r r"]  # of the terms over the pairs
+    mean: Float[Tensor, " l"]  # squared distance of the pairs
 
     @property
     def matrices(self) -> Float[Tensor, "l f"] | Float[Tensor, "l f f"]:
@@ -101,7 +102,7 @@ def fit_weights(
     means = sums[0, 0] / sums[0, 0, 0]
     intercept = means[len(terms) :] - weights @ means[1 : len(terms)]
     covariance = centred(sums)[0, :, : len(terms) - 1] / sums[0, 0, 0]
-    return Fitted(terms, weights, intercept, path.new_tensor(alphas)[best], covariance)
+    return Fitted(terms, weights, intercept, path.new_tensor(alphas)[best], covariance, means[len(terms) :])
 
 
 def _norms(terms: Sequence[Term]) -> Float[Tensor, " r"]:

@@ -67,6 +67,8 @@ class StimulusPairs:
     def _squares(self) -> Iterable[Float[Tensor, " p"]]:
         if self._targets is not None:
             return self._targets
+        if self.chosen is None:
+            return (layer.vector() for layer in self.layers)
         return (layer.squared().flatten()[self.flat] for layer in self.layers)
 
     @cached_property
@@ -78,7 +80,7 @@ class StimulusPairs:
         """
         if len(self.flat) < 3:
             raise ValueError(f"{len(self.flat)} pairs in a fold are too few to rank: use fewer folds, or more stimuli")
-        return unit_ranks(self._squares(), "the distances of layer")
+        return unit_ranks(self._squares(), "the distances of layer", len(self.layers))
 
     def differences(self, features: Features) -> list[Tensor]:
         """Return Δ of the pairs, feature by feature, see `Features.difference`."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from thinkalike.measures.conditional.groups import RowGroups
 
 AT_ONCE = 2**24  # numbers that say who is whose neighbour; their sums are whole and exact in float32
+SIMILARITIES = 2**22  # of one layer at a time
 
 
 def mutual_knn(
@@ -83,24 +84,31 @@ def _directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) ->
 
 def _shared(layers: Sequence[Float[Tensor, "g s _"]], k: int) -> Float[Tensor, "l l"]:
     """Return how many neighbours any two layers share, in all of g groups of s rows; some rows at a time."""
-    count, size, _ = layers[0].shape
-    rows_at_once = max(AT_ONCE // (len(layers) * size), 1)
-    groups_at_once = max(rows_at_once // size, 1)
+    nearest = [_nearest(x, k).flatten(0, 1) for x in layers]
+    size = layers[0].shape[1]
+    at_once = max(AT_ONCE // (len(layers) * size), 1)
     shared = layers[0].new_zeros(len(layers), len(layers), dtype=torch.float64)
-    for first in range(0, count, groups_at_once):
-        for top in range(0, size, rows_at_once):
-            part = [x[first : first + groups_at_once] for x in layers]
-            height = min(rows_at_once, size - top)
-            member = torch.zeros(len(layers), len(part[0]), height, size, device=shared.device)
-            for own, x in zip(member, part, strict=True):
-                own.scatter_(2, _nearest(x, top, height, k), 1.0)
-            flat = member.flatten(1)
-            shared += (flat @ flat.T).double()
+    for part in zip(*(each.split(at_once) for each in nearest), strict=True):
+        member = torch.zeros(len(layers), len(part[0]), size, device=shared.device)
+        for own, neighbours in zip(member, part, strict=True):
+            own.scatter_(1, neighbours, 1.0)
+        flat = member.flatten(1)
+        shared += (flat @ flat.T).double()
     return shared
 
 
-def _nearest(x: Float[Tensor, "g s d"], top: int, height: int, k: int) -> Int[Tensor, "g h k"]:
-    """Return the numbers of the k rows of the group that are nearest to each of some rows, without the row itself."""
-    similarity = x[:, top : top + height] @ x.mT
-    similarity.diagonal(top, 1, 2).fill_(-torch.inf)
-    return similarity.topk(k, dim=2).indices
+def _nearest(x: Float[Tensor, "g s d"], k: int) -> Int[Tensor, "g s k"]:
+    """Return the numbers of the k rows of the group that are nearest to each row, without the row itself.
+
+    Some rows at a time, and as many for any number of layers: so a layer has the same neighbours in any company.
+    """
+    count, size, _ = x.shape
+    groups_at_once, rows_at_once = max(SIMILARITIES // size**2, 1), max(SIMILARITIES // size, 1)
+    found = torch.empty(count, size, k, dtype=torch.long, device=x.device)
+    for first in range(0, count, groups_at_once):
+        part = x[first : first + groups_at_once]
+        for top in range(0, size, rows_at_once):
+            similarity = part[:, top : top + rows_at_once] @ part.mT
+            similarity.diagonal(top, 1, 2).fill_(-torch.inf)
+            found[first : first + len(part), top : top + rows_at_once] = similarity.topk(k, dim=2).indices
+    return found

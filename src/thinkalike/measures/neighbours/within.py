@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -58,13 +59,34 @@ class NeighboursGivenToken(BatchMeans):
         Raises:
             ValueError: there are no groups, or none of k + 2 rows; see `BatchMeans.update`, `mutual_knn_matrix`.
         """
+        self.update_pairs([self], [(0, 1)], [source, target], mask, number, groups)
+
+    @staticmethod
+    def update_pairs(  # type: ignore[override]
+        metrics: Sequence[NeighboursGivenToken],
+        sides: Sequence[tuple[int, int]],
+        states: Sequence[States],
+        mask: Bool[Tensor, " ..."] | None = None,
+        number: int = 0,
+        groups: Int[Tensor, " ..."] | None = None,
+    ) -> None:
+        """Add one batch of several models to a metric for each pair of them; see `BatchMeans.update_pairs`.
+
+        Args:
+            groups: the token of each state, (b, t) or (n,).
+
+        Raises:
+            ValueError: see `update`.
+        """
         if groups is None:
             raise ValueError("neighbours given the token need the token of each state: pass groups")
-        within = groups_of(groups, mask, source[0], self.k + 2)
-        self.compare = partial(mutual_knn_matrix, k=self.k, groups=within)
-        super().update(source, target, mask, number)
-        facts = [chance_share(within, self.k), len(within.order), within.rows]
-        self._groups[number] = torch.tensor(facts, dtype=torch.float64)
+        k = metrics[0].k
+        within = groups_of(groups, mask, states[0][0], k + 2)
+        metrics[0].compare = partial(mutual_knn_matrix, k=k, groups=within)
+        BatchMeans.update_pairs(metrics, sides, states, mask, number)
+        facts = [chance_share(within, k), len(within.order), within.rows]
+        for metric in metrics:
+            metric._groups[number] = torch.tensor(facts, dtype=torch.float64)
 
     def compute(self) -> NeighbourEstimate:
         """Return the mean over all batches so far, with intervals.

@@ -55,7 +55,6 @@ class BatchMeans:
         """Whether there is a batch."""
         return bool(self._matrices)
 
-    @torch.no_grad()
     def update(self, source: States, target: States, mask: Bool[Tensor, " ..."] | None = None, number: int = 0) -> None:
         """Add one batch: the same tokens, or rows, in both models.
 
@@ -67,13 +66,46 @@ class BatchMeans:
         Raises:
             ValueError: another number of layers came than was announced; see the measure.
         """
-        counts = len(source), len(target)
-        if counts != (self.source_layers, self.target_layers):
-            raise ValueError(f"{self.source_layers} and {self.target_layers} layers were announced, but {counts} came")
-        itself = target is source
-        layers = [rows_of(layer, "token", mask) for layer in (source if itself else [*source, *target])]
-        matrix = self.compare(layers).double()
-        self._matrices[number] = matrix.repeat(2, 2) if itself else matrix
+        self.update_pairs([self], [(0, 1)], [source, target], mask, number)
+
+    @staticmethod
+    @torch.no_grad()
+    def update_pairs(
+        metrics: Sequence[BatchMeans],
+        sides: Sequence[tuple[int, int]],
+        states: Sequence[States],
+        mask: Bool[Tensor, " ..."] | None = None,
+        number: int = 0,
+    ) -> None:
+        """Add one batch of several models to a metric for each pair of them.
+
+        All layers are compared in one go, by the first metric's `compare`: what it says of two layers must not depend
+        on which others there are, as counts of shared neighbours do not.
+
+        Args:
+            metrics: one for each pair; they compare in the same way.
+            sides: the numbers of the source and of the target of each metric; both may be the same.
+            states: of each model, as `update` takes those of one.
+            mask, number: see `update`.
+
+        Raises:
+            ValueError: see `update`. Nothing is added to any of them.
+        """
+        for metric, (source, target) in zip(metrics, sides, strict=True):
+            announced, counts = (metric.source_layers, metric.target_layers), (len(states[source]), len(states[target]))
+            if counts != announced:
+                raise ValueError(f"{announced[0]} and {announced[1]} layers were announced, but {counts} came")
+        asked = [states[model] for side in sides for model in side]
+        starts: dict[int, int] = {}  # of the layers of each model among all, by the model's list
+        layers: list[Tensor] = []
+        for model in asked:
+            if id(model) not in starts:
+                starts[id(model)] = len(layers)
+                layers += [rows_of(layer, "token", mask) for layer in model]
+        matrix = metrics[0].compare(layers).double()
+        for metric, side in zip(metrics, sides, strict=True):
+            places = [starts[id(states[model])] + layer for model in side for layer in range(len(states[model]))]
+            metric._matrices[number] = matrix[places][:, places]
 
     def compute(self) -> LayerPairEstimate:
         """Return the mean over all batches so far, with intervals.

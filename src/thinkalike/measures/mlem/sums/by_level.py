@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.distances.neural import NeuralDistances
+from thinkalike.measures.distances.neural import PANEL, NeuralDistances
 from thinkalike.measures.mlem.features import Features
 from thinkalike.measures.mlem.terms import Term
 
@@ -86,7 +86,7 @@ class _Blocks:
 
     def squares_of(self, states: Float[Tensor, "n d"]) -> Callable[[Term, Term], Float[Tensor, " s"]]:
         """Return a function that sums the squared distances of the pairs that agree."""
-        norms = states.square().sum(1, keepdim=True)
+        norms = torch.cat([part.square().sum(1, keepdim=True) for part in states.split(PANEL)])
 
         @cache
         def squares(agree: Term, lacking: Term) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 
-from thinkalike.config.exits import USER_ERRORS, one_line
+from thinkalike.config.doors.exits import USER_ERRORS, one_line
 from thinkalike.errors import StoreError
 
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
@@ -65,11 +65,11 @@ def in_sweep() -> bool:
     return SHARED in os.environ
 
 
-def noted(job: Callable[[], Path | None], logger: Callable[[], Mapping[str, Any]]) -> None:
+def noted(job: Callable[[], Sequence[Path]], logger: Callable[[], Mapping[str, Any]]) -> None:
     """Do a job of a sweep; note that it began, how it ended and what it made, and let the sweep go on if it failed.
 
     Args:
-        job: returns the folder of the result, or None if another process has it.
+        job: returns the folders of the results, none if another process has them.
         logger: returns the settings of its logger when it is done.
     """
     words = " ".join(HydraConfig.get().overrides.task)
@@ -77,8 +77,8 @@ def noted(job: Callable[[], Path | None], logger: Callable[[], Mapping[str, Any]
         return  # before the workers were started anew
     _note("began", words)
     try:
-        if folder := job():
-            hydra = HydraConfig.get()
+        hydra = HydraConfig.get()
+        for folder in job():
             made = Made(hydra.job.num, list(hydra.overrides.task), str(folder.resolve()), dict(logger()))
             _note("made", json.dumps(made))
     except Exception as error:
@@ -92,8 +92,8 @@ def noted(job: Callable[[], Path | None], logger: Callable[[], Mapping[str, Any]
 
 def _made(path: Path) -> list[Made]:
     """Return what the jobs made, in the order in which they were given; each once, also if it ran again."""
-    made = {each.number: each for each in (Made(*json.loads(line)) for line in _noted(path, "made"))}
-    return [made[number] for number in sorted(made)]
+    made = {(each.number, each.folder): each for each in (Made(*json.loads(line)) for line in _noted(path, "made"))}
+    return sorted(made.values(), key=lambda each: each.number)
 
 
 def _one_at_a_time(run: Callable[[], None], path: Path) -> None:

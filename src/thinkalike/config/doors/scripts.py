@@ -14,21 +14,25 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from thinkalike.config import commands
 from thinkalike.config.compose import CONF, SCHEMAS, measures_of, models_of, parse_overrides, register, resolve
-from thinkalike.config.exits import OneLineErrors, Stdout
+from thinkalike.config.doors import commands
+from thinkalike.config.doors.exits import OneLineErrors, Stdout
+from thinkalike.config.doors.sweeps import Made, in_sweep, noted, sweep
 from thinkalike.config.spelling import check_overrides
-from thinkalike.config.sweeps import Made, in_sweep, noted, sweep
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.interrupts import follow_parent, heeded
 
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
 
 
-def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Callable[[Any], Path]], Callable[[], None]]:
+Job = Callable[[Any], list[Path]]  # of a configuration: the folders of the results
+
+
+def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Job], Callable[[], None]]:
     """Make a function of a configuration the main function of a script.
 
-    The function gets a checked dataclass and returns the folder of its results, which becomes the last line of stdout.
+    The function gets a checked dataclass and returns the folders of its results, which become the last lines of stdout:
+    one, or as many as there are jobs that the command line stands for.
     An error that a user can act on is one line on stderr and exit status 1; anything else keeps its traceback.
 
     Args:
@@ -36,22 +40,23 @@ def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Calla
     """
     schema = SCHEMAS[name]
 
-    def decorate(job: Callable[[Any], Path]) -> Callable[[], None]:
+    def decorate(job: Job) -> Callable[[], None]:
         @functools.wraps(job)
         def task(composed: DictConfig) -> None:
             logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
             logging.getLogger("thinkalike").setLevel(logging.INFO)
 
-            def do() -> Path | None:
+            def do() -> list[Path]:
                 words = HydraConfig.get().overrides.task
                 commands.begin(words)
                 config = resolve(composed, schema, words)
                 _refuse_processes_in_a_sweep(config)
                 with contextlib.suppress(ShareDone):
-                    folder = job(config)
-                    print(f"results: {folder}", flush=True)
-                    return folder
-                return None
+                    folders = job(config)
+                    for folder in folders:
+                        print(f"results: {folder}", flush=True)
+                    return folders
+                return []
 
             def logger() -> dict[str, Any]:
                 return OmegaConf.to_container(composed.logger)  # type: ignore[return-value]

@@ -1,0 +1,201 @@
+"""Doing jobs: key, "already done", lock, seed, provenance and the place in the store, of one job or of several."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from thinkalike.config import AnalyzeConfig, as_dict, command_words, relevant
+from thinkalike.errors import ConfigError, ThinkalikeError
+from thinkalike.job.frame import Instrument, Work
+from thinkalike.job.names import run_name
+from thinkalike.job.outcome import Outcome
+from thinkalike.job.phases import Phases, phase_of_all
+from thinkalike.job.provenance import environment, versions
+from thinkalike.job.resources import explained
+from thinkalike.loggers import About, tracked
+from thinkalike.models import check_models
+from thinkalike.processes import Team, rank, together
+from thinkalike.store import Job, Result
+
+log = logging.getLogger(__name__)
+
+ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger")  # parts that are read for every job
+AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
+
+
+def perform(instrument: Instrument, config: Any, shown_again: bool = True) -> Result:
+    """Do a job, or return its result if that is in the store.
+
+    Args:
+        config: a dataclass with `seed`, `store`, `force`, `wait`, `threads`, `trainer`, `logger` and the parts that the
+            instrument reads.
+        shown_again: whether a result that is in the store is printed, too.
+
+    Raises:
+        StoreError: the store cannot be written, the result that is there is damaged, or another process is at the same
+            job and `wait` is false.
+        ThinkalikeError: see the instrument.
+    """
+    return perform_all(instrument, [config], shown_again)[0]
+
+
+def perform_all(instrument: Instrument, configs: Sequence[Any], shown_again: bool = True) -> list[Result]:
+    """Do jobs of one kind, those that the store lacks in one pass; returns the result of each.
+
+    Each has a key, a lock, a state and a folder as if it were done alone. Where some fail the others are finished, and
+    then the first error is raised.
+
+    Raises:
+        ThinkalikeError: see `perform`.
+    """
+    asked = [_Planned(instrument, config, shown_again) for config in configs]
+    different = {each.job.key: each for each in asked}
+    missing = [each for each in different.values() if not each.is_done()]
+    for each in missing:
+        check_models({side: getattr(each.narrowed, side) for side in ("model", "target") if side in instrument.reads})
+    with contextlib.ExitStack() as held:
+        for each in sorted(missing, key=lambda each: each.job.key):  # so that no two processes wait for each other
+            held.enter_context(_with_lock(each.job, each.config))
+            held.enter_context(explained(each.job.partial))
+        missing = [each for each in missing if not each.is_done()]  # by the process that had the lock before
+        if missing:
+            _pass(instrument, missing, among=len(asked))
+    return [different[each.job.key].found for each in asked]
+
+
+class _Planned:
+    """A job before its numbers: what it reads, its key, and its place in the store."""
+
+    found: Result
+
+    def __init__(self, instrument: Instrument, config: Any, shown_again: bool):
+        _check_shared(instrument, config)
+        self.instrument, self.config = instrument, config
+        self.is_shown_again = shown_again and not rank(config)
+        self.inputs, self.narrowed = instrument.inputs(config), instrument.narrowed(config)
+        read = relevant(self.narrowed).items()
+        self.entered = {name: part for name, part in read if name in instrument.reads and part is not None}
+        self.job = Job(config.store, instrument.kind, key_of(instrument, self.entered, self.inputs))
+        self.name = run_name(self.job.kind, self.job.key, self.inputs, command_words())
+
+    def is_done(self) -> bool:
+        """Return whether the result is in the store and need not be done again; then it is `found`."""
+        if self.config.force or not (result := self.job.result()):
+            return False
+        self._again(result)
+        self.found = result
+        return True
+
+    def work(self, team: Team) -> Work:
+        """Return what the running job is given."""
+        shown = (*self.instrument.reads, *ALWAYS)
+        settings = {name: part if name in shown else None for name, part in as_dict(self.narrowed).items()}
+        work = Work(self.job, settings, self.inputs, contextlib.ExitStack(), team=team)
+        if not rank(self.config):
+            about = About(self.name, self.job.kind, self.job.store, self.job.partial / "curves", settings)
+            work.tracker = work.opened.enter_context(tracked(self.config.logger, about))
+            work.phase = Phases(self.job.states)
+        return work
+
+    def finish(self, work: Work, computed: Outcome | ThinkalikeError, took: Mapping[str, Any]) -> None:
+        """Store what was computed, draw it, let it appear, and print it.
+
+        Args:
+            took: what the provenance says of the run beside the phases.
+        """
+        if isinstance(computed, ThinkalikeError):
+            raise computed
+        began, outcome = time.monotonic(), computed.guarded()
+        facts = {"seed": self.config.seed, "models": list(outcome.models), **outcome.facts}
+        record = {"version": self.instrument.version, "scalars": outcome.scalars, "settings": self.entered}
+        provenance = {**environment(), **facts, **took}
+        tables = {"table": outcome.table, **outcome.tables}
+        written = self.job.write(work.settings, {**record, "provenance": provenance}, tables, outcome.arrays)
+        with work.phase("drawing"):
+            self.instrument.draw(written, written.folder / "figures")
+            outcome.draw(written.folder / "figures")
+        provenance["wall_seconds"] = round(took["wall_seconds"] + time.monotonic() - began, 1)
+        headlines = [each._asdict() for each in self.instrument.headlines(written)]
+        self.job.add({"headlines": headlines, "provenance": provenance | {"phases": work.phase.seconds}})
+        if work.tracker:
+            work.tracker.publish(Result(written.folder))
+        work.opened.close()
+        self.found = self.job.appear()
+        self.instrument.show(self.found)
+
+    def _again(self, result: Result) -> None:
+        """Say that the job was done before, by what if that was not what is here now, and what came out."""
+        log.info("already done; force=true does it again")
+        before, now = result.provenance["versions"], versions()
+        others = [f"{name} {before.get(name)} (now {now.get(name)})" for name in now if before.get(name) != now[name]]
+        if others:
+            log.warning("it was computed with %s", ", ".join(others))
+        if self.is_shown_again:
+            self.instrument.show(result)
+        if AGENT in os.environ and not rank(self.config):  # it waits for the numbers of every job that it starts
+            about = About(self.name, result.kind, result.folder.parent.parent, result.folder, result.config)
+            with tracked(self.config.logger, about) as tracker:
+                tracker.publish(result)
+
+
+def _pass(instrument: Instrument, jobs: Sequence[_Planned], among: int) -> None:
+    """Compute and store jobs whose locks are held, of so many that were asked for."""
+    config, began, errors = jobs[0].config, time.monotonic(), []
+    if config.force and not rank(config):
+        for each in jobs:
+            each.job.forget()
+    torch.manual_seed(instrument.seed(config))  # the jobs of a sweep share a process
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    with contextlib.ExitStack() as opened:
+        team = opened.enter_context(together(config.trainer, config.model.device)) if instrument.is_shared else Team()
+        if among > 1:  # the first process says which, as another one may finish a job meanwhile
+            chosen = team.everyone([each.job.key for each in jobs])[0]
+            jobs = [each for each in jobs if each.job.key in chosen]
+        works = [each.work(team) for each in jobs]
+        for work in works:
+            opened.enter_context(work.opened)
+        configs = [each.config for each in jobs]
+        with phase_of_all(works, "computing"):
+            outcomes = instrument.run_all(list(zip(configs, works, strict=True)))
+        took = {"wall_seconds": round(time.monotonic() - began, 1)}
+        took |= {"jobs_in_this_pass": len(jobs)} if len(jobs) > 1 else {}
+        for each, work, outcome in zip(jobs, works, outcomes, strict=True):
+            try:
+                each.finish(work, outcome, took)
+            except ThinkalikeError as error:
+                errors.append(error)
+    for further in errors[1:]:
+        log.error("error: %s", further)
+    if errors:
+        raise errors[0]
+
+
+def key_of(instrument: Instrument, entered: dict[str, Any], inputs: Mapping[str, Any]) -> str:
+    """Return the name of a job: a hash of its kind's version, of its settings and of the content of what it reads."""
+    content = {name: part if isinstance(part, str) else part.fingerprint() for name, part in inputs.items()}
+    text = json.dumps([instrument.kind, instrument.version, entered, content], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _check_shared(instrument: Instrument, config: Any) -> None:
+    """Refuse several processes for what one process does; those of a training are Lightning's affair."""
+    if isinstance(config, AnalyzeConfig) and config.trainer.strategy == "ddp" and not instrument.is_shared:
+        raise ConfigError(f"{instrument.kind} is done by one process; leave trainer=ddp out")
+
+
+def _with_lock(job: Job, config: Any) -> contextlib.AbstractContextManager[Any]:
+    """Hold the job's lock in the first of the processes that share it; the others run without it, and silently."""
+    if not rank(config):
+        return job.running(wait=config.wait)
+    logging.getLogger("thinkalike").setLevel(logging.ERROR)
+    return contextlib.nullcontext()

@@ -1,0 +1,154 @@
+"""Measures of layer pairs of several models at once: the same numbers to the bit as pair by pair, for less work."""
+
+from __future__ import annotations
+
+import itertools
+from functools import partial
+
+import pytest
+import torch
+
+from thinkalike.measures import CKA, BatchMeans, LayerPredictions, NeighboursGivenToken, mutual_knn_matrix
+from thinkalike.measures.kernels import gram_products
+from thinkalike.measures.neighbours import mutual
+
+WIDTHS = [(24, 40), (7, 33, 16), (64,)]  # three models of different depths and widths
+SIDES = [*itertools.combinations_with_replacement(range(3), 2), (2, 0)]
+
+
+def drawn(n=150, dtype=torch.float32):
+    """States of three models that share some dimensions, tokens and a mask."""
+    base = torch.randn(n, 6, dtype=torch.float64)
+    models = [[base @ torch.randn(6, d).double() + torch.randn(n, d) for d in widths] for widths in WIDTHS]
+    return [[x.to(dtype) for x in layers] for layers in models], torch.randint(5, (n,)), torch.rand(n) < 0.9
+
+
+def depths(side):
+    return [len(WIDTHS[model]) for model in side]
+
+
+def agree(one, other):
+    """Two metrics hold the same batches to the bit."""
+    assert all(torch.equal(found, expected) for found, expected in zip(one.records, other.records, strict=True))
+
+
+# ---------------------------------------------------------------------------------------------------------------- CKA
+
+
+@pytest.mark.parametrize("given", ["none", "token"])
+@pytest.mark.parametrize("null", [False, True])
+@pytest.mark.parametrize("n", [150, 601])
+def test_a_pair_among_three_models_has_the_bits_of_the_pair_alone(n, null, given):
+    metrics = [CKA(*depths(side), given=given, null=null) for side in SIDES]
+    for number in range(2):
+        states, tokens, mask = drawn(n)
+        states[0][1] = states[0][1].bfloat16()
+        groups = tokens if given == "token" else None
+        CKA.update_pairs(metrics, SIDES, states, mask, number, groups)
+        for (source, target), metric in zip(SIDES, metrics, strict=True):
+            alone = CKA(*depths((source, target)), given=given, null=null)
+            alone.update([x.clone() for x in states[source]], [x.clone() for x in states[target]], mask, number, groups)
+            assert torch.equal(metric.records[number], alone.records[0])
+
+
+@pytest.mark.parametrize("options", [{"estimator": "biased"}, {"kernel": "rbf"}, {"flatten": "mean", "null": True}])
+def test_options_keep_the_bits(options):
+    states, *_ = drawn(120)
+    states = [[x.view(30, 4, -1) for x in layers] for layers in states]
+    metrics = [CKA(*depths(side), **options) for side in SIDES]
+    CKA.update_pairs(metrics, SIDES, states)
+    for (source, target), metric in zip(SIDES, metrics, strict=True):
+        alone = CKA(*depths((source, target)), **options)
+        alone.update(states[source], states[target])
+        agree(metric, alone)
+
+
+def test_a_pair_keeps_its_dtype_beside_a_wider_one():
+    states, *_ = drawn()
+    states[2] = [x.double() for x in states[2]]
+    metrics = [CKA(*depths(side)) for side in SIDES]
+    CKA.update_pairs(metrics, SIDES, states)
+    for (source, target), metric in zip(SIDES, metrics, strict=True):
+        alone = CKA(*depths((source, target)))
+        alone.update(states[source], states[target])
+        agree(metric, alone)
+
+
+def test_each_gram_is_made_once_however_many_pairs(monkeypatch):
+    counts, product = [], torch.mm
+    monkeypatch.setattr(torch, "mm", lambda *args, **options: counts.append(1) or product(*args, **options))
+    states, *_ = drawn(gram_products.CPU_TILE.step)
+    CKA.update_pairs([CKA(*depths(side)) for side in SIDES], SIDES, states)
+    assert len(counts) == sum(map(len, WIDTHS))
+
+
+def test_what_was_computed_before_is_forgotten():
+    metric = CKA(2, 3)
+    for _ in range(2):
+        states, *_ = drawn()
+        CKA.update_pairs([metric], [(0, 1)], states, number=metric.update_called)
+        found = metric.compute()
+    assert found.batches == 2
+
+
+def test_metrics_of_different_options_are_refused():
+    states, *_ = drawn()
+    metrics = [CKA(2, 3), CKA(2, 3, estimator="biased")]
+    with pytest.raises(ValueError, match="pairs of one batch share their options"):
+        CKA.update_pairs(metrics, [(0, 1), (0, 1)], states)
+
+
+def test_an_error_names_the_model_and_adds_nothing():
+    states, *_ = drawn()
+    states[1][2][3, 4] = torch.nan
+    metrics = [CKA(*depths(side)) for side in SIDES]
+    with pytest.raises(ValueError, match="model 1 layer 2: a value is not finite"):
+        CKA.update_pairs(metrics, SIDES, states)
+    with pytest.raises(ValueError, match="gpt2 layer 2: a value is not finite"):
+        CKA.update_pairs(metrics, SIDES, states, names=["bert", "gpt2", "mamba"])
+    with pytest.raises(ValueError, match=r"2 and 3 layers were announced, but \(1, 3\) came"):
+        CKA.update_pairs([CKA(2, 3)], [(2, 1)], states)
+    assert not any(metric.update_called for metric in metrics)
+
+
+# ------------------------------------------------------------------------------------------- neighbours and prediction
+
+
+@pytest.mark.parametrize("given", ["none", "token"])
+def test_neighbours_of_a_pair_among_three_models_are_those_of_the_pair_alone(given, monkeypatch):
+    def new(side):
+        if given == "token":
+            return NeighboursGivenToken(*depths(side), 5)
+        return BatchMeans(*depths(side), partial(mutual_knn_matrix, k=5))
+
+    monkeypatch.setattr(mutual, "AT_ONCE", 5000)
+    monkeypatch.setattr(mutual, "SIMILARITIES", 3000)
+    metrics = [new(side) for side in SIDES]
+    for number in range(2):
+        states, tokens, mask = drawn()
+        groups = {"groups": tokens} if given == "token" else {}
+        type(metrics[0]).update_pairs(metrics, SIDES, states, mask, number, **groups)
+        for (source, target), metric in zip(SIDES, metrics, strict=True):
+            alone = new((source, target))
+            alone.update(states[source], [x.clone() for x in states[target]], mask, number, **groups)
+            assert torch.equal(metric._matrices[number], alone._matrices[number])
+    assert {metric.compute().batches for metric in metrics} == {2}
+    if given == "token":
+        assert all(metric.compute().rows_used == metrics[0].compute().rows_used > 0.5 for metric in metrics)
+
+
+def test_neighbours_of_models_of_other_depths_are_refused():
+    states, *_ = drawn()
+    with pytest.raises(ValueError, match=r"2 and 3 layers were announced, but \(1, 3\) came"):
+        BatchMeans.update_pairs([BatchMeans(2, 3, mutual_knn_matrix)], [(2, 1)], states)
+
+
+def test_predictions_of_pairs_are_those_of_each_pair():
+    together, alone = ([LayerPredictions(*depths(side), fit_batches=1) for side in SIDES] for _ in range(2))
+    for number in range(3):
+        states, *_ = drawn()
+        LayerPredictions.update_pairs(together, SIDES, states, number=number)
+        for (source, target), metric in zip(SIDES, alone, strict=True):
+            metric.update(states[source], states[target], number=number)
+    for one, other in zip(together, alone, strict=True):
+        assert torch.equal(one.compute().value, other.compute().value)

@@ -1,0 +1,413 @@
+"""models=[a,b,c]: all pairs in one pass, each model once, and every pair as if it had been computed alone."""
+
+import itertools
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tiny
+from conftest import composed, results_in
+from thinkalike.config import as_target
+from thinkalike.errors import ConfigError, ResourceError
+from thinkalike.instruments import asked_for, run_job
+from thinkalike.models import FrozenModel
+from thinkalike.store import Result, open_result
+
+
+@pytest.fixture
+def words(text_files, tmp_path):
+    """The command line of a small job, models and measure apart."""
+    small = ["measure.batches=20", "measure.tokens_per_batch=128", "model.context=32"]
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"data.cache={tmp_path}/cache"]
+    return [*small, *data]
+
+
+@pytest.fixture(autouse=True)
+def _quick(request, monkeypatch):
+    """Leave the figures out, which take longer than all else, but where a test asks for them."""
+    if "drawn" not in request.node.name:
+        monkeypatch.setattr("thinkalike.figures.layer_heatmaps", lambda *_, **__: None)
+
+
+@pytest.fixture
+def chosen(minis):
+    """The words that choose each of three models alone, by name."""
+    return {
+        name: ["model=gelu-3l-mini", f"model.path={minis}/{name}", f"model.name={name}"] for name in minis_of(minis)
+    }
+
+
+def minis_of(minis):
+    return sorted(path.name for path in minis.iterdir())
+
+
+def list_of(minis, names):
+    entries = (f"{{model:gelu-3l-mini,path:'{minis}/{name}',name:{name}}}" for name in names)
+    return f"models=[{','.join(entries)}]"
+
+
+def folders(done):
+    """The folders that a door printed, in order."""
+    assert done.status == 0, done.stderr
+    return [line.removeprefix("results: ") for line in done.stdout.splitlines() if line.startswith("results: ")]
+
+
+@pytest.fixture
+def passes(monkeypatch):
+    """Counts the forward passes through the blocks: how many rows and tokens, by number of weights of the model."""
+    counted = []
+    residuals = FrozenModel.residuals
+
+    def run(self, tokens, *rest):
+        if tokens.shape != (2, 16):  # of the proof at load
+            counted.append((id(self.module), tuple(tokens.shape)))
+        return residuals(self, tokens, *rest)
+
+    monkeypatch.setattr(FrozenModel, "residuals", run)
+    return counted
+
+
+MEASURES = {
+    "cka": ["measure=cka", "measure.null=true"],
+    "mknn": ["measure=mknn"],
+    "given": ["measure=cka", "measure.given=token", "measure.tokens_per_batch=512", "measure.batches=5"],
+    "r2": ["measure=r2", "measure.fit_batches=12", "measure.batches=8"],
+}
+
+
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(MEASURES)[1:]]
+
+
+@pytest.mark.parametrize("name", ["cka", *SLOW])
+def test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch(
+    name, door, words, chosen, minis, passes, tmp_path
+):
+    words = [*words, *MEASURES[name]]
+    together = door("analyze.py", *words, list_of(minis, chosen), f"store={tmp_path}/together")
+    batches = 20 if name != "given" else 5
+    assert len(passes) == batches * len(chosen), "each model once for each batch"
+    assert len({module for module, _ in passes}) == len(chosen)
+    for source, target in itertools.combinations(chosen.values(), 2):
+        door("analyze.py", *words, *source, *as_target(target), f"store={tmp_path}/alone")
+    assert len(passes) == 3 * batches * len(chosen), "alone each of three models runs in two pairs"
+    done = {result.key: result for result in map(open_result, folders(together))}
+    alone = results_in(tmp_path / "alone")
+    assert {result.key for result in alone} == set(done)
+    assert len(done) == 3
+    for result in alone:
+        same = done[result.key]
+        assert (same.folder / "table.csv").read_bytes() == (result.folder / "table.csv").read_bytes()
+        assert all(np.array_equal(same.arrays[key], values) for key, values in result.arrays.items())
+        assert same.config | {"store": ""} == result.config | {"store": ""}
+        assert same.settings == result.settings
+        assert same.provenance["models"] == result.provenance["models"]
+        assert same.provenance["jobs_in_this_pass"] == 3
+
+
+def test_a_pair_that_is_there_is_left_alone_and_the_rest_is_computed(door, words, chosen, minis, passes, tmp_path):
+    words = [*words, "measure=cka", f"store={tmp_path}/results"]
+    first, _, third = chosen.values()
+    before = door("analyze.py", *words, *first, *as_target(third)).result
+    stamp = (before.folder / "result.json").stat().st_mtime_ns
+    passes.clear()
+    done = door("analyze.py", *words, list_of(minis, chosen))
+    assert done.stderr.count("already done") == 1
+    assert folders(done)[1] == str(before.folder)
+    assert (before.folder / "result.json").stat().st_mtime_ns == stamp
+    assert len(passes) == 20 * 3
+    again = door("analyze.py", *words, list_of(minis, chosen))
+    assert again.stderr.count("already done") == 3
+    assert folders(again) == folders(done)
+    assert len(passes) == 20 * 3
+    forced = door("analyze.py", *words, list_of(minis, list(chosen)[:2]), "force=true")
+    assert len(folders(forced)) == 1
+    assert len(passes) == 20 * 3 + 20 * 2
+
+
+def test_models_whose_contexts_differ_get_the_rows_of_each_pair(door, words, checkpoints, minis, tmp_path, passes):
+    """A pair reads rows of the shorter context: the third model makes no pair read other rows than alone."""
+    rest = [*(word for word in words if "context" not in word), "measure=cka"]
+    entries = [("gpt_neox", 64), ("gpt2", 64), ("mamba", 16)]
+    listed = ",".join(f"{{model:'{checkpoints[name]}',context:{context}}}" for name, context in entries)
+    together = door("analyze.py", *rest, f"models=[{listed}]", f"store={tmp_path}/together")
+    shapes = [shape for _, shape in passes if shape[0] > 1 and shape[0] * shape[1] == 128]
+    assert sorted(shapes) == sorted([(2, 64)] * 40 + [(8, 16)] * 60), "two models at 64, and all three at 16"
+    apart = [
+        [f"model=local model.path={checkpoints[name]} model.context={context}".split() for name, context in pair]
+        for pair in itertools.combinations(entries, 2)
+    ]
+    for folder, (source, target) in zip(folders(together), apart, strict=True):
+        alone = door("analyze.py", *rest, *source, *as_target(target), f"store={tmp_path}/alone").result
+        assert alone.key == open_result(folder).key
+        assert (alone.folder / "arrays.npz").read_bytes() == (open_result(folder).folder / "arrays.npz").read_bytes()
+
+
+@pytest.mark.slow
+def test_words_of_different_tokenizers_are_shared_too(door, words, checkpoints, minis, tmp_path, passes):
+    folder = tmp_path / "other"
+    folder.mkdir()
+    for path in checkpoints["gpt2"].iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    tiny.tokenizer(290).save_pretrained(folder)
+    models = [str(folder), str(checkpoints["gpt_neox"]), str(checkpoints["mamba"])]
+    rest = [*words, "measure=mknn", "measure.level=word"]
+    listed = ",".join(f"'{path}'" for path in models)
+    together = door("analyze.py", *rest, f"models=[{listed}]", f"store={tmp_path}/together")
+    assert 20 * 3 <= len(passes) < 20 * 6, "pieces are shared where all tokenizers cut them alike"
+    source, target = (f"model=local model.path={path}".split() for path in models[1:])
+    alone = door("analyze.py", *rest, *source, *as_target(target), f"store={tmp_path}/alone").result
+    (same,) = (each for each in map(open_result, folders(together)) if each.key == alone.key)
+    assert (same.folder / "table.csv").read_bytes() == (alone.folder / "table.csv").read_bytes()
+
+
+@pytest.mark.slow
+def test_pairs_whose_runs_came_to_different_batches_go_on_to_the_same_bits(
+    door, words, chosen, minis, tmp_path, monkeypatch
+):
+    from thinkalike.instruments.layer_pairs import gathering
+
+    words = [*words, "measure=cka", "measure.batches=20"]
+    whole = [
+        open_result(each)
+        for each in folders(door("analyze.py", *words, list_of(minis, chosen), f"store={tmp_path}/whole"))
+    ]
+    monkeypatch.setattr(gathering, "KEPT_EVERY", 2)
+    stopped = f"store={tmp_path}/stopped"
+    _, second, third = chosen.values()
+    with interrupted_at(monkeypatch, 5):
+        assert door("analyze.py", *words, *second, *as_target(third), stopped).status == 128 + signal.SIGTERM
+    with interrupted_at(monkeypatch, 3):
+        ended = door("analyze.py", *words, list_of(minis, chosen), stopped)
+    assert ended.status == 128 + signal.SIGTERM
+    assert "interrupted at batch 3 of 20" in ended.stderr
+    assert not results_in(tmp_path / "stopped")
+    resumed = door("analyze.py", *words, list_of(minis, chosen), stopped)
+    assert resumed.stderr.count("going on from") == 3
+    for one, other in zip(whole, map(open_result, folders(resumed)), strict=True):
+        assert one.key == other.key
+        assert (one.folder / "table.csv").read_bytes() == (other.folder / "table.csv").read_bytes()
+        assert all(np.array_equal(other.arrays[key], values) for key, values in one.arrays.items())
+
+
+def interrupted_at(monkeypatch, batches):
+    """Let a signal wait after so many batches of a job."""
+    from thinkalike import interrupts, processes
+
+    context = pytest.MonkeyPatch.context()
+    patch = context.__enter__()
+    calls = itertools.count(1)
+    patch.setattr(processes, "asked", lambda: next(calls) == batches)
+    patch.setattr(interrupts, "_waiting", signal.SIGTERM)
+
+    class Undone:
+        def __enter__(self): ...
+
+        def __exit__(self, *error):
+            context.__exit__(None, None, None)
+
+    return Undone()
+
+
+def test_one_pair_that_fails_leaves_the_others_and_is_said_in_the_end(door, words, minis, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    flat = tiny.write_mini(tmp_path / "flat")
+    weights = load_file(flat / "model.safetensors")
+    weights["pos.weight"].zero_()
+    weights["tok_embed.weight"][:] = weights["tok_embed.weight"][0].clone()
+    save_file(weights, flat / "model.safetensors")
+    (tmp_path / "all").mkdir()
+    for name, place in {"a": minis / "a", "b": minis / "b", "flat": flat}.items():
+        (tmp_path / "all" / name).symlink_to(place)
+    listed = list_of(tmp_path / "all", ["a", "flat", "b"])
+    refused = door("analyze.py", *words, "measure=cka", listed, f"store={tmp_path}/results")
+    assert refused.status == 1
+    assert len(re.findall(r"error: batch 0 of \w+ \(source\) and \w+ \(target\)", refused.stderr)) == 2
+    (result,) = results_in(tmp_path / "results")
+    assert [model["name"] for model in result.provenance["models"]] == ["a", "b"]
+    assert not list((tmp_path / "results" / "cka").glob("*.partial"))
+
+
+@pytest.mark.slow
+def test_a_pair_stops_at_its_width_and_the_others_go_on(door, words, chosen, minis, tmp_path):
+    words = [*words, "measure=cka", "measure.batches=40", "measure.tokens_per_batch=64"]
+    listed = list_of(minis, chosen)
+    wide = [
+        open_result(each)
+        for each in folders(door("analyze.py", *words, listed, "measure.stop_at_width=10", f"store={tmp_path}/wide"))
+    ]
+    widths = sorted(result.scalars["widest_interval"] for result in wide)
+    width = f"measure.stop_at_width={(widths[0] + widths[1]) / 2}"
+    done = [open_result(each) for each in folders(door("analyze.py", *words, listed, width, f"store={tmp_path}/stop"))]
+    counts = [result.scalars["batches"] for result in done]
+    assert min(counts) == 10
+    assert max(counts) > 10
+    place = int(np.argmax(counts))
+    source, target = list(itertools.combinations(chosen.values(), 2))[place]
+    alone = door("analyze.py", *words, *source, *as_target(target), width, f"store={tmp_path}/alone").result
+    assert (alone.folder / "table.csv").read_bytes() == (done[place].folder / "table.csv").read_bytes()
+
+
+TWO = "models=[gpt2-mini,bert-mini]"
+REFUSED = {
+    "one model": (["measure=cka", "models=[gpt2-mini]"], r"must be a list of two models or more"),
+    "no list": (["measure=cka", "models=gpt2-mini"], r"models=gpt2-mini must be a list of two models or more"),
+    "twice": (["measure=cka", "models=[gpt2-mini,bert-mini,gpt2-mini]"], "models= names gpt2-mini twice"),
+    "twice, each": (["measure=loss", "models=[gpt2-mini,{model:gpt2-mini}]"], "models= names gpt2-mini twice"),
+    "unknown": (["measure=cka", "models=[gpt2-mini,bert-mani]"], "models=bert-mani is not known; did you mean"),
+    "a number": (["measure=cka", "models=[gpt2-mini,3]"], "models= names a model or a folder, .* and not 3"),
+    "without a name": (["measure=cka", "models=[gpt2-mini,{index:3}]"], "models= names a model or a folder"),
+    "model": (["measure=cka", TWO, "model=mamba-mini"], "so model=mamba-mini does not go with it"),
+    "target": (["measure=cka", TWO, "model@target=mamba-mini"], "so model@target=mamba-mini does"),
+    "its setting": (["measure=cka", TWO, "target.dtype=float64"], "so target.dtype=float64 does"),
+    "which": (["measure=cka", TWO, "model.path=x"], "so model.path=x does not go with it"),
+    "activations": (["measure=cka", TWO, "activations=x.npz"], "leave models= out and name it"),
+    "court": (["measure=court", TWO], r"measure=court takes no models=\[\.\.\.\]"),
+    "population": (["measure=population", TWO], "measure=population takes no models"),
+    "experiment": (["experiment=brown2023/figure9", TWO], "has models of its own; leave models= out"),
+    "no such setting": (["measure=cka", "models=[gpt2-mini,{model:bert-mini,sise:3}]"], "sise"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_list_that_cannot_be_is_one_line(case, door):
+    words, message = REFUSED[case]
+    assert re.search(message, door("analyze.py", *words).error)
+
+
+def test_a_measure_that_is_not_known_is_said(door):
+    assert "measure=ckaa is not known" in door("analyze.py", "measure=ckaa", "models=[gpt2-mini,bert-mini]").error
+
+
+def test_a_list_stands_for_several_jobs_so_one_job_refuses_it():
+    config = composed("measure=cka", "models=[gpt2-mini,bert-mini]", door="analyze")
+    with pytest.raises(ConfigError, match=r"stands for several jobs; call run_jobs\(asked_for\(config\)\)"):
+        run_job(config)
+
+
+def test_measures_of_one_model_take_each_and_those_of_pairs_all_pairs():
+    both = {}
+    for measure in ("loss", "mlem", "rsa"):
+        jobs = asked_for(composed(f"measure={measure}", TWO, door="analyze"))
+        both[measure] = [(job.model.name, job.target.name) for job in jobs]
+    each, pairs = [("gpt2-mini", "gpt2-mini"), ("bert-mini", "bert-mini")], [("gpt2-mini", "bert-mini")]
+    assert both == {"loss": each, "mlem": each, "rsa": pairs}
+
+
+def test_entries_are_names_repositories_folders_and_settings(tmp_path):
+    odd = tmp_path / "it's, [a] folder="
+    odd.mkdir()
+    listed = f"""models=[gelu-3l,ORG/NAME,"{odd}",{{model:feather-bert,index:3}}]"""
+    jobs = asked_for(composed("measure=cka", listed, "model.dtype=bfloat16", "seed=3", door="analyze"))
+    assert len(jobs) == 6
+    first, last = jobs[0].model, jobs[-1].target
+    assert (first.name, jobs[0].target.hub_id, jobs[1].target.path) == ("gelu-3l", "ORG/NAME", str(odd))
+    assert (last.name, last.index) == ("feather-bert-3", 3)
+    assert {model.dtype for job in jobs for model in (job.model, job.target)} == {"bfloat16"}
+    assert {job.seed for job in jobs} == {3}
+    assert all(job.models is None for job in jobs)
+    assert jobs[0].data.name == "c4-code", "what suits the source"
+
+
+def test_models_that_do_not_fit_together_are_said_with_what_to_do(door, words, chosen, minis, monkeypatch, tmp_path):
+    from thinkalike.memory import devices
+
+    monkeypatch.setattr(devices, "at_hand", lambda device: 1_000_000_000)
+    large = [*words, "measure=cka", "measure.tokens_per_batch=1000000", list_of(minis, chosen)]
+    refused = door("analyze.py", *large, f"store={tmp_path}/results").error
+    assert "measure.tokens_per_batch=1000000 of 3 pairs of models at once needs at least" in refused
+    assert "lower it, or give fewer models at once" in refused
+
+
+def test_states_of_a_pass_are_counted_once_for_each_model_and_each_way_to_cut_a_text():
+    from thinkalike.instruments.cka import Config
+    from thinkalike.instruments.layer_pairs.memory import _bytes_of_states
+
+    measure, (a, b, c) = Config(tokens_per_batch=100), (tiny.frozen(seed) for seed in (1, 2, 3))
+    one = sum(_bytes_of_states([(measure, a, b)]).values())
+    assert one == 2 * 100 * tiny.LAYERS * 32 * (4 + 4)
+    three = [(measure, a, b), (measure, a, c), (measure, b, c)]
+    assert sum(_bytes_of_states(three).values()) == 1.5 * one
+    c.context = 16
+    assert sum(_bytes_of_states(three).values()) == 2.5 * one, "a and b read other rows beside c"
+
+
+def test_an_experiment_goes_on_pair_by_pair_where_its_models_do_not_fit_together(monkeypatch, caplog):
+    from thinkalike.papers import experiment
+
+    asked = []
+
+    def run(jobs):
+        asked.append(list(jobs))
+        if len(jobs) > 1:
+            raise ResourceError("too much")
+        return [Result(Path(jobs[0]))]
+
+    monkeypatch.setattr(experiment, "run_jobs", run)
+    assert experiment._results(["a", "b"]) == [Result(Path("a")), Result(Path("b"))]
+    assert asked == [["a", "b"], ["a"], ["b"]]
+    assert "too much; 2 jobs go on one after the other" in caplog.text
+
+    def fail(jobs):
+        raise ResourceError("too much")
+
+    monkeypatch.setattr(experiment, "run_jobs", fail)
+    with pytest.raises(ResourceError):
+        experiment._results(["a"])
+
+
+@pytest.mark.slow
+def test_the_pairs_of_an_experiment_are_one_pass(door, words, passes):
+    words = [word for word in words if not word.startswith("model.")]
+    small = [*words, "experiment=brown2023/figure9", "scale=mini", "store=results", "measure.tokens_per_batch=256"]
+    done = door("analyze.py", *small, "measure.batches=5", "model.context=32")
+    assert done.status == 0, done.stderr
+    assert len(passes) == 5 * 3
+    assert len(results_in(door.folder / "results", "cka")) == 3
+
+
+@pytest.mark.slow
+def test_two_processes_share_all_pairs_and_give_the_bits_of_one(door):
+    words = ["measure=cka", "models=[gelu-3l-mini,solu-3l-mini,gelu-4l-mini]", "measure.batches=5"]
+    words += ["measure.tokens_per_batch=256", "model.device=cpu"]
+    shared = folders(door.process("analyze.py", *words, "trainer=ddp", "trainer.devices=2", "store=two"))
+    alone = folders(door("analyze.py", *words, "store=one"))
+    for one, other in zip(shared, alone, strict=True):
+        here, there = (open_result(door.folder / folder) for folder in (one, other))
+        assert here.key == there.key
+        assert here.table.equals(there.table)
+        assert all(np.array_equal(values, there.arrays[name]) for name, values in here.arrays.items())
+
+
+DEVICES = [["cuda:0", "cpu"], ["cpu", "cuda:0"], ["cuda:0", "cuda:1"]]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("devices", DEVICES, ids="-".join)
+@pytest.mark.parametrize("measure", ["cka", "mknn", "r2", "rsa"])
+def test_each_model_on_a_device_of_its_own(measure, devices, door, words, chosen, tmp_path):
+    there = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    if not set(devices) <= {"cpu", *there}:
+        pytest.skip(f"this machine has no {' and '.join(devices)}")
+    first, second, _ = chosen.values()
+    own = words if measure in ("cka", "mknn", "r2") else []
+    more = {"rsa": ["stimuli.sample=60"], "r2": ["measure.fit_batches=12", "measure.batches=8"]}.get(measure, [])
+    pair = [*own, f"measure={measure}", *first, *as_target(second), *more]
+    placed = [f"model.device={devices[0]}", f"target.device={devices[1]}", f"store={tmp_path}/apart"]
+    apart = door("analyze.py", *pair, *placed).result
+    alone = door("analyze.py", *pair, "model.device=cpu", "target.device=cpu", f"store={tmp_path}/cpu").result
+    assert [model["device"] for model in apart.provenance["models"]] == devices
+    assert (apart.table["value"] - alone.table["value"]).abs().max() < 1e-3
+
+
+def test_a_setting_of_one_model_is_that_of_no_other():
+    listed = "models=[{model:gelu-3l-mini,dtype:float64,context:32},solu-3l-mini,{model:gelu-4l-mini,device:cpu}]"
+    first, second, third = asked_for(composed("measure=cka", listed, "model.context=48", door="analyze"))
+    assert (first.model, first.target) == (second.model, third.model)
+    assert second.target == third.target
+    assert [model.dtype for model in (first.model, first.target, second.target)] == ["float64", "float32", "float32"]
+    assert [model.context for model in (first.model, first.target, second.target)] == [32, 48, 48]
+    assert [model.device for model in (first.model, first.target, second.target)] == ["auto", "auto", "cpu"]
