@@ -188,6 +188,7 @@ def test_a_result_opens_with_its_provenance(seen):
     page = seen()
     item = page.locator(".result", has_text="stitching")
     item.locator("summary").click()
+    item.locator("dl").first.wait_for()  # it is filled when it opens
     assert "dtype" in item.inner_text()
     assert "python analyze.py measure=stitching" in item.inner_text()
 
@@ -225,6 +226,7 @@ def test_a_store_without_pairs_shows_what_it_has_and_what_was_left_out(seen, lon
     assert "stray holds no results" in page.locator("#left-out").inner_text()
     item = page.locator(".result", has_text="loss")
     item.locator("summary").click()
+    item.locator("dl").first.wait_for()  # it is filled when it opens
     assert item.locator("td").all_inner_texts() == ["a-mini", "3.25", "not computed"]
 
 
