@@ -48,8 +48,9 @@ FLOORS = {
     "instruments": 5,
     "papers": 6,
     "listing": 7,
-    "cli": 8,
-    "__main__": 9,
+    "report": 8,
+    "cli": 9,
+    "__main__": 10,
 }
 OWNERS = {
     "hydra": "config",

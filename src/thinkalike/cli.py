@@ -1,4 +1,4 @@
-"""The two doors, as scripts and as commands: `thinkalike train|analyze ...`; and the list of `thinkalike results`."""
+"""The two doors, as scripts and as commands: `thinkalike train|analyze ...`; and `thinkalike results|report`."""
 
 from __future__ import annotations
 
@@ -46,16 +46,24 @@ def results() -> None:
         list_results(sys.argv[1:])
 
 
+def report() -> None:
+    """Write one HTML page of the results of a store."""
+    with own_process():
+        from thinkalike.report import write_report
+
+        write_report(sys.argv[1:])
+
+
 DOOR = "THINKALIKE_DOOR"  # where a process that shares a job finds the word that Lightning does not hand on
-COMMANDS = {"train": train, "analyze": analyze, "results": results}
+COMMANDS = {"train": train, "analyze": analyze, "results": results, "report": report}
 
 
 def main() -> None:
-    """Call the door or the list of results that the first word of the command line names."""
+    """Call the door, the list of results or the page of them that the first word of the command line names."""
     words = ([os.environ[DOOR]] if DOOR in os.environ and "LOCAL_RANK" in os.environ else []) + sys.argv[1:]
     name = words[0] if words else "--help"
     if name in ("-h", "--help"):
-        print("usage: thinkalike train|analyze|results [key=value ...]; thinkalike train --help says more")
+        print("usage: thinkalike train|analyze|results|report [key=value ...]; thinkalike train --help says more")
         return
     if name not in COMMANDS:
         print(f"error: thinkalike {name} is not known; {nearest(name, COMMANDS)}", file=sys.stderr)

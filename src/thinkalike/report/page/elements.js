@@ -1,0 +1,69 @@
+// Elements and numbers as text. Every text goes in as a text node, so a name cannot become markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** Return a new HTML element; `options` are attributes, `on...` listeners; children are elements or texts. */
+function el(name, options = {}, ...children) {
+  return filled(document.createElement(name), options, children);
+}
+
+/** The same for SVG. */
+function svg(name, options = {}, ...children) {
+  return filled(document.createElementNS(SVG, name), options, children);
+}
+
+function filled(node, options, children) {
+  for (const [key, value] of Object.entries(options)) {
+    if (key.startsWith("on")) node.addEventListener(key.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(key, value);
+  }
+  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== ""));
+  return node;
+}
+
+const byId = (name) => document.getElementById(name);
+
+/** A number as a panel shows it: four significant digits. */
+function short(value) {
+  if (value === null || value === undefined) return "not computed";
+  if (typeof value !== "number") return String(value);
+  return Number.isInteger(value) ? String(value) : String(Number(value.toPrecision(4)));
+}
+
+/** A number as a click shows it: all digits that the page holds. */
+function full(value) {
+  return value === null || value === undefined ? "not computed" : String(value);
+}
+
+function interval(low, high, write = short) {
+  if (low === undefined) return "";
+  return low === null || high === null ? "[not computed]" : `[${write(low)}, ${write(high)}]`;
+}
+
+const plain = (name) => name.replaceAll("_", " ");
+const layerName = (layer) => (layer === -1 ? "embed" : String(layer));
+const count = (number, what) => `${number} ${what}${number === 1 ? "" : "s"}`;
+
+/** A command line with a button that copies it. */
+function commandLine(command) {
+  if (!command) return el("p", { class: "dim" }, "No command line is known for this result.");
+  const button = el("button", { type: "button", class: "copy", onclick: copy }, "Copy");
+  function copy() {
+    const done = () => { button.textContent = "Copied"; };
+    if (navigator.clipboard) navigator.clipboard.writeText(command).then(done, select);
+    else select();
+  }
+  function select() { getSelection().selectAllChildren(code); }
+  const code = el("code", { class: "command" }, command);
+  return el("div", {}, code, button);
+}
+
+/** A table of texts; a column whose cells are numbers is set to the right. */
+function tableOf(caption, columns, rows) {
+  const numeric = columns.map((_, i) => rows.some((row) => typeof row[i] === "number"));
+  const cell = (value, i) => el("td", { class: numeric[i] ? "number" : "" }, value instanceof Node ? value : full(value));
+  return el("div", { class: "scroll" }, el("table", {},
+    caption ? el("caption", {}, caption) : null,
+    el("thead", {}, el("tr", {}, columns.map((name, i) => el("th", { scope: "col", class: numeric[i] ? "number" : "" }, name)))),
+    el("tbody", {}, rows.map((row) => el("tr", {}, row.map(cell))))));
+}

@@ -1,0 +1,42 @@
+// The list of results, and what a result says of itself.
+
+function listOfResults(report, show) {
+  return report.results.map((entry, number) => {
+    const item = el("details", { class: "result", ontoggle: () => fill(item, report, number, show) },
+      el("summary", {}, el("span", { class: "kind" }, entry.kind), " ", entry.models.join(", "),
+        el("span", { class: "numbers" }, entry.headline),
+        el("span", { class: "settings" }, [entry.date.slice(0, 16).replace("T", " "), entry.settings].filter(Boolean).join(" · "))));
+    item.dataset.number = number;
+    return item;
+  });
+}
+
+/** Write what stands inside an item of the list, when it is opened for the first time. */
+function fill(item, report, number, show) {
+  if (!item.open || item.dataset.filled) return;
+  item.dataset.filled = "yes";
+  const entry = report.results[number];
+  const pair = pairsOf(report).find((each) => each.grids.some((grid) => grid.results.includes(number)));
+  item.append(
+    pair ? el("p", {}, el("button", { type: "button", onclick: () => show(pair.key) }, "Show its models side by side")) : "",
+    el("p", {}, "To compute it again:"), commandLine(entry.command),
+    el("p", { class: "dim" }, `In ${entry.folder}`),
+    definitions(entry.scalars), el("h4", {}, "Provenance"), definitions(entry.provenance),
+    ...report.tables.filter((table) => table.result === number).map(tableOfResult));
+}
+
+function tableOfResult(table) {
+  const rest = table.length - table.rows.length;
+  const caption = `${plain(table.name)}${rest > 0 ? `: the first ${table.rows.length} of ${table.length} rows; ${table.name}.csv has all` : ""}`;
+  return tableOf(caption, table.columns.map(plain), table.rows);
+}
+
+function definitions(values) {
+  return el("dl", {}, Object.entries(values).flatMap(([name, value]) => [el("dt", {}, plain(name)), el("dd", {}, written(value))]));
+}
+
+function written(value) {
+  if (Array.isArray(value)) return el("div", {}, value.map((each) => el("div", {}, written(each))));
+  if (value && typeof value === "object") return definitions(value);
+  return full(value);
+}

@@ -1,0 +1,53 @@
+"""Stores of finished results that no job computed, for tests of what reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from thinkalike.store import Job, Result
+
+
+def finish(
+    store: Path,
+    kind: str,
+    key: str,
+    tables: Mapping[str, pd.DataFrame],
+    models: Sequence[str] = ("a", "b"),
+    command: str | None = "",
+    headlines: Sequence[dict[str, Any]] = (),
+    config: dict[str, Any] | None = None,
+) -> Result:
+    """Put a finished result into a store.
+
+    Args:
+        command: what its provenance says; "": one that names kind and models; None: it says none.
+    """
+    named = "".join(f" {side}={name}" for side, name in zip(("model", "model@target"), models, strict=False))
+    asked = f"python analyze.py measure={kind}{named}"
+    said = {} if command is None else {"command": command or asked}
+    provenance = {"seed": 0, "models": [{"name": name, "dtype": "float32"} for name in models], **said}
+    record = {"scalars": {"mean": 0.5}, "headlines": list(headlines), "settings": {}, "provenance": provenance}
+    job = Job(str(store), kind, key)
+    with job.running():
+        job.write(config or {"measure": {"kind": kind}}, record, tables, {})
+        return job.appear()
+
+
+def layer_pairs(source: str, target: str, rows: int, columns: int, seed: int = 0, **more: float) -> pd.DataFrame:
+    """Return a table with a random value and its interval for every pair of layers; `more` are further columns."""
+    value = np.random.default_rng(seed).random(rows * columns)
+    first, second = np.indices((rows, columns)).reshape(2, -1)
+    named = {"source": source, "target": target, "source_layer": first, "target_layer": second}
+    return pd.DataFrame({**named, "value": value, "low": value - 0.01, "high": value + 0.02, **more})
+
+
+def profile(model: str, features: Sequence[str], layers: int, seed: int = 0) -> pd.DataFrame:
+    """Return a table of the importance of each feature in each layer of a model."""
+    importance = np.random.default_rng(seed).random(layers * len(features))
+    rows = {"model": model, "layer": np.repeat(range(layers), len(features)), "feature": [*features] * layers}
+    return pd.DataFrame({**rows, "importance": importance, "low": importance - 0.1, "high": importance + 0.1})

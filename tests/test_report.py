@@ -1,0 +1,361 @@
+"""The page of a store: what it holds is what the tables hold, and nothing in it can be mistaken for markup."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+import shlex
+import sys
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from stores import finish, layer_pairs, profile
+from thinkalike import cli
+from thinkalike.config import as_dict, compose_job
+from thinkalike.errors import StoreError
+from thinkalike.listing import Query
+from thinkalike.report import gather, page_of, report_of, write_page
+from thinkalike.report.command_lines import command_of, settings_of, words_of
+from thinkalike.report.grids import grids_of
+from thinkalike.report.reports import ROWS
+from thinkalike.store import manifest
+
+CLAIMS = pd.DataFrame(
+    {"claim": ["A is like B"], "verdict": ["undecided"], "numbers": ["+0.1 [-0.1, 0.3]"], "units": ["9 documents"]}
+)
+
+
+def data_of(page: str) -> dict:
+    """Return what a page holds, read as the page itself reads it."""
+    (packed,) = re.findall(r'<script type="application/gzip" id="data">(.*?)</script>', page, flags=re.DOTALL)
+    return json.loads(gzip.decompress(base64.b64decode(packed)))
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store of two models: two measures of their layers, features of both, claims, and a table of another form."""
+    place = tmp_path / "results"
+    headline = {"name": "distance", "value": 1.25, "low": 1.0, "high": 1.5, "of": None}
+    finish(place, "cka", "c1", {"table": layer_pairs("a", "b", 3, 2)}, headlines=[headline])
+    finish(
+        place,
+        "novel",
+        "n1",
+        {"table": layer_pairs("b", "a", 2, 3, seed=1)[["source", "target", "source_layer", "target_layer", "value"]]},
+    )
+    finish(place, "mlem", "m1", {"table": profile("a", ["tense", "case"], 3)}, models=("a",))
+    finish(place, "mlem", "m2", {"table": profile("b", ["tense", "case"], 2)}, models=("b",))
+    finish(place, "paper-figure1", "p1", {"table": layer_pairs("a", "b", 3, 2), "claims": CLAIMS}, models=())
+    finish(place, "loss", "l1", {"table": pd.DataFrame({"model": ["a"] * 70, "loss": range(70)})}, models=("a",))
+    return place
+
+
+# --------------------------------------------------------------------------------------------------------------- grids
+
+
+def test_a_grid_has_the_number_and_the_interval_of_every_row():
+    table = layer_pairs("a", "b", 3, 2).sample(frac=1, random_state=0)  # in whatever order
+    (grid,) = grids_of(table)
+    assert (grid["role"], grid["models"], grid["rows"], grid["columns"]) == ("pair", ["a", "b"], [0, 1, 2], [0, 1])
+    (number,) = grid["numbers"]
+    assert grid["cells"] is None, "all are there, in the order of the layers"
+    for row in table.itertuples():
+        i = row.source_layer * 2 + row.target_layer
+        written = number["v"][i], number["low"][i], number["high"][i]
+        assert written == pytest.approx((row.value, row.low, row.high), rel=1e-5)
+
+
+def test_what_is_not_finite_is_none_and_cells_may_be_missing():
+    table = layer_pairs("a", "b", 2, 2).astype({"low": float})
+    table.loc[0, "value"], table.loc[1, "low"] = np.nan, -np.inf
+    (grid,) = grids_of(table.iloc[:3])
+    assert grid["cells"] == [0, 1, 2]
+    assert grid["numbers"][0]["v"][0] is None
+    assert grid["numbers"][0]["low"][1] is None
+    assert json.dumps(grid, allow_nan=False)
+
+
+def test_the_number_that_is_shown_first_and_its_ends_are_found_by_the_names_of_columns():
+    table = layer_pairs("a", "b", 2, 2).drop(columns=["value", "low", "high"])
+    table = table.assign(loss=1.0, loss_low=0.5, loss_high=2.0, penalty=0.1, other=3, verdict="related")
+    (grid,) = grids_of(table)
+    assert [number["name"] for number in grid["numbers"]] == ["loss", "penalty", "other"]
+    assert grid["numbers"][grid["main"]]["name"] == "penalty"
+    assert [number["colours"] for number in grid["numbers"]] == ["falling", "falling", "rising"]
+    assert ("low" in grid["numbers"][0], "low" in grid["numbers"][2]) == (True, False)
+    assert grid["words"] == [{"name": "verdict", "v": ["related"] * 4}]
+
+
+def test_the_other_direction_is_there_where_it_says_something_else():
+    there = layer_pairs("a", "b", 3, 2)
+    swapped = {"source": "target", "target": "source", "source_layer": "target_layer", "target_layer": "source_layer"}
+    back = there.rename(columns=swapped)
+    assert [grid["models"] for grid in grids_of(pd.concat([there, back]))] == [["a", "b"]]
+    other = back.assign(value=back["value"] + 0.1)
+    assert [grid["models"] for grid in grids_of(pd.concat([there, other]))] == [["a", "b"], ["b", "a"]]
+
+
+def test_rows_of_one_place_are_told_apart_by_the_column_that_differs():
+    tables = [layer_pairs("a", "b", 2, 2, seed=n).assign(stitch=name) for n, name in enumerate(["affine", "shuffled"])]
+    grids = grids_of(pd.concat(tables))
+    assert [grid["variant"] for grid in grids] == ["stitch affine", "stitch shuffled"]
+    assert grids[0]["numbers"][0]["v"] != grids[1]["numbers"][0]["v"]
+    repeated = grids_of(pd.concat([layer_pairs("a", "b", 2, 2, seed=n) for n in range(2)]))
+    assert [grid["variant"] for grid in repeated] == ["repetition 1", "repetition 2"]
+
+
+def test_one_layer_of_two_models_is_a_layer_pair_and_a_population_is_a_table():
+    table = pd.DataFrame({"source": "a", "target": "b", "layer": [0, 1], "asymmetry": [0.1, -0.1], "low": 0, "high": 1})
+    (grid,) = grids_of(table)
+    assert (grid["cells"], grid["numbers"][0]["colours"]) == ([0, 3], "signed")
+    assert grids_of(pd.concat([table.assign(source=f"member {n}") for n in range(13)])) == []
+
+
+def test_features_and_scores_of_layers_are_grids_of_one_model():
+    (grid,) = grids_of(profile("a", ["tense", "case"], 3))
+    assert (grid["role"], grid["models"], grid["rows"], grid["columns"]) == (
+        "profile",
+        ["a"],
+        ["tense", "case"],
+        [0, 1, 2],
+    )
+    scores = pd.DataFrame({"model": "a", "layer": [-1, 0], "score": [0.5, 0.6], "ceiling": 0.9})
+    (grid,) = grids_of(scores)
+    assert (grid["role"], grid["columns"], [each["name"] for each in grid["numbers"]]) == (
+        "layers",
+        [-1, 0],
+        ["score", "ceiling"],
+    )
+
+
+def test_a_table_of_another_form_is_no_grid():
+    assert grids_of(CLAIMS) == []
+    assert grids_of(pd.DataFrame({"source": ["a"], "target": ["b"], "source_layer": [0], "target_layer": [1]})) == []
+
+
+# ------------------------------------------------------------------------------------------------------------- reports
+
+
+def test_a_report_joins_the_results_of_a_pair_and_shows_equal_tables_once(store):
+    report = report_of(gather([store]))
+    pairs = [grid for grid in report["grids"] if grid["role"] == "pair"]
+    assert [(grid["title"], grid["models"]) for grid in pairs] == [("CKA", ["a", "b"]), ("novel", ["b", "a"])]
+    kinds = [[report["results"][number]["kind"] for number in grid["results"]] for grid in pairs]
+    assert kinds == [["cka", "paper-figure1"], ["novel"]], "the experiment repeats the table of its job"
+    (claim,) = report["claims"]
+    assert (claim["verdict"], report["results"][claim["result"]]["kind"]) == ("undecided", "paper-figure1")
+    (table,) = report["tables"]
+    assert (len(table["rows"]), table["length"]) == (ROWS, 70)
+    assert next(entry for entry in report["results"] if entry["kind"] == "cka")["headline"] == "distance 1.25 [1, 1.5]"
+
+
+def test_a_damaged_and_a_foreign_folder_are_named_and_left_out(store):
+    table = store / "cka" / "c1" / "table.csv"
+    table.write_text(table.read_text().replace("0", "1"))  # of the same size
+    (store / "stray" / "run-1").mkdir(parents=True)
+    (store / "cka" / "c2.partial").mkdir()
+    for key, record in (("f1", "[]"), ("f2", None)):
+        folder = finish(store, "foreign", key, {"table": layer_pairs("a", "b", 2, 2)}).folder
+        (folder / ("result.json" if record else "table.csv")).write_text(record or "")
+        manifest.seal(folder)
+    report = report_of(gather([store]))
+    assert (len(report["results"]), report["unfinished"]) == (5, ["cka/c2"])
+    damaged, *others = report["left_out"]
+    assert f"{table} is damaged: its checksum" in damaged
+    assert any(f"{store}/foreign/f1 is damaged: its record cannot be read" in each for each in others)
+    assert any(f"{store}/stray holds no results" in each for each in others)
+    assert any(f"{store}/foreign/f2 is no result of this package (EmptyDataError" in each for each in others)
+
+
+def test_places_are_stores_and_single_results_and_each_result_comes_once(store):
+    assert [entry.key for entry in gather([store / "cka" / "c1"]).entries] == ["c1"]
+    assert len(gather([store, store / "cka" / "c1", store]).entries) == 6
+    assert {entry.key for entry in gather([store], Query(models=("b",), kinds=("cka", "mlem"))).entries} == {"c1", "m2"}
+
+
+def test_a_folder_in_which_all_is_damaged_holds_no_result(tmp_path):
+    finish(tmp_path / "cka", "c", "k", {"table": CLAIMS})
+    (tmp_path / "cka" / "c" / "k" / "table.csv").write_text("")
+    with pytest.raises(StoreError, match=r"cka holds no finished results: .*/table\.csv is damaged"):
+        gather([tmp_path / "cka"])
+
+
+def test_two_measures_with_the_same_numbers_are_both_shown(tmp_path):
+    for kind in ("cka", "rsa"):
+        finish(tmp_path, kind, "k", {"table": layer_pairs("a", "b", 2, 2)})
+    assert [grid["title"] for grid in report_of(gather([tmp_path]))["grids"]] == ["CKA", "RSA"]
+
+
+# --------------------------------------------------------------------------------------------------------- the command
+
+LINES = [
+    ("analyze", "measure=cka model=gelu-3l-mini model@target=solu-3l-mini measure.given=token measure.batches=8"),
+]
+KINDS = """'stimuli.kinds={a b: [x, "y z", "1"], c: ordinal}'"""
+MORE_LINES = [
+    ("analyze", "measure=loss model=gelu-3l-mini model.dtype=bfloat16"),
+    ("train", "model=gelu-3l-mini stitch=affine stitch.rates=[0.5,2] layers=[[0,0],[1,2]] target.revision=main"),
+    ("analyze", "measure=rsa model=local model.path=/x/gpt2 model@target=bert-mini stimuli=crossed"),
+    ("analyze", "measure=mlem model=org/name stimuli=table 'stimuli.path=my words.csv' " + KINDS),
+    ("analyze", "experiment=brown2023/figure1 scale=mini recipe=paper seed=3"),
+    ("train", "task=pretrain model=gelu-3l-mini pretrain.tokens=1000 pretrain.lr=1e-4"),
+    ("train", "model=gelu-3l-mini model@target=solu-3l-mini data=text 'data.files=[a b.txt]' model.dtype=bfloat16"),
+    ("train", "model=local model.path=/x/a model@target=local target.path=/x/b stitch.lr=0.1 scale=paper"),
+]
+
+
+def check_composed_again(door: str, line: str) -> None:
+    once = as_dict(compose_job(door, shlex.split(line)))
+    kind = shlex.split(line)[0].removeprefix("measure=")
+    words = words_of(once, kind)
+    again = as_dict(compose_job(door, words))
+    unread = ("chosen", "store", "logger")
+    assert {k: v for k, v in again.items() if k not in unread} == {k: v for k, v in once.items() if k not in unread}
+    for word in shlex.split(line):
+        assert word.split("=")[0] in {each.split("=")[0] for each in words}, "what was asked for is said"
+
+
+@pytest.mark.parametrize(("door", "line"), LINES)
+def test_a_command_line_that_is_made_composes_the_same_configuration(door, line):
+    check_composed_again(door, line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("door", "line"), MORE_LINES)
+def test_any_command_line_that_is_made_composes_the_same_configuration(door, line):
+    check_composed_again(door, line)
+
+
+def test_a_command_line_that_was_kept_is_shown_but_not_that_of_an_experiment_for_its_part(tmp_path):
+    kept = "python analyze.py measure=cka model=gelu-3l-mini measure.batches=9 store=/x threads=1"
+    assert command_of(finish(tmp_path, "cka", "k", {"table": CLAIMS}, command=kept)) == kept
+    assert settings_of(kept) == "batches=9"
+    config = as_dict(compose_job("analyze", ["measure=cka", "model=gelu-3l-mini", "measure.batches=9"]))
+    part = finish(
+        tmp_path, "cka", "p", {"table": CLAIMS}, command="analyze.py experiment=x/y scale=mini", config=config
+    )
+    assert command_of(part) == "python analyze.py measure=cka model=gelu-3l-mini measure.batches=9"
+    notebook = finish(tmp_path, "cka", "n", {"table": CLAIMS}, command="ipykernel_launcher.py -f x", config=config)
+    assert command_of(notebook) == command_of(part)
+
+
+def test_a_result_of_another_version_has_no_command_line_and_is_shown_all_the_same(tmp_path):
+    config = {"measure": {"kind": "gone", "size": 3}, "model": None}
+    assert command_of(finish(tmp_path, "gone", "g", {"table": CLAIMS}, command=None, config=config)) == ""
+    (entry,) = report_of(gather([tmp_path]))["results"]
+    assert (entry["kind"], entry["command"]) == ("gone", "")
+
+
+# ------------------------------------------------------------------------------------------------------------ the page
+
+
+def test_a_page_holds_the_report_and_asks_nothing_of_a_network(store):
+    report = report_of(gather([store]))
+    page = page_of(report, "results")
+    held = data_of(page)
+    assert held["grids"] == json.loads(json.dumps(report["grids"]))
+    assert len(held["results"]) == 6
+    addresses = set(
+        re.findall(r"(?:https?:)?//[\w.-]+\.\w+[^\s\"'`]*", page.replace(re.findall(r'id="data">(.*?)<', page)[0], ""))
+    )
+    assert addresses == {"http://www.w3.org/2000/svg"}, "the name of a format, which nobody asks for"
+    assert "default-src 'none'" in page
+    assert not re.search(r"<(link|img|script)[^>]+(src|href)=\"(?!data:)", page)
+    assert "{{" not in page.replace("${{", "")
+
+
+def test_names_of_models_cannot_become_markup(tmp_path):
+    evil = "</script><b>bold</b><script>alert(1)</script>{{DATA}}"
+    finish(tmp_path, "cka", "e", {"table": layer_pairs(evil, "b", 2, 2)}, models=(evil, "b"))
+    page = page_of(report_of(gather([tmp_path])), evil)
+    assert "<b>" not in page
+    assert "&lt;/script&gt;&lt;b&gt;" in page, "control: the title has it, escaped"
+    assert page.count("<script") == page_of(report_of(gather([tmp_path])), "plain").count("<script")
+    assert data_of(page)["grids"][0]["models"] == [evil, "b"]
+    assert data_of(page)["title"] == evil
+
+
+@pytest.mark.slow
+def test_ten_models_and_all_their_pairs_are_less_than_two_megabytes(tmp_path):
+    """Five measures of all 55 pairs of models of twelve layers are 39,600 numbers, each with its interval."""
+    names = [f"model-{n}" for n in range(10)]
+    pairs = [(a, b) for i, a in enumerate(names) for b in names[i:]]
+    for k, kind in enumerate(("cka", "mknn", "rsa", "r2", "stitching")):
+        table = pd.concat([layer_pairs(a, b, 12, 12, seed=100 * k + n) for n, (a, b) in enumerate(pairs)])
+        finish(tmp_path, kind, "x", {"table": table}, models=names)
+    page = page_of(report_of(gather([tmp_path])), "all")
+    assert 0.2e6 < len(page.encode()) < 2e6
+
+
+def test_a_page_is_written_where_it_is_asked_for_or_not_at_all(tmp_path):
+    assert write_page(tmp_path / "deep" / "page.html", "text").read_text() == "text"
+    for place in (tmp_path, "/proc/none/page.html", "nul\0.html"):
+        with pytest.raises(StoreError, match=r"the page .* cannot be written: .*; choose another with --out"):
+            write_page(place, "text")
+
+
+# ------------------------------------------------------------------------------------------------- thinkalike report
+
+
+def call(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+    """Call `thinkalike report`; returns the exit status, stdout and stderr."""
+    monkeypatch.setattr(sys, "argv", ["thinkalike", "report", *map(str, words)])
+    monkeypatch.setenv(cli.DOOR, "report")  # which the command sets, and the test takes back
+    status = 0
+    try:
+        cli.main()
+    except SystemExit as end:
+        status = int(end.code or 0)
+    return status, *capsys.readouterr()
+
+
+def test_the_command_writes_a_page_and_says_what_it_left_out(store, tmp_path, monkeypatch, capsys):
+    (store / "stray" / "folder").mkdir(parents=True)
+    status, out, err = call(monkeypatch, capsys, store, "--out", tmp_path / "page.html")
+    assert (status, out) == (0, f"page: {tmp_path / 'page.html'}\n")
+    assert f"left out: {store}/stray holds no results" in err
+    assert data_of((tmp_path / "page.html").read_text())["title"] == "results"
+
+
+def test_a_selection_is_of_results_and_all_that_belongs_to_them(store, tmp_path, monkeypatch, capsys):
+    page = tmp_path / "page.html"
+    words = [f"store={store}", "kind=paper-figure1", "since=2000-01-01", "--out", page, "--title", "Mine"]
+    assert call(monkeypatch, capsys, *words)[0] == 0
+    held = data_of(page.read_text())
+    assert ([entry["key"] for entry in held["results"]], held["title"]) == (["p1"], "Mine")
+    assert [grid["results"] for grid in held["grids"]] == [[0]]
+    assert (held["claims"][0]["result"], held["tables"]) == (0, [])
+
+
+def test_what_cannot_be_done_is_one_line(store, tmp_path, monkeypatch, capsys):
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for words, reason in [
+        ([empty], f"error: the store {empty} holds no finished results; python train.py makes one"),
+        ([tmp_path / "none"], f"error: {tmp_path / 'none'} is no folder; name a store"),
+        ([store, "--out", store], f"error: the page {store} cannot be written: Is a directory; choose another"),
+        ([store, "kind=zebra"], f"error: kind=zebra is in no result of {store}; there is: cka, loss"),
+        ([store, "--colour"], "error: thinkalike report: unrecognized arguments: --colour; thinkalike report --help"),
+    ]:
+        status, out, err = call(monkeypatch, capsys, *words)
+        assert (status, out) == (1, "")
+        assert err.startswith(reason), err
+        assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_page_of_200_results_takes_less_than_ten_seconds(tmp_path, monkeypatch, capsys):
+    store = tmp_path / "results"
+    for number in range(200):
+        models = (f"model-{number % 14}", f"model-{number // 14}")
+        table = layer_pairs(*models, 12, 12, seed=number)
+        finish(store, ("cka", "rsa")[number % 2], f"{number:03}", {"table": table}, models=models)
+    began = time.process_time()
+    assert call(monkeypatch, capsys, store, "--out", tmp_path / "page.html")[0] == 0
+    assert time.process_time() - began < 10
+    assert len(data_of((tmp_path / "page.html").read_text())["results"]) == 200

@@ -1,0 +1,262 @@
+"""The page of a store in a real browser: what a reader points at, clicks and types shows the numbers of the tables."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from stores import finish, layer_pairs, profile
+from thinkalike.report import gather, page_of, report_of, write_page
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser]
+EVIL = "x</script><b onclick=alert(1)>evil</b>"
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[str, pd.DataFrame]:
+    """Two measures of the layers of a and b, the second from b to a, with one number that was not computed."""
+    cka, stitching = layer_pairs("a-mini", "b-mini", 3, 2), layer_pairs("b-mini", "a-mini", 2, 3, seed=1)
+    stitching = stitching.rename(columns={"value": "penalty", "low": "penalty_low", "high": "penalty_high"})
+    stitching = stitching.assign(identity_penalty=2.5, verdict="related")
+    stitching.loc[5, ["penalty", "penalty_low", "penalty_high"]] = np.nan  # layer 1 of b into layer 2 of a
+    return {"cka": cka, "stitching": stitching}
+
+
+@pytest.fixture(scope="module")
+def address(tables, tmp_path_factory) -> str:
+    """The page of a store, as a file."""
+    store = tmp_path_factory.mktemp("results")
+    for kind, table in tables.items():
+        finish(store, kind, f"{kind}-key", {"table": table}, models=("a-mini", "b-mini"))
+    finish(store, "rsa", "r", {"table": layer_pairs(EVIL, "a-mini", 2, 2)}, models=(EVIL, "a-mini"))
+    for n, model in enumerate(("a-mini", "b-mini")):
+        table = profile(model, ["tense", "case"], 2, seed=n)
+        finish(store, "mlem", model, {"table": table}, models=(model,), command="python analyze.py measure=mlem")
+    claims = {"claim": ["A is like B"], "verdict": ["does not hold"], "numbers": ["+0.1"], "units": ["9 documents"]}
+    finish(store, "paper-figure1", "p", {"table": tables["cka"], "claims": pd.DataFrame(claims)}, models=())
+    page = page_of(report_of(gather([store])), "results")
+    return write_page(store / "page.html", page).as_uri()
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """A browser without a window."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install thinkalike[browser]")
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if not found:
+        pytest.skip(f"needs one of {', '.join(BROWSERS)}")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def lone(tmp_path_factory) -> str:
+    """The page of a store in which nothing compares two models, and one table is no matrix."""
+    store = tmp_path_factory.mktemp("lone")
+    finish(store, "mlem", "m", {"table": profile("a-mini", ["tense"], 1)}, models=("a-mini",))
+    loss = pd.DataFrame({"model": ["a-mini"], "loss": [3.25], "loss_low": [np.nan]})
+    finish(store, "loss", "l", {"table": loss}, models=("a-mini",))
+    (store / "stray" / "folder").mkdir(parents=True)
+    return write_page(store / "page.html", page_of(report_of(gather([store])), "lone")).as_uri()
+
+
+@pytest.fixture
+def seen(chromium, address):
+    """Opens the page; at the end of the test there was no error and no request but that for the file."""
+    wrong, contexts = [], []
+
+    def opened(anchor: str = "", address: str = address, **options):
+        context = chromium.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(message.text))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("dialog", lambda dialog: wrong.append(dialog.message))
+        page.on("request", lambda request: request.url.startswith(address) or wrong.append(request.url))
+        page.goto(address + anchor)
+        page.wait_for_selector("html[data-ready]", timeout=30_000)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def cell(page, panel: int, row: int, column: int):
+    """The cell of a matrix: a layer of the first model and one of the second."""
+    return (
+        page.locator("#pair figure.panel")
+        .nth(panel)
+        .locator("g[role=row]")
+        .nth(row)
+        .locator("[role=gridcell]")
+        .nth(column)
+    )
+
+
+def of(table: pd.DataFrame, source: int, target: int) -> pd.Series:
+    """The row of a table."""
+    return table.set_index(["source_layer", "target_layer"]).loc[(source, target)]
+
+
+def readouts(page) -> list[str]:
+    return page.locator("#pair .readout").all_inner_texts()
+
+
+def shortly(*values: float) -> list[str]:
+    return [f"{value:.4g}" for value in values]
+
+
+# ---------------------------------------------------------------------------------------------------------- pointing
+
+
+def test_what_is_pointed_at_in_one_matrix_is_read_in_all_of_them(seen, tables):
+    page = seen()
+    assert page.title() == "results – thinkalike"
+    assert page.locator("#pairs option:checked").inner_text() == "a-mini and b-mini (2 matrices)"
+    for a, b in [(2, 0), (1, 1)]:
+        cell(page, 0, a, b).hover()
+        first, second = readouts(page)
+        there, back = of(tables["cka"], a, b), of(tables["stitching"], b, a)
+        value, low, high = shortly(there["value"], there["low"], there["high"])
+        assert first.startswith(f"{value} [{low}, {high}]")
+        value, low, high = shortly(back["penalty"], back["penalty_low"], back["penalty_high"])
+        assert second.startswith(f"{value} [{low}, {high}]"), "the other direction, turned"
+
+
+def test_what_was_not_computed_is_said_so(seen):
+    page = seen()
+    cell(page, 0, 2, 1).hover()
+    assert readouts(page)[1].startswith("not computed")
+    assert not readouts(page)[0].startswith("not computed"), "control"
+
+
+def test_arrow_keys_move_through_a_matrix_and_enter_chooses(seen, tables):
+    page = seen()
+    cell(page, 0, 0, 0).focus()
+    for key in ("ArrowUp", "ArrowRight", "ArrowRight", "ArrowUp"):  # the second step to the right is beyond the end
+        page.keyboard.press(key)
+    assert readouts(page)[0].startswith(shortly(of(tables["cka"], 2, 1)["value"])[0])
+    assert "CKA" in page.locator("#said").inner_text(), "screen readers hear all measures"
+    assert page.locator("#detail h3").first.inner_text() == "Layer 0 of a-mini and layer 0 of b-mini"
+    page.keyboard.press("Enter")
+    assert page.locator("#detail h3").first.inner_text() == "Layer 2 of a-mini and layer 1 of b-mini"
+
+
+# ----------------------------------------------------------------------------------------------------------- clicking
+
+
+def test_a_click_shows_every_number_of_the_layer_pair_and_the_command_that_reproduces_it(seen, tables):
+    page = seen()
+    cell(page, 1, 1, 0).click()
+    detail = page.locator("#detail").inner_text()
+    for row in (of(tables["cka"], 1, 0), of(tables["stitching"], 0, 1)):
+        for value in row[[name for name in row.index if isinstance(row[name], float)]]:
+            assert f"{value:.6g}" in detail
+    assert "identity penalty" in detail
+    assert "related" in detail
+    for kind in tables:
+        assert f"python analyze.py measure={kind} model=a-mini model@target=b-mini" in detail
+    assert "paper-figure1/p, again by" in detail, "which repeats the table of cka"
+    for n, (model, layer) in enumerate([("a-mini", 1), ("b-mini", 0)]):
+        table = profile(model, ["tense", "case"], 2, seed=n)
+        assert all(f"{value:.6g}" in detail for value in table.loc[table["layer"] == layer, "importance"])
+
+
+def test_the_address_keeps_what_was_chosen(seen):
+    page = seen()
+    cell(page, 0, 2, 1).click()
+    again = seen(page.evaluate("location.hash"))
+    assert again.locator("#detail h3").first.inner_text() == "Layer 2 of a-mini and layer 1 of b-mini"
+
+
+def test_another_number_of_a_measure_can_be_shown(seen):
+    page = seen()
+    page.locator("#pair figure.panel select").select_option(label="identity penalty")
+    cell(page, 0, 0, 0).hover()
+    assert readouts(page)[1].startswith("2.5 ")
+
+
+def test_a_result_opens_with_its_provenance(seen):
+    page = seen()
+    item = page.locator(".result", has_text="stitching")
+    item.locator("summary").click()
+    item.locator("dl").first.wait_for()  # it is filled when it opens
+    assert "dtype" in item.inner_text()
+    assert "python analyze.py measure=stitching" in item.inner_text()
+
+
+# ---------------------------------------------------------------------------------------------------------- searching
+
+
+def test_search_filters_results_pairs_and_claims(seen):
+    page = seen()
+    visible = page.locator(".result:visible")
+    assert (visible.count(), page.locator("#pairs option").count()) == (6, 2)
+    assert page.locator("#claims li").count() == 1
+    page.keyboard.press("/")
+    page.keyboard.type("MLEM b-mini")
+    assert [text.split("\n")[0] for text in visible.all_inner_texts()] == ["mlem b-mini"]
+    assert page.locator("#found").inner_text() == "1 of 6 results"
+    assert (page.locator("#pairs option").count(), page.locator("#claims li").count()) == (1, 0)
+    page.locator("#search").fill("does not hold")
+    assert (visible.count(), page.locator("#claims li").count()) == (0, 1)
+    page.locator("#search").fill("")
+    assert visible.count() == 6
+
+
+def test_names_are_text_and_never_markup(seen):
+    page = seen()
+    page.locator("#pairs").select_option(label=f"{EVIL} and a-mini (1 matrix)")
+    assert f"Layer 0 of {EVIL} and layer 0 of a-mini" in page.locator("#detail").inner_text()
+    assert page.locator("b").count() == 0
+
+
+def test_a_store_without_pairs_shows_what_it_has_and_what_was_left_out(seen, lone):
+    page = seen(address=lone)
+    assert "No result compares layers of two models." in page.locator("#pair").inner_text()
+    assert page.locator("#profiles").is_hidden(), "one layer is no profile by layer"
+    assert "stray holds no results" in page.locator("#left-out").inner_text()
+    item = page.locator(".result", has_text="loss")
+    item.locator("summary").click()
+    item.locator("dl").first.wait_for()  # it is filled when it opens
+    assert item.locator("td").all_inner_texts() == ["a-mini", "3.25", "not computed"]
+
+
+# ------------------------------------------------------------------------------------------------------------- looks
+
+
+def background(page) -> int:
+    """How bright the page is, in [0, 255]."""
+    return int(page.evaluate("parseInt(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0])"))
+
+
+def test_dark_and_light_follow_the_system_and_the_switch(seen):
+    dark, light = (seen(color_scheme=scheme) for scheme in ("dark", "light"))
+    assert background(dark) < 60
+    assert background(light) > 200
+    light.locator("#theme").click()  # to light
+    assert background(light) > 200
+    light.locator("#theme").click()
+    assert (background(light), light.locator("#theme").inner_text()) == (background(dark), "Theme: dark")
+
+
+@pytest.mark.parametrize("width", [390, 768, 1280])
+def test_the_page_fits_its_window(seen, width):
+    page = seen(viewport={"width": width, "height": 800})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_print_leaves_out_what_only_a_screen_can_use(seen):
+    page = seen(color_scheme="dark")
+    page.emulate_media(media="print")
+    assert not page.locator("#theme").is_visible()
+    assert page.locator("#pair figure.panel").first.is_visible()
+    assert background(page) == 255
