@@ -210,7 +210,7 @@ def test_a_logger_gets_the_result_when_it_is_drawn_and_is_closed(tmp_path, monke
 def test_of_processes_that_share_a_job_the_first_alone_logs(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(tracking.TRACKERS, "csv", Recorder)
     monkeypatch.setattr(Recorder, "said", [])
-    monkeypatch.setattr("thinkalike.job.frame.rank", lambda config: 1)
+    monkeypatch.setattr("thinkalike.job.performing.rank", lambda config: 1)
     with caplog.at_level("INFO", logger="thinkalike"), pytest.raises(ResourceError):  # the folders are the first one's
         perform(Toy(), config(tmp_path))
     assert Recorder.said == []

@@ -72,7 +72,7 @@ def verdicts(monkeypatch, tmp_path):
 
     def run(figure, *words, **changes):
         finished = planted(tmp_path, **changes)
-        monkeypatch.setattr(frame, "run_jobs", lambda jobs: [finished] * len(jobs))
+        monkeypatch.setattr(frame, "run_jobs", lambda jobs, shown_again: [finished] * len(jobs))
         own = ("population=natural", *words)  # two groups and no null
         config = composed(f"experiment=brown2023/{figure}", "scale=mini", f"store={tmp_path}/r", *own, door="analyze")
         result = papers.reproduce(config)
