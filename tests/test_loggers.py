@@ -13,12 +13,14 @@ import pytest_socket
 from PIL import Image
 
 import wandb_runs
+from stores import finish, layer_pairs
 from test_job import Toy, config
 from thinkalike.config import LoggerConfig
 from thinkalike.errors import ConfigError, DataError, ResourceError
 from thinkalike.job import perform
 from thinkalike.job.names import run_name
 from thinkalike.loggers import About, Tracker, publish_table, tracked, tracking, weights_and_biases
+from thinkalike.report.command import write_report
 from thinkalike.store import Result
 
 
@@ -102,6 +104,16 @@ def test_disabled_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "disabled")
     perform(Pictured(), on(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["toy"]
+
+
+def test_a_page_is_kept_as_an_artifact(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    finish(tmp_path / "results", "cka", "c1", {"table": layer_pairs("a", "b", 3, 2)})
+    write_report([str(tmp_path / "results"), "--out", str(tmp_path / "page.html"), "--wandb"])
+    run = wandb_runs.Offline.only(tmp_path)
+    (artifact,) = run.artifacts
+    assert (artifact.name, artifact.type, run.run.project) == ("page", "report", "thinkalike")
+    assert [entry.path for entry in artifact.manifest.contents] == ["page.html"]
 
 
 def test_an_offline_mode_that_was_asked_for_is_heeded_without_a_word(tmp_path, monkeypatch, caplog):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pandas as pd
 
@@ -42,3 +43,10 @@ def publish_table(config: LoggerConfig, about: About, table: pd.DataFrame) -> No
     with tracked(config, about) as tracker:
         assert isinstance(tracker, WandbTracker)
         tracker.log_table(about.kind, table)
+
+
+def publish_page(project: str, path: Path) -> None:
+    """Log a page of results to a project of W&B, as a run of its own."""
+    with tracked(LoggerConfig(kind="wandb", project=project), About(path.stem, "report", path.parent, path)) as tracker:
+        assert isinstance(tracker, WandbTracker)
+        tracker.log_page(path)

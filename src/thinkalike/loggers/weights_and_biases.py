@@ -7,6 +7,7 @@ import os
 import re
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +41,23 @@ class WandbTracker(Tracker):
         pictures = {f"figures/{name}": wandb.Image(str(path)) for name, path in pictures_of(result).items()}
         self.run.log({**{name: _as_table(each) for name, each in tables.items()}, **pictures})
         self.run.summary.update(summary_of(result))
-        artifact = wandb.Artifact(_plain(f"{result.kind}-{result.key}"), type="result")
-        for path in _kept(result.folder):
-            artifact.add_file(str(path), name=str(path.relative_to(result.folder)))
-        self.run.log_artifact(artifact)
+        self._log_files(f"{result.kind}-{result.key}", "result", result.folder, _kept(result.folder))
 
     def log_table(self, name: str, table: pd.DataFrame) -> None:
         """Log a table alone."""
         self.run.log({name: _as_table(table)})
+
+    def log_page(self, path: Path) -> None:
+        """Log a page of results alone, as an artifact of its own type."""
+        self._log_files(path.stem, "report", path.parent, [path])
+
+    def _log_files(self, name: str, kind: str, folder: Path, files: Sequence[Path]) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(_plain(name), type=kind)
+        for path in files:
+            artifact.add_file(str(path), name=str(path.relative_to(folder)))
+        self.run.log_artifact(artifact)
 
     def close(self, failed: bool) -> None:
         self.run.finish(exit_code=int(failed))

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query
+from thinkalike.loggers import publish_page
 from thinkalike.report.gathering import gather
 from thinkalike.report.page import page_of, write_page
 from thinkalike.report.reports import report_of
@@ -18,6 +19,7 @@ EXAMPLES = """\
 thinkalike report                                          all finished jobs of the folder results
 thinkalike report results --out page.html
 thinkalike report results kind=cka,mknn model=gpt2         those of any of these kinds, and of any of these models
+thinkalike report --wandb                                  the page also as an artifact of W&B
 thinkalike report results since=7d                         since a date (2026-11-01), or 12h, 7d, 2w ago
 thinkalike report results/cka/176300a3bb42 other/store     single results, several stores"""
 
@@ -49,6 +51,8 @@ def write_report(words: Sequence[str]) -> Path:
     path = write_page(asked.out, page_of(report, title))
     print(f"{len(report['results'])} results, {path.stat().st_size / 1e6:.2f} MB", file=sys.stderr)
     print(f"page: {path}")
+    if asked.wandb:
+        publish_page(asked.wandb, path)
     return path
 
 
@@ -64,4 +68,7 @@ def _parser() -> _Parser:
     )
     parser.add_argument("--out", default="report.html", metavar="PAGE", help="where the page goes (report.html)")
     parser.add_argument("--title", help="what the page is called (the names of the folders)")
+    parser.add_argument(
+        "--wandb", nargs="?", const="thinkalike", metavar="PROJECT", help="also keep it in W&B, as an artifact"
+    )
     return parser
