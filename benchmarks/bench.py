@@ -1,6 +1,6 @@
 """Runs benchmarks one after the other, with one thread, and writes what they print into RESULTS.md.
 
-    make bench                                  all that are listed here, ten minutes on an idle machine
+    make bench                                  all that are listed here, a quarter of an hour on an idle machine
     make bench ARGS="cka rsa"                   some; the tables of others stay as they are
     make bench ARGS="cka mknn --device cuda"    on a GPU, those that can; their tables stand beside those of a CPU
 
@@ -39,6 +39,7 @@ BENCHMARKS = {
     "mknn": Benchmark("Mutual nearest neighbours", on_gpu=True),
     "rsa": Benchmark("RSA"),
     "mlem": Benchmark("MLEM"),
+    "similarity": Benchmark("Every measure of layer pairs"),
 }
 BEGIN, END = "<!-- {} begins -->", "<!-- {} ends -->"
 

@@ -83,7 +83,7 @@ def main() -> None:
             times[name].append(seconds(lambda name=name, sides=sides: measures[name].matrix(*sides)))
     found = {name: statistics.median(each) for name, each in times.items()}
     peak = 2 * PEAK**3 / found["peak"]
-    print(f"peak of a float32 product: {peak / 1e9:.0f} GFLOP/s; {options.turns} turns, medians")
+    print(f"peak of a float32 product: {peak / 1e9:.0f} GFLOP/s; {options.turns} turns, medians\n")
     print("| measure | seconds | floor | times its floor |\n|---|---|---|---|")
     least = floors(peak, found["copy"])
     for name in options.measures:
