@@ -8,7 +8,7 @@ from sklearn.linear_model import LinearRegression
 
 import tiny
 from conftest import composed
-from thinkalike.config import LoggerConfig, StitchConfig, TrainerConfig
+from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.court import SOURCES, Setting, entries, job
 from thinkalike.court.conclusions import doses, fooled, margin, summary, thresholds, transferred
 from thinkalike.court.evidence import Bench, Evidence
@@ -31,13 +31,13 @@ SEEN = {judge.name: judge for judge in JUDGES}
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    folder, settings = tmp_path_factory.mktemp("bench"), (TrainerConfig(), LoggerConfig(kind="none"), {})
+    folder = tmp_path_factory.mktemp("bench")
     fit_rows, report, other = (
         torch.randint(40, (count, 32), generator=torch.Generator().manual_seed(count)) for count in (60, 20, 40)
     )
 
     def train(module, name):
-        fit(module, Run(name, folder / name, folder, torch.device("cpu"), *settings))
+        fit(module, Run(folder / name, torch.device("cpu"), TrainerConfig()))
 
     siblings = {"other seed": tiny.frozen(4)}
     setting = Setting(tiny.frozen(0), LAYER, fit_rows, report, other, 0, train, siblings)

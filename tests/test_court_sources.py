@@ -7,7 +7,7 @@ from scipy import stats
 from sklearn.decomposition import PCA
 
 import tiny
-from thinkalike.config import LoggerConfig, ModelConfig, PretrainConfig, TrainerConfig
+from thinkalike.config import ModelConfig, PretrainConfig, TrainerConfig
 from thinkalike.court import KINDS, Setting, entries, models, same, source
 from thinkalike.court.noise import STEP, mixed, normals, prefixes
 from thinkalike.court.tokens import Occurrences
@@ -26,12 +26,12 @@ def drawn(rows, seed):
 
 @pytest.fixture(scope="module")
 def setting(tmp_path_factory):
-    folder, settings = tmp_path_factory.mktemp("court"), (TrainerConfig(), LoggerConfig(kind="none"), {})
+    folder = tmp_path_factory.mktemp("court")
     seen = []
 
     def train(module, name):
         seen.append((name, module))
-        fit(module, Run(name, folder / name, folder, torch.device("cpu"), *settings))
+        fit(module, Run(folder / name, torch.device("cpu"), TrainerConfig()))
 
     siblings = {"other depth": tiny.frozen(3, n_layers=2), "other seed": tiny.frozen(4)}
     made = Setting(tiny.frozen(0), LAYER, drawn(40, 1), drawn(8, 2), drawn(40, 3), 0, train, siblings)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import tiny
-from thinkalike.config import LoggerConfig, StitchConfig, TrainerConfig
+from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.models import FAMILIES, FrozenModel
 from thinkalike.training import Run, StitchTraining, fit
 
@@ -63,7 +63,7 @@ def test_a_stitch_into_another_device_trains_like_one_beside_it(place, tmp_path)
         config = StitchConfig(steps=6, warmup=1, tokens_per_step=128)
         module = StitchTraining(on("cpu", 1), on(where, 2), [(0, 0), (1, 2)], rows, config, 0)
         folder = tmp_path / str(len(curves))
-        fit(module, Run("test", folder, folder, torch.device(where), TrainerConfig(), LoggerConfig(kind="none"), {}))
+        fit(module, Run(folder, torch.device(where), TrainerConfig()))
         assert {weight.device.type for weight in module.stitches.parameters()} == {where}
         curves.append(module.curve.cpu())
     torch.testing.assert_close(curves[1], curves[0], atol=1e-4, rtol=0)
@@ -88,4 +88,4 @@ def test_no_step_on_a_gpu_waits_for_it(precision, tmp_path):
 
     module.training_step = step
     trainer = TrainerConfig(precision=precision)
-    fit(module, Run("test", tmp_path, tmp_path, torch.device("cuda"), trainer, LoggerConfig(kind="none"), {}))
+    fit(module, Run(tmp_path, torch.device("cuda"), trainer))

@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import tiny
-from thinkalike.config import LoggerConfig, ModelConfig, StitchConfig, TrainerConfig
+from thinkalike.config import ModelConfig, StitchConfig, TrainerConfig
 from thinkalike.models import load_model, operations
 from thinkalike.training import Place, Run, StitchTraining, fit, speed, step_operations, stitching_step
 from thinkalike.training.flops import peak
@@ -67,7 +67,7 @@ def test_a_training_says_how_fast_it_was(tmp_path):
     rows, config = torch.randint(300, (8, CONTEXT)), StitchConfig(steps=3, warmup=1, tokens_per_step=32)
     module = StitchTraining(tiny.frozen(1), tiny.frozen(2), [(0, 0)], rows, config, 0)
     cpu = torch.device("cpu")
-    fit(module, Run("test", tmp_path, tmp_path, cpu, TrainerConfig(), LoggerConfig(kind="none"), {}))
+    fit(module, Run(tmp_path, cpu, TrainerConfig()))
     facts = speed(module, cpu, TrainerConfig())
     assert set(facts) == {"flops", "flops_per_second"}
     assert facts["flops"] == 3 * step_operations(module)

@@ -11,7 +11,7 @@ import torch
 
 import tiny
 from conftest import break_off
-from thinkalike.config import LoggerConfig, StitchConfig, TrainerConfig
+from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.errors import DataError, ResourceError
 from thinkalike.evaluation import document_sums, report_share, rows_of_moments
 from thinkalike.memory import GAPS, MARGIN, Budget, LiveBytes
@@ -201,7 +201,7 @@ def test_plans_are_the_fewest_parts_that_fit(rows):
 def run(tmp_path, monkeypatch):
     """A run whose process seems to hold nothing, so that a few megabytes are a limit."""
     monkeypatch.setattr(places, "in_use", lambda _: 0)
-    return Run("test", tmp_path, tmp_path, CPU, TrainerConfig(checkpoint_every=2), LoggerConfig(kind="none"), {})
+    return Run(tmp_path, CPU, TrainerConfig(checkpoint_every=2))
 
 
 def budget(rows, size, cast=False):

@@ -92,6 +92,6 @@ def test_the_default_recipe_finds_the_rotation(planted, tmp_path):
     corpus = read_corpus(config.data, source.tokenizer, 256, bos=False, fit_tokens=fit_tokens)
     moments = moments_of(recipe, source, target, PAIRS, corpus, None)
     setting = Setting(recipe, 0, source, target, PAIRS, corpus, moments)
-    run = Run("planted", tmp_path, tmp_path, torch.device("cpu"), TrainerConfig(), config.logger, {})
+    run = Run(tmp_path, torch.device("cpu"), TrainerConfig())
     maps = fitted(setting, run, ()).maps
     assert penalty(source, target, maps, corpus.report.tokens[:128]).abs().max() < 0.005

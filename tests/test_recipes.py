@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tiny
-from thinkalike.config import LoggerConfig, StitchConfig, TrainerConfig
+from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import BigramMeans, Reader, document_sums, states_onwards
 from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
@@ -36,8 +36,7 @@ def trained(rows, models, tmp_path):
 
     def go(name, pairs=PAIRS, config=CONFIG, both=models, **more):
         module = StitchTraining(*both, pairs, rows, config, 0, **more)
-        logger = LoggerConfig(kind="none")
-        fit(module, Run(name, tmp_path / name, tmp_path, torch.device("cpu"), TrainerConfig(), logger, {}))
+        fit(module, Run(tmp_path / name, torch.device("cpu"), TrainerConfig()))
         return module
 
     return go

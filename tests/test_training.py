@@ -19,6 +19,7 @@ from conftest import break_off, composed
 from thinkalike.config import LoggerConfig, ModelConfig, PretrainConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
 from thinkalike.evaluation import document_sums, last_states, masked_losses, next_token_losses, state_moments
+from thinkalike.loggers import About, Tracker
 from thinkalike.measures import least_squares
 from thinkalike.models import build_mini, load_model, train_tokenizer
 from thinkalike.processes import own_device, rank
@@ -47,8 +48,7 @@ def rows():
 
 @pytest.fixture
 def run(tmp_path):
-    trainer, logger = TrainerConfig(checkpoint_every=2), LoggerConfig(kind="csv")
-    return Run("test", tmp_path, tmp_path, torch.device("cpu"), trainer, logger, {})
+    return Run(tmp_path, torch.device("cpu"), TrainerConfig(checkpoint_every=2))
 
 
 def training(rows, pairs=PAIRS, config=CONFIG, seed=0, source=1, target=2):
@@ -274,8 +274,10 @@ def test_a_damaged_state_is_named_and_may_be_deleted(rows, run, tmp_path):
 
 
 def test_curves_of_an_interrupted_run_are_those_of_a_whole_one(rows, run, tmp_path):
+    tracker = Tracker(LoggerConfig(kind="csv"), About("test", "stitching", tmp_path, tmp_path))
+
     def train(folder, stop_at=None):
-        here = replace(run, partial=tmp_path / folder, logger=LoggerConfig(kind="csv"))
+        here = replace(run, partial=tmp_path / folder, tracker=tracker)
         module = training(rows)
         break_off(module, stop_at)
         with contextlib.suppress(DataError):
@@ -345,7 +347,7 @@ def test_no_step_waits_for_the_device(rows, run, tmp_path, checkpoints, family):
     counts = []
     for steps in (10, 20):
         config = replace(CONFIG, steps=steps)
-        here = replace(run, partial=tmp_path / str(steps), logger=LoggerConfig(kind="none"), trainer=TrainerConfig())
+        here = replace(run, partial=tmp_path / str(steps), trainer=TrainerConfig())
         with Waits() as waits:
             fit(StitchTraining(module, module, [(0, 0), (1, 1)], rows, config, 0), here)
         counts.append(waits.count)

@@ -17,7 +17,6 @@ from rich.table import Table
 
 from thinkalike.config import (
     AnalyzeConfig,
-    LoggerConfig,
     MeasureConfig,
     ModelConfig,
     StitchConfig,
@@ -160,7 +159,7 @@ def _bench(
 
     def train(module: SteppedModule, name: str) -> None:
         folder = work.job.partial / "sources" / re.sub(r"\W+", "-", name)
-        run = Run(name, folder, work.job.store, target.device, TrainerConfig(), LoggerConfig(kind="none"), {})
+        run = Run(folder, target.device, TrainerConfig())
         with _quiet():
             fit(module, run)
         shutil.rmtree(folder, ignore_errors=True)

@@ -58,16 +58,7 @@ class ClassifierFinetuning(
         trained = Finetuning(module.train(), encoded["fit"], pairs["fit"].labels, config.nli, config.nli.index)
         name = f"{config.model.name}-nli-{config.nli.index}"
         device = torch.device(pick_device(config.model.device))
-        run = Run(
-            name,
-            work.job.partial,
-            work.job.store,
-            device,
-            config.trainer,
-            config.logger,
-            work.settings,
-            tracker=work.tracker,
-        )
+        run = Run(work.job.partial, device, config.trainer, work.tracker)
         with work.phase("fit"):
             fit(trained, run, loggers_of(run))
         folder = work.job.aside / CHECKPOINT

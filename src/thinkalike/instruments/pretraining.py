@@ -60,16 +60,7 @@ class MiniPretraining(
         check_time(f"pretrain.tokens={config.pretrain.tokens}", operations)
         trained = _objective(config, module, corpus, tokenizer)
         device = torch.device(pick_device(model.device))
-        run = Run(
-            model.name,
-            work.job.partial,
-            work.job.store,
-            device,
-            config.trainer,
-            config.logger,
-            work.settings,
-            tracker=work.tracker,
-        )
+        run = Run(work.job.partial, device, config.trainer, work.tracker)
         with work.phase("fit"):
             fit(trained, run, loggers_of(run))
         facts = {"architecture": model.architecture, "seed": model.seed, "training": _training_facts(config, corpus)}

@@ -20,7 +20,7 @@ from pytorch_lightning.plugins import CheckpointIO
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
 
-from thinkalike.config import LoggerConfig, TrainerConfig
+from thinkalike.config import TrainerConfig
 from thinkalike.errors import ShareDone
 from thinkalike.interrupts import asked, at_boundaries, stop, take_back
 from thinkalike.loggers.tensorboard import TensorBoardTracker
@@ -105,24 +105,17 @@ class Run:
     """Where and how a module is trained, apart from what it is.
 
     Attributes:
-        name: what loggers call it.
         partial: folder for its state, to go on from.
-        store: where W&B keeps its own folder, of runs that fail, too.
         device: where Lightning runs it.
-        settings: the job's configuration, for loggers.
+        tracker: the logger of the job, into whose run curves are written; None: none are.
         part: where a job trains several times, which of them this is; the first has none.
-        tracker: the logger of the job, into whose run curves are written; None: there is none but `logger=csv`.
     """
 
-    name: str
     partial: Path
-    store: Path
     device: torch.device
     trainer: TrainerConfig
-    logger: LoggerConfig
-    settings: dict[str, Any]
-    part: str = ""
     tracker: Tracker | None = None
+    part: str = ""
 
 
 def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None:
@@ -217,7 +210,8 @@ def loggers_of(run: Run) -> list[Logger]:
         return [WandbLogger(experiment=with_steps(tracker.run))]
     if isinstance(tracker, TensorBoardTracker):
         return [TensorBoardLogger(tracker.folder.parent, name="", version=tracker.folder.name)]
-    return [CSVLogger(run.partial, name=curves.FOLDER, version="")] if run.logger.kind == "csv" else []
+    with_files = tracker is not None and tracker.config.kind == "csv"
+    return [CSVLogger(run.partial, name=curves.FOLDER, version="")] if with_files else []
 
 
 def with_steps(run: Any) -> Any:

@@ -44,17 +44,7 @@ class Stitching(
         with work.phase("loading"):
             setting = Setting.of(config)
         source, target, corpus = setting.source, setting.target, setting.corpus
-        name = f"{source.name} to {target.name}, {config.stitch.kind}"
-        run = Run(
-            name,
-            work.job.partial,
-            work.job.store,
-            target.device,
-            config.trainer,
-            config.logger,
-            work.settings,
-            tracker=work.tracker,
-        )
+        run = Run(work.job.partial, target.device, config.trainer, work.tracker)
         loggers = loggers_of(run)
         done = {"": _stitched(setting, run, loggers, work)}
         if config.stitch.both:
