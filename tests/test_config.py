@@ -254,7 +254,7 @@ def test_each_door_has_keys_of_its_own():
         (["measure=rsa", "measure.kernel=rbf"], "measure.kernel is a setting of measure=cka, and this is measure=rsa"),
         (
             ["measure=rsa", "measure.batches=5"],
-            "of measure=cka and measure=mknn and measure=r2, and this is measure=rsa",
+            "measure.batches is a setting of measure=cka, mknn, procrustes, svcca,",
         ),
         (["measure.folds=5"], "measure.folds is a setting of measure=mlem, and this is measure=loss"),
         (["experiment=brown2023/figure3", "measure.folds=5"], "a setting of measure=mlem, and this is measure=cka"),

@@ -78,5 +78,5 @@ def _refuse_foreign(setting: str, measures: Sequence[str]) -> None:
     """Raise a ConfigError if this is a setting of other measures only."""
     owners = [kind for kind in MEASURES if setting in {item.name for item in dataclasses.fields(measure_schema(kind))}]
     if owners:
-        theirs, given = (" and ".join(f"measure={kind}" for kind in kinds) for kinds in (owners, measures))
+        theirs, given = (f"measure={', '.join(kinds)}" for kinds in (owners, measures))
         raise ConfigError(f"measure.{setting} is a setting of {theirs}, and this is {given}")

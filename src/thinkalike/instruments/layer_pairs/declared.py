@@ -24,7 +24,7 @@ from thinkalike.config import ranged
 from thinkalike.config.ranges import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, one_of
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfig
-from thinkalike.measures import FEW_DOCUMENTS, LayerMeans, LayerMeasure, layer_measures
+from thinkalike.measures import FEW_DOCUMENTS, CalibratedEstimate, Chance, LayerMeans, LayerMeasure, layer_measures
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -83,19 +83,19 @@ class WithChance(LayerPairs):
         return LayerMeans(source_layers, target_layers, self.measure_of(measure), permutations, left_out)
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
-        if (chance := getattr(estimates, "chance", None)) is None:
+        if (chance := _chance(estimates)) is None:
             return {}
         calibrated = zip(("calibrated", "calibrated_low", "calibrated_high"), chance.calibrated, strict=True)
         return {"null": chance.null.value, **dict(calibrated), "p": chance.p, "p_of_largest": chance.p_of_largest}
 
     def scalars(self, estimates: Any) -> dict[str, float]:
-        if (chance := getattr(estimates, "chance", None)) is None:
+        if (chance := _chance(estimates)) is None:
             return {}
         least = float(chance.p_of_largest.min())
         return {"largest_calibrated": chance.largest, "largest_p": least, "documents": float(chance.documents)}
 
     def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
-        chance = getattr(estimates, "chance", None)
+        chance = _chance(estimates)
         if chance is not None and chance.documents < FEW_DOCUMENTS:
             log.warning(
                 "warning: batches hold %d different documents at least, which have few orders, so that p is large; "
@@ -108,6 +108,11 @@ class WithChance(LayerPairs):
         if "largest_p" in result.scalars:
             calibrated, p = (result.scalars[name] for name in ("largest_calibrated", "largest_p"))
             print(f"  closest layers: {calibrated:+.4f} above chance (of 1), p = {p:.3g} among all layer pairs")
+
+
+def _chance(estimates: Any) -> Chance | None:
+    """Return what permutations say of estimates, if they were asked for."""
+    return estimates.chance if isinstance(estimates, CalibratedEstimate) else None
 
 
 class Declared(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor
 from thinkalike.measures.calibration.contract import LayerMeasure, both_in_order, products, unit
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.distances.ranks import unit_ranks
-from thinkalike.measures.kernels.centring import centre, common_dtype
+from thinkalike.measures.kernels.centring import centred
 
 
 def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
@@ -39,19 +39,19 @@ def u_centred(matrix: Float[Tensor, "n n"], name: str) -> Float[Tensor, "n n"]:
     n = len(matrix)
     whole = matrix.double().clone().fill_diagonal_(0)
     sums = whole.sum(0) / (n - 2)
-    centred = (whole - sums - sums[:, None] + sums.sum() / (n - 1)).fill_diagonal_(0)
-    return unit(centred, whole.norm(), name)
+    matrix_centred = (whole - sums - sums[:, None] + sums.sum() / (n - 1)).fill_diagonal_(0)
+    return unit(matrix_centred, whole.norm(), name)
 
 
 @torch.no_grad()
 def _of_distances(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
-    rows = centre(features.to(common_dtype([features])), name).rows
+    rows = centred(features, name).rows
     return u_centred(NeuralDistances.of(rows, name=name).squared().sqrt(), name)
 
 
 @torch.no_grad()
 def _of_products(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
-    rows = centre(features.to(common_dtype([features])), name).rows.double()
+    rows = centred(features, name).rows.double()
     return u_centred(rows @ rows.T, name)
 
 

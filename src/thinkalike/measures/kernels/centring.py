@@ -52,9 +52,18 @@ def leverage(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
     Raises:
         ValueError: A value is not finite, or all rows are the same.
     """
-    centred = centre(features.to(common_dtype([features])))
-    refuse_flaws([centred])
-    return centred.leverage
+    return centred(features).leverage
+
+
+def centred(features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
+    """Return the rows as `centre` gives them, in their own dtype and at least in float32, if they can be compared.
+
+    Raises:
+        ValueError: A value is not finite, or all rows are the same.
+    """
+    rows = centre(features.to(common_dtype([features])), name)
+    refuse_flaws([rows])
+    return rows
 
 
 def centre(features: Float[Tensor, "n d"], name: str = "features", out: Tensor | None = None) -> CentredRows:

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.measures.calibration.contract import LayerMeasure, each_pair, rows_in_order
-from thinkalike.measures.kernels.centring import centre, common_dtype
+from thinkalike.measures.kernels.centring import centred
 
 
 def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
@@ -33,7 +33,7 @@ def centred_rows(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n 
     Raises:
         ValueError: A value is not finite, or all rows are the same.
     """
-    rows = centre(features.to(common_dtype([features])), name).rows.double()
+    rows = centred(features, name).rows.double()
     return rows - rows.mean(0)
 
 
