@@ -17,6 +17,8 @@ from thinkalike.models.load import (
     load_models,
     pick_device,
 )
+from thinkalike.models.shapes.peaks import PEAKS, peak_of
+from thinkalike.models.shapes.shape import Shape, new_shape, shape_of
 from thinkalike.models.sites import EMBED, Layer, after
 from thinkalike.models.sources import StateSource
 from thinkalike.tokenizers import tokenizer_fingerprint
@@ -26,11 +28,13 @@ __all__ = [
     "CLASSIFIER",
     "EMBED",
     "FAMILIES",
+    "PEAKS",
     "Family",
     "FrozenModel",
     "Layer",
     "Operations",
     "Outline",
+    "Shape",
     "StateSource",
     "after",
     "build_mini",
@@ -46,13 +50,16 @@ __all__ = [
     "load_model",
     "load_models",
     "new_classifier",
+    "new_shape",
     "operations",
     "outline",
+    "peak_of",
     "perturbed",
     "pick_device",
     "randomised",
     "same_vocabulary",
     "save_mini",
+    "shape_of",
     "tokenizer_fingerprint",
     "told_apart",
     "train_tokenizer",
