@@ -48,6 +48,7 @@ FLOORS = {
     "instruments": 5,
     "papers": 6,
     "listing": 7,
+    "forecast": 7,
     "cli": 8,
     "__main__": 9,
 }

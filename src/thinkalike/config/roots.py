@@ -54,6 +54,7 @@ class TrainConfig(Checked):
     store: str = neutral("results")
     force: bool = neutral(False)
     wait: bool = neutral(True)  # for another process that is at the same job; false refuses
+    dry_run: bool = neutral(False)  # print what it would take, and end
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,6 +109,7 @@ class AnalyzeConfig(Checked):
     store: str = neutral("results")
     force: bool = neutral(False)
     wait: bool = neutral(True)  # for another process that is at the same job; false refuses
+    dry_run: bool = neutral(False)  # print what it would take, and end
     chosen: list[str] = field(default_factory=list, metadata=NEUTRAL, compare=False)  # words of the command line
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ from thinkalike.config import ranged
 from thinkalike.config.ranges import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs import LayerPairs, LayerPairsConfig
+from thinkalike.instruments.operations.layer_pairs import Widths, of_neighbours
 from thinkalike.measures import BatchMeans, NeighbourEstimate, NeighboursGivenToken, mutual_knn_matrix
 
 
@@ -42,6 +43,9 @@ class MutualNeighbours(LayerPairs, kind="mknn", reads=("model", "target", "data"
         if measure.given == "token":
             return NeighboursGivenToken(source_layers, target_layers, measure.neighbours)
         return BatchMeans(source_layers, target_layers, partial(mutual_knn_matrix, k=measure.neighbours), left_out)
+
+    def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
+        return float(measure.batches * of_neighbours(measure.tokens_per_batch, source, target))
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
         given = isinstance(estimates, NeighbourEstimate)

@@ -17,7 +17,7 @@ from thinkalike.models.load import (
     load_models,
     pick_device,
 )
-from thinkalike.models.shapes.peaks import PEAKS, peak_of
+from thinkalike.models.shapes.peaks import PEAKS, PRECISIONS, peak_of, precision_of
 from thinkalike.models.shapes.shape import Shape, new_shape, shape_of
 from thinkalike.models.sites import EMBED, Layer, after
 from thinkalike.models.sources import StateSource
@@ -29,6 +29,7 @@ __all__ = [
     "EMBED",
     "FAMILIES",
     "PEAKS",
+    "PRECISIONS",
     "Family",
     "FrozenModel",
     "Layer",
@@ -56,6 +57,7 @@ __all__ = [
     "peak_of",
     "perturbed",
     "pick_device",
+    "precision_of",
     "randomised",
     "same_vocabulary",
     "save_mini",

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from thinkalike.config import TrainerConfig
-from thinkalike.models import Operations, operations, peak_of
+from thinkalike.models import Operations, operations, peak_of, precision_of
 from thinkalike.training.stitching import StitchTraining
 
 
@@ -84,14 +84,7 @@ def weights_of(phi: nn.Module) -> float:
 
 def peak(device: torch.device, trainer: TrainerConfig) -> float | None:
     """Return the most operations per second of a device in the precision of a training, or None if nobody knows."""
-    return peak_of(device, precision_of(trainer))
-
-
-def precision_of(trainer: TrainerConfig) -> str:
-    """Return the precision of the products of a training: bfloat16, TF32 or float32."""
-    if trainer.precision == "bf16-mixed" or trainer.matmul == "medium":
-        return "bfloat16"
-    return "TF32" if trainer.matmul == "high" else "float32"
+    return peak_of(device, precision_of("float32", trainer))
 
 
 def speed(module: Any, device: torch.device, trainer: TrainerConfig) -> dict[str, float]:

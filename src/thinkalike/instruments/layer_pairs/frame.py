@@ -31,8 +31,9 @@ from thinkalike.instruments.layer_pairs.gathering import Comparison, gather
 from thinkalike.instruments.layer_pairs.memory import check_feasible
 from thinkalike.instruments.layer_pairs.screen import mean_and_greatest, show_cells
 from thinkalike.instruments.of_stimuli import stimuli_facts, stimuli_inputs, without_model
+from thinkalike.instruments.operations.layer_pairs import Widths, bytes_of_states, phases_of
 from thinkalike.interrupts import at_boundaries
-from thinkalike.job import Instrument, Outcome, Work, phase_of_all
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, phase_of_all
 from thinkalike.measures import FEW
 from thinkalike.models import FrozenModel, load_groups
 from thinkalike.states import ModelRuns, StateBatches, array_batches, site_numbers, stimulus_states_of, text_batches
@@ -118,6 +119,16 @@ class LayerPairs(Instrument):
     @abstractmethod
     def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
         """Return what gathers the batches; `left_out`: the first has all rows, and the others all but a part."""
+
+    def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
+        """Return the operations of comparing all batches of layers of these widths, beside the models' passes."""
+        return 0.0
+
+    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
+        return phases_of(config, shapes, self.comparing, getattr(config.measure, "fit_batches", 0))
+
+    def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        return bytes_of_states(config, shapes)
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
         """Return further columns (l, m) of the rows across the two models."""

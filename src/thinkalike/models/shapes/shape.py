@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -91,7 +92,7 @@ def new_shape(config: ModelConfig, vocabulary: int) -> Shape | None:
     """Return the shape of what task=pretrain builds, with a vocabulary of so many entries."""
     family, own = FAMILIES.get(config.family), config.architecture
     is_native = family is None or family.reader == "native"
-    sizes = {"architecture": {**own, "d_vocab": vocabulary}}
+    sizes: dict[str, Any] = {"architecture": {**own, "d_vocab": vocabulary}}
     if not is_native and family:
         sizes = {"model_type": family.in_config_json, "vocab_size": vocabulary, **own}
     known = _empty(json.dumps(sizes, sort_keys=True))
@@ -104,7 +105,8 @@ def new_shape(config: ModelConfig, vocabulary: int) -> Shape | None:
 def _sizes(config: ModelConfig) -> dict[str, Any] | None:
     """Return the contents of config.json, or what stands in its place."""
     if not (config.path or config.mini):
-        return _cached(config) or _published().get(str(config.hub_id))
+        repository = re.sub(r"(?<=feather_berts)_\d+$", "", str(config.hub_id))
+        return _cached(config) or _published().get(repository)
     folder = Path(config.path) if config.path else ASSETS / config.name
     sizes = _read(folder / "config.json")
     if sizes and "architecture" in sizes:
