@@ -22,7 +22,7 @@ def foretold(config: TrainConfig | AnalyzeConfig) -> list[Path]:
     """Print what a job would take; returns no folder, as there is no result."""
     from thinkalike.forecast import forecast, show
 
-    show(forecast(config))
+    show(forecast(config), None if config.dry_run is True else float(config.dry_run))
     return []
 
 

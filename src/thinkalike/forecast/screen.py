@@ -16,12 +16,16 @@ WIDTH = 140
 UNKNOWN = "unknown: its sizes are neither here nor in the table of published ones"
 
 
-def show(plan: Forecast) -> None:
-    """Print the models, the jobs that the store lacks, and what they take together."""
+def show(plan: Forecast, speed: float | None = None) -> None:
+    """Print the models, the jobs that the store lacks, and what they take together.
+
+    Args:
+        speed: floating-point operations per second of this machine, if it is known.
+    """
     console = Console(width=max(Console().width, WIDTH))
     console.print(models_table(plan.shapes, plan.unknown))
     console.print(jobs_table(plan))
-    for line in summary(plan):
+    for line in summary(plan, speed):
         print(line)
 
 
@@ -65,15 +69,19 @@ def _cost(phase: Phase, precision: str) -> tuple[str, str]:
     return f"{phase.operations:.3g}", f"{hours_on(GPUS[0], phase.operations, precision):.2g}"
 
 
-def summary(plan: Forecast) -> list[str]:
-    """Return the lines below the tables: operations, bytes, hours, and what they rest on."""
+def summary(plan: Forecast, speed: float | None = None) -> list[str]:
+    """Return the lines below the tables: operations, bytes, hours, and what they rest on.
+
+    Args:
+        speed: see `show`.
+    """
     todo = [job for each in plan.missing for job in each]
     apart = sum(total(job.estimate.phases) for job in todo)
     whole = total(plan.phases)
     lines = [
         f"{len(todo)} of {len(plan.jobs)} jobs to do: {whole:.3g} FLOPs; at least {readable(plan.bytes)} of memory"
     ]
-    if any(len(together(job.estimate.phases for job in each)) for each in plan.missing) and whole < apart:
+    if whole < apart:
         lines.append(f"in one pass; one after the other {apart:.3g} FLOPs")
     precisions = list(dict.fromkeys(job.precision for job in todo))
     for gpu in GPUS:
@@ -82,6 +90,8 @@ def summary(plan: Forecast) -> list[str]:
             lines.append(
                 f"{plan.hours(gpu):.2g} hours on one 80 GB {gpu} at {SHARE:.0%} of its peak ({peaks} per second)"
             )
+    if speed is not None:
+        lines.append(f"{whole / speed / 3600:.2g} hours at {speed:g} FLOPs per second")
     if plan.unknown:
         lines.append(f"without what {', '.join(plan.unknown)} would take, whose shape is not known")
     return [*lines, "dry run: nothing was loaded, computed or written"]
