@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -132,16 +134,15 @@ def test_encoding_grows_as_its_formula_says():
 
 def test_identity_stitches_run_every_tail_for_every_two_members():
     """From cut c on, c = -1..L-1, the blocks that are left run for each of m² pairs, and each source runs once."""
-    m, layers, tokens, block = 3, 4, 10, 7.0
+    m, layers, tokens, block = 3, 4, 10.0, 7.0
     tails = sum(m * m * left * block for left in range(layers + 1))
     assert classifiers.of_identity_stitches(m, layers, tokens, layers * block) == tokens * (tails + m * layers * block)
 
 
-def test_training_takes_what_the_counter_of_torch_counts(checkpoints):
-    """Where the unembedding is most of the model, as in minis, the embedding's weights count too much."""
+def test_training_takes_what_the_counter_of_torch_counts():
     module = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Linear(32, 8))
     x, count = torch.randn(16, 8, requires_grad=True), sum(p.numel() for p in module.parameters() if p.dim() > 1)
-    assert classifiers.of_training(16, count) == counted(lambda: module(x).sum().backward())
+    assert classifiers.of_training(16.0, float(count)) == counted(lambda: module(x).sum().backward())
 
 
 def test_pairs_of_the_challenge_are_those_of_the_part():
@@ -216,6 +217,14 @@ def test_hours_are_those_of_the_peak_in_the_precision_of_the_job():
     assert precision_of("float32", TrainerConfig()) == "float32"
 
 
+def test_states_are_compared_in_float32_whatever_models_run_in():
+    plan = forecast(compose_job("analyze", ["measure=cka", "model=gpt2", "model.dtype=bfloat16"]), looks_up=False)
+    (job,), (passes, comparing) = plan.jobs, plan.phases
+    assert [job.precision(passes), job.precision(comparing)] == ["bfloat16", "float32"]
+    hours = hours_on("A100", passes.operations, "bfloat16") + hours_on("A100", comparing.operations, "float32")
+    assert plan.hours("A100") == job.hours("A100") == pytest.approx(hours)
+
+
 def test_a_result_says_operations_and_speed_unless_a_shape_is_unknown(monkeypatch):
     config = compose_job("analyze", ["measure=loss"])
     (facts,) = speeds(instrument_of(config), [config], seconds=2.0)
@@ -228,6 +237,10 @@ def test_a_result_says_operations_and_speed_unless_a_shape_is_unknown(monkeypatc
 
 
 # --------------------------------------------------------------------------------------------------------- the dry run
+
+
+def slow(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize("wrong", ["yes", 0, -1, float("inf"), None])
@@ -243,19 +256,21 @@ def test_a_dry_run_is_a_truth_value_or_a_speed(root, wrong):
     ("script", "words", "seen"),
     [
         ("train.py", (), "training"),
-        ("train.py", ("task=pretrain",), "report"),
-        ("train.py", ("task=nli", "model=bert-mini"), "training"),
-        ("analyze.py", ("measure=rsa", "model=gpt2-mini", "dry_run=1e9"), "hours at 1e+09 FLOPs per second"),
-        ("analyze.py", ("experiment=brown2023/figure3",), "one after the other"),
-        ("analyze.py", ("measure=cka", "model=gemma-3-1b-pt"), "without what gemma-3-1b-pt would take"),
+        slow("train.py", ("task=pretrain",), "report"),
+        slow("train.py", ("task=nli", "model=bert-mini"), "training"),
+        slow("analyze.py", ("measure=rsa", "model=gpt2-mini", "dry_run=1e9"), "hours at 1e+09 FLOPs per second"),
+        slow("analyze.py", ("measure=population", "population=feather-berts", "pairs=mnli"), "stitches"),
+        slow("analyze.py", ("measure=court",), "forward passes"),
+        slow("analyze.py", ("experiment=brown2023/figure3",), "one after the other"),
+        slow("analyze.py", ("-m", "measure=cka,mknn"), "comparing"),
+        slow("analyze.py", ("measure=cka", "model=gemma-3-1b-pt"), "without what gemma-3-1b-pt would take"),
     ],
 )
 def test_a_dry_run_prints_tables_and_writes_nothing(door, tmp_path, script, words, seen):
     run = door(script, "dry_run=true", *words, f"store={tmp_path}/store")
-    printed = run.stdout if hasattr(run, "stdout") else run.out
-    assert seen in printed
-    assert "dry run: nothing was loaded" in printed
-    assert "results:" not in printed
+    assert seen in run.stdout
+    assert "dry run: nothing was loaded" in run.stdout
+    assert "results:" not in run.stdout
     assert not (tmp_path / "store").exists()
 
 
@@ -278,8 +293,17 @@ def test_what_the_store_has_is_not_to_do(door, minis, text_files, tmp_path):
 
 
 def test_an_experiment_has_a_row_for_each_part():
-    plan = forecast(compose_job("analyze", ["experiment=brown2023/figure1"]), looks_up=False)
-    assert len(plan.jobs) == 8
-    assert {"solu-3l", "gelu-4l"} <= {shape.name for shape in plan.shapes}
+    plan = forecast(compose_job("analyze", ["experiment=brown2023/figure10", "scale=mini"]), looks_up=False)
+    assert len(plan.jobs) == 4
+    assert "neox-6l-mini" in {shape.name for shape in plan.shapes}
     assert total(plan.phases) == pytest.approx(sum(total(job.estimate.phases) for job in plan.jobs))
     assert plan.unknown == []
+
+
+@pytest.mark.slow
+def test_the_page_is_as_its_script_makes_it():
+    path = Path(__file__).resolve().parents[1] / "docs" / "make_scale.py"
+    spec = importlib.util.spec_from_file_location("make_scale", path)
+    make_scale = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(make_scale)
+    assert make_scale.page() == (make_scale.HERE / "scale.md").read_text()

@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thinkalike.config import AnalyzeConfig, TrainConfig
+from thinkalike.config import AnalyzeConfig, TrainConfig, TrainerConfig
 from thinkalike.errors import ThinkalikeError
 from thinkalike.instruments import asked_for, instrument_of, passes
-from thinkalike.job import Estimate, Phase, estimate, is_stored, together, total
+from thinkalike.job import Estimate, Phase, estimate, is_stored, together
 from thinkalike.models import PEAKS, PRECISIONS, Shape, precision_of
 from thinkalike.papers import experiment_named
 from thinkalike.papers.experiment import job_of
 
 SHARE = 0.4  # of the peak; 40 % and more is what large trainings reach (Chowdhery et al. 2022, table 3)
+COMPARED = ("comparing", "closed forms")  # phases of states and not of models
 GPUS = ("A100", "H100")  # with 80 GB; their peaks are those of NVIDIA's data sheets, without sparsity
 
 
@@ -24,17 +25,29 @@ class Planned:
 
     Attributes:
         label: what it is called.
-        precision: of its products: bfloat16, TF32 or float32.
+        training, passes: the precision of products in training, and in other passes: bfloat16, TF32 or float32.
         is_stored: whether the store has its result.
         estimate: its phases and models.
         holds: the bytes beside the weights that are known before anything is loaded.
     """
 
     label: str
-    precision: str
+    training: str
+    passes: str
     is_stored: bool
     estimate: Estimate
     holds: float
+
+    def precision(self, phase: Phase) -> str:
+        """Return the precision of the products of a phase; states are compared in float32 whatever models run in."""
+        if phase.name in COMPARED:
+            return "float32"
+        return self.training if phase.name == "training" else self.passes
+
+    def hours(self, gpu: str, phases: Sequence[Phase] | None = None) -> float:
+        """Return the hours of all its phases, or of these, on a GPU at `SHARE` of its peak."""
+        chosen = self.estimate.phases if phases is None else phases
+        return sum(hours_on(gpu, phase.operations, self.precision(phase)) for phase in chosen)
 
 
 @dataclass(frozen=True)
@@ -75,11 +88,8 @@ class Forecast:
 
     def hours(self, gpu: str) -> float:
         """Return the hours on a GPU at `SHARE` of its peak, each job at the precision of its own products."""
-        return sum(
-            hours_on(gpu, total(together(job.estimate.phases for job in each)), each[0].precision)
-            for each in self.missing
-            if each
-        )
+        shared = [(each[0], together(job.estimate.phases for job in each)) for each in self.missing if each]
+        return sum(first.hours(gpu, phases) for first, phases in shared)
 
 
 def hours_on(gpu: str, operations: float, precision: str) -> float:
@@ -121,8 +131,9 @@ def _planned(label: str, config: Any, looks_up: bool) -> Planned:
     kind = instrument_of(config)
     guess = estimate(kind, config)
     stored = looks_up and not kind.makes_inputs and _is_stored(kind, config)
-    precision = precision_of(config.model.dtype, config.trainer)
-    return Planned(label, precision, stored, guess, kind.holds(config, guess.shapes))
+    dtype = config.model.dtype
+    precisions = precision_of(dtype, config.trainer), precision_of(dtype, TrainerConfig())
+    return Planned(label, *precisions, stored, guess, kind.holds(config, guess.shapes))
 
 
 def _is_stored(kind: Any, config: Any) -> bool:

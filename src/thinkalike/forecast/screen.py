@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from thinkalike.forecast.plan import GPUS, SHARE, Forecast, Planned, hours_on
-from thinkalike.job import Phase, total
+from thinkalike.forecast.plan import GPUS, SHARE, Forecast, Planned
+from thinkalike.job import total
 from thinkalike.memory import readable
 from thinkalike.models import PEAKS, PRECISIONS, Shape
 
@@ -61,12 +61,8 @@ def _add(table: Table, job: Planned) -> None:
     named = job.label
     for phase in job.estimate.phases:
         read = ", ".join(f"{model} {tokens:,.0f}" for model, tokens in phase.tokens.items() if tokens)
-        table.add_row(named, phase.name, read, *_cost(phase, job.precision))
+        table.add_row(named, phase.name, read, f"{phase.operations:.3g}", f"{job.hours(GPUS[0], [phase]):.2g}")
         named = ""
-
-
-def _cost(phase: Phase, precision: str) -> tuple[str, str]:
-    return f"{phase.operations:.3g}", f"{hours_on(GPUS[0], phase.operations, precision):.2g}"
 
 
 def summary(plan: Forecast, speed: float | None = None) -> list[str]:
@@ -83,7 +79,7 @@ def summary(plan: Forecast, speed: float | None = None) -> list[str]:
     ]
     if whole < apart:
         lines.append(f"in one pass; one after the other {apart:.3g} FLOPs")
-    precisions = list(dict.fromkeys(job.precision for job in todo))
+    precisions = list(dict.fromkeys(job.precision(phase) for job in todo for phase in job.estimate.phases))
     for gpu in GPUS:
         peaks = ", ".join(f"{PEAKS[gpu][PRECISIONS.index(each)] / 1e12:g}e12 in {each}" for each in precisions)
         if peaks:

@@ -99,7 +99,7 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
         measure: Any = config.measure
         shape, members = shapes["member"], members_in(config)
         read = PAIR * pairs_of(config.pairs, measure.side)
-        alike = PAIR * min(measure.cka_pairs or read, read / PAIR)
+        alike = float(PAIR * min(measure.cka_pairs or read, read / PAIR))
         stitched = of_identity_stitches(members, shape.layers, read, shape.forward(1.0, PAIR))
         batch = of_grams(measure.tokens_per_batch, [shape.width] * members, None) * shape.layers
         return [

@@ -60,7 +60,7 @@ class MiniPretraining(
             return []
         shape = shapes["model"]
         seen, report = float(config.pretrain.tokens), float(config.data.report_tokens or 0)
-        training = Phase("training", of_training(seen, shape.parameters), {shape.name: seen})
+        training = Phase("training", of_training(seen, float(shape.parameters)), {shape.name: seen})
         return [training, Phase("report", shape.forward(report, full=True), {shape.name: report})]
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:

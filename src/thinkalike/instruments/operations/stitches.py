@@ -7,8 +7,8 @@ from thinkalike.job import Phase, Shapes
 from thinkalike.models import Shape
 from thinkalike.training import Place, momenta, stitching_step
 
-STATISTICS = 2**18  # tokens, at most, of closed forms and of the means of tokens
-LIKENESS = 2**17  # fit tokens, at most, of what the states share
+STATISTICS = 2.0**18  # tokens, at most, of closed forms and of the means of tokens
+LIKENESS = 2.0**17  # fit tokens, at most, of what the states share
 REPORTED = 262144  # tokens of the report where the data say nothing
 
 
@@ -114,7 +114,7 @@ def _of_report(
     last, weights = target.layers, map_weights(config, source.width, target.width)
     tails = sum(target.operations.forward(depth + 1, last, row) + target.operations.output for _, depth in pairs)
     whole = source.forward(tokens, row, full=True) * (not own) + target.forward(tokens, row, full=True)
-    means = min(config.steps * config.tokens_per_step or tokens, STATISTICS)
+    means = min(float(config.steps * config.tokens_per_step) or tokens, STATISTICS)
     return whole + maps * tokens * (tails + 2 * len(pairs) * weights) + target.forward(means, row)
 
 
