@@ -60,10 +60,8 @@ Pair by pair every model runs once for each of its pairs; in one pass it runs on
 
 def page() -> str:
     """Return the text of docs/scale.md."""
-    names = [name for name in sorted(options("experiment"))]
-    rows = [
-        _experiment(name, forecast(compose_job("analyze", [f"experiment={name}"]), looks_up=False)) for name in names
-    ]
+    asked = {name: compose_job("analyze", [f"experiment={name}"]) for name in sorted(options("experiment"))}
+    rows = [_experiment(name, forecast(config, looks_up=False)) for name, config in asked.items()]
     plans = {"float32": _pythias(()), "bfloat16": _pythias(FASTER)}
     return PAGE.format(
         share=f"{SHARE:.0%}",

@@ -197,6 +197,7 @@ def test_jobs_of_one_pass_share_the_passes_of_their_models():
     assert sum(total(phases) for phases in jobs) == 17
 
 
+@pytest.mark.slow
 def test_a_model_is_not_run_again_for_each_of_its_pairs():
     names = "pythia-70m-deduped,pythia-160m-deduped,pythia-410m-deduped"
     plan = forecast(compose_job("analyze", ["measure=cka", "scale=paper", f"models=[{names}]"]), looks_up=False)
@@ -292,6 +293,7 @@ def test_what_the_store_has_is_not_to_do(door, minis, text_files, tmp_path):
     assert not forecast(compose_job("analyze", [*words, "force=true"])).jobs[0].is_stored
 
 
+@pytest.mark.slow
 def test_an_experiment_has_a_row_for_each_part():
     plan = forecast(compose_job("analyze", ["experiment=brown2023/figure10", "scale=mini"]), looks_up=False)
     assert len(plan.jobs) == 4
