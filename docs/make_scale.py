@@ -33,8 +33,9 @@ forward one. Comparing is counted for what the algorithm multiplies; sorting, no
 What jobs of one pass share, each model's run over the text, is counted once. **Bytes** are those that are known before
 anything is loaded: weights in the dtype of the job, and states of a batch, or maps with gradients and momenta.
 **Hours** are FLOPs over {share} of a GPU's peak: {peaks} (NVIDIA's data sheets, dense products). Training is in the
-precision of `trainer`, other passes in that of `model.dtype`, and states are always compared in float32. What a job then reached stands in its result: `flops`, `flops_per_second`, and
-`share_of_peak` on a GPU whose peak is known. Small models, whose kernels are short, reach less than {share}.
+precision of `trainer`, other passes in that of `model.dtype`, and states are always compared in float32. What a job
+then reached stands in its result: `flops`, `flops_per_second`, and `share_of_peak` on a GPU whose peak is known. Small
+models, whose kernels are short, reach less than {share}.
 
 ## Experiments, scale=paper, as they stand
 
