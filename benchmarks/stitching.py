@@ -3,8 +3,10 @@
     python benchmarks/stitching.py                  random 4-layer models of gelu-4l's shape on one CPU thread, minutes
     python benchmarks/stitching.py --device cuda
 
-Times are medians of steps taken in turn in this one run; the floor counts multiply-adds. Memory is that of the loss of
-2^14 tokens and its gradient, through an unembedding of 48,262 entries: in chunks, and with all logits at once.
+Times are medians of steps taken in turn in this one run; the floor counts multiply-adds. Model FLOP utilisation is the
+share that operations of a step per second are of those of one large float32 product, on this device and in this run.
+Memory is that of the loss of 2^14 tokens and its gradient, through an unembedding of 48,262 entries: in chunks, and
+with all logits at once.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from measuring import PEAK, large_product
 from tail import in_turn
 from torch.nn.functional import cross_entropy
 
 from thinkalike.config import StitchConfig
 from thinkalike.measures import Stitch, token_loss
-from thinkalike.models import FAMILIES, FrozenModel, build_mini, train_tokenizer
-from thinkalike.training import StitchTraining
+from thinkalike.models import FAMILIES, FrozenModel, build_mini, operations, train_tokenizer
+from thinkalike.training import Place, StitchTraining, stitching_step
 
 LAYERS, WIDTH, VOCABULARY = 4, 512, 48262
 SHAPE = {"n_layers": LAYERS, "d_model": WIDTH, "n_heads": 8, "d_head": 64, "d_mlp": 2048, "n_ctx": 1024}
@@ -85,6 +88,14 @@ def multiply_adds() -> dict[str, float]:
     return {"together": joint, "apart": joint - LAYERS * block + heads, "whole": 2 * whole + back}
 
 
+def utilisation(source: FrozenModel, target: FrozenModel, tokens: torch.Tensor, medians: dict[str, float]) -> float:
+    """Return operations of the step with all stitches / its seconds / those per second of a large product."""
+    places = [Place(False, *pair) for pair in PAIRS]
+    shapes, weights = (operations(source), operations(target)), float(WIDTH**2)
+    taken = stitching_step(*shapes, places, weights, "cross_entropy", tokens.numel(), tokens.shape[1])
+    return taken / medians["together"] / (2 * PEAK**3 / medians["product"])
+
+
 def peak_of_loss(chunked: bool, device: str, queue: multiprocessing.Queue) -> None:
     """Bytes that the loss of 2^14 tokens and its gradient need beyond what was there before."""
     torch.set_num_threads(1)
@@ -121,6 +132,7 @@ def main() -> None:
         "together": ours(source, target, PAIRS, tokens),
         "apart": lambda: [step() for step in apart],
         "whole": lambda: [step() for step in whole],
+        "product": large_product(device=options.device),
     }
     medians, counts = in_turn(work, options.rounds, options.device), multiply_adds()
     names = {"together": "all together", "apart": "one run each", "whole": "one run each, both models whole"}
@@ -128,6 +140,8 @@ def main() -> None:
     for name, label in names.items():
         ratio, floor = medians[name] / medians["together"], counts[name] / counts["together"]
         print(f"  {label:34s}{medians[name]:8.2f} s   {ratio:.2f} of all together (multiply-adds {floor:.2f})")
+    share = utilisation(source, target, tokens, medians)
+    print(f"  all together, model FLOP utilisation: {share:.0%} of the speed of a product of {PEAK} x {PEAK}")
     context = multiprocessing.get_context("spawn")
     for label, chunked in (("in chunks", True), ("all logits", False)):
         queue = context.Queue()

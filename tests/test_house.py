@@ -49,6 +49,7 @@ FLOORS = {
     "papers": 6,
     "listing": 7,
     "report": 8,
+    "forecast": 7,
     "cli": 9,
     "__main__": 10,
 }

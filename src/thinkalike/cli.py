@@ -18,9 +18,19 @@ def joined(made: Sequence[Made]) -> None:
     show_sweep(made)
 
 
+def foretold(config: TrainConfig | AnalyzeConfig) -> list[Path]:
+    """Print what a job would take; returns no folder, as there is no result."""
+    from thinkalike.forecast import forecast, show
+
+    show(forecast(config), None if config.dry_run is True else float(config.dry_run))
+    return []
+
+
 @door("train", joined)
 def train(config: TrainConfig) -> list[Path]:
     """Fit something with Lightning; returns the folder of the result, alone in a list."""
+    if config.dry_run:
+        return foretold(config)
     from thinkalike.instruments import run_job  # after the command line was checked: torch takes seconds to import
 
     return [run_job(config).folder]
@@ -29,6 +39,8 @@ def train(config: TrainConfig) -> list[Path]:
 @door("analyze", joined)
 def analyze(config: AnalyzeConfig) -> list[Path]:
     """Measure, or do the experiment of a paper; returns the folders of the results: several with `models=[...]`."""
+    if config.dry_run:
+        return foretold(config)
     from thinkalike.instruments import asked_for, run_jobs
 
     if config.experiment and config.models is None:

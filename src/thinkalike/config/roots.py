@@ -54,12 +54,14 @@ class TrainConfig(Checked):
     store: str = neutral("results")
     force: bool = neutral(False)
     wait: bool = neutral(True)  # for another process that is at the same job; false refuses
+    dry_run: Any = neutral(False)  # print what it would take, and end; a number: also hours at so many FLOPs per second
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("task", self.task, TASKS)
         check_recipe(self.scale, self.recipe)
         check_store(self.store)
+        check_dry_run(self.dry_run)
         check_layers(self.layers)
         for part in ("model", "target"):
             if self.trainer.strategy == "ddp" and (mapped := getattr(self, part).device_map) is not None:
@@ -108,12 +110,14 @@ class AnalyzeConfig(Checked):
     store: str = neutral("results")
     force: bool = neutral(False)
     wait: bool = neutral(True)  # for another process that is at the same job; false refuses
+    dry_run: Any = neutral(False)  # print what it would take, and end; a number: also hours at so many FLOPs per second
     chosen: list[str] = field(default_factory=list, metadata=NEUTRAL, compare=False)  # words of the command line
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_recipe(self.scale, self.recipe)
         check_store(self.store)
+        check_dry_run(self.dry_run)
         self._check_trainer()
         if self.activations is not None:
             self._check_recordings()
@@ -192,6 +196,14 @@ def check_store(store: str) -> None:
     """
     if not store.strip() or "\0" in store:
         raise ConfigError(f"store={store!r} names no folder; give one, such as store=results")
+
+
+def check_dry_run(value: Any) -> None:
+    """Raise a ConfigError unless this says whether a run is dry, or how fast this machine is."""
+    if not isinstance(value, bool) and not (isinstance(value, int | float) and 0 < value < float("inf")):
+        raise ConfigError(
+            f"dry_run={value} must be true, false, or this machine's floating-point operations per second, such as 5e10"
+        )
 
 
 def as_dict(config: Any) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def run_job(config: TrainConfig | AnalyzeConfig, shown_again: bool = True) -> Re
     """
     if isinstance(config, AnalyzeConfig) and config.models is not None:
         raise ConfigError(f"models={config.models} stands for several jobs; call run_jobs(asked_for(config))")
-    return perform(_instrument_of(config), config, shown_again)
+    return perform(instrument_of(config), config, shown_again)
 
 
 def run_jobs(configs: Sequence[TrainConfig | AnalyzeConfig], shown_again: bool = True) -> list[Result]:
@@ -50,7 +50,7 @@ def run_jobs(configs: Sequence[TrainConfig | AnalyzeConfig], shown_again: bool =
     """
     found: dict[int, Result] = {}
     for places in passes(configs):
-        results = perform_all(_instrument_of(configs[places[0]]), [configs[place] for place in places], shown_again)
+        results = perform_all(instrument_of(configs[places[0]]), [configs[place] for place in places], shown_again)
         found |= zip(places, results, strict=True)
     return [found[place] for place in range(len(configs))]
 
@@ -59,7 +59,7 @@ def passes(configs: Sequence[TrainConfig | AnalyzeConfig]) -> list[list[int]]:
     """Return the places of the jobs of each pass: those of one kind that can share one, and every other by itself."""
     together: dict[Any, list[int]] = {}
     for place, config in enumerate(configs):
-        kind = _instrument_of(config)
+        kind = instrument_of(config)
         shares = kind.in_one_pass and not getattr(config, "activations", None)
         together.setdefault((kind, None if shares else place), []).append(place)
     return list(together.values())
@@ -77,8 +77,12 @@ def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | Ana
     return jobs_of(config, instrument(MEASURES[config.measure.kind]).of_models)
 
 
-def _instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
-    """Return the instrument of a job, which it takes the activations of."""
+def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
+    """Return the instrument of a job, which it takes the activations of.
+
+    Raises:
+        ConfigError: there is no such measure, or it takes no such activations.
+    """
     if isinstance(config, TrainConfig):
         return instrument(TASKS[config.task])
     one_of("measure", config.measure.kind, MEASURES)
@@ -95,4 +99,4 @@ def _instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
     return chosen
 
 
-__all__ = ["asked_for", "instrument", "passes", "run_job", "run_jobs"]
+__all__ = ["asked_for", "instrument", "instrument_of", "passes", "run_job", "run_jobs"]

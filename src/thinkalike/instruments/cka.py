@@ -13,6 +13,7 @@ import torch
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments.layer_pairs import LayerPairs, LayerPairsConfig
+from thinkalike.instruments.operations.layer_pairs import Widths, of_grams
 from thinkalike.measures import span
 from thinkalike.measures.kernels.hsic import FEWEST
 from thinkalike.models import FrozenModel
@@ -65,6 +66,9 @@ class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measur
         }
         # the first process gathers by itself, see `gathering`
         return CKA(source_layers, target_layers, left_out=left_out, sync_on_compute=False, **options)
+
+    def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
+        return float(measure.batches * (1 + measure.null) * of_grams(measure.tokens_per_batch, source, target))
 
     def batches(
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns

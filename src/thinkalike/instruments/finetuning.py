@@ -15,7 +15,8 @@ from thinkalike.data import WHOLE, EncodedPairs, Pairs, batches, encode, parts_o
 from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.evaluation import ClassLosses, class_losses
 from thinkalike.instruments.members import CHECKPOINT
-from thinkalike.job import Instrument, Outcome, Work, check_time, fingerprints
+from thinkalike.instruments.operations.classifiers import PAIR, of_training, pairs_of
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, check_time, fingerprints
 from thinkalike.models import ASSETS, FrozenModel, card_text, load_model, new_classifier, pick_device, save_mini
 from thinkalike.store import Headline, Result
 from thinkalike.training import Finetuning, Run, fit, loggers_of
@@ -44,6 +45,16 @@ class ClassifierFinetuning(
 
     def seed(self, config: TrainConfig) -> int:
         return config.nli.index
+
+    def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
+        if "model" not in shapes:
+            return []
+        shape, whole = shapes["model"], replace(config.pairs, heuristic=None)
+        seen = config.nli.epochs * PAIR * pairs_of(whole, "fit")
+        report = PAIR * (pairs_of(whole, "report") + pairs_of(whole, "challenge"))
+        blocks = sum(shape.operations.blocks) / 2
+        training = Phase("training", of_training(seen, blocks), {shape.name: seen})
+        return [training, Phase("report", shape.forward(report, PAIR), {shape.name: report})]
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         pairs: dict[str, Pairs] = {side: work.inputs[side] for side in ("fit", "report", "challenge")}

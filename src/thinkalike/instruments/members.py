@@ -51,6 +51,24 @@ def members_of(config: AnalyzeConfig) -> list[Member]:
     ]
 
 
+def a_member(config: AnalyzeConfig) -> ModelConfig:
+    """Return the configuration of one of the members, or of the model that they are fine-tunings of."""
+    chosen = config.population
+    if chosen.base:
+        check_option("model", "population.base", [chosen.base])
+        base: ModelConfig = compose_job("train", [f"model={chosen.base}"]).model
+        return base
+    return _published(str(chosen.members), (chosen.generalizing or [0])[0])
+
+
+def members_in(config: AnalyzeConfig) -> int:
+    """Return how many members a population has, none of them made."""
+    chosen = config.population
+    if chosen.base:
+        return chosen.per_group * len(chosen.parents or GROUPS)
+    return sum(len(getattr(chosen, group) or ()) for group in GROUPS)
+
+
 def _published(name: str, number: Any) -> ModelConfig:
     if name == "local":
         return ModelConfig(name=str(number), path=str(number))

@@ -10,6 +10,7 @@ import torch
 
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.declared import WithChance, WithNeighbours
+from thinkalike.instruments.operations.layer_pairs import Widths, of_neighbours
 from thinkalike.measures import (
     BatchMeans,
     LayerMeasure,
@@ -46,6 +47,9 @@ class MutualNeighbours(WithChance, kind="mknn", reads=("model", "target", "data"
         if measure.given == "token":
             return NeighboursGivenToken(source_layers, target_layers, measure.neighbours)
         return BatchMeans(source_layers, target_layers, partial(mutual_knn_matrix, k=measure.neighbours), left_out)
+
+    def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
+        return float(measure.batches * of_neighbours(measure.tokens_per_batch, source, target))
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
         given = isinstance(estimates, NeighbourEstimate)

@@ -20,6 +20,7 @@ from thinkalike.data import Stimuli
 from thinkalike.errors import ConfigError, DataError, nearest, one_of
 from thinkalike.instruments.mlem_levels import level_planes, level_table
 from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, stimuli_facts
+from thinkalike.instruments.operations.stimuli import of_distances, of_encoding
 from thinkalike.instruments.subjects.distances import check_subjects, subject_names
 from thinkalike.instruments.subjects.mlem import group_tables, show_group, with_group
 from thinkalike.job import Outcome, Work
@@ -89,6 +90,10 @@ class FeatureProfiles(
         inputs = super().inputs(config)
         _check_features(config.measure, inputs["stimuli"])
         return inputs
+
+    def comparing(self, measure: Any, stimuli: Stimuli, widths: Sequence[int]) -> float:
+        sizes = len(stimuli), len(stimuli.names), len(widths), measure.folds, measure.permutations, measure.null
+        return of_distances(len(stimuli), widths) + of_encoding(*sizes)
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure

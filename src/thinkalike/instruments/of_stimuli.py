@@ -15,7 +15,8 @@ from torch import Tensor
 from thinkalike.config import AnalyzeConfig, MeasureConfig
 from thinkalike.data import Stimuli, read_stimuli
 from thinkalike.errors import one_of
-from thinkalike.job import Instrument, fingerprints
+from thinkalike.instruments.operations.stimuli import WORDS
+from thinkalike.job import Instrument, Phase, Shapes, fingerprints, forward_passes
 from thinkalike.states import StimulusStates, names_of, recording_fingerprint
 from thinkalike.tables import layer_rows
 
@@ -33,6 +34,19 @@ class OfStimuli(Instrument):
 
     def narrowed(self, config: AnalyzeConfig) -> AnalyzeConfig:
         return without_model(config) if config.activations else config
+
+    def comparing(self, measure: Any, stimuli: Stimuli, widths: Sequence[int]) -> float:
+        """Return the operations of comparing stimuli in layers of these widths, beside the models' passes."""
+        return 0.0
+
+    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
+        """Return the passes of each model over the sentences, and the comparing; recordings count as no layers."""
+        stimuli, models = read_stimuli(config.stimuli), list(dict.fromkeys(shapes.values()))
+        tokens = float(WORDS * len(stimuli.groups.unique()))
+        embed = config.measure.embed  # type: ignore[attr-defined]
+        widths = [shape.width for shape in models for _ in range(shape.layers + embed)]
+        passes = forward_passes(models, tokens, WORDS)
+        return [*passes, Phase("comparing", self.comparing(config.measure, stimuli, widths))]
 
 
 def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:

@@ -20,8 +20,10 @@ from thinkalike.data import MNLI, EncodedPairs, Pairs, batches, encode, read_pai
 from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.evaluation import IdentityStitches, check_alike, check_labels
 from thinkalike.instruments.member_pairs import likeness_of_members, stitched_members
-from thinkalike.instruments.members import Member, halves, members_of, published_accuracies
-from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.instruments.members import Member, a_member, halves, members_in, members_of, published_accuracies
+from thinkalike.instruments.operations.classifiers import PAIR, of_identity_stitches, pairs_of
+from thinkalike.instruments.operations.layer_pairs import of_grams
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
 from thinkalike.measures import flips, grouped, population_penalties
 from thinkalike.models import FrozenModel, check_models, load_model, same_vocabulary
 from thinkalike.store import Headline, Result
@@ -73,6 +75,7 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
     """
 
     is_shared: ClassVar[bool] = True
+    makes_inputs: ClassVar[bool] = True
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         check_models({"model": config.model})  # a device that is not there is refused before members are fine-tuned
@@ -84,6 +87,26 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
         if twice := [name for name, count in Counter(each.name for each in members).items() if count > 1]:
             raise ConfigError(f"population={config.population.name} names {twice[0]} twice")
         return {"pairs": pairs, **_changes(stated, members)} | {each.name: each for each in members}
+
+    def models_of(self, config: AnalyzeConfig) -> dict[str, ModelConfig]:
+        """Return one model for all members, which have the same shape."""
+        return {"member": as_chosen(a_member(config), config)}
+
+    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
+        """Return the stitches of all members and their CKA; fine-tunings that are not there yet are jobs themselves."""
+        if "member" not in shapes:
+            return []
+        measure: Any = config.measure
+        shape, members = shapes["member"], members_in(config)
+        read = PAIR * pairs_of(config.pairs, measure.side)
+        alike = float(PAIR * min(measure.cka_pairs or read, read / PAIR))
+        stitched = of_identity_stitches(members, shape.layers, read, shape.forward(1.0, PAIR))
+        batch = of_grams(measure.tokens_per_batch, [shape.width] * members, None) * shape.layers
+        return [
+            Phase("stitches", stitched, {shape.name: read * members}),
+            Phase("forward passes", members * shape.forward(alike, PAIR), {shape.name: alike * members}),
+            Phase("comparing", max(alike / measure.tokens_per_batch, 1) * batch),
+        ]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure

@@ -14,14 +14,17 @@ from thinkalike.config import ModelConfig, TrainConfig
 from thinkalike.data import Corpus, read_corpus, training_texts
 from thinkalike.errors import ConfigError, ThinkalikeError, first_line
 from thinkalike.evaluation import held_out_loss, number_of_documents
-from thinkalike.job import Instrument, Outcome, Work, check_time, fingerprints
+from thinkalike.instruments.operations.classifiers import of_training
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, check_time, fingerprints
 from thinkalike.models import (
     ASSETS,
     FrozenModel,
+    Shape,
     build_mini,
     card_text,
     family_named,
     load_model,
+    new_shape,
     pick_device,
     save_mini,
     train_tokenizer,
@@ -48,6 +51,17 @@ class MiniPretraining(
 
     def inputs(self, config: TrainConfig) -> dict[str, str]:
         return fingerprints(config, ("data",))
+
+    def shapes_of(self, config: TrainConfig) -> dict[str, Shape | None]:
+        return {"model": new_shape(config.model, config.pretrain.vocabulary)}
+
+    def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
+        if "model" not in shapes:
+            return []
+        shape = shapes["model"]
+        seen, report = float(config.pretrain.tokens), float(config.data.report_tokens or 0)
+        training = Phase("training", of_training(seen, float(shape.parameters)), {shape.name: seen})
+        return [training, Phase("report", shape.forward(report, full=True), {shape.name: report})]
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         model = config.model

@@ -11,6 +11,7 @@ import torch
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs import LayerPairs, LayerPairsConfig
+from thinkalike.instruments.operations.layer_pairs import Widths, of_prediction, of_solutions
 from thinkalike.job import check_memory
 from thinkalike.measures import LayerPredictions
 from thinkalike.measures.conditional.linear import RIDGE
@@ -40,6 +41,10 @@ class LayerR2(LayerPairs, kind="r2", reads=("model", "target", "data", "measure"
     def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> LayerPredictions:
         options = {key: getattr(measure, key) for key in ("fit_batches", "given", "ridge")}
         return LayerPredictions(source_layers, target_layers, **options)
+
+    def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
+        fit, judge = of_prediction(measure.tokens_per_batch, source, target)
+        return measure.fit_batches * fit + measure.batches * judge + of_solutions(source, target)
 
     def check(self, compared: Sequence[tuple[Any, FrozenModel, FrozenModel]]) -> None:
         super().check(compared)

@@ -15,6 +15,7 @@ from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.data import Stimuli
 from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, sentence_groups, stimuli_facts
+from thinkalike.instruments.operations.stimuli import of_distances, of_similarity
 from thinkalike.instruments.subjects import rsa as subjects
 from thinkalike.instruments.subjects.distances import layer_distances
 from thinkalike.job import Outcome, Work
@@ -84,6 +85,10 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
         if measure.distance == "crossnobis" and not config.activations:
             raise ConfigError("measure.distance=crossnobis needs runs of a recording; give activations=FILE")
         return super().narrowed(config)
+
+    def comparing(self, measure: Any, stimuli: Stimuli, widths: Sequence[int]) -> float:
+        n, again = len(stimuli), 2 if measure.permutations else 1
+        return again * of_distances(n, widths) + of_similarity(n, len(widths), FOLDS, measure.permutations)
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure

@@ -2,24 +2,33 @@
 
 from thinkalike.job.feasibility import check_memory, check_time
 from thinkalike.job.frame import Instrument, Work, fingerprints
+from thinkalike.job.operations import Estimate, Phase, Shapes, estimate, forward_passes, together, total
 from thinkalike.job.outcome import Outcome
-from thinkalike.job.performing import key_of, perform, perform_all
+from thinkalike.job.performing import is_stored, key_of, perform, perform_all
 from thinkalike.job.phases import Phases, phase_of_all
 from thinkalike.job.provenance import environment
 from thinkalike.job.resources import explained
 
 __all__ = [
+    "Estimate",
     "Instrument",
     "Outcome",
+    "Phase",
     "Phases",
+    "Shapes",
     "Work",
     "check_memory",
     "check_time",
     "environment",
+    "estimate",
     "explained",
     "fingerprints",
+    "forward_passes",
+    "is_stored",
     "key_of",
     "perform",
     "perform_all",
     "phase_of_all",
+    "together",
+    "total",
 ]

@@ -18,13 +18,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from thinkalike.config import AnalyzeConfig
+from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.data import text_fingerprint
 from thinkalike.errors import ThinkalikeError
+from thinkalike.job.operations import Phase, Shapes, forward_passes
 from thinkalike.job.outcome import Outcome
 from thinkalike.job.phases import Phases
 from thinkalike.loggers import Tracker
-from thinkalike.models import checkpoint_fingerprint, told_apart
+from thinkalike.models import Shape, checkpoint_fingerprint, shape_of, told_apart
 from thinkalike.processes import Team
 from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, write_state
 
@@ -90,6 +91,7 @@ class Instrument(ABC):
     takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
     is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
     in_one_pass: ClassVar[bool] = False  # whether `run_all` does several jobs with less work than one after the other
+    makes_inputs: ClassVar[bool] = False  # whether `inputs` does other jobs first
     of_models: ClassVar[str] = ""  # what `models=[...]` stands for: jobs of all "pairs", of "each", or nothing
     takes_subjects: ClassVar[bool] = False  # whether they can be several subjects
     known: ClassVar[dict[str, type[Instrument]]] = {}  # by module, and module:kind
@@ -118,6 +120,31 @@ class Instrument(ABC):
     def narrowed(self, config: Any) -> Any:
         """Return the configuration with defaults for what this very job does not read of its parts, or None for one."""
         return config
+
+    def models_of(self, config: Any) -> Mapping[str, ModelConfig]:
+        """Return the models that a job runs: by the part of the configuration, or by their names."""
+        parts = {part: getattr(config, part) for part in ("model", "target") if part in self.reads}
+        return {part: model for part, model in parts.items() if model is not None}
+
+    def shapes_of(self, config: Any) -> dict[str, Shape | None]:
+        """Return the shapes of the models of `models_of`, without any weights; None where nothing here tells one."""
+        return {part: shape_of(model) for part, model in self.models_of(config).items()}
+
+    def operations(self, config: Any, shapes: Shapes) -> Sequence[Phase]:
+        """Return the operations of a job by phase, from the shapes of its models alone.
+
+        Unless a kind says otherwise, each model runs once over the text of the report.
+
+        Args:
+            shapes: of the models of `models_of`, by their names there; one of no known shape is left out.
+        """
+        tokens = float(config.data.report_tokens or 0) if "data" in self.reads else 0.0
+        rows = [config.data.context or shape.context for shape in shapes.values()]
+        return forward_passes(shapes.values(), tokens, min(rows), full=True) if tokens and shapes else []
+
+    def holds(self, config: Any, shapes: Shapes) -> float:
+        """Return the bytes that a job is known to hold beside the weights of its models, before anything is loaded."""
+        return 0.0
 
     def seed(self, config: Any) -> int:
         """Return the seed of torch's global generator."""

@@ -17,6 +17,7 @@ from thinkalike.config import AnalyzeConfig, as_dict, command_words, relevant
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.job.frame import Instrument, Work
 from thinkalike.job.names import run_name
+from thinkalike.job.operations import speeds
 from thinkalike.job.outcome import Outcome
 from thinkalike.job.phases import Phases, phase_of_all
 from thinkalike.job.provenance import environment, versions
@@ -70,6 +71,15 @@ def perform_all(instrument: Instrument, configs: Sequence[Any], shown_again: boo
         if missing:
             _pass(instrument, missing, among=len(asked))
     return [different[each.job.key].found for each in asked]
+
+
+def is_stored(instrument: Instrument, config: Any) -> bool:
+    """Return whether the store has the result of a job; nothing is computed, printed or written.
+
+    Raises:
+        ThinkalikeError: the configuration is wrong, or what the job reads cannot be had.
+    """
+    return not config.force and _Planned(instrument, config, shown_again=False).job.done
 
 
 class _Planned:
@@ -167,11 +177,13 @@ def _pass(instrument: Instrument, jobs: Sequence[_Planned], among: int) -> None:
         configs = [each.config for each in jobs]
         with phase_of_all(works, "computing"):
             outcomes = instrument.run_all(list(zip(configs, works, strict=True)))
-        took = {"wall_seconds": round(time.monotonic() - began, 1)}
+        seconds = time.monotonic() - began
+        took = {"wall_seconds": round(seconds, 1)}
         took |= {"jobs_in_this_pass": len(jobs)} if len(jobs) > 1 else {}
-        for each, work, outcome in zip(jobs, works, outcomes, strict=True):
+        rates = speeds(instrument, configs, seconds)
+        for each, work, outcome, rate in zip(jobs, works, outcomes, rates, strict=True):
             try:
-                each.finish(work, outcome, took)
+                each.finish(work, outcome, {**took, **rate})
             except ThinkalikeError as error:
                 errors.append(error)
     for further in errors[1:]:

@@ -17,6 +17,8 @@ from thinkalike.models.load import (
     load_models,
     pick_device,
 )
+from thinkalike.models.shapes.peaks import PEAKS, PRECISIONS, peak_of, precision_of
+from thinkalike.models.shapes.shape import Shape, new_shape, shape_of
 from thinkalike.models.sites import EMBED, Layer, after
 from thinkalike.models.sources import StateSource
 from thinkalike.tokenizers import tokenizer_fingerprint
@@ -26,11 +28,14 @@ __all__ = [
     "CLASSIFIER",
     "EMBED",
     "FAMILIES",
+    "PEAKS",
+    "PRECISIONS",
     "Family",
     "FrozenModel",
     "Layer",
     "Operations",
     "Outline",
+    "Shape",
     "StateSource",
     "after",
     "build_mini",
@@ -46,13 +51,17 @@ __all__ = [
     "load_model",
     "load_models",
     "new_classifier",
+    "new_shape",
     "operations",
     "outline",
+    "peak_of",
     "perturbed",
     "pick_device",
+    "precision_of",
     "randomised",
     "same_vocabulary",
     "save_mini",
+    "shape_of",
     "tokenizer_fingerprint",
     "told_apart",
     "train_tokenizer",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,17 +47,26 @@ class Operations:
 
 def operations(model: FrozenModel) -> Operations:
     """Return the operations of a model, from the weights of its linear maps and the shape of its attention."""
-    blocks = tuple(_products(block.modules()) for block in model.blocks)
-    return Operations(blocks, 4.0 * _attention_width(model), _products(model.module.modules()) - sum(blocks))
+    return operations_of(model.module, model.blocks, model.d_model)
+
+
+def operations_of(module: nn.Module, blocks: Sequence[nn.Module], width: int) -> Operations:
+    """Return the operations of a module with these blocks; it may be on the meta device.
+
+    Args:
+        width: of its residual stream.
+    """
+    own = tuple(_products(block.modules()) for block in blocks)
+    return Operations(own, 4.0 * _attention_width(module, width), _products(module.modules()) - sum(own))
 
 
 def _products(parts: Iterable[nn.Module]) -> float:
     return sum(2.0 * part.weight.numel() for part in parts if isinstance(part, nn.Linear | Conv1D))
 
 
-def _attention_width(model: FrozenModel) -> int:
+def _attention_width(module: nn.Module, d_model: int) -> int:
     """Return the width of all heads together; 0 for a model whose configuration names no heads."""
-    shape: Any = getattr(model.module, "config", None) or getattr(model.module, "cfg", None)
+    shape: Any = getattr(module, "config", None) or getattr(module, "cfg", None)
     heads = next((getattr(shape, name) for name in HEADS if getattr(shape, name, None)), 0)
     width = next((getattr(shape, name) for name in HEAD_WIDTHS if getattr(shape, name, None)), None)
-    return int(heads * (width or model.d_model // max(heads, 1)))
+    return int(heads * (width or d_model // max(heads, 1)))

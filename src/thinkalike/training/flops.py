@@ -9,18 +9,8 @@ import torch
 from torch import nn
 
 from thinkalike.config import TrainerConfig
-from thinkalike.models import Operations, operations
+from thinkalike.models import Operations, operations, peak_of, precision_of
 from thinkalike.training.stitching import StitchTraining
-
-# Operations per second of dense products: bfloat16, TF32, float32 (NVIDIA's data sheets of each; the H200's are the
-# H100's). The first entry whose words are all in a device's name is its own.
-PEAKS = {
-    "H100 PCIe": (756e12, 378e12, 51e12),
-    "H100": (989e12, 494e12, 67e12),
-    "H200": (989e12, 494e12, 67e12),
-    "A100": (312e12, 156e12, 19.5e12),
-    "L40S": (362e12, 183e12, 91.6e12),
-}
 
 
 class Place(NamedTuple):
@@ -94,12 +84,7 @@ def weights_of(phi: nn.Module) -> float:
 
 def peak(device: torch.device, trainer: TrainerConfig) -> float | None:
     """Return the most operations per second of a device in the precision of a training, or None if nobody knows."""
-    if device.type != "cuda":
-        return None
-    name = torch.cuda.get_device_name(device)
-    peaks = next((own for words, own in PEAKS.items() if all(word in name for word in words.split())), None)
-    half = trainer.precision == "bf16-mixed" or trainer.matmul == "medium"
-    return peaks[0 if half else 1 if trainer.matmul == "high" else 2] if peaks else None
+    return peak_of(device, precision_of("float32", trainer))
 
 
 def speed(module: Any, device: torch.device, trainer: TrainerConfig) -> dict[str, float]:

@@ -10,6 +10,7 @@ import json
 import os
 import socket
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -45,7 +46,7 @@ def sweep(run: Callable[[], None], words: list[str], joined: Callable[[Sequence[
     """
     store = next((word.partition("=")[2] for word in words if word.startswith("store=")), "results")
     failed: list[str] = []
-    with _shared_file(Path(store).expanduser()) as path:
+    with _folder_of_notes(words, Path(store).expanduser()) as folder, _shared_file(folder) as path:
         try:
             run()
         except BrokenProcessPool:
@@ -108,6 +109,16 @@ def _one_at_a_time(run: Callable[[], None], path: Path) -> None:
             began, ended = (_noted(path, what) for what in ("began", "ended"))
             for words in set(began[before:]) - set(ended):
                 _note("failed", f"{words}: its process was killed")
+
+
+@contextlib.contextmanager
+def _folder_of_notes(words: Sequence[str], store: Path) -> Iterator[Path]:
+    """Give the folder in which jobs note how they ended: the store, or, where nothing is to be written, another one."""
+    if not any(word.startswith("dry_run=") and word.lower() != "dry_run=false" for word in words):
+        yield store
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
 
 
 @contextlib.contextmanager

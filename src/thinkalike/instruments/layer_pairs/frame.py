@@ -31,8 +31,9 @@ from thinkalike.instruments.layer_pairs.gathering import Comparison, gather
 from thinkalike.instruments.layer_pairs.memory import check_feasible
 from thinkalike.instruments.layer_pairs.screen import mean_and_closest, show_cells
 from thinkalike.instruments.of_stimuli import stimuli_facts, stimuli_inputs, without_model
+from thinkalike.instruments.operations.layer_pairs import Widths, bytes_of_states, phases_of
 from thinkalike.interrupts import at_boundaries
-from thinkalike.job import Instrument, Outcome, Work, phase_of_all
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, phase_of_all
 from thinkalike.measures import FEW
 from thinkalike.models import FrozenModel, load_groups
 from thinkalike.states import ModelRuns, StateBatches, array_batches, site_numbers, stimulus_states_of, text_batches
@@ -124,6 +125,16 @@ class LayerPairs(Instrument):
     def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
         """Return what gathers the batches; `left_out`: the first has all rows, and the others all but a part."""
 
+    def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
+        """Return the operations of comparing all batches of layers of these widths, beside the models' passes."""
+        return 0.0
+
+    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
+        return phases_of(config, shapes, self.comparing, getattr(config.measure, "fit_batches", 0))
+
+    def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        return bytes_of_states(config, shapes)
+
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
         """Return further columns (l, m) of the rows across the two models."""
         return {}
@@ -146,7 +157,8 @@ class LayerPairs(Instrument):
         """Compute the numbers of several jobs in one pass, in which each model runs once for each different input."""
         runs = ModelRuns()
         with phase_of_all([work for _, work in jobs], "loading"):
-            given = self._of_stimuli(jobs) if jobs[0][0].activations else self._of_text([job for job, _ in jobs], runs)
+            of_stimuli = [self._of_stimuli(*job) for job in jobs if job[0].activations]
+            given = of_stimuli or self._of_text([job for job, _ in jobs], runs)
         comparisons = [self._comparison(each, work) for each, (_, work) in zip(given, jobs, strict=True)]
         with at_boundaries():
             gather(comparisons, runs, jobs[0][1].team)
@@ -206,10 +218,7 @@ class LayerPairs(Instrument):
             given.append(Given(measure, sides[id(models[0])], sides[id(models[1])], batches))
         return given
 
-    def _of_stimuli(self, jobs: Sequence[tuple[AnalyzeConfig, Work]]) -> list[Given]:
-        return [self._recorded(config, work) for config, work in jobs]
-
-    def _recorded(self, config: AnalyzeConfig, work: Work) -> Given:
+    def _of_stimuli(self, config: AnalyzeConfig, work: Work) -> Given:
         measure: Any = config.measure
         for name, own in self.of_text.items():
             if (value := getattr(measure, name)) != own:

@@ -16,12 +16,13 @@ from torch import Tensor
 from thinkalike import figures
 from thinkalike.config import TrainConfig
 from thinkalike.evaluation import alignment_scalars, document_bytes, document_numbers, verdict
+from thinkalike.instruments.operations.stitches import bytes_of_maps, phases_of
 from thinkalike.instruments.stitching.controls import never_trained, reported
 from thinkalike.instruments.stitching.fitting import fitted
 from thinkalike.instruments.stitching.screen import show_stitches
 from thinkalike.instruments.stitching.setting import Setting, foresee
 from thinkalike.instruments.stitching.table import penalties
-from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
 from thinkalike.measures import documents_and_seeds_interval
 from thinkalike.store import Headline, Result
 from thinkalike.training import Run, loggers_of
@@ -39,6 +40,12 @@ class Stitching(
     def inputs(self, config: TrainConfig) -> Mapping[str, Any]:
         foresee(config)
         return super().inputs(config)
+
+    def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
+        return phases_of(config, shapes)
+
+    def holds(self, config: TrainConfig, shapes: Shapes) -> float:
+        return bytes_of_maps(config, shapes)
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         with work.phase("loading"):

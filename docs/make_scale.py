@@ -1,0 +1,122 @@
+"""What every experiment takes at the papers' scale, before any of it is run: writes docs/scale.md.
+
+python docs/make_scale.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from thinkalike.config import compose_job, options
+from thinkalike.forecast import GPUS, SHARE, Forecast, forecast
+from thinkalike.job import total
+from thinkalike.memory import readable
+from thinkalike.models import PEAKS, PRECISIONS
+
+HERE = Path(__file__).parent
+PYTHIAS = ("70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b")
+FASTER = ("model.dtype=bfloat16",)
+
+PAGE = """# What a run takes
+
+Made by `python docs/make_scale.py`, from the functions that `dry_run=true` prints for any job before it starts: nothing
+is loaded, no weights are read, and nothing is downloaded. Models' sizes are those of their published `config.json`.
+
+    python analyze.py experiment=brown2023/figure3 dry_run=true
+    python train.py model=solu-3l model@target=gelu-3l layers=all dry_run=true
+    python analyze.py measure=cka 'models=[gpt2,mamba-130m]' dry_run=5e10      # also hours at so many FLOPs per second
+
+**FLOPs** are multiplications and additions, two for each product: 2 · weights of the linear maps for each token of a
+pass, attention 4 · width · tokens of the row; frozen weights get no gradient, so a backward pass costs as much as a
+forward one. Comparing is counted for what the algorithm multiplies; sorting, norms, activations and scans are left out.
+What jobs of one pass share, each model's run over the text, is counted once. **Bytes** are those that are known before
+anything is loaded: weights in the dtype of the job, and states of a batch, or maps with gradients and momenta.
+**Hours** are FLOPs over {share} of a GPU's peak: {peaks} (NVIDIA's data sheets, dense products). Training is in the
+precision of `trainer`, other passes in that of `model.dtype`, and states are always compared in float32. What a job
+then reached stands in its result: `flops`, `flops_per_second`, and `share_of_peak` on a GPU whose peak is known. Small
+models, whose kernels are short, reach less than {share}.
+
+## Experiments, scale=paper, as they stand
+
+| experiment | jobs | models | FLOPs | bytes | {gpus} |
+|---|---|---|---|---|{dashes}|
+{experiments}
+
+An experiment with no jobs is about stimuli alone. Populations are of pairs of about 40 tokens. A court is counted for
+its target's passes alone.
+
+## All pairs of eight Pythias
+
+CKA of {pairs} pairs of models and of each with itself, 1000 batches of 1024 tokens, by what the models' dtype is:
+
+| | FLOPs | bytes | {gpus} |
+|---|---|---|{dashes}|
+{pythias}
+
+Pair by pair every model runs once for each of its pairs; in one pass it runs once. All of them at once need more than
+80 GB in float32, and go on pair by pair there; in bfloat16 they fit.
+"""
+
+
+def page() -> str:
+    """Return the text of docs/scale.md."""
+    asked = {name: compose_job("analyze", [f"experiment={name}"]) for name in sorted(options("experiment"))}
+    rows = [_experiment(name, forecast(config, looks_up=False)) for name, config in asked.items()]
+    plans = {"float32": _pythias(()), "bfloat16": _pythias(FASTER)}
+    return PAGE.format(
+        share=f"{SHARE:.0%}",
+        peaks="; ".join(_peaks(gpu) for gpu in GPUS),
+        gpus=" | ".join(f"hours, {gpu} 80 GB" for gpu in GPUS),
+        dashes="|".join(["---"] * len(GPUS)),
+        experiments="\n".join(rows),
+        pairs=len(PYTHIAS) * (len(PYTHIAS) - 1) // 2,
+        pythias="\n".join(line for dtype, plan in plans.items() for line in _both_ways(dtype, *plan)),
+    )
+
+
+def _peaks(gpu: str) -> str:
+    numbers = (f"{peak / 1e12:g} TFLOP/s in {name}" for peak, name in zip(PEAKS[gpu], PRECISIONS, strict=True))
+    return f"{gpu} {', '.join(numbers)}"
+
+
+def _experiment(name: str, plan: Forecast) -> str:
+    models = ", ".join(shape.name for shape in plan.shapes)
+    hours = [_hours(plan.hours(gpu)) for gpu in GPUS]
+    cells = [name, str(len(plan.jobs)), models, f"{total(plan.phases):.2g}", readable(plan.bytes), *hours]
+    return _row(cells) if plan.jobs else _row([name, "0", "", "", "", *("" for _ in GPUS)])
+
+
+def _pythias(words: Sequence[str]) -> tuple[Forecast, Forecast]:
+    """Return what all pairs take, each model with itself among them: in one pass, and one after the other."""
+    names = [f"pythia-{size}-deduped" for size in PYTHIAS]
+    common = ["measure=cka", "scale=paper", *words]
+    pairs = forecast(compose_job("analyze", [*common, f"models=[{','.join(names)}]"]), looks_up=False)
+    own = [forecast(compose_job("analyze", [*common, f"model={name}"]), looks_up=False) for name in names]
+    jobs = [job for plan in (pairs, *own) for job in plan.jobs]
+    return Forecast([jobs]), Forecast([[job] for job in jobs])
+
+
+def _both_ways(dtype: str, together: Forecast, apart: Forecast) -> list[str]:
+    rows = []
+    for how, plan in (("one pass", together), ("pair by pair", apart)):
+        hours = [_hours(plan.hours(gpu)) for gpu in GPUS]
+        rows.append(_row([f"{dtype}, {how}", f"{total(plan.phases):.2g}", readable(plan.bytes), *hours]))
+    return rows
+
+
+def _hours(hours: float) -> str:
+    return "< 0.01" if hours < 0.01 else f"{hours:.2g}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Write the page."""
+    (HERE / "scale.md").write_text(page())
+
+
+if __name__ == "__main__":
+    main()

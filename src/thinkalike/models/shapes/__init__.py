@@ -1,0 +1,1 @@
+"""Shapes of models without their weights: layers, width, parameters and operations, from sizes alone."""
