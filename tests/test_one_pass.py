@@ -340,7 +340,7 @@ def test_an_experiment_goes_on_pair_by_pair_where_its_models_do_not_fit_together
 
     asked = []
 
-    def run(jobs):
+    def run(jobs, **_):
         asked.append(list(jobs))
         if len(jobs) > 1:
             raise ResourceError("too much")
@@ -351,7 +351,7 @@ def test_an_experiment_goes_on_pair_by_pair_where_its_models_do_not_fit_together
     assert asked == [["a", "b"], ["a"], ["b"]]
     assert "too much; 2 jobs go on one after the other" in caplog.text
 
-    def fail(jobs):
+    def fail(jobs, **_):
         raise ResourceError("too much")
 
     monkeypatch.setattr(experiment, "run_jobs", fail)

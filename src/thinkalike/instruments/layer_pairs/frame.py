@@ -137,20 +137,25 @@ class LayerPairs(Instrument):
         check_feasible(self.metric, compared)
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        (outcome,) = self.run_all([(config, work)])
+        (outcome,) = self.run_all([(self, config, work)])
         if isinstance(outcome, ThinkalikeError):
             raise outcome
         return outcome
 
-    def run_all(self, jobs: Sequence[tuple[AnalyzeConfig, Work]]) -> list[Outcome | ThinkalikeError]:
+    @staticmethod
+    def run_all(jobs: Sequence[tuple[LayerPairs, AnalyzeConfig, Work]]) -> list[Outcome | ThinkalikeError]:
         """Compute the numbers of several jobs in one pass, in which each model runs once for each different input."""
-        runs = ModelRuns()
-        with phase_of_all([work for _, work in jobs], "loading"):
-            given = self._of_stimuli(jobs) if jobs[0][0].activations else self._of_text([job for job, _ in jobs], runs)
-        comparisons = [self._comparison(each, work) for each, (_, work) in zip(given, jobs, strict=True)]
+        runs, kinds, works = ModelRuns(), [kind for kind, _, _ in jobs], [work for _, _, work in jobs]
+        with phase_of_all(works, "loading"):
+            if jobs[0][1].activations:
+                given = [kind._of_stimuli(config, work) for kind, config, work in jobs]
+            else:
+                given = _of_text(kinds, [config for _, config, _ in jobs], runs)
+        both = zip(kinds, given, works, strict=True)
+        comparisons = [kind._comparison(each, work) for kind, each, work in both]
         with at_boundaries():
-            gather(comparisons, runs, jobs[0][1].team)
-        return [self._outcome(*both) for both in zip(given, comparisons, strict=True)]
+            gather(comparisons, runs, works[0].team)
+        return [kind._outcome(*both) for kind, *both in zip(kinds, given, comparisons, strict=True)]
 
     def _comparison(self, given: Given, work: Work) -> Comparison:
         measure, counts = given.measure, (len(given.source.layers), len(given.target.layers))
@@ -189,27 +194,7 @@ class LayerPairs(Instrument):
             blank=tuple(across),  # within a model
         )
 
-    def _of_text(self, configs: Sequence[AnalyzeConfig], runs: ModelRuns) -> list[Given]:
-        """Load each different model once; the batches of each job are those that it would read alone."""
-        pairs = load_groups([(config.model, config.target) for config in configs])
-        measures: list[Any] = [config.measure for config in configs]
-        self.check([(each, *pair) for each, pair in zip(measures, pairs, strict=True)])
-        described: dict[int, dict[str, str]] = {}
-
-        def side(model: FrozenModel, measure: Any) -> Side:
-            return Side(model.name, self.layers(measure, model), partial(_described, model, described))
-
-        given = []
-        for config, measure, models in zip(configs, measures, pairs, strict=True):
-            sides = {id(model): side(model, measure) for model in models}
-            batches = self.batches(measure, config, models, runs)
-            given.append(Given(measure, sides[id(models[0])], sides[id(models[1])], batches))
-        return given
-
-    def _of_stimuli(self, jobs: Sequence[tuple[AnalyzeConfig, Work]]) -> list[Given]:
-        return [self._recorded(config, work) for config, work in jobs]
-
-    def _recorded(self, config: AnalyzeConfig, work: Work) -> Given:
+    def _of_stimuli(self, config: AnalyzeConfig, work: Work) -> Given:
         measure: Any = config.measure
         for name, own in self.of_text.items():
             if (value := getattr(measure, name)) != own:
@@ -267,6 +252,25 @@ class LayerPairs(Instrument):
     def show(self, result: Result) -> None:
         """Print what fits on a screen: the cells of equal relative depth."""
         show_cells(result, self.label(result))
+
+
+def _of_text(kinds: Sequence[LayerPairs], configs: Sequence[AnalyzeConfig], runs: ModelRuns) -> list[Given]:
+    """Load each different model once; the batches of each job are those that it would read alone."""
+    pairs = load_groups([(config.model, config.target) for config in configs])
+    measures: list[Any] = [config.measure for config in configs]
+    for kind in dict.fromkeys(kinds):
+        jobs = zip(kinds, measures, pairs, strict=True)
+        kind.check([(measure, *models) for each, measure, models in jobs if each is kind])
+    described: dict[int, dict[str, str]] = {}
+    given = []
+    for kind, config, measure, models in zip(kinds, configs, measures, pairs, strict=True):
+        sides = {
+            id(model): Side(model.name, kind.layers(measure, model), partial(_described, model, described))
+            for model in models
+        }
+        batches = kind.batches(measure, config, models, runs)
+        given.append(Given(measure, sides[id(models[0])], sides[id(models[1])], batches))
+    return given
 
 
 def _described(model: FrozenModel, known: dict[int, dict[str, str]]) -> dict[str, str]:
