@@ -62,7 +62,7 @@ def passes(configs: Sequence[TrainConfig | AnalyzeConfig]) -> list[list[int]]:
     for place, config in enumerate(configs):
         kind = _instrument_of(config)
         shares = kind.in_one_pass and not getattr(config, "activations", None)
-        together.setdefault((kind.run_all, kind.is_shared) if shares else place, []).append(place)
+        together.setdefault(kind.run_all if shares else place, []).append(place)
     return list(together.values())
 
 

@@ -51,8 +51,8 @@ def perform(instrument: Instrument, config: Any, shown_again: bool = True) -> Re
 def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown_again: bool = True) -> list[Result]:
     """Do jobs, those that the store lacks in one pass; returns the result of each.
 
-    Each is an instrument with a configuration; all instruments have the same `run_all`. Each has a key, a lock, a state and a folder as if it were done alone. Where some fail the others are finished, and
-    then the first error is raised.
+    Each is an instrument with a configuration; all instruments have the same `run_all`. Each has a key, a lock, a state
+    and a folder as if it were done alone. Where some fail the others are finished, and then the first error is raised.
 
     Raises:
         ThinkalikeError: see `perform`.
