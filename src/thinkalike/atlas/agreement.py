@@ -65,7 +65,7 @@ def agreement(pairs: pd.DataFrame) -> pd.DataFrame:
         known = each.dropna(subset="rho")
         if known.empty:
             continue
-        least = known.loc[known["rho"].idxmin()]
+        least = known.iloc[int(known["rho"].argmin())]
         ends = [float(end) for end in over_models(known)]
         rows.append((measure, other, *ends, len(known), least["rho"], least["source"], least["target"]))
     columns = ["measure", "other", "rho", "low", "high", "pairs", "least", "least_source", "least_target"]

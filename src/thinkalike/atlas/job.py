@@ -108,7 +108,8 @@ class Atlas(Instrument, kind="atlas", reads=("models", "measure")):
     def show(self, result: Result) -> None:
         """Print the mean agreement, the measures that agree least, and the layer pairs on which two differ most."""
         found, scalars = result.tables["agreement"], result.scalars
-        mean = span(*(scalars.get(f"mean_agreement{end}", float("nan")) for end in ("", "_low", "_high")), "+.2f")
+        value, low, high = (scalars.get(f"mean_agreement{end}", math.nan) for end in ENDS)
+        mean = span(value, low, high, "+.2f")
         count = f"{scalars['models']:.0f} models, {scalars['layer_pairs']:.0f} layer pairs"
         print(f"agreement of {found['measure'].nunique() + 1} measures, {count}: mean Spearman's ρ {mean}")
         ordered = found.sort_values("rho", kind="stable")

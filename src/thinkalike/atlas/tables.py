@@ -60,8 +60,10 @@ def _across(part: Part, result: Result) -> pd.DataFrame:
 
 def _stitched(part: Part, result: Result) -> pd.DataFrame:
     """Return the penalties, in nats per token, in the place of the pair's own source and target."""
-    sides = ("source_layer", "target_layer") if part.measure == FORWARD else ("target_layer", "source_layer")
-    return _placed(part, *(result.table[side] for side in sides), {part.measure: result.table["penalty"]})
+    rows, columns = result.table["source_layer"], result.table["target_layer"]
+    if part.measure == BACK:
+        rows, columns = columns, rows
+    return _placed(part, rows, columns, {part.measure: result.table["penalty"]})
 
 
 def _placed(part: Part, rows: pd.Series, columns: pd.Series, values: dict[str, pd.Series]) -> pd.DataFrame:

@@ -18,9 +18,9 @@ def agreement(table: pd.DataFrame, measures: Sequence[str], folder: Path) -> Non
     Args:
         table: measure, other, rho.
     """
-    cells = pd.DataFrame(np.eye(len(measures)), list(measures), list(measures))
-    for row in table.itertuples():
-        cells.loc[row.measure, row.other] = cells.loc[row.other, row.measure] = row.rho
+    both = pd.concat([table, table.rename(columns={"measure": "other", "other": "measure"})])
+    cells = both.pivot(index="measure", columns="other", values="rho").loc[list(measures), list(measures)]
+    cells = cells.mask(np.eye(len(measures), dtype=bool), 1.0)
     order = cells.mean().sort_values(ascending=False, kind="stable").index
     cells = cells.loc[order, order]
     size = 0.42 * len(order)

@@ -155,7 +155,8 @@ class LayerPairs(Instrument):
         comparisons = [kind._comparison(each, work) for kind, each, work in both]
         with at_boundaries():
             gather(comparisons, runs, works[0].team)
-        return [kind._outcome(*both) for kind, *both in zip(kinds, given, comparisons, strict=True)]
+        found = zip(kinds, given, comparisons, strict=True)
+        return [kind._outcome(each, comparison) for kind, each, comparison in found]
 
     def _comparison(self, given: Given, work: Work) -> Comparison:
         measure, counts = given.measure, (len(given.source.layers), len(given.target.layers))
