@@ -46,6 +46,7 @@ FLOORS = {
     "training": 4,
     "court": 5,
     "instruments": 5,
+    "atlas": 6,
     "papers": 6,
     "listing": 7,
     "report": 8,

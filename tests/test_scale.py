@@ -228,13 +228,13 @@ def test_states_are_compared_in_float32_whatever_models_run_in():
 
 def test_a_result_says_operations_and_speed_unless_a_shape_is_unknown(monkeypatch):
     config = compose_job("analyze", ["measure=loss"])
-    (facts,) = speeds(instrument_of(config), [config], seconds=2.0)
+    (facts,) = speeds([(instrument_of(config), config)], seconds=2.0)
     assert facts["flops"] == total(estimate(instrument_of(config), config).phases) > 0
     assert facts == {"flops": facts["flops"], "flops_per_second": facts["flops"] / 2}
     monkeypatch.setattr("thinkalike.job.operations.peak_of", lambda device, precision: facts["flops"])
-    assert speeds(instrument_of(config), [config], seconds=2.0)[0]["share_of_peak"] == 0.5
+    assert speeds([(instrument_of(config), config)], seconds=2.0)[0]["share_of_peak"] == 0.5
     hub = compose_job("analyze", ["measure=loss", "model=gemma-3-1b-pt"])
-    assert speeds(instrument_of(hub), [hub], seconds=2.0) == [{}]
+    assert speeds([(instrument_of(hub), hub)], seconds=2.0) == [{}]
 
 
 # --------------------------------------------------------------------------------------------------------- the dry run

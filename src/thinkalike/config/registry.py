@@ -28,5 +28,6 @@ MEASURES = {
     "rsa": "thinkalike.instruments.rsa",
     "population": "thinkalike.instruments.population",
     "court": "thinkalike.court.job",
+    "atlas": "thinkalike.atlas.job",
 }
 KINDS = {"stitching": TASKS["stitch"], "pretraining": TASKS["pretrain"], "nli": TASKS["nli"], **MEASURES}  # of results

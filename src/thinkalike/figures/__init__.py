@@ -26,6 +26,8 @@ _HOME = {
     "penalty_map": "stitching",
     "distances": "populations",
     "groups_by_depth": "populations",
+    "agreement": "agreements",
+    "ranks": "agreements",
     "court": "courts",
     "doses": "courts",
 }

@@ -34,9 +34,10 @@ def run_job(config: TrainConfig | AnalyzeConfig, shown_again: bool = True) -> Re
         ConfigError: there is no such task or measure, it takes no activations, or `models` stands for several jobs.
         ThinkalikeError: see the instrument.
     """
-    if isinstance(config, AnalyzeConfig) and config.models is not None:
+    chosen = instrument_of(config)
+    if isinstance(config, AnalyzeConfig) and config.models is not None and chosen.of_models != "all":
         raise ConfigError(f"models={config.models} stands for several jobs; call run_jobs(asked_for(config))")
-    return perform(instrument_of(config), config, shown_again)
+    return perform(chosen, config, shown_again)
 
 
 def run_jobs(configs: Sequence[TrainConfig | AnalyzeConfig], shown_again: bool = True) -> list[Result]:
@@ -50,18 +51,18 @@ def run_jobs(configs: Sequence[TrainConfig | AnalyzeConfig], shown_again: bool =
     """
     found: dict[int, Result] = {}
     for places in passes(configs):
-        results = perform_all(instrument_of(configs[places[0]]), [configs[place] for place in places], shown_again)
+        results = perform_all([(instrument_of(configs[place]), configs[place]) for place in places], shown_again)
         found |= zip(places, results, strict=True)
     return [found[place] for place in range(len(configs))]
 
 
 def passes(configs: Sequence[TrainConfig | AnalyzeConfig]) -> list[list[int]]:
-    """Return the places of the jobs of each pass: those of one kind that can share one, and every other by itself."""
+    """Return the places of the jobs of each pass: those of kinds that can share one, and every other by itself."""
     together: dict[Any, list[int]] = {}
     for place, config in enumerate(configs):
         kind = instrument_of(config)
         shares = kind.in_one_pass and not getattr(config, "activations", None)
-        together.setdefault((kind, None if shares else place), []).append(place)
+        together.setdefault(kind.run_all if shares else place, []).append(place)
     return list(together.values())
 
 
@@ -74,7 +75,8 @@ def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | Ana
     if isinstance(config, TrainConfig) or config.models is None:
         return [config]
     one_of("measure", config.measure.kind, MEASURES)
-    return jobs_of(config, instrument(MEASURES[config.measure.kind]).of_models)
+    stands_for = instrument(MEASURES[config.measure.kind]).of_models
+    return [config] if stands_for == "all" else jobs_of(config, stands_for)
 
 
 def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:

@@ -90,9 +90,9 @@ class Instrument(ABC):
     reads: ClassVar[tuple[str, ...]]
     takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
     is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
-    in_one_pass: ClassVar[bool] = False  # whether `run_all` does several jobs with less work than one after the other
+    in_one_pass: ClassVar[bool] = False  # whether `run_all`, of all kinds that have the same, does them with less work
     makes_inputs: ClassVar[bool] = False  # whether `inputs` does other jobs first
-    of_models: ClassVar[str] = ""  # what `models=[...]` stands for: jobs of all "pairs", of "each", or nothing
+    of_models: ClassVar[str] = ""  # what `models=[...]` stands for: jobs of "pairs", of "each", one of "all", or none
     takes_subjects: ClassVar[bool] = False  # whether they can be several subjects
     known: ClassVar[dict[str, type[Instrument]]] = {}  # by module, and module:kind
 
@@ -154,9 +154,13 @@ class Instrument(ABC):
     def run(self, config: Any, work: Work) -> Outcome:
         """Compute the numbers."""
 
-    def run_all(self, jobs: Sequence[tuple[Any, Work]]) -> list[Outcome | ThinkalikeError]:
-        """Compute the numbers of several jobs; the error of one leaves the others alone where that is possible."""
-        return [self.run(config, work) for config, work in jobs]
+    @staticmethod
+    def run_all(jobs: Sequence[tuple[Any, Any, Work]]) -> list[Outcome | ThinkalikeError]:
+        """Compute the numbers of several jobs, each with its instrument and its configuration.
+
+        The error of one leaves the others alone where that is possible.
+        """
+        return [instrument.run(config, work) for instrument, config, work in jobs]
 
     def draw(self, result: Result, folder: Path) -> None:  # noqa: B027
         """Draw the figures of a result into a folder; a kind may have none."""

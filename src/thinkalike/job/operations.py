@@ -52,20 +52,21 @@ def estimate(instrument: Any, config: Any) -> Estimate:
     return Estimate(instrument.operations(config, shapes), shapes, list(dict.fromkeys(unknown)))
 
 
-def speeds(instrument: Any, configs: Sequence[Any], seconds: float) -> list[dict[str, float]]:
+def speeds(jobs: Sequence[tuple[Any, Any]], seconds: float) -> list[dict[str, float]]:
     """Return what the provenance of each of the jobs of a pass says of its speed.
 
     `flops` are those of the job by itself; `flops_per_second` are of the pass, in which what jobs share is done once;
     `share_of_peak` is there if the device's peak is known. A job with a model of no known shape says nothing.
 
     Args:
+        jobs: instrument and configuration of each.
         seconds: that the pass took.
     """
-    found = [estimate(instrument, config) for config in configs]
+    found = [estimate(*job) for job in jobs]
     if any(each.unknown or not total(each.phases) for each in found):
-        return [{} for _ in configs]
+        return [{} for _ in jobs]
     rate = total(together(each.phases for each in found)) / max(seconds, 1e-9)
-    first = configs[0]
+    _, first = jobs[0]
     most = peak_of(torch.device(pick_device(first.model.device)), precision_of(first.model.dtype, first.trainer))
     share = {"share_of_peak": rate / most} if most else {}
     return [{"flops": total(each.phases), "flops_per_second": rate, **share} for each in found]

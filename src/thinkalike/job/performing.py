@@ -46,30 +46,31 @@ def perform(instrument: Instrument, config: Any, shown_again: bool = True) -> Re
             job and `wait` is false.
         ThinkalikeError: see the instrument.
     """
-    return perform_all(instrument, [config], shown_again)[0]
+    return perform_all([(instrument, config)], shown_again)[0]
 
 
-def perform_all(instrument: Instrument, configs: Sequence[Any], shown_again: bool = True) -> list[Result]:
-    """Do jobs of one kind, those that the store lacks in one pass; returns the result of each.
+def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown_again: bool = True) -> list[Result]:
+    """Do jobs, those that the store lacks in one pass; returns the result of each.
 
-    Each has a key, a lock, a state and a folder as if it were done alone. Where some fail the others are finished, and
-    then the first error is raised.
+    Each is an instrument with a configuration; all instruments have the same `run_all`. Each has a key, a lock, a state
+    and a folder as if it were done alone. Where some fail the others are finished, and then the first error is raised.
 
     Raises:
         ThinkalikeError: see `perform`.
     """
-    asked = [_Planned(instrument, config, shown_again) for config in configs]
+    asked = [_Planned(instrument, config, shown_again) for instrument, config in jobs]
     different = {each.job.key: each for each in asked}
     missing = [each for each in different.values() if not each.is_done()]
     for each in missing:
-        check_models({side: getattr(each.narrowed, side) for side in ("model", "target") if side in instrument.reads})
+        sides = [side for side in ("model", "target") if side in each.instrument.reads]
+        check_models({side: getattr(each.narrowed, side) for side in sides})
     with contextlib.ExitStack() as held:
         for each in sorted(missing, key=lambda each: each.job.key):  # so that no two processes wait for each other
             held.enter_context(_with_lock(each.job, each.config))
             held.enter_context(explained(each.job.partial))
         missing = [each for each in missing if not each.is_done()]  # by the process that had the lock before
         if missing:
-            _pass(instrument, missing, among=len(asked))
+            _pass(missing, among=len(asked))
     return [different[each.job.key].found for each in asked]
 
 
@@ -157,9 +158,9 @@ class _Planned:
                 tracker.publish(result)
 
 
-def _pass(instrument: Instrument, jobs: Sequence[_Planned], among: int) -> None:
+def _pass(jobs: Sequence[_Planned], among: int) -> None:
     """Compute and store jobs whose locks are held, of so many that were asked for."""
-    config, began, errors = jobs[0].config, time.monotonic(), []
+    instrument, config, began, errors = jobs[0].instrument, jobs[0].config, time.monotonic(), []
     if config.force and not rank(config):
         for each in jobs:
             each.job.forget()
@@ -174,13 +175,13 @@ def _pass(instrument: Instrument, jobs: Sequence[_Planned], among: int) -> None:
         works = [each.work(team) for each in jobs]
         for work in works:
             opened.enter_context(work.opened)
-        configs = [each.config for each in jobs]
+        given = [(each.instrument, each.config, work) for each, work in zip(jobs, works, strict=True)]
         with phase_of_all(works, "computing"):
-            outcomes = instrument.run_all(list(zip(configs, works, strict=True)))
+            outcomes = instrument.run_all(given)
         seconds = time.monotonic() - began
         took = {"wall_seconds": round(seconds, 1)}
         took |= {"jobs_in_this_pass": len(jobs)} if len(jobs) > 1 else {}
-        rates = speeds(instrument, configs, seconds)
+        rates = speeds([(each.instrument, each.config) for each in jobs], seconds)
         for each, work, outcome, rate in zip(jobs, works, outcomes, rates, strict=True):
             try:
                 each.finish(work, outcome, {**took, **rate})

@@ -106,7 +106,12 @@ def _by_token(
         same_vocabulary(first, model)  # the same rows must be the same text
     context = min(model.context for model in models)
     data = replace(data, report_tokens=batches * tokens_per_batch)
-    corpus = read_corpus(data, first.tokenizer, context, bos=first.bos_each_row, fit_tokens=1, whole=True)
+
+    def read() -> Any:
+        return read_corpus(data, first.tokenizer, context, bos=first.bos_each_row, fit_tokens=1, whole=True)
+
+    asked = (repr(data), tokenizer_fingerprint(first.tokenizer), context, first.bos_each_row)
+    corpus = runs.text(asked, read) if runs else read()
     size = max(tokens_per_batch // corpus.report.tokens.shape[1], 1)
     rows, documents = corpus.report.tokens.split(size), corpus.report.documents.split(size)
     special = first.tokenizer.all_special_ids if skip_special else []

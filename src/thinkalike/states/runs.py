@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -22,6 +23,13 @@ class ModelRuns:
 
     def __init__(self) -> None:
         self._states: dict[Hashable, list[Tensor]] = {}
+        self._texts: dict[Hashable, Any] = {}
+
+    def text(self, asked: Hashable, read: Callable[[], Any]) -> Any:
+        """Return a text, which `read` reads the first time that exactly this is asked for; it is never forgotten."""
+        if asked not in self._texts:
+            self._texts[asked] = read()
+        return self._texts[asked]
 
     def of_tokens(
         self, models: Sequence[FrozenModel], rows: Int[Tensor, "b t"], embed: bool

@@ -23,7 +23,8 @@ import torch
 from thinkalike.config import ranged
 from thinkalike.config.ranges import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, one_of
-from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfig
+from thinkalike.instruments.layer_pairs.frame import LayerPairs
+from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
 from thinkalike.measures import FEW_DOCUMENTS, CalibratedEstimate, Chance, LayerMeans, LayerMeasure, layer_measures
 from thinkalike.store import Result
 

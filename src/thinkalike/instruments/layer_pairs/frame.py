@@ -14,22 +14,22 @@ import logging
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Any, ClassVar, NamedTuple
 
 import pandas as pd
 import torch
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
-from thinkalike.config.ranges import CONTEXT, TOKENS_AT_ONCE
+from thinkalike.config import AnalyzeConfig
 from thinkalike.data import Stimuli
-from thinkalike.errors import ConfigError, DataError, ThinkalikeError, one_of
+from thinkalike.errors import ConfigError, DataError, ThinkalikeError
 from thinkalike.instruments.layer_pairs.gathering import Comparison, gather
 from thinkalike.instruments.layer_pairs.memory import check_feasible
 from thinkalike.instruments.layer_pairs.screen import mean_and_closest, show_cells
+from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
 from thinkalike.instruments.of_stimuli import stimuli_facts, stimuli_inputs, without_model
 from thinkalike.instruments.operations.layer_pairs import Widths, bytes_of_states, phases_of
 from thinkalike.interrupts import at_boundaries
@@ -41,26 +41,6 @@ from thinkalike.store import Headline, Result
 from thinkalike.tables import layer_rows, matrix_rows
 
 log = logging.getLogger(__name__)
-
-
-# ruff: noqa: UP045
-@dataclass
-class LayerPairsConfig(MeasureConfig):
-    """The settings that all measures of layer pairs have."""
-
-    batches: int = ranged(64, least=2, most=10**9)
-    tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # words, where the models' tokenizers differ
-    level: str = "auto"  # token | word; auto: words where the tokenizers differ
-    embed: bool = False  # also the site before block 0
-    skip_first_tokens: int = ranged(0, least=0, most=CONTEXT)  # of every row of text; the first is often massive
-    skip_special_tokens: bool = False
-    stop_at_width: Optional[float] = ranged(None, above=0)  # stop when every interval is narrower
-    given: str = "none"  # none | token: rows are compared with those of the same token, or form of a word, alone
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("measure.level", self.level, ("auto", "token", "word"))
-        one_of("measure.given", self.given, ("none", "token"))
 
 
 class Side(NamedTuple):
@@ -148,21 +128,26 @@ class LayerPairs(Instrument):
         check_feasible(self.metric, compared)
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        (outcome,) = self.run_all([(config, work)])
+        (outcome,) = self.run_all([(self, config, work)])
         if isinstance(outcome, ThinkalikeError):
             raise outcome
         return outcome
 
-    def run_all(self, jobs: Sequence[tuple[AnalyzeConfig, Work]]) -> list[Outcome | ThinkalikeError]:
+    @staticmethod
+    def run_all(jobs: Sequence[tuple[LayerPairs, AnalyzeConfig, Work]]) -> list[Outcome | ThinkalikeError]:
         """Compute the numbers of several jobs in one pass, in which each model runs once for each different input."""
-        runs = ModelRuns()
-        with phase_of_all([work for _, work in jobs], "loading"):
-            of_stimuli = [self._of_stimuli(*job) for job in jobs if job[0].activations]
-            given = of_stimuli or self._of_text([job for job, _ in jobs], runs)
-        comparisons = [self._comparison(each, work) for each, (_, work) in zip(given, jobs, strict=True)]
+        runs, kinds, works = ModelRuns(), [kind for kind, _, _ in jobs], [work for _, _, work in jobs]
+        with phase_of_all(works, "loading"):
+            if jobs[0][1].activations:
+                given = [kind._of_stimuli(config, work) for kind, config, work in jobs]
+            else:
+                given = _of_text(kinds, [config for _, config, _ in jobs], runs)
+        both = zip(kinds, given, works, strict=True)
+        comparisons = [kind._comparison(each, work) for kind, each, work in both]
         with at_boundaries():
-            gather(comparisons, runs, jobs[0][1].team)
-        return [self._outcome(*both) for both in zip(given, comparisons, strict=True)]
+            gather(comparisons, runs, works[0].team)
+        found = zip(kinds, given, comparisons, strict=True)
+        return [kind._outcome(each, comparison) for kind, each, comparison in found]
 
     def _comparison(self, given: Given, work: Work) -> Comparison:
         measure, counts = given.measure, (len(given.source.layers), len(given.target.layers))
@@ -200,23 +185,6 @@ class LayerPairs(Instrument):
             facts=batches.facts,
             blank=tuple(across),  # within a model
         )
-
-    def _of_text(self, configs: Sequence[AnalyzeConfig], runs: ModelRuns) -> list[Given]:
-        """Load each different model once; the batches of each job are those that it would read alone."""
-        pairs = load_groups([(config.model, config.target) for config in configs])
-        measures: list[Any] = [config.measure for config in configs]
-        self.check([(each, *pair) for each, pair in zip(measures, pairs, strict=True)])
-        described: dict[int, dict[str, str]] = {}
-
-        def side(model: FrozenModel, measure: Any) -> Side:
-            return Side(model.name, self.layers(measure, model), partial(_described, model, described))
-
-        given = []
-        for config, measure, models in zip(configs, measures, pairs, strict=True):
-            sides = {id(model): side(model, measure) for model in models}
-            batches = self.batches(measure, config, models, runs)
-            given.append(Given(measure, sides[id(models[0])], sides[id(models[1])], batches))
-        return given
 
     def _of_stimuli(self, config: AnalyzeConfig, work: Work) -> Given:
         measure: Any = config.measure
@@ -276,6 +244,25 @@ class LayerPairs(Instrument):
     def show(self, result: Result) -> None:
         """Print what fits on a screen: the cells of equal relative depth."""
         show_cells(result, self.label(result))
+
+
+def _of_text(kinds: Sequence[LayerPairs], configs: Sequence[AnalyzeConfig], runs: ModelRuns) -> list[Given]:
+    """Load each different model once; the batches of each job are those that it would read alone."""
+    pairs = load_groups([(config.model, config.target) for config in configs])
+    measures: list[Any] = [config.measure for config in configs]
+    for kind in dict.fromkeys(kinds):
+        jobs = zip(kinds, measures, pairs, strict=True)
+        kind.check([(measure, *models) for each, measure, models in jobs if each is kind])
+    described: dict[int, dict[str, str]] = {}
+    given = []
+    for kind, config, measure, models in zip(kinds, configs, measures, pairs, strict=True):
+        sides = {
+            id(model): Side(model.name, kind.layers(measure, model), partial(_described, model, described))
+            for model in models
+        }
+        batches = kind.batches(measure, config, models, runs)
+        given.append(Given(measure, sides[id(models[0])], sides[id(models[1])], batches))
+    return given
 
 
 def _described(model: FrozenModel, known: dict[int, dict[str, str]]) -> dict[str, str]:

@@ -1,0 +1,142 @@
+"""measure=atlas: all pairs of several models by all measures of layer pairs, and how far the measures agree.
+
+    python analyze.py measure=atlas 'models=[gelu-3l-mini,solu-3l-mini,neox-5l-mini]'
+    python analyze.py measure=atlas 'measure.measures=[cka,r2]' measure.stitches=true 'models=[gelu-3l,solu-3l]'
+
+Its parts are jobs like any other, of `measure=cka` and so on, with their own keys and folders. Those that the store
+lacks are done in one pass, in which each model runs once for each batch; what follows from them is the atlas's own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from thinkalike import figures
+from thinkalike.atlas.agreement import agreement, by_pair, disagreements, mean_agreement, oriented, shares
+from thinkalike.atlas.parts import Part, parts_of
+from thinkalike.atlas.tables import is_distance, joined, measured
+from thinkalike.config import MEASURES, AnalyzeConfig, ranged
+from thinkalike.config.ranges import TOKENS_AT_ONCE
+from thinkalike.errors import ConfigError, one_of
+from thinkalike.instruments import run_jobs
+from thinkalike.instruments.layer_pairs import LayerPairsConfig
+from thinkalike.instruments.layer_pairs.declared import DECLARED
+from thinkalike.instruments.layer_pairs.outputs import CONFIGS as OUTPUTS
+from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.measures import span
+from thinkalike.store import Result
+
+OF_STATES = ("cka", "mknn", *DECLARED, "r2")
+ENDS = ("", "_low", "_high")
+SAID = 3  # how many of the least agreements, and of the largest disagreements, a screen has
+
+
+@dataclass
+class Config(LayerPairsConfig):
+    """The settings of an atlas: which measures, and what each of them has of the rest."""
+
+    kind: str = "atlas"
+    measures: list[str] = field(default_factory=lambda: list(OF_STATES))  # and jsd, disagreement, of predictions
+    stitches: bool = False  # also stitch every two models at all layer pairs, both ways, by a short recipe
+    null: bool = False  # keep what chance gives beside each value, in the results of the measures
+    permutations: int = ranged(99, least=1, most=10**6)  # of null
+    neighbours: int = ranged(10, least=1, most=TOKENS_AT_ONCE)  # of mknn, jaccard and second_order_cosine
+    kept: float = ranged(0.99, above=0, most=1)  # of svcca
+    fit_batches: int = ranged(64, least=1, most=10**9)  # of r2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        known = (*OF_STATES, *OUTPUTS)
+        for name in self.measures:
+            if name in MEASURES and name not in known:
+                raise ConfigError(
+                    f"measure.measures={name} does not compare layers on text; take some of {', '.join(known)}"
+                )
+            one_of("measure.measures", name, known)
+        self.measures = list(dict.fromkeys(self.measures))
+        if len([name for name in self.measures if name in OF_STATES]) + 2 * self.stitches < 2:
+            raise ConfigError(
+                f"measure.measures={self.measures} leaves nothing to agree; name two measures of layers or more, such "
+                "as measure.measures=[cka,r2]"
+            )
+
+
+class Atlas(Instrument, kind="atlas", reads=("models", "measure")):
+    """Compares all pairs of the models of a list by all measures, and the measures with each other."""
+
+    of_models: ClassVar[str] = "all"
+
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        """Run the jobs that the store lacks; returns the result of each."""
+        parts = parts_of(config)
+        results = run_jobs([part.config for part in parts], shown_again=False)
+        names = dict.fromkeys(name for part in parts for name in (part.source, part.target))
+        return {"labels": ", ".join(names), "parts": _Finished(parts, results)}
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        parts, results = work.inputs["parts"]
+        table, measures = joined(parts, results), measured(parts)
+        pairs = by_pair(table, measures)
+        scalars = {f"mean_agreement{end}": float(part) for end, part in zip(ENDS, mean_agreement(pairs), strict=True)}
+        scalars = {name: value for name, value in scalars.items() if math.isfinite(value)}  # of two models without ends
+        names = dict.fromkeys(name for part in parts for name in (part.source, part.target))
+        scalars |= {"models": float(len(names)), "layer_pairs": float(len(table))}
+        return Outcome(
+            table,
+            scalars,
+            tables={
+                "agreement": agreement(pairs),
+                "agreement_by_pair": pairs,
+                "disagreements": disagreements(table, measures),
+            },
+            models=_models(results),
+            facts={"parts": {_called(part): result.key for part, result in zip(parts, results, strict=True)}},
+            blank=(*table.columns, "rho"),
+        )
+
+    def draw(self, result: Result, folder: Path) -> None:
+        found = result.tables["agreement"]
+        names = list(dict.fromkeys([*found["measure"], *found["other"]]))
+        figures.agreement(found, names, folder)
+        closer = oriented(result.table, {name: is_distance(name) for name in names})
+        figures.ranks(result.table.assign(**shares(closer, names)), names, folder)
+
+    def show(self, result: Result) -> None:
+        """Print the mean agreement, the measures that agree least, and the layer pairs on which two differ most."""
+        found, scalars = result.tables["agreement"], result.scalars
+        value, low, high = (scalars.get(f"mean_agreement{end}", math.nan) for end in ENDS)
+        mean = span(value, low, high, "+.2f")
+        count = f"{scalars['models']:.0f} models, {scalars['layer_pairs']:.0f} layer pairs"
+        print(f"agreement of {found['measure'].nunique() + 1} measures, {count}: mean Spearman's ρ {mean}")
+        ordered = found.sort_values("rho", kind="stable")
+        for row in [*ordered[: -SAID - 1 : -1].itertuples(), *ordered[:SAID][::-1].itertuples()]:
+            number = span(row.rho, row.low, row.high, "+.2f")
+            least = f"least {row.least:+.2f}, {row.least_source} and {row.least_target}"
+            print(f"  {row.measure} and {row.other} agree by {number}; {least}")
+        for row in result.tables["disagreements"][:SAID].itertuples():
+            where = f"{row.source} layer {row.source_layer} with {row.target} layer {row.target_layer}"
+            ranks = f"rank {row.rank:.2f} by {row.measure}, {row.other_rank:.2f} by {row.other}"
+            print(f"  {where}: {ranks} (0 is the farthest, 1 the closest)")
+
+
+class _Finished(NamedTuple):
+    """The jobs of an atlas with their results, whose keys are its fingerprint."""
+
+    parts: Sequence[Part]
+    results: Sequence[Result]
+
+    def fingerprint(self) -> str:
+        return repr([(_called(part), result.key) for part, result in zip(self.parts, self.results, strict=True)])
+
+
+def _called(part: Part) -> str:
+    return f"{part.measure} of {part.source} and {part.target}"
+
+
+def _models(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Return what the provenance says of each model, each once."""
+    return list({str(sorted(model.items())): model for each in results for model in each.provenance["models"]}.values())

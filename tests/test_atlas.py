@@ -1,0 +1,263 @@
+"""measure=atlas: all pairs of models by all measures, each model once per batch, and how far measures agree."""
+
+import itertools
+import re
+import signal
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import spearmanr
+
+import tiny
+from conftest import composed, results_in
+from test_one_pass import folders, interrupted_at, list_of
+from thinkalike.atlas.agreement import agreement, by_pair, disagreements, mean_agreement, over_models
+from thinkalike.errors import DataError
+from thinkalike.instruments import asked_for, passes
+from thinkalike.models import FrozenModel
+from thinkalike.store import open_result
+
+DEPTH = tiny.ARCHITECTURE["n_layers"]
+SIX = [f"m{number}" for number in range(6)]
+
+
+@pytest.fixture(scope="module")
+def six(tmp_path_factory):
+    """A folder of six tiny minis, of two depths of blocks and other weights each."""
+    root = tmp_path_factory.mktemp("six")
+    for number, name in enumerate(SIX):
+        tiny.write_mini(root / name, seed=number)
+    return root
+
+
+@pytest.fixture
+def words(text_files, tmp_path):
+    """The command line of a small atlas, models and store apart."""
+    small = ["measure=atlas", "measure.batches=4", "measure.tokens_per_batch=256", "model.context=32"]
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"data.cache={tmp_path}/cache"]
+    return [*small, *data, "logger=none"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(request, monkeypatch):
+    """Leave the figures out, which take longer than all else, but where a test asks for them."""
+    monkeypatch.setattr("thinkalike.figures.layer_heatmaps", lambda *_, **__: None)
+    if "drawn" not in request.node.name:
+        for name in ("agreement", "ranks"):
+            monkeypatch.setattr(f"thinkalike.figures.{name}", lambda *_: None, raising=False)
+
+
+@pytest.fixture
+def forwards(monkeypatch):
+    """Counts the forward passes through the blocks, those of the proof at load apart."""
+    counted = []
+    residuals = FrozenModel.residuals
+
+    def run(self, tokens, *rest):
+        if tokens.shape != (2, 16):
+            counted.append((id(self.module), tokens.cpu().numpy().tobytes()))
+        return residuals(self, tokens, *rest)
+
+    monkeypatch.setattr(FrozenModel, "residuals", run)
+    return counted
+
+
+FOUR = "measure.measures=[cka,mknn,r2,jsd]"
+
+
+def test_six_models_and_four_measures_run_each_model_once_per_batch(door, words, six, forwards, tmp_path):
+    words = [*words, FOUR, "measure.fit_batches=12", "measure.level=token"]
+    (folder,) = folders(door("analyze.py", *words, list_of(six, SIX), f"store={tmp_path}/store"))
+    assert len(forwards) == len(set(forwards)), "no model reads a batch twice"
+    assert len({module for module, _ in forwards}) == 6
+    assert len(forwards) == 6 * (12 + 4), "r2 reads 12 batches to fit on and 4 to judge, the others the first 4 of them"
+    assert {kind: len(results_in(tmp_path / "store", kind)) for kind in ("cka", "mknn", "r2", "jsd")} == dict.fromkeys(
+        ("cka", "mknn", "r2", "jsd"), 15
+    )
+    result = open_result(folder)
+    assert list(result.table) == [
+        "source",
+        "target",
+        "source_layer",
+        "target_layer",
+        "cka",
+        "mknn",
+        "r2",
+        "r2_back",
+        "jsd",
+    ]
+    assert len(result.table) == result.scalars["layer_pairs"] == 15 * DEPTH**2
+    assert result.table["jsd"].notna().sum() == 15, "predictions are those of the last layers"
+    again = door("analyze.py", *words, list_of(six, SIX), f"store={tmp_path}/store")
+    assert folders(again) == [str(folder)]
+    assert len(forwards) == 6 * 16, "what is there is not computed again"
+
+
+def test_a_part_has_the_bits_of_the_measure_alone_and_its_numbers_stand_in_the_drawn_table(door, words, six, tmp_path):
+    listed = list_of(six, SIX[:3])
+    done = door("analyze.py", *words, "measure.measures=[cka,procrustes]", listed, f"store={tmp_path}/atlas")
+    result = open_result(folders(done)[0])
+    for measure in ("cka", "procrustes"):
+        alone = [f"measure={measure}", *words[1:], listed, f"store={tmp_path}/alone"]
+        for folder in folders(door("analyze.py", *alone)):
+            one = open_result(folder)
+            (part,) = [each for each in results_in(tmp_path / "atlas", measure) if each.key == one.key]
+            assert (part.folder / "table.csv").read_bytes() == (one.folder / "table.csv").read_bytes()
+            assert all(np.array_equal(part.arrays[name], values) for name, values in one.arrays.items())
+            source, target = one.table[["source", "target"]].iloc[0]
+            cells = result.table[(result.table["source"] == source) & (result.table["target"] == target)]
+            across = one.table[(one.table["source"] == source) & (one.table["target"] == target)]
+            assert cells[measure].tolist() == across["value"].tolist()
+    row = result.tables["agreement_by_pair"].iloc[0]
+    cells = result.table[(result.table["source"] == row["source"]) & (result.table["target"] == row["target"])]
+    assert row["rho"] == pytest.approx(spearmanr(cells["cka"], -cells["procrustes"]).statistic, abs=1e-12)
+    assert {path.name for path in (result.folder / "figures").iterdir()} == {
+        f"{name}.{kind}" for name in ("agreement", "ranks") for kind in ("png", "svg")
+    }
+    assert "agreement of 2 measures, 3 models" in done.stdout
+    assert result.headlines[0].name == "mean_agreement"
+
+
+def test_interrupted_between_batches_it_goes_on_to_the_same_bits(door, words, six, monkeypatch, tmp_path):
+    words = [*words, "measure.measures=[cka,svcca]", list_of(six, SIX[:3])]
+    whole = open_result(folders(door("analyze.py", *words, f"store={tmp_path}/whole"))[0])
+    with interrupted_at(monkeypatch, 2):
+        ended = door("analyze.py", *words, f"store={tmp_path}/stopped")
+    assert ended.status == 128 + signal.SIGTERM
+    assert not results_in(tmp_path / "stopped")
+    resumed = door("analyze.py", *words, f"store={tmp_path}/stopped")
+    assert resumed.stderr.count("going on from") == 6
+    same = open_result(folders(resumed)[0])
+    assert same.key == whole.key
+    for name in ("table", "agreement", "agreement_by_pair", "disagreements"):
+        assert (same.folder / f"{name}.csv").read_bytes() == (whole.folder / f"{name}.csv").read_bytes()
+
+
+def test_kinds_that_share_a_pass_are_together_and_others_alone():
+    both = "models=[gelu-3l-mini,solu-3l-mini]"
+    jobs = [job for kind in ("cka", "r2", "rsa", "jsd", "procrustes") for job in asked_for(
+        composed(f"measure={kind}", both, door="analyze"))]  # fmt: skip
+    assert passes(jobs) == [[0, 1, 3, 4], [2]], "rsa reads stimuli"
+
+
+@pytest.mark.slow
+def test_stitches_stand_in_the_place_of_their_pair_both_ways(door, words, six, tmp_path):
+    words = [*words, "measure.measures=[cka]", "measure.stitches=true", list_of(six, SIX[:2])]
+    result = open_result(folders(door("analyze.py", *words, f"store={tmp_path}/store"))[0])
+    stitched = {result.table["source"].iloc[0]: result for result in results_in(tmp_path / "store", "stitching")}
+    for name, column, sides in (("m0", "penalty", ("source", "target")), ("m1", "penalty_back", ("target", "source"))):
+        known = stitched[name].table.set_index(["source_layer", "target_layer"])["penalty"]
+        for row in result.table.to_dict("records"):
+            assert row[column] == known[tuple(row[f"{side}_layer"] for side in sides)]
+
+
+REFUSED = {
+    "one model": (["models=[gelu-3l-mini]"], "must be a list of two models or more"),
+    "no models": ([], "models=None must be a list of two models or more"),
+    "unknown": (["measure.measures=[cka,ckaa]"], "measure.measures=ckaa is not known; did you mean"),
+    "no text": (["measure.measures=[cka,mlem]"], "measure.measures=mlem does not compare layers on text"),
+    "one measure": (["measure.measures=[cka,jsd]"], "leaves nothing to agree; name two measures of layers"),
+    "given": (["measure.measures=[cka,dcor]", "measure.given=token"], "measure=dcor compares all rows: leave"),
+    "outputs": (["measure.measures=[cka,mknn,jsd]", "measure.embed=true"], "leave measure.embed=true out"),
+    "activations": (["activations=x.npz"], "takes no activations"),
+    "processes": (["trainer=ddp", "trainer.devices=2"], "atlas is done by one process"),
+    "tokenizers": (["measure.level=token", "models=[gelu-3l-mini,gpt2-mini]", "measure.measures=[cka,mknn]"], "token"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_an_atlas_that_cannot_be_is_one_line(case, door):
+    words, message = REFUSED[case]
+    models = [] if case in ("no models", "activations") or any(word.startswith("models=") for word in words) else [TWO]
+    assert re.search(message, door("analyze.py", "measure=atlas", *models, *words).error)
+
+
+TWO = "models=[gelu-3l-mini,solu-3l-mini]"
+
+
+# ------------------------------------------------------------------------------------------------- agreement, by itself
+
+
+def table_of(columns, models="abcd", layers=4):
+    """A table of all pairs of models, and the columns that a function of pair, layer and other layer gives."""
+    rows = [
+        {"source": source, "target": target, "source_layer": i, "target_layer": j, **columns(source + target, i, j)}
+        for source, target in itertools.combinations(models, 2)
+        for i, j in itertools.product(range(layers), repeat=2)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_agreement_of_planted_measures_is_one_minus_one_and_that_of_scipy():
+    random = np.random.default_rng(0)
+    noise = {(pair, i, j): random.standard_normal(2) for pair in map("".join, itertools.combinations("abcd", 2))
+             for i in range(4) for j in range(4)}  # fmt: skip
+
+    def columns(pair, i, j):
+        x, y = noise[pair, i, j]
+        return {"same": x, "curved": np.exp(x), "distance": -(x**3), "against": -x, "other": x + y}
+
+    table, measures = table_of(columns), dict.fromkeys(["same", "curved", "distance", "against", "other"], False)
+    measures["distance"] = True
+    pairs = by_pair(table, measures)
+    found = agreement(pairs).set_index(["measure", "other"])
+    assert found.loc[("same", "curved"), ["rho", "low", "high"]].tolist() == pytest.approx([1, 1, 1])
+    assert found.loc[("same", "distance"), "rho"] == pytest.approx(1), "of a distance less is closer"
+    assert found.loc[("same", "against"), "rho"] == pytest.approx(-1)
+    expected = [spearmanr(each["same"], each["other"]).statistic for _, each in table.groupby(["source", "target"])]
+    assert found.loc[("same", "other"), "rho"] == pytest.approx(np.mean(expected), abs=1e-12)
+    assert found.loc[("same", "other"), "least"] == pytest.approx(min(expected), abs=1e-12)
+    assert mean_agreement(pairs).value.item() == pytest.approx(pairs["rho"].mean(), abs=1e-12)
+
+
+def test_the_interval_leaves_out_one_model_at_a_time_and_no_pair():
+    random = np.random.default_rng(1)
+    pairs = pd.DataFrame(
+        [
+            (a, b, value)
+            for (a, b), value in zip(itertools.combinations("abcde", 2), random.uniform(0, 0.2, 10), strict=True)
+        ],
+        columns=["source", "target", "rho"],
+    )
+    without = [pairs[(pairs["source"] != name) & (pairs["target"] != name)]["rho"].mean() for name in "abcde"]
+    half = 2.7764451 * np.sqrt(4 / 5 * np.sum((np.array(without) - np.mean(without)) ** 2))  # t of 4 degrees of freedom
+    value, low, high = (float(end) for end in over_models(pairs))
+    assert (value, low, high) == pytest.approx((pairs["rho"].mean(), value - half, value + half), abs=1e-7)
+    assert [float(end) for end in over_models(pairs[:1])][1:] == [-np.inf, np.inf], "two models give no interval"
+
+
+def test_the_interval_covers_the_mean_where_what_differs_is_a_model_s_own():
+    covered, random = 0, np.random.default_rng(2)
+    for _ in range(100):
+        own = dict(zip("abcdef", random.uniform(-0.2, 0.2, 6), strict=True))
+        pairs = pd.DataFrame(
+            [(a, b, own[a] + own[b]) for a, b in itertools.combinations("abcdef", 2)],
+            columns=["source", "target", "rho"],
+        )
+        _, low, high = over_models(pairs)
+        covered += bool(low <= 0 <= high)
+    assert 0.90 < covered / 100 <= 1
+
+
+def test_the_largest_disagreement_is_the_planted_cell():
+    def columns(pair, i, j):
+        near = -abs(i - j) - 0.01 * i - 0.001 * j
+        return {"one": near, "other": 100.0 if (pair, i, j) == ("bc", 0, 3) else near, "distance": -near}
+
+    found = disagreements(table_of(columns), {"one": False, "other": False, "distance": True})
+    first = found.iloc[0]
+    assert (first["measure"], first["other"], first["source"], first["target"]) == ("one", "other", "b", "c")
+    assert (first["source_layer"], first["target_layer"], first["other_rank"]) == (0, 3, 1)
+    assert first["difference"] == first["other_rank"] - first["rank"] == pytest.approx(14 / 15), "layers 3, 0 are last"
+    assert found.set_index(["measure", "other"]).loc[("one", "distance"), "difference"] == 0
+
+
+def test_measures_that_rank_nothing_are_refused_and_one_that_is_constant_is_blank():
+    def columns(pair, i, j):
+        return {"one": i + 0.1 * j, "other": j + 0.1 * i, "flat": 1.0}
+
+    measures = {"one": False, "other": False, "flat": False}
+    assert len(agreement(by_pair(table_of(columns), measures))) == 1
+    with pytest.raises(DataError, match="no two measures rank 3 or more different layer pairs"):
+        by_pair(table_of(columns, layers=1), measures)
