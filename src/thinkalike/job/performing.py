@@ -180,7 +180,8 @@ def _pass(instrument: Instrument, jobs: Sequence[_Planned], among: int) -> None:
         seconds = time.monotonic() - began
         took = {"wall_seconds": round(seconds, 1)}
         took |= {"jobs_in_this_pass": len(jobs)} if len(jobs) > 1 else {}
-        rates = speeds(instrument, configs, seconds)
+        spent = max(seconds, *(sum(work.phase.seconds.values()) for work in works))  # with the runs before this one
+        rates = speeds(instrument, configs, spent)
         for each, work, outcome, rate in zip(jobs, works, outcomes, rates, strict=True):
             try:
                 each.finish(work, outcome, {**took, **rate})
