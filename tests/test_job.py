@@ -356,7 +356,7 @@ NEUTRAL = {
     "model.members", "target.members", "model.device_map", "target.device_map",
     "data.files", "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every",
     "trainer.threads", "trainer.memory", "trainer.recompute", "pretrain.ship", "nli.ship", "pairs.fit", "pairs.report",
-    "pairs.challenge", "stimuli.path", "activations", "threads", "chosen", "models",
+    "pairs.challenge", "stimuli.path", "activations", "threads", "chosen", "models", "dry_run",
     "trainer.log_every",
 }  # fmt: skip
 

@@ -181,7 +181,8 @@ def _pass(jobs: Sequence[_Planned], among: int) -> None:
         seconds = time.monotonic() - began
         took = {"wall_seconds": round(seconds, 1)}
         took |= {"jobs_in_this_pass": len(jobs)} if len(jobs) > 1 else {}
-        rates = speeds([(each.instrument, each.config) for each in jobs], seconds)
+        spent = max(seconds, *(sum(work.phase.seconds.values()) for work in works))  # with the runs before this one
+        rates = speeds([(each.instrument, each.config) for each in jobs], spent)
         for each, work, outcome, rate in zip(jobs, works, outcomes, rates, strict=True):
             try:
                 each.finish(work, outcome, {**took, **rate})
