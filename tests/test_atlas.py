@@ -95,6 +95,7 @@ def test_six_models_and_four_measures_run_each_model_once_per_batch(door, words,
     assert len(forwards) == 6 * 16, "what is there is not computed again"
 
 
+@pytest.mark.slow
 def test_a_part_has_the_bits_of_the_measure_alone_and_its_numbers_stand_in_the_drawn_table(door, words, six, tmp_path):
     listed = list_of(six, SIX[:3])
     done = door("analyze.py", *words, "measure.measures=[cka,procrustes]", listed, f"store={tmp_path}/atlas")

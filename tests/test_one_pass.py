@@ -107,6 +107,7 @@ def test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch(
         assert same.provenance["jobs_in_this_pass"] == 3
 
 
+@pytest.mark.slow
 def test_a_pair_that_is_there_is_left_alone_and_the_rest_is_computed(door, words, chosen, minis, passes, tmp_path):
     words = [*words, "measure=cka", f"store={tmp_path}/results"]
     first, _, third = chosen.values()
@@ -127,6 +128,7 @@ def test_a_pair_that_is_there_is_left_alone_and_the_rest_is_computed(door, words
     assert len(passes) == 20 * 3 + 20 * 2
 
 
+@pytest.mark.slow
 def test_models_whose_contexts_differ_get_the_rows_of_each_pair(door, words, checkpoints, minis, tmp_path, passes):
     """A pair reads rows of the shorter context: the third model makes no pair read other rows than alone."""
     rest = [*(word for word in words if "context" not in word), "measure=cka"]
