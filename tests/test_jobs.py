@@ -296,7 +296,7 @@ def test_two_processes_share_a_job_and_give_the_numbers_of_one(door, small_stitc
     weights = [load_file(result.folder / "stitch.safetensors") for result in (alone, shared)]
     for name, weight in weights[0].items():
         assert weight.abs().max() > 1e-3
-        torch.testing.assert_close(weight, weights[1][name], atol=1e-5, rtol=0)
+        torch.testing.assert_close(weight, weights[1][name], atol=1e-4, rtol=0)  # steps of .01, over rounding errors
 
 
 def test_all_pairs_are_drawn_as_a_map(door, small_stitching):
