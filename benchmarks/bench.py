@@ -37,8 +37,8 @@ BENCHMARKS = {
     "stitching": Benchmark("Stitching: all stitches at once", on_gpu=True, prints_tables=False),
     "cka": Benchmark("CKA", on_gpu=True),
     "mknn": Benchmark("Mutual nearest neighbours", on_gpu=True),
-    "rsa": Benchmark("RSA"),
-    "mlem": Benchmark("MLEM"),
+    "rsa": Benchmark("RSA", on_gpu=True),
+    "mlem": Benchmark("MLEM", on_gpu=True),
     "similarity": Benchmark("Every measure of layer pairs"),
 }
 BEGIN, END = "<!-- {} begins -->", "<!-- {} ends -->"

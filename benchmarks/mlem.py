@@ -1,6 +1,7 @@
 """What an exact MLEM costs, beside the two ways to fit one so far: gradient steps on sampled pairs, and explicit pairs.
 
     python benchmarks/mlem.py                   one thread, five minutes
+    python benchmarks/mlem.py --device cuda     the fits alone
     python benchmarks/mlem.py --layers 39       also all layers of the paper's three models, a minute more
 
 The floor of a fit is to widen the states to float64, and to sum them up by level, as one product of the levels.
@@ -63,8 +64,9 @@ def by_explicit_pairs(table: Tensor, states: Tensor) -> None:
     from scipy.spatial.distance import pdist
     from sklearn.linear_model import Ridge
 
+    table = table.cpu()
     rows, columns = torch.triu_indices(len(table), len(table), 1)
-    target = pdist(states.numpy(), "sqeuclidean")
+    target = pdist(states.cpu().numpy(), "sqeuclidean")
     target = (target - target.min()) / (target.max() - target.min())
     Ridge(alpha=1.0, positive=True).fit((table[rows] != table[columns]).double().numpy(), target)
 
@@ -90,10 +92,11 @@ def large(n: int, d: int) -> Row:
     return Row(f"N = {n:,}, all {n * (n - 1) // 2:,} pairs", times, f"{memory:.0f} MB above the start")
 
 
-def fits(data: Tensor, states: Tensor, rounds: int) -> list[Row]:
+def fits(data: Tensor, states: Tensor, rounds: int, device: str) -> list[Row]:
     """Return the times of fits with given α."""
-    numbers = torch.randn(len(data), len(LEVELS), dtype=torch.float64)
-    onehot = torch.cat([torch.eye(levels)[column] for levels, column in zip(LEVELS, data.T, strict=True)], 1).double()
+    numbers = torch.randn(len(data), len(LEVELS), dtype=torch.float64, device=device)
+    onehot = torch.cat([torch.eye(levels)[column] for levels, column in zip(LEVELS, data.T.cpu(), strict=True)], 1)
+    onehot = onehot.double().to(device)
     names = {
         "ours": lambda: MLEM(alpha=1.0).fit(data, states),
         "floor": lambda: onehot.T @ states.double(),
@@ -102,7 +105,7 @@ def fits(data: Tensor, states: Tensor, rounds: int) -> list[Row]:
         "a weight for every two levels": lambda: MLEM(alpha=1.0, difference="levels").fit(data, states),
         "eight continuous features": lambda: MLEM(alpha=1.0, kinds="continuous").fit(numbers, states),
     }
-    rows = [Row(name, times) for name, times in in_turn(names, rounds).items()]
+    rows = [Row(name, times) for name, times in in_turn(names, rounds, device).items()]
     return [*rows, Row("explicit pairs, scikit-learn", once(lambda: by_explicit_pairs(data, states)))]
 
 
@@ -125,12 +128,16 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", default="cpu", help="of the fits; the rest is timed on a CPU alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     data, (states,) = drawn(options.stimuli, options.width)
+    data, states = data.to(options.device), states.to(options.device)
     size = f"N = {options.stimuli}, width {options.width}, 8 features"
-    print(table(f"A fit of all pairs with given α, {size}", fits(data, states, options.rounds)))
+    print(table(f"A fit of all pairs with given α, {size}", fits(data, states, options.rounds, options.device)))
+    if options.device != "cpu":
+        return
     print(table(f"Nested 5 x 5 cross-validation over 9 α, and importance, {size}", nested(data, states)))
     many_stimuli = [large(n, options.width) for n in (20_000, 200_000)]
     print(table(f"A fit of many stimuli, width {options.width}, one run each", many_stimuli))

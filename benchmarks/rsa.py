@@ -1,5 +1,6 @@
 """RSA of many layers: ranked once each, beside its floor, rsatoolbox and SciPy pair by pair.
 
+    python benchmarks/rsa.py --device cuda
     python benchmarks/rsa.py                    39 layers of 1500 stimuli, one thread, three minutes
     pip install -e '.[bench]'                   for rsatoolbox; without it that line is left out
 
@@ -27,12 +28,12 @@ except ImportError:
 
 
 def by_toolbox(layers: list[torch.Tensor]) -> torch.Tensor:
-    rdms = calc_rdm([Dataset(layer.double().numpy()) for layer in layers], method="euclidean")
+    rdms = calc_rdm([Dataset(layer.double().cpu().numpy()) for layer in layers], method="euclidean")
     return torch.as_tensor(compare(rdms, rdms, method="spearman"))
 
 
 def by_scipy(layers: list[torch.Tensor]) -> torch.Tensor:
-    distances = [pdist(layer.double().numpy()) for layer in layers]
+    distances = [pdist(layer.double().cpu().numpy()) for layer in layers]
     return torch.tensor([spearmanr(x, y).statistic for x, y in pairwise(distances)])
 
 
@@ -42,29 +43,31 @@ def main() -> None:
     parser.add_argument("--stimuli", type=int, default=1500)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--device", default="cpu", help="of ours and the floor; the packages run on the CPU")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     n, count = options.stimuli, options.layers
     shared = torch.randn(n, options.width)
-    layers = [shared + 0.1 * k * torch.randn_like(shared) for k in range(count)]
+    layers = [(shared + 0.1 * k * torch.randn_like(shared)).to(options.device) for k in range(count)]
     pairs, number = n * (n - 1) // 2, count * (count - 1) / 2
-    keys = torch.randint(2**31 - 1, (pairs,), dtype=torch.int32)
+    keys = torch.randint(2**31 - 1, (pairs,), dtype=torch.int32, device=options.device)
     found = rsa(layers)
-    work = {"ours": lambda: rsa(layers), "peak": large_product(torch.float64), "sort": lambda: keys.sort()}
+    work = {"ours": lambda: rsa(layers), "peak": large_product(torch.float64, options.device)}
+    work["sort"] = lambda: keys.sort()
     if Dataset is not None:
         work["rsatoolbox"] = lambda: by_toolbox(layers)
-    times = in_turn(work, options.rounds)
+    times = in_turn(work, options.rounds, options.device)
     operations = count * n**2 * options.width + count**2 * pairs
     rows = [Row("ours", times["ours"])]
     rows.append(Row("floor", floor(operations, times["peak"], scaled(times["sort"], count))))
     if Dataset is not None:
-        error = float((found - by_toolbox(layers)).abs().max())
+        error = float((found.cpu() - by_toolbox(layers)).abs().max())
         rows.append(Row("rsatoolbox", times["rsatoolbox"], f"differs by {error:.1e}"))
-    error = float((found.diagonal(1)[:3] - by_scipy(layers[:4])).abs().max())
+    error = float((found.diagonal(1)[:3].cpu() - by_scipy(layers[:4])).abs().max())
     taken = scaled(once(lambda: by_scipy(layers[:4])), number / 3)
     rows.append(Row("SciPy, pair by pair", taken, f"differs by {error:.1e}; from 3 pairs"))
-    print(table(f"{count} layers of {n} stimuli, width {options.width}", rows))
+    print(table(f"{count} layers of {n} stimuli, width {options.width}, {options.device}", rows))
 
 
 if __name__ == "__main__":
