@@ -47,7 +47,7 @@ class Planned:
     def hours(self, gpu: str, phases: Sequence[Phase] | None = None) -> float:
         """Return the hours of all its phases, or of these, on a GPU at `SHARE` of its peak."""
         chosen = self.estimate.phases if phases is None else phases
-        return sum(hours_on(gpu, phase.operations, self.precision(phase)) for phase in chosen)
+        return float(sum(hours_on(gpu, phase.operations, self.precision(phase)) for phase in chosen))
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Forecast:
     def hours(self, gpu: str) -> float:
         """Return the hours on a GPU at `SHARE` of its peak, each job at the precision of its own products."""
         shared = [(each[0], together(job.estimate.phases for job in each)) for each in self.missing if each]
-        return sum(first.hours(gpu, phases) for first, phases in shared)
+        return float(sum(first.hours(gpu, phases) for first, phases in shared))
 
 
 def hours_on(gpu: str, operations: float, precision: str) -> float:
