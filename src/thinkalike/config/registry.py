@@ -26,6 +26,8 @@ MEASURES = {
     "r2": "thinkalike.instruments.r2",
     "mlem": "thinkalike.instruments.mlem",
     "rsa": "thinkalike.instruments.rsa",
+    "probes": "thinkalike.instruments.transfer.probes",
+    "steering": "thinkalike.instruments.transfer.steering",
     "population": "thinkalike.instruments.population",
     "court": "thinkalike.court.job",
     "atlas": "thinkalike.atlas.job",

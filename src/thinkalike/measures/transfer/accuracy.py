@@ -18,11 +18,14 @@ from thinkalike.measures.statistics.estimate import Estimate
 
 
 @dataclass(frozen=True, eq=False)
-class Accuracies:
-    """Balanced accuracies of c conditions on the same stimuli, in [0, 1], and those of r resamples of the sentences."""
+class Accuracy:
+    """A balanced accuracy, in [0, 1], and those of r resamples of the sentences.
 
-    value: Float[Tensor, " c"]
-    draws: Float[Tensor, "c r"]
+    Accuracies on the same stimuli have the same resamples, so that what is computed of two of them is paired.
+    """
+
+    value: Float[Tensor, ""]
+    draws: Float[Tensor, " r"]
     levels: int
 
     @property
@@ -31,25 +34,19 @@ class Accuracies:
         return 1 / self.levels
 
     def interval(self, level: float = 0.95) -> Estimate:
-        """Return the accuracies with percentile intervals over sentences."""
+        """Return the accuracy with its percentile interval over sentences."""
         return percentile_interval(self.value, self.draws, level)
 
-    def shares(self, of: Int[Tensor, " c"], above: float = 0.0, level: float = 0.95) -> Estimate:
-        """Return (a - above) / (b - above) of each accuracy a and that of another condition, b, with intervals.
+    def share_of(self, other: Accuracy, above: float = 0.0, level: float = 0.95) -> Estimate:
+        """Return (a - above) / (b - above) of this accuracy a and another b, with its percentile interval.
 
         It is nan where the interval of b reaches down to `above`: there is nothing of which it could be a share.
-
-        Args:
-            of: The place of the condition that each is a share of.
         """
-        value, draws = self.shared(of, above)
-        found = percentile_interval(value, draws, level)
-        unknown = self.interval(level).low[of] <= above
-        return Estimate(*(part.masked_fill(unknown, torch.nan) for part in found))
-
-    def shared(self, of: Int[Tensor, " c"], above: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Return these shares (c) and those of the resamples (c, r), whatever they are shares of."""
-        return (self.value - above) / (self.value[of] - above), (self.draws - above) / (self.draws[of] - above)
+        if other.interval(level).low <= above:
+            unknown = torch.full_like(self.value, torch.nan)
+            return Estimate(unknown, unknown, unknown)
+        value = (self.value - above) / (other.value - above)
+        return percentile_interval(value, (self.draws - above) / (other.draws - above), level)
 
 
 def balanced_accuracies(
@@ -59,8 +56,8 @@ def balanced_accuracies(
     levels: int,
     resamples: int,
     seed: int,
-) -> Accuracies:
-    """Return the balanced accuracy of each condition, of all sentences and of resamples of them.
+) -> list[Accuracy]:
+    """Return the balanced accuracy of each of c conditions on the same stimuli, with the same resamples.
 
     Args:
         right: Whether each stimulus was answered right, or the share of several answers that were.
@@ -69,15 +66,16 @@ def balanced_accuracies(
     Raises:
         ValueError: There are fewer than two sentences.
     """
+    sentences = sentences.unique(return_inverse=True)[1]
     count = int(sentences.max()) + 1
     cell = labels * count + sentences
     totals = torch.bincount(cell, minlength=levels * count).double().view(levels, count)
     sums = torch.zeros(len(right), levels * count, dtype=torch.float64).index_add_(1, cell, right.double())
     sums = sums.view(len(right), levels, count)
-    drawn = [
-        _mean_recall(sums @ weights.T, totals @ weights.T) for weights in resampled_counts(count, resamples, seed)
-    ]
-    return Accuracies(_mean_recall(sums.sum(-1), totals.sum(-1)), torch.cat(drawn, -1), levels)
+    weights = resampled_counts(count, resamples, seed)
+    drawn = torch.cat([_mean_recall(sums @ each.T, totals @ each.T) for each in weights], -1)
+    values = _mean_recall(sums.sum(-1), totals.sum(-1))
+    return [Accuracy(value, draws, levels) for value, draws in zip(values, drawn, strict=True)]
 
 
 def _mean_recall(right: Float[Tensor, "c k *r"], total: Float[Tensor, "k *r"]) -> Float[Tensor, "c *r"]:

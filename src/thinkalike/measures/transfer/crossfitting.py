@@ -14,6 +14,8 @@ from thinkalike.measures.statistics.folds import splits
 from thinkalike.measures.stitching.closed_forms import AffineMap
 from thinkalike.measures.transfer.probes import Probe, fit_probes
 
+TOLERANCE = 1e-4  # of fits that only choose a penalty
+
 
 @dataclass(frozen=True, eq=False)
 class CrossFitted:
@@ -97,15 +99,24 @@ def best_penalty(
     folds: int,
     seed: int,
 ) -> float:
-    """Return the ridge penalty with the best held-out balanced accuracy, the largest of those that are equally good.
+    """Return the largest ridge penalty whose held-out balanced accuracy is within a standard error of the best one's.
+
+    Penalties that are equally right up to chance differ in their probes: a weak one leans on directions of little
+    variance, which no map carries well. So the choice is not left to a stimulus or two (the rule of one standard error;
+    Hastie, Tibshirani & Friedman 2009, section 7.10).
 
     Raises:
         ValueError: See `fit_probes`, `balanced_folds`.
     """
     strongest_first = sorted(alphas, reverse=True)
-    right = torch.zeros(len(alphas), len(labels))
+    right = torch.zeros(len(alphas), len(labels), dtype=torch.float64)
     for train, test in splits(balanced_folds(labels, groups, folds, seed)):
-        for place, probe in enumerate(fit_probes(states[train], labels[train], levels, strongest_first)):
-            right[place, test] = (probe.answers(states[test]) == labels[test]).float()
+        probes = fit_probes(states[train], labels[train], levels, strongest_first, TOLERANCE)
+        for place, probe in enumerate(probes):
+            right[place, test] = (probe.answers(states[test]) == labels[test]).double()
     recalls = torch.stack([right[:, labels == level].mean(1) for level in labels.unique()])
-    return strongest_first[int(recalls.mean(0).argmax())]
+    accuracy = recalls.mean(0)
+    best = recalls[:, accuracy.argmax()]
+    counts = torch.bincount(labels)[labels.unique()]
+    error = (best * (1 - best) / counts).sum().sqrt() / len(best)
+    return strongest_first[int((accuracy >= accuracy.max() - error).nonzero()[0])]

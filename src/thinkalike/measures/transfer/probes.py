@@ -53,7 +53,11 @@ class Probe:
 
 
 def fit_probes(
-    states: Float[Tensor, "n d"], labels: Int[Tensor, " n"], levels: int, alphas: Sequence[float]
+    states: Float[Tensor, "n d"],
+    labels: Int[Tensor, " n"],
+    levels: int,
+    alphas: Sequence[float],
+    tolerance: float = TOLERANCE,
 ) -> list[Probe]:
     """Return a logistic regression for each ridge penalty, each started from the one before.
 
@@ -64,6 +68,7 @@ def fit_probes(
     Args:
         labels: The number of each state's level, below `levels`.
         alphas: Best from the largest to the smallest, as the first is the quickest to fit from nothing.
+        tolerance: Of the largest entry of the gradient.
 
     Raises:
         ValueError: The labels have fewer than two levels, or the states do not vary.
@@ -75,7 +80,7 @@ def fit_probes(
     if not scale > 0:
         raise ValueError("the states are all the same, so no probe can tell them apart")
     x, y = ((rows - mean) / scale).numpy(), labels.numpy()
-    model, probes = _regression(), []
+    model, probes = _regression(tolerance), []
     for alpha in alphas:
         model.set_params(C=1 / alpha)
         with warnings.catch_warnings(record=True) as caught:
@@ -86,10 +91,10 @@ def fit_probes(
     return probes
 
 
-def _regression() -> Any:
+def _regression(tolerance: float) -> Any:
     from sklearn.linear_model import LogisticRegression
 
-    return LogisticRegression(class_weight="balanced", tol=TOLERANCE, max_iter=STEPS, warm_start=True)
+    return LogisticRegression(class_weight="balanced", tol=tolerance, max_iter=STEPS, warm_start=True)
 
 
 def _of_states(model: Any, levels: int, mean: Tensor, scale: Tensor, converged: bool) -> Probe:

@@ -65,7 +65,14 @@ class Effects:
         return percentile_interval(self.value, self.draws, level)
 
     def shares(self, level: float = 0.95) -> Estimate:
-        """Return each mean effect as a share of the natural one, with percentile intervals: 1 does as much."""
+        """Return each mean effect as a share of the natural one, with percentile intervals: 1 does as much.
+
+        It is nan where the natural effect is not told from 0.
+        """
+        ends = percentile_interval(self.natural, self.natural_draws, level)
+        if ends.low <= 0 <= ends.high:
+            unknown = torch.full_like(self.value, torch.nan)
+            return Estimate(unknown, unknown, unknown)
         return percentile_interval(self.value / self.natural, self.draws / self.natural_draws, level)
 
 
@@ -82,6 +89,7 @@ def effects_of(
     Raises:
         ValueError: There are fewer than two groups.
     """
+    groups = groups.unique(return_inverse=True)[1]
     count = int(groups.max()) + 1
     rows = torch.cat([steered.double(), natural.double()[None], torch.ones(1, len(natural), dtype=torch.float64)])
     sums = torch.zeros(len(rows), count, dtype=torch.float64).index_add_(1, groups, rows)
