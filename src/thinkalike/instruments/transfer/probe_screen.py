@@ -19,7 +19,7 @@ SHOWN = {
     "untr.": UNTRAINED,
 }
 WIDTHS = {"native": 7, "carried": 8, "refit": 7, "random": 7, "same": 6, "untr.": 6, "chance": 7}
-SHARE = 20  # columns of the share beside the accuracy of carried probes
+SHARE = 19  # columns of the share beside the accuracy of carried probes
 LEGEND = (
     "native: fitted in the target; carried: fitted in the source, through ψ, with its\n"
     "share of native above chance; refit: fitted on ψ's states; random: through maps\n"
@@ -42,7 +42,8 @@ def show_probes(result: Result) -> None:
         labels = [label.rjust(WIDTHS[label]) + " " * SHARE * (label == "carried") for label in (*shown, "chance")]
         print(f"{'':{NAME}}{''.join(labels)}")
         for feature, own in rows.groupby("feature", sort=False):
-            print(f"{feature:{NAME}}{_cells(own.set_index('condition').to_dict('index'), shown)}")
+            name = str(feature) if len(str(feature)) <= NAME else f"{feature}\n{'':{NAME}}"
+            print(f"{name:{NAME}}{_cells(own.set_index('condition').to_dict('index'), shown)}")
     print(LEGEND)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
@@ -131,10 +132,9 @@ class Steering(Instrument, kind="steering", reads=("model", "target", "layers", 
     def headlines(self, result: Result) -> list[Headline]:
         """Return shares of the natural effect, native and carried, at the layer where the native vector does most."""
         best = best_rows(result.table)
-        return [
-            Headline.with_ends(f"{name}_share", row["share"], row["low"], row["high"])
-            for name, row in (("carried", best.loc[CARRIED]), ("native", best.loc[NATIVE]))
-        ]
+        shares = {"carried_share": best[CARRIED], "native_share": best[NATIVE]}
+        found = [Headline.with_ends(name, row["share"], row["low"], row["high"]) for name, row in shares.items()]
+        return [each for each in found if isfinite(each.value)]
 
     def show(self, result: Result) -> None:
         show_steering(result)

@@ -43,9 +43,12 @@ def show_steering(result: Result) -> None:
         print("\nadded at the word's last token" + ("" if position == "word" else " and all later ones"))
         print(f"{'layer':>7}{'x':>5}{''.join(labels)}{'cosine':>7}")
         for at, own in rows.groupby(["source_layer", "target_layer", "strength"], sort=False):
-            layer, depth, strength = map(float, at)
-            print(f"{f'{layer:g}→{depth:g}':>7}{strength:5g}{_cells(own.set_index('condition').to_dict('index'))}")
+            print(_place(*at) + _cells(own.set_index("condition").to_dict("index")))
     print(LEGEND)
+
+
+def _place(layer: Any, depth: Any, strength: Any) -> str:
+    return f"{layer}→{depth}".rjust(7) + f"{strength:g}".rjust(5)
 
 
 def _cells(rows: Mapping[Any, Any]) -> str:
