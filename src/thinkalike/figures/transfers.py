@@ -52,7 +52,7 @@ def steering(table: pd.DataFrame, folder: Path) -> None:
     """Draw the share of the natural effect against the layer pair, a panel per position and strength."""
     column = "share" if table["share"].notna().any() else "effect"
     kinds = list(table.groupby(["position", "strength"], sort=False))
-    with canvas(3.6 * len(kinds) + 1.6, 3, 1, len(kinds), squeeze=False, sharey=True) as (figure, panels):
+    with canvas(3.6 * len(kinds) + 1.6, 3.0, 1, len(kinds), squeeze=False, sharey=True) as (figure, panels):
         for axes, ((position, strength), rows) in zip(panels[0], kinds, strict=True):
             for number, (condition, own) in enumerate(rows.groupby("condition", sort=False)):
                 style = {"color": colour_of(number), "label": condition, "markersize": 4, "capsize": 2}

@@ -104,7 +104,7 @@ def _labelled(stimuli: Stimuli, name: str, least: int) -> tuple[Int[Tensor, " n"
         )
     labels, levels = pd.factorize(kept.astype(float) if kept.dtype.kind in "if" else kept.astype(str), sort=True)
     names = [f"{level:g}" if isinstance(level, float) else str(level) for level in levels]
-    return torch.from_numpy(kept.index.to_numpy()), torch.from_numpy(labels), names
+    return torch.tensor(kept.index.to_numpy()), torch.from_numpy(labels), names
 
 
 def _learnable(task: Task) -> Task:

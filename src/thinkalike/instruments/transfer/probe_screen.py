@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 from thinkalike.instruments.transfer.carrying import CARRIED, IDENTITY, NATIVE, RANDOM, REFITTED, UNTRAINED
@@ -30,7 +31,7 @@ LEGEND = (
 def show_probes(result: Result) -> None:
     """Print the accuracies of each feature, by layer pair and split."""
     stimuli, first = result.provenance["stimuli"], result.table["split"].iloc[0]
-    print(f"probes of {stimuli['count']} stimuli of {stimuli['source']}; balanced accuracy")
+    print(f"probes of {stimuli['count']} stimuli of {Path(stimuli['source']).name}; balanced accuracy")
     maps: dict[Any, Any] = result.tables["maps"].set_index(["source_layer", "target_layer"]).to_dict("index")
     for (layer, depth, split), rows in result.table.groupby(["source_layer", "target_layer", "split"], sort=False):
         names, there = rows.iloc[0], set(rows["condition"])

@@ -97,11 +97,11 @@ class CarriedProbes(
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         stimuli: Stimuli = work.inputs["stimuli"]
-        with work.phase("states"):
-            kept = stimulus_states_of(config, stimuli, embed=False)
         with work.phase("loading"):
             source, target, pairs = models_and_pairs(config)
             corpus = text_of_both(config, source, target)
+        with work.phase("states"):
+            kept = stimulus_states_of(config, stimuli, embed=False, loaded=(source, target))
         with work.phase("maps"):
             maps = fitted_maps(source, target, pairs, corpus, measure.ridge)
             sides = Sides(dict(enumerate(kept[0].states)), dict(enumerate(kept[-1].states)), maps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -14,9 +15,9 @@ from thinkalike.store import Result
 SHOWN = {"native": NATIVE, "carried": CARRIED, "matched": MATCHED, "random": RANDOM, "negated": NEGATED}
 INTERVAL = 16  # columns of the interval beside the share of carried vectors
 LEGEND = (
-    "share of what the counterpart does; native: the target's own vector; carried: the\n"
-    "source's, through φ; matched: with the norm of the native one; random: of that\n"
-    "norm; negated: carried, with the other sign; cosine: of carried and native"
+    "share of what the counterpart does; native: the target's own vector; carried:\n"
+    "the source's, through φ; matched: with the norm of the native one; random: of\n"
+    "that norm; negated: carried, with the other sign; cosine: of carried and native"
 )
 
 
@@ -36,7 +37,7 @@ def show_steering(result: Result) -> None:
     """Print the shares of the natural effect, by position, layer pair and strength."""
     first, scalars = result.table.iloc[0], result.scalars
     print(f"steering of {first['target']} by vectors of {first['source']}")
-    pairs = f"{scalars['pairs']:.0f} pairs of {result.provenance['contrasts']['source']}"
+    pairs = f"{scalars['pairs']:.0f} pairs of {Path(result.provenance['contrasts']['source']).name}"
     print(f"{pairs}; natural effect {scalars['natural_effect']:.2f} nats")
     labels = [label.rjust(9) + " " * INTERVAL * (label == "carried") for label in SHOWN]
     for position, rows in result.table.groupby("position", sort=False):
