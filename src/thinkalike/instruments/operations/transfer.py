@@ -31,7 +31,8 @@ def of_probes(
 
 def text_passes(shapes: Sequence[Shape], fit_tokens: int, config: AnalyzeConfig) -> list[Phase]:
     """Return the passes of both models over the text that maps are fitted on, and over that which judges them."""
-    tokens = float((config.data.fit_tokens or fit_tokens) + (config.data.report_tokens or 0))
+    fitted = config.data.fit_tokens or fit_tokens
+    tokens = float(fitted + min(config.data.report_tokens or 0, fitted))
     return forward_passes(shapes, tokens, config.data.context or min(shape.context for shape in shapes))
 
 

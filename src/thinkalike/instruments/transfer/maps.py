@@ -77,13 +77,15 @@ def fitted_maps(
 ) -> dict[LayerPair, PairMap]:
     """Return the maps of each layer pair, from one pass of both models over the text.
 
+    As many rows of the report judge them as they are fitted on, if it has as many.
+
     Raises:
         ValueError: the states of a layer do not vary.
     """
     budget, most = Budget.of(target.device), rows_at_once(corpus)
     fit, held_out = (
         state_moments(source, target, pairs, rows, rows_of_moments(source, target, rows, most, budget))
-        for rows in (corpus.fit.tokens, corpus.report.tokens)
+        for rows in (corpus.fit.tokens, corpus.report.tokens[: len(corpus.fit.tokens)])
     )
     found = {}
     for pair in pairs:

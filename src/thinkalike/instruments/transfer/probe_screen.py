@@ -22,7 +22,7 @@ SHOWN = {
 WIDTHS = {"native": 7, "carried": 8, "refit": 7, "random": 7, "same": 6, "untr.": 6, "chance": 7}
 SHARE = 19  # columns of the share beside the accuracy of carried probes
 LEGEND = (
-    "native: fitted in the target; carried: fitted in the source, through ψ, with its\n"
+    "native: fitted in the target; carried: in the source, read through ψ, with its\n"
     "share of native above chance; refit: fitted on ψ's states; random: through maps\n"
     "of ψ's spectrum; same: through no map; untr.: native in an untrained target"
 )
