@@ -1,4 +1,4 @@
-"""measure=probes, measure=steering and the experiments on them: what the door leaves, refusals, planted claims."""
+"""measure=probes, measure=steering and the experiments on them: what the door leaves, and refusals."""
 
 import pytest
 import torch
@@ -246,3 +246,14 @@ def test_maps_are_least_squares_of_all_states_of_the_text(minis, text_files, tmp
     a, b = (model.head(left, layer).flatten(0, 1).double() for model, layer in zip(both, (0, 2), strict=True))
     unexplained = (b - found.phi(a)).square().sum() / (b - b.mean(0)).square().sum()
     assert found.unexplained.phi == pytest.approx(float(unexplained), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_experiments_run_on_models_that_are_given(door, words, tmp_path):
+    small = [word for word in words if "fit_tokens" not in word]
+    shared = [*small, "measure.fit_tokens=4096", "measure.folds=2", "measure.draws=1", "measure.resamples=20"]
+    more = [word for word in PROBES if not word.startswith(("measure.draws", "measure.resamples", "measure.folds"))]
+    result = door("analyze.py", "experiment=chen2025/probes", *shared, *more).result
+    assert len(result.tables["claims"]) == 14
+    assert any(path.stem == "probes" for path in result.figures)
+    assert len(results_in(tmp_path / "results", "probes")) == 1

@@ -13,6 +13,7 @@ import torch
 
 from thinkalike import figures
 from thinkalike.instruments.transfer.carrying import CARRIED, NATIVE, RANDOM, REFITTED
+from thinkalike.instruments.transfer.table import BLANK
 from thinkalike.measures import Accuracy, Estimate
 from thinkalike.papers.chen2025.pairs import MODELS, layers_word, pairs_of
 from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, together, untestable
@@ -73,7 +74,7 @@ def _probes(case: Case) -> Conclusion:
             probed = Probed(f"{label}, layer {layer} → {depth}", result, rows)
             claims += [*_kept(probed), *_lexical(probed), _random(probed), _refitted(probed)]
     table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
-    return Conclusion(table, claims, partial(_draw, case))
+    return Conclusion(table, claims, partial(_draw, case), blank=BLANK)
 
 
 def _draw(case: Case, folder: Path) -> None:
@@ -90,7 +91,7 @@ def _kept(probed: Probed) -> Iterator[Claim]:
 
 def _lexical(probed: Probed) -> Iterator[Claim]:
     for feature in LEXICAL:
-        claim = f"{probed.label}: of held-out words a native probe does not know {feature}, a matter of single words"
+        claim = f"{probed.label}: {feature} is a matter of single words, unknown to a native probe of others"
         native = probed.accuracy(feature, NATIVE, "word")
         if native is None:
             yield untestable(claim, f"{feature} is not judged on held-out words")
@@ -98,7 +99,7 @@ def _lexical(probed: Probed) -> Iterator[Claim]:
             found = _above_chance(native)
             numbers = f"native accuracy on held-out words minus chance {found:+.3f}"
             yield judged(claim, [(Bound("within", NEAR), found)], numbers, probed.units)
-        claim = f"{probed.label}: a carried probe of {feature} keeps less than half of that"
+        claim = f"{probed.label}: a carried probe of {feature} keeps less than half of what a native one has"
         yield _share(probed, claim, feature, Bound("below", LITTLE))
 
 
@@ -124,7 +125,7 @@ def _refitted(probed: Probed) -> Claim:
     level = level_of_each(len(probed.features))
     shares = {name: probed.share(name, REFITTED, level) for name in probed.features}
     found = {name: share for name, share in shares.items() if share is not None}
-    claim = f"{probed.label}: what a map loses is directions: probes refitted on its states have 0.9 of native"
+    claim = f"{probed.label}: maps lose directions, not information: probes refitted on what ψ makes have 0.9 of native"
     numbers = "share: " + _each(found, ".2f")
     return judged(claim, [(Bound("above", 0.9), each) for each in found.values()], numbers, probed.units)
 

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from thinkalike import figures
-from thinkalike.instruments.transfer.trial import CARRIED, LATER, NATIVE, NEGATED, RANDOM
+from thinkalike.instruments.transfer.trial import CARRIED, LATER, MATCHED, NATIVE, NEGATED, RANDOM
 from thinkalike.measures import Effects, Estimate, effects_of
 from thinkalike.papers.chen2025.pairs import MODELS, Pair, layers_word, pairs_of
 from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, together, untestable
@@ -23,6 +23,7 @@ from thinkalike.store import Result
 THIRD, HALF = Fraction(1, 3), Fraction(1, 2)  # of the blocks, after which number and questions are steered
 STRONG = 4.0  # the strength at which questions are steered
 LITTLE = 0.1  # share of the natural effect
+BEYOND = "beyond random"  # by how much the carried direction, with the norm of the native one, does more
 NAMES = ("effects", "natural", "groups")  # of arrays
 
 
@@ -42,12 +43,15 @@ class Steered:
             return None
         effects, natural, groups = (torch.from_numpy(self.result.arrays[name]) for name in NAMES)
         resamples = int(config["measure"]["resamples"])
-        return effects_of(effects[found.index.to_numpy()], natural, groups, resamples, int(config["seed"]))
+        return effects_of(effects[found.index.tolist()], natural, groups, resamples, int(config["seed"]))
 
     def shares(self, found: Effects, level: float = 0.95) -> dict[str, Estimate]:
-        """Return the shares of the natural effect by condition."""
-        shares = found.shares(level)
-        return {name: shares[place] for place, name in enumerate(self.conditions)}
+        """Return the shares of the natural effect by condition, and by how much `MATCHED` is beyond `RANDOM`."""
+        names = [*self.conditions, BEYOND]
+        first, second = names.index(MATCHED), names.index(RANDOM)
+        value, draws = (torch.cat([each, each[[first]] - each[[second]]]) for each in (found.value, found.draws))
+        shares = replace(found, value=value, draws=draws).shares(level)
+        return {name: shares[place] for place, name in enumerate(names)}
 
     @property
     def conditions(self) -> list[str]:
@@ -76,7 +80,8 @@ def _steering(case: Case) -> Conclusion:
         number, question = (Steered(pair, case.results[f"{name}, {pair.label}"]) for name in ("number", "question"))
         claims += [*_number(number), _late(number), *_question(question)]
     parts = [result.table.assign(contrast=label.partition(",")[0]) for label, result in case.results.items()]
-    return Conclusion(pd.concat(parts, ignore_index=True), claims, partial(_draw, case))
+    table = pd.concat(parts, ignore_index=True)
+    return Conclusion(table, claims, partial(_draw, case), blank=("share", "low", "high"))
 
 
 def _draw(case: Case, folder: Path) -> None:
@@ -92,6 +97,7 @@ def _number(steered: Steered) -> Iterator[Claim]:
         "a random vector of the same norm does next to nothing": (1.0, RANDOM, Bound("within", LITTLE)),
         "twice a random vector does next to nothing": (2.0, RANDOM, Bound("within", LITTLE)),
         "the negated carried direction does next to nothing": (1.0, NEGATED, Bound("within", LITTLE)),
+        "of one norm the carried direction does more than a random one": (1.0, BEYOND, Bound("above")),
     }
     for text, (strength, condition, bound) in wanted.items():
         yield _claim(steered, text, THIRD, "word", strength, condition, bound)
@@ -99,21 +105,14 @@ def _number(steered: Steered) -> Iterator[Claim]:
 
 def _question(steered: Steered) -> Iterator[Claim]:
     """Yield what is claimed of the direction from statement to question, at all later tokens, after half the blocks."""
-    texts = {
-        NATIVE: "the native direction of questions does half of what the question does",
-        CARRIED: "the carried direction of questions does half of what the question does",
+    wanted = {
+        "the native direction of questions does half of what the question does": (NATIVE, Bound("above", 0.5)),
+        "the carried direction of questions does half of what the question does": (CARRIED, Bound("above", 0.5)),
+        "a random vector of the same norm does next to nothing": (RANDOM, Bound("within", LITTLE)),
+        "of one norm the carried direction does more than a random one": (BEYOND, Bound("above")),
     }
-    for condition, text in texts.items():
-        yield _claim(steered, text, HALF, LATER, STRONG, condition, Bound("above", 0.5))
-    yield _claim(
-        steered,
-        "a random vector of that norm does next to nothing",
-        HALF,
-        LATER,
-        STRONG,
-        RANDOM,
-        Bound("within", LITTLE),
-    )
+    for text, (condition, bound) in wanted.items():
+        yield _claim(steered, text, HALF, LATER, STRONG, condition, bound)
 
 
 def _claim(
