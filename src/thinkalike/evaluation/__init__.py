@@ -21,7 +21,6 @@ from thinkalike.evaluation.intervals import document_numbers, ends_of, number_of
 from thinkalike.evaluation.language import BATCH_TOKENS, held_out_loss, masked_losses, next_token_losses, rows_at_once
 from thinkalike.evaluation.likeness import Likeness, LikenessBatch, LikenessSums, codes_of, likeness_of
 from thinkalike.evaluation.reports import report_share, rows_of_moments
-from thinkalike.evaluation.steering import Prompts, gaps, read_prompts, states_at_words, steered_gaps
 from thinkalike.evaluation.stitches import (
     LayerPair,
     Maps,
@@ -47,7 +46,6 @@ __all__ = [
     "LikenessBatch",
     "LikenessSums",
     "Maps",
-    "Prompts",
     "Reader",
     "Thresholds",
     "TokenMeans",
@@ -63,7 +61,6 @@ __all__ = [
     "document_numbers",
     "document_sums",
     "ends_of",
-    "gaps",
     "held_out_loss",
     "identity_stitches",
     "last_states",
@@ -72,15 +69,12 @@ __all__ = [
     "next_token_losses",
     "number_of_documents",
     "predicted_classes",
-    "read_prompts",
     "readable_bytes",
     "report_share",
     "rows_at_once",
     "rows_of_moments",
     "state_moments",
-    "states_at_words",
     "states_onwards",
-    "steered_gaps",
     "verdict",
     "with_ends",
 ]
