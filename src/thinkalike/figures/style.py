@@ -62,6 +62,8 @@ def line(
 def save(figure: Any, folder: Path, name: str) -> None:
     """Save a figure as PNG and SVG, and close it."""
     folder.mkdir(parents=True, exist_ok=True)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # the places are found; each format would look for them again
     figure.savefig(folder / f"{name}.png", dpi=200)
     figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
     plt.close(figure)
