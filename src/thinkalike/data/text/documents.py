@@ -77,11 +77,15 @@ def _local_files(config: DataConfig) -> list[Path]:
     return files_of(config)
 
 
-@functools.cache  # every job that reads them has their fingerprint in its key
 def _stdlib_files() -> list[Path]:
+    return _modules_below(sysconfig.get_paths()["stdlib"])
+
+
+@functools.cache  # every job that reads them has their fingerprint in its key
+def _modules_below(root: str) -> list[Path]:
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     files: list[Path] = []
-    for folder, inner, names in os.walk(sysconfig.get_paths()["stdlib"]):
+    for folder, inner, names in os.walk(root):
         inner[:] = set(inner) - left_out
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     return sorted(files)
