@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import sysconfig
@@ -78,15 +77,10 @@ def _local_files(config: DataConfig) -> list[Path]:
 
 
 def _stdlib_files() -> list[Path]:
-    return _modules_below(sysconfig.get_paths()["stdlib"])
-
-
-@functools.cache  # every job that reads them has their fingerprint in its key
-def _modules_below(root: str) -> list[Path]:
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     files: list[Path] = []
-    for folder, inner, names in os.walk(root):
-        inner[:] = set(inner) - left_out
+    for folder, inner, names in os.walk(sysconfig.get_paths()["stdlib"]):
+        inner[:] = set(inner) - left_out  # packages that are installed there are thousands of files
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     return sorted(files)
 
