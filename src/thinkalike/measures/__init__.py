@@ -9,10 +9,11 @@ whom), `outputs` (divergence of logits), `calibration` (the contract of measures
 
 from typing import TYPE_CHECKING, Any
 
+from thinkalike.measures.calibration.chance import CalibratedEstimate, Chance
 from thinkalike.measures.calibration.contract import LayerMeasure
 from thinkalike.measures.calibration.documents import FEW_DOCUMENTS, permuted_rows
 from thinkalike.measures.calibration.every import layer_measures
-from thinkalike.measures.calibration.metric import CalibratedEstimate, Chance, LayerMeans
+from thinkalike.measures.calibration.metric import LayerMeans
 from thinkalike.measures.conditional.future import surprises, token_codes
 from thinkalike.measures.conditional.groups import FEW, RowGroups
 from thinkalike.measures.conditional.hsic import group_hsics

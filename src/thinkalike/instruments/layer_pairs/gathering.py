@@ -12,7 +12,6 @@ from torch import Tensor
 from thinkalike.errors import ConfigError, DataError, ThinkalikeError
 from thinkalike.interrupts import stop
 from thinkalike.job import Work
-from thinkalike.measures import LayerMeans
 from thinkalike.processes import Round, Team
 from thinkalike.states import ModelRuns, StateBatch, StateBatches
 
@@ -67,7 +66,7 @@ class Comparison:
         wanted = {"mask": batch.mask}
         if self.measure.given == "token" and batch.tokens is not None:
             wanted["groups"] = batch.tokens
-        if isinstance(self.metric.own, LayerMeans) and self.measure.permute == "document":
+        if getattr(self.metric.own, "permutations", 0) and self.measure.permute == "document":
             wanted["documents"] = batch.documents
         place = batch.states[0][0].device
         return {name: None if rows is None else rows.to(place) for name, rows in wanted.items()}
