@@ -41,9 +41,8 @@ def test_both_directions_and_seeds_are_fits_of_their_own(door, small_stitching, 
         assert np.allclose(rows["floor_penalty"], penalty_of(arrays, "floor", prefix), atol=1e-9)
         assert (rows["converged"] == (rows["late_gain"].abs() <= 0.005)).all()
     weights = load_file(result.folder / "stitch.safetensors")
-    assert set(weights) == {
-        f"{way}{seed}{i}.map.weight" for way in ("", "back.") for seed in ("", "seed_1.") for i in (0, 1)
-    }
+    names = {f"{way}{seed}{i}.map.weight" for way in ("", "back.") for seed in ("", "seed_1.") for i in (0, 1)}
+    assert set(weights) == names
     for way, stitches in (("", load_stitch(result, seed=1)), ("back.", load_stitch(result, seed=1).back)):
         for number, (layer, depth) in enumerate([(0, 1), (2, 2)]):
             phi, name = stitches[layer, depth], f"{way}seed_1.{number}.map.weight"
