@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import torch
+from huggingface_hub import ModelHubMixin, hf_hub_download
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from thinkalike.errors import StitchError
+from thinkalike.errors import StitchError, ThinkalikeError, first_line
+from thinkalike.hub import cause_of, forget_commits, resolved
 from thinkalike.measures import AffineMap
+from thinkalike.models import FrozenModel
+from thinkalike.stitches import checkpoint
 from thinkalike.stitches.site import Site
+from thinkalike.stitches.stitched import StitchedModel
 
 
-class StitchMap(nn.Module):
+class StitchMap(nn.Module, ModelHubMixin):
     """The map φ(h) = W h + b from the states of one site to those of another, with all that it is made of folded in.
 
     The weights are float32 and frozen; `requires_grad_()` trains them further.
@@ -78,9 +88,90 @@ class StitchMap(nn.Module):
         back = torch.linalg.pinv(wide.weight)
         return StitchMap(back, -back @ wide.bias, self.target, self.source)
 
+    def stitched(self, source: FrozenModel, target: FrozenModel, *, check: bool = True) -> StitchedModel:
+        """Return the model that runs the source up to its layer, this map, and the target from its layer on.
+
+        Args:
+            check: Whether the models must have the weights that the stitch was made with.
+
+        Raises:
+            StitchError: They have not; their tokenizers differ; or their widths are not those of the map.
+        """
+        if check:
+            self.source.check_model(source)
+            self.target.check_model(target)
+        return StitchedModel(source, self.source.layer, self, self.target.layer, target)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write weights, sites and a model card into a folder, which is made if it is not there."""
+        self.save_pretrained(Path(folder))
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> StitchMap:
+        """Return the stitch of a folder that `save` wrote.
+
+        Raises:
+            StitchError: A file is missing or damaged, or holds something else.
+        """
+        return cls(*checkpoint.read(Path(folder).expanduser()))
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike[str], *, revision: str | None = None, **options: Any
+    ) -> StitchMap:
+        """Return the stitch of a folder, or of a repository of the hub, ORG/NAME.
+
+        Args:
+            revision: The branch, tag or commit of a repository.
+            options: Of `hf_hub_download`.
+
+        Raises:
+            StitchError: The hub has no such stitch or does not give it; see `load`.
+        """
+        place = os.fspath(pretrained_model_name_or_path)
+        if Path(place).is_dir():
+            return cls.load(place)
+        with _explained(f"cannot get the stitch {place}", place, revision):
+            commit = resolved("model", place, revision).sha  # so that both files are of one commit
+            files = [hf_hub_download(place, name, revision=commit, **options)
+                     for name in (checkpoint.CONFIG, checkpoint.WEIGHTS)]  # fmt: skip
+            return cls.load(Path(files[0]).parent)
+
+    def push_to_hub(self, repo_id: str, **options: Any) -> str:
+        """Upload the stitch with its model card to a repository of the hub, ORG/NAME, which is made if it is not there.
+
+        Args:
+            options: Of `ModelHubMixin.push_to_hub`, such as private and commit_message.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            StitchError: The hub does not take it.
+        """
+        with _explained(f"cannot push the stitch to {repo_id}", repo_id):
+            address: str = super().push_to_hub(repo_id, **options)
+        forget_commits()  # the branch has moved
+        return address
+
+    def _save_pretrained(self, save_directory: Path) -> None:
+        checkpoint.write(save_directory, checkpoint.Parts(self.weight, self.bias, self.source, self.target))
+
     def extra_repr(self) -> str:
         return f"{self.source} ({self.weight.shape[1]}) → {self.target} ({self.weight.shape[0]})"
 
 
 def _wide(fit: AffineMap) -> AffineMap:
     return AffineMap(fit.weight.double(), fit.bias.double())
+
+
+@contextlib.contextmanager
+def _explained(attempt: str, repository: str, revision: str | None = None) -> Iterator[None]:
+    """Turn what goes wrong with the hub into one line."""
+    try:
+        yield
+    except ThinkalikeError:
+        raise
+    except Exception as error:  # of the hub's library and of what it is built on
+        reason = cause_of(error, repository, revision) or f"{type(error).__name__}: {first_line(error)[:200]}"
+        raise StitchError(f"{attempt}: {reason}") from error
