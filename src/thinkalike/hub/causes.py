@@ -50,7 +50,8 @@ def _cause(error: BaseException, repository: str, revision: str) -> str | None:
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{repository} has no revision {revision}; name a branch, a tag or a commit that it has"
     if isinstance(error, errors.RemoteEntryNotFoundError):
-        return f"{repository} has no file {_file(error.response)} at revision {revision}; check the repository and the revision"
+        name = _file(error.response)
+        return f"{repository} has no file {name} at revision {revision}; check the repository and the revision"
     if isinstance(error, errors.HfHubHTTPError):
         return _of_status(error.response, repository)
     if isinstance(error, httpx2.RequestError):
