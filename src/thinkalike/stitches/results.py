@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from thinkalike.errors import StitchError, first_line
 from thinkalike.measures import AffineMap, Stitch
 from thinkalike.measures.stitching.stitch import KINDS
+from thinkalike.stitches.files import NAME, LayerPair, contents, opened
 from thinkalike.stitches.site import Site
 from thinkalike.stitches.stitch_map import StitchMap
 from thinkalike.store import Result, open_result
-
-NAME = "stitch.safetensors"
-LayerPair = tuple[int, int]
 
 
 class UnknownPairError(StitchError, KeyError):
@@ -94,7 +89,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
 
     def _read(self, place: int) -> AffineMap:
         start = f"{self._prefix}{place}."
-        with _opened(self._path) as file:
+        with opened(self._path) as file:
             parts = {name[len(start) :]: file.get_tensor(name) for name in self._names if name.startswith(start)}
         try:
             return _folded(self._kind, parts)
@@ -118,10 +113,10 @@ def load_stitch(result: Result | str | os.PathLike[str], *, seed: int = 0) -> St
 
 
 def _contents(result: Result) -> tuple[dict[str, Any], list[str]]:
-    """Return what a file of stitches says of itself, and the names of its tensors.
+    """Return `contents` of the file of a result.
 
     Raises:
-        StitchError: There is no such file, or it says nothing.
+        StitchError: There is no such file, or it is damaged.
     """
     path = result.folder / NAME
     if not path.exists():
@@ -129,20 +124,9 @@ def _contents(result: Result) -> tuple[dict[str, Any], list[str]]:
         what = "of the identity, which have no weights" if stitching else f"in a result of {result.kind}"
         raise StitchError(
             f"{result.folder} keeps no stitches {what}; load_stitch reads results of python train.py stitch=linear, "
-            "another kind that is trained, or a closed form"
+            "another kind that is trained, or a closed form, and of python analyze.py measure=transfer_maps"
         )
-    with _opened(path) as file:
-        facts = json.loads((file.metadata() or {}).get("stitch", "{}"))
-        if not {"pairs", "kind", "norm"} <= facts.keys():
-            raise StitchError(f"{path} does not say which layer pairs its stitches are of: do the job with force=true")
-        return facts, list(file.keys())
-
-
-def _opened(path: Path) -> Any:
-    try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise StitchError(f"{path} is damaged ({first_line(error)[:200]}): do the job with force=true") from error
+    return contents(path)
 
 
 def _folded(kind: str, parts: dict[str, Tensor]) -> AffineMap:
