@@ -15,10 +15,10 @@ from thinkalike.data import TokenRows
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation import residual_sums, state_moments
 from thinkalike.evaluation.unexplained import _squares
-from thinkalike.instruments.operations import transfer
+from thinkalike.instruments.operations import transfer_maps
 from thinkalike.instruments.stitching.setting import shared_text
-from thinkalike.instruments.transfer.maps import TransferMaps
-from thinkalike.instruments.transfer.screen import _warn_of_overfitting
+from thinkalike.instruments.transfer_maps.instrument import TransferMaps
+from thinkalike.instruments.transfer_maps.screen import _warn_of_overfitting
 from thinkalike.measures import both_directions
 from thinkalike.models import load_models, shape_of
 from thinkalike.stitches import load_stitch
@@ -118,13 +118,13 @@ def test_operations_are_what_the_counter_of_torch_counts(models):
         maps = [both_directions(moments.of(pair)) for pair in PAIRS]
         for both, pair in zip(maps, PAIRS, strict=True):
             both.unexplained(moments.of(pair))
-    eigen = 2 * transfer.EIGEN * (32**3 + 48**3)
-    products = transfer.of_solutions(*shapes, PAIRS) - eigen
+    eigen = 2 * transfer_maps.EIGEN * (32**3 + 48**3)
+    products = transfer_maps.of_solutions(*shapes, PAIRS) - eigen
     assert products == pytest.approx(counter.get_total_flops(), rel=0.02)  # which counts those with means, too
     x, y = (torch.randn(n, width, dtype=torch.float64) for width in (32, 48))
     with FlopCounterMode(display=False) as counter:
         _squares(maps[0], x, y)
-    assert transfer.of_residuals(*shapes, PAIRS[:1], n) == counter.get_total_flops()
+    assert transfer_maps.of_residuals(*shapes, PAIRS[:1], float(n)) == counter.get_total_flops()
 
 
 def shape(width):

@@ -27,9 +27,9 @@ from thinkalike.evaluation import (
     state_moments,
     with_ends,
 )
-from thinkalike.instruments.operations.transfer import bytes_of_maps, phases_of
+from thinkalike.instruments.operations.transfer_maps import bytes_of_maps, phases_of
 from thinkalike.instruments.stitching.setting import check_stitchable, shared_text
-from thinkalike.instruments.transfer.screen import show_maps
+from thinkalike.instruments.transfer_maps.screen import show_maps
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, check_memory
 from thinkalike.measures import RIDGE, AffineMap, BothDirections, Moments, both_directions
 from thinkalike.memory import Budget

@@ -1,4 +1,4 @@
-"""Figures of what is carried from one model to the other."""
+"""Figures of maps between two models in both directions."""
 
 from __future__ import annotations
 

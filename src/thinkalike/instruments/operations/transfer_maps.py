@@ -1,4 +1,4 @@
-"""Operations of measures that carry something from one model to the other."""
+"""Operations of maps that are fitted between two models in both directions."""
 
 from __future__ import annotations
 

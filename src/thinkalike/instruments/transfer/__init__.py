@@ -1,1 +1,0 @@
-"""What is carried from one model to the other by maps between their states."""
