@@ -24,6 +24,7 @@ MEASURES = {
     "jsd": "thinkalike.instruments.layer_pairs.outputs:jsd",
     "disagreement": "thinkalike.instruments.layer_pairs.outputs:disagreement",
     "r2": "thinkalike.instruments.r2",
+    "transfer_maps": "thinkalike.instruments.transfer_maps.instrument",
     "mlem": "thinkalike.instruments.mlem",
     "rsa": "thinkalike.instruments.rsa",
     "population": "thinkalike.instruments.population",

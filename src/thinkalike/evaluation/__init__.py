@@ -31,6 +31,7 @@ from thinkalike.evaluation.stitches import (
     states_onwards,
 )
 from thinkalike.evaluation.token_means import BigramMeans, TokenMeans, bigrams
+from thinkalike.evaluation.unexplained import ResidualSums, residual_sums
 from thinkalike.evaluation.verdicts import STATED, VERDICTS, Thresholds, verdict
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "LikenessSums",
     "Maps",
     "Reader",
+    "ResidualSums",
     "Thresholds",
     "TokenMeans",
     "alignment_scalars",
@@ -71,6 +73,7 @@ __all__ = [
     "predicted_classes",
     "readable_bytes",
     "report_share",
+    "residual_sums",
     "rows_at_once",
     "rows_of_moments",
     "state_moments",

@@ -76,9 +76,10 @@ from thinkalike.measures.statistics.properties import PROPERTIES, Properties
 from thinkalike.measures.statistics.random_effects import random_effects, two_sided
 from thinkalike.measures.statistics.separation import separation
 from thinkalike.measures.statistics.student import student_p, student_t
+from thinkalike.measures.stitching.both_directions import BothDirections, Unexplained, both_directions, unexplained_by
 from thinkalike.measures.stitching.closed_forms import AffineMap, bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.measures.stitching.losses import CHUNK, token_kl, token_loss, unigram_entropy
-from thinkalike.measures.stitching.moments import Moments
+from thinkalike.measures.stitching.moments import RIDGE, Moments, PairMoments, PairStatistics
 from thinkalike.measures.stitching.outputs import OutputMatch, compare_outputs
 from thinkalike.measures.stitching.stitch import Stitch
 from thinkalike.measures.subjects.model_scores import ModelScores, Scored, model_scores
@@ -97,9 +98,11 @@ __all__ = [
     "MLEM",
     "NOISES",
     "PROPERTIES",
+    "RIDGE",
     "WHITENED",
     "AffineMap",
     "BatchMeans",
+    "BothDirections",
     "CKAResult",
     "CalibratedEstimate",
     "Chance",
@@ -124,12 +127,15 @@ __all__ = [
     "NeuralDistances",
     "NoiseCeiling",
     "OutputMatch",
+    "PairMoments",
+    "PairStatistics",
     "PredictionEstimate",
     "Properties",
     "RowGroups",
     "Scored",
     "Stitch",
     "TwoFactors",
+    "Unexplained",
     "agreement",
     "agreement_p",
     "alignment",
@@ -137,6 +143,7 @@ __all__ = [
     "bias_only",
     "bootstrap_difference",
     "bootstrap_interval",
+    "both_directions",
     "ceiling",
     "change_point",
     "cka",
@@ -205,6 +212,7 @@ __all__ = [
     "token_loss",
     "two_factor",
     "two_sided",
+    "unexplained_by",
     "unigram_entropy",
     "weighted_tau",
 ]

@@ -12,11 +12,12 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from thinkalike.measures.conditional.groups import RowGroups, groups_of
-from thinkalike.measures.conditional.linear import RIDGE, LinearPrediction
+from thinkalike.measures.conditional.linear import LinearPrediction
 from thinkalike.measures.kernels.hsic import FEWEST
 from thinkalike.measures.kernels.rows import rows_of
 from thinkalike.measures.statistics.batch_means import LayerPairEstimate, States
 from thinkalike.measures.statistics.estimate import Estimate
+from thinkalike.measures.stitching.moments import RIDGE
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.measures.stitching.moments import CUTOFF, LayerPair, Moments, PairMoments
+from thinkalike.measures.stitching.moments import CUTOFF, LayerPair, Moments, PairStatistics
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +27,10 @@ class AffineMap:
         weight, bias = self.weight.to(states.device, wide), self.bias.to(states.device, wide)
         return torch.nn.functional.linear(states.to(wide), weight, bias).to(states.dtype)
 
+    def __matmul__(self, first: AffineMap) -> AffineMap:
+        """Return the composition that applies `first`, then this map."""
+        return AffineMap(self.weight @ first.weight, self.weight @ first.bias + self.bias)
+
 
 def least_squares(moments: Moments, pair: LayerPair, ridge: float = 0.0, bias: bool = True) -> AffineMap:
     """Return the W, b with least Σᵢ ‖yᵢ - W xᵢ - b‖² + ridge ‖W‖².
@@ -42,7 +46,15 @@ def least_squares(moments: Moments, pair: LayerPair, ridge: float = 0.0, bias: b
     Raises:
         ValueError: The ridge is not a number >= 0; see `Moments.of`.
     """
-    statistics = _statistics(moments, pair, bias)
+    return least_squares_of(_statistics(moments, pair, bias), ridge)
+
+
+def least_squares_of(statistics: PairStatistics, ridge: float = 0.0) -> AffineMap:
+    """Return what `least_squares` does, from the statistics of one pair.
+
+    Raises:
+        ValueError: The ridge is not a number >= 0.
+    """
     return _through_means(statistics, _solve(statistics, ridge))
 
 
@@ -101,7 +113,7 @@ def bias_only(moments: Moments, pair: LayerPair) -> AffineMap:
     return _through_means(statistics, torch.eye(d, dtype=statistics.xx.dtype, device=statistics.xx.device))
 
 
-def _statistics(moments: Moments, pair: LayerPair, bias: bool) -> PairMoments:
+def _statistics(moments: Moments, pair: LayerPair, bias: bool) -> PairStatistics:
     """Return the statistics of a layer pair, about the means, or, for a map without b, about 0."""
     found = moments.of(pair)
     if bias:
@@ -111,11 +123,11 @@ def _statistics(moments: Moments, pair: LayerPair, bias: bool) -> PairMoments:
     return found._replace(mean_x=torch.zeros_like(x), mean_y=torch.zeros_like(y), xx=xx, xy=xy)
 
 
-def _through_means(statistics: PairMoments, weight: Float[Tensor, "e d"]) -> AffineMap:
+def _through_means(statistics: PairStatistics, weight: Float[Tensor, "e d"]) -> AffineMap:
     return AffineMap(weight, statistics.mean_y - weight @ statistics.mean_x)
 
 
-def _solve(statistics: PairMoments, ridge: float) -> Float[Tensor, "e d"]:
+def _solve(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
     if not 0 <= ridge < float("inf"):
         raise ValueError(f"ridge={ridge} is not a number >= 0")
     values, vectors = torch.linalg.eigh(statistics.xx)

@@ -7,6 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
+from thinkalike.measures.stitching.closed_forms import AffineMap
+
 KINDS = ("identity", "linear", "affine", "low_rank", "orthogonal")
 NORMS = ("none", "pre", "post")
 
@@ -41,6 +43,7 @@ class Stitch(nn.Module):
         if kind == "low_rank" and not 0 < rank <= min(width_in, width_out):
             raise ValueError(f"rank={rank} must lie between 1 and the smaller width, {min(width_in, width_out)}")
         self.kind, self.residual = kind, width_in == width_out and kind != "orthogonal"
+        self.norm, self.widths = norm, (width_in, width_out)
         self.pre = nn.LayerNorm(width_in) if norm == "pre" else nn.Identity()
         self.post = nn.LayerNorm(width_out) if norm == "post" else nn.Identity()
         with torch.random.fork_rng(devices=[]):
@@ -95,6 +98,27 @@ class Stitch(nn.Module):
             self.map.weight.copy_(departure)
         if self.map.bias is not None:
             self.map.bias.copy_(bias)
+
+    @torch.no_grad()
+    def affine(self) -> AffineMap:
+        """Return φ as one map W h + b in float64, with the identity and both factors of a low rank folded in.
+
+        Raises:
+            ValueError: There is a LayerNorm, with which φ is no affine map.
+        """
+        if self.norm != "none":
+            raise ValueError(f"a stitch with norm={self.norm} divides by the state's own spread: it is no affine map")
+        width_in, width_out = self.widths
+        weight, bias = torch.zeros(width_out, width_in), torch.zeros(width_out)
+        linear = [part for part in self.modules() if isinstance(part, nn.Linear)]  # one, or the two of a low rank
+        if linear:
+            first, last = linear[0], linear[-1]
+            weight = last.weight.double() if first is last else last.weight.double() @ first.weight.double()
+            bias = bias if last.bias is None else last.bias
+        weight = weight.double()
+        if self.residual:
+            weight = weight + torch.eye(width_in).to(weight)
+        return AffineMap(weight, bias.to(weight))
 
 
 def _start(linear: nn.Linear, *, zero: bool) -> None:
