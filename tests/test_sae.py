@@ -210,7 +210,7 @@ def rotation_of(d: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("d", "chance"), [(96, 0.126), (128, 0.103)])
 def test_through_a_fitted_rotation_it_is_the_native_one_and_through_a_wrong_one_it_is_at_chance(d, chance):
-    """Chance is what the autoencoder explains of states that are rotated at random; it is not 0, and .27 at width 32."""
+    """Chance is what the autoencoder explains of states that are rotated at random: not 0, and .27 at width 32."""
     source, sae = planted(6_000, d)
     target = 1.7 * source @ rotation_of(d).T + torch.randn(d)
     native = explained(sae, source[4_000:])
