@@ -38,6 +38,7 @@ FLOORS = {
     "tables": 3,
     "store": 2,
     "states": 3,
+    "stitches": 3,
     "evaluation": 3,
     "processes": 3,
     "loggers": 3,

@@ -12,6 +12,8 @@ _HOME = {
     "results": "thinkalike.listing",
     "FrozenModel": "thinkalike.models",
     "load_model": "thinkalike.models",
+    "StitchMap": "thinkalike.stitches",
+    "load_stitch": "thinkalike.stitches",
     "Stitch": "thinkalike.measures",
     "token_loss": "thinkalike.measures",
     "bootstrap_interval": "thinkalike.measures",

@@ -6,6 +6,7 @@ from thinkalike.config.doors.commands import command_line, command_words
 from thinkalike.config.doors.sweeps import Made
 from thinkalike.config.inputs import RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.layers import check_layers, pairs_of_layers
+from thinkalike.config.named import model_named
 from thinkalike.config.ranges import ranged
 from thinkalike.config.registry import KINDS, MEASURES, TASKS
 from thinkalike.config.relevance import NEUTRAL, neutral, relevant
@@ -50,6 +51,7 @@ __all__ = [
     "from_yaml",
     "jobs_of",
     "measure_schema",
+    "model_named",
     "neutral",
     "options",
     "own_process",
