@@ -10,6 +10,7 @@ from thinkalike.errors import ConfigError, one_of
 
 SAE_STARTS = ("random", "least_squares", "transferred")
 WIDEST = 10**7
+LOOKS = 13  # at the report, after the one at the start
 
 
 # ruff: noqa: UP045
@@ -66,6 +67,11 @@ class SAEConfig(Checked, part="sae"):
         return list(dict.fromkeys([self.start, *self.beside]))
 
     @property
+    def factors(self) -> list[float]:
+        """All multiples of the rate, 1 first."""
+        return list(dict.fromkeys([1.0, *self.rates]))
+
+    @property
     def active(self) -> int | None:
         """How many latents are active at once; None: a ReLU."""
         return self.k if self.activation == "topk" else None
@@ -79,3 +85,8 @@ class SAEConfig(Checked, part="sae"):
     def steps(self) -> int:
         """The steps of training, of whole buffers."""
         return self.tokens // self.buffer * self.steps_per_buffer
+
+    @property
+    def looks(self) -> list[int]:
+        """The steps before which the report is looked at: 0, the end, and between them half an octave apart."""
+        return sorted({0, *(round(self.steps * 2 ** (-place / 2)) for place in range(LOOKS))})

@@ -16,10 +16,11 @@ from torch import Tensor
 from thinkalike.data import TokenRows
 from thinkalike.evaluation.language import next_token_losses
 from thinkalike.evaluation.stitches import last_states
-from thinkalike.measures import SparseAutoencoder, dead_latents, sae_loss, spread_of, sum_by_document
+from thinkalike.measures import SparseAutoencoder, spread_of, sum_by_document
 from thinkalike.models import FrozenModel
 
-TOKENS = 4096  # in memory at once
+TOKENS = 4096  # that a model reads at once
+LATENTS = 2**20  # that are in memory at once: more leave the cache of a CPU
 
 
 class SiteStates(NamedTuple):
@@ -84,14 +85,15 @@ def kept_by_document(saes: SparseAutoencoder, own: SiteStates, count: int) -> Ke
     Args:
         count: How many documents there are.
     """
-    errors = torch.zeros(len(saes.W_enc), count, dtype=torch.float64)
-    active, dead = torch.zeros(len(errors)), torch.ones(len(errors), saes.f, dtype=torch.bool)
-    for states, documents in zip(own.states.split(TOKENS), own.documents.split(TOKENS), strict=True):
-        errors += sum_by_document(sae_loss(saes, states)[1].cpu(), documents, count)
-        latents = saes.encode(states)
-        active += (latents > 0).sum((-2, -1)).cpu() / len(own.states)
-        dead &= dead_latents(latents).cpu()
-    return Kept(errors, active, dead.float().mean(-1))
+    several, latents = saes.b_enc.shape
+    errors, uses = torch.zeros(several, count, dtype=torch.float64), torch.zeros(several, latents, dtype=torch.long)
+    batch = max(LATENTS // saes.b_enc.numel(), 1)
+    for states, documents in zip(own.states.split(batch), own.documents.split(batch), strict=True):
+        active = saes.encode(states)
+        missed = (saes.decode(active) - states).square().sum(-1)
+        errors += sum_by_document(missed.cpu(), documents, count)
+        uses += active.count_nonzero(-2).cpu()
+    return Kept(errors, uses.sum(-1) / len(own.states), (uses == 0).double().mean(-1))
 
 
 @torch.no_grad()

@@ -24,6 +24,7 @@ _HOME = {
     "learning_curves": "stitching",
     "penalties": "stitching",
     "penalty_map": "stitching",
+    "sae_curves": "saes",
     "distances": "populations",
     "groups_by_depth": "populations",
     "agreement": "agreements",

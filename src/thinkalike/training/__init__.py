@@ -4,8 +4,9 @@ from thinkalike.training.finetuning import Finetuning
 from thinkalike.training.flops import Place, speed, step_operations, stitching_step
 from thinkalike.training.pretraining import MaskedPretraining, Pretraining
 from thinkalike.training.run import Run, fit, loggers_of
-from thinkalike.training.saes import SAEFit, SAETraining, looks_at
+from thinkalike.training.saes import SAEFit, SAETraining
 from thinkalike.training.schedules import momenta, peak_rate, rate
+from thinkalike.training.steps import StepBatches
 from thinkalike.training.stitching import Fit, StitchTraining
 
 __all__ = [
@@ -17,10 +18,10 @@ __all__ = [
     "Run",
     "SAEFit",
     "SAETraining",
+    "StepBatches",
     "StitchTraining",
     "fit",
     "loggers_of",
-    "looks_at",
     "momenta",
     "peak_rate",
     "rate",

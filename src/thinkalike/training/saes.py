@@ -20,7 +20,6 @@ from thinkalike.models import FrozenModel
 from thinkalike.training.steps import SteppedModule
 
 BETAS = (0.9, 0.99)  # of Adam: a short memory, as many jobs have a few hundred steps
-LOOKS, APART = 13, 0.5  # at the report after the start, the last one at the end, and the octaves between two of them
 
 
 class SAEFit(NamedTuple):
@@ -37,18 +36,12 @@ class SAEFit(NamedTuple):
     seed: int = 0
 
 
-def looks_at(steps: int) -> list[int]:
-    """Return the steps before which the report is looked at: 0, the end, and between them half an octave apart."""
-    return sorted({0, *(round(steps * 2 ** (-APART * place)) for place in range(LOOKS))})
-
-
 class SAETraining(SteppedModule):
     """Trains autoencoders on (h - mean) / scale; its state holds them and never the model.
 
     The rate is constant, so that what stands after n tokens is what a training of n tokens ends with.
 
     Attributes:
-        looks: see `looks_at`.
         errors: (looks, fits, documents) Σ‖h - ĥ‖² of the report in the model's own units.
         active, dead: (looks, fits), see `Kept`.
         curve: (steps, fits) the share of the mean square of the states of a step that was not explained before it.
@@ -78,12 +71,11 @@ class SAETraining(SteppedModule):
         self.places = [[i for i, fit in enumerate(fits) if fit.factor == factor] for factor in self.factors]
         begins = [[standardised(fits[i].begins, mean, scale) for i in places] for places in self.places]
         self.stacks = nn.ModuleList(map(SparseAutoencoder.stacked, begins))
-        self.looks = looks_at(config.steps)
         self.errors: Tensor
         self.active: Tensor
         self.dead: Tensor
         self.curve: Tensor
-        looked = (len(self.looks), len(fits))
+        looked = (len(config.looks), len(fits))
         self.register_buffer("errors", torch.full((*looked, int(report.documents.max()) + 1), torch.nan))
         self.register_buffer("active", torch.full(looked, torch.nan))
         self.register_buffer("dead", torch.full(looked, torch.nan))
@@ -91,8 +83,8 @@ class SAETraining(SteppedModule):
         self._buffer: list[Float[Tensor, "s n d"]] | None = None  # for each stack, in the order of each of its fits
 
     def training_step(self, rows: Int[Tensor, "b t"], _: int) -> Tensor:
-        if self.global_step in self.looks:
-            self.look(self.looks.index(self.global_step))
+        if self.global_step in self.config.looks:
+            self.look(self.config.looks.index(self.global_step))
         place = self.global_step % self.repeats
         if place == 0 or self._buffer is None:
             self._buffer = self._states(rows)

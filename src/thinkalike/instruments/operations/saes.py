@@ -1,98 +1,103 @@
-"""Operations of sparse autoencoders: d wide, f latents. What a start costs before any training, and each token after it.
+"""Operations of sparse autoencoders, d wide with f latents: what a start takes before training, and each token then.
 
-A source that has been trained before costs nothing; what carries it over does.
+A source that was trained before costs nothing; all that carries it over is counted, the passes that gather states too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 from thinkalike.config import SAEConfig, TrainConfig
 from thinkalike.job import Phase, Shapes
 from thinkalike.models import Operations
 
-EIGEN = 9.0  # d³ for the eigenvalues and vectors of a symmetric matrix (Golub & Van Loan, section 8.3)
+EIGEN = 9.0  # d³ for eigenvalues and eigenvectors of a symmetric matrix (Golub & Van Loan 2013, section 8.3)
 
 
-def of_passes(model: Operations, layer: int, tokens: float, context: int) -> float:
-    """Return the operations of reading so many tokens up to the site: 2 per weight and token, and attention."""
-    return tokens * model.forward(0, layer + 1, context)
+class Site(NamedTuple):
+    """The width of a site, and the operations of one token of the frozen model up to it."""
+
+    width: int
+    passing: float
+
+    @classmethod
+    def of(cls, model: Operations, width: int, layer: int, context: int) -> Site:
+        return cls(width, model.forward(0, layer + 1, context))
 
 
 def of_training(tokens: float, d: int, f: int) -> float:
-    """Return 10 n d f: two products forward, and the gradients of both maps and of the latents; states get none."""
+    """Return 10 n d f: two products forward, and gradients of both maps and of the latents; states get none."""
     return 10.0 * tokens * d * f
 
 
-def of_encoding(tokens: float, d: int, f: int) -> float:
+def of_rebuilding(tokens: float, d: int, f: int) -> float:
     """Return 4 n d f: latents, and the states that they stand for."""
     return 4.0 * tokens * d * f
 
 
-def of_maps(tokens: float, d: int, e: int) -> float:
-    """Return what maps in both directions between widths d and e take, products of states and solutions."""
-    return 2.0 * tokens * (d * d + d * e + e * e) + of_solution(d, e) + of_solution(e, d)
+def of_solution(d: int, e: int) -> float:
+    """Return what the map of least squares from width d to width e takes, given its moments."""
+    return EIGEN * d**3 + 4.0 * d * d * e
+
+
+def of_moments(tokens: float, d: int, e: int) -> float:
+    """Return what the products of states of widths d and e take."""
+    return 2.0 * tokens * (d * d + d * e + e * e)
 
 
 def of_carrying(d: int, e: int, f: int) -> float:
-    """Return 4 d e f + 2 d f + 2 d e: both weights, and both biases, through maps from width d to width e and back."""
-    return 4.0 * d * e * f + 2.0 * d * f + 2.0 * d * e
+    """Return what the weights of an autoencoder of width d take through maps to width e and back."""
+    return 4.0 * d * e * f
 
 
-def of_decoder(tokens: float, d: int, f: int) -> float:
-    """Return what the decoder of least squares takes: latents, products with the states, and the solution."""
-    return 2.0 * tokens * (d * f + f * f + f * d + d * d) + of_solution(f, d)
-
-
-def of_solution(d: int, e: int) -> float:
-    """Return what the map of least squares from width d to width e takes: eigenvectors, and two products with them."""
-    return EIGEN * d**3 + 4.0 * e * d * d + 2.0 * d * e
-
-
-def before_training(start: str, config: SAEConfig, model: Any, source: Any = None, *, fitted: bool = True) -> float:
-    """Return the operations of a start, with the passes that gather the states for it.
+def of_start(start: str, config: SAEConfig, seen: float, own: Site, source: Site | None = None) -> float:
+    """Return the operations of a start before any training.
 
     Args:
-        model, source: have `operations`, `width` and `context`, as shapes have; the source is that of `transferred`.
-        fitted: whether maps are fitted; else they are those of a stitch that is there, and cost nothing more.
+        seen: the share of a row's tokens whose states are read.
+        own, source: of the model that is trained on, and of the one that `transferred` comes from.
     """
-    tokens = float(config.map_tokens)
-    if start == "random":
-        return 0.0
-    own = of_passes(model.operations, config.layer, tokens, model.context)
+    read, d, f = float(config.map_tokens), own.width, config.width
     if start == "least_squares":
-        return own + of_decoder(tokens, model.width, config.width)
-    layer = config.layer if config.source_layer is None else config.source_layer
-    carrying = of_carrying(source.width, model.width, config.width)
-    if not fitted:
-        return carrying
-    read = own + of_passes(source.operations, layer, tokens, model.context)
-    return read + of_maps(tokens, source.width, model.width) + carrying
+        gathering = read * own.passing + 2.0 * seen * read * d * f
+        return gathering + of_moments(seen * read, f, d) + of_solution(f, d)
+    if start == "random" or source is None:
+        return 0.0
+    if config.stitch:
+        return of_carrying(source.width, d, f)
+    e = source.width
+    gathering = read * (own.passing + source.passing) + of_moments(seen * read, e, d)
+    return gathering + of_solution(e, d) + of_solution(d, e) + of_carrying(e, d, f)
 
 
-def each_token(config: SAEConfig, model: Any) -> float:
-    """Return the operations of one token of training: the frozen model up to the site, and a step's share."""
-    seen = 1 - config.skip_first_tokens / model.context
-    return of_passes(model.operations, config.layer, 1.0, model.context) + of_training(seen, model.width, config.width)
+def of_token(config: SAEConfig, seen: float, own: Site) -> float:
+    """Return the operations of one token of training: the frozen model's, and the autoencoder's."""
+    return own.passing + of_training(seen, own.width, config.width)
 
 
-def phases_of(config: TrainConfig, shapes: Shapes) -> list[Phase]:
-    """Return the phases of a job; an SAE of the source that is not there yet is a job of its own."""
+def phases_of(config: TrainConfig, shapes: Shapes, source_layer: int) -> list[Phase]:
+    """Return the phases of a job; autoencoders of a source that are not there yet are a job of their own.
+
+    Args:
+        shapes: of "model" and, if there is one, "source".
+    """
     if "model" not in shapes:
         return []
     sae, model, source = config.sae, shapes["model"], shapes.get("source")
-    known = [start for start in sae.starts if start != "transferred" or source]
-    fits = len(sae.starts) * (1 + len(sae.rates)) * sae.seeds
-    tokens, report = float(sae.steps // sae.steps_per_buffer * sae.buffer), float(config.data.report_tokens or 0)
-    looks = fits * of_encoding(14.0 * min(sae.curve_tokens, report), model.width, sae.width) * bool(tokens)
-    training = of_passes(model.operations, sae.layer, tokens, model.context)
-    training += fits * of_training(tokens, model.width, sae.width) + looks
-    starts = sae.seeds * sum(before_training(start, sae, model, source, fitted=not sae.stitch) for start in known)
-    spliced = (1 + len(sae.starts) * sae.seeds) * model.forward(report, full=True)
-    found: list[tuple[str, float, Mapping[str, float]]] = [
-        ("starts", starts, {each.name: float(sae.map_tokens) for each in (model, source) if each}),
-        ("training", training, {model.name: tokens}),
-        ("report", spliced, {model.name: report}),
+    row = config.data.context or min(shape.context for shape in shapes.values())
+    seen = 1 - min(sae.skip_first_tokens / row, 1)
+    own = Site.of(model.operations, model.width, sae.layer, row)
+    other = Site.of(source.operations, source.width, source_layer, row) if source else None
+    tokens, report = float(sae.steps * sae.tokens_per_step), float(config.data.report_tokens or 0)
+    fits = len(sae.starts) * len(sae.factors) * sae.seeds
+    starts = sae.seeds * sum(of_start(start, sae, seen, own, other) for start in sae.starts)
+    looks = of_rebuilding(fits * len(sae.looks) * min(sae.curve_tokens, report), own.width, sae.width)
+    training = tokens * own.passing + fits * of_training(seen * tokens, own.width, sae.width) + looks
+    spliced = (2 + 2 * len(sae.starts) * sae.seeds) * model.forward(report, row, full=True)
+    read = {each.name: float(sae.map_tokens) for each in (model, source) if each}
+    phases = [
+        Phase("starts", starts, read),
+        Phase("training", training, {model.name: tokens}),
+        Phase("report", spliced, {model.name: report}),
     ]
-    return [Phase(name, taken, read) for name, taken, read in found if taken]
+    return [phase for phase in phases if phase.operations]
