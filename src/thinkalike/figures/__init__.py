@@ -25,6 +25,7 @@ _HOME = {
     "penalties": "stitching",
     "penalty_map": "stitching",
     "sae_curves": "saes",
+    "sae_transfers": "saes",
     "distances": "populations",
     "groups_by_depth": "populations",
     "agreement": "agreements",

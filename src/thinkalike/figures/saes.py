@@ -20,6 +20,17 @@ def sae_curves(curves: pd.DataFrame, folder: Path) -> None:
         save(figure, folder, "explained_variance")
 
 
+def sae_transfers(curves: pd.DataFrame, folder: Path) -> None:
+    """Draw the same of several transfers, one panel for each."""
+    names = list(dict.fromkeys(curves["transfer"]))
+    with canvas(3.2 * len(names), 3.1, 1, len(names), squeeze=False) as (figure, panels):
+        for axes, name in zip(panels[0], names, strict=True):
+            draw_courses(axes, curves[curves["transfer"] == name])
+            axes.set_title(name, fontsize=8)
+        panels[0][0].legend(frameon=False, fontsize=7)
+        save(figure, folder, "explained_variance")
+
+
 def draw_courses(axes: Any, curves: pd.DataFrame) -> None:
     """Draw the curves of all starts into given axes; the best rate is chosen at each look."""
     for number, (start, rows) in enumerate(curves.groupby("start", sort=False)):

@@ -46,8 +46,8 @@ def of_moments(tokens: float, d: int, e: int) -> float:
 
 
 def of_carrying(d: int, e: int, f: int) -> float:
-    """Return what the weights of an autoencoder of width d take through maps to width e and back."""
-    return 4.0 * d * e * f
+    """Return what an autoencoder of width d takes through maps to width e and back: both weights, both biases."""
+    return 4.0 * d * e * f + 2.0 * d * (e + f)
 
 
 def of_start(start: str, config: SAEConfig, seen: float, own: Site, source: Site | None = None) -> float:

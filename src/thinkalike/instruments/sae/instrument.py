@@ -59,12 +59,13 @@ class SparseAutoencoders(
         with work.phase("report"):
             table, courses = table_of(setting, made), courses_of(setting, made)
         _save(setting, made, work.job.aside)
+        arrays = {"errors": made.errors.float(), "spread": made.spread, "missed": made.missed}
         tables = {"curves": curves(setting, made)}
         if len(courses) > 1:
-            tables |= {"savings": savings_table(courses), "break_even": break_even_table(courses)}
+            tables["savings"], arrays["saved"] = savings_table(courses)
+            tables["break_even"] = break_even_table(courses)
         last = table[table["start"] == config.sae.start].iloc[-1]
         numbers = ("explained_variance", "loss_recovered", "dead_latents", "active_latents")
-        arrays = {"errors": made.errors.float(), "spread": made.spread, "missed": made.missed}
         models = [each.describe() for each in (setting.model, setting.source) if each]
         return Outcome(
             table,

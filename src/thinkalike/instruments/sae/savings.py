@@ -71,30 +71,32 @@ def over_seeds(values: Float[Tensor, "*b seeds"]) -> Estimate:
     return interval_around(values.mean(-1), student_t(0.95, seeds - 1) * values.std(-1) / math.sqrt(seeds))
 
 
-def savings_table(courses: Sequence[Course]) -> pd.DataFrame:
+def savings_table(courses: Sequence[Course]) -> tuple[pd.DataFrame, Float[Tensor, "rows seeds"]]:
     """Return what each start saves against each before it in the list, one row for each look after the first.
 
     `reached` is the share of seeds that got to the other's figure at all; `saved` counts too much for the others.
+
+    Returns:
+        The table with means over seeds and intervals, and the share that each seed saves, row by row.
     """
-    tables = []
-    for number, against in enumerate(courses):
-        for course in courses[number + 1 :]:
-            saved, reached = savings(course, against), course.reaches(against.explained.double()).isfinite()[1:]
-            tables.append(
-                pd.DataFrame(
-                    {
-                        "start": course.start,
-                        "against": against.start,
-                        "tokens": against.tokens[1:],
-                        "explained_variance": against.explained[1:].mean(-1).tolist(),
-                        "flops": [float(against.operations(torch.tensor(float(n)))) for n in against.tokens[1:]],
-                        **ends_of("saved", over_seeds(saved)),
-                        "reached": reached.double().mean(-1).tolist(),
-                        "seeds": saved.shape[1],
-                    }
-                )
-            )
-    return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+    pairs = [(course, against) for number, against in enumerate(courses) for course in courses[number + 1 :]]
+    by_seed = [savings(course, against) for course, against in pairs]
+    tables = [
+        pd.DataFrame(
+            {
+                "start": course.start,
+                "against": against.start,
+                "tokens": against.tokens[1:],
+                "explained_variance": against.explained[1:].mean(-1).tolist(),
+                "flops": against.operations(torch.tensor(against.tokens[1:]).double()).tolist(),
+                **ends_of("saved", over_seeds(saved)),
+                "reached": course.reaches(against.explained.double()).isfinite()[1:].double().mean(-1).tolist(),
+                "seeds": saved.shape[1],
+            }
+        )
+        for (course, against), saved in zip(pairs, by_seed, strict=True)
+    ]
+    return pd.concat(tables, ignore_index=True), torch.cat(by_seed)
 
 
 def break_even(course: Course, against: Course) -> Float[Tensor, " seeds"]:
