@@ -11,6 +11,7 @@ from thinkalike.config.ranges import ranged
 from thinkalike.config.registry import KINDS, MEASURES, TASKS
 from thinkalike.config.relevance import NEUTRAL, neutral, relevant
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
+from thinkalike.config.saes import SAE_STARTS, SAEConfig
 from thinkalike.config.several import as_target, jobs_of
 from thinkalike.config.spelling import check_option, check_overrides
 from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, StitchConfig, TrainerConfig
@@ -21,6 +22,7 @@ __all__ = [
     "MEASURES",
     "NEUTRAL",
     "RUNS",
+    "SAE_STARTS",
     "TASKS",
     "AnalyzeConfig",
     "DataConfig",
@@ -32,6 +34,7 @@ __all__ = [
     "PairsConfig",
     "PopulationConfig",
     "PretrainConfig",
+    "SAEConfig",
     "StimuliConfig",
     "StitchConfig",
     "TrainConfig",

@@ -8,6 +8,7 @@ TASKS = {
     "stitch": "thinkalike.instruments.stitching.instrument",
     "pretrain": "thinkalike.instruments.pretraining",
     "nli": "thinkalike.instruments.finetuning",
+    "sae": "thinkalike.instruments.sae.instrument",
 }
 MEASURES = {
     "loss": "thinkalike.instruments.loss",
@@ -31,4 +32,5 @@ MEASURES = {
     "court": "thinkalike.court.job",
     "atlas": "thinkalike.atlas.job",
 }
-KINDS = {"stitching": TASKS["stitch"], "pretraining": TASKS["pretrain"], "nli": TASKS["nli"], **MEASURES}  # of results
+OF_TASKS = {"stitching": TASKS["stitch"], "pretraining": TASKS["pretrain"], "nli": TASKS["nli"], "sae": TASKS["sae"]}
+KINDS = OF_TASKS | MEASURES  # of results

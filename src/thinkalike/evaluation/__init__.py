@@ -1,4 +1,4 @@
-"""What models, stitches and classifiers lose on text, without any training; and what tokens alone explain."""
+"""What models, stitches, classifiers and autoencoders lose on text, without training; and what tokens alone explain."""
 
 from thinkalike.evaluation.bits_per_byte import (
     BITS,
@@ -21,6 +21,16 @@ from thinkalike.evaluation.intervals import document_numbers, ends_of, number_of
 from thinkalike.evaluation.language import BATCH_TOKENS, held_out_loss, masked_losses, next_token_losses, rows_at_once
 from thinkalike.evaluation.likeness import Likeness, LikenessBatch, LikenessSums, codes_of, likeness_of
 from thinkalike.evaluation.reports import report_share, rows_of_moments
+from thinkalike.evaluation.saes import (
+    Kept,
+    SiteStates,
+    SplicedLosses,
+    kept_by_document,
+    site_states,
+    spliced_losses,
+    spread_by_document,
+    states_after,
+)
 from thinkalike.evaluation.stitches import (
     LayerPair,
     Maps,
@@ -42,6 +52,7 @@ __all__ = [
     "BigramMeans",
     "ClassLosses",
     "IdentityStitches",
+    "Kept",
     "LayerPair",
     "Likeness",
     "LikenessBatch",
@@ -49,6 +60,8 @@ __all__ = [
     "Maps",
     "Reader",
     "ResidualSums",
+    "SiteStates",
+    "SplicedLosses",
     "Thresholds",
     "TokenMeans",
     "alignment_scalars",
@@ -65,6 +78,7 @@ __all__ = [
     "ends_of",
     "held_out_loss",
     "identity_stitches",
+    "kept_by_document",
     "last_states",
     "likeness_of",
     "masked_losses",
@@ -76,7 +90,11 @@ __all__ = [
     "residual_sums",
     "rows_at_once",
     "rows_of_moments",
+    "site_states",
+    "spliced_losses",
+    "spread_by_document",
     "state_moments",
+    "states_after",
     "states_onwards",
     "verdict",
     "with_ends",

@@ -25,6 +25,8 @@ _HOME = {
     "penalties": "stitching",
     "penalty_map": "stitching",
     "transfer_maps": "maps",
+    "sae_curves": "saes",
+    "sae_transfers": "saes",
     "distances": "populations",
     "groups_by_depth": "populations",
     "agreement": "agreements",

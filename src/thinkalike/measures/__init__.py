@@ -4,7 +4,8 @@ Code outside imports from here: `kernels` (HSIC, CKA), `mlem` (metric-learning e
 comparators, crossnobis, distance correlation), `shape` (Procrustes, SVCCA, soft matching), `neighbours` (who is near
 whom), `outputs` (divergence of logits), `calibration` (the contract of measures of layer pairs, nulls and p-values),
 `conditional` (likeness given the token, and linear prediction), `stitching` (maps between models, and their losses),
-`subjects` (noise ceilings, models in several subjects), `statistics` (estimates with their intervals).
+`sae` (sparse autoencoders, and how they are carried from one stream to another), `subjects` (noise ceilings, models in
+several subjects), `statistics` (estimates with their intervals).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,10 @@ from thinkalike.measures.neighbours.mutual import mutual_knn, mutual_knn_matrix
 from thinkalike.measures.neighbours.sets import jaccard, second_order_cosine
 from thinkalike.measures.neighbours.within import NeighbourEstimate, NeighboursGivenToken
 from thinkalike.measures.outputs.divergence import disagreement, jensen_shannon
+from thinkalike.measures.sae.autoencoder import SparseAutoencoder
+from thinkalike.measures.sae.carrying import carried, in_own_units, standardised, with_fitted_decoder
+from thinkalike.measures.sae.saelens import SavedSAE, load_sae, save_sae
+from thinkalike.measures.sae.scores import dead_latents, explained_variance, loss_recovered, sae_loss, spread_of
 from thinkalike.measures.shape.procrustes import procrustes_distance
 from thinkalike.measures.shape.soft_matching import soft_matching
 from thinkalike.measures.shape.subspaces import svcca
@@ -132,7 +137,9 @@ __all__ = [
     "PredictionEstimate",
     "Properties",
     "RowGroups",
+    "SavedSAE",
     "Scored",
+    "SparseAutoencoder",
     "Stitch",
     "TwoFactors",
     "Unexplained",
@@ -144,6 +151,7 @@ __all__ = [
     "bootstrap_difference",
     "bootstrap_interval",
     "both_directions",
+    "carried",
     "ceiling",
     "change_point",
     "cka",
@@ -152,6 +160,7 @@ __all__ = [
     "compare",
     "compare_outputs",
     "crossnobis",
+    "dead_latents",
     "disagreement",
     "distance_correlation",
     "distance_vectors",
@@ -159,6 +168,7 @@ __all__ = [
     "draw",
     "dual_variance",
     "effective_number",
+    "explained_variance",
     "feature_importance",
     "flips",
     "fold_interval",
@@ -166,6 +176,7 @@ __all__ = [
     "grouped",
     "hsic0",
     "hsic1",
+    "in_own_units",
     "interval_around",
     "jaccard",
     "jackknife",
@@ -174,6 +185,8 @@ __all__ = [
     "least_squares",
     "leave_one_out",
     "leverage",
+    "load_sae",
+    "loss_recovered",
     "mantel",
     "matrix_agreement",
     "mds",
@@ -194,12 +207,16 @@ __all__ = [
     "rows_of",
     "rsa",
     "rsa_estimate",
+    "sae_loss",
+    "save_sae",
     "second_order_cosine",
     "separation",
     "soft_matching",
     "span",
     "spearman",
     "splits",
+    "spread_of",
+    "standardised",
     "stimulus_folds",
     "student_p",
     "student_t",
@@ -215,6 +232,7 @@ __all__ = [
     "unexplained_by",
     "unigram_entropy",
     "weighted_tau",
+    "with_fitted_decoder",
 ]
 
 
