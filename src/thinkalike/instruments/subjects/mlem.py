@@ -127,9 +127,7 @@ def show_group(result: Result, shown: int) -> None:
         number_column("layer", scores["layer"]),
         number_column("held-out ρ", [span(row.score, row.low, row.high) for row in rows]),
         number_column("noise ceiling", [f"{row.lower:.3f} to {row.upper:.3f}" for row in rows]),
-        text_column(
-            "most important features", [_top(profiles[profiles["layer"] == row.layer], shown, True) for row in rows]
-        ),
+        text_column("most important features", [_top(each, shown, with_ends=True) for each in layers]),
     ]
     where = "each one's numbers are in table.csv and scores.csv"
     show_table(Table(f"mean over {count} subjects with intervals over them; {where}", columns))
