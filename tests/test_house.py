@@ -26,6 +26,7 @@ FLOORS = {
     "errors": 0,
     "interrupts": 0,
     "caches": 0,
+    "progress": 0,
     "config": 1,  # knows errors, and nothing else
     "digests": 1,  # knows caches
     "memory": 1,
@@ -35,7 +36,7 @@ FLOORS = {
     "tokenizers": 1,
     "models": 2,
     "data": 2,
-    "measures": 2,  # knows errors and kinds at most: no models, files or configuration
+    "measures": 2,  # knows errors, progress and kinds at most: no models, files or configuration
     "tables": 3,
     "store": 2,
     "states": 3,

@@ -33,12 +33,11 @@ from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.interrupts import asked, at_boundaries, stop
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models import FrozenModel, checkpoint_fingerprint, load_model, same_vocabulary
+from thinkalike.progress import doing
 from thinkalike.screen import Table, number_column, show_table, text_column
 from thinkalike.store import Result
 from thinkalike.training import Run, fit
 from thinkalike.training.steps import SteppedModule
-
-log = logging.getLogger(__name__)
 
 STATE = "court"
 
@@ -192,9 +191,9 @@ def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str,
     rows: list[dict[str, Any]] = [] if kept is None else kept["rows"]
     work.keep(STATE, {"rows": rows})  # so that a first training which a signal ends can go on, too
     for number, entry in enumerate(table[len(rows) :], len(rows) + 1):
-        log.info("source %d of %d: %s", number, len(table), entry.name)
         try:
-            said = verdicts(Evidence(entry.made(bench.setting), bench))
+            with doing(f"source {number} of {len(table)}: {entry.name}"):
+                said = verdicts(Evidence(entry.made(bench.setting), bench))
         except ValueError as error:
             raise DataError(f"the source '{entry.name}' of {bench.setting.target.name}: {error}") from error
         rows.append({"source": entry.name, "kind": entry.kind, **said})

@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, as_target, compose_job
-from thinkalike.errors import ConfigError, ResourceError
+from thinkalike.errors import ConfigError, ResourceError, listed
 from thinkalike.instruments import passes, run_jobs
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models import label
 from thinkalike.papers.claims import Claim, claims_table, counts_of
+from thinkalike.progress import doing
 from thinkalike.screen import Column, Table, number_column, show_table, text_column
 from thinkalike.store import Headline, Result
 
@@ -162,9 +163,10 @@ class Experiment(
         jobs = [job_of(config, part) for part in parts]
         found: dict[int, Result] = {}
         for places in passes(jobs):
-            labels = "; ".join(parts[place].label for place in places)
-            log.info("%d of %d: %s", len(found) + len(places), len(parts), labels)
-            found |= zip(places, _results([jobs[place] for place in places]), strict=True)
+            first, last = len(found) + 1, len(found) + len(places)
+            which = f"job {last}" if first == last else f"jobs {first} to {last}"
+            with doing(f"{which} of {len(parts)}: {listed([parts[place].label for place in places])}"):
+                found |= zip(places, _results([jobs[place] for place in places]), strict=True)
         results = {part.label: found[place] for place, part in enumerate(parts)}
         return {"case": _Finished(replace(case, results=results))}
 

@@ -16,6 +16,7 @@ from thinkalike.measures.kernels.rows import rows_of
 from thinkalike.measures.statistics.batch_means import BatchMeans, LayerPairEstimate, States
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.jackknifing import jackknife, leave_one_out
+from thinkalike.progress import counted
 
 NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing
 AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone
@@ -187,7 +188,7 @@ class LayerMeans(BatchMeans):
     ) -> tuple[Float[Tensor, "p l m"], Float[Tensor, "l m"]]:
         """Return the values of all permutations, and their mean over those that leave next to no row in its place."""
         generator, found, home = torch.Generator().manual_seed(number), [], []
-        for _ in range(self.permutations):
+        for _ in counted(range(self.permutations), "permutation"):
             order = permuted_rows(owners, generator)
             home.append((order == torch.arange(len(owners))).double().mean())
             order = order.to(place)
