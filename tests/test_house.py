@@ -26,15 +26,17 @@ FLOORS = {
     "errors": 0,
     "interrupts": 0,
     "caches": 0,
+    "progress": 0,
     "config": 1,  # knows errors, and nothing else
     "digests": 1,  # knows caches
     "memory": 1,
+    "screen": 1,
     "hub": 1,  # knows errors
     "kinds": 1,
     "tokenizers": 1,
     "models": 2,
     "data": 2,
-    "measures": 2,  # knows errors and kinds at most: no models, files or configuration
+    "measures": 2,  # knows errors, progress and kinds at most: no models, files or configuration
     "tables": 3,
     "store": 2,
     "states": 3,
@@ -59,6 +61,7 @@ OWNERS = {
     "hydra": "config",
     "omegaconf": "config",
     "transformer_lens": "models",
+    "rich": "screen",
     "conllu": "data",
     "datasets": "data",
     "httpx2": "hub",
@@ -137,6 +140,20 @@ def test_a_planted_breach_is_found(part, source):
 )
 def test_a_rightful_import_is_not(part, source):
     assert breaches(part, source) == []
+
+
+JOBS = ("instruments", "court", "atlas", "papers", "forecast", "job")  # what they print goes through `screen`
+
+
+def test_jobs_print_what_fits_the_screen():
+    files = [file for file in FILES if part_of(file) in JOBS]
+    assert [str(file) for file in files if prints(file.read_text())] == []
+    assert prints((SRC / "thinkalike" / "screen" / "tables.py").read_text()), "control"
+
+
+def prints(source: str) -> bool:
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return any(ast.unparse(call.func) == "print" for call in calls)
 
 
 # --------------------------------------------------------------------------------------------------------- the package

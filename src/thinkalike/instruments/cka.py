@@ -17,6 +17,7 @@ from thinkalike.instruments.operations.layer_pairs import Widths, of_grams
 from thinkalike.measures import span
 from thinkalike.measures.kernels.hsic import FEWEST
 from thinkalike.models import FrozenModel
+from thinkalike.screen import show_text
 from thinkalike.states import ModelRuns, StateBatches
 from thinkalike.store import Result
 
@@ -108,4 +109,4 @@ class LayerCKA(WithChance, kind="cka", version=2, reads=("model", "target", "dat
         super().show(result)
         if "distance" in result.scalars:
             value, low, high = (result.scalars[name] for name in ("distance", "distance_low", "distance_high"))
-            print(f"  distance between the models (equation 2): {span(value, low, high, '.4f')}")
+            show_text(f"distance between the models (equation 2): {span(value, low, high, '.4f')}", indent=2)

@@ -28,6 +28,7 @@ from thinkalike.models.checkpoints.tokenizers import check_tokenizer, puts_bos
 from thinkalike.models.families import FAMILIES, Family, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
+from thinkalike.progress import doing
 
 READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".txt", ".model"}  # configuration, weights, tokenizer
 LONGEST = 1024  # tokens per row, of models that can take more
@@ -89,7 +90,7 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
     config = configured(model, settings)
     one_of("model.family", config.family, ("auto", *FAMILIES))
     own_label = label(config)
-    with explained(config):
+    with explained(config), doing(f"model {name or own_label}"):
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
         config = replace(config, path=str(folder_of(config))) if config.mini else config
         with reached(config) as (place, revision):

@@ -67,11 +67,13 @@ class SteppedModule(pl.LightningModule):
 
     Attributes:
         latest: the loss of the last step, on the device.
+        last_read: the loss that was last read from the device; None before the first reading.
         seconds, steps_here: how long the steps of this run took, and how many those are; 0 before it has ended.
     """
 
     latest: Float[Tensor, ""]
     repeats: int = 1  # how many steps read the same rows
+    last_read: float | None = None
 
     def __init__(
         self, rows: Int[Tensor, "rows width"], tokens_per_step: int, steps: int, seed: int, context: int | None = None
@@ -129,6 +131,7 @@ class SteppedModule(pl.LightningModule):
             metrics = dict(
                 zip((*names, "loss"), torch.cat([own[: len(names)], self.latest[None]]).tolist(), strict=True)
             )
+            self.last_read = metrics["loss"]
             for logger in self.loggers:
                 logger.log_metrics(metrics, step=self.global_step)
 

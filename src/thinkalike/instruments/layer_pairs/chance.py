@@ -14,6 +14,7 @@ from thinkalike.errors import ConfigError, one_of
 from thinkalike.instruments.layer_pairs.frame import LayerPairs
 from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
 from thinkalike.measures import FEW_DOCUMENTS, CalibratedEstimate, Chance
+from thinkalike.screen import show_text
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,8 @@ class WithChance(LayerPairs):
         super().show(result)
         if "largest_p" in result.scalars:
             calibrated, p = (result.scalars[name] for name in ("largest_calibrated", "largest_p"))
-            print(f"  closest layers: {calibrated:+.4f} above chance (of 1), p = {p:.3g} among all layer pairs")
+            chance = f"{calibrated:+.4f} above chance (of 1), p = {p:.3g} among all layer pairs"
+            show_text(f"closest layers: {chance}", indent=2)
 
 
 def _chance(estimates: Any) -> Chance | None:

@@ -15,6 +15,7 @@ from thinkalike.measures.calibration.documents import count_documents, documents
 from thinkalike.measures.kernels.rows import rows_of
 from thinkalike.measures.statistics.batch_means import BatchMeans, States
 from thinkalike.measures.statistics.jackknifing import leave_one_out
+from thinkalike.progress import counted
 
 NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing
 SIDES = ("source", "target")
@@ -154,7 +155,7 @@ class LayerMeans(BatchMeans):
         """Return the values of all permutations, and their mean over those that leave next to no row in its place."""
         moves = permutations_of(owners, self.permutations, number)
         found = []
-        for order in moves.orders.to(place):
+        for order in counted(moves.orders.to(place), "permutation"):
             found.append(self.measure.compare(sources, [self.measure.moved(each, order) for each in targets]))
         null = torch.stack(found).double().cpu()
         return null, null[moves.away].mean(0)

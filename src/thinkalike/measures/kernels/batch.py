@@ -23,6 +23,7 @@ from thinkalike.measures.kernels.centring import CentredRows, Workspace, centre,
 from thinkalike.measures.kernels.hsic import FEWEST, enough_rows
 from thinkalike.measures.kernels.kernel_alignment import layer_hsics
 from thinkalike.measures.kernels.rows import RowChoice
+from thinkalike.progress import counted
 
 
 class Options(NamedTuple):
@@ -134,7 +135,7 @@ class Batch:
         own += [tuple(len(front) + back.index(place) for place in models[model]) for model in targets]
         blocks = Blocks(own, [(sources.index(a), len(sources) + targets.index(b)) for a, b in across])
         found = []
-        for order in moves.orders.to(layers[0].rows.device):
+        for order in counted(moves.orders.to(layers[0].rows.device), "permutation"):
             permuted = [layers[place]._replace(rows=layers[place].rows[order]) for place in back]
             hsics = self._hsics([*(layers[place] for place in front), *permuted], blocks, within)
             found.append([hsics[pair] for pair in blocks.pairs])
