@@ -4,11 +4,14 @@ Code outside imports from here: `kernels` (HSIC, CKA), `mlem` (metric-learning e
 comparators, crossnobis, distance correlation), `shape` (Procrustes, SVCCA, soft matching), `neighbours` (who is near
 whom), `outputs` (divergence of logits), `calibration` (the contract of measures of layer pairs, nulls and p-values),
 `conditional` (likeness given the token, and linear prediction), `stitching` (maps between models, and their losses),
-`subjects` (noise ceilings, models in several subjects), `statistics` (estimates with their intervals).
+`subjects` (noise ceilings, models in several subjects), `statistics` (estimates with their intervals), `arguments`
+(NumPy arrays, DataFrames and lists, which every function here takes where it wants a tensor).
 """
 
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
+from thinkalike.measures.arguments.annotations import takes_arrays
 from thinkalike.measures.calibration.contract import LayerMeasure
 from thinkalike.measures.calibration.documents import FEW_DOCUMENTS, permuted_rows
 from thinkalike.measures.calibration.every import layer_measures
@@ -207,6 +210,11 @@ __all__ = [
     "unigram_entropy",
     "weighted_tau",
 ]
+
+for _name in __all__:
+    if isfunction(_function := globals().get(_name)):
+        globals()[_name] = takes_arrays(_function)
+        globals()[_name].__module__ = __name__  # where pickle finds it
 
 
 def __getattr__(name: str) -> Any:

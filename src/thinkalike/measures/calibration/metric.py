@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.measures.arguments.annotations import takes_arrays
 from thinkalike.measures.calibration.contract import LayerMeasure
 from thinkalike.measures.calibration.documents import count_documents, permuted_rows
 from thinkalike.measures.kernels.rows import rows_of
@@ -81,6 +82,7 @@ class LayerMeans(BatchMeans):
         self._levels: dict[int, Tensor] = {}  # of each batch, (l, m)
         self._documents: dict[int, int] = {}
 
+    @takes_arrays
     def update(
         self,
         source: States,

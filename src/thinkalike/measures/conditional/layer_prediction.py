@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from thinkalike.measures.arguments.annotations import takes_arrays
 from thinkalike.measures.conditional.groups import RowGroups, groups_of
 from thinkalike.measures.conditional.linear import RIDGE, LinearPrediction
 from thinkalike.measures.kernels.hsic import FEWEST
@@ -52,6 +53,7 @@ class LayerPredictions:
         """Whether there is a batch that judges."""
         return any(number >= self.fit_batches for number in self._used)
 
+    @takes_arrays
     @torch.no_grad()
     def update(
         self,

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.measures.arguments.annotations import takes_arrays
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.jackknifing import jackknife
 from thinkalike.measures.stitching.moments import CUTOFF, LayerPair, LayerStates, Moments, PairMoments
@@ -41,6 +42,7 @@ class LinearPrediction:
         self._sums: dict[int, Tensor] = {}  # by batch: (pair, direction, squares of residuals and of states)
         self._factors: dict[tuple[int, int], Tensor] = {}  # by direction and layer
 
+    @takes_arrays
     def fit(self, sources: LayerStates, targets: LayerStates) -> None:
         """Add the states of the same n rows in both models to fit on, see `Moments.update`.
 
@@ -51,6 +53,7 @@ class LinearPrediction:
             raise ValueError("the maps have been judged already: give all batches to fit on first")
         self.moments.update(sources, targets)
 
+    @takes_arrays
     @torch.no_grad()
     def judge(self, sources: LayerStates, targets: LayerStates, number: int | None = None) -> None:
         """Add a batch of held-out rows.

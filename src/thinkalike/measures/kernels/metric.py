@@ -12,6 +12,8 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torchmetrics import Metric
 
+from thinkalike.measures.arguments.annotations import takes_arrays
+from thinkalike.measures.arguments.values import Array
 from thinkalike.measures.kernels.batch import Batch, Options
 from thinkalike.measures.kernels.centring import Workspace
 from thinkalike.measures.kernels.kernel_alignment import check_choices, layer_names
@@ -80,13 +82,14 @@ class CKA(Metric):
         self.set_dtype(torch.float64)
         self._workspace = Workspace()
 
+    @takes_arrays
     def update(
         self,
-        source_states: Sequence[Float[Tensor, " ..."]],
-        target_states: Sequence[Float[Tensor, " ..."]],
-        mask: Shaped[Tensor, " ..."] | None = None,
+        source_states: Sequence[Float[Array, " ..."]],
+        target_states: Sequence[Float[Array, " ..."]],
+        mask: Shaped[Array, " ..."] | None = None,
         number: int | None = None,
-        groups: Int[Tensor, " ..."] | None = None,
+        groups: Int[Array, " ..."] | None = None,
     ) -> None:
         """Add one batch: the same tokens through both models.
 
@@ -104,8 +107,9 @@ class CKA(Metric):
                 is added.
         """
         number = len(self.records) if number is None else number
-        states, names = [source_states, target_states], ("source", "target")
-        self.update_pairs([self], [(0, 1)], states, mask, number, groups, names=names)
+        states: Any = [source_states, target_states]
+        names = ("source", "target")
+        self.update_pairs([self], [(0, 1)], states, mask, number, groups, names=names)  # type: ignore[arg-type]
 
     @staticmethod
     def update_pairs(

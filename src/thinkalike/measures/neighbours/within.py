@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from thinkalike.measures.arguments.annotations import takes_arrays
 from thinkalike.measures.conditional.groups import groups_of
 from thinkalike.measures.neighbours.mutual import chance_share, mutual_knn_matrix
 from thinkalike.measures.statistics.batch_means import BatchMeans, LayerPairEstimate, States
@@ -43,6 +44,7 @@ class NeighboursGivenToken(BatchMeans):
         self.k = k
         self._groups: dict[int, Tensor] = {}  # by the number of the batch: chance, rows in groups, rows
 
+    @takes_arrays
     def update(
         self,
         source: States,

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from thinkalike.measures.arguments.annotations import takes_arrays
 from thinkalike.measures.kernels.rows import rows_of
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.jackknifing import as_batches, jackknife, leave_one_out
@@ -55,6 +56,7 @@ class BatchMeans:
         """Whether there is a batch."""
         return bool(self._matrices)
 
+    @takes_arrays
     def update(self, source: States, target: States, mask: Bool[Tensor, " ..."] | None = None, number: int = 0) -> None:
         """Add one batch: the same tokens, or rows, in both models.
 

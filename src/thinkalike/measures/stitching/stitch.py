@@ -7,6 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
+from thinkalike.measures.arguments.annotations import takes_arrays
+
 KINDS = ("identity", "linear", "affine", "low_rank", "orthogonal")
 NORMS = ("none", "pre", "post")
 
@@ -63,6 +65,7 @@ class Stitch(nn.Module):
             return orthogonal(linear)
         return linear
 
+    @takes_arrays
     def forward(self, residual: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
         weight = next(self.parameters(), None)  # φ computes in its own precision, whatever that of the models
         state = self.pre(residual if weight is None else residual.to(weight.dtype))

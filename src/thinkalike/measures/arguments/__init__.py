@@ -1,0 +1,1 @@
+"""What functions are given: arrays of any sort, made into tensors."""
