@@ -17,7 +17,7 @@ from typing import Any
 from thinkalike import measures
 
 STUB = Path(__file__).resolve().parents[1] / "src" / "thinkalike" / "measures" / "__init__.pyi"
-HEAD = '''"""What type checkers see of this package, by `python docs/make_stub.py`: functions take arrays of every sort."""
+HEAD = '''"""What type checkers see, by `python docs/make_stub.py`: every function takes arrays of every sort."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.measures.arguments.values import Array
+from thinkalike.arguments import Array
 from thinkalike.measures.distances.neural import DistanceChoice
 from thinkalike.measures.stitching.losses import Finish
 from thinkalike.measures.stitching.moments import LayerPair

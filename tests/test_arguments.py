@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import thinkalike
 from thinkalike import measures
+from thinkalike.arguments import takes_arrays, tensor_of
 from thinkalike.measures import (
     CKA,
     MLEM,
@@ -40,8 +41,6 @@ from thinkalike.measures import (
     token_loss,
     weighted_tau,
 )
-from thinkalike.measures.arguments.annotations import takes_arrays
-from thinkalike.measures.arguments.values import tensor_of
 
 N, D = 24, 4
 DRAWN = torch.Generator().manual_seed(0)

@@ -32,10 +32,11 @@ FLOORS = {
     "memory": 1,
     "hub": 1,  # knows errors
     "kinds": 1,
+    "arguments": 1,
     "tokenizers": 1,
     "models": 2,
     "data": 2,
-    "measures": 2,  # knows errors and kinds at most: no models, files or configuration
+    "measures": 2,  # knows arguments, errors and kinds at most: no models, files or configuration
     "tables": 3,
     "store": 2,
     "states": 3,

@@ -4,14 +4,15 @@ Code outside imports from here: `kernels` (HSIC, CKA), `mlem` (metric-learning e
 comparators, crossnobis, distance correlation), `shape` (Procrustes, SVCCA, soft matching), `neighbours` (who is near
 whom), `outputs` (divergence of logits), `calibration` (the contract of measures of layer pairs, nulls and p-values),
 `conditional` (likeness given the token, and linear prediction), `stitching` (maps between models, and their losses),
-`subjects` (noise ceilings, models in several subjects), `statistics` (estimates with their intervals), `arguments`
-(NumPy arrays, DataFrames and lists, which every function here takes where it wants a tensor).
+`subjects` (noise ceilings, models in several subjects), `statistics` (estimates with their intervals).
+
+Every function here takes NumPy arrays, DataFrames and lists, too, where it wants a tensor; see `thinkalike.arguments`.
 """
 
 from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
-from thinkalike.measures.arguments.annotations import takes_arrays
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.calibration.contract import LayerMeasure
 from thinkalike.measures.calibration.documents import FEW_DOCUMENTS, permuted_rows
 from thinkalike.measures.calibration.every import layer_measures

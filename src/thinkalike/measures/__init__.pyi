@@ -1,4 +1,4 @@
-"""What type checkers see of this package, by `python docs/make_stub.py`: functions take arrays of every sort."""
+"""What type checkers see, by `python docs/make_stub.py`: every function takes arrays of every sort."""
 
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.measures.arguments.values import Array
+from thinkalike.arguments import Array
 from thinkalike.measures.calibration.contract import LayerMeasure as LayerMeasure
 from thinkalike.measures.calibration.documents import FEW_DOCUMENTS as FEW_DOCUMENTS
 from thinkalike.measures.calibration.metric import CalibratedEstimate as CalibratedEstimate

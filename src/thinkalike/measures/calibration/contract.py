@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.arguments.annotations import takes_arrays
+from thinkalike.arguments import takes_arrays
 
 Compare = Callable[[Any, Any], Tensor]
 CompareAll = Callable[[Sequence[Any], Sequence[Any]], Tensor]

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.measures.arguments.annotations import takes_arrays
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.calibration.contract import LayerMeasure
 from thinkalike.measures.calibration.documents import count_documents, permuted_rows
 from thinkalike.measures.kernels.rows import rows_of
@@ -48,7 +48,7 @@ class Chance:
     documents: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CalibratedEstimate(LayerPairEstimate):
     """A measure of l layers of a source with m of a target; `chance` is None unless there were permutations."""
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.measures.arguments.annotations import takes_arrays
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.kernels.centring import all_alike, common_dtype
 from thinkalike.measures.kernels.rows import rows_of
 

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from thinkalike.measures.arguments.annotations import takes_arrays
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.conditional.groups import RowGroups, groups_of
 from thinkalike.measures.conditional.linear import RIDGE, LinearPrediction
 from thinkalike.measures.kernels.hsic import FEWEST
@@ -20,7 +20,7 @@ from thinkalike.measures.statistics.batch_means import LayerPairEstimate, States
 from thinkalike.measures.statistics.estimate import Estimate
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PredictionEstimate(LayerPairEstimate):
     """Held-out R² of each target layer from each source layer, (l, m); within a model, of its columns from its rows.
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.measures.arguments.annotations import takes_arrays
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.jackknifing import jackknife
 from thinkalike.measures.stitching.moments import CUTOFF, LayerPair, LayerStates, Moments, PairMoments

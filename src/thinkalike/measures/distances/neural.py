@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.arguments.annotations import takes_arrays
+from thinkalike.arguments import takes_arrays
 
 DISTANCES = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference", "precomputed")
 GIVEN = "given"  # squared distances themselves, which are no choice but come from `NeuralDistances.given`

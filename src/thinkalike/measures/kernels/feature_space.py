@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.measures.arguments.annotations import takes_arrays
-from thinkalike.measures.arguments.values import Array
+from thinkalike.arguments import Array, takes_arrays
 from thinkalike.measures.kernels.centring import all_alike
 from thinkalike.measures.kernels.hsic import cancels, enough_rows, unbiased_from_sums
 from thinkalike.measures.kernels.kernel_alignment import alignment, layer_names

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float
@@ -22,7 +23,7 @@ class ModelDistance(Estimate):
     clipped: int  # CKA values outside [-1, 1], which only rounding can give
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CKAResult(LayerPairEstimate):
     """CKA between l layers of a source and m of a target, with 95 % jackknife intervals over batches.
 
@@ -34,8 +35,10 @@ class CKAResult(LayerPairEstimate):
     calibrated: Estimate | None
     leverage_source: Float[Tensor, " l"]  # largest of any batch, see `leverage`
     leverage_target: Float[Tensor, " m"]
-    hsics: Float[Tensor, "b k k"] = field(repr=False)  # of each batch in the order of their numbers; k = l + m
+    hsics: Float[Tensor, "b k k"]  # of each batch in the order of their numbers; k = l + m
     aggregate: str
+
+    label: ClassVar[str] = "CKA"
 
     def difference(self, first: tuple[int, int], second: tuple[int, int]) -> Estimate:
         """Return the CKA of one layer pair minus that of another, paired over batches.

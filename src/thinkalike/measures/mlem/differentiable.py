@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from thinkalike.measures.arguments.annotations import takes_arrays
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.mlem.features import Features
 from thinkalike.measures.mlem.levels.ridge import level_ridge, pair_sizes
 from thinkalike.measures.mlem.prediction import predict

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.arguments.values import tensor_of
+from thinkalike.arguments import tensor_of
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances
 from thinkalike.measures.mlem.columns import Columns, Level
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.measures.arguments.annotations import takes_arrays
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.stitching.moments import CUTOFF, LayerPair, Moments, PairMoments
 
 

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.measures.arguments.annotations import takes_arrays
+from thinkalike.arguments import takes_arrays
 
 LayerPair = tuple[int, int]  # layer of the source, layer of the target
 ModelLayer = tuple[str, int]  # "source" or "target", and its layer

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
-from thinkalike.measures.arguments.annotations import takes_arrays
+from thinkalike.arguments import takes_arrays
 
 KINDS = ("identity", "linear", "affine", "low_rank", "orthogonal")
 NORMS = ("none", "pre", "post")
@@ -43,6 +43,7 @@ class Stitch(nn.Module):
         if kind == "low_rank" and not 0 < rank <= min(width_in, width_out):
             raise ValueError(f"rank={rank} must lie between 1 and the smaller width, {min(width_in, width_out)}")
         self.kind, self.residual = kind, width_in == width_out and kind != "orthogonal"
+        self.norm, self.widths = norm, (width_in, width_out)
         self.pre = nn.LayerNorm(width_in) if norm == "pre" else nn.Identity()
         self.post = nn.LayerNorm(width_out) if norm == "post" else nn.Identity()
         with torch.random.fork_rng(devices=[]):
@@ -64,6 +65,9 @@ class Stitch(nn.Module):
                 linear.weight.copy_(torch.eye(width_in))
             return orthogonal(linear)
         return linear
+
+    def extra_repr(self) -> str:
+        return f"{self.kind}, {self.widths[0]} -> {self.widths[1]}"
 
     @takes_arrays
     def forward(self, residual: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import AbstractArray, Shaped
 from torch import Tensor
 
-from thinkalike.measures.arguments.values import tensor_of
+from thinkalike.arguments.values import tensor_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 NAMES = ("groups", "labels")  # whole numbers that stand for names, which may be given themselves

@@ -1,1 +1,0 @@
-"""What functions are given: arrays of any sort, made into tensors."""
