@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config.compose import HOW_IT_RUNS, compose_job
-from thinkalike.config.inputs import ModelConfig
+from thinkalike.config.compose import compose_job
+from thinkalike.config.inputs import HOW_IT_RUNS, ModelConfig
 from thinkalike.config.repositories import is_folder
 from thinkalike.config.roots import AnalyzeConfig
 from thinkalike.config.spelling import check_option
