@@ -16,7 +16,8 @@ import torch
 from jaxtyping import TypeCheckError
 
 import thinkalike
-from thinkalike.measures import Stitch, token_loss
+from thinkalike.measures.kernels.kernel_alignment import alignment
+from thinkalike.measures.stitching.losses import token_loss
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 FILES = sorted((SRC / "thinkalike").rglob("*.py"))
@@ -33,10 +34,11 @@ FLOORS = {
     "screen": 1,
     "hub": 1,  # knows errors
     "kinds": 1,
+    "arguments": 1,
     "tokenizers": 1,
     "models": 2,
     "data": 2,
-    "measures": 2,  # knows errors, progress and kinds at most: no models, files or configuration
+    "measures": 2,  # knows arguments, errors, progress and kinds at most: no models, files or configuration
     "tables": 3,
     "store": 2,
     "states": 3,
@@ -192,15 +194,14 @@ def test_a_wrong_shape_is_caught_by_its_signature():
     """The canary: each of these would run, or fail elsewhere, if the hook were off."""
     states, targets = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
     token_loss(states, torch.nn.Identity(), targets)
-    Stitch("identity", 4, 4)(states)
     with pytest.raises(TypeCheckError, match="token_loss"):
         token_loss(states[:4], torch.nn.Identity(), targets)
     with pytest.raises(TypeCheckError, match="token_loss"):
         token_loss(states[None], torch.nn.Identity(), targets)
-    with pytest.raises(TypeCheckError, match="forward"):
-        Stitch("identity", 4, 4)(states.long())
-    with pytest.raises(TypeCheckError, match="forward"):
-        Stitch("identity", 4, 4)(torch.tensor(1.0))
+    with pytest.raises(TypeCheckError, match="alignment"):
+        alignment(states.long()[:4])
+    with pytest.raises(TypeCheckError, match="alignment"):
+        alignment(torch.tensor(1.0))
 
 
 # --------------------------------------------------------------------------------------------------------------- files

@@ -6,10 +6,14 @@ whom), `outputs` (divergence of logits), `calibration` (the contract of measures
 `conditional` (likeness given the token, and linear prediction), `stitching` (maps between models, and their losses),
 `sae` (sparse autoencoders, and how they are carried from one stream to another), `subjects` (noise ceilings, models in
 several subjects), `statistics` (estimates with their intervals).
+
+Every function here takes NumPy arrays, DataFrames and lists, too, where it wants a tensor; see `thinkalike.arguments`.
 """
 
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.calibration.chance import CalibratedEstimate, Chance
 from thinkalike.measures.calibration.contract import LayerMeasure
 from thinkalike.measures.calibration.documents import FEW_DOCUMENTS, permuted_rows
@@ -234,6 +238,11 @@ __all__ = [
     "weighted_tau",
     "with_fitted_decoder",
 ]
+
+for _name in __all__:
+    if isfunction(_function := globals().get(_name)):
+        globals()[_name] = takes_arrays(_function)
+        globals()[_name].__module__ = __name__  # where pickle finds it
 
 
 def __getattr__(name: str) -> Any:

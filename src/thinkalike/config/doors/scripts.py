@@ -18,6 +18,7 @@ from thinkalike.config.compose import CONF, SCHEMAS, measures_of, models_of, par
 from thinkalike.config.doors import commands
 from thinkalike.config.doors.exits import OneLineErrors, Stdout
 from thinkalike.config.doors.sweeps import JOBS, Made, in_sweep, jobs_of_sweep, noted, sweep
+from thinkalike.config.pair import with_default_target
 from thinkalike.config.spelling import check_overrides
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.interrupts import follow_parent, heeded
@@ -81,6 +82,7 @@ def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Job],
                 overrides = [word for word in words if word[:1] in "+~" or ("=" in word and word[0] != "-")]
                 check_overrides(overrides, schema)
                 parsed = parse_overrides(overrides)
+                sys.argv += with_default_target(name, overrides)[len(overrides) :]
                 register(measures_of(parsed) if name == "analyze" and not asking else (), models_of(parsed))
                 if {"-m", "--multirun"} & set(words):
                     os.environ[JOBS] = jobs_of_sweep(parsed)

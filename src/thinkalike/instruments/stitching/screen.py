@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from thinkalike.evaluation import number_of_documents
+from thinkalike.instruments.stitching.sentence import sentence
 from thinkalike.instruments.stitching.table import BESIDE
 from thinkalike.screen import Column, Table, number_column, show_table, text_column
 from thinkalike.store import Result
@@ -36,9 +37,14 @@ LITTLE = 0.1  # R² given the token, in the worse direction
 
 
 def show_stitches(result: Result) -> None:
-    """Print the tables of each direction, and warn of what makes a low penalty doubtful."""
-    for _, table in result.table.groupby(["source", "target"], sort=False):
+    """Print the tables of each direction, warn of what makes a low penalty doubtful, and say what was found."""
+    directions = [table for _, table in result.table.groupby(["source", "target"], sort=False)]
+    for table in directions:
         _show_direction(result, table)
+    for figure in (path for path in result.figures if path.suffix == ".png"):
+        print(f"figure: {figure}")
+    for table in directions:
+        print(sentence(table))
 
 
 def _show_direction(result: Result, table: pd.DataFrame) -> None:

@@ -39,7 +39,7 @@ class Chance:
     documents: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CalibratedEstimate(LayerPairEstimate):
     """A measure of l layers of a source with m of a target; `chance` is None unless there were permutations."""
 

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.calibration.chance import CalibratedEstimate, Chance, chance_of
 from thinkalike.measures.calibration.contract import LayerMeasure
 from thinkalike.measures.calibration.documents import count_documents, documents_of_rows, permutations_of
@@ -48,6 +49,7 @@ class LayerMeans(BatchMeans):
         self._levels: dict[int, Tensor] = {}  # of each batch, (l, m)
         self._documents: dict[int, int] = {}
 
+    @takes_arrays
     def update(
         self,
         source: States,

@@ -17,7 +17,7 @@ from thinkalike.measures.statistics.jackknifing import jackknife
 from thinkalike.progress import counted
 
 Layers = (
-    Sequence[Tensor | NeuralDistances] | Float[Tensor, "l n d"]
+    Sequence[Float[Tensor, "_ _"] | NeuralDistances] | Float[Tensor, "l n d"]
 )  # states of the same n stimuli, of any widths; or their distances
 
 OF_LAYER = "the distances of layer"  # what an error calls a row

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torchmetrics import Metric
 
+from thinkalike.arguments import Array, takes_arrays
 from thinkalike.measures.kernels.batch import Batch, Options
 from thinkalike.measures.kernels.centring import Workspace
 from thinkalike.measures.kernels.kernel_alignment import check_choices, layer_names
@@ -80,14 +81,15 @@ class CKA(Metric):
         self.set_dtype(torch.float64)
         self._workspace = Workspace()
 
+    @takes_arrays
     def update(
         self,
-        source_states: Sequence[Float[Tensor, " ..."]],
-        target_states: Sequence[Float[Tensor, " ..."]],
-        mask: Shaped[Tensor, " ..."] | None = None,
+        source_states: Sequence[Float[Array, " ..."]],
+        target_states: Sequence[Float[Array, " ..."]],
+        mask: Shaped[Array, " ..."] | None = None,
         number: int | None = None,
-        groups: Int[Tensor, " ..."] | None = None,
-        documents: Int[Tensor, " ..."] | None = None,
+        groups: Int[Array, " ..."] | None = None,
+        documents: Int[Array, " ..."] | None = None,
     ) -> None:
         """Add one batch: the same tokens through both models.
 
@@ -107,8 +109,8 @@ class CKA(Metric):
                 rows. Nothing is added.
         """
         number = len(self.records) if number is None else number
-        states, names = [source_states, target_states], ("source", "target")
-        self.update_pairs([self], [(0, 1)], states, mask, number, groups, documents, names=names)
+        batch: Any = [source_states, target_states], mask, number, groups, documents  # which are tensors by now
+        self.update_pairs([self], [(0, 1)], *batch, names=("source", "target"))
 
     @staticmethod
     def update_pairs(
@@ -151,6 +153,24 @@ class CKA(Metric):
         for metric, side in zip(metrics, sides, strict=True):
             metric.records = [*metric._batches(), records[side].to(metric.device)]
             metric._computed = None  # what torchmetrics keeps of an earlier `compute`
+
+    def plot(self, val: CKAResult | None = None, ax: Any = None) -> tuple[Any, Any]:
+        """Draw the CKA of all layer pairs; returns figure and axes, as other metrics of torchmetrics do.
+
+        Args:
+            val: A result of `compute` or `forward`; by default that of all batches so far.
+            ax: Where to draw; by default in a new figure.
+
+        Raises:
+            ValueError: There was no batch.
+        """
+        return (self.compute() if val is None else val).plot(ax)
+
+    def __repr__(self) -> str:
+        usual = {"estimator": "unbiased", "aggregate": "ratio_of_means", "kernel": "linear", "flatten": "token"}
+        usual |= {"given": "none", "null": False}
+        chosen = [f", {key}={value!r}" for key in usual if (value := getattr(self, key)) != usual[key]]
+        return f"CKA({self.source_layers}, {self.target_layers}{''.join(chosen)}; {len(self._batches())} batches)"
 
     def forward(self, *args: Any, **kwargs: Any) -> CKAResult:
         """Add one batch as `update` does, and return its own CKA."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -23,7 +23,7 @@ class ModelDistance(Estimate):
     clipped: int  # CKA values outside [-1, 1], which only rounding can give
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CKAResult(CalibratedEstimate):
     """CKA between l layers of a source and m of a target, with 95 % jackknife intervals over batches.
 
@@ -32,8 +32,10 @@ class CKAResult(CalibratedEstimate):
 
     leverage_source: Float[Tensor, " l"]  # largest of any batch, see `leverage`
     leverage_target: Float[Tensor, " m"]
-    hsics: Float[Tensor, "b k k"] = field(repr=False)  # of each batch in the order of their numbers; k = l + m
+    hsics: Float[Tensor, "b k k"]  # of each batch in the order of their numbers; k = l + m
     aggregate: str
+
+    label: ClassVar[str] = "CKA"
 
     def difference(self, first: tuple[int, int], second: tuple[int, int]) -> Estimate:
         """Return the CKA of one layer pair minus that of another, paired over batches.

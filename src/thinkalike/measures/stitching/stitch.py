@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.stitching.closed_forms import AffineMap
 
 KINDS = ("identity", "linear", "affine", "low_rank", "orthogonal")
@@ -66,6 +67,10 @@ class Stitch(nn.Module):
             return orthogonal(linear)
         return linear
 
+    def extra_repr(self) -> str:
+        return f"{self.kind}, {self.widths[0]} -> {self.widths[1]}"
+
+    @takes_arrays
     def forward(self, residual: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
         weight = next(self.parameters(), None)  # φ computes in its own precision, whatever that of the models
         state = self.pre(residual if weight is None else residual.to(weight.dtype))

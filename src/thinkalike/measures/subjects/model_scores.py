@@ -86,7 +86,7 @@ def model_scores(
     *,
     resamples: int = 1000,
     seed: int = 0,
-    groups: Tensor | None = None,
+    groups: Int[Tensor, " n"] | None = None,
 ) -> ModelScores:
     """Compare the distances of m models with those of s subjects, and do so again in resamples of the stimuli.
 
