@@ -8,10 +8,10 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.arguments import Array
+from thinkalike.measures.calibration.chance import CalibratedEstimate as CalibratedEstimate
+from thinkalike.measures.calibration.chance import Chance as Chance
 from thinkalike.measures.calibration.contract import LayerMeasure as LayerMeasure
 from thinkalike.measures.calibration.documents import FEW_DOCUMENTS as FEW_DOCUMENTS
-from thinkalike.measures.calibration.metric import CalibratedEstimate as CalibratedEstimate
-from thinkalike.measures.calibration.metric import Chance as Chance
 from thinkalike.measures.calibration.metric import LayerMeans as LayerMeans
 from thinkalike.measures.conditional.groups import FEW as FEW
 from thinkalike.measures.conditional.groups import RowGroups as RowGroups
@@ -34,6 +34,8 @@ from thinkalike.measures.mlem.features import Features as Features
 from thinkalike.measures.mlem.importance import Importance as Importance
 from thinkalike.measures.neighbours.within import NeighbourEstimate as NeighbourEstimate
 from thinkalike.measures.neighbours.within import NeighboursGivenToken as NeighboursGivenToken
+from thinkalike.measures.sae.autoencoder import SparseAutoencoder as SparseAutoencoder
+from thinkalike.measures.sae.saelens import SavedSAE as SavedSAE
 from thinkalike.measures.statistics.batch_means import BatchMeans as BatchMeans
 from thinkalike.measures.statistics.batch_means import LayerPairEstimate as LayerPairEstimate
 from thinkalike.measures.statistics.estimate import Estimate as Estimate
@@ -41,11 +43,16 @@ from thinkalike.measures.statistics.populations import Grouped as Grouped
 from thinkalike.measures.statistics.properties import PROPERTIES as PROPERTIES
 from thinkalike.measures.statistics.properties import Properties as Properties
 from thinkalike.measures.statistics.student import student_t as student_t
+from thinkalike.measures.stitching.both_directions import BothDirections as BothDirections
+from thinkalike.measures.stitching.both_directions import Unexplained as Unexplained
 from thinkalike.measures.stitching.closed_forms import AffineMap as AffineMap
 from thinkalike.measures.stitching.losses import CHUNK as CHUNK
 from thinkalike.measures.stitching.losses import Finish
+from thinkalike.measures.stitching.moments import RIDGE as RIDGE
 from thinkalike.measures.stitching.moments import LayerPair
 from thinkalike.measures.stitching.moments import Moments as Moments
+from thinkalike.measures.stitching.moments import PairMoments as PairMoments
+from thinkalike.measures.stitching.moments import PairStatistics as PairStatistics
 from thinkalike.measures.stitching.outputs import OutputMatch as OutputMatch
 from thinkalike.measures.stitching.stitch import Stitch as Stitch
 from thinkalike.measures.subjects.model_scores import ModelScores as ModelScores
@@ -64,9 +71,11 @@ __all__ = [
     "MLEM",
     "NOISES",
     "PROPERTIES",
+    "RIDGE",
     "WHITENED",
     "AffineMap",
     "BatchMeans",
+    "BothDirections",
     "CKAResult",
     "CalibratedEstimate",
     "Chance",
@@ -91,12 +100,17 @@ __all__ = [
     "NeuralDistances",
     "NoiseCeiling",
     "OutputMatch",
+    "PairMoments",
+    "PairStatistics",
     "PredictionEstimate",
     "Properties",
     "RowGroups",
+    "SavedSAE",
     "Scored",
+    "SparseAutoencoder",
     "Stitch",
     "TwoFactors",
+    "Unexplained",
     "agreement",
     "agreement_p",
     "alignment",
@@ -104,6 +118,8 @@ __all__ = [
     "bias_only",
     "bootstrap_difference",
     "bootstrap_interval",
+    "both_directions",
+    "carried",
     "ceiling",
     "change_point",
     "cka",
@@ -112,6 +128,7 @@ __all__ = [
     "compare",
     "compare_outputs",
     "crossnobis",
+    "dead_latents",
     "disagreement",
     "distance_correlation",
     "distance_vectors",
@@ -119,6 +136,7 @@ __all__ = [
     "draw",
     "dual_variance",
     "effective_number",
+    "explained_variance",
     "feature_importance",
     "flips",
     "fold_interval",
@@ -126,6 +144,7 @@ __all__ = [
     "grouped",
     "hsic0",
     "hsic1",
+    "in_own_units",
     "interval_around",
     "jaccard",
     "jackknife",
@@ -134,6 +153,8 @@ __all__ = [
     "least_squares",
     "leave_one_out",
     "leverage",
+    "load_sae",
+    "loss_recovered",
     "mantel",
     "matrix_agreement",
     "mds",
@@ -154,12 +175,16 @@ __all__ = [
     "rows_of",
     "rsa",
     "rsa_estimate",
+    "sae_loss",
+    "save_sae",
     "second_order_cosine",
     "separation",
     "soft_matching",
     "span",
     "spearman",
     "splits",
+    "spread_of",
+    "standardised",
     "stimulus_folds",
     "student_p",
     "student_t",
@@ -172,8 +197,10 @@ __all__ = [
     "token_loss",
     "two_factor",
     "two_sided",
+    "unexplained_by",
     "unigram_entropy",
     "weighted_tau",
+    "with_fitted_decoder",
 ]
 
 def agreement(labels: Int[Array, " m"], groups: Sequence[Hashable]) -> float: ...
@@ -201,6 +228,8 @@ def bootstrap_interval(
     seed: int = ...,
     together: bool = ...,
 ) -> Estimate: ...
+def both_directions(moments: PairMoments | PairStatistics, ridge: float = ...) -> BothDirections: ...
+def carried(sae: SparseAutoencoder, up: AffineMap, down: AffineMap) -> SparseAutoencoder: ...
 def ceiling(
     cells: Any,
     layers: Sequence[Float[Array, "n _"]],
@@ -229,6 +258,7 @@ def compare_outputs(
     chunk: int = ...,
 ) -> OutputMatch: ...
 def crossnobis(runs: Float[Array, "m n d"], noise: str = ...) -> Float[Tensor, "n n"]: ...
+def dead_latents(latents: Float[Array, "*s n f"]) -> Bool[Tensor, "*s f"]: ...
 def disagreement(X: Float[Array, "n v"], Y: Float[Array, "m w"]) -> Float[Tensor, ""]: ...
 def distance_correlation(X: Float[Array, "n d"], Y: Float[Array, "m e"]) -> Float[Tensor, ""]: ...
 def distance_vectors(layers: Layers, distance: DistanceChoice = ..., n: int | None = ...) -> Float[Tensor, "l p"]: ...
@@ -247,6 +277,7 @@ def dual_variance(
     both: Float[Array, "*b"], subjects: Float[Array, "*b"], stimuli: Float[Array, "*b"], s: int, n: int
 ) -> Float[Tensor, "*b"]: ...
 def effective_number(counts: Shaped[Array, " documents"]) -> float: ...
+def explained_variance(errors: Float[Array, "*s n"], spread: Float[Array, " n"]) -> Float[Tensor, "*s"]: ...
 def feature_importance(
     model: MLEM,
     X: Any,
@@ -270,6 +301,7 @@ def grouped(
 ) -> Grouped: ...
 def hsic0(K: Float[Array, "n n"], L: Float[Array, "n n"]) -> Float[Tensor, ""]: ...
 def hsic1(K: Float[Array, "n n"], L: Float[Array, "n n"]) -> Float[Tensor, ""]: ...
+def in_own_units(sae: SparseAutoencoder, mean: Float[Array, " d"], scale: float) -> SparseAutoencoder: ...
 def interval_around(value: Float[Array, "..."], half: Float[Array, "..."] | float) -> Estimate: ...
 def jaccard(X: Float[Array, "n d"], Y: Float[Array, "m e"], k: int = ...) -> Float[Tensor, ""]: ...
 def jackknife(value: Float[Array, "*s"], replicates: Float[Array, " b *s"], *, level: float = ...) -> Estimate: ...
@@ -278,6 +310,10 @@ def layer_measures(neighbours: int = ..., kept: float = ...) -> dict[str, LayerM
 def least_squares(moments: Moments, pair: LayerPair, ridge: float = ..., bias: bool = ...) -> AffineMap: ...
 def leave_one_out(values: Float[Array, " b *s"]) -> Float[Tensor, " b *s"]: ...
 def leverage(features: Float[Array, "n d"]) -> Float[Tensor, ""]: ...
+def load_sae(folder: str | os.PathLike[str]) -> SavedSAE: ...
+def loss_recovered(
+    clean: Float[Array, "..."], ablated: Float[Array, "..."], spliced: Float[Array, "..."]
+) -> Float[Tensor, "..."]: ...
 def mantel(
     layers: Layers,
     others: Layers | None = ...,
@@ -338,6 +374,10 @@ def rsa_estimate(
     seed: int = ...,
     comparator: str = ...,
 ) -> Estimate: ...
+def sae_loss(
+    sae: SparseAutoencoder, states: Float[Array, "*b n d"], sparsity: float = ...
+) -> tuple[Float[Tensor, "*s"], Float[Tensor, "*s n"]]: ...
+def save_sae(sae: SparseAutoencoder, folder: str | os.PathLike[str], **metadata: Any) -> None: ...
 def second_order_cosine(X: Float[Array, "n d"], Y: Float[Array, "m e"], k: int = ...) -> Float[Tensor, ""]: ...
 def separation(
     upper: Float[Array, "c p"], lower: Float[Array, "c n"], *, level: float = ..., resamples: int = ..., seed: int = ...
@@ -346,6 +386,8 @@ def soft_matching(X: Float[Array, "n d"], Y: Float[Array, "m e"]) -> Float[Tenso
 def span(value: Any, low: Any, high: Any, spec: str = ...) -> str: ...
 def spearman(x: Float[Array, "*b n"], y: Float[Array, "*b n"]) -> Float[Tensor, "*b"]: ...
 def splits(fold_of: Int[Array, " n"]) -> Iterator[tuple[Int[Tensor, " train"], Int[Tensor, " test"]]]: ...
+def spread_of(states: Float[Array, "n d"]) -> Float[Tensor, " n"]: ...
+def standardised(sae: SparseAutoencoder, mean: Float[Array, " d"], scale: float) -> SparseAutoencoder: ...
 def stimulus_folds(
     n: int, folds: int = ..., seed: int = ..., groups: Int[Array, " n"] | None = ...
 ) -> Int[Tensor, " n"]: ...
@@ -369,5 +411,9 @@ def two_factor(
     values: Float[Array, "*b s"], replicates: Float[Array, "r *b s"], draws: Draws, *, level: float = ...
 ) -> TwoFactors: ...
 def two_sided(value: Array, error: Array, freedom: int) -> Float[Tensor, "*b"]: ...
+def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float: ...
 def unigram_entropy(tokens: Int[Array, " n"]) -> float: ...
 def weighted_tau(profiles: Float[Array, "l f"], others: Float[Array, "m f"] | None = ...) -> Float[Tensor, "l m"]: ...
+def with_fitted_decoder(
+    sae: SparseAutoencoder, states: Float[Array, "n d"], ridge: float = ...
+) -> SparseAutoencoder: ...
