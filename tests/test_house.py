@@ -35,6 +35,7 @@ FLOORS = {
     "hub": 1,  # knows errors
     "kinds": 1,
     "arguments": 1,
+    "plots": 1,
     "tokenizers": 1,
     "models": 2,
     "data": 2,

@@ -79,7 +79,7 @@ def _array(value: Any, name: str) -> np.ndarray:
     if isinstance(value, str | bytes | dict | set) or callable(value):
         raise ValueError(f"{name} is a {type(value).__name__}: {NUMBERS}")
     if isinstance(value, np.ma.MaskedArray):
-        return np.where(np.ma.getmaskarray(value), None, value.data.astype(object))
+        return np.where(np.ma.getmaskarray(value), np.array(None, dtype=object), value.data.astype(object))
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:

@@ -19,10 +19,17 @@ from thinkalike.config.ranges import CONTEXT, COUNTS, TOKENS_AT_ONCE
 from thinkalike.data import MNLI, EncodedPairs, Pairs, batches, encode, read_pairs
 from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.evaluation import IdentityStitches, check_alike, check_labels
-from thinkalike.instruments.member_pairs import likeness_of_members, stitched_members
-from thinkalike.instruments.members import Member, a_member, halves, members_in, members_of, published_accuracies
 from thinkalike.instruments.operations.classifiers import PAIR, of_identity_stitches, pairs_of
 from thinkalike.instruments.operations.layer_pairs import of_grams
+from thinkalike.instruments.populations.member_pairs import likeness_of_members, stitched_members
+from thinkalike.instruments.populations.members import (
+    Member,
+    a_member,
+    halves,
+    members_in,
+    members_of,
+    published_accuracies,
+)
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
 from thinkalike.measures import Grouped, flips, grouped, population_penalties
 from thinkalike.models import FrozenModel, check_models, load_model, same_vocabulary

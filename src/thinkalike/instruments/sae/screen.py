@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
 
 from thinkalike.evaluation import number_of_documents
 from thinkalike.measures import span
+from thinkalike.screen import Column, Table, number_column, show_table, text_column
 from thinkalike.store import Result
 
 SHARES = (1 / 16, 1 / 4, 1 / 2, 1)  # of the tokens of a job: the budgets that are printed
@@ -19,24 +18,22 @@ def show_saes(result: Result) -> None:
     first = table.iloc[0]
     kind = f"Top{sae['k']}" if sae["activation"] == "topk" else "ReLU"
     title = f"{first['model']}, layer {first['layer']}: {kind} of {sae['width']} latents, {sae['seeds']} seed(s), "
-    printed = Table(title=f"{title}95 % intervals over {number_of_documents(result.scalars)} and seeds")
-    columns = ("start", "tokens", "rate", "TFLOP", "explained variance", "loss recovered", "penalty", "active", "dead")
-    for name in columns:
-        printed.add_column(name, justify="left" if name == "start" else "right")
-    for row in table.to_dict("records"):
-        printed.add_row(
-            row["start"],
-            f"{row['tokens']:,}",
-            f"{row['rate']:g}" if row["rate"] else "",
-            f"{row['flops'] / 1e12:.3g}",
-            *(_with_ends(row, name, form) for name, form in (("explained_variance", ".3f"), ("loss_recovered", ".3f"))),
-            f"{row['penalty']:+.3f}",
-            f"{row['active_latents']:.1f}",
-            f"{row['dead_latents']:.1%}",
-        )
-    _console().print(printed)
+    title += f"95 % intervals over {number_of_documents(result.scalars)} and seeds"
+    rows = table.to_dict("records")
+    columns = [
+        text_column("start", table["start"]),
+        number_column("tokens", table["tokens"], ","),
+        Column("rate", [f"{rate:g}" if rate else "" for rate in table["rate"]]),
+        number_column("TFLOP", table["flops"] / 1e12, ".3g"),
+        Column("explained variance", [_with_ends(row, "explained_variance", ".3f") for row in rows]),
+        Column("loss recovered", [_with_ends(row, "loss_recovered", ".3f") for row in rows]),
+        number_column("penalty", table["penalty"], "+.3f"),
+        number_column("active", table["active_latents"], ".1f"),
+        number_column("dead", table["dead_latents"], ".1%"),
+    ]
+    show_table(Table(title, columns, keys=2))
     if "savings" in result.tables and len(result.tables["savings"]):
-        _console().print(_savings(result.tables["savings"], result.tables["break_even"]))
+        show_table(_savings(result.tables["savings"], result.tables["break_even"]))
 
 
 def budgets(savings: pd.DataFrame) -> pd.DataFrame:
@@ -45,25 +42,27 @@ def budgets(savings: pd.DataFrame) -> pd.DataFrame:
     return savings[savings["tokens"].isin(asked)]
 
 
-def _savings(savings: pd.DataFrame, break_even: pd.DataFrame) -> Table:
+def _savings(savings: pd.DataFrame, even: pd.DataFrame) -> Table:
     """Return the table of savings at the budgets."""
-    printed = Table(title="share of all FLOPs saved on the way to what the other start explains after so many tokens")
     own = budgets(savings)
-    for name in ("start", "against", *(f"{tokens:,}" for tokens in own["tokens"].unique()), "saves from"):
-        printed.add_column(name, justify="left" if name in ("start", "against") else "right")
-    for (start, against), rows in own.groupby(["start", "against"], sort=False):
-        even = break_even[(break_even["start"] == start) & (break_even["against"] == against)].iloc[0]
-        tokens = even["break_even_tokens"]
-        cells = [_with_ends(row, "saved", "+.1%") for row in rows.to_dict("records")]
-        printed.add_row(start, against, *cells, "not here" if pd.isna(tokens) else f"{tokens:,.0f} tokens")
-    return printed
+    groups = own.groupby(["start", "against"], sort=False)
+    first = [even[(even["start"] == start) & (even["against"] == against)] for start, against in groups.groups]
+    columns = [
+        text_column(name, [key[place] for key in groups.groups]) for place, name in enumerate(("start", "against"))
+    ]
+    for tokens in own["tokens"].unique():
+        cells = own[own["tokens"] == tokens].set_index(["start", "against"]).loc[list(groups.groups)]
+        columns.append(Column(f"{tokens:,}", [_with_ends(row, "saved", "+.1%") for row in cells.to_dict("records")]))
+    columns.append(Column("saves from", [_tokens(each.iloc[0]["break_even_tokens"]) for each in first]))
+    title = "share of all FLOPs saved on the way to what the other start explains after so many tokens"
+    return Table(title, columns, keys=2)
+
+
+def _tokens(count: float) -> str:
+    return "not here" if pd.isna(count) else f"{count:,.0f} tokens"
 
 
 def _with_ends(row: dict, name: str, form: str) -> str:
     """Return a number with its interval, or alone where that has no ends."""
     ends = row[f"{name}_low"], row[f"{name}_high"]
     return f"{row[name]:{form}}" if any(map(pd.isna, ends)) else span(row[name], *ends, form)
-
-
-def _console() -> Console:
-    return Console(width=max(Console().width, 150))

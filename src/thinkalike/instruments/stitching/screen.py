@@ -10,7 +10,7 @@ import pandas as pd
 from thinkalike.evaluation import number_of_documents
 from thinkalike.instruments.stitching.sentence import sentence
 from thinkalike.instruments.stitching.table import BESIDE
-from thinkalike.screen import Column, Table, number_column, show_table, text_column
+from thinkalike.screen import Column, Table, number_column, show_table, show_text, text_column
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ def show_stitches(result: Result) -> None:
     for table in directions:
         _show_direction(result, table)
     for figure in (path for path in result.figures if path.suffix == ".png"):
-        print(f"figure: {figure}")
+        show_text(f"figure: {figure}")
     for table in directions:
-        print(sentence(table))
+        show_text(sentence(table))
 
 
 def _show_direction(result: Result, table: pd.DataFrame) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
 
 from thinkalike.evaluation import number_of_documents
 from thinkalike.measures import span
+from thinkalike.screen import Column, Table, number_column, show_table
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ LEFT = {
     "ψφ": "round_trip_unexplained",
     "φψ": "round_trip_unexplained_back",
 }
-PENALTIES = ("penalty", "penalty_back")
+PENALTIES = {"φ": "penalty", "ψ": "penalty_back"}
 OVERFITTED = 0.05  # of the variance: how much more may be unexplained of held-out states than of those fitted on
 
 
@@ -32,15 +32,19 @@ def show_maps(result: Result) -> None:
         f"{first['source']} → {first['target']} by φ and back by ψ, fitted on {counts['fit_tokens']:,} tokens: share "
         f"of variance unexplained, penalty in nats per token, 95 % intervals over {number_of_documents(result.scalars)}"
     )
-    printed = Table(title=title)
-    for name in ("layer", *LEFT, "penalty of φ", "penalty of ψ", "condition of φ"):
-        printed.add_column(name, justify="right")
-    for row in rows.to_dict("records"):
-        left = [f"{row[column]:.3f}" for column in LEFT.values()]
-        costs = [span(row[name], row[f"{name}_low"], row[f"{name}_high"]) for name in PENALTIES]
-        printed.add_row(f"{row['source_layer']}→{row['target_layer']}", *left, *costs, f"{row['condition']:.3g}")
-    Console(width=max(Console().width, 120)).print(printed)
+    layers = [f"{source}→{target}" for source, target in zip(rows["source_layer"], rows["target_layer"], strict=True)]
+    costs = [
+        Column(f"penalty of {sign}", [_cost(row, name) for row in rows.to_dict("records")])
+        for sign, name in PENALTIES.items()
+    ]
+    left = [number_column(sign, rows[name], ".3f") for sign, name in LEFT.items()]
+    condition = number_column("condition of φ", rows["condition"], ".3g")
+    show_table(Table(title, [Column("layer", layers), *left, *costs, condition]))
     _warn_of_overfitting(rows)
+
+
+def _cost(row: dict[str, Any], name: str) -> str:
+    return span(row[name], row[f"{name}_low"], row[f"{name}_high"])
 
 
 def _warn_of_overfitting(table: pd.DataFrame) -> None:

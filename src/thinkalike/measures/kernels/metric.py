@@ -167,8 +167,13 @@ class CKA(Metric):
         return (self.compute() if val is None else val).plot(ax)
 
     def __repr__(self) -> str:
-        usual = {"estimator": "unbiased", "aggregate": "ratio_of_means", "kernel": "linear", "flatten": "token"}
-        usual |= {"given": "none", "null": False}
+        usual: dict[str, Any] = {
+            "estimator": "unbiased",
+            "aggregate": "ratio_of_means",
+            "kernel": "linear",
+            "flatten": "token",
+        }
+        usual |= {"given": "none", "permutations": 0}
         chosen = [f", {key}={value!r}" for key in usual if (value := getattr(self, key)) != usual[key]]
         return f"CKA({self.source_layers}, {self.target_layers}{''.join(chosen)}; {len(self._batches())} batches)"
 
