@@ -28,6 +28,8 @@ MEASURES = {
     "transfer_maps": "thinkalike.instruments.transfer_maps.instrument",
     "mlem": "thinkalike.instruments.mlem",
     "rsa": "thinkalike.instruments.rsa",
+    "probes": "thinkalike.instruments.transfer.probes",
+    "steering": "thinkalike.instruments.transfer.steering",
     "population": "thinkalike.instruments.population",
     "court": "thinkalike.court.job",
     "atlas": "thinkalike.atlas.job",

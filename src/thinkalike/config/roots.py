@@ -108,6 +108,7 @@ class AnalyzeConfig(Checked):
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NEUTRAL)
     model: ModelConfig = field(default_factory=ModelConfig)
     target: ModelConfig = field(default_factory=ModelConfig)  # of measures that compare two
+    layers: Any = "same"  # of measures that take layer pairs: same: l to l for every l; all; or [[0,0],[1,2]]
     data: DataConfig = field(default_factory=DataConfig)
     scale: str = "auto"
     seed: int = ranged(0, least=0, most=SEEDS)
@@ -122,6 +123,7 @@ class AnalyzeConfig(Checked):
         check_recipe(self.scale, self.recipe)
         check_store(self.store)
         check_dry_run(self.dry_run)
+        check_layers(self.layers)
         self._check_trainer()
         if self.activations is not None:
             self._check_recordings()

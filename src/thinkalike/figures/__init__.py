@@ -35,6 +35,8 @@ _HOME = {
     "ranks": "agreements",
     "court": "courts",
     "doses": "courts",
+    "carried_probes": "transfers",
+    "steering": "transfers",
 }
 
 

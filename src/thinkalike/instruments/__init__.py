@@ -84,7 +84,7 @@ def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
     """Return the instrument of a job, which it takes the activations of.
 
     Raises:
-        ConfigError: there is no such measure, or it takes no such activations.
+        ConfigError: there is no such measure, or it takes no such activations or layers.
     """
     if isinstance(config, TrainConfig):
         return instrument(TASKS[config.task])
@@ -98,6 +98,10 @@ def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
         raise ConfigError(
             f"measure={chosen.kind} compares two sides, and activations= are {len(config.subjects)} subjects; choose "
             "measure=rsa or mlem"
+        )
+    if config.layers != "same" and "layers" not in chosen.reads:
+        raise ConfigError(
+            f"layers={config.layers} plays no part in measure={chosen.kind}, which takes all layers; leave it out"
         )
     return chosen
 

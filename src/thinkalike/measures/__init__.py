@@ -4,8 +4,8 @@ Code outside imports from here: `kernels` (HSIC, CKA), `mlem` (metric-learning e
 comparators, crossnobis, distance correlation), `shape` (Procrustes, SVCCA, soft matching), `neighbours` (who is near
 whom), `outputs` (divergence of logits), `calibration` (the contract of measures of layer pairs, nulls and p-values),
 `conditional` (likeness given the token, and linear prediction), `stitching` (maps between models, and their losses),
-`sae` (sparse autoencoders, and how they are carried from one stream to another), `subjects` (noise ceilings, models in
-several subjects), `statistics` (estimates with their intervals).
+`sae` (sparse autoencoders, and how they are carried from one stream to another), `transfer` (probes and steering vectors
+through maps), `subjects` (noise ceilings, models in several subjects), `statistics` (estimates with their intervals).
 
 Every function here takes NumPy arrays, DataFrames and lists, too, where it wants a tensor; see `thinkalike.arguments`.
 """
@@ -94,6 +94,18 @@ from thinkalike.measures.stitching.stitch import Stitch
 from thinkalike.measures.subjects.model_scores import ModelScores, Scored, model_scores
 from thinkalike.measures.subjects.noise_ceilings import NoiseCeiling, noise_ceiling
 from thinkalike.measures.subjects.two_factors import Draws, TwoFactors, draw, dual_variance, two_factor
+from thinkalike.measures.transfer.accuracy import Accuracy, balanced_accuracies
+from thinkalike.measures.transfer.crossfitting import CrossFitted, balanced_folds, cross_fitted
+from thinkalike.measures.transfer.probes import Probe, fit_probes
+from thinkalike.measures.transfer.random_maps import random_rotation, turned_at_random
+from thinkalike.measures.transfer.steering import (
+    Effects,
+    carried,
+    effects_of,
+    held_out_differences,
+    random_directions,
+    with_norms_of,
+)
 
 if TYPE_CHECKING:
     from thinkalike.measures.kernels.metric import CKA
@@ -109,14 +121,17 @@ __all__ = [
     "PROPERTIES",
     "RIDGE",
     "WHITENED",
+    "Accuracy",
     "AffineMap",
     "BatchMeans",
     "BothDirections",
     "CKAResult",
     "CalibratedEstimate",
     "Chance",
+    "CrossFitted",
     "DifferentiableMLEM",
     "Draws",
+    "Effects",
     "Estimate",
     "FeatureEncoder",
     "FeatureSpaceCKA",
@@ -139,6 +154,7 @@ __all__ = [
     "PairMoments",
     "PairStatistics",
     "PredictionEstimate",
+    "Probe",
     "Properties",
     "RowGroups",
     "SavedSAE",
@@ -151,6 +167,8 @@ __all__ = [
     "agreement_p",
     "alignment",
     "arc_length",
+    "balanced_accuracies",
+    "balanced_folds",
     "bias_only",
     "bootstrap_difference",
     "bootstrap_interval",
@@ -163,6 +181,7 @@ __all__ = [
     "comparable",
     "compare",
     "compare_outputs",
+    "cross_fitted",
     "crossnobis",
     "dead_latents",
     "disagreement",
@@ -172,12 +191,15 @@ __all__ = [
     "draw",
     "dual_variance",
     "effective_number",
+    "effects_of",
     "explained_variance",
     "feature_importance",
+    "fit_probes",
     "flips",
     "fold_interval",
     "group_hsics",
     "grouped",
+    "held_out_differences",
     "hsic0",
     "hsic1",
     "in_own_units",
@@ -206,7 +228,9 @@ __all__ = [
     "population_penalties",
     "procrustes",
     "procrustes_distance",
+    "random_directions",
     "random_effects",
+    "random_rotation",
     "reduced_rank",
     "rows_of",
     "rsa",
@@ -231,12 +255,14 @@ __all__ = [
     "token_codes",
     "token_kl",
     "token_loss",
+    "turned_at_random",
     "two_factor",
     "two_sided",
     "unexplained_by",
     "unigram_entropy",
     "weighted_tau",
     "with_fitted_decoder",
+    "with_norms_of",
 ]
 
 for _name in __all__:

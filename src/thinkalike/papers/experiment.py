@@ -70,12 +70,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What follows from the results: a table, further ones, the claims, and a function that draws into a folder."""
+    """What follows from the results: a table, further ones, the claims, and a function that draws into a folder.
+
+    Attributes:
+        blank: columns of the tables in which an empty cell says that there is nothing to compute.
+    """
 
     table: pd.DataFrame
     claims: Sequence[Claim]
     draw: Callable[[Path], Any] = lambda folder: None
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    blank: Sequence[str] = ()
 
 
 class Experiment(
@@ -179,7 +184,7 @@ class Experiment(
             tables={"claims": claims_table(conclusion.claims), **conclusion.tables},
             facts={"parts": {label: result.folder.name for label, result in case.results.items()}},
             draw=conclusion.draw,
-            blank=("smallest_effect",),
+            blank=("smallest_effect", *conclusion.blank),
         )
 
     def headlines(self, result: Result) -> list[Headline]:

@@ -51,7 +51,7 @@ def _savings(savings: pd.DataFrame, even: pd.DataFrame) -> Table:
         text_column(name, [key[place] for key in groups.groups]) for place, name in enumerate(("start", "against"))
     ]
     for tokens in own["tokens"].unique():
-        cells = own[own["tokens"] == tokens].set_index(["start", "against"]).loc[list(groups.groups)]
+        cells = own[own["tokens"] == tokens].set_index(["start", "against"]).loc[pairs]
         columns.append(Column(f"{tokens:,}", [_with_ends(row, "saved", "+.1%") for row in cells.to_dict("records")]))
     columns.append(Column("saves from", [_tokens(each.iloc[0]["break_even_tokens"]) for each in first]))
     title = "share of all FLOPs saved on the way to what the other start explains after so many tokens"
