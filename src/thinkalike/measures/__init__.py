@@ -51,7 +51,14 @@ from thinkalike.measures.outputs.divergence import disagreement, jensen_shannon
 from thinkalike.measures.sae.autoencoder import SparseAutoencoder
 from thinkalike.measures.sae.carrying import carried, in_own_units, standardised, with_fitted_decoder
 from thinkalike.measures.sae.saelens import SavedSAE, load_sae, save_sae
-from thinkalike.measures.sae.scores import dead_latents, explained_variance, loss_recovered, sae_loss, spread_of
+from thinkalike.measures.sae.scores import (
+    Dead,
+    dead_latents,
+    explained_variance,
+    loss_recovered,
+    sae_loss,
+    spread_of,
+)
 from thinkalike.measures.shape.procrustes import procrustes_distance
 from thinkalike.measures.shape.soft_matching import soft_matching
 from thinkalike.measures.shape.subspaces import svcca
@@ -110,6 +117,7 @@ __all__ = [
     "CKAResult",
     "CalibratedEstimate",
     "Chance",
+    "Dead",
     "DifferentiableMLEM",
     "Draws",
     "Estimate",
