@@ -7,6 +7,7 @@ import torch
 
 from thinkalike.measures import (
     AffineMap,
+    Dead,
     PairMoments,
     SparseAutoencoder,
     both_directions,
@@ -40,14 +41,14 @@ def trained(sae: SparseAutoencoder, states: torch.Tensor, steps: int = 60) -> Sp
     optimizer = torch.optim.Adam(sae.parameters(), lr=4e-3, betas=(0.9, 0.99))
     for batch in states.split(len(states) // steps)[:steps]:
         optimizer.zero_grad()
-        sae_loss(sae, batch, sparsity=0.1)[0].sum().backward()
+        sae_loss(sae, batch, sparsity=0.1).loss.sum().backward()
         optimizer.step()
     return sae
 
 
 def explained(sae: SparseAutoencoder, states: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
-        return explained_variance(sae_loss(sae, states)[1], spread_of(states))
+        return explained_variance(sae_loss(sae, states).errors, spread_of(states))
 
 
 # ---------------------------------------------------------------------------------------------------------- definitions
@@ -90,16 +91,36 @@ def test_one_without_any_error_explains_all_and_the_mean_nothing(float64):
 
 def test_the_loss_is_the_error_by_dimension_and_the_penalty_has_no_scale(float64):
     sae, states = jiggled(SparseAutoencoder.random(6, 12).double()), torch.randn(30, 6)
-    plain, errors = sae_loss(sae, states)
+    plain, errors, active = sae_loss(sae, states)
+    assert torch.equal(active, (sae.encode(states) > 0).sum(0))
     torch.testing.assert_close(plain, (sae(states) - states).square().mean())
     torch.testing.assert_close(errors, (sae(states) - states).square().sum(-1).detach())
     norms = sae.W_dec.norm(dim=-1)
     penalty = (sae.encode(states) * norms).sum(-1).mean() / 6
-    torch.testing.assert_close(sae_loss(sae, states, 0.5)[0], plain + 0.5 * penalty)
+    torch.testing.assert_close(sae_loss(sae, states, 0.5).loss, plain + 0.5 * penalty)
     scale = torch.rand(12) + 0.5
     parts = sae.W_enc * scale, sae.b_enc * scale, sae.W_dec / scale[:, None], sae.b_dec
     other = SparseAutoencoder(*(part.detach() for part in parts))
-    torch.testing.assert_close(sae_loss(other, states, 0.5)[0], sae_loss(sae, states, 0.5)[0])
+    torch.testing.assert_close(sae_loss(other, states, 0.5).loss, sae_loss(sae, states, 0.5).loss)
+
+
+def test_dead_latents_learn_to_explain_what_is_left_and_no_others_do(float64):
+    """The gradient is that of the latents that are dead alone, of what the others leave."""
+    sae, states = jiggled(SparseAutoencoder.random(6, 12, k=2).double()), torch.randn(30, 6)
+    plain = sae_loss(sae, states)
+    none = Dead(torch.tensor([3, 5, 7]), torch.tensor([False, False, False]))
+    assert sae_loss(sae, states, dead=none).loss == plain.loss
+    found = sae_loss(sae, states, dead=Dead(none.places, torch.tensor([True, False, True])))
+    left = (states - sae(states)).detach()
+    values = sae.before(states)[:, [3, 7]].relu()
+    expected = (left - values @ sae.W_dec[[3, 7]]).square().mean() / 32
+    torch.testing.assert_close(found.loss - plain.loss, expected)
+    encoder, decoder = torch.autograd.grad(found.loss - plain.loss, [sae.W_enc, sae.W_dec])
+    assert (
+        encoder.abs().sum(0).nonzero().flatten().tolist() == decoder.abs().sum(1).nonzero().flatten().tolist() == [3, 7]
+    )
+    relu = SparseAutoencoder.random(6, 12).double()
+    assert sae_loss(relu, states, dead=Dead(none.places, ~none.are)).loss == sae_loss(relu, states).loss
 
 
 def test_the_loss_that_is_recovered_is_1_for_the_model_and_0_for_the_ablation():

@@ -24,6 +24,7 @@ from thinkalike.evaluation import (
 from thinkalike.instruments.operations import saes as formulas
 from thinkalike.instruments.sae.fitting import _warn_of_repetition
 from thinkalike.measures import (
+    Dead,
     PairMoments,
     SparseAutoencoder,
     both_directions,
@@ -99,11 +100,17 @@ def test_a_step_is_that_of_adam_on_the_states_of_a_shuffled_buffer(tmp_path):
     order = torch.randperm(len(states), generator=torch.Generator().manual_seed(7 * 1_000_003))
     sae = training(fits_of([7])).stacks[0]
     optimizer = torch.optim.Adam(sae.parameters(), lr=1e-3, betas=(0.9, 0.99), foreach=False)
-    for batch in states[order].split(len(states) // 4):
+    means = [weight.detach().clone() for weight in sae.parameters()]
+    for step, batch in enumerate(states[order].split(len(states) // 4), 1):
         optimizer.zero_grad()
         (sae(batch) - batch).square().mean().backward()
         optimizer.step()
+        means = [
+            mean + 9 / (step + 8) * (own.detach() - mean) for mean, own in zip(means, sae.parameters(), strict=True)
+        ]
     for a, b in zip(sae.parameters(), module.stacks[0].parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+    for a, b in zip(means, module.averages[0].parameters(), strict=True):
         torch.testing.assert_close(a, b)
 
 
@@ -120,6 +127,19 @@ def test_looks_are_at_the_report_before_their_steps(tmp_path):
     assert (module.errors[-1] != module.errors[0]).all(), "control"
 
 
+def test_latents_that_are_inactive_for_long_are_given_a_gradient(tmp_path):
+    """Those that a bias keeps from being among the largest stay as they are, unless they are revived."""
+    (own,) = fits_of([0])
+    with torch.no_grad():
+        own.begins.b_enc[:20] -= 1.5
+    start = training([own]).stacks[0].W_enc[0]
+    changed = {}
+    for after in (0, 100):
+        module = run(training([own], dead_after=after), tmp_path / str(after))
+        changed[after] = int(((module.stacks[0].W_enc[0] - start).abs().amax(0)[:20] > 0.01).sum())
+    assert changed[100] > changed[0] + 5
+
+
 def test_what_is_kept_is_summed_by_document_in_any_batches(monkeypatch):
     stack = SparseAutoencoder.stacked([each.begins for each in fits_of([0, 1, 2])])
     own = SiteStates(torch.randn(60, 32), torch.arange(60) // 7)
@@ -127,7 +147,7 @@ def test_what_is_kept_is_summed_by_document_in_any_batches(monkeypatch):
     monkeypatch.setattr("thinkalike.evaluation.saes.LATENTS", 1)
     for one, other in zip(kept, kept_by_document(stack, own, 9), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
-    errors = sae_loss(stack, own.states)[1]
+    errors = sae_loss(stack, own.states).errors
     torch.testing.assert_close(kept.errors[:, 2].float(), errors[:, 14:21].sum(-1))
     latents = stack.encode(own.states)
     torch.testing.assert_close(kept.active.float(), (latents > 0).float().sum(-1).mean(-1))
@@ -191,7 +211,10 @@ def counted(work) -> int:
 
 def test_a_step_takes_what_the_counter_of_torch_counts():
     stack, states = SparseAutoencoder.stacked([each.begins for each in fits_of(range(3))]), torch.randn(50, 32)
-    assert counted(lambda: sae_loss(stack, states)[0].sum().backward()) == 3 * formulas.of_training(50.0, 32, 40)
+    assert counted(lambda: sae_loss(stack, states).loss.sum().backward()) == 3 * formulas.of_training(50.0, 32, 40)
+    dead = Dead(torch.arange(7).expand(3, 7), torch.ones(3, 7, dtype=torch.bool))
+    work = counted(lambda: sae_loss(stack, states, dead=dead).loss.sum().backward())
+    assert work == 3 * formulas.of_training(50.0, 32, 40, revived=7)
     assert counted(lambda: stack(states)) == 3 * formulas.of_rebuilding(50.0, 32, 40)
 
 
@@ -225,9 +248,9 @@ def test_a_token_of_training_takes_the_pass_up_to_the_site_and_the_share_of_a_st
 
     def step():
         states_after(model, 1, rows, 1)
-        sae_loss(SparseAutoencoder.random(32, 40, 4), states)[0].backward()
+        sae_loss(SparseAutoencoder.random(32, 40, 4), states).loss.backward()
 
-    whole = rows.numel() * formulas.of_token(SAEConfig(**SIZES), (CONTEXT - 1) / CONTEXT, Site(model))
+    whole = rows.numel() * formulas.of_token(SAEConfig(**SIZES, dead_after=0), (CONTEXT - 1) / CONTEXT, Site(model))
     assert whole == pytest.approx(counted(step), rel=1e-12)
 
 

@@ -10,6 +10,7 @@ from thinkalike.errors import ConfigError, one_of
 
 SAE_STARTS = ("random", "least_squares", "transferred")
 WIDEST = 10**7
+REVIVED = 32  # latents
 LOOKS = 13  # at the report, after the one at the start
 
 
@@ -32,9 +33,10 @@ class SAEConfig(Checked, part="sae"):
     tokens: int = ranged(327680, least=0, most=COUNTS)  # that the model reads for training; 0: the start as it is
     tokens_per_step: int = ranged(256, least=1, most=TOKENS_AT_ONCE)
     steps_per_buffer: int = ranged(16, least=1, most=STEPS)  # whose states are shuffled among each other
-    lr: float = ranged(4e-3, above=0)  # of states of variance 1
+    lr: float = ranged(8e-3, above=0)  # of states of variance 1
     rates: list[float] = ranged(list, above=0)  # multiples of lr that are tried beside it, in the same pass
     seeds: int = ranged(1, least=1, most=1000)  # of the start, and of the order of states
+    dead_after: int = ranged(4096, least=0, most=COUNTS)  # states; topk gives such latents a gradient; 0: it does not
     skip_first_tokens: int = ranged(1, least=0, most=10**6)  # of each row: attention rests there, on outsized states
     curve_tokens: int = ranged(8192, least=2, most=COUNTS)  # of the report that is looked at during training
 
@@ -75,6 +77,11 @@ class SAEConfig(Checked, part="sae"):
     def active(self) -> int | None:
         """How many latents are active at once; None: a ReLU."""
         return self.k if self.activation == "topk" else None
+
+    @property
+    def revived(self) -> int:
+        """How many dead latents get a gradient at once, at most."""
+        return min(REVIVED, self.width)
 
     @property
     def buffer(self) -> int:

@@ -56,7 +56,14 @@ from thinkalike.measures.outputs.divergence import disagreement, jensen_shannon
 from thinkalike.measures.sae.autoencoder import SparseAutoencoder
 from thinkalike.measures.sae.carrying import carried, in_own_units, standardised, with_fitted_decoder
 from thinkalike.measures.sae.saelens import SavedSAE, load_sae, save_sae
-from thinkalike.measures.sae.scores import dead_latents, explained_variance, loss_recovered, sae_loss, spread_of
+from thinkalike.measures.sae.scores import (
+    Dead,
+    dead_latents,
+    explained_variance,
+    loss_recovered,
+    sae_loss,
+    spread_of,
+)
 from thinkalike.measures.shape.procrustes import procrustes_distance
 from thinkalike.measures.shape.soft_matching import soft_matching
 from thinkalike.measures.shape.subspaces import svcca
@@ -100,7 +107,7 @@ from thinkalike.measures.transfer.probes import Probe, fit_probes
 from thinkalike.measures.transfer.random_maps import random_rotation, turned_at_random
 from thinkalike.measures.transfer.steering import (
     Effects,
-    carried,
+    carried_vectors,
     effects_of,
     held_out_differences,
     random_directions,
@@ -129,6 +136,7 @@ __all__ = [
     "CalibratedEstimate",
     "Chance",
     "CrossFitted",
+    "Dead",
     "DifferentiableMLEM",
     "Draws",
     "Effects",
@@ -174,6 +182,7 @@ __all__ = [
     "bootstrap_interval",
     "both_directions",
     "carried",
+    "carried_vectors",
     "ceiling",
     "change_point",
     "cka",

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from thinkalike.config import SAEConfig
 from thinkalike.evaluation import SiteStates, kept_by_document, states_after
-from thinkalike.measures import SparseAutoencoder, in_own_units, sae_loss, standardised
+from thinkalike.measures import Dead, SparseAutoencoder, in_own_units, sae_loss, standardised
 from thinkalike.models import FrozenModel
 from thinkalike.training.steps import SteppedModule
 
 BETAS = (0.9, 0.99)  # of Adam: a short memory, as many jobs have a few hundred steps
+MEMORY = 8  # what is kept is the mean of about the last ninth of all weights so far
 
 
 class SAEFit(NamedTuple):
@@ -39,7 +40,9 @@ class SAEFit(NamedTuple):
 class SAETraining(SteppedModule):
     """Trains autoencoders on (h - mean) / scale; its state holds them and never the model.
 
-    The rate is constant, so that what stands after n tokens is what a training of n tokens ends with.
+    The rate is constant, and what is looked at and kept is a mean of the weights so far in which those after step t
+    enter with the share (m + 1) / (t + m), m = 8 (polynomial-decay averaging; Shamir & Zhang 2013, section 4). It does
+    what a rate that falls to nothing does, at any moment: what there is after n tokens is what n tokens end with.
 
     Attributes:
         errors: (looks, fits, documents) Σ‖h - ĥ‖² of the report in the model's own units.
@@ -71,6 +74,7 @@ class SAETraining(SteppedModule):
         self.places = [[i for i, fit in enumerate(fits) if fit.factor == factor] for factor in self.factors]
         begins = [[standardised(fits[i].begins, mean, scale) for i in places] for places in self.places]
         self.stacks = nn.ModuleList(map(SparseAutoencoder.stacked, begins))
+        self.averages = nn.ModuleList(map(SparseAutoencoder.stacked, begins)).requires_grad_(False)
         self.errors: Tensor
         self.active: Tensor
         self.dead: Tensor
@@ -80,6 +84,8 @@ class SAETraining(SteppedModule):
         self.register_buffer("active", torch.full(looked, torch.nan))
         self.register_buffer("dead", torch.full(looked, torch.nan))
         self.register_buffer("curve", torch.full((config.steps, len(fits)), torch.nan))
+        self.asleep: Int[Tensor, "fits f"]  # how many states each latent has not been active for
+        self.register_buffer("asleep", torch.zeros(len(fits), config.width, dtype=torch.long))
         self._buffer: list[Float[Tensor, "s n d"]] | None = None  # for each stack, in the order of each of its fits
 
     def training_step(self, rows: Int[Tensor, "b t"], _: int) -> Tensor:
@@ -91,12 +97,29 @@ class SAETraining(SteppedModule):
         total, missed = torch.zeros((), device=self.device), torch.empty(len(self.fits), device=self.device)
         for stack, places, states in zip(self.stacks, self.places, self._buffer, strict=True):
             part = states.tensor_split(self.repeats, 1)[place]
-            losses, errors = sae_loss(stack, part, self.config.sparsity)  # type: ignore[arg-type]
-            total = total + losses.sum()
-            missed[places] = (errors.mean(-1) / part.square().sum(-1).mean(-1)).to(missed)
+            found = sae_loss(stack, part, self.config.sparsity, self._dead(places))  # type: ignore[arg-type]
+            total = total + found.loss.sum()
+            missed[places] = (found.errors.mean(-1) / part.square().sum(-1).mean(-1)).to(missed)
+            self.asleep[places] = (self.asleep[places] + part.shape[1]) * (found.active == 0)
         self.curve[self.global_step] = missed
         self.note(missed, remedy=f"lower sae.lr={self.config.lr:g}, or leave large sae.rates out")
         return total
+
+    def _dead(self, places: list[int]) -> Dead | None:
+        """Return the latents of a stack that have been inactive for longest, and which of them for too long."""
+        if not self.config.dead_after:
+            return None
+        asleep, longest = self.asleep[places].topk(self.config.revived)
+        return Dead(longest, asleep > self.config.dead_after)
+
+    def optimizer_step(self, *given: Any, **more: Any) -> None:
+        """Take a step, and its weights into their means; later, a state would be kept without them."""
+        super().optimizer_step(*given, **more)
+        share = (MEMORY + 1) / (self.global_step + 1 + MEMORY)
+        with torch.no_grad():
+            for stack, average in zip(self.stacks, self.averages, strict=True):
+                for weight, mean in zip(stack.parameters(), average.parameters(), strict=True):
+                    mean.lerp_(weight, share)
 
     def _states(self, rows: Int[Tensor, "b t"]) -> list[Float[Tensor, "s n d"]]:
         """Return the standardised states of a buffer's rows, for each stack in the orders of its autoencoders."""
@@ -112,17 +135,17 @@ class SAETraining(SteppedModule):
         """Look at the report before a step: `errors`, `active` and `dead`, in full precision."""
         report = SiteStates(self.report.states.to(self.device), self.report.documents)
         with torch.autocast(self.device.type, enabled=False):
-            for stack, places in zip(self.stacks, self.places, strict=True):
+            for stack, places in zip(self.averages, self.places, strict=True):
                 kept = kept_by_document(stack, report, self.errors.shape[-1])  # type: ignore[arg-type]
                 self.errors[number, places] = (kept.errors * self.scale**2).to(self.errors)
                 self.active[number, places] = kept.active.to(self.active)
                 self.dead[number, places] = kept.dead.to(self.dead)
 
     def trained(self) -> list[SparseAutoencoder]:
-        """Return each autoencoder as it is now, in the model's own units."""
+        """Return each autoencoder as it would be kept now, in the model's own units."""
         found = [
             (i, in_own_units(own, self.mean.to(own.W_enc.device), self.scale))
-            for stack, places in zip(self.stacks, self.places, strict=True)
+            for stack, places in zip(self.averages, self.places, strict=True)
             for i, own in zip(places, stack.unstacked(), strict=True)  # type: ignore[operator]
         ]
         return [own for _, own in sorted(found, key=lambda each: each[0])]

@@ -25,9 +25,18 @@ class Site(NamedTuple):
         return cls(width, model.forward(0, layer + 1, context))
 
 
-def of_training(tokens: float, d: int, f: int) -> float:
-    """Return 10 n d f: two products forward, and gradients of both maps and of the latents; states get none."""
-    return 10.0 * tokens * d * f
+def of_training(tokens: float, d: int, f: int, revived: int = 0) -> float:
+    """Return 10 n d f: two products forward, and gradients of both maps and of the latents; states get none.
+
+    Args:
+        revived: latents that are looked after in case that they are dead, 6 n d for each.
+    """
+    return tokens * d * (10.0 * f + 6.0 * revived)
+
+
+def revived_by(config: SAEConfig) -> int:
+    """Return how many latents a step looks after in case that they are dead."""
+    return config.revived if config.dead_after and config.activation == "topk" else 0
 
 
 def of_rebuilding(tokens: float, d: int, f: int) -> float:
@@ -72,7 +81,7 @@ def of_start(start: str, config: SAEConfig, seen: float, own: Site, source: Site
 
 def of_token(config: SAEConfig, seen: float, own: Site) -> float:
     """Return the operations of one token of training: the frozen model's, and the autoencoder's."""
-    return own.passing + of_training(seen, own.width, config.width)
+    return own.passing + of_training(seen, own.width, config.width, revived_by(config))
 
 
 def phases_of(config: TrainConfig, shapes: Shapes, source_layer: int) -> list[Phase]:
@@ -92,7 +101,7 @@ def phases_of(config: TrainConfig, shapes: Shapes, source_layer: int) -> list[Ph
     fits = len(sae.starts) * len(sae.factors) * sae.seeds
     starts = sae.seeds * sum(of_start(start, sae, seen, own, other) for start in sae.starts)
     looks = of_rebuilding(fits * len(sae.looks) * min(sae.curve_tokens, report), own.width, sae.width)
-    training = tokens * own.passing + fits * of_training(seen * tokens, own.width, sae.width) + looks
+    training = tokens * own.passing + fits * of_training(seen * tokens, own.width, sae.width, revived_by(sae)) + looks
     spliced = (2 + 2 * len(sae.starts) * sae.seeds) * model.forward(report, row, full=True)
     read = {each.name: float(sae.map_tokens) for each in (model, source) if each}
     phases = [

@@ -102,18 +102,15 @@ def savings_table(courses: Sequence[Course]) -> tuple[pd.DataFrame, Float[Tensor
 def break_even(course: Course, against: Course) -> Float[Tensor, " seeds"]:
     """Return the tokens of the other start from which on a start saves operations, by seed.
 
-    0: from the first look on; infinite: it does not at the last one.
+    0: from the first look on; infinite: at the last one it does not, or it does not get there.
     """
     saved, tokens = savings(course, against), torch.tensor(against.tokens[1:], dtype=torch.float64)
+    loses = (saved < 0) | course.reaches(against.explained.double())[1:].isinf()
     found = torch.zeros(saved.shape[1], dtype=torch.float64)
-    for place in range(len(tokens)):
-        loses = saved[place] < 0
-        if place + 1 == len(tokens):
-            return torch.where(loses, math.inf, found)
-        share = saved[place] / (saved[place] - saved[place + 1])
-        crossing = tokens[place] * (tokens[place + 1] / tokens[place]) ** share.clamp(0, 1)
-        found = torch.where(loses, crossing, found)
-    return found
+    for place in range(len(tokens) - 1):
+        share = (saved[place] / (saved[place] - saved[place + 1])).clamp(0, 1)
+        found = torch.where(loses[place], tokens[place] * (tokens[place + 1] / tokens[place]) ** share, found)
+    return torch.where(loses[-1], math.inf, found)
 
 
 def break_even_table(courses: Sequence[Course]) -> pd.DataFrame:

@@ -72,13 +72,20 @@ class SparseAutoencoder(nn.Module):
         """The number of latents."""
         return self.W_enc.shape[-1]
 
-    def encode(self, states: Float[Tensor, "*b n d"]) -> Float[Tensor, "*c n f"]:
-        """Return the latents z of each state, at least 0."""
-        before = states.to(self.W_enc.dtype) @ self.W_enc + self.b_enc.unsqueeze(-2)
+    def before(self, states: Float[Tensor, "*b n d"]) -> Float[Tensor, "*c n f"]:
+        """Return what σ is applied to."""
+        return states.to(self.W_enc.dtype) @ self.W_enc + self.b_enc.unsqueeze(-2)
+
+    def activate(self, before: Float[Tensor, "*c n f"]) -> Float[Tensor, "*c n f"]:
+        """Return σ of what `before` gives."""
         if self.k is None:
             return before.relu()
         values, places = before.topk(self.k, sorted=False)
         return torch.zeros_like(before).scatter(-1, places, values.relu())
+
+    def encode(self, states: Float[Tensor, "*b n d"]) -> Float[Tensor, "*c n f"]:
+        """Return the latents z of each state, at least 0."""
+        return self.activate(self.before(states))
 
     def decode(self, latents: Float[Tensor, "*c n f"]) -> Float[Tensor, "*c n d"]:
         """Return the states ĥ that latents stand for."""

@@ -2,30 +2,67 @@
 
 from __future__ import annotations
 
-from jaxtyping import Bool, Float
+from typing import NamedTuple
+
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.measures.sae.autoencoder import SparseAutoencoder
 
+REVIVAL = 1 / 32  # the weight that Gao et al. have
+
+
+class Dead(NamedTuple):
+    """Latents that may have died: m of each autoencoder by number, and which of them have."""
+
+    places: Int[Tensor, "*s m"]
+    are: Bool[Tensor, "*s m"]
+
+
+class SAELoss(NamedTuple):
+    """What training makes small, and what comes with it; only the first has a gradient.
+
+    Attributes:
+        loss: Of each autoencoder of a stack, to add up and differentiate.
+        errors: ‖h - ĥ‖² of each state.
+        active: How many states each latent is active for.
+    """
+
+    loss: Float[Tensor, "*s"]
+    errors: Float[Tensor, "*s n"]
+    active: Int[Tensor, "*s f"]
+
 
 def sae_loss(
-    sae: SparseAutoencoder, states: Float[Tensor, "*b n d"], sparsity: float = 0.0
-) -> tuple[Float[Tensor, "*s"], Float[Tensor, "*s n"]]:
-    """Return the loss, and of each state the squared error ‖h - ĥ‖².
+    sae: SparseAutoencoder, states: Float[Tensor, "*b n d"], sparsity: float = 0.0, dead: Dead | None = None
+) -> SAELoss:
+    """Return the mean over states and dimensions of (h - ĥ)², and what keeps latents few and alive.
 
-    The loss is the mean over states and dimensions of (h - ĥ)², plus, for a ReLU, sparsity times the mean over states
-    of Σ z ‖direction‖ / d. That penalty, unlike Σ z alone, is the same for any scale of the directions, so that these
-    need no constraint (Conerly et al. 2024). TopK needs none to be sparse, and has none.
+    A ReLU adds sparsity times the mean over states of Σ z ‖direction‖ / d. That penalty, unlike Σ z alone, is the same
+    for any scale of the directions, so that these need no constraint (Conerly et al. 2024). TopK is sparse anyway.
 
-    Returns:
-        The loss of each autoencoder of a stack, to add up and differentiate; the errors, without a gradient.
+    TopK adds `REVIVAL` times the mean square of what dead latents, were they active, would leave of h - ĥ: otherwise a
+    latent that never is among the k largest gets no gradient again (Gao et al. 2024, section 2.4).
     """
-    latents = sae.encode(states)
-    errors = (sae.decode(latents) - states).square().sum(-1)
-    loss = errors.mean(-1)
+    before = sae.before(states)
+    latents = sae.activate(before)
+    missed = states - sae.decode(latents)
+    loss = missed.square().mean((-2, -1))
     if sae.k is None:
-        loss = loss + sparsity * (latents @ sae.W_dec.norm(dim=-1).unsqueeze(-1)).squeeze(-1).mean(-1)
-    return loss / sae.d, errors.detach()
+        loss = loss + sparsity / sae.d * (latents @ sae.W_dec.norm(dim=-1).unsqueeze(-1)).squeeze(-1).mean(-1)
+    elif dead is not None:
+        loss = loss + REVIVAL * _left_by_dead(sae, before, missed.detach(), dead)
+    return SAELoss(loss, missed.detach().square().sum(-1), latents.detach().count_nonzero(-2))
+
+
+def _left_by_dead(
+    sae: SparseAutoencoder, before: Float[Tensor, "*s n f"], missed: Float[Tensor, "*s n d"], dead: Dead
+) -> Float[Tensor, "*s"]:
+    """Return the mean of (e - ê)² of errors e, with ê what dead latents that are positive stand for; 0 without any."""
+    shape = (*before.shape[:-1], dead.places.shape[-1])
+    values = before.gather(-1, dead.places.unsqueeze(-2).expand(shape)).relu() * dead.are.unsqueeze(-2)
+    directions = sae.W_dec.gather(-2, dead.places.unsqueeze(-1).expand(*dead.places.shape, sae.d))
+    return (values @ directions - missed).square().mean((-2, -1)) * dead.are.any(-1)
 
 
 def explained_variance(errors: Float[Tensor, "*s n"], spread: Float[Tensor, " n"]) -> Float[Tensor, "*s"]:
