@@ -5,7 +5,7 @@ import torch
 from sklearn.linear_model import Ridge
 from sklearn.metrics import r2_score
 
-from thinkalike.measures import AffineMap, Moments, PairMoments, both_directions, least_squares
+from thinkalike.measures import AffineMap, Moments, PairMoments, both_directions, least_squares, unexplained_by
 
 N, D, E = 400, 64, 48
 
@@ -84,6 +84,14 @@ def test_unexplained_variance_is_one_minus_the_r2_of_scikit_learn_in_and_out_of_
             score = r2_score(wanted.numpy(), given.numpy(), multioutput="variance_weighted")
             assert got == pytest.approx(1 - score, abs=1e-9)
     assert maps.unexplained(gathered(x, y)).phi < maps.unexplained(gathered(other_x, other_y)).phi
+
+
+def test_a_map_of_any_dtype_is_judged():
+    x, y = drawn()
+    statistics = gathered(x, y).statistics
+    phi = both_directions(statistics).phi
+    narrow = AffineMap(phi.weight.float(), phi.bias.float())
+    assert unexplained_by(narrow, statistics) == pytest.approx(unexplained_by(phi, statistics), rel=1e-5)
 
 
 def test_a_rotation_is_found_and_its_round_trips_lose_nothing():

@@ -21,7 +21,7 @@ from thinkalike.measures import (
     Effects,
     Unexplained,
     both_directions,
-    carried,
+    carried_vectors,
     effects_of,
     held_out_differences,
     random_directions,
@@ -49,7 +49,7 @@ def test_a_vector_is_the_difference_of_means_over_other_folds():
 
 def test_a_carried_vector_is_what_the_map_makes_of_a_difference():
     mapping, states, vectors = AffineMap(torch.randn(9, D), torch.randn(9)), torch.randn(N, D), torch.randn(N, D)
-    torch.testing.assert_close(carried(vectors, mapping), mapping(states + vectors) - mapping(states))
+    torch.testing.assert_close(carried_vectors(vectors, mapping), mapping(states + vectors) - mapping(states))
 
 
 def test_norms_and_random_directions():

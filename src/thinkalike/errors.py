@@ -33,6 +33,10 @@ class StoreError(ThinkalikeError):
     """The results store cannot be written, or a file in it is damaged."""
 
 
+class StitchError(ThinkalikeError):
+    """A stitch cannot be read, or does not go with what it is asked for."""
+
+
 class ResourceError(ThinkalikeError):
     """The machine has too little memory or disk for a job."""
 

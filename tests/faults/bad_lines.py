@@ -429,6 +429,10 @@ BAD: dict[str, list[str]] = {
         "analyze.py measure=loss data=text data.files=[{here}/null.jsonl]",
         "analyze.py measure=cka model@target=solu-3l-mini data=text data.files=[{here}/nowhere.txt]",
         "analyze.py measure=asymmetry",
+        "analyze.py measure=transfer_maps measure.layers=[[0,9]]",
+        "analyze.py measure=transfer_maps measure.layers=some",
+        "analyze.py measure=transfer_maps measure.layers=[]",
+        "analyze.py measure=transfer_maps model=bert-mini",
         *(
             TABLE % name
             for name in (

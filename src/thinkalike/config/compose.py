@@ -13,7 +13,8 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override
 
-from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
+from thinkalike.config.inputs import HOW_IT_RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
+from thinkalike.config.pair import with_default_target
 from thinkalike.config.registry import MEASURES
 from thinkalike.config.repositories import register_repositories
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig
@@ -38,7 +39,6 @@ GROUPS: dict[str, type] = {
 }
 
 PLACES = {"local": "path", "hub": "hub_id"}  # models without a name of their own, and the setting that says which
-HOW_IT_RUNS = ("dtype", "device", "device_map", "quantization", "context", "processing")  # of a model, whichever it is
 
 _ASKED_FOR: set[str] = set()  # measures whose settings this process knows: jobs of a sweep share it
 
@@ -206,6 +206,7 @@ def compose_job(door: str, overrides: Sequence[str]) -> Any:
     from hydra.types import RunMode
 
     parsed = parse_overrides(overrides)
+    overrides = with_default_target(door, overrides)
     register(measures_of(parsed) if door == "analyze" else (), models_of(parsed))
     version.setbase("1.3")
     loader = ConfigLoaderImpl(create_config_search_path(str(CONF)))

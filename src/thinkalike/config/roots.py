@@ -12,6 +12,7 @@ from thinkalike.config.layers import check_layers
 from thinkalike.config.ranges import SEEDS, THREADS, Checked, ranged
 from thinkalike.config.registry import MEASURES, TASKS
 from thinkalike.config.relevance import NEUTRAL, neutral
+from thinkalike.config.saes import SAEConfig
 from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError, one_of
 
@@ -45,6 +46,7 @@ class TrainConfig(Checked):
     stitch: StitchConfig = field(default_factory=StitchConfig)
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     nli: NLIConfig = field(default_factory=NLIConfig)
+    sae: SAEConfig = field(default_factory=SAEConfig)
     pairs: PairsConfig = field(default_factory=PairsConfig)  # of task=nli
     scale: str = "auto"  # size of the recipe: mini | paper; auto: mini for minis
     recipe: str = "honest"  # paper: as brown2023 states it, a LayerNorm in φ, fitted and reported on the same text
@@ -71,6 +73,8 @@ class TrainConfig(Checked):
                 )
         if self.task == "pretrain":
             self._check_mini()
+        if self.task == "sae" and self.trainer.strategy == "ddp":
+            raise ConfigError("task=sae trains all its autoencoders in one process; leave trainer=ddp out")
 
     def _check_mini(self) -> None:
         name = self.model.name

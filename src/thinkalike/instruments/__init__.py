@@ -14,6 +14,7 @@ from typing import Any
 from thinkalike.config import MEASURES, TASKS, AnalyzeConfig, TrainConfig, jobs_of
 from thinkalike.errors import ConfigError, one_of
 from thinkalike.job import Instrument, perform, perform_all
+from thinkalike.progress import counted
 from thinkalike.store import Result
 
 
@@ -50,7 +51,7 @@ def run_jobs(configs: Sequence[TrainConfig | AnalyzeConfig], shown_again: bool =
         ThinkalikeError: see `run_job`.
     """
     found: dict[int, Result] = {}
-    for places in passes(configs):
+    for places in counted(passes(configs), "pass") if len(configs) > 1 else passes(configs):
         results = perform_all([(instrument_of(configs[place]), configs[place]) for place in places], shown_again)
         found |= zip(places, results, strict=True)
     return [found[place] for place in range(len(configs))]

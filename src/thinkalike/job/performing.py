@@ -25,6 +25,8 @@ from thinkalike.job.resources import explained
 from thinkalike.loggers import About, tracked
 from thinkalike.models import check_models
 from thinkalike.processes import Team, rank, together
+from thinkalike.progress import doing
+from thinkalike.screen import aside
 from thinkalike.store import Job, Result
 
 log = logging.getLogger(__name__)
@@ -58,12 +60,13 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown_again: bool = True
     Raises:
         ThinkalikeError: see `perform`.
     """
-    asked = [_Planned(instrument, config, shown_again) for instrument, config in jobs]
-    different = {each.job.key: each for each in asked}
-    missing = [each for each in different.values() if not each.is_done()]
-    for each in missing:
-        sides = [side for side in ("model", "target") if side in each.instrument.reads]
-        check_models({side: getattr(each.narrowed, side) for side in sides})
+    with doing("reading what the job needs", steps_aside=True):
+        asked = [_Planned(instrument, config, shown_again) for instrument, config in jobs]
+        different = {each.job.key: each for each in asked}
+        missing = [each for each in different.values() if not each.is_done()]
+        for each in missing:
+            sides = [side for side in ("model", "target") if side in each.instrument.reads]
+            check_models({side: getattr(each.narrowed, side) for side in sides})
     with contextlib.ExitStack() as held:
         for each in sorted(missing, key=lambda each: each.job.key):  # so that no two processes wait for each other
             held.enter_context(_with_lock(each.job, each.config))
@@ -141,7 +144,8 @@ class _Planned:
             work.tracker.publish(Result(written.folder))
         work.opened.close()
         self.found = self.job.appear()
-        self.instrument.show(self.found)
+        with aside():
+            self.instrument.show(self.found)
 
     def _again(self, result: Result) -> None:
         """Say that the job was done before, by what if that was not what is here now, and what came out."""
@@ -151,7 +155,8 @@ class _Planned:
         if others:
             log.warning("it was computed with %s", ", ".join(others))
         if self.is_shown_again:
-            self.instrument.show(result)
+            with aside():
+                self.instrument.show(result)
         if AGENT in os.environ and not rank(self.config):  # it waits for the numbers of every job that it starts
             about = About(self.name, result.kind, result.folder.parent.parent, result.folder, result.config)
             with tracked(self.config.logger, about) as tracker:

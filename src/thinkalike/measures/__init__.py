@@ -4,16 +4,22 @@ Code outside imports from here: `kernels` (HSIC, CKA), `mlem` (metric-learning e
 comparators, crossnobis, distance correlation), `shape` (Procrustes, SVCCA, soft matching), `neighbours` (who is near
 whom), `outputs` (divergence of logits), `calibration` (the contract of measures of layer pairs, nulls and p-values),
 `conditional` (likeness given the token, and linear prediction), `stitching` (maps between models, and their losses),
-`transfer` (probes and steering vectors through maps), `subjects` (noise ceilings, models in several subjects),
-`statistics` (estimates with their intervals).
+`sae` (sparse autoencoders, and how they are carried from one stream to another), `transfer` (probes and steering
+vectors through maps), `subjects` (noise ceilings, models in several subjects), `statistics` (estimates with their
+intervals).
+
+Every function here takes NumPy arrays, DataFrames and lists, too, where it wants a tensor; see `thinkalike.arguments`.
 """
 
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
+from thinkalike.arguments import takes_arrays
+from thinkalike.measures.calibration.chance import CalibratedEstimate, Chance
 from thinkalike.measures.calibration.contract import LayerMeasure
 from thinkalike.measures.calibration.documents import FEW_DOCUMENTS, permuted_rows
 from thinkalike.measures.calibration.every import layer_measures
-from thinkalike.measures.calibration.metric import CalibratedEstimate, Chance, LayerMeans
+from thinkalike.measures.calibration.metric import LayerMeans
 from thinkalike.measures.conditional.future import surprises, token_codes
 from thinkalike.measures.conditional.groups import FEW, RowGroups
 from thinkalike.measures.conditional.hsic import group_hsics
@@ -48,6 +54,17 @@ from thinkalike.measures.neighbours.mutual import mutual_knn, mutual_knn_matrix
 from thinkalike.measures.neighbours.sets import jaccard, second_order_cosine
 from thinkalike.measures.neighbours.within import NeighbourEstimate, NeighboursGivenToken
 from thinkalike.measures.outputs.divergence import disagreement, jensen_shannon
+from thinkalike.measures.sae.autoencoder import SparseAutoencoder
+from thinkalike.measures.sae.carrying import carried, in_own_units, standardised, with_fitted_decoder
+from thinkalike.measures.sae.saelens import SavedSAE, load_sae, save_sae
+from thinkalike.measures.sae.scores import (
+    Dead,
+    dead_latents,
+    explained_variance,
+    loss_recovered,
+    sae_loss,
+    spread_of,
+)
 from thinkalike.measures.shape.procrustes import procrustes_distance
 from thinkalike.measures.shape.soft_matching import soft_matching
 from thinkalike.measures.shape.subspaces import svcca
@@ -91,7 +108,7 @@ from thinkalike.measures.transfer.probes import Probe, fit_probes
 from thinkalike.measures.transfer.random_maps import random_rotation, turned_at_random
 from thinkalike.measures.transfer.steering import (
     Effects,
-    carried,
+    carried_vectors,
     effects_of,
     held_out_differences,
     random_directions,
@@ -120,6 +137,7 @@ __all__ = [
     "CalibratedEstimate",
     "Chance",
     "CrossFitted",
+    "Dead",
     "DifferentiableMLEM",
     "Draws",
     "Effects",
@@ -148,7 +166,9 @@ __all__ = [
     "Probe",
     "Properties",
     "RowGroups",
+    "SavedSAE",
     "Scored",
+    "SparseAutoencoder",
     "Stitch",
     "TwoFactors",
     "Unexplained",
@@ -163,6 +183,7 @@ __all__ = [
     "bootstrap_interval",
     "both_directions",
     "carried",
+    "carried_vectors",
     "ceiling",
     "change_point",
     "cka",
@@ -172,6 +193,7 @@ __all__ = [
     "compare_outputs",
     "cross_fitted",
     "crossnobis",
+    "dead_latents",
     "disagreement",
     "distance_correlation",
     "distance_vectors",
@@ -180,6 +202,7 @@ __all__ = [
     "dual_variance",
     "effective_number",
     "effects_of",
+    "explained_variance",
     "feature_importance",
     "fit_probes",
     "flips",
@@ -189,6 +212,7 @@ __all__ = [
     "held_out_differences",
     "hsic0",
     "hsic1",
+    "in_own_units",
     "interval_around",
     "jaccard",
     "jackknife",
@@ -197,6 +221,8 @@ __all__ = [
     "least_squares",
     "leave_one_out",
     "leverage",
+    "load_sae",
+    "loss_recovered",
     "mantel",
     "matrix_agreement",
     "mds",
@@ -219,12 +245,16 @@ __all__ = [
     "rows_of",
     "rsa",
     "rsa_estimate",
+    "sae_loss",
+    "save_sae",
     "second_order_cosine",
     "separation",
     "soft_matching",
     "span",
     "spearman",
     "splits",
+    "spread_of",
+    "standardised",
     "stimulus_folds",
     "student_p",
     "student_t",
@@ -241,8 +271,14 @@ __all__ = [
     "unexplained_by",
     "unigram_entropy",
     "weighted_tau",
+    "with_fitted_decoder",
     "with_norms_of",
 ]
+
+for _name in __all__:
+    if isfunction(_function := globals().get(_name)):
+        globals()[_name] = takes_arrays(_function)
+        globals()[_name].__module__ = __name__  # where pickle finds it
 
 
 def __getattr__(name: str) -> Any:

@@ -17,6 +17,7 @@ from thinkalike.data.text.cache import cache_folder
 from thinkalike.digests import digest_of
 from thinkalike.errors import DataError
 from thinkalike.models import FrozenModel, load_model, told_apart
+from thinkalike.progress import counted
 from thinkalike.states.kept import KeptStates, kept_states
 from thinkalike.states.tokens import site_numbers
 from thinkalike.states.words import Pieces, word_states
@@ -115,7 +116,7 @@ def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -
     for row in order:
         words[stimuli.sentence[row]].append(stimuli.span[row])
     parts = []
-    for first in range(0, len(words), TEXTS_AT_ONCE):
+    for first in counted(range(0, len(words), TEXTS_AT_ONCE), "batch of texts"):
         texts = stimuli.texts[first : first + TEXTS_AT_ONCE]
         _check_lengths(model, texts, stimuli)
         states = word_states(model, Pieces(texts, words[first : first + TEXTS_AT_ONCE]), embed)

@@ -17,10 +17,12 @@ from omegaconf import DictConfig, OmegaConf
 from thinkalike.config.compose import CONF, SCHEMAS, measures_of, models_of, parse_overrides, register, resolve
 from thinkalike.config.doors import commands
 from thinkalike.config.doors.exits import OneLineErrors, Stdout
-from thinkalike.config.doors.sweeps import Made, in_sweep, noted, sweep
+from thinkalike.config.doors.sweeps import JOBS, Made, in_sweep, jobs_of_sweep, noted, sweep
+from thinkalike.config.pair import with_default_target
 from thinkalike.config.spelling import check_overrides
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.interrupts import follow_parent, heeded
+from thinkalike.progress import doing
 
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
 
@@ -62,7 +64,11 @@ def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Job],
                 return OmegaConf.to_container(composed.logger)  # type: ignore[return-value]
 
             with own_process():
-                noted(do, logger) if in_sweep() else do()
+                if not in_sweep():
+                    do()
+                    return
+                with doing(f"job {HydraConfig.get().job.num + 1} of {os.environ.get(JOBS, '?')} of the sweep"):
+                    noted(do, logger)
 
         def main() -> None:
             import hydra
@@ -76,8 +82,13 @@ def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Job],
                 overrides = [word for word in words if word[:1] in "+~" or ("=" in word and word[0] != "-")]
                 check_overrides(overrides, schema)
                 parsed = parse_overrides(overrides)
+                sys.argv += with_default_target(name, overrides)[len(overrides) :]
                 register(measures_of(parsed) if name == "analyze" and not asking else (), models_of(parsed))
-                sweep(run, words, joined) if {"-m", "--multirun"} & set(words) else run()
+                if {"-m", "--multirun"} & set(words):
+                    os.environ[JOBS] = jobs_of_sweep(parsed)
+                    sweep(run, words, joined)
+                else:
+                    run()
 
         return main
 

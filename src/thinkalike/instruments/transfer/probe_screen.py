@@ -1,4 +1,4 @@
-"""What a job of probes prints, in 80 columns."""
+"""What a job of probes prints."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from thinkalike.instruments.transfer.carrying import CARRIED, IDENTITY, NATIVE, RANDOM, REFITTED, UNTRAINED
+from thinkalike.measures import span
+from thinkalike.screen import Column, Table, number_column, show_table, show_text, text_column
 from thinkalike.store import Result
 
-NAME = 13  # columns of a feature's name
 SHOWN = {
     "native": NATIVE,
     "carried": CARRIED,
@@ -19,38 +22,39 @@ SHOWN = {
     "same": IDENTITY,
     "untr.": UNTRAINED,
 }
-WIDTHS = {"native": 7, "carried": 8, "refit": 7, "random": 7, "same": 6, "untr.": 6, "chance": 7}
-SHARE = 19  # columns of the share beside the accuracy of carried probes
 LEGEND = (
-    "native: fitted in the target; carried: in the source, read through ψ, with its\n"
-    "share of native above chance; refit: fitted on ψ's states; random: through maps\n"
-    "of ψ's spectrum; same: through no map; untr.: native in an untrained target"
+    "native: fitted in the target; carried: in the source, read through ψ, with its share of native above chance; "
+    "refit: fitted on ψ's states; random: through maps of ψ's spectrum; same: through no map; untr.: native in an "
+    "untrained target"
 )
 
 
 def show_probes(result: Result) -> None:
     """Print the accuracies of each feature, by layer pair and split."""
     stimuli, first = result.provenance["stimuli"], result.table["split"].iloc[0]
-    print(f"probes of {stimuli['count']} stimuli of {Path(stimuli['source']).name}; balanced accuracy")
+    show_text(f"probes of {stimuli['count']} stimuli of {Path(stimuli['source']).name}; balanced accuracy")
     maps: dict[Any, Any] = result.tables["maps"].set_index(["source_layer", "target_layer"]).to_dict("index")
     for (layer, depth, split), rows in result.table.groupby(["source_layer", "target_layer", "split"], sort=False):
-        names, there = rows.iloc[0], set(rows["condition"])
-        print(f"\n{names['source']} layer {layer} into {names['target']} layer {depth}, held-out {split}s")
+        names = rows.iloc[0]
+        title = f"{names['source']} layer {layer} into {names['target']} layer {depth}, held-out {split}s"
         if split == first:
             unexplained = maps[layer, depth]
-            print(f"unexplained of held-out text: φ {unexplained['phi']:.3f}, ψ {unexplained['psi']:.3f}")
-        shown = {label: name for label, name in SHOWN.items() if name in there}
-        labels = [label.rjust(WIDTHS[label]) + " " * SHARE * (label == "carried") for label in (*shown, "chance")]
-        print(f"{'':{NAME}}{''.join(labels)}")
-        for feature, own in rows.groupby("feature", sort=False):
-            name = str(feature) if len(str(feature)) <= NAME else f"{feature}\n{'':{NAME}}"
-            print(f"{name:{NAME}}{_cells(own.set_index('condition').to_dict('index'), shown)}")
-    print(LEGEND)
+            title += f"; unexplained of held-out text: φ {unexplained['phi']:.3f}, ψ {unexplained['psi']:.3f}"
+        show_table(_table(title, rows))
+    show_text(LEGEND)
 
 
-def _cells(rows: Mapping[Any, Any], shown: Mapping[str, str]) -> str:
-    cells = [f"{rows[condition]['accuracy']:{WIDTHS[label]}.3f}" for label, condition in shown.items()]
-    share, low, high = (rows[CARRIED][f"share_above_chance{end}"] for end in ("", "_low", "_high"))
-    kept = f" {share:.2f} [{low:.2f}, {high:.2f}]" if isfinite(share) else ""
-    cells.insert(list(shown).index("carried") + 1, kept.ljust(SHARE))
-    return "".join(cells) + f"{rows[CARRIED]['chance']:{WIDTHS['chance']}.3f}"
+def _table(title: str, rows: pd.DataFrame) -> Table:
+    by_condition = {label: rows[rows["condition"] == name] for label, name in SHOWN.items()}
+    columns = [text_column("feature", by_condition["carried"]["feature"])]
+    for label, own in by_condition.items():
+        if len(own):
+            columns.append(number_column(label, own["accuracy"], ".3f"))
+        if label == "carried":
+            columns.append(Column("share", [_share(row) for row in own.to_dict("records")], follows=True))
+    return Table(title, [*columns, number_column("chance", by_condition["carried"]["chance"], ".3f")])
+
+
+def _share(row: Mapping[Any, Any]) -> str:
+    share, low, high = (row[f"share_above_chance{end}"] for end in ("", "_low", "_high"))
+    return span(share, low, high, ".2f") if isfinite(share) else ""

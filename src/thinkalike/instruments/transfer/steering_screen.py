@@ -1,8 +1,7 @@
-"""What a job of steering vectors prints, in 80 columns."""
+"""What a job of steering vectors prints."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,14 @@ from typing import Any
 import pandas as pd
 
 from thinkalike.instruments.transfer.trial import CARRIED, MATCHED, NATIVE, NEGATED, RANDOM
+from thinkalike.screen import Column, Table, number_column, show_table, show_text
 from thinkalike.store import Result
 
 SHOWN = {"native": NATIVE, "carried": CARRIED, "matched": MATCHED, "random": RANDOM, "negated": NEGATED}
-INTERVAL = 16  # columns of the interval beside the share of carried vectors
 LEGEND = (
-    "share of what the counterpart does; native: the target's own vector; carried:\n"
-    "the source's, through φ; matched: with the norm of the native one; random: of\n"
-    "that norm; negated: carried, with the other sign; cosine: of carried and native"
+    "share of what the counterpart does; native: the target's own vector; carried: the source's, through φ; matched: "
+    "with the norm of the native one; random: of that norm; negated: carried, with the other sign; cosine: of carried "
+    "and native"
 )
 
 
@@ -36,26 +35,26 @@ def best_rows(table: pd.DataFrame) -> dict[Any, Any]:
 def show_steering(result: Result) -> None:
     """Print the shares of the natural effect, by position, layer pair and strength."""
     first, scalars = result.table.iloc[0], result.scalars
-    print(f"steering of {first['target']} by vectors of {first['source']}")
     pairs = f"{scalars['pairs']:.0f} pairs of {Path(result.provenance['contrasts']['source']).name}"
-    print(f"{pairs}; natural effect {scalars['natural_effect']:.2f} nats")
-    labels = [label.rjust(9) + " " * INTERVAL * (label == "carried") for label in SHOWN]
+    effect = f"{pairs}; natural effect {scalars['natural_effect']:.2f} nats"
+    show_text(f"steering of {first['target']} by vectors of {first['source']}; {effect}")
     for position, rows in result.table.groupby("position", sort=False):
-        print("\nadded at the word's last token" + ("" if position == "word" else " and all later ones"))
-        print(f"{'layer':>7}{'x':>5}{''.join(labels)}{'cosine':>7}")
-        for at, own in rows.groupby(["source_layer", "target_layer", "strength"], sort=False):
-            print(_place(*at) + _cells(own.set_index("condition").to_dict("index")))
-    print(LEGEND)
+        title = "added at the word's last token" + ("" if position == "word" else " and all later ones")
+        show_table(_table(title, rows))
+    show_text(LEGEND)
 
 
-def _place(layer: Any, depth: Any, strength: Any) -> str:
-    return f"{layer}→{depth}".rjust(7) + f"{strength:g}".rjust(5)
-
-
-def _cells(rows: Mapping[Any, Any]) -> str:
+def _table(title: str, rows: pd.DataFrame) -> Table:
     """Return the shares of all conditions, or their effects in nats where there is no share."""
-    names = ("share", "low", "high") if isfinite(rows[NATIVE]["share"]) else ("effect", "effect_low", "effect_high")
-    cells = [f"{rows[condition][names[0]]:9.3f}" for condition in SHOWN.values()]
-    low, high = (rows[CARRIED][name] for name in names[1:])
-    cells.insert(list(SHOWN).index("carried") + 1, f" [{low:.2f}, {high:.2f}]".ljust(INTERVAL))
-    return "".join(cells) + f"{rows[CARRIED]['cosine']:7.2f}"
+    own = {label: rows[rows["condition"] == name] for label, name in SHOWN.items()}
+    carried = own["carried"].to_dict("records")
+    has_share = isfinite(own["native"]["share"].iloc[0])
+    value, low, high = ("share", "low", "high") if has_share else ("effect", "effect_low", "effect_high")
+    columns = [Column("layer", [f"{row['source_layer']}→{row['target_layer']}" for row in carried])]
+    columns.append(number_column("x", own["carried"]["strength"], "g"))
+    for label, each in own.items():
+        columns.append(number_column(label, each[value], ".3f"))
+        if label == "carried":
+            ends = [f"[{row[low]:.2f}, {row[high]:.2f}]" for row in carried]
+            columns.append(Column("interval", ends, follows=True))
+    return Table(title, [*columns, number_column("cosine", own["carried"]["cosine"], ".2f")], keys=2)

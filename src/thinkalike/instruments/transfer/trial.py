@@ -16,7 +16,7 @@ from thinkalike.instruments.of_stimuli import FEW
 from thinkalike.instruments.transfer.maps import PairMap
 from thinkalike.instruments.transfer.prompts import gaps, read_prompts, states_at_words, steered_gaps
 from thinkalike.measures import (
-    carried,
+    carried_vectors,
     effects_of,
     held_out_differences,
     random_directions,
@@ -64,7 +64,7 @@ class Trial:
     def rows(self, pair: LayerPair, maps: PairMap) -> Iterator[tuple[dict[str, Any], Float[Tensor, " n"]]]:
         """Yield the columns of each position, strength and condition, and its effect on each text, in nats."""
         native = self._differences(1, pair[1])
-        moved = carried(self._differences(0, pair[0]), maps.phi)
+        moved = carried_vectors(self._differences(0, pair[0]), maps.phi)
         random = random_directions(self.measure.draws, native, torch.Generator().manual_seed(self.seed))
         conditions = {
             NATIVE: native[None],

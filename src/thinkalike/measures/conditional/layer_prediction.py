@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.conditional.groups import RowGroups, groups_of
 from thinkalike.measures.conditional.linear import LinearPrediction
 from thinkalike.measures.kernels.hsic import FEWEST
@@ -20,7 +21,7 @@ from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.stitching.moments import RIDGE
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PredictionEstimate(LayerPairEstimate):
     """Held-out R² of each target layer from each source layer, (l, m); within a model, of its columns from its rows.
 
@@ -53,6 +54,7 @@ class LayerPredictions:
         """Whether there is a batch that judges."""
         return any(number >= self.fit_batches for number in self._used)
 
+    @takes_arrays
     @torch.no_grad()
     def update(
         self,

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.jackknifing import jackknife
 from thinkalike.measures.stitching.moments import CUTOFF, RIDGE, LayerPair, LayerStates, Moments, PairStatistics
@@ -39,6 +40,7 @@ class LinearPrediction:
         self._sums: dict[int, Tensor] = {}  # by batch: (pair, direction, squares of residuals and of states)
         self._factors: dict[tuple[int, int], Tensor] = {}  # by direction and layer
 
+    @takes_arrays
     def fit(self, sources: LayerStates, targets: LayerStates) -> None:
         """Add the states of the same n rows in both models to fit on, see `Moments.update`.
 
@@ -49,6 +51,7 @@ class LinearPrediction:
             raise ValueError("the maps have been judged already: give all batches to fit on first")
         self.moments.update(sources, targets)
 
+    @takes_arrays
     @torch.no_grad()
     def judge(self, sources: LayerStates, targets: LayerStates, number: int | None = None) -> None:
         """Add a batch of held-out rows.

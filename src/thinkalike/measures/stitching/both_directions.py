@@ -64,7 +64,7 @@ def both_directions(moments: PairMoments | PairStatistics, ridge: float = RIDGE)
 
 
 def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
-    """Return the share of the target's variance that a map of the source leaves unexplained.
+    """Return the share of the target's variance that a map of the source, of any dtype, leaves unexplained.
 
     Raises:
         ValueError: The target does not vary.
@@ -72,7 +72,7 @@ def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
     whole = statistics.yy.trace()
     if whole <= statistics.reversed.noise:
         raise ValueError("a side whose states do not vary has no variance to explain: leave this pair out")
-    weight, offset = fit.weight, statistics.mean_y - fit(statistics.mean_x)
+    weight, offset = fit.weight.to(whole), statistics.mean_y - fit(statistics.mean_x)
     left = whole - 2 * (weight * statistics.xy.T).sum() + (weight @ statistics.xx * weight).sum()
     return float((left + statistics.n * offset.square().sum()) / whole)
 

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.stitching.moments import CUTOFF, LayerPair, Moments, PairStatistics
 
 
@@ -18,6 +19,7 @@ class AffineMap:
     weight: Float[Tensor, "e d"]
     bias: Float[Tensor, " e"]
 
+    @takes_arrays
     def __call__(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
         """Return W x + b of each state, with the dtype and device of the states.
 

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.stitching.closed_forms import AffineMap
 
 KINDS = ("identity", "linear", "affine", "low_rank", "orthogonal")
@@ -66,6 +67,10 @@ class Stitch(nn.Module):
             return orthogonal(linear)
         return linear
 
+    def extra_repr(self) -> str:
+        return f"{self.kind}, {self.widths[0]} -> {self.widths[1]}"
+
+    @takes_arrays
     def forward(self, residual: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
         weight = next(self.parameters(), None)  # φ computes in its own precision, whatever that of the models
         state = self.pre(residual if weight is None else residual.to(weight.dtype))
@@ -109,17 +114,16 @@ class Stitch(nn.Module):
         if self.norm != "none":
             raise ValueError(f"a stitch with norm={self.norm} divides by the state's own spread: it is no affine map")
         width_in, width_out = self.widths
-        weight = torch.zeros(width_out, width_in, dtype=torch.float64)
-        bias = weight.new_zeros(width_out)
-        if self.map is not None:
-            outer = self.map[-1] if isinstance(self.map, nn.Sequential) else self.map
-            weight = outer.weight.double()
-            bias = bias if outer.bias is None else outer.bias.double()
-            if isinstance(self.map, nn.Sequential):
-                weight = weight @ self.map[0].weight.double()
+        weight, bias = torch.zeros(width_out, width_in), torch.zeros(width_out)
+        linear = [part for part in self.modules() if isinstance(part, nn.Linear)]  # one, or the two of a low rank
+        if linear:
+            first, last = linear[0], linear[-1]
+            weight = last.weight.double() if first is last else last.weight.double() @ first.weight.double()
+            bias = bias if last.bias is None else last.bias
+        weight = weight.double()
         if self.residual:
             weight = weight + torch.eye(width_in).to(weight)
-        return AffineMap(weight, bias)
+        return AffineMap(weight, bias.to(weight))
 
 
 def _start(linear: nn.Linear, *, zero: bool) -> None:

@@ -33,7 +33,7 @@ def held_out_differences(
     return vectors
 
 
-def carried(vectors: Float[Tensor, "n d"], mapping: AffineMap) -> Float[Tensor, "n e"]:
+def carried_vectors(vectors: Float[Tensor, "n d"], mapping: AffineMap) -> Float[Tensor, "n e"]:
     """Return U s for each vector s; the bias of the map plays no part in a difference."""
     return vectors @ mapping.weight.to(vectors).T
 
