@@ -4,8 +4,9 @@ Code outside imports from here: `kernels` (HSIC, CKA), `mlem` (metric-learning e
 comparators, crossnobis, distance correlation), `shape` (Procrustes, SVCCA, soft matching), `neighbours` (who is near
 whom), `outputs` (divergence of logits), `calibration` (the contract of measures of layer pairs, nulls and p-values),
 `conditional` (likeness given the token, and linear prediction), `stitching` (maps between models, and their losses),
-`sae` (sparse autoencoders, and how they are carried from one stream to another), `transfer` (probes and steering vectors
-through maps), `subjects` (noise ceilings, models in several subjects), `statistics` (estimates with their intervals).
+`sae` (sparse autoencoders, and how they are carried from one stream to another), `transfer` (probes and steering
+vectors through maps), `subjects` (noise ceilings, models in several subjects), `statistics` (estimates with their
+intervals).
 
 Every function here takes NumPy arrays, DataFrames and lists, too, where it wants a tensor; see `thinkalike.arguments`.
 """
