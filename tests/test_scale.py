@@ -16,11 +16,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import tiny
 from thinkalike.config import AnalyzeConfig, ModelConfig, StitchConfig, TrainConfig, TrainerConfig, compose_job
 from thinkalike.errors import ConfigError
-from thinkalike.evaluation import Prompts, steered_gaps
 from thinkalike.forecast import SHARE, forecast, hours_on
 from thinkalike.forecast.screen import summary
 from thinkalike.instruments import instrument_of
 from thinkalike.instruments.operations import classifiers, layer_pairs, stimuli, stitches, transfer
+from thinkalike.instruments.transfer.prompts import Prompts, steered_gaps
 from thinkalike.job import Phase, estimate, together, total
 from thinkalike.job.operations import speeds
 from thinkalike.measures import CKA, BatchMeans, LayerPredictions, Moments, mantel, mutual_knn_matrix, rsa_estimate

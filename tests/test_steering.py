@@ -12,8 +12,9 @@ from thinkalike.data import BOUNDARY, Contrasts, Prompt, continuations, grammar_
 from thinkalike.data.contrasts.tables import prompt
 from thinkalike.data.contrasts.tokens import boundary_tokens, ids_of
 from thinkalike.errors import DataError, ModelError
-from thinkalike.evaluation import gaps, read_prompts, state_moments, states_at_words, steered_gaps
+from thinkalike.evaluation import state_moments
 from thinkalike.instruments.transfer.maps import PairMap
+from thinkalike.instruments.transfer.prompts import gaps, read_prompts, states_at_words, steered_gaps
 from thinkalike.instruments.transfer.trial import CARRIED, LATER, MATCHED, NATIVE, NEGATED, RANDOM, Trial
 from thinkalike.measures import (
     AffineMap,

@@ -31,7 +31,6 @@ from thinkalike.evaluation.saes import (
     spread_by_document,
     states_after,
 )
-from thinkalike.evaluation.steering import Prompts, gaps, read_prompts, states_at_words, steered_gaps
 from thinkalike.evaluation.stitches import (
     LayerPair,
     Maps,
@@ -59,7 +58,6 @@ __all__ = [
     "LikenessBatch",
     "LikenessSums",
     "Maps",
-    "Prompts",
     "Reader",
     "ResidualSums",
     "SiteStates",
@@ -78,7 +76,6 @@ __all__ = [
     "document_numbers",
     "document_sums",
     "ends_of",
-    "gaps",
     "held_out_loss",
     "identity_stitches",
     "kept_by_document",
@@ -88,7 +85,6 @@ __all__ = [
     "next_token_losses",
     "number_of_documents",
     "predicted_classes",
-    "read_prompts",
     "readable_bytes",
     "report_share",
     "residual_sums",
@@ -99,9 +95,7 @@ __all__ = [
     "spread_by_document",
     "state_moments",
     "states_after",
-    "states_at_words",
     "states_onwards",
-    "steered_gaps",
     "verdict",
     "with_ends",
 ]

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from thinkalike.data import Contrasts
 from thinkalike.errors import DataError, ModelError
-from thinkalike.evaluation import LayerPair, gaps, read_prompts, states_at_words, steered_gaps
+from thinkalike.evaluation import LayerPair
 from thinkalike.instruments.of_stimuli import FEW
 from thinkalike.instruments.transfer.maps import PairMap
+from thinkalike.instruments.transfer.prompts import gaps, read_prompts, states_at_words, steered_gaps
 from thinkalike.measures import (
     carried_vectors,
     effects_of,
