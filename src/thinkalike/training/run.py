@@ -54,7 +54,7 @@ class _Progress(Callback):
         self.activity.begin(trainer.global_step)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: SteppedModule, *_: Any) -> None:  # type: ignore[override]
-        self.activity.done = trainer.global_step
+        self.activity.reach(trainer.global_step)
         self.activity.note = "" if module.last_read is None else f"loss {module.last_read:.4f}"
 
 
