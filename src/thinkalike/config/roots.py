@@ -57,6 +57,7 @@ class TrainConfig(Checked):
     force: bool = neutral(False)
     wait: bool = neutral(True)  # for another process that is at the same job; false refuses
     dry_run: Any = neutral(False)  # print what it would take, and end; a number: also hours at so many FLOPs per second
+    plugins: Any = neutral(None)  # modules or .py files of a user's own; their content counts in the key
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,6 +117,7 @@ class AnalyzeConfig(Checked):
     force: bool = neutral(False)
     wait: bool = neutral(True)  # for another process that is at the same job; false refuses
     dry_run: Any = neutral(False)  # print what it would take, and end; a number: also hours at so many FLOPs per second
+    plugins: Any = neutral(None)  # modules or .py files of a user's own; their content counts in the key
     chosen: list[str] = field(default_factory=list, metadata=NEUTRAL, compare=False)  # words of the command line
 
     def __post_init__(self) -> None:

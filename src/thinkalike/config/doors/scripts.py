@@ -19,6 +19,7 @@ from thinkalike.config.doors import commands
 from thinkalike.config.doors.exits import OneLineErrors, Stdout
 from thinkalike.config.doors.sweeps import JOBS, Made, in_sweep, jobs_of_sweep, noted, sweep
 from thinkalike.config.pair import with_default_target
+from thinkalike.config.plugging import plug_in, plug_in_those_of
 from thinkalike.config.spelling import check_overrides
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.interrupts import follow_parent, heeded
@@ -51,6 +52,7 @@ def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Job],
             def do() -> list[Path]:
                 words = HydraConfig.get().overrides.task
                 commands.begin(words)
+                plug_in(OmegaConf.to_container(composed).get("plugins"))  # this may be a worker of a sweep
                 config = resolve(composed, schema, words)
                 _refuse_processes_in_a_sweep(config)
                 with contextlib.suppress(ShareDone):
@@ -80,6 +82,7 @@ def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Job],
             run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)
             with own_process():
                 overrides = [word for word in words if word[:1] in "+~" or ("=" in word and word[0] != "-")]
+                plug_in_those_of(parse_overrides(overrides))
                 check_overrides(overrides, schema)
                 parsed = parse_overrides(overrides)
                 sys.argv += with_default_target(name, overrides)[len(overrides) :]
