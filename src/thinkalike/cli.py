@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,14 @@ def joined(made: Sequence[Made]) -> None:
     show_sweep(made)
 
 
+def headline(folders: Sequence[Path]) -> float:
+    """Return the first headline number of the first result, or nan where there is none."""
+    from thinkalike.store import Result
+
+    numbers = Result(folders[0]).headlines if folders else []
+    return numbers[0].value if numbers else math.nan
+
+
 def foretold(config: TrainConfig | AnalyzeConfig) -> list[Path]:
     """Print what a job would take; returns no folder, as there is no result."""
     from thinkalike.forecast import forecast, show
@@ -26,7 +35,7 @@ def foretold(config: TrainConfig | AnalyzeConfig) -> list[Path]:
     return []
 
 
-@door("train", joined)
+@door("train", joined, headline)
 def train(config: TrainConfig) -> list[Path]:
     """Fit something with Lightning; returns the folder of the result, alone in a list."""
     if config.dry_run:
@@ -36,7 +45,7 @@ def train(config: TrainConfig) -> list[Path]:
     return [run_job(config).folder]
 
 
-@door("analyze", joined)
+@door("analyze", joined, headline)
 def analyze(config: AnalyzeConfig) -> list[Path]:
     """Measure, or do the experiment of a paper; returns the folders of the results: several with `models=[...]`."""
     if config.dry_run:

@@ -28,7 +28,9 @@ STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose 
 Job = Callable[[Any], list[Path]]  # of a configuration: the folders of the results
 
 
-def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Job], Callable[[], None]]:
+def door(
+    name: str, joined: Callable[[Sequence[Made]], None], valued: Callable[[Sequence[Path]], float]
+) -> Callable[[Job], Callable[[], None]]:
     """Make a function of a configuration the main function of a script.
 
     The function gets a checked dataclass and returns the folders of its results, which become the last lines of stdout:
@@ -37,12 +39,13 @@ def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Job],
 
     Args:
         joined: shows what the jobs of a sweep made beside each other.
+        valued: the number of the folders of a job's results that a sweeper which searches, such as Optuna's, goes by.
     """
     schema = SCHEMAS[name]
 
     def decorate(job: Job) -> Callable[[], None]:
         @functools.wraps(job)
-        def task(composed: DictConfig) -> None:
+        def task(composed: DictConfig) -> float | None:
             logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
             logging.getLogger("thinkalike").setLevel(logging.INFO)
 
@@ -62,7 +65,10 @@ def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Job],
                 return OmegaConf.to_container(composed.logger)  # type: ignore[return-value]
 
             with own_process():
-                noted(do, logger) if in_sweep() else do()
+                if in_sweep():
+                    return valued(noted(do, logger))
+                do()
+                return None
 
         def main() -> None:
             import hydra
