@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import sys
 from collections.abc import Sequence
@@ -19,12 +18,12 @@ def joined(made: Sequence[Made]) -> None:
     show_sweep(made)
 
 
-def headline(folders: Sequence[Path]) -> float:
-    """Return the first headline number of the first result, or nan where there is none."""
+def headline(folders: Sequence[Path]) -> float | None:
+    """Return the first headline number of the first result; None if there is none, which Optuna counts as failed."""
     from thinkalike.store import Result
 
     numbers = Result(folders[0]).headlines if folders else []
-    return numbers[0].value if numbers else math.nan
+    return numbers[0].value if numbers else None
 
 
 def foretold(config: TrainConfig | AnalyzeConfig) -> list[Path]:

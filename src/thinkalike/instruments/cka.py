@@ -83,7 +83,8 @@ class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measur
         return {name: estimate.value for name, estimate in extra.items() if estimate is not None}
 
     def arrays(self, estimates: Any) -> dict[str, torch.Tensor]:
-        return {"hsics": estimates.hsics, "convergence": estimates.convergence()}
+        settling = {} if estimates.left_out else {"convergence": estimates.convergence()}
+        return {"hsics": estimates.hsics} | settling
 
     def scalars(self, estimates: Any) -> dict[str, float]:
         if estimates.value.shape[0] != estimates.value.shape[1]:

@@ -29,7 +29,7 @@ Job = Callable[[Any], list[Path]]  # of a configuration: the folders of the resu
 
 
 def door(
-    name: str, joined: Callable[[Sequence[Made]], None], valued: Callable[[Sequence[Path]], float]
+    name: str, joined: Callable[[Sequence[Made]], None], valued: Callable[[Sequence[Path]], float | None]
 ) -> Callable[[Job], Callable[[], None]]:
     """Make a function of a configuration the main function of a script.
 
@@ -39,7 +39,7 @@ def door(
 
     Args:
         joined: shows what the jobs of a sweep made beside each other.
-        valued: the number of the folders of a job's results that a sweeper which searches, such as Optuna's, goes by.
+        valued: the number that a sweeper which searches, such as Optuna's, goes by, of the folders of a job's results.
     """
     schema = SCHEMAS[name]
 
