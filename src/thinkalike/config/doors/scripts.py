@@ -31,7 +31,9 @@ STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose 
 Job = Callable[[Any], list[Path]]  # of a configuration: the folders of the results
 
 
-def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Job], Callable[[], None]]:
+def door(
+    name: str, joined: Callable[[Sequence[Made]], None], valued: Callable[[Sequence[Path]], float | None]
+) -> Callable[[Job], Callable[[], None]]:
     """Make a function of a configuration the main function of a script.
 
     The function gets a checked dataclass and returns the folders of its results, which become the last lines of stdout:
@@ -40,12 +42,13 @@ def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Job],
 
     Args:
         joined: shows what the jobs of a sweep made beside each other.
+        valued: the number that a sweeper which searches, such as Optuna's, goes by, of the folders of a job's results.
     """
     schema = SCHEMAS[name]
 
     def decorate(job: Job) -> Callable[[], None]:
         @functools.wraps(job)
-        def task(composed: DictConfig) -> None:
+        def task(composed: DictConfig) -> float | None:
             logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
             logging.getLogger("thinkalike").setLevel(logging.INFO)
 
@@ -68,9 +71,9 @@ def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Job],
             with own_process():
                 if not in_sweep():
                     do()
-                    return
+                    return None
                 with doing(f"job {HydraConfig.get().job.num + 1} of {os.environ.get(JOBS, '?')} of the sweep"):
-                    noted(do, logger)
+                    return valued(noted(do, logger))
 
         def main() -> None:
             import hydra
