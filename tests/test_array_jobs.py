@@ -263,6 +263,23 @@ def test_one_stimulus_that_decides_is_warned_of(measured, stimuli, tmp_path):
     assert "leave it out" in done.stderr
 
 
+def test_sentences_that_decide_leave_a_value_though_what_others_add_is_negative(measured, stimuli, tmp_path):
+    layer = np.random.default_rng(0).normal(size=(COUNT, 5))
+    layer[: 2 * WORDS] *= 30
+    result = measured(f"activations={write(tmp_path / 'x.npz', {'a': layer}, stimuli.ids)}").result
+    assert (result.arrays["hsics"][:, 0, 0] < 0).any(), "control: of such a part there is no CKA"
+    assert "convergence" not in result.arrays
+    assert result.table["value"].tolist() == pytest.approx([1.0])
+
+
+def test_all_rows_at_once_do_not_settle():
+    metric = CKA(1, 1, left_out=True)
+    for number in range(3):
+        metric.update([torch.randn(8, 3)], [torch.randn(8, 2)], None, number)
+    with pytest.raises(ValueError, match="all rows were compared at once, so there are no batches"):
+        metric.compute().convergence()
+
+
 def test_intervals_over_sentences_cover_where_those_over_words_would_not():
     """Words of one sentence have one state in arrays that have nothing in common, whose CKA is therefore zero."""
 

@@ -28,7 +28,8 @@ FLOORS = {
     "interrupts": 0,
     "caches": 0,
     "progress": 0,
-    "config": 1,  # knows errors, and nothing else
+    "plugins": 0.5,  # knows errors
+    "config": 1,  # knows errors and plugins, and nothing else
     "digests": 1,  # knows caches
     "memory": 1,
     "screen": 1,

@@ -57,6 +57,24 @@ def test_a_failed_job_does_not_stop_the_others_and_is_listed(door, small_stitchi
     assert stamps(tmp_path / "results") == made
 
 
+def test_a_sweeper_that_searches_gets_the_headline_number_of_each_job_and_none_of_one_that_failed(
+    door, small_stitching, monkeypatch
+):
+    from hydra.core.plugins import Plugins
+
+    (BasicSweeper,) = (each for each in Plugins.instance().discover() if each.__name__ == "BasicSweeper")
+    launched, sweep = [], BasicSweeper.sweep
+    monkeypatch.setattr(BasicSweeper, "sweep", lambda self, arguments: launched.extend(sweep(self, arguments)))
+    words = [word for word in small_stitching if word.startswith(("data", "store", "model.")) and "tokens" not in word]
+    made = door("analyze.py", "-m", "measure=loss", "data.report_tokens=2048,4096,1", *words)
+    assert made.status == 1
+    values = [job.return_value for batch in launched for job in batch]
+    losses = {result.headlines[0].value for result in results_in(door.folder / "results")}
+    assert set(values[:2]) == losses
+    assert len(losses) == 2
+    assert values[2] is None
+
+
 KILLED = """
 import os, signal, sys
 import thinkalike.instruments.stitching.instrument as module

@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_types.py compares 
     from thinkalike.measures import weighted_tau as weighted_tau
     from thinkalike.models import FrozenModel as FrozenModel
     from thinkalike.models import load_model as load_model
+    from thinkalike.stitches import StitchMap as StitchMap
+    from thinkalike.stitches import load_stitch as load_stitch
     from thinkalike.store import Result as Result
     from thinkalike.store import open_result as open_result
 
@@ -59,30 +61,7 @@ _HOME = {
     "mds": "thinkalike.measures",
 }
 
-__all__ = [
-    "CKA",
-    "MLEM",
-    "DifferentiableMLEM",
-    "FeatureSpaceCKA",
-    "FrozenModel",
-    "Result",
-    "Stitch",
-    "bootstrap_interval",
-    "cka",
-    "feature_importance",
-    "hsic0",
-    "hsic1",
-    "leverage",
-    "load_model",
-    "mantel",
-    "mds",
-    "mutual_knn",
-    "open_result",
-    "results",
-    "rsa",
-    "token_loss",
-    "weighted_tau",
-]
+__all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 if not TYPE_CHECKING:  # a checker is to see a name that is not there
 

@@ -29,6 +29,14 @@ def joined(made: Sequence[Made]) -> None:
     show_sweep(made)
 
 
+def headline(folders: Sequence[Path]) -> float | None:
+    """Return the first headline number of the first result; None if there is none, which Optuna counts as failed."""
+    from thinkalike.store import Result
+
+    numbers = Result(folders[0]).headlines if folders else []
+    return numbers[0].value if numbers else None
+
+
 def foretold(config: TrainConfig | AnalyzeConfig) -> list[Path]:
     """Print what a job would take; returns no folder, as there is no result."""
     from thinkalike.forecast import forecast, show
@@ -39,7 +47,7 @@ def foretold(config: TrainConfig | AnalyzeConfig) -> list[Path]:
     return []
 
 
-@door("train", joined)
+@door("train", joined, headline)
 def train(config: TrainConfig) -> list[Path]:
     """Fit something with Lightning; returns the folder of the result, alone in a list."""
     if config.dry_run:
@@ -50,7 +58,7 @@ def train(config: TrainConfig) -> list[Path]:
         return [run_job(config).folder]
 
 
-@door("analyze", joined)
+@door("analyze", joined, headline)
 def analyze(config: AnalyzeConfig) -> list[Path]:
     """Measure, or do the experiment of a paper; returns the folders of the results: several with `models=[...]`."""
     if config.dry_run:

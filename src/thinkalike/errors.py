@@ -17,6 +17,10 @@ class ConfigError(ThinkalikeError):
     """A configuration value is not possible."""
 
 
+class PluginError(ThinkalikeError):
+    """A plugin is not there, cannot be imported, or does not go with the package."""
+
+
 class ModelError(ThinkalikeError):
     """A model cannot be loaded, or is not what its configuration says."""
 

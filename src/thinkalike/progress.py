@@ -31,6 +31,7 @@ class Activity:
         steps_aside: whether it is not worth a word while something is done inside it.
         note: what else to say, such as a loss.
         since: when it began.
+        reached: when `done` last grew.
         thread: which thread does it.
     """
 
@@ -42,22 +43,29 @@ class Activity:
     steps_aside: bool = False
     note: str = ""
     since: float = field(default_factory=time.monotonic)
+    reached: float = field(default_factory=time.monotonic)
     thread: int = field(default_factory=threading.get_ident)
 
     def begin(self, done: int) -> None:
         """Note that counting begins now, after so many that an earlier run did."""
         self.done = self.first = done
-        self.since = time.monotonic()
+        self.since = self.reached = time.monotonic()
 
-    def rate(self, now: float) -> float | None:
-        """Return how many are done in a second, or None while nothing is."""
-        passed = now - self.since
+    def reach(self, done: int) -> None:
+        """Note that so many are done."""
+        self.done, self.reached = done, time.monotonic()
+
+    @property
+    def rate(self) -> float | None:
+        """How many are done in a second, or None while nothing is."""
+        passed = self.reached - self.since
         return (self.done - self.first) / passed if self.done > self.first and passed > 0 else None
 
     def left(self, now: float) -> float | None:
         """Return the seconds that the rest will take at this rate, or None if that is not known."""
-        rate = self.rate(now)
-        return None if rate is None or self.total is None else max(self.total - self.done, 0) / rate
+        if self.rate is None or self.total is None:
+            return None
+        return max((self.total - self.done) / self.rate - (now - self.reached), 0.0)
 
 
 _open: list[Activity] = []  # the outermost first
@@ -98,7 +106,7 @@ def counted(items: Iterable[T], name: str, total: int | None = None) -> Iterator
     with doing(name, total) as activity:
         for item in items:
             yield item
-            activity.done += 1
+            activity.reach(activity.done + 1)
 
 
 def _close(activity: Activity) -> None:

@@ -7,8 +7,9 @@ from thinkalike.config.doors.sweeps import Made
 from thinkalike.config.inputs import RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.layers import check_layers, pairs_of_layers
 from thinkalike.config.named import model_named
+from thinkalike.config.plugging import plug_in
 from thinkalike.config.ranges import ranged
-from thinkalike.config.registry import KINDS, MEASURES, TASKS
+from thinkalike.config.registry import KINDS, MEASURES, PLUGGED, TASKS
 from thinkalike.config.relevance import NEUTRAL, neutral, relevant
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
 from thinkalike.config.saes import SAE_STARTS, SAEConfig
@@ -21,6 +22,7 @@ __all__ = [
     "KINDS",
     "MEASURES",
     "NEUTRAL",
+    "PLUGGED",
     "RUNS",
     "SAE_STARTS",
     "TASKS",
@@ -56,6 +58,7 @@ __all__ = [
     "options",
     "own_process",
     "pairs_of_layers",
+    "plug_in",
     "ranged",
     "register",
     "relevant",

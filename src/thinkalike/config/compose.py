@@ -13,8 +13,10 @@ from hydra.core.override_parser.types import ChoiceSweep, Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override
 
+from thinkalike import plugins
 from thinkalike.config.inputs import HOW_IT_RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.pair import with_default_target
+from thinkalike.config.plugging import plug_in_those_of
 from thinkalike.config.registry import MEASURES
 from thinkalike.config.repositories import register_repositories
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig
@@ -117,7 +119,8 @@ def options(group: str) -> list[str]:
     """Return the names that a configuration group offers: `options("model")`."""
     root = CONF / group
     written = {str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml")}
-    return sorted(written | set(MEASURES if group == "measure" else ()))
+    more = {"measure": MEASURES, "stitch": plugins.active("stitch")}
+    return sorted(written | {*more.get(group, ())})
 
 
 def _at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
@@ -206,6 +209,7 @@ def compose_job(door: str, overrides: Sequence[str]) -> Any:
     from hydra.types import RunMode
 
     parsed = parse_overrides(overrides)
+    plug_in_those_of(parsed)
     overrides = with_default_target(door, overrides)
     register(measures_of(parsed) if door == "analyze" else (), models_of(parsed))
     version.setbase("1.3")

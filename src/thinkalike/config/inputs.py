@@ -40,14 +40,14 @@ SIZES = {size for pair in HEADS for size in pair} | {
 class ModelConfig(Checked, part="model"):
     """A model by its everyday name: where its weights are, and how to run it."""
 
-    name: str = MISSING
+    name: str = MISSING  # what tables and figures call it
     family: str = "auto"  # which residual stream it has; auto: from the checkpoint's config.json
-    hub_id: Optional[str] = None
+    hub_id: Optional[str] = None  # its repository on the Hugging Face hub, ORG/NAME
     revision: Optional[str] = None  # branch, tag or commit of the hub; null: main
     path: Optional[str] = neutral(None)  # a folder with a checkpoint; takes the place of hub_id
     processing: str = "raw"  # raw: the checkpoint's weights; compat: LayerNorms folded, weights centred
-    dtype: str = "float32"
-    device: str = neutral("auto")
+    dtype: str = "float32"  # of weights and states
+    device: str = neutral("auto")  # cpu | cuda | cuda:1 | mps; auto: a GPU where there is one
     device_map: Any = neutral(None)  # weights over several devices, by accelerate: auto | {part: device | cpu | disk}
     quantization: Optional[str] = None  # weights in fewer bits, by bitsandbytes: 8bit | 4bit
     side: Optional[str] = None  # of an encoder-decoder: encoder | decoder
@@ -61,10 +61,10 @@ class ModelConfig(Checked, part="model"):
     classes: Optional[list[str]] = None  # of a classifier, in the order of its logits; null: as config.json has them
     architecture: dict[str, Any] = field(default_factory=dict)  # what task=pretrain builds
     seed: int = ranged(0, least=0, most=SEEDS)  # of the initial weights and of the order of the training data
-    pretrain_tokens: int = ranged(0, least=0, most=COUNTS)
-    pretrain_tokens_per_step: int = ranged(2048, least=2, most=TOKENS_AT_ONCE)
-    pretrain_lr: float = ranged(2e-3, above=0)
-    pretrain_vocabulary: int = ranged(1024, least=260, most=10**6)
+    pretrain_tokens: int = ranged(0, least=0, most=COUNTS)  # of a mini: pretrain.tokens where nothing is said
+    pretrain_tokens_per_step: int = ranged(2048, least=2, most=TOKENS_AT_ONCE)  # likewise
+    pretrain_lr: float = ranged(2e-3, above=0)  # likewise
+    pretrain_vocabulary: int = ranged(1024, least=260, most=10**6)  # likewise
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,21 +110,21 @@ class ModelConfig(Checked, part="model"):
 class DataConfig(Checked, part="data"):
     """Text, and how it becomes rows of tokens."""
 
-    name: str = MISSING
+    name: str = MISSING  # what results call it
     source: Optional[str] = None  # stdlib | grammar | text | hub
     files: Optional[list[str]] = neutral(None)  # source=text: files or globs; .txt .jsonl .jsonl.gz .jsonl.zst .parquet
     sentences: Optional[int] = ranged(None, least=1, most=COUNTS)  # source=grammar: how many
-    hub_id: Optional[str] = None
-    subset: Optional[str] = None
-    split: Optional[str] = None
-    revision: Optional[str] = None
+    hub_id: Optional[str] = None  # source=hub: the repository of the data set, ORG/NAME
+    subset: Optional[str] = None  # source=hub: its configuration; null: the only one
+    split: Optional[str] = None  # source=hub: train, validation, ...
+    revision: Optional[str] = None  # source=hub: branch, tag or commit; null: main
     hub_files: Optional[list[str]] = None  # files of a hub data set that has no loading configuration
     field: Optional[str] = None  # the field that holds the text
     context: Optional[int] = ranged(None, least=2, most=CONTEXT)  # tokens per row; null: the models'
     bos: Optional[bool] = None  # begin each row with BOS; null: what the source model expects
     aligned: Optional[bool] = None  # begin each row with a document; what is left of the one before is dropped
     fit_tokens: Optional[int] = ranged(None, least=1, most=COUNTS)  # null: as many as training sees
-    report_tokens: Optional[int] = ranged(None, least=2, most=COUNTS)
+    report_tokens: Optional[int] = ranged(None, least=2, most=COUNTS)  # held-out tokens that numbers are of
     report_share: Optional[float] = ranged(None, above=0, below=1)  # share of the documents that only the report sees
     same_split: Optional[bool] = None  # fit on the report's documents, too, as brown2023 did
     cache: Optional[str] = neutral(None)  # folder of the token cache; null: $THINKALIKE_CACHE or ~/.cache/thinkalike
@@ -150,7 +150,7 @@ class StimuliConfig(Checked, part="stimuli"):
     columns: Any = None  # kind=table: {text | word | start | stop | id: column}
     sample: Optional[int] = ranged(None, least=1, most=COUNTS)  # how many stimuli; null: all
     balance: list[str] = field(default_factory=list)  # features whose combinations come equally often in the sample
-    seed: int = ranged(0, least=0, most=SEEDS)
+    seed: int = ranged(0, least=0, most=SEEDS)  # of the sentences and the sample
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -188,16 +188,16 @@ class PairsConfig(Checked, part="pairs"):
     report: Optional[str] = neutral(None)  # source=files: MNLI that is reported on
     challenge: Optional[str] = neutral(None)  # source=files: HANS
     fit_pairs: Optional[int] = ranged(4000, least=1, most=COUNTS)  # how many of each; null: all that there are
-    report_pairs: Optional[int] = ranged(1000, least=1, most=COUNTS)
-    challenge_pairs: Optional[int] = ranged(6000, least=1, most=COUNTS)
+    report_pairs: Optional[int] = ranged(1000, least=1, most=COUNTS)  # held out, in distribution
+    challenge_pairs: Optional[int] = ranged(6000, least=1, most=COUNTS)  # of HANS, or of its kind
     heuristic: Optional[str] = "lexical_overlap"  # which part of the challenge is reported on; null: all
-    label: Optional[str] = "non-entailment"
+    label: Optional[str] = "non-entailment"  # the class of these pairs; null: both
     counterexamples: float = ranged(0.02, least=0, most=1)  # source=templates: share of fit pairs
     lexical: float = ranged(
         0.0, least=0, most=1
     )  # source=templates: share of fit pairs like the challenge's l.-overlap
     truncate: bool = True  # cut pairs that are longer than the model can take; false refuses them
-    seed: int = ranged(0, least=0, most=SEEDS)
+    seed: int = ranged(0, least=0, most=SEEDS)  # of templates, and of which pairs of a set are taken
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -212,13 +212,13 @@ class PairsConfig(Checked, part="pairs"):
 class PopulationConfig(Checked, part="population"):
     """Classifiers of one architecture, in groups: those of a name each, of a parent each, or the best and the worst."""
 
-    name: str = "bert-mini"
+    name: str = "bert-mini"  # what results call it
     base: Optional[str] = None  # the model that task=nli fine-tunes `size` times, where they are not there yet
     members: Optional[str] = None  # or the model of which they are numbers; local: they are folders
     size: Optional[int] = ranged(None, least=2, most=10**5)  # of fine-tunings of base without parents
     per_group: int = ranged(6, least=1, most=10**5)  # where groups are not named: best and worst on the challenge
-    generalizing: Optional[list[Any]] = None
-    heuristic: Optional[list[Any]] = None
+    generalizing: Optional[list[Any]] = None  # numbers of members, or folders: one group
+    heuristic: Optional[list[Any]] = None  # the other group
     parents: Any = None  # {group: [words of task=nli]}: fine-tunings of base, of which each group's members are forks
     parent_options: list[str] = field(default_factory=list)  # words of task=nli that all parents share
     options: list[str] = field(default_factory=list)  # words of task=nli for each member's own fine-tuning

@@ -36,3 +36,4 @@ MEASURES = {
 }
 OF_TASKS = {"stitching": TASKS["stitch"], "pretraining": TASKS["pretrain"], "nli": TASKS["nli"], "sae": TASKS["sae"]}
 KINDS = OF_TASKS | MEASURES  # of results
+PLUGGED = "thinkalike.instruments.layer_pairs.plugged"  # the module of measures that plugins add

@@ -38,7 +38,7 @@ class MeasureConfig(Checked, part="measure"):
 class TrainConfig(Checked):
     """All that `train.py` needs to know."""
 
-    task: str = "stitch"
+    task: str = "stitch"  # what is fitted
     model: ModelConfig = field(default_factory=ModelConfig)
     target: ModelConfig = field(default_factory=ModelConfig)
     layers: Any = "same"  # same: l to l for every l; or layer pairs, [[0,0],[1,2]]
@@ -52,11 +52,12 @@ class TrainConfig(Checked):
     recipe: str = "honest"  # paper: as brown2023 states it, a LayerNorm in φ, fitted and reported on the same text
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NEUTRAL)
-    seed: int = ranged(0, least=0, most=SEEDS)
-    store: str = neutral("results")
-    force: bool = neutral(False)
+    seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn
+    store: str = neutral("results")  # the folder that results go to
+    force: bool = neutral(False)  # do a finished job again
     wait: bool = neutral(True)  # for another process that is at the same job; false refuses
     dry_run: Any = neutral(False)  # print what it would take, and end; a number: also hours at so many FLOPs per second
+    plugins: Any = neutral(None)  # modules or .py files of a user's own; their content counts in the key
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -103,19 +104,20 @@ class AnalyzeConfig(Checked):
     models: Any = neutral(None)  # instead of model and target: a list, whose pairs are jobs of one pass
     experiment: Optional[str] = None  # a paper's figure or table; takes the place of measure
     recipe: str = "honest"  # of an experiment's training, and of mlem: honest | paper
-    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)
+    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # torch's; null: as it is
     trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata=NEUTRAL)  # how many processes share the job
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NEUTRAL)
     model: ModelConfig = field(default_factory=ModelConfig)
     target: ModelConfig = field(default_factory=ModelConfig)  # of measures that compare two
     layers: Any = "same"  # of measures that take layer pairs: same: l to l for every l; all; or [[0,0],[1,2]]
     data: DataConfig = field(default_factory=DataConfig)
-    scale: str = "auto"
-    seed: int = ranged(0, least=0, most=SEEDS)
-    store: str = neutral("results")
-    force: bool = neutral(False)
+    scale: str = "auto"  # size of the recipe: mini | paper; auto: mini for minis
+    seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn
+    store: str = neutral("results")  # the folder that results go to
+    force: bool = neutral(False)  # do a finished job again
     wait: bool = neutral(True)  # for another process that is at the same job; false refuses
     dry_run: Any = neutral(False)  # print what it would take, and end; a number: also hours at so many FLOPs per second
+    plugins: Any = neutral(None)  # modules or .py files of a user's own; their content counts in the key
     chosen: list[str] = field(default_factory=list, metadata=NEUTRAL, compare=False)  # words of the command line
 
     def __post_init__(self) -> None:

@@ -55,7 +55,7 @@ class Config(MeasureConfig):
     report_tokens: int = ranged(2**15, least=2, most=COUNTS)  # that scores are of
     other_tokens: int = ranged(2**17, least=2, most=COUNTS)  # of other documents, for what a source has to learn
     steps: int = ranged(60, least=1, most=STEPS)  # of the training of a map
-    tokens_per_step: int = ranged(2048, least=2, most=TOKENS_AT_ONCE)
+    tokens_per_step: int = ranged(2048, least=2, most=TOKENS_AT_ONCE)  # tokens that a step reads
     lr: float = ranged(0.3, above=0)  # of SGD, on whitened states
     seeds: int = ranged(3, least=1, most=1000, neutral=True)  # experiment=validity/court: how many courts of a target
 

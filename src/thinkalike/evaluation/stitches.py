@@ -143,9 +143,9 @@ def document_sums(
             alone["source_tokens"] = torch.ones_like(alone["source"])
         values["tokens"] = torch.ones_like(values["target"])
         ours = _Batch(tokens, states, goals, standard)
-        for name, functions in maps.items():
+        for name, functions in counted(maps.items(), "map"):
             values |= _losses_in_groups(target, name, functions, layer_pairs, ours, groups)
-        for name, reader in (readers or {}).items():
+        for name, reader in counted((readers or {}).items(), "control"):
             others = _states_instead(reader, target, part, layer_pairs, layout, goals)
             theirs = ours._replace(states=others)
             values |= _losses_in_groups(target, name, reader.maps, layer_pairs, theirs, groups)

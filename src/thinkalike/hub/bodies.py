@@ -158,7 +158,7 @@ class _Watched(httpx2.SyncByteStream):
             with doing(f"downloading {self._body.name}", size, self._body.position, in_bytes=True) as activity:
                 for piece in self._pieces():
                     yield piece
-                    activity.done = self._body.position
+                    activity.reach(self._body.position)
             self._body.end()
         except HubError:
             self._forget()

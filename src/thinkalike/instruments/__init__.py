@@ -11,16 +11,21 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from thinkalike.config import MEASURES, TASKS, AnalyzeConfig, TrainConfig, jobs_of
+from thinkalike.config import MEASURES, PLUGGED, TASKS, AnalyzeConfig, TrainConfig, jobs_of, plug_in
 from thinkalike.errors import ConfigError, one_of
 from thinkalike.job import Instrument, perform, perform_all
 from thinkalike.progress import counted
 from thinkalike.store import Result
 
 
-@cache
 def instrument(module: str) -> Instrument:
     """Return the instrument that a module holds, or the one of a kind that is declared in it: module:kind."""
+    name, _, kind = module.partition(":")
+    return import_module(name).instrument_of(kind) if name == PLUGGED else _own(module)  # type: ignore[no-any-return]
+
+
+@cache
+def _own(module: str) -> Instrument:
     import_module(module.partition(":")[0])
     return Instrument.known[module]()
 
@@ -75,6 +80,7 @@ def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | Ana
     """
     if isinstance(config, TrainConfig) or config.models is None:
         return [config]
+    plug_in(config.plugins)
     one_of("measure", config.measure.kind, MEASURES)
     stands_for = instrument(MEASURES[config.measure.kind]).of_models
     return [config] if stands_for == "all" else jobs_of(config, stands_for)
@@ -86,6 +92,7 @@ def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
     Raises:
         ConfigError: there is no such measure, or it takes no such activations or layers.
     """
+    plug_in(config.plugins)
     if isinstance(config, TrainConfig):
         return instrument(TASKS[config.task])
     one_of("measure", config.measure.kind, MEASURES)

@@ -82,7 +82,8 @@ class LayerCKA(WithChance, kind="cka", version=2, reads=("model", "target", "dat
         return batches
 
     def arrays(self, estimates: Any) -> dict[str, torch.Tensor]:
-        return {"hsics": estimates.hsics, "convergence": estimates.convergence()}
+        settling = {} if estimates.left_out else {"convergence": estimates.convergence()}
+        return {"hsics": estimates.hsics} | settling
 
     def scalars(self, estimates: Any) -> dict[str, float]:
         chance = super().scalars(estimates)

@@ -44,7 +44,7 @@ class Config(DistanceConfig):
 
     kind: str = "mlem"
     weights: str = "diagonal"  # diagonal | full, with an interaction of every two features
-    alphas: list[float] = ranged(lambda: [10.0**power for power in range(-4, 5)], least=0)
+    alphas: list[float] = ranged(lambda: [10.0**power for power in range(-4, 5)], least=0)  # ridges
     difference: str = "indicator"  # indicator, as salle2024 has it | scaled, of ordered features | levels | points
     missing: str = "own_level"  # NaN is a value of its own | ignore | drop | error
     scale: str = "auto"  # of weights: mean, the mean squared distance | minmax, also recipe=paper's | none

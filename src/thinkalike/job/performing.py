@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from thinkalike.config import AnalyzeConfig, as_dict, command_words, relevant
+from thinkalike.config import AnalyzeConfig, as_dict, command_words, plug_in, relevant
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.job.frame import Instrument, Work
 from thinkalike.job.names import run_name
@@ -24,6 +24,7 @@ from thinkalike.job.provenance import environment, versions
 from thinkalike.job.resources import explained
 from thinkalike.loggers import About, tracked
 from thinkalike.models import check_models
+from thinkalike.plugins import fingerprint
 from thinkalike.processes import Team, rank, together
 from thinkalike.progress import doing
 from thinkalike.screen import aside
@@ -31,7 +32,7 @@ from thinkalike.store import Job, Result
 
 log = logging.getLogger(__name__)
 
-ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger")  # parts that are read for every job
+ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger", "plugins")  # parts that every job reads
 AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
 
 
@@ -95,7 +96,10 @@ class _Planned:
         _check_shared(instrument, config)
         self.instrument, self.config = instrument, config
         self.is_shown_again = shown_again and not rank(config)
+        self.plugins = plug_in(config.plugins)
         self.inputs, self.narrowed = instrument.inputs(config), instrument.narrowed(config)
+        if self.plugins:
+            self.inputs = {**self.inputs, "plugins": fingerprint(self.plugins)}
         read = relevant(self.narrowed).items()
         self.entered = {name: part for name, part in read if name in instrument.reads and part is not None}
         self.job = Job(config.store, instrument.kind, key_of(instrument, self.entered, self.inputs))
@@ -132,6 +136,8 @@ class _Planned:
         facts = {"seed": self.config.seed, "models": list(outcome.models), **outcome.facts}
         record = {"version": self.instrument.version, "scalars": outcome.scalars, "settings": self.entered}
         provenance = {**environment(), **facts, **took}
+        if self.plugins:
+            provenance["plugins"] = [plugin.describe() for plugin in self.plugins]
         tables = {"table": outcome.table, **outcome.tables}
         written = self.job.write(work.settings, {**record, "provenance": provenance}, tables, outcome.arrays)
         with work.phase("drawing"):
@@ -169,6 +175,7 @@ def _pass(jobs: Sequence[_Planned], among: int) -> None:
     if config.force and not rank(config):
         for each in jobs:
             each.job.forget()
+    plug_in(config.plugins)  # jobs that this one needs may have had others
     torch.manual_seed(instrument.seed(config))  # the jobs of a sweep share a process
     if config.threads:
         torch.set_num_threads(config.threads)

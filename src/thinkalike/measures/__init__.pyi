@@ -36,6 +36,7 @@ from thinkalike.measures.neighbours.within import NeighbourEstimate as Neighbour
 from thinkalike.measures.neighbours.within import NeighboursGivenToken as NeighboursGivenToken
 from thinkalike.measures.sae.autoencoder import SparseAutoencoder as SparseAutoencoder
 from thinkalike.measures.sae.saelens import SavedSAE as SavedSAE
+from thinkalike.measures.sae.scores import Dead as Dead
 from thinkalike.measures.statistics.batch_means import BatchMeans as BatchMeans
 from thinkalike.measures.statistics.batch_means import LayerPairEstimate as LayerPairEstimate
 from thinkalike.measures.statistics.estimate import Estimate as Estimate
@@ -60,6 +61,10 @@ from thinkalike.measures.subjects.model_scores import Scored as Scored
 from thinkalike.measures.subjects.noise_ceilings import NoiseCeiling as NoiseCeiling
 from thinkalike.measures.subjects.two_factors import Draws as Draws
 from thinkalike.measures.subjects.two_factors import TwoFactors as TwoFactors
+from thinkalike.measures.transfer.accuracy import Accuracy as Accuracy
+from thinkalike.measures.transfer.crossfitting import CrossFitted as CrossFitted
+from thinkalike.measures.transfer.probes import Probe as Probe
+from thinkalike.measures.transfer.steering import Effects as Effects
 
 Layers = Sequence[Float[Array, "_ _"] | NeuralDistances] | Float[Array, "l n d"]
 __all__ = [
@@ -73,14 +78,18 @@ __all__ = [
     "PROPERTIES",
     "RIDGE",
     "WHITENED",
+    "Accuracy",
     "AffineMap",
     "BatchMeans",
     "BothDirections",
     "CKAResult",
     "CalibratedEstimate",
     "Chance",
+    "CrossFitted",
+    "Dead",
     "DifferentiableMLEM",
     "Draws",
+    "Effects",
     "Estimate",
     "FeatureEncoder",
     "FeatureSpaceCKA",
@@ -103,6 +112,7 @@ __all__ = [
     "PairMoments",
     "PairStatistics",
     "PredictionEstimate",
+    "Probe",
     "Properties",
     "RowGroups",
     "SavedSAE",
@@ -115,11 +125,14 @@ __all__ = [
     "agreement_p",
     "alignment",
     "arc_length",
+    "balanced_accuracies",
+    "balanced_folds",
     "bias_only",
     "bootstrap_difference",
     "bootstrap_interval",
     "both_directions",
     "carried",
+    "carried_vectors",
     "ceiling",
     "change_point",
     "cka",
@@ -127,6 +140,7 @@ __all__ = [
     "comparable",
     "compare",
     "compare_outputs",
+    "cross_fitted",
     "crossnobis",
     "dead_latents",
     "disagreement",
@@ -136,12 +150,15 @@ __all__ = [
     "draw",
     "dual_variance",
     "effective_number",
+    "effects_of",
     "explained_variance",
     "feature_importance",
+    "fit_probes",
     "flips",
     "fold_interval",
     "group_hsics",
     "grouped",
+    "held_out_differences",
     "hsic0",
     "hsic1",
     "in_own_units",
@@ -170,7 +187,9 @@ __all__ = [
     "population_penalties",
     "procrustes",
     "procrustes_distance",
+    "random_directions",
     "random_effects",
+    "random_rotation",
     "reduced_rank",
     "rows_of",
     "rsa",
@@ -195,18 +214,29 @@ __all__ = [
     "token_codes",
     "token_kl",
     "token_loss",
+    "turned_at_random",
     "two_factor",
     "two_sided",
     "unexplained_by",
     "unigram_entropy",
     "weighted_tau",
     "with_fitted_decoder",
+    "with_norms_of",
 ]
 
 def agreement(labels: Int[Array, " m"], groups: Sequence[Hashable]) -> float: ...
 def agreement_p(labels: Int[Array, " m"], groups: Sequence[Hashable], *, seed: int = ...) -> float: ...
 def alignment(hsics: Float[Array, "*b l l"]) -> Float[Tensor, "*b l l"]: ...
 def arc_length(ckas: Float[Array, "*b l"]) -> Float[Tensor, "*b"]: ...
+def balanced_accuracies(
+    right: Shaped[Array, "c n"],
+    labels: Int[Array, " n"],
+    sentences: Int[Array, " n"],
+    levels: int,
+    resamples: int,
+    seed: int,
+) -> list[Accuracy]: ...
+def balanced_folds(labels: Int[Array, " n"], groups: Int[Array, " n"], folds: int, seed: int) -> Int[Tensor, " n"]: ...
 def bias_only(moments: Moments, pair: LayerPair) -> AffineMap: ...
 def bootstrap_difference(
     first: Float[Array, "*b documents"],
@@ -230,6 +260,7 @@ def bootstrap_interval(
 ) -> Estimate: ...
 def both_directions(moments: PairMoments | PairStatistics, ridge: float = ...) -> BothDirections: ...
 def carried(sae: SparseAutoencoder, up: AffineMap, down: AffineMap) -> SparseAutoencoder: ...
+def carried_vectors(vectors: Float[Array, "n d"], mapping: AffineMap) -> Float[Tensor, "n e"]: ...
 def ceiling(
     cells: Any,
     layers: Sequence[Float[Array, "n _"]],
@@ -257,6 +288,16 @@ def compare_outputs(
     targets: Int[Array, " n"],
     chunk: int = ...,
 ) -> OutputMatch: ...
+def cross_fitted(
+    states: Float[Array, "n d"],
+    labels: Int[Array, " n"],
+    levels: int,
+    fold_of: Int[Array, " n"],
+    groups: Int[Array, " n"],
+    alphas: Sequence[float],
+    inner: int,
+    seed: int,
+) -> CrossFitted: ...
 def crossnobis(runs: Float[Array, "m n d"], noise: str = ...) -> Float[Tensor, "n n"]: ...
 def dead_latents(latents: Float[Array, "*s n f"]) -> Bool[Tensor, "*s f"]: ...
 def disagreement(X: Float[Array, "n v"], Y: Float[Array, "m w"]) -> Float[Tensor, ""]: ...
@@ -277,6 +318,9 @@ def dual_variance(
     both: Float[Array, "*b"], subjects: Float[Array, "*b"], stimuli: Float[Array, "*b"], s: int, n: int
 ) -> Float[Tensor, "*b"]: ...
 def effective_number(counts: Shaped[Array, " documents"]) -> float: ...
+def effects_of(
+    steered: Float[Array, "c n"], natural: Float[Array, " n"], groups: Int[Array, " n"], resamples: int, seed: int
+) -> Effects: ...
 def explained_variance(errors: Float[Array, "*s n"], spread: Float[Array, " n"]) -> Float[Tensor, "*s"]: ...
 def feature_importance(
     model: MLEM,
@@ -291,6 +335,9 @@ def feature_importance(
     null: int = ...,
     seed: int = ...,
 ) -> Importance: ...
+def fit_probes(
+    states: Float[Array, "n d"], labels: Int[Array, " n"], levels: int, alphas: Sequence[float], tolerance: float = ...
+) -> list[Probe]: ...
 def flips(predicted: Int[Array, "m m c n"]) -> Float[Tensor, "m m c n"]: ...
 def fold_interval(values: Float[Array, "*b k"], level: float = ...) -> Estimate: ...
 def group_hsics(
@@ -299,6 +346,9 @@ def group_hsics(
 def grouped(
     values: Float[Array, "m m *s"], groups: Sequence[Hashable], *, examples: bool = ..., level: float = ...
 ) -> Grouped: ...
+def held_out_differences(
+    before: Float[Array, "n d"], after: Float[Array, "n d"], fold_of: Int[Array, " n"]
+) -> Float[Tensor, "n d"]: ...
 def hsic0(K: Float[Array, "n n"], L: Float[Array, "n n"]) -> Float[Tensor, ""]: ...
 def hsic1(K: Float[Array, "n n"], L: Float[Array, "n n"]) -> Float[Tensor, ""]: ...
 def in_own_units(sae: SparseAutoencoder, mean: Float[Array, " d"], scale: float) -> SparseAutoencoder: ...
@@ -357,7 +407,11 @@ def permuted_rows(documents: Int[Array, " n"], generator: torch.Generator) -> In
 def population_penalties(values: Float[Array, "m m *s"]) -> Float[Tensor, "m m *s"]: ...
 def procrustes(moments: Moments, pair: LayerPair, scale: bool = ..., bias: bool = ...) -> AffineMap: ...
 def procrustes_distance(X: Float[Array, "n d"], Y: Float[Array, "m e"]) -> Float[Tensor, ""]: ...
+def random_directions(
+    draws: int, vectors: Float[Array, "n d"], generator: torch.Generator
+) -> Float[Tensor, "draws n d"]: ...
 def random_effects(values: Float[Array, "*b s"], *, level: float = ...) -> Estimate: ...
+def random_rotation(width: int, generator: torch.Generator) -> Float[Tensor, "d d"]: ...
 def reduced_rank(moments: Moments, pair: LayerPair, rank: int, ridge: float = ..., bias: bool = ...) -> AffineMap: ...
 def rows_of(
     states: Shaped[Array, "*b d"], flatten: str, mask: Shaped[Array, " ..."] | None = ...
@@ -375,8 +429,8 @@ def rsa_estimate(
     comparator: str = ...,
 ) -> Estimate: ...
 def sae_loss(
-    sae: SparseAutoencoder, states: Float[Array, "*b n d"], sparsity: float = ...
-) -> tuple[Float[Tensor, "*s"], Float[Tensor, "*s n"]]: ...
+    sae: SparseAutoencoder, states: Float[Array, "*b n d"], sparsity: float = ..., dead: Dead | None = ...
+) -> SAELoss: ...
 def save_sae(sae: SparseAutoencoder, folder: str | os.PathLike[str], **metadata: Any) -> None: ...
 def second_order_cosine(X: Float[Array, "n d"], Y: Float[Array, "m e"], k: int = ...) -> Float[Tensor, ""]: ...
 def separation(
@@ -407,6 +461,7 @@ def token_kl(
 def token_loss(
     states: Float[Array, "n d"], finish: Finish, targets: Int[Array, " n"], chunk: int = ...
 ) -> Float[Tensor, " n"]: ...
+def turned_at_random(mapping: AffineMap, mean: Float[Array, " d"], generator: torch.Generator) -> AffineMap: ...
 def two_factor(
     values: Float[Array, "*b s"], replicates: Float[Array, "r *b s"], draws: Draws, *, level: float = ...
 ) -> TwoFactors: ...
@@ -417,3 +472,4 @@ def weighted_tau(profiles: Float[Array, "l f"], others: Float[Array, "m f"] | No
 def with_fitted_decoder(
     sae: SparseAutoencoder, states: Float[Array, "n d"], ridge: float = ...
 ) -> SparseAutoencoder: ...
+def with_norms_of(vectors: Float[Array, "*n d"], others: Float[Array, "n e"]) -> Float[Tensor, "*n d"]: ...

@@ -117,6 +117,10 @@ class Experiment(
 
     def check(self, config: AnalyzeConfig) -> None:
         """Raise a ConfigError if the command line asks for what this experiment has not."""
+        if config.plugins:
+            raise ConfigError(
+                f"experiment={config.experiment} does jobs of its own; leave plugins={config.plugins} out"
+            )
         named = [word for word in config.chosen if word.startswith("measure")]
         if self.measure is None and named:
             raise ConfigError(f"experiment={config.experiment} has no measure, so {named[0]} does not go with it")

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -73,7 +73,7 @@ def _every() -> float:
 
 
 @contextlib.contextmanager
-def _on_terminal(stream: TextIO) -> Iterator[None]:
+def _on_terminal(stream: Any) -> Iterator[None]:
     global _live
     console, began = Console(file=stream), time.monotonic()
     spinner = Spinner("dots")
@@ -94,7 +94,7 @@ def _on_terminal(stream: TextIO) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _in_lines(stream: TextIO, every: float) -> Iterator[None]:
+def _in_lines(stream: Any, every: float) -> Iterator[None]:
     ended, began = threading.Event(), time.monotonic()
 
     def tell() -> None:
@@ -174,7 +174,7 @@ def _counted(activity: Activity) -> str:
 
 def _speed(activity: Activity, now: float) -> list[str]:
     """Return the rate, and how long the rest will take at that rate, as far as they are known."""
-    rate, left = activity.rate(now), activity.left(now)
+    rate, left = activity.rate, activity.left(now)
     if rate is None:
         return []
     if activity.in_bytes:

@@ -18,7 +18,12 @@ LayerPair = tuple[int, int]  # layer of the source, layer of the target
 
 
 def write_stitches(
-    folder: Path, tensors: Mapping[str, Tensor], pairs: Sequence[LayerPair], kind: str, norm: str = "none"
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    pairs: Sequence[LayerPair],
+    kind: str,
+    norm: str = "none",
+    **more: Any,
 ) -> None:
     """Write the stitches of a result into its folder.
 
@@ -26,8 +31,9 @@ def write_stitches(
         tensors: by name: the number of the layer pair, then that of the part, as in "0.map.weight". Before it stands
             "seed_1." for those of a further seed, and before that "back." for those from the target to the source.
         kind: of the stitches, one of `Stitch` or a closed form.
+        more: what else a `Stitch` is made of: widths and rank.
     """
-    facts = {"pairs": pairs, "kind": kind, "norm": norm}
+    facts = {"pairs": pairs, "kind": kind, "norm": norm, **more}
     metadata = {"stitch": json.dumps(facts)}  # one entry: the order of several is not kept
     save_file(dict(tensors), folder / NAME, metadata=metadata)
 

@@ -47,6 +47,11 @@ class Stitches(Mapping[LayerPair, StitchMap]):
                 f"the stitches of {result.folder} have a LayerNorm (stitch.norm={facts['norm']}), so they are no "
                 "affine maps: fit them with stitch.norm=none"
             )
+        if any(f"stitch {self._kind}" in plugin["adds"] for plugin in result.provenance.get("plugins", [])):
+            raise StitchError(
+                f"the stitches of {result.folder} are of a plugin (stitch={self._kind}) and may be no affine maps: "
+                "thinkalike.stitches.stitch_modules(result) gives the modules"
+            )
         self._prefix = ("back." if is_back else "") + (f"seed_{seed}." if seed else "")
         if not any(name.startswith(f"{self._prefix}0.") for name in self._names):
             which, remedy = ("back", "stitch.both=true") if is_back else (f"of seed {seed}", f"stitch.seeds={seed + 1}")

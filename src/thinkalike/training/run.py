@@ -19,8 +19,9 @@ from pytorch_lightning.plugins import CheckpointIO
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
 
+from thinkalike import plugins
 from thinkalike.config import TrainerConfig
-from thinkalike.errors import ShareDone
+from thinkalike.errors import PluginError, ShareDone
 from thinkalike.interrupts import asked, at_boundaries, stop, take_back
 from thinkalike.loggers.tensorboard import TensorBoardTracker
 from thinkalike.loggers.tracker import Tracker
@@ -54,7 +55,7 @@ class _Progress(Callback):
         self.activity.begin(trainer.global_step)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: SteppedModule, *_: Any) -> None:  # type: ignore[override]
-        self.activity.done = trainer.global_step
+        self.activity.reach(trainer.global_step)
         self.activity.note = "" if module.last_read is None else f"loss {module.last_read:.4f}"
 
 
@@ -154,7 +155,12 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
             accelerator="gpu" if run.device.type == "cuda" else run.device.type,
             **_processes(run),  # type: ignore[arg-type]
             precision=trainer.precision,  # type: ignore[arg-type]
-            callbacks=[_States(folder, name, trainer.checkpoint_every), *watch, _Progress(activity)],
+            callbacks=[
+                *_of_plugins(trainer),
+                _States(folder, name, trainer.checkpoint_every),
+                *watch,
+                _Progress(activity),
+            ],
             plugins=[_StateFiles()],
             enable_checkpointing=False,
             logger=list(loggers) or False,
@@ -167,6 +173,19 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
         curves.join(run.partial)
     if _helps(trainer):
         raise ShareDone  # all that follows is the first process's
+
+
+def _of_plugins(trainer: TrainerConfig) -> list[Callback]:
+    """Return the callbacks that the user's plugins add.
+
+    Raises:
+        PluginError: one makes something else.
+    """
+    made = {name: plugins.active("callback")[name]() for name in trainer.callbacks}
+    for name, each in made.items():
+        if not isinstance(each, Callback):
+            raise PluginError(f"callback {name} makes a {type(each).__name__}: give a Callback of pytorch_lightning")
+    return list(made.values())
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from thinkalike.config.doors import commands
 from thinkalike.config.doors.exits import OneLineErrors, Stdout
 from thinkalike.config.doors.sweeps import JOBS, Made, in_sweep, jobs_of_sweep, noted, sweep
 from thinkalike.config.pair import with_default_target
+from thinkalike.config.plugging import plug_in, plug_in_those_of
 from thinkalike.config.spelling import check_overrides
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.interrupts import follow_parent, heeded
@@ -30,7 +31,9 @@ STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose 
 Job = Callable[[Any], list[Path]]  # of a configuration: the folders of the results
 
 
-def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Job], Callable[[], None]]:
+def door(
+    name: str, joined: Callable[[Sequence[Made]], None], valued: Callable[[Sequence[Path]], float | None]
+) -> Callable[[Job], Callable[[], None]]:
     """Make a function of a configuration the main function of a script.
 
     The function gets a checked dataclass and returns the folders of its results, which become the last lines of stdout:
@@ -39,18 +42,20 @@ def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Job],
 
     Args:
         joined: shows what the jobs of a sweep made beside each other.
+        valued: the number that a sweeper which searches, such as Optuna's, goes by, of the folders of a job's results.
     """
     schema = SCHEMAS[name]
 
     def decorate(job: Job) -> Callable[[], None]:
         @functools.wraps(job)
-        def task(composed: DictConfig) -> None:
+        def task(composed: DictConfig) -> float | None:
             logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
             logging.getLogger("thinkalike").setLevel(logging.INFO)
 
             def do() -> list[Path]:
                 words = HydraConfig.get().overrides.task
                 commands.begin(words)
+                plug_in(OmegaConf.to_container(composed).get("plugins"))  # this may be a worker of a sweep
                 config = resolve(composed, schema, words)
                 _refuse_processes_in_a_sweep(config)
                 with contextlib.suppress(ShareDone):
@@ -66,9 +71,9 @@ def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Job],
             with own_process():
                 if not in_sweep():
                     do()
-                    return
+                    return None
                 with doing(f"job {HydraConfig.get().job.num + 1} of {os.environ.get(JOBS, '?')} of the sweep"):
-                    noted(do, logger)
+                    return valued(noted(do, logger))
 
         def main() -> None:
             import hydra
@@ -80,6 +85,7 @@ def door(name: str, joined: Callable[[Sequence[Made]], None]) -> Callable[[Job],
             run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)
             with own_process():
                 overrides = [word for word in words if word[:1] in "+~" or ("=" in word and word[0] != "-")]
+                plug_in_those_of(parse_overrides(overrides))
                 check_overrides(overrides, schema)
                 parsed = parse_overrides(overrides)
                 sys.argv += with_default_target(name, overrides)[len(overrides) :]

@@ -77,20 +77,24 @@ def in_sweep() -> bool:
     return SHARED in os.environ
 
 
-def noted(job: Callable[[], Sequence[Path]], logger: Callable[[], Mapping[str, Any]]) -> None:
+def noted(job: Callable[[], Sequence[Path]], logger: Callable[[], Mapping[str, Any]]) -> Sequence[Path]:
     """Do a job of a sweep; note that it began, how it ended and what it made, and let the sweep go on if it failed.
 
     Args:
         job: returns the folders of the results, none if another process has them.
         logger: returns the settings of its logger when it is done.
+
+    Returns:
+        The folders; none of a job that failed.
     """
     words = " ".join(HydraConfig.get().overrides.task)
     if any(line.startswith(f"{words}: ") for line in _noted(Path(os.environ[SHARED]), "failed")):
-        return  # before the workers were started anew
+        return []  # before the workers were started anew
     _note("began", words)
+    folders: Sequence[Path] = []
     try:
-        hydra = HydraConfig.get()
-        for folder in job():
+        hydra, folders = HydraConfig.get(), job()
+        for folder in folders:
             made = Made(hydra.job.num, list(hydra.overrides.task), str(folder.resolve()), dict(logger()))
             _note("made", json.dumps(made))
     except Exception as error:
@@ -100,6 +104,7 @@ def noted(job: Callable[[], Sequence[Path]], logger: Callable[[], Mapping[str, A
         print(f"failed: {line}", file=sys.stderr, flush=True)
         _note("failed", line)
     _note("ended", words)
+    return folders
 
 
 def _made(path: Path) -> list[Made]:

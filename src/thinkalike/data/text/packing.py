@@ -164,7 +164,7 @@ def _filled(
     while batch := list(islice(reading, DOCUMENTS_AT_ONCE)):
         if activity.done == 0:
             activity.begin(0)  # the source has been looked through by now
-        activity.done = len(fit.tokens) + len(report.tokens)
+        activity.reach(len(fit.tokens) + len(report.tokens))
         reported = [beginning(text, most_bytes) for text, for_report in batch if for_report]
         fitted = [text for text, for_report in batch if for_report == same]
         for tokens in reader(reported) if reported and not (sides.settled and report.full) else ():

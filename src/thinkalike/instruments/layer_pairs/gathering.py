@@ -127,7 +127,7 @@ def gather(comparisons: Sequence[Comparison], runs: ModelRuns, team: Team) -> No
 
     with doing("batch", total or None, first) as activity:
         for each in team.rounds(starting, first, _add):
-            activity.done = each.done
+            activity.reach(each.done)
             _after(each, comparisons, total)
     for comparison in comparisons:
         comparison.collect()

@@ -61,7 +61,7 @@ def stitched_members(
 
     with at_boundaries(), doing("batch of stitches", len(parts), first) as activity:
         for each in work.team.rounds(lambda number, step: iter(parts[number::step]), first, add):
-            activity.done = each.done
+            activity.reach(each.done)
             if each.passes(KEPT_EVERY) or each.asked:
                 gather()
                 if not work.team.rank:

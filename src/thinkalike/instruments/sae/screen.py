@@ -45,11 +45,9 @@ def budgets(savings: pd.DataFrame) -> pd.DataFrame:
 def _savings(savings: pd.DataFrame, even: pd.DataFrame) -> Table:
     """Return the table of savings at the budgets."""
     own = budgets(savings)
-    groups = own.groupby(["start", "against"], sort=False)
-    first = [even[(even["start"] == start) & (even["against"] == against)] for start, against in groups.groups]
-    columns = [
-        text_column(name, [key[place] for key in groups.groups]) for place, name in enumerate(("start", "against"))
-    ]
+    pairs = list(own[["start", "against"]].drop_duplicates().itertuples(index=False, name=None))
+    columns = [text_column(name, [pair[place] for pair in pairs]) for place, name in enumerate(("start", "against"))]
+    first = [even[(even["start"] == start) & (even["against"] == against)] for start, against in pairs]
     for tokens in own["tokens"].unique():
         cells = own[own["tokens"] == tokens].set_index(["start", "against"]).loc[pairs]
         columns.append(Column(f"{tokens:,}", [_with_ends(row, "saved", "+.1%") for row in cells.to_dict("records")]))

@@ -57,7 +57,8 @@ class Stitching(
             done["back"] = _stitched(setting.reversed(config.data), replace(run, part="back"), (), work)
         if weights := _joined({way: each.weights for way, each in done.items()}, "."):
             stitch = config.stitch
-            write_stitches(work.job.aside, weights, setting.layer_pairs, stitch.kind, stitch.norm)
+            shape = {"widths": (source.d_model, target.d_model), "rank": stitch.rank} if stitch.trained else {}
+            write_stitches(work.job.aside, weights, setting.layer_pairs, stitch.kind, stitch.norm, **shape)
         table = pd.concat([each.table for each in done.values()], ignore_index=True)
         return Outcome(
             table,

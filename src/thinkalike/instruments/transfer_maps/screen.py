@@ -43,7 +43,7 @@ def show_maps(result: Result) -> None:
     _warn_of_overfitting(rows)
 
 
-def _cost(row: dict[str, Any], name: str) -> str:
+def _cost(row: dict[Any, Any], name: str) -> str:
     return span(row[name], row[f"{name}_low"], row[f"{name}_high"])
 
 

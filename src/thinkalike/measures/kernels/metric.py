@@ -213,6 +213,7 @@ class CKA(Metric):
             self.source_layers,
             aggregate,
             float(counts[:, 0].sum() / counts[:, 1].sum()) if self.given == "token" else None,
+            self.left_out,
         )
 
     def merge_state(self, incoming_state: Metric | dict[str, Any]) -> None:

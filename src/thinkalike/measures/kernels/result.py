@@ -34,6 +34,7 @@ class CKAResult(CalibratedEstimate):
     leverage_target: Float[Tensor, " m"]
     hsics: Float[Tensor, "b k k"]  # of each batch in the order of their numbers; k = l + m
     aggregate: str
+    left_out: bool = False  # all rows were compared at once, and `hsics` are what each part of them adds
 
     label: ClassVar[str] = "CKA"
 
@@ -61,7 +62,13 @@ class CKAResult(CalibratedEstimate):
         return ModelDistance(distance.value, distance.low, distance.high, int((layers.abs() > 1).sum()))
 
     def convergence(self) -> Float[Tensor, "b l m"]:
-        """Return the CKA of the first batch, of the first two, and so on."""
+        """Return the CKA of the first batch, of the first two, and so on.
+
+        Raises:
+            ValueError: All rows were compared at once; what a part of them adds may be negative, and has no CKA.
+        """
+        if self.left_out:
+            raise ValueError("all rows were compared at once, so there are no batches from which CKA settles")
         return self._across(_running_mean)
 
     def _across(self, mean: Callable[[Tensor], Tensor]) -> Float[Tensor, "*b l m"]:
@@ -84,6 +91,7 @@ def summarise(
     depth: int,
     aggregate: str,
     rows_used: float | None = None,
+    left_out: bool = False,
 ) -> CKAResult:
     """Return the result of a run from what each of its batches left; `depth` is the number of source layers."""
     most = leverages.amax(0)
@@ -102,6 +110,7 @@ def summarise(
         hsics=hsics,
         aggregate=aggregate,
         rows_used=rows_used,
+        left_out=left_out,
     )
 
 
