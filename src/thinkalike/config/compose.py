@@ -14,8 +14,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from thinkalike import plugins
+from thinkalike.config.doors.pair import with_default_target
 from thinkalike.config.inputs import HOW_IT_RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
-from thinkalike.config.pair import with_default_target
 from thinkalike.config.plugging import plug_in_those_of
 from thinkalike.config.registry import MEASURES
 from thinkalike.config.repositories import register_repositories

@@ -17,8 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from thinkalike.config.compose import CONF, SCHEMAS, measures_of, models_of, parse_overrides, register, resolve
 from thinkalike.config.doors import commands
 from thinkalike.config.doors.exits import OneLineErrors, Stdout
+from thinkalike.config.doors.pair import with_default_target
 from thinkalike.config.doors.sweeps import JOBS, Made, in_sweep, jobs_of_sweep, noted, sweep
-from thinkalike.config.pair import with_default_target
 from thinkalike.config.plugging import plug_in, plug_in_those_of
 from thinkalike.config.spelling import check_overrides
 from thinkalike.errors import ConfigError, ShareDone
