@@ -14,7 +14,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from thinkalike import plugins
-from thinkalike.config.doors.pair import with_default_target
 from thinkalike.config.inputs import HOW_IT_RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.plugging import plug_in_those_of
 from thinkalike.config.registry import MEASURES
@@ -93,6 +92,23 @@ def values_of(override: Override) -> list[Any]:
     value = override.value()
     values = value.list if isinstance(value, ChoiceSweep) else [value]
     return [getattr(each, "text", each) for each in values]
+
+
+DEFAULT_TARGET = "model@target=solu-3l-mini"  # of the default model: two models show more than one into itself
+
+
+def with_default_target(door: str, words: Sequence[str]) -> list[str]:
+    """Return the words of a command line, with one for the target if they stitch and name neither model.
+
+    Once a model is named, the target is the source unless it is named, too. How the source runs names no model.
+    """
+    keys = [each.get_key_element().lstrip("+~") for each in parse_overrides(words)]
+    named = {"model", "model@target"} & {*keys} or any(
+        part in ("model", "target") and (part, setting) not in {("model", name) for name in HOW_IT_RUNS}
+        for part, _, setting in (key.partition(".") for key in keys if "." in key)
+    )
+    other_task = any(word.lstrip("+").startswith("task=") and word != "task=stitch" for word in words)
+    return [*words] if door != "train" or named or other_task else [*words, DEFAULT_TARGET]
 
 
 def models_of(parsed: Sequence[Override]) -> list[str]:
