@@ -156,7 +156,9 @@ def test_models_of_different_tokenizers_are_refused(measure, door, tmp_path):
 
 def test_layers_of_a_measure_that_takes_all_are_refused(door, words):
     said = door("analyze.py", "measure=rsa", *[word for word in words if "fit_tokens" not in word], "layers=[[1,1]]")
-    assert "layers=[[1, 1]] plays no part in measure=rsa, which takes all layers; leave it out" in said.error
+    assert "layers=[[1, 1]] plays no part in measure=rsa; leave it out, as it takes all layers" in said.error
+    said = door("analyze.py", "measure=transfer_maps", *words, "layers=[[1,1]]")
+    assert "layers=[[1, 1]] plays no part in measure=transfer_maps; say measure.layers=" in said.error
 
 
 # ------------------------------------------------------------------------------------------------------------ steering

@@ -107,9 +107,8 @@ def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
             "measure=rsa or mlem"
         )
     if config.layers != "same" and "layers" not in chosen.reads:
-        raise ConfigError(
-            f"layers={config.layers} plays no part in measure={chosen.kind}, which takes all layers; leave it out"
-        )
+        instead = "say measure.layers=" if hasattr(config.measure, "layers") else "leave it out, as it takes all layers"
+        raise ConfigError(f"layers={config.layers} plays no part in measure={chosen.kind}; {instead}")
     return chosen
 
 

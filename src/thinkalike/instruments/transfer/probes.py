@@ -30,6 +30,7 @@ from thinkalike.instruments.transfer.table import BLANK, means_of, named, rows_o
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints, forward_passes, total
 from thinkalike.measures.transfer.probes import STEPS
 from thinkalike.models import FrozenModel, fresh
+from thinkalike.progress import counted
 from thinkalike.states import stimulus_states, stimulus_states_of
 from thinkalike.store import Headline, Result
 
@@ -108,9 +109,8 @@ class CarriedProbes(
             if measure.untrained:
                 sides = _with_untrained(sides, source, target, pairs, corpus, stimuli, config)
         probing, rows, draws = Probing(sides, measure, config.seed), [], []
-        for pair in pairs:
-            log.info("probes of layers %d and %d", *pair)
-            for task in _tasks(config, stimuli):
+        for pair in counted(pairs, "layer pair"):
+            for task in counted(_tasks(config, stimuli), "task"):
                 judged, converged = probing.judged(task, pair)
                 about = named(source, target, pair)
                 rows += [about | row | {"converged": converged} for row in rows_of(task, stimuli, judged)]

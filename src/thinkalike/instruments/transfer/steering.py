@@ -27,6 +27,7 @@ from thinkalike.instruments.transfer.steering_screen import best_rows, show_stee
 from thinkalike.instruments.transfer.table import named
 from thinkalike.instruments.transfer.trial import CARRIED, NATIVE, NOT_RANDOM, POSITIONS, Trial
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
+from thinkalike.progress import counted
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
@@ -102,8 +103,7 @@ class Steering(Instrument, kind="steering", reads=("model", "target", "layers", 
             maps = fitted_maps(source, target, pairs, corpus, measure.ridge)
         trial = Trial(source, target, contrasts, measure, config.seed)
         rows, effects = [], []
-        for pair in pairs:
-            log.info("steering at layers %d and %d", *pair)
+        for pair in counted(pairs, "layer pair"):
             for row, effect in trial.rows(pair, maps[pair]):
                 rows.append(named(source, target, pair) | row)
                 effects.append(effect)
