@@ -50,6 +50,7 @@ class TrainConfig(Checked):
     recipe: str = "honest"  # paper: as brown2023 states it, a LayerNorm in φ, fitted and reported on the same text
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NEUTRAL)
+    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # torch's; null: as it is
     seed: int = ranged(0, least=0, most=SEEDS)
     store: str = neutral("results")
     force: bool = neutral(False)
@@ -59,6 +60,7 @@ class TrainConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("task", self.task, TASKS)
+        agree_on_threads(self)
         check_recipe(self.scale, self.recipe)
         check_store(self.store)
         check_dry_run(self.dry_run)
@@ -81,11 +83,6 @@ class TrainConfig(Checked):
         if not name or name.startswith(".") or "/" in name:
             raise ConfigError(f"model.name={name} names the folder of a mini; give a plain name")
 
-    @property
-    def threads(self) -> int | None:
-        """The number of torch's threads, or None to leave it as it is."""
-        return self.trainer.threads
-
 
 @dataclass
 class AnalyzeConfig(Checked):
@@ -99,7 +96,7 @@ class AnalyzeConfig(Checked):
     models: Any = neutral(None)  # instead of model and target: a list, whose pairs are jobs of one pass
     experiment: Optional[str] = None  # a paper's figure or table; takes the place of measure
     recipe: str = "honest"  # of an experiment's training, and of mlem: honest | paper
-    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)
+    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # torch's; null: as it is
     trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata=NEUTRAL)  # how many processes share the job
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NEUTRAL)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -115,6 +112,7 @@ class AnalyzeConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        agree_on_threads(self)
         check_recipe(self.scale, self.recipe)
         check_store(self.store)
         check_dry_run(self.dry_run)
@@ -126,7 +124,7 @@ class AnalyzeConfig(Checked):
         usual = TrainerConfig(strategy=self.trainer.strategy)
         for item in dataclasses.fields(TrainerConfig):
             value = getattr(self.trainer, item.name)
-            if item.name not in PROCESSES and value != getattr(usual, item.name):
+            if item.name not in (*PROCESSES, "threads") and value != getattr(usual, item.name):
                 raise ConfigError(
                     f"trainer.{item.name}={value} is of training; analyze.py takes {', '.join(PROCESSES)}"
                 )
@@ -181,6 +179,16 @@ class AnalyzeConfig(Checked):
         if self.activations:
             return [*self.recordings, *self.beside_recordings]
         return [self.model] if self.target == self.model else [self.model, self.target]
+
+
+def agree_on_threads(config: TrainConfig | AnalyzeConfig) -> None:
+    """Let `threads` and its older name `trainer.threads` be one setting, or raise a ConfigError if they differ."""
+    older = config.trainer.threads
+    if None not in (config.threads, older) and config.threads != older:
+        raise ConfigError(
+            f"threads={config.threads} and trainer.threads={older} are one setting; leave one of them out"
+        )
+    config.threads = config.trainer.threads = older if config.threads is None else config.threads
 
 
 def check_recipe(scale: str, recipe: str) -> None:
