@@ -45,7 +45,7 @@ _ASKED_FOR: set[str] = set()  # measures whose settings this process knows: jobs
 
 
 def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
-    """Tell Hydra the schemas, and two resolvers that pick one of two values: at_scale and by_recipe.
+    """Tell Hydra the schemas, and the resolvers at_scale and by_recipe, which pick one of two, and at_most_a_tenth.
 
     Args:
         measures: those whose settings may be given; of the others Hydra gets the name alone, as their files take
@@ -65,6 +65,7 @@ def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
     register_repositories(models)
     OmegaConf.register_new_resolver("at_scale", _at_scale, replace=True)
     OmegaConf.register_new_resolver("by_recipe", _by_recipe, replace=True)
+    OmegaConf.register_new_resolver("at_most_a_tenth", _at_most_a_tenth, replace=True)
 
 
 def measure_schema(kind: str) -> type[MeasureConfig]:
@@ -148,6 +149,11 @@ def _at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
 def _by_recipe(honest: Any, paper: Any, *, _root_: DictConfig) -> Any:
     one_of("recipe", _root_.recipe, ("honest", "paper"))
     return honest if _root_.recipe == "honest" else paper
+
+
+def _at_most_a_tenth(usual: int, steps: Any) -> int:
+    """Return how long a warm-up is: as usual, but for short trainings a tenth of their steps."""
+    return min(usual, max(steps, 0) // 10) if isinstance(steps, int) else usual
 
 
 def resolve(composed: DictConfig, schema: type[Config], overrides: Sequence[str] = ()) -> Config:
