@@ -118,6 +118,9 @@ IN_CI = {
     "test_two_sides_are_compared_by_any_comparator",
     "test_the_better_of_two_models_is_named",
     "test_subjects_and_models_of_one_name_are_told_apart",
+    "test_a_model_carried_into_itself_keeps_all",
+    "test_an_effect_without_a_natural_one_has_no_share",
+    "test_experiments_run_on_models_that_are_given",
 }
 
 
