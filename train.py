@@ -1,7 +1,7 @@
 """Fit something between or inside language models.
 
-python train.py                                     gelu-3l-mini stitched to itself: offline, about two minutes
-python train.py model=solu-3l stitch=linear         the same for a real model
+python train.py                                     gelu-3l-mini into solu-3l-mini: offline, about three minutes
+python train.py model=solu-3l stitch=linear         a real model, stitched to itself: the baseline
 """
 
 from thinkalike.cli import train as main

@@ -118,7 +118,7 @@ def run(options: Any) -> list[dict[str, Any]]:
     records, fixed = [], {name: getattr(options, name) for name in names[5:]}
     for name in options.measures:
         for width, depth in settings(options):
-            for common in (0.0, options.common):
+            for common in sorted({0.0, options.common}):
                 for start in range(0, options.simulations, CHUNK):
                     key = {"measure": name, "width": width, "depth": depth, "common": common, "start": start, **fixed}
                     if (record := known.get(tuple(key.values()))) is None:
@@ -141,9 +141,9 @@ def interval(hits: int, n: int) -> str:
 
 
 def rate(records: Sequence[dict[str, Any]], which: str) -> str:
-    """Return the share of simulations with p ≤ .05."""
+    """Return the share of simulations with p ≤ .05; a dash where there was none."""
     values = [each[which] for record in records for each in record["runs"]]
-    return interval(sum(value <= LEVEL + 1e-9 for value in values), len(values))
+    return interval(sum(value <= LEVEL + 1e-9 for value in values), len(values)) if values else "–"
 
 
 def show(records: Sequence[dict[str, Any]], options: Any) -> None:
@@ -171,7 +171,7 @@ def main() -> None:
     parser.add_argument("--permutations", type=int, default=19, help="19, 39, 99, ... make the level of 5 % exact")
     parser.add_argument("--documents", type=int, default=16)
     parser.add_argument("--length", type=int, default=8, help="rows of a document")
-    parser.add_argument("--common", type=float, default=0.1, help="share of the variance that likeness is planted with")
+    parser.add_argument("--common", type=float, default=0.1, help="share of the variance that is planted; 0: none")
     parser.add_argument("--shuffle", choices=("document", "token"), default="document")
     parser.add_argument("--out", type=Path, default=Path("calibration.jsonl"))
     options = parser.parse_args()

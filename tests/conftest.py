@@ -54,6 +54,7 @@ IN_CI = {
     "test_intervals_cover_the_planted_value_in_95_of_100_runs",
     "test_intervals_cover_the_mean_over_data_sets",
     "test_intervals_cover_the_value_of_the_population",
+    "test_a_users_file_is_checked",
     "test_any_command_line_that_is_made_composes_the_same_configuration",
     "test_ten_models_and_all_their_pairs_are_less_than_two_megabytes",
     "test_a_page_of_200_results_takes_less_than_ten_seconds",

@@ -14,8 +14,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from hub_uploads import Uploads
+
 NOWHERE = "http://127.0.0.1:9"  # an address where nothing answers
 READER = "hf_reader"  # a token
+WRITER = "hf_writer"  # a token that may write
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REVISIONS = ("main", COMMIT, "refs%2Fconvert%2Fparquet")
 
@@ -43,7 +46,7 @@ class Fault:
     method: str = ""
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Uploads, BaseHTTPRequestHandler):
     """`root/<owner>/<name>/...` are repositories; names without an owner are `root/<name>`."""
 
     root: Path
@@ -64,7 +67,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer(body=True)
 
+    def do_PUT(self) -> None:
+        if not self.upload(self.path.split("?")[0]):
+            self._missing("EntryNotFound")
+
     def do_POST(self) -> None:
+        if self.upload(self.path.split("?")[0]):
+            return None
         length = int(self.headers.get("Content-Length") or 0)
         asked = json.loads(self.rfile.read(length) or b"{}") if length else {}
         path = self.path.split("?")[0]
@@ -227,6 +236,7 @@ def serve(
     """
     asked: list[str] = []
     facts = {"root": root, "truncate": truncate, "asked": asked, "faults": faults or {}, "commit": commit}
+    facts |= {"writer": WRITER, "stored": {}}
     facts |= {"gated": gated, "private": private, "revisions": revisions}
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), facts))
     server.daemon_threads = True
@@ -248,6 +258,7 @@ def redirect(monkeypatch: Any, endpoint: str, cache: Path) -> None:
         "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE": files,
         "huggingface_hub.constants.HF_HUB_CACHE": str(cache),
         "huggingface_hub.hf_api.api.endpoint": endpoint,
+        "huggingface_hub.constants.HF_HUB_DISABLE_XET": True,  # large files by git-lfs, which the hub takes, too
         "datasets.config.HF_ENDPOINT": endpoint,
         "transformers.utils.hub._hf_api": None,  # a client with the address of the first hub that it was asked for
     }

@@ -168,7 +168,9 @@ def test_more_stimuli_than_a_batch_can_hold_are_compared_batch_by_batch(measured
     np.testing.assert_allclose(across(result, "one", "two"), expected, atol=1e-10)
 
 
-@pytest.mark.parametrize("more", [["measure.null=true"], ["measure.estimator=biased"], ["measure.kernel=rbf"]])
+@pytest.mark.parametrize(
+    "more", [["measure.null=true", "measure.permutations=9"], ["measure.estimator=biased"], ["measure.kernel=rbf"]]
+)
 def test_the_other_choices_of_cka_hold_for_stimuli(more, measured, two):
     result = measured(two[2], *more).result
     assert across(result, "one", "two")[0, 0] > 0.2

@@ -15,7 +15,17 @@ import scipy.stats
 import torch
 import torch.multiprocessing
 
-from thinkalike.measures import CKA, FeatureSpaceCKA, cka, hsic0, hsic1, jackknife, leave_one_out, leverage
+from thinkalike.measures import (
+    CKA,
+    FeatureSpaceCKA,
+    cka,
+    hsic0,
+    hsic1,
+    jackknife,
+    leave_one_out,
+    leverage,
+    permuted_rows,
+)
 from thinkalike.measures.kernels import kernel_alignment
 
 F64 = torch.float64
@@ -478,7 +488,8 @@ def test_what_happens_to_the_states_afterwards_does_not_matter():
 
 
 def numbers_of(result):
-    estimates = result, result.within_source, result.within_target, result.null, result.calibrated
+    chance = (result.chance.null, result.chance.calibrated) if result.chance else ()
+    estimates = result, result.within_source, result.within_target, *chance
     found = [x for estimate in estimates if estimate for x in (estimate.value, estimate.low, estimate.high)]
     return [*found, result.leverage_source, result.leverage_target, result.convergence()]
 
@@ -494,8 +505,8 @@ def agree(one, other, tolerance):
 )
 def test_any_split_of_the_batches_gives_the_same_to_the_bit(split, aggregate):
     data = batches(5)
-    whole = gathered(data, aggregate=aggregate, null=True).compute()
-    parts = [gathered([data[i] for i in part], part, aggregate=aggregate, null=True) for part in split]
+    whole = gathered(data, aggregate=aggregate, permutations=1).compute()
+    parts = [gathered([data[i] for i in part], part, aggregate=aggregate, permutations=1) for part in split]
     for part in parts[1:]:
         parts[0].merge_state(part)
     agree(parts[0].compute(), whole, 0)
@@ -518,7 +529,7 @@ def process(rank, folder):
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/start", rank=rank, world_size=2)
     data = batches(5)
     for case, shares in enumerate(SHARES):
-        metric = gathered([data[i] for i in shares[rank]], shares[rank], null=True)
+        metric = gathered([data[i] for i in shares[rank]], shares[rank], permutations=1)
         torch.save([number.clone() for number in numbers_of(metric.compute())], f"{folder}/{case}{rank}")
         assert len(metric.records) == len(shares[rank]), "each process goes on with its own"
     torch.distributed.destroy_process_group()
@@ -527,24 +538,24 @@ def process(rank, folder):
 @pytest.mark.slow
 def test_two_processes_see_the_same_as_one(tmp_path):
     torch.multiprocessing.spawn(process, (str(tmp_path),), nprocs=2)
-    expected = numbers_of(gathered(batches(5), null=True).compute())
+    expected = numbers_of(gathered(batches(5), permutations=1).compute())
     for found in [torch.load(tmp_path / f"{case}{rank}") for case in range(2) for rank in range(2)]:
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path):
     data = batches(5)
-    torch.save(gathered(data[:2], null=True).state_dict(), tmp_path / "state.pt")
+    torch.save(gathered(data[:2], permutations=1).state_dict(), tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt")
     for _ in range(2):  # twice: the first run must not have touched the state
-        metric = CKA(2, 3, null=True)
+        metric = CKA(2, 3, permutations=1)
         metric.load_state_dict(state)
         metric.reset()
         metric.load_state_dict(state)
-        agree(metric.compute(), gathered(data[:2], null=True).compute(), 0)
+        agree(metric.compute(), gathered(data[:2], permutations=1).compute(), 0)
         for batch in data[2:]:
             metric.update(*batch)
-        agree(metric.compute(), gathered(data, null=True).compute(), 0)
+        agree(metric.compute(), gathered(data, permutations=1).compute(), 0)
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda metric: pickle.loads(pickle.dumps(metric))])
@@ -701,7 +712,9 @@ def test_more_batches_narrow_the_widest_interval():
 # --------------------------------------------------------------------------------------------- a model beside itself
 
 
-@pytest.mark.parametrize("options", [{}, {"null": True}, {"estimator": "biased"}, {"kernel": "rbf", "null": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"permutations": 1}, {"estimator": "biased"}, {"kernel": "rbf", "permutations": 1}]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
 @pytest.mark.parametrize("depth", [1, 3, 7])
 def test_the_same_tensors_on_both_sides_give_what_copies_give_to_the_bit(depth, dtype, options):
@@ -715,31 +728,31 @@ def test_the_same_tensors_on_both_sides_give_what_copies_give_to_the_bit(depth, 
 
 def test_layers_may_be_shared_in_any_order():
     x, y, z = layers(30, 3, 4, 5)
-    metrics = CKA(3, 4, null=True), CKA(3, 4, null=True)
+    metrics = CKA(3, 4, permutations=1), CKA(3, 4, permutations=1)
     metrics[0].update([x, y, x], [z, x, z, y])
     metrics[1].update([x, y, x.clone()], [z, x.clone(), z.clone(), y.clone()])
     agree(metrics[0].compute(), metrics[1].compute(), 0)
 
 
-@pytest.mark.parametrize(("null", "once", "twice"), [(False, 3, 6), (True, 6, 9)])
+@pytest.mark.parametrize(("null", "once", "twice"), [(0, 3, 6), (1, 9, 12)])
 def test_the_same_tensors_on_both_sides_cost_one_side(null, once, twice, monkeypatch):
     counts, product = [], torch.mm
     monkeypatch.setattr(torch, "mm", lambda *args, **options: counts.append(1) or product(*args, **options))
     states = layers(60, 3, 4, 5)
     for other, expected in ((states, once), ([x.clone() for x in states], twice)):
         counts.clear()
-        CKA(3, 3, null=null).update(states, other)
+        CKA(3, 3, permutations=null).update(states, other)
         assert len(counts) == expected, "one tile of each layer's Gram matrix"
 
 
-@pytest.mark.parametrize(("null", "once", "twice"), [(False, 2, 4), (True, 4, 6)])
+@pytest.mark.parametrize(("null", "once", "twice"), [(0, 2, 4), (1, 6, 8)])
 def test_rbf_grams_of_the_same_tensors_are_made_once(null, once, twice, monkeypatch):
     counts, kernel = [], kernel_alignment.rbf_gram
     monkeypatch.setattr(kernel_alignment, "rbf_gram", lambda rows: counts.append(1) or kernel(rows))
     states = layers(20, 3, 4)
     for other, expected in ((states, once), ([x.clone() for x in states], twice)):
         counts.clear()
-        CKA(2, 2, kernel="rbf", null=null).update(states, other)
+        CKA(2, 2, kernel="rbf", permutations=null).update(states, other)
         assert len(counts) == expected
 
 
@@ -750,30 +763,67 @@ def test_rbf_grams_of_the_same_tensors_are_made_once(null, once, twice, monkeypa
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
 def test_the_null_is_cka_with_the_rows_of_the_target_permuted(estimator, kernel, device):
     data = batches(3)
-    metric = CKA(2, 3, estimator=estimator, kernel=kernel, aggregate="mean_of_ratios", null=True).to(device)
+    metric = CKA(2, 3, estimator=estimator, kernel=kernel, aggregate="mean_of_ratios", permutations=1).to(device)
     expected = []
     for number, (sources, targets) in enumerate(data):
         metric.update([x.to(device) for x in sources], [y.to(device) for y in targets])
-        rows = torch.randperm(12, generator=torch.Generator().manual_seed(number))
+        rows = permuted_rows(torch.arange(12), torch.Generator().manual_seed(number))
         expected.append([[cka(x, y[rows], estimator=estimator, kernel=kernel) for y in targets] for x in sources])
     found = metric.compute()
     null = torch.tensor(expected).mean(0)
-    same(found.null.value, null)
-    same(found.calibrated.value, (found.value.cpu() - null) / (1 - null))
-    assert (found.null.low < found.null.high).all()
+    same(found.chance.null.value, null)
+    same(found.chance.calibrated.value, (found.value.cpu() - null) / (1 - null))
+    assert (found.chance.null.low < found.chance.null.high).all()
 
 
 def test_calibration_takes_the_biased_estimator_to_zero_for_independent_features():
-    metric = CKA(1, 1, estimator="biased", null=True)
+    metric = CKA(1, 1, estimator="biased", permutations=1)
     for x, y in torch.randn(40, 2, 16, 64, dtype=F64):
         metric.update([x], [y])
     found = metric.compute()
     assert found.value > 0.7
-    assert found.calibrated.low < 0 < found.calibrated.high
-    assert found.calibrated.high < 0.1
+    assert found.chance.calibrated.low < 0 < found.chance.calibrated.high
+    assert found.chance.calibrated.high < 0.1
     plain = CKA(1, 1)
     plain.update([x], [y])
-    assert plain.compute().null is plain.compute().calibrated is None
+    assert plain.compute().chance is None
+
+
+def test_permutations_move_whole_documents_and_those_that_leave_rows_at_home_show_no_chance():
+    """Rows of a document depend on each other; of two documents, half of the permutations move nothing."""
+    documents = torch.arange(4).repeat_interleave(6)
+    (x,), (y,) = layers(24, 5), layers(24, 4)
+    metric, free = CKA(1, 1, permutations=30), CKA(1, 1, permutations=30)
+    metric.update([x], [x], documents=documents)
+    free.update([x], [x])
+    chance = metric.compute().chance
+    generator, expected = torch.Generator().manual_seed(0), []
+    for _ in range(30):
+        order = permuted_rows(documents, generator)
+        moved = (order.view(4, 6)[:, 0] // 6 != torch.arange(4)).all()
+        expected.append((float(cka(x, x[order])), bool(moved)))
+    assert chance.documents == 4
+    away = [value for value, moved in expected if moved]
+    assert 0 < len(away) < 30
+    assert float(chance.null.value) == pytest.approx(sum(away) / len(away), abs=1e-10)
+    assert float(chance.p) == pytest.approx((1 + sum(value >= 1 - 1e-9 for value, _ in expected)) / 31)
+    assert float(chance.p) > 1 / 31, "control: some permutations move nothing"
+    assert float(free.compute().chance.p) == 1 / 31
+    with pytest.raises(ValueError, match="documents of shape"):
+        metric.update([x], [y], documents=documents[:3])
+
+
+def test_p_of_the_closest_pair_counts_the_search_over_layers():
+    """By chance the closest of 25 layer pairs is far closer than one pair is."""
+    single, closest = [], []
+    for seed in range(60):
+        torch.manual_seed(seed)
+        metric = CKA(5, 5, permutations=19)
+        metric.update(list(torch.randn(5, 24, 6)), list(torch.randn(5, 24, 6)))
+        chance = metric.compute().chance
+        single.append(float(chance.p.min()) <= 0.05)
+        closest.append(float(chance.p_of_largest.min()) <= 0.05)
+    assert sum(closest) <= 9 < sum(single)
 
 
 # ---------------------------------------------------------------------------------------------------- refused batches

@@ -115,10 +115,12 @@ def test_every_option_changes_the_numbers(door, words, pair):
 
 
 def test_a_null_stands_beside_the_values(door, words, pair):
-    across = door("analyze.py", *words, *pair, "measure.null=true").result.table.iloc[:16]
+    across = door("analyze.py", *words, *pair, "measure.null=true", "measure.permutations=9").result.table.iloc[:16]
     assert across["null"].abs().mean() < across["value"].mean()
     expected = (across["value"] - across["null"]) / (1 - across["null"])
     assert (across["calibrated"] - expected).abs().max() < 1e-9
+    assert across["p"].between(0.1, 1).all()
+    assert (across["p_of_largest"] >= across["p"]).all()
 
 
 def test_a_job_stops_when_its_intervals_are_narrow_enough(door, words, pair):

@@ -10,6 +10,7 @@ from safetensors.numpy import load_file
 from conftest import kill_and_resume
 from thinkalike.evaluation import VERDICTS
 from thinkalike.instruments.stitching.screen import _warn_of_little_shared
+from thinkalike.stitches import Site, load_stitch
 
 MORE = ("stitch.both=true", "stitch.seeds=2", "stitch.rates=[3]", "layers=[[0,1],[2,2]]")
 
@@ -39,8 +40,15 @@ def test_both_directions_and_seeds_are_fits_of_their_own(door, small_stitching, 
         assert np.allclose(rows["late_gain"], penalty_of(arrays, "late", prefix) - both[0], atol=1e-9)
         assert np.allclose(rows["floor_penalty"], penalty_of(arrays, "floor", prefix), atol=1e-9)
         assert (rows["converged"] == (rows["late_gain"].abs() <= 0.005)).all()
-    names = set(load_file(result.folder / "stitch.safetensors"))
-    assert names == {f"{way}{seed}{i}.map.weight" for way in ("", "back.") for seed in ("", "seed_1.") for i in (0, 1)}
+    weights = load_file(result.folder / "stitch.safetensors")
+    names = {f"{way}{seed}{i}.map.weight" for way in ("", "back.") for seed in ("", "seed_1.") for i in (0, 1)}
+    assert set(weights) == names
+    for way, stitches in (("", load_stitch(result, seed=1)), ("back.", load_stitch(result, seed=1).back)):
+        for number, (layer, depth) in enumerate([(0, 1), (2, 2)]):
+            phi, name = stitches[layer, depth], f"{way}seed_1.{number}.map.weight"
+            assert np.allclose(phi.weight, weights[name] + np.eye(32), atol=1e-6)
+            sites = [Site.of(*at) for at in zip(result.provenance["models"], (layer, depth), strict=True)]
+            assert [phi.source, phi.target] == (sites[::-1] if way else sites)
     assert [path.stem for path in result.figures if path.suffix == ".png"] == ["penalty", "penalty_back"]
 
     alone = door("train.py", *small_stitching, "layers=[[0,1],[2,2]]", "seed=1").result

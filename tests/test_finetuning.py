@@ -15,7 +15,7 @@ from thinkalike.data import nli_challenge, nli_training
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.instruments import finetuning
 from thinkalike.instruments.finetuning import accuracy
-from thinkalike.instruments.members import CHECKPOINT
+from thinkalike.instruments.populations.members import CHECKPOINT
 from thinkalike.training.steps import StepBatches
 
 FIT, REPORT, CHALLENGE = 64, 40, 120

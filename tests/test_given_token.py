@@ -143,7 +143,7 @@ def test_one_group_of_all_is_plain_cka():
 def test_all_layers_of_both_sides_come_from_one_pass():
     tokens = drawn()
     layers = [*alike(tokens, 0.4), *alike(tokens, 0.8)]
-    metric = CKA(2, 3, given="token", null=True)
+    metric = CKA(2, 3, given="token", permutations=1)
     metric.update(layers[:2], [*layers[2:], layers[0]], groups=tokens)
     result = metric.compute()
     for i, x in enumerate(layers[:2]):
@@ -224,14 +224,14 @@ def test_the_conditional_measures_read_doses_and_the_plain_ones_the_token():
 
 
 def test_codes_of_the_token_have_nothing_alike_but_noise():
-    metric = CKA(1, 1, given="token", null=True)
+    metric = CKA(1, 1, given="token", permutations=1)
     for number in range(8):
         tokens = drawn(600)
         x, y = alike(tokens, 0.0)
         metric.update([x], [y], groups=tokens, number=number)
     result = metric.compute()
     assert result.low[0, 0] < 0 < result.high[0, 0]
-    assert result.null.low[0, 0] < 0 < result.null.high[0, 0]
+    assert result.chance.null.low[0, 0] < 0 < result.chance.null.high[0, 0]
     assert result.high[0, 0] < 0.05, "control: the interval says something"
 
 
@@ -239,13 +239,13 @@ def test_the_null_shuffles_within_tokens_and_leaves_what_the_token_brings():
     """Without groups the null is 0 for any states; shuffled within groups, tokens would still agree."""
     tokens = drawn(1500)
     x, y = alike(tokens, 0.9)
-    result = given(x, y, tokens, null=True)
+    result = given(x, y, tokens, permutations=1)
     groups = RowGroups.of(tokens, 4)
     order = groups.order[groups.shuffled(0)]
     expected = by_numpy(x[groups.order], y[order], tokens[groups.order])
-    assert float(result.null.value[0, 0]) == pytest.approx(expected, abs=1e-10)
+    assert float(result.chance.null.value[0, 0]) == pytest.approx(expected, abs=1e-10)
     assert abs(expected) < 0.05
-    assert float(result.calibrated.value[0, 0]) == pytest.approx((value(result) - expected) / (1 - expected))
+    assert float(result.chance.calibrated.value[0, 0]) == pytest.approx((value(result) - expected) / (1 - expected))
 
 
 def test_what_cannot_be_grouped_is_refused():

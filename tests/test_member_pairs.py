@@ -12,8 +12,8 @@ from thinkalike.data import encode, nli_training
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.evaluation import identity_stitches
 from thinkalike.instruments import member_pairs
-from thinkalike.instruments.member_pairs import likeness_of_members, stitched_members
 from thinkalike.instruments.population import Config
+from thinkalike.instruments.populations.member_pairs import likeness_of_members, stitched_members
 from thinkalike.interrupts import Interrupted, heeded
 from thinkalike.job import Work
 from thinkalike.models import FrozenModel, load_model

@@ -654,7 +654,7 @@ def test_two_models_of_one_architecture_have_no_figure_4(tmp_path):
 
 def test_the_least_and_the_most_of_a_job_are_on_the_screen(door, words, checkpoints):
     done = door("analyze.py", "measure=mlem", *local(checkpoints["bert"]), *words)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("  bert layer")]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("│ bert ")]
     assert len(lines) == tiny.LAYERS
     assert all(
         name in FeatureProfiles.__doc__ for name in ("table.csv", "scores.csv", "similarity.csv", "interactions.csv")

@@ -294,6 +294,52 @@ def test_a_configuration_on_the_command_line_may_name_the_family_too(llama, monk
     assert load_model(composed(*words).model).n_layers == 3
 
 
+def test_a_model_is_loaded_by_its_name_or_its_folder(checkpoints, minis, tmp_path, monkeypatch):
+    named = load_model("gelu-3l-mini", dtype=torch.float64, device=torch.device("cpu"), context=32)
+    composed_one = load_model(composed("model=gelu-3l-mini", "model.dtype=float64", "model.context=32").model)
+    assert named.fingerprint() == composed_one.fingerprint()
+    assert (named.name, named.dtype, named.context) == ("gelu-3l-mini", torch.float64, 32)
+    folder = checkpoints["gpt2"]
+    config = ModelConfig(name="local", path=str(folder), dtype="bfloat16", bos=None)
+    wanted = load_model(config).fingerprint()
+    monkeypatch.chdir(folder.parent)
+    for place in (folder, str(folder), folder.name + "/.", "./" + folder.name):
+        found = load_model(place, dtype="bfloat16")
+        assert (found.name, found.fingerprint()) == (folder.name, wanted)
+    (tmp_path / "it's 'odd").symlink_to(folder)
+    assert load_model(tmp_path / "it's 'odd", device_map={"": "cpu"}, dtype="bfloat16").fingerprint() == wanted
+    assert load_model(config, "mine", dtype="float32").name == "mine"
+    assert load_model(config, context=16).context == 16
+    assert load_model(minis / "a").n_layers == tiny.LAYERS
+
+
+def test_a_folder_may_be_called_without_a_slash_unless_a_model_is_called_so(checkpoints, tmp_path, monkeypatch):
+    (tmp_path / "mine").symlink_to(checkpoints["gpt2"])
+    (tmp_path / "gelu-3l-mini").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_model("mine").n_layers == tiny.LAYERS
+    assert load_model("gelu-3l-mini").n_layers == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: load_model("gpt3"), r"model=gpt3 is not known; did you mean 'gpt2'\?"),
+        (
+            lambda: load_model("gelu-3l-mini", devise="cpu"),
+            "'devise' is not a setting of a model; did you mean 'device'",
+        ),
+        (lambda: load_model(ModelConfig(name="m"), devise="cpu"), "'devise' is not a setting of a model; did you mean"),
+        (lambda: load_model("gelu-3l-mini", dtype="float31"), "float31"),
+        (lambda: load_model("./nowhere"), r"nowhere has no config\.json"),
+    ],
+)
+def test_a_model_or_a_setting_that_is_not_there_is_refused(call, message):
+    with pytest.raises((ConfigError, ModelError), match=message) as error:
+        call()
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize("call", [load_model, lambda config: build_mini({}, 50, 0, config.family)])
 def test_a_family_that_is_not_in_the_table_is_refused_with_the_nearest(call):
     with pytest.raises(ConfigError, match=r"model\.family=gpt3 is not known; did you mean 'gpt2'\?"):

@@ -14,7 +14,7 @@ from thinkalike import papers
 from thinkalike.config import ModelConfig
 from thinkalike.data import nli_challenge, nli_training, read_pairs, reported_part
 from thinkalike.instruments.finetuning import accuracy_on
-from thinkalike.instruments.members import CHECKPOINT
+from thinkalike.instruments.populations.members import CHECKPOINT
 from thinkalike.models import load_model
 from thinkalike.papers import experiment as frame
 from thinkalike.papers.claims import VERDICTS

@@ -119,7 +119,7 @@ def test_cka_is_that_of_the_states_of_whole_models_and_a_model_is_like_itself(do
     own = sums.diagonal().T
     made = sums / (own[:, None] * own).sqrt()
     assert np.abs(cells["value"].to_numpy() - made.flatten().numpy()).max() < 1e-9
-    assert all(f"cut {cut:3d}" in done.stdout for cut in range(-1, BLOCKS))
+    assert all(f"│ {cut:3d} │" in done.stdout for cut in range(-1, BLOCKS))
 
 
 @pytest.mark.slow

@@ -71,7 +71,7 @@ def passes(monkeypatch):
 
 
 MEASURES = {
-    "cka": ["measure=cka", "measure.null=true"],
+    "cka": ["measure=cka", "measure.null=true", "measure.permutations=2"],
     "mknn": ["measure=mknn"],
     "given": ["measure=cka", "measure.given=token", "measure.tokens_per_batch=512", "measure.batches=5"],
     "r2": ["measure=r2", "measure.fit_batches=12", "measure.batches=8"],

@@ -9,8 +9,9 @@ from thinkalike.data import read_corpus
 from thinkalike.evaluation import document_sums, state_moments
 from thinkalike.instruments.stitching.fitting import fitted
 from thinkalike.instruments.stitching.setting import Setting, moments_of
-from thinkalike.measures import procrustes
+from thinkalike.measures import both_directions, procrustes
 from thinkalike.models import FrozenModel, load_model
+from thinkalike.stitches import Site, StitchMap
 from thinkalike.training import Run
 
 
@@ -80,6 +81,26 @@ def test_procrustes_recovers_the_rotation_and_the_loss(planted):
         assert (found.weight - q).abs().max() < 1e-3
     assert penalty(source, target, maps, rows).abs().max() < 1e-4
     assert penalty(source, target, [torch.nn.Identity()] * 3, rows).min() > 1  # what the rotation did
+
+
+def test_least_squares_in_both_directions_recovers_the_rotation_and_the_stitched_model_is_the_target(planted):
+    source, target, q, rows = planted
+    moments, held_out = (state_moments(source, target, PAIRS, part, batch=8) for part in (rows[:24], rows[24:]))
+    for layer, depth in PAIRS:
+        phi, psi = maps = both_directions(moments.of((layer, depth)))
+        assert (phi.weight - q).abs().max() < 1e-4
+        assert (psi.weight - q.T).abs().max() < 1e-4
+        assert max(map(abs, maps.unexplained(held_out.of((layer, depth))))) < 1e-6
+        sites = [Site.of(model.describe(), at) for model, at in ((source, layer), (target, depth))]
+        stitched = StitchMap(phi.weight, phi.bias, *sites).stitched(source, target)
+        back = StitchMap(psi.weight, psi.bias, *sites[::-1]).stitched(target, source)
+        tokens = rows[:2].long()
+        for model, reached in ((stitched, target), (back, source)):
+            torch.testing.assert_close(model(tokens), reached.full(tokens), atol=2e-3, rtol=1e-3)
+            greedy = model.generate(tokens[:, :8], steps=4)
+            torch.testing.assert_close(greedy[:, 8:], reached.full(greedy[:, :-1]).argmax(-1)[:, 7:])
+        unlike = StitchMap(torch.eye(len(q)), phi.bias, *sites).stitched(source, target)
+        assert (unlike(tokens) - target.full(tokens)).abs().max() > 1, "control: the rotation matters"
 
 
 @pytest.mark.slow

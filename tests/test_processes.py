@@ -82,7 +82,7 @@ def test_a_signal_of_one_process_reaches_all(monkeypatch):
 
 def metrics():
     return {
-        "cka": lambda: CKA(2, 3, null=True),
+        "cka": lambda: CKA(2, 3, permutations=1),
         "mknn": lambda: BatchMeans(2, 3, lambda layers: mutual_knn_matrix(layers, 5)),
         "mknn given the token": lambda: NeighboursGivenToken(2, 3, 2),
     }

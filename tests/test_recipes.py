@@ -14,7 +14,7 @@ from thinkalike.errors import ConfigError
 from thinkalike.evaluation import BigramMeans, Reader, document_sums, states_onwards
 from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
 from thinkalike.training import Fit, Run, StitchTraining, fit, peak_rate
-from thinkalike.training.stitching import EPSILON
+from thinkalike.training.optimizers import EPSILON
 
 CONFIG = StitchConfig(steps=10, warmup=2, tokens_per_step=128)
 PAIRS = [(0, 1), (2, 2)]

@@ -231,6 +231,13 @@ def test_a_revision_that_is_not_there_is_refused_with_those_that_are(served, rev
     assert load_model(ModelConfig(name="hub", hub_id="someone/m", revision="step1000")).revision == hub.COMMIT
 
 
+def test_a_repository_is_loaded_by_its_name(served):
+    served()
+    named = load_model("someone/m", revision=hub.COMMIT)
+    assert (named.name, named.revision) == (f"m@{hub.COMMIT}", hub.COMMIT)
+    assert named.fingerprint() == load_model(MODEL).fingerprint()
+
+
 def test_a_gated_repository_says_what_to_do_and_loads_with_a_token_that_may(served, monkeypatch):
     for token, cache in ((None, "none"), ("hf_stranger", "stranger")):
         served(cache=cache, gated=("someone/m",))

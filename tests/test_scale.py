@@ -19,10 +19,11 @@ from thinkalike.errors import ConfigError
 from thinkalike.forecast import SHARE, forecast, hours_on
 from thinkalike.forecast.screen import summary
 from thinkalike.instruments import instrument_of
-from thinkalike.instruments.operations import classifiers, layer_pairs, stimuli, stitches
+from thinkalike.instruments.operations import classifiers, layer_pairs, stimuli, stitches, transfer
+from thinkalike.instruments.transfer.prompts import Prompts, steered_gaps
 from thinkalike.job import Phase, estimate, together, total
 from thinkalike.job.operations import speeds
-from thinkalike.measures import CKA, BatchMeans, LayerPredictions, mantel, mutual_knn_matrix, rsa_estimate
+from thinkalike.measures import CKA, BatchMeans, LayerPredictions, Moments, mantel, mutual_knn_matrix, rsa_estimate
 from thinkalike.models import load_model, new_shape, operations, precision_of, shape_of
 from thinkalike.training import StitchTraining, step_operations
 
@@ -77,7 +78,14 @@ def test_published_sizes_give_published_parameters(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("gpt2", 124.4), ("bert-base-uncased", 109.5), ("mamba-130m", 129.1), ("llama-3.2-1b", 1236)]
+    ("name", "millions"),
+    [
+        ("gpt2", 124.4),
+        ("bert-base-uncased", 109.5),
+        ("mamba-130m", 129.1),
+        ("llama-3.2-1b", 1236),
+        ("gpt2-medium", 354.8),
+    ],
 )
 def test_published_sizes_of_other_models_too(name, millions):
     assert shape_of(compose_job("train", [f"model={name}"]).model).parameters / 1e6 == pytest.approx(millions, rel=2e-3)
@@ -130,6 +138,30 @@ def test_encoding_grows_as_its_formula_says():
     pairs, held_out = 60 * 59 / 2, 12 * 11 / 2
     assert stimuli.of_encoding(60, 4, 3, 5, 2) == 36 * pairs * 4 * 10 + 5 * 9 * 2 * held_out * 4 * 3
     assert stimuli.of_encoding(60, 4, 3, 5, 2, null=3) == 4 * stimuli.of_encoding(60, 4, 3, 5, 2)
+
+
+def test_maps_take_what_the_counter_of_torch_counts():
+    moments, x, y = Moments([(0, 0)]), torch.randn(100, 24), torch.randn(100, 16)
+    assert transfer.of_maps(100, 24, 16) == counted(lambda: moments.update([x], [y]))
+
+
+@pytest.mark.parametrize("depth", [0, 2, 3])
+def test_steering_takes_what_the_counter_of_torch_counts(depth):
+    """Texts of six tokens, one at a time of those that run together; vectors come after their word's last token."""
+    model = tiny.frozen()
+    rows, every = torch.randint(len(tiny.tokenizer()), (5, 6)), torch.ones(5, model.vocabulary, dtype=torch.bool)
+    prompts = Prompts(rows, torch.full((5,), 2), torch.full((5,), 5), every, every)
+    vectors = torch.randn(4, 5, model.d_model)
+    passes = counted(lambda: steered_gaps(model, prompts, depth, vectors))
+    assert transfer.of_steering(operations(model), [depth], 5, 6, 4) == passes
+
+
+def test_probes_take_a_step_of_every_penalty_on_every_fold():
+    """Of n stimuli a step multiplies four times n d k; of three folds two are fitted on, and of two of these one."""
+    one = 4.0 * 30 * 8 * 5 * transfer.STEPS
+    assert transfer.of_probes([(30, 5)], [8], 3, 1, 2) == 2 * one
+    assert transfer.of_probes([(30, 5)], [8], 3, 4, 2) == 2 * (4 + 1) * one
+    assert transfer.of_probes([(30, 5), (60, 5)], [8, 8], 3, 1, 2) == 2 * 6 * one
 
 
 def test_identity_stitches_run_every_tail_for_every_two_members():
@@ -262,6 +294,8 @@ def test_a_dry_run_is_a_truth_value_or_a_speed(root, wrong):
         slow("analyze.py", ("measure=rsa", "model=gpt2-mini", "dry_run=1e9"), "hours at 1e+09 FLOPs per second"),
         slow("analyze.py", ("measure=population", "population=feather-berts", "pairs=mnli"), "stitches"),
         slow("analyze.py", ("measure=court",), "forward passes"),
+        slow("analyze.py", ("measure=probes", "model=gpt2-mini", "model@target=gpt2-mini-s1"), "untrained target"),
+        slow("analyze.py", ("measure=steering", "model=gpt2-mini", "model@target=gpt2-mini-s1"), "steering"),
         slow("analyze.py", ("experiment=brown2023/figure3",), "one after the other"),
         slow("analyze.py", ("-m", "measure=cka,mknn"), "comparing"),
         slow("analyze.py", ("measure=cka", "model=gemma-3-1b-pt"), "without what gemma-3-1b-pt would take"),

@@ -115,3 +115,18 @@ def test_logits_are_made_once_for_each_way_and_the_reference():
 
     compare_outputs(torch.randn(3, 10, 6), finish, torch.randn(10, 6), torch.zeros(10, dtype=torch.long))
     assert calls == [10] * 4
+
+
+@pytest.mark.parametrize("kind", ["identity", "linear", "affine", "low_rank", "orthogonal"])
+@pytest.mark.parametrize("widths", [(8, 8), (8, 6), (6, 9)])
+def test_every_kind_folds_into_one_affine_map(float64, kind, widths):
+    if kind in ("identity", "orthogonal") and widths != (8, 8):
+        return
+    phi, states = jiggled(Stitch(kind, *widths, rank=3)), torch.randn(7, widths[0])
+    torch.testing.assert_close(phi.affine()(states), phi(states))
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_a_layer_norm_cannot_be_folded(norm):
+    with pytest.raises(ValueError, match=f"norm={norm} divides by the state's own spread"):
+        Stitch("linear", 8, 8, norm=norm).affine()

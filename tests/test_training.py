@@ -23,6 +23,7 @@ from thinkalike.loggers import About, Tracker
 from thinkalike.measures import least_squares
 from thinkalike.models import build_mini, load_model, train_tokenizer
 from thinkalike.processes import own_device, rank
+from thinkalike.progress import Activity
 from thinkalike.store import newest_state, read_state
 from thinkalike.training import (
     MaskedPretraining,
@@ -338,9 +339,25 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def test_training_that_goes_on_counts_its_steps_to_the_end(rows, run, monkeypatch):
+    counts = []
+    reach = Activity.reach
+    monkeypatch.setattr(Activity, "reach", lambda each, done: counts.append((each.first, done)) or reach(each, done))
+    module = training(rows)
+    break_off(module, 5)
+    with contextlib.suppress(DataError):
+        fit(module, run)
+    assert counts == [(0, step) for step in range(1, 6)]
+    counts.clear()
+    module = training(rows)
+    fit(module, run)
+    assert counts == [(4, 5), (4, 6)]
+    assert module.last_read == pytest.approx(module.curve[-1].mean().item())
+
+
 @pytest.mark.parametrize("family", ["native", "gpt_neox"])
 def test_no_step_waits_for_the_device(rows, run, tmp_path, checkpoints, family):
-    """Longer training waits no more often: ten lines of progress, and what Lightning asks before it begins."""
+    """Longer training waits no more often: its losses are read once, and Lightning asks before it begins."""
     module = (
         load_model(ModelConfig(name="local", path=str(checkpoints[family]))) if family != "native" else tiny.frozen()
     )

@@ -4,7 +4,35 @@ Importing this does nothing and is quick; each name is loaded when it is first u
 """
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what type checkers and editors see; test_types.py compares it with what is loaded
+    from thinkalike.listing import results as results
+    from thinkalike.measures import CKA as CKA
+    from thinkalike.measures import MLEM as MLEM
+    from thinkalike.measures import DifferentiableMLEM as DifferentiableMLEM
+    from thinkalike.measures import FeatureSpaceCKA as FeatureSpaceCKA
+    from thinkalike.measures import Stitch as Stitch
+    from thinkalike.measures import bootstrap_interval as bootstrap_interval
+    from thinkalike.measures import cka as cka
+    from thinkalike.measures import feature_importance as feature_importance
+    from thinkalike.measures import hsic0 as hsic0
+    from thinkalike.measures import hsic1 as hsic1
+    from thinkalike.measures import leverage as leverage
+    from thinkalike.measures import mantel as mantel
+    from thinkalike.measures import mds as mds
+    from thinkalike.measures import mutual_knn as mutual_knn
+    from thinkalike.measures import rsa as rsa
+    from thinkalike.measures import token_loss as token_loss
+    from thinkalike.measures import weighted_tau as weighted_tau
+    from thinkalike.models import FrozenModel as FrozenModel
+    from thinkalike.models import load_model as load_model
+    from thinkalike.stitches import StitchMap as StitchMap
+    from thinkalike.stitches import load_stitch as load_stitch
+    from thinkalike.store import Result as Result
+    from thinkalike.store import open_result as open_result
+
+    __version__: str
 
 _HOME = {
     "Result": "thinkalike.store",
@@ -12,6 +40,8 @@ _HOME = {
     "results": "thinkalike.listing",
     "FrozenModel": "thinkalike.models",
     "load_model": "thinkalike.models",
+    "StitchMap": "thinkalike.stitches",
+    "load_stitch": "thinkalike.stitches",
     "Stitch": "thinkalike.measures",
     "token_loss": "thinkalike.measures",
     "bootstrap_interval": "thinkalike.measures",
@@ -31,14 +61,27 @@ _HOME = {
     "mds": "thinkalike.measures",
 }
 
-__all__ = list(_HOME)  # pyright: ignore
+__all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
+if not TYPE_CHECKING:  # a checker is to see a name that is not there
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'thinkalike' has no attribute '{name}'")
-    return getattr(import_module(_HOME[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return _version()
+        if name not in _HOME:
+            raise AttributeError(f"module 'thinkalike' has no attribute '{name}'")
+        return getattr(import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *_HOME, "__version__"])
+
+
+def _version() -> str:
+    """Return the version of the installed package, or that of none for a checkout that is not installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("thinkalike")
+    except PackageNotFoundError:
+        return "0+unknown"

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from thinkalike.config import AnalyzeConfig, Made, TrainConfig, door, own_process
 from thinkalike.errors import nearest
+from thinkalike.progress import doing
+
+
+@contextlib.contextmanager
+def at_work() -> Iterator[None]:
+    """Show what is being done, from the first imports on, which take seconds."""
+    from thinkalike.screen import watched
+
+    with watched(), doing("starting", steps_aside=True):
+        yield
 
 
 def joined(made: Sequence[Made]) -> None:
@@ -30,7 +41,9 @@ def foretold(config: TrainConfig | AnalyzeConfig) -> list[Path]:
     """Print what a job would take; returns no folder, as there is no result."""
     from thinkalike.forecast import forecast, show
 
-    show(forecast(config), None if config.dry_run is True else float(config.dry_run))
+    with at_work():
+        plan = forecast(config)
+    show(plan, None if config.dry_run is True else float(config.dry_run))
     return []
 
 
@@ -39,9 +52,10 @@ def train(config: TrainConfig) -> list[Path]:
     """Fit something with Lightning; returns the folder of the result, alone in a list."""
     if config.dry_run:
         return foretold(config)
-    from thinkalike.instruments import run_job  # after the command line was checked: torch takes seconds to import
+    with at_work():
+        from thinkalike.instruments import run_job  # after the command line was checked: torch takes seconds to import
 
-    return [run_job(config).folder]
+        return [run_job(config).folder]
 
 
 @door("analyze", joined, headline)
@@ -49,13 +63,14 @@ def analyze(config: AnalyzeConfig) -> list[Path]:
     """Measure, or do the experiment of a paper; returns the folders of the results: several with `models=[...]`."""
     if config.dry_run:
         return foretold(config)
-    from thinkalike.instruments import asked_for, run_jobs
+    with at_work():
+        from thinkalike.instruments import asked_for, run_jobs
 
-    if config.experiment and config.models is None:
-        from thinkalike.papers import reproduce
+        if config.experiment and config.models is None:
+            from thinkalike.papers import reproduce
 
-        return [reproduce(config).folder]
-    return [result.folder for result in run_jobs(asked_for(config))]
+            return [reproduce(config).folder]
+        return [result.folder for result in run_jobs(asked_for(config))]
 
 
 def results() -> None:

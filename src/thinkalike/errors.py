@@ -17,6 +17,10 @@ class ConfigError(ThinkalikeError):
     """A configuration value is not possible."""
 
 
+class PluginError(ThinkalikeError):
+    """A plugin is not there, cannot be imported, or does not go with the package."""
+
+
 class ModelError(ThinkalikeError):
     """A model cannot be loaded, or is not what its configuration says."""
 
@@ -31,6 +35,10 @@ class HubError(ThinkalikeError):
 
 class StoreError(ThinkalikeError):
     """The results store cannot be written, or a file in it is damaged."""
+
+
+class StitchError(ThinkalikeError):
+    """A stitch cannot be read, or does not go with what it is asked for."""
 
 
 class ResourceError(ThinkalikeError):

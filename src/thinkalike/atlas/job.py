@@ -28,6 +28,7 @@ from thinkalike.instruments.layer_pairs.declared import DECLARED
 from thinkalike.instruments.layer_pairs.outputs import CONFIGS as OUTPUTS
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import span
+from thinkalike.screen import show_text
 from thinkalike.store import Result
 
 OF_STATES = ("cka", "mknn", *DECLARED, "r2")
@@ -111,16 +112,16 @@ class Atlas(Instrument, kind="atlas", reads=("models", "measure")):
         value, low, high = (scalars.get(f"mean_agreement{end}", math.nan) for end in ENDS)
         mean = span(value, low, high, "+.2f")
         count = f"{scalars['models']:.0f} models, {scalars['layer_pairs']:.0f} layer pairs"
-        print(f"agreement of {found['measure'].nunique() + 1} measures, {count}: mean Spearman's ρ {mean}")
+        show_text(f"agreement of {found['measure'].nunique() + 1} measures, {count}: mean Spearman's ρ {mean}")
         ordered = found.sort_values("rho", kind="stable")
         for row in [*ordered[: -SAID - 1 : -1].itertuples(), *ordered[:SAID][::-1].itertuples()]:
             number = span(row.rho, row.low, row.high, "+.2f")
             least = f"least {row.least:+.2f}, {row.least_source} and {row.least_target}"
-            print(f"  {row.measure} and {row.other} agree by {number}; {least}")
+            show_text(f"{row.measure} and {row.other} agree by {number}; {least}", indent=2)
         for row in result.tables["disagreements"][:SAID].itertuples():
             where = f"{row.source} layer {row.source_layer} with {row.target} layer {row.target_layer}"
             ranks = f"rank {row.rank:.2f} by {row.measure}, {row.other_rank:.2f} by {row.other}"
-            print(f"  {where}: {ranks} (0 is the farthest, 1 the closest)")
+            show_text(f"{where}: {ranks} (0 is the farthest, 1 the closest)", indent=2)
 
 
 class _Finished(NamedTuple):

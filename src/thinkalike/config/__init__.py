@@ -6,10 +6,13 @@ from thinkalike.config.doors.commands import command_line, command_words
 from thinkalike.config.doors.sweeps import Made
 from thinkalike.config.inputs import RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.layers import check_layers, pairs_of_layers
+from thinkalike.config.named import model_named
+from thinkalike.config.plugging import plug_in
 from thinkalike.config.ranges import ranged
-from thinkalike.config.registry import KINDS, MEASURES, TASKS
+from thinkalike.config.registry import KINDS, MEASURES, PLUGGED, TASKS
 from thinkalike.config.relevance import NEUTRAL, neutral, relevant
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
+from thinkalike.config.saes import SAE_STARTS, SAEConfig
 from thinkalike.config.several import as_target, jobs_of
 from thinkalike.config.spelling import check_option, check_overrides
 from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, StitchConfig, TrainerConfig
@@ -19,7 +22,9 @@ __all__ = [
     "KINDS",
     "MEASURES",
     "NEUTRAL",
+    "PLUGGED",
     "RUNS",
+    "SAE_STARTS",
     "TASKS",
     "AnalyzeConfig",
     "DataConfig",
@@ -31,6 +36,7 @@ __all__ = [
     "PairsConfig",
     "PopulationConfig",
     "PretrainConfig",
+    "SAEConfig",
     "StimuliConfig",
     "StitchConfig",
     "TrainConfig",
@@ -47,10 +53,12 @@ __all__ = [
     "from_yaml",
     "jobs_of",
     "measure_schema",
+    "model_named",
     "neutral",
     "options",
     "own_process",
     "pairs_of_layers",
+    "plug_in",
     "ranged",
     "register",
     "relevant",

@@ -24,6 +24,7 @@ from thinkalike.errors import ConfigError, one_of
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 MAPS = ("auto", "balanced", "balanced_low_0", "sequential", "cpu", "disk")  # ways to lay out weights
 RUNS = ("dtype", "device", "context")  # settings that say how a model runs, and not which
+HOW_IT_RUNS = ("dtype", "device", "device_map", "quantization", "context", "processing")  # all of them
 WIDEST = 10**6  # of every size of an architecture
 HEADS = (("n_heads", "d_model"), ("num_attention_heads", "hidden_size"), ("n_head", "n_embd"))  # by library
 SIZES = {size for pair in HEADS for size in pair} | {

@@ -8,6 +8,7 @@ TASKS = {
     "stitch": "thinkalike.instruments.stitching.instrument",
     "pretrain": "thinkalike.instruments.pretraining",
     "nli": "thinkalike.instruments.finetuning",
+    "sae": "thinkalike.instruments.sae.instrument",
 }
 MEASURES = {
     "loss": "thinkalike.instruments.loss",
@@ -24,10 +25,15 @@ MEASURES = {
     "jsd": "thinkalike.instruments.layer_pairs.outputs:jsd",
     "disagreement": "thinkalike.instruments.layer_pairs.outputs:disagreement",
     "r2": "thinkalike.instruments.r2",
+    "transfer_maps": "thinkalike.instruments.transfer_maps.instrument",
     "mlem": "thinkalike.instruments.mlem",
     "rsa": "thinkalike.instruments.rsa",
+    "probes": "thinkalike.instruments.transfer.probes",
+    "steering": "thinkalike.instruments.transfer.steering",
     "population": "thinkalike.instruments.population",
     "court": "thinkalike.court.job",
     "atlas": "thinkalike.atlas.job",
 }
-KINDS = {"stitching": TASKS["stitch"], "pretraining": TASKS["pretrain"], "nli": TASKS["nli"], **MEASURES}  # of results
+OF_TASKS = {"stitching": TASKS["stitch"], "pretraining": TASKS["pretrain"], "nli": TASKS["nli"], "sae": TASKS["sae"]}
+KINDS = OF_TASKS | MEASURES  # of results
+PLUGGED = "thinkalike.instruments.layer_pairs.plugged"  # the module of measures that plugins add

@@ -12,6 +12,7 @@ from thinkalike.config.layers import check_layers
 from thinkalike.config.ranges import SEEDS, THREADS, Checked, ranged
 from thinkalike.config.registry import MEASURES, TASKS
 from thinkalike.config.relevance import NEUTRAL, neutral
+from thinkalike.config.saes import SAEConfig
 from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError, one_of
 
@@ -45,20 +46,24 @@ class TrainConfig(Checked):
     stitch: StitchConfig = field(default_factory=StitchConfig)
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     nli: NLIConfig = field(default_factory=NLIConfig)
+    sae: SAEConfig = field(default_factory=SAEConfig)
     pairs: PairsConfig = field(default_factory=PairsConfig)  # of task=nli
     scale: str = "auto"  # size of the recipe: mini | paper; auto: mini for minis
     recipe: str = "honest"  # paper: as brown2023 states it, a LayerNorm in φ, fitted and reported on the same text
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NEUTRAL)
+    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # torch's; null: as it is
     seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn
     store: str = neutral("results")  # the folder that results go to
     force: bool = neutral(False)  # do a finished job again
     wait: bool = neutral(True)  # for another process that is at the same job; false refuses
     dry_run: Any = neutral(False)  # print what it would take, and end; a number: also hours at so many FLOPs per second
+    plugins: Any = neutral(None)  # modules or .py files of a user's own; their content counts in the key
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("task", self.task, TASKS)
+        agree_on_threads(self)
         check_recipe(self.scale, self.recipe)
         check_store(self.store)
         check_dry_run(self.dry_run)
@@ -71,6 +76,8 @@ class TrainConfig(Checked):
                 )
         if self.task == "pretrain":
             self._check_mini()
+        if self.task == "sae" and self.trainer.strategy == "ddp":
+            raise ConfigError("task=sae trains all its autoencoders in one process; leave trainer=ddp out")
 
     def _check_mini(self) -> None:
         name = self.model.name
@@ -80,11 +87,6 @@ class TrainConfig(Checked):
             raise ConfigError(f"pretrain.tokens=0 trains nothing; say how many tokens model={name} sees")
         if not name or name.startswith(".") or "/" in name:
             raise ConfigError(f"model.name={name} names the folder of a mini; give a plain name")
-
-    @property
-    def threads(self) -> int | None:
-        """The number of torch's threads, or None to leave it as it is."""
-        return self.trainer.threads
 
 
 @dataclass
@@ -104,6 +106,7 @@ class AnalyzeConfig(Checked):
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NEUTRAL)
     model: ModelConfig = field(default_factory=ModelConfig)
     target: ModelConfig = field(default_factory=ModelConfig)  # of measures that compare two
+    layers: Any = "same"  # of measures that take layer pairs: same: l to l for every l; all; or [[0,0],[1,2]]
     data: DataConfig = field(default_factory=DataConfig)
     scale: str = "auto"  # size of the recipe: mini | paper; auto: mini for minis
     seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn
@@ -111,13 +114,16 @@ class AnalyzeConfig(Checked):
     force: bool = neutral(False)  # do a finished job again
     wait: bool = neutral(True)  # for another process that is at the same job; false refuses
     dry_run: Any = neutral(False)  # print what it would take, and end; a number: also hours at so many FLOPs per second
+    plugins: Any = neutral(None)  # modules or .py files of a user's own; their content counts in the key
     chosen: list[str] = field(default_factory=list, metadata=NEUTRAL, compare=False)  # words of the command line
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        agree_on_threads(self)
         check_recipe(self.scale, self.recipe)
         check_store(self.store)
         check_dry_run(self.dry_run)
+        check_layers(self.layers)
         self._check_trainer()
         if self.activations is not None:
             self._check_recordings()
@@ -126,7 +132,7 @@ class AnalyzeConfig(Checked):
         usual = TrainerConfig(strategy=self.trainer.strategy)
         for item in dataclasses.fields(TrainerConfig):
             value = getattr(self.trainer, item.name)
-            if item.name not in PROCESSES and value != getattr(usual, item.name):
+            if item.name not in (*PROCESSES, "threads") and value != getattr(usual, item.name):
                 raise ConfigError(
                     f"trainer.{item.name}={value} is of training; analyze.py takes {', '.join(PROCESSES)}"
                 )
@@ -181,6 +187,16 @@ class AnalyzeConfig(Checked):
         if self.activations:
             return [*self.recordings, *self.beside_recordings]
         return [self.model] if self.target == self.model else [self.model, self.target]
+
+
+def agree_on_threads(config: TrainConfig | AnalyzeConfig) -> None:
+    """Let `threads` and its older name `trainer.threads` be one setting, or raise a ConfigError if they differ."""
+    older = config.trainer.threads
+    if None not in (config.threads, older) and config.threads != older:
+        raise ConfigError(
+            f"threads={config.threads} and trainer.threads={older} are one setting; leave one of them out"
+        )
+    config.threads = config.trainer.threads = older if config.threads is None else config.threads
 
 
 def check_recipe(scale: str, recipe: str) -> None:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config.compose import HOW_IT_RUNS, compose_job
-from thinkalike.config.inputs import ModelConfig
-from thinkalike.config.repositories import is_folder
+from thinkalike.config.compose import compose_job
+from thinkalike.config.inputs import HOW_IT_RUNS, ModelConfig
+from thinkalike.config.named import Words, quoted, words_of_model
 from thinkalike.config.roots import AnalyzeConfig
-from thinkalike.config.spelling import check_option
 from thinkalike.errors import ConfigError
-
-Words = tuple[str, ...]  # of a command line
 
 
 def jobs_of(config: AnalyzeConfig, stands_for: str) -> list[AnalyzeConfig]:
@@ -54,7 +50,7 @@ def _kept(source: Words, target: Words, rest: Sequence[str]) -> list[str]:
     if not followed:
         return []
     alone = compose_job("analyze", [*rest, *target]).model
-    return [f"target.{key}={_quoted(getattr(alone, key))}" for key in followed]
+    return [f"target.{key}={quoted(getattr(alone, key))}" for key in followed]
 
 
 def as_target(words: Sequence[str]) -> Words:
@@ -94,19 +90,7 @@ def _words_of(entry: Any) -> Words:
     name = settings.pop("model", None)
     if not isinstance(name, str):
         raise ConfigError(f"models= names a model or a folder, or gives {{model: NAME, key: value}}, and not {entry}")
-    more = tuple(f"model.{key}={_quoted(value)}" for key, value in settings.items())
-    if is_folder(name):
-        return ("model=local", f"model.path={_quoted(str(Path(name).expanduser()))}", *more)
-    check_option("model", "models", [name])
-    return (f"model={name}", *more)
-
-
-def _quoted(value: Any) -> str:
-    """Return a value as a word of the command line has it."""
-    if not isinstance(value, str):
-        return "null" if value is None else str(value)
-    escaped = re.sub(r"(\\*)('|$)", lambda end: 2 * end[1] + ("\\'" if end[2] else ""), value)
-    return f"'{escaped}'"
+    return words_of_model("models", name, settings)
 
 
 def _key(word: str) -> str:

@@ -11,10 +11,11 @@ from hydra.core.override_parser.types import Glob, Sweep
 from thinkalike.config.compose import CONF, GROUPS, measure_schema, measures_of, options, parse_overrides, values_of
 from thinkalike.config.registry import MEASURES
 from thinkalike.config.repositories import check_no_folder, is_repository
+from thinkalike.config.saes import SAEConfig
 from thinkalike.config.training import NLIConfig, PretrainConfig
 from thinkalike.errors import ConfigError, listed, nearest
 
-PARTS = GROUPS | {"target": GROUPS["model"], "pretrain": PretrainConfig, "nli": NLIConfig}
+PARTS = GROUPS | {"target": GROUPS["model"], "pretrain": PretrainConfig, "nli": NLIConfig, "sae": SAEConfig}
 
 
 def check_overrides(words: Sequence[str], schema: type) -> None:

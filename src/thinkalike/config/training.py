@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Optional
 
+from thinkalike import plugins
 from thinkalike.config.ranges import (
     CONTEXT,
     COUNTS,
@@ -58,16 +59,18 @@ class StitchConfig(Checked, part="stitch"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("stitch.kind", self.kind, (*TRAINED, *CLOSED, "identity"))
+        one_of("stitch.kind", self.kind, (*TRAINED, *CLOSED, "identity", *plugins.active("stitch")))
         one_of("stitch.init", self.init, ("auto", "identity", "least_squares", "procrustes", "reduced_rank"))
         one_of("stitch.loss", self.loss, LOSSES)
-        one_of("stitch.optimizer", self.optimizer, tuple(RATES))
+        one_of("stitch.optimizer", self.optimizer, (*RATES, *plugins.active("optimizer")))
         one_of("stitch.norm", self.norm, ("none", "pre", "post"))
         one_of("stitch.schedule", self.schedule, ("linear", "cosine", "tuned_lens"))
         if self.kind in CLOSED and self.norm != "none":
             raise ConfigError(f"stitch.norm={self.norm} does not go with stitch={self.kind}, which has no LayerNorm")
+        if self.is_plugin and self.init not in ("auto", "identity"):
+            raise ConfigError(f"stitch.init={self.init} does not go with stitch={self.kind}: it begins as it is made")
         if self.init == "auto":
-            plain = self.norm != "none" or self.kind == "identity"
+            plain = self.norm != "none" or self.kind == "identity" or self.is_plugin
             self.init = "identity" if plain else STARTS.get(self.kind, "least_squares")
         if not self.trained:
             self.warmup = 0
@@ -85,12 +88,20 @@ class StitchConfig(Checked, part="stitch"):
     @property
     def peak(self) -> float:
         """What `lr` is, or the default of the optimiser."""
-        return RATES[self.optimizer] if self.lr is None else self.lr
+        if self.lr is not None:
+            return self.lr
+        own = plugins.active("optimizer").get(self.optimizer)
+        return float(own.lr) if own else RATES[self.optimizer]
+
+    @property
+    def is_plugin(self) -> bool:
+        """Whether the map is one of a plugin."""
+        return self.kind in plugins.active("stitch")
 
     @property
     def trained(self) -> bool:
         """Whether there is anything to train; closed forms read `steps` batches, once."""
-        return self.kind in TRAINED or (self.kind == "identity" and self.norm != "none")
+        return self.kind in TRAINED or self.is_plugin or (self.kind == "identity" and self.norm != "none")
 
 
 @dataclass
@@ -138,8 +149,9 @@ class TrainerConfig(Checked, part="trainer"):
     num_nodes: int = ranged(1, least=1, most=10**5)  # ddp: machines that share a job
     checkpoint_every: int = ranged(50, least=1, most=STEPS, neutral=True)  # steps; then a state is kept
     log_every: int = ranged(10, least=1, most=STEPS, neutral=True)  # steps; then losses are read, checked and logged
-    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # torch's; null: as it is
+    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # the older name of `threads`
     memory: Optional[str] = sized(None)  # task=stitch: the most of a process, such as 8GB; null: what is free now
+    callbacks: list[str] = field(default_factory=list)  # of plugins, in this order
     recompute: bool = neutral(False)  # task=stitch: keep no states inside the frozen blocks: less memory, more time
 
     def __post_init__(self) -> None:
@@ -147,6 +159,12 @@ class TrainerConfig(Checked, part="trainer"):
         one_of("trainer.precision", self.precision, ("32-true", "bf16-mixed"))
         one_of("trainer.matmul", self.matmul, ("highest", "high", "medium"))
         one_of("trainer.strategy", self.strategy, ("auto", "ddp"))
+        for name in self.callbacks:
+            if not (known := plugins.active("callback")):
+                raise ConfigError(
+                    f"trainer.callbacks={name} is of no plugin; name the file that has it: plugins=[mine.py]"
+                )
+            one_of("trainer.callbacks", name, known)
         if self.strategy == "auto" and (self.devices or 1, self.num_nodes) != (1, 1):
             raise ConfigError("trainer.devices and trainer.num_nodes are for several processes; add trainer=ddp")
 

@@ -12,8 +12,6 @@ from typing import Any, Optional
 
 import pandas as pd
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from thinkalike.config import (
     AnalyzeConfig,
@@ -35,11 +33,11 @@ from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.interrupts import asked, at_boundaries, stop
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models import FrozenModel, checkpoint_fingerprint, load_model, same_vocabulary
+from thinkalike.progress import doing
+from thinkalike.screen import Table, number_column, show_table, text_column
 from thinkalike.store import Result
 from thinkalike.training import Run, fit
 from thinkalike.training.steps import SteppedModule
-
-log = logging.getLogger(__name__)
 
 STATE = "court"
 
@@ -105,13 +103,9 @@ class Court(Instrument, kind="court", version=2, reads=("model", "data", "measur
     def show(self, result: Result) -> None:
         """Print what the judges say of each source."""
         first = result.table.iloc[0]
-        printed = Table(title=f"sources of known likeness to {first['target']}, layer {first['layer']}")
-        columns = [judge.name for judge in JUDGES]
-        for name in ("source", "kind", *columns):
-            printed.add_column(name)
-        for _, row in result.table.iterrows():
-            printed.add_row(row["source"], row["kind"], *(f"{row[column]:.3f}" for column in columns))
-        Console(width=max(Console().width, 200)).print(printed)
+        title = f"sources of known likeness to {first['target']}, layer {first['layer']}"
+        judged = [number_column(judge.name, result.table[judge.name], ".3f") for judge in JUDGES]
+        show_table(Table(title, [*(text_column(name, result.table[name]) for name in ("source", "kind")), *judged]))
 
 
 def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
@@ -197,9 +191,9 @@ def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str,
     rows: list[dict[str, Any]] = [] if kept is None else kept["rows"]
     work.keep(STATE, {"rows": rows})  # so that a first training which a signal ends can go on, too
     for number, entry in enumerate(table[len(rows) :], len(rows) + 1):
-        log.info("source %d of %d: %s", number, len(table), entry.name)
         try:
-            said = verdicts(Evidence(entry.made(bench.setting), bench))
+            with doing(f"source {number} of {len(table)}: {entry.name}"):
+                said = verdicts(Evidence(entry.made(bench.setting), bench))
         except ValueError as error:
             raise DataError(f"the source '{entry.name}' of {bench.setting.target.name}: {error}") from error
         rows.append({"source": entry.name, "kind": entry.kind, **said})

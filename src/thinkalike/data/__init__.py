@@ -1,5 +1,9 @@
 """Data: text and the rows of tokens that models read; stimuli and their features; pairs for language inference."""
 
+from thinkalike.data.contrasts.contrasts import BOUNDARY, Contrasts, Prompt
+from thinkalike.data.contrasts.grammar import CONTRASTS, grammar_contrasts
+from thinkalike.data.contrasts.tables import read_contrasts
+from thinkalike.data.contrasts.tokens import continuations
 from thinkalike.data.from_config import WHOLE, part_name, parts_of, read_corpus, read_pairs, read_stimuli, reported_part
 from thinkalike.data.grammar.sentences import controlled_sentences, crossed_sentences, derivations
 from thinkalike.data.inference.encoding import EncodedPairs, PairBatch, batches, encode
@@ -20,10 +24,13 @@ from thinkalike.data.text.tokens import read_tokens
 from thinkalike.data.text.two_tokenizers import SourceText
 
 __all__ = [
+    "BOUNDARY",
+    "CONTRASTS",
     "HANS",
     "MNLI",
     "WHOLE",
     "Codes",
+    "Contrasts",
     "Corpus",
     "EncodedPairs",
     "FeatureCorrelation",
@@ -31,12 +38,14 @@ __all__ = [
     "PairBatch",
     "PairedRows",
     "Pairs",
+    "Prompt",
     "Recording",
     "SourceText",
     "Stimuli",
     "TokenRows",
     "alignment_shares",
     "batches",
+    "continuations",
     "controlled_sentences",
     "controlled_stimuli",
     "crossed_sentences",
@@ -46,6 +55,7 @@ __all__ = [
     "documents",
     "encode",
     "from_sentences",
+    "grammar_contrasts",
     "held_out_texts",
     "hub_pairs",
     "nli_challenge",
@@ -54,6 +64,7 @@ __all__ = [
     "parts_of",
     "read_arrays",
     "read_conllu",
+    "read_contrasts",
     "read_corpus",
     "read_hans",
     "read_mnli",

@@ -1,4 +1,4 @@
-"""What models, stitches and classifiers lose on text, without any training; and what tokens alone explain."""
+"""What models, stitches, classifiers and autoencoders lose on text, without training; and what tokens alone explain."""
 
 from thinkalike.evaluation.bits_per_byte import (
     BITS,
@@ -21,6 +21,16 @@ from thinkalike.evaluation.intervals import document_numbers, ends_of, number_of
 from thinkalike.evaluation.language import BATCH_TOKENS, held_out_loss, masked_losses, next_token_losses, rows_at_once
 from thinkalike.evaluation.likeness import Likeness, LikenessBatch, LikenessSums, codes_of, likeness_of
 from thinkalike.evaluation.reports import report_share, rows_of_moments
+from thinkalike.evaluation.saes import (
+    Kept,
+    SiteStates,
+    SplicedLosses,
+    kept_by_document,
+    site_states,
+    spliced_losses,
+    spread_by_document,
+    states_after,
+)
 from thinkalike.evaluation.stitches import (
     LayerPair,
     Maps,
@@ -31,6 +41,7 @@ from thinkalike.evaluation.stitches import (
     states_onwards,
 )
 from thinkalike.evaluation.token_means import BigramMeans, TokenMeans, bigrams
+from thinkalike.evaluation.unexplained import ResidualSums, residual_sums
 from thinkalike.evaluation.verdicts import STATED, VERDICTS, Thresholds, verdict
 
 __all__ = [
@@ -41,12 +52,16 @@ __all__ = [
     "BigramMeans",
     "ClassLosses",
     "IdentityStitches",
+    "Kept",
     "LayerPair",
     "Likeness",
     "LikenessBatch",
     "LikenessSums",
     "Maps",
     "Reader",
+    "ResidualSums",
+    "SiteStates",
+    "SplicedLosses",
     "Thresholds",
     "TokenMeans",
     "alignment_scalars",
@@ -63,6 +78,7 @@ __all__ = [
     "ends_of",
     "held_out_loss",
     "identity_stitches",
+    "kept_by_document",
     "last_states",
     "likeness_of",
     "masked_losses",
@@ -71,9 +87,14 @@ __all__ = [
     "predicted_classes",
     "readable_bytes",
     "report_share",
+    "residual_sums",
     "rows_at_once",
     "rows_of_moments",
+    "site_states",
+    "spliced_losses",
+    "spread_by_document",
     "state_moments",
+    "states_after",
     "states_onwards",
     "verdict",
     "with_ends",

@@ -16,6 +16,7 @@ from thinkalike.evaluation.shares import halved
 from thinkalike.measures import CHUNK, sum_by_document, token_loss, unigram_entropy
 from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models import FrozenModel
+from thinkalike.progress import counted
 
 BATCH_TOKENS = 8192  # of a report
 
@@ -67,7 +68,8 @@ def held_out_loss(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
     count = int(rows.documents.max()) + 1
     sums, tokens = torch.zeros(2, count, dtype=torch.float64)
     asked, generator = [], torch.Generator().manual_seed(0)
-    for part, documents in zip(rows.tokens.long().split(batch), rows.documents.split(batch), strict=True):
+    parts = zip(rows.tokens.long().split(batch), rows.documents.split(batch), strict=True)
+    for part, documents in counted(parts, "batch", -(-len(rows) // batch)):
         losses, predicted = _losses(model, part, generator)
         owners = documents[predicted]
         sums = sums + sum_by_document(losses, owners, count)

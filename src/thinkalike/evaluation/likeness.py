@@ -35,6 +35,7 @@ from thinkalike.measures import (
 from thinkalike.measures.kernels.hsic import FEWEST
 from thinkalike.memory import Budget, LiveBytes
 from thinkalike.models import FrozenModel
+from thinkalike.progress import counted
 
 FIT_TOKENS = 2**17  # at most, that linear maps are fitted on
 GROUPED_TOKENS = 2**14  # at most, of a batch: rows of one token are compared within it
@@ -142,7 +143,7 @@ class _Reader:
     def batches(self, rows: Int[Tensor, "rows width"], at_once: int) -> Iterator[LikenessBatch]:
         """Yield about equal batches of at most so many rows."""
         few = max(BATCH_TOKENS // self.layout.target, 1)
-        for part in rows.tensor_split(-(-len(rows) // at_once)):
+        for part in counted(rows.tensor_split(-(-len(rows) // at_once)), "batch"):
             parts = [self.states(piece) for piece in part.split(few)]
             *states, tokens, surprising = (torch.cat(each) for each in zip(*parts, strict=True))
             mine = dict(zip(self.layers, states, strict=False))

@@ -13,6 +13,7 @@ from thinkalike.data import Layout
 from thinkalike.evaluation.language import next_token_losses
 from thinkalike.measures import Moments, compare_outputs, sum_by_document
 from thinkalike.models import FrozenModel, StateSource
+from thinkalike.progress import counted
 
 LayerPair = tuple[int, int]  # layer of the source, layer of the target
 Maps = Sequence[Callable[[Tensor], Tensor]]  # one map from source states to target states for every layer pair
@@ -129,7 +130,8 @@ def document_sums(
     layout = layout or Layout(documents.shape[1])
     groups = torch.arange(len(layer_pairs)).split(pairs_at_once or len(layer_pairs))
     totals: dict[str, Tensor] = {}
-    for part, owners in zip(rows.split(batch), documents.split(batch), strict=True):
+    parts = zip(rows.split(batch), documents.split(batch), strict=True)
+    for part, owners in counted(parts, "batch", -(-len(rows) // batch)):
         part = part.long()
         tokens, read = layout.target_tokens(part), layout.source_tokens(part)
         asked = [*layers, source.n_layers - 1], [*depths, last]
@@ -141,9 +143,9 @@ def document_sums(
             alone["source_tokens"] = torch.ones_like(alone["source"])
         values["tokens"] = torch.ones_like(values["target"])
         ours = _Batch(tokens, states, goals, standard)
-        for name, functions in maps.items():
+        for name, functions in counted(maps.items(), "map"):
             values |= _losses_in_groups(target, name, functions, layer_pairs, ours, groups)
-        for name, reader in (readers or {}).items():
+        for name, reader in counted((readers or {}).items(), "control"):
             others = _states_instead(reader, target, part, layer_pairs, layout, goals)
             theirs = ours._replace(states=others)
             values |= _losses_in_groups(target, name, reader.maps, layer_pairs, theirs, groups)
@@ -249,7 +251,7 @@ def state_moments(
         layout: what stands in the rows; None: tokens that both models read.
     """
     moments, layout = Moments(layer_pairs), layout or Layout(rows.shape[1])
-    for part in rows.split(batch):
+    for part in counted(rows.split(batch), "batch of closed forms"):
         part = part.long()
         mine, theirs = states_of_both(source, target, part, range(source.n_layers), range(target.n_layers), layout)
         mine = layout.gathered(mine, part)

@@ -16,6 +16,7 @@ from torch import Tensor
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import BATCH_TOKENS
 from thinkalike.models import StateSource
+from thinkalike.progress import counted
 
 MOST_TOKENS = 2**18  # that means are taken over
 
@@ -67,7 +68,7 @@ class TokenMeans:
 
     @torch.no_grad()
     def _gather(self, model: StateSource, fit: Int[Tensor, "rows t"]) -> None:
-        for part in fit.long().cpu().split(max(BATCH_TOKENS // fit.shape[1], 1)):
+        for part in counted(fit.long().cpu().split(max(BATCH_TOKENS // fit.shape[1], 1)), "batch of token means"):
             states = [state.flatten(0, 1).float().cpu() for state in model.residuals(part, self.layers)]
             for codes, table in zip(self.contexts, self._tables, strict=True):
                 table.update(codes(part, self.vocabulary).flatten(), states)

@@ -12,7 +12,9 @@ _HOME = {
     "heatmap": "style",
     "line": "style",
     "save": "style",
+    "shown": "style",
     "layer_heatmaps": "matrices",
+    "layer_pairs": "matrices",
     "similarity": "likeness",
     "subject_scores": "subjects",
     "Contrast": "features",
@@ -24,12 +26,17 @@ _HOME = {
     "learning_curves": "stitching",
     "penalties": "stitching",
     "penalty_map": "stitching",
+    "transfer_maps": "maps",
+    "sae_curves": "saes",
+    "sae_transfers": "saes",
     "distances": "populations",
     "groups_by_depth": "populations",
     "agreement": "agreements",
     "ranks": "agreements",
     "court": "courts",
     "doses": "courts",
+    "carried_probes": "transfers",
+    "steering": "transfers",
 }
 
 

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -25,11 +23,36 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # told apart by colour-b
 MORE_COLOURS = (*COLOURS, "#e69f00", "#56b4e9", "#000000", "#8c564b", "#7f7f7f", "#bcbd22")
 
 
+_shown: dict[str, tuple[Any, Any]] | None = None  # by name: figures that are drawn for a screen, with their axes
+
+
 @contextlib.contextmanager
 def canvas(width: float, height: float, rows: int = 1, columns: int = 1, **options: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield a figure of this size in inches and its axes, one or an array of them, in the style of all figures."""
-    with plt.rc_context(STYLE):
-        yield plt.subplots(rows, columns, figsize=(width, height), layout="constrained", **options)
+    """Yield a figure of this size in inches and its axes, one or an array of them, in the style of all figures.
+
+    A figure that is saved needs no screen, and leaves a notebook's own way to show figures as it is.
+    """
+    size: dict[str, Any] = {"figsize": (width, height), "layout": "constrained"}
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(**size) if _shown is None else _on_screen(**size)
+        yield figure, figure.subplots(rows, columns, **options)
+
+
+def _on_screen(**size: Any) -> Any:
+    import matplotlib.pyplot as plt
+
+    return plt.figure(**size)
+
+
+@contextlib.contextmanager
+def shown() -> Iterator[dict[str, tuple[Any, Any]]]:
+    """Show figures while the context is open, and save none; yields each by its name, with its axes."""
+    global _shown
+    before, _shown = _shown, {}
+    try:
+        yield _shown
+    finally:
+        _shown = before
 
 
 def heatmap(axes: Any, cells: pd.DataFrame, scale: Any, colours: Any) -> Any:
@@ -60,11 +83,16 @@ def line(
 
 
 def save(figure: Any, folder: Path, name: str) -> None:
-    """Save a figure as PNG and SVG, and close it."""
+    """Save a figure as PNG and SVG, unless it is `shown`."""
+    if _shown is not None:
+        panels = [axes for axes in figure.axes if axes.get_label() != "<colorbar>"]
+        _shown[name] = figure, panels[0] if len(panels) == 1 else panels
+        return
     folder.mkdir(parents=True, exist_ok=True)
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")  # the places are found; each format would look for them again
     figure.savefig(folder / f"{name}.png", dpi=200)
     figure.savefig(folder / f"{name}.svg", metadata={"Date": None})
-    plt.close(figure)
 
 
 def colour_of(number: int) -> str:

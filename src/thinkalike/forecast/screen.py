@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
 from thinkalike.forecast.plan import GPUS, SHARE, Forecast, Planned
 from thinkalike.job import total
 from thinkalike.memory import readable
 from thinkalike.models import PEAKS, PRECISIONS, Shape
+from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 
-WIDTH = 140
 UNKNOWN = "unknown: its sizes are neither here nor in the table of published ones"
 
 
@@ -22,47 +19,49 @@ def show(plan: Forecast, speed: float | None = None) -> None:
     Args:
         speed: floating-point operations per second of this machine, if it is known.
     """
-    console = Console(width=max(Console().width, WIDTH))
-    console.print(models_table(plan.shapes, plan.unknown))
-    console.print(jobs_table(plan))
+    if plan.shapes:
+        show_table(models_table(plan.shapes))
+    for name in plan.unknown:
+        show_text(f"{name}: {UNKNOWN}")
+    if plan.jobs:
+        show_table(jobs_table(plan))
     for line in summary(plan, speed):
-        print(line)
+        show_text(line)
 
 
-def models_table(shapes: Sequence[Shape], unknown: Sequence[str]) -> Table:
+def models_table(shapes: Sequence[Shape]) -> Table:
     """Return a table of models: layers, width, vocabulary, parameters, and the bytes of their weights."""
-    table = Table(title="models")
-    for column in ("model", "layers", "width", "vocabulary", "parameters", "weights"):
-        table.add_column(column, justify="left" if column == "model" else "right")
-    for shape in shapes:
-        numbers = (f"{each:,}" for each in (shape.layers, shape.width, shape.vocabulary, shape.parameters))
-        table.add_row(shape.name, *numbers, readable(shape.bytes))
-    for name in unknown:
-        table.add_row(name, UNKNOWN)
-    return table
+    sizes = ("layers", "width", "vocabulary", "parameters")
+    return Table(
+        "models",
+        [
+            text_column("model", [shape.name for shape in shapes]),
+            *(number_column(size, [getattr(shape, size) for shape in shapes], ",") for size in sizes),
+            number_column("weights", [readable(shape.bytes) for shape in shapes]),
+        ],
+    )
 
 
 def jobs_table(plan: Forecast) -> Table:
     """Return a table of jobs: what the store has, and of each phase of the others tokens and operations."""
-    table = Table(title="jobs")
-    for column in ("job", "phase", "tokens read", "FLOPs", f"hours on one 80 GB {GPUS[0]}"):
-        table.add_column(column, justify="left" if column in ("job", "phase") else "right")
-    for job in plan.jobs:
-        if job.is_stored:
-            table.add_row(job.label, "in the store")
-        elif not job.estimate.phases:
-            table.add_row(job.label, "nothing to speak of, or unknown")
-        else:
-            _add(table, job)
-    return table
+    jobs, phases, *counts = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
+    names = ("tokens read", "FLOPs", f"hours on one 80 GB {GPUS[0]}")
+    columns = [number_column(name, cells) for name, cells in zip(names, counts, strict=True)]
+    return Table("jobs", [text_column("job", jobs), text_column("phase", phases), *columns], keys=2)
 
 
-def _add(table: Table, job: Planned) -> None:
-    named = job.label
+def _rows(job: Planned) -> list[tuple[str, ...]]:
+    """Return the rows of a job: its name in the first, phase, tokens, operations, hours."""
+    if job.is_stored:
+        return [(job.label, "in the store", "", "", "")]
+    if not job.estimate.phases:
+        return [(job.label, "nothing to speak of, or unknown", "", "", "")]
+    rows: list[tuple[str, ...]] = []
     for phase in job.estimate.phases:
-        read = ", ".join(f"{model} {tokens:,.0f}" for model, tokens in phase.tokens.items() if tokens)
-        table.add_row(named, phase.name, read, f"{phase.operations:.3g}", f"{job.hours(GPUS[0], [phase]):.2g}")
-        named = ""
+        read = "\n".join(f"{model} {tokens:,.0f}" for model, tokens in phase.tokens.items() if tokens)
+        spent = f"{phase.operations:.3g}", f"{job.hours(GPUS[0], [phase]):.2g}"
+        rows.append(("" if rows else job.label, phase.name, read, *spent))
+    return rows
 
 
 def summary(plan: Forecast, speed: float | None = None) -> list[str]:

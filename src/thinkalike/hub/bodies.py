@@ -16,6 +16,7 @@ from urllib.parse import unquote, urljoin
 import httpx2
 
 from thinkalike.errors import HubError
+from thinkalike.progress import doing
 
 WINDOW = 15.0  # seconds of waiting over which the speed is taken
 SLOWEST = 1024.0  # bytes per second
@@ -152,7 +153,12 @@ class _Watched(httpx2.SyncByteStream):
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            yield from self._pieces()
+            stated = self._body.stated
+            size = stated.size if stated and stated.size and stated.size >= STRETCH else None
+            with doing(f"downloading {self._body.name}", size, self._body.position, in_bytes=True) as activity:
+                for piece in self._pieces():
+                    yield piece
+                    activity.reach(self._body.position)
             self._body.end()
         except HubError:
             self._forget()

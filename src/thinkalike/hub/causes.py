@@ -50,7 +50,8 @@ def _cause(error: BaseException, repository: str, revision: str) -> str | None:
     if isinstance(error, errors.RevisionNotFoundError):
         return f"{repository} has no revision {revision}; name a branch, a tag or a commit that it has"
     if isinstance(error, errors.RemoteEntryNotFoundError):
-        return f"{repository} has no file {_file(error)} at revision {revision}; check the repository and the revision"
+        name = _file(error.response)
+        return f"{repository} has no file {name} at revision {revision}; check the repository and the revision"
     if isinstance(error, errors.HfHubHTTPError):
         return _of_status(error.response, repository)
     if isinstance(error, httpx2.RequestError):
@@ -71,8 +72,9 @@ def _of_status(response: httpx2.Response, repository: str) -> str:
     return f"the hub answers {status} for {repository}; check HF_ENDPOINT, or try again later"
 
 
-def _file(error: httpx2.HTTPError) -> str:
-    return str(error.request.url.path).partition("/resolve/")[2].partition("/")[2] or str(error.request.url.path)
+def _file(response: httpx2.Response) -> str:
+    path = str(response.url.path)
+    return path.partition("/resolve/")[2].partition("/")[2] or path
 
 
 def _host(error: httpx2.RequestError) -> str:

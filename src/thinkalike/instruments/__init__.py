@@ -11,15 +11,21 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from thinkalike.config import MEASURES, TASKS, AnalyzeConfig, TrainConfig, jobs_of
+from thinkalike.config import MEASURES, PLUGGED, TASKS, AnalyzeConfig, TrainConfig, jobs_of, plug_in
 from thinkalike.errors import ConfigError, one_of
 from thinkalike.job import Instrument, perform, perform_all
+from thinkalike.progress import counted
 from thinkalike.store import Result
 
 
-@cache
 def instrument(module: str) -> Instrument:
     """Return the instrument that a module holds, or the one of a kind that is declared in it: module:kind."""
+    name, _, kind = module.partition(":")
+    return import_module(name).instrument_of(kind) if name == PLUGGED else _own(module)  # type: ignore[no-any-return]
+
+
+@cache
+def _own(module: str) -> Instrument:
     import_module(module.partition(":")[0])
     return Instrument.known[module]()
 
@@ -50,7 +56,7 @@ def run_jobs(configs: Sequence[TrainConfig | AnalyzeConfig], shown_again: bool =
         ThinkalikeError: see `run_job`.
     """
     found: dict[int, Result] = {}
-    for places in passes(configs):
+    for places in counted(passes(configs), "pass") if len(configs) > 1 else passes(configs):
         results = perform_all([(instrument_of(configs[place]), configs[place]) for place in places], shown_again)
         found |= zip(places, results, strict=True)
     return [found[place] for place in range(len(configs))]
@@ -74,6 +80,7 @@ def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | Ana
     """
     if isinstance(config, TrainConfig) or config.models is None:
         return [config]
+    plug_in(config.plugins)
     one_of("measure", config.measure.kind, MEASURES)
     stands_for = instrument(MEASURES[config.measure.kind]).of_models
     return [config] if stands_for == "all" else jobs_of(config, stands_for)
@@ -83,8 +90,9 @@ def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
     """Return the instrument of a job, which it takes the activations of.
 
     Raises:
-        ConfigError: there is no such measure, or it takes no such activations.
+        ConfigError: there is no such measure, or it takes no such activations or layers.
     """
+    plug_in(config.plugins)
     if isinstance(config, TrainConfig):
         return instrument(TASKS[config.task])
     one_of("measure", config.measure.kind, MEASURES)
@@ -98,6 +106,9 @@ def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
             f"measure={chosen.kind} compares two sides, and activations= are {len(config.subjects)} subjects; choose "
             "measure=rsa or mlem"
         )
+    if config.layers != "same" and "layers" not in chosen.reads:
+        instead = "say measure.layers=" if hasattr(config.measure, "layers") else "leave it out, as it takes all layers"
+        raise ConfigError(f"layers={config.layers} plays no part in measure={chosen.kind}; {instead}")
     return chosen
 
 

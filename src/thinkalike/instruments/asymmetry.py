@@ -18,6 +18,7 @@ from thinkalike.errors import StoreError
 from thinkalike.evaluation import BITS, document_numbers, number_of_documents
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import Estimate, bootstrap_difference, bootstrap_interval
+from thinkalike.screen import Table, number_column, show_table, text_column
 from thinkalike.store import Headline, Result, finished
 
 
@@ -64,8 +65,12 @@ class Asymmetry(Instrument, kind="asymmetry", version=2, reads=("model", "target
         return [mean, Headline.with_ends("largest_asymmetry", largest["asymmetry"], largest["low"], largest["high"])]
 
     def show(self, result: Result) -> None:
-        print(f"95 % intervals over {number_of_documents(result.scalars)}")
-        print(result.table.to_string(index=False, float_format="{:+.4f}".format))
+        table, first = result.table, result.table.iloc[0]
+        documents = number_of_documents(result.scalars)
+        title = f"{first.source} into {first.target}, minus the reverse: penalties, 95 % intervals over {documents}"
+        value, low, high = (number_column(name, table[name], "+.4f") for name in ("asymmetry", "low", "high"))
+        unit = [text_column("unit", table["unit"])] if "unit" in table else []
+        show_table(Table(title, [number_column("layer", table["layer"]), value, low, high, *unit]))
 
 
 def newest_directions(config: AnalyzeConfig) -> tuple[Result, Result]:

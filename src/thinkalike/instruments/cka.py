@@ -12,11 +12,12 @@ import torch
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import ConfigError, DataError, one_of
-from thinkalike.instruments.layer_pairs import LayerPairs, LayerPairsConfig
+from thinkalike.instruments.layer_pairs.chance import WithChance, WithNull
 from thinkalike.instruments.operations.layer_pairs import Widths, of_grams
 from thinkalike.measures import span
 from thinkalike.measures.kernels.hsic import FEWEST
 from thinkalike.models import FrozenModel
+from thinkalike.screen import show_text
 from thinkalike.states import ModelRuns, StateBatches
 from thinkalike.store import Result
 
@@ -26,7 +27,7 @@ LEVERAGE = 0.2  # share of one row in a layer's variance that is warned of
 
 
 @dataclass
-class Config(LayerPairsConfig):
+class Config(WithNull):
     """The settings of CKA."""
 
     kind: str = "cka"
@@ -34,7 +35,6 @@ class Config(LayerPairsConfig):
     aggregate: str = "ratio_of_means"  # over batches; mean_of_ratios, as brown2023 prints it
     kernel: str = "linear"  # linear | rbf, with the median distance as bandwidth
     flatten: str = "token"  # what a row is: token | sample | mean (over the tokens of a row of text)
-    null: bool = False  # beside each value that of permuted rows, given the token of rows of the same one
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,11 +49,11 @@ class Config(LayerPairsConfig):
             )
 
 
-class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measure", "stimuli")):
+class LayerCKA(WithChance, kind="cka", version=2, reads=("model", "target", "data", "measure", "stimuli")):
     """Compares all layers of `model` with all of `model@target`, and those of each with each other."""
 
     name = "CKA"
-    of_text: ClassVar[Mapping[str, Any]] = {**LayerPairs.of_text, "flatten": "token"}
+    of_text: ClassVar[Mapping[str, Any]] = {**WithChance.of_text, "flatten": "token"}
 
     def fewest(self, measure: Any) -> int:
         return FEWEST
@@ -61,14 +61,17 @@ class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measur
     def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
         from thinkalike.measures import CKA  # torchmetrics takes seconds to import
 
-        options = {
-            key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "given", "null")
-        }
+        options = {key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "given")}
+        options["permutations"] = measure.permutations if measure.null else 0
         # the first process gathers by itself, see `gathering`
         return CKA(source_layers, target_layers, left_out=left_out, sync_on_compute=False, **options)
 
     def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
-        return float(measure.batches * (1 + measure.null) * of_grams(measure.tokens_per_batch, source, target))
+        return float(
+            measure.batches
+            * (1 + measure.null * measure.permutations)
+            * of_grams(measure.tokens_per_batch, source, target)
+        )
 
     def batches(
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
@@ -78,22 +81,20 @@ class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measur
             raise DataError(f"words are compared one by one, so measure.flatten={measure.flatten} is for tokens only")
         return batches
 
-    def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
-        extra = {"null": estimates.null, "calibrated": estimates.calibrated}
-        return {name: estimate.value for name, estimate in extra.items() if estimate is not None}
-
     def arrays(self, estimates: Any) -> dict[str, torch.Tensor]:
         settling = {} if estimates.left_out else {"convergence": estimates.convergence()}
         return {"hsics": estimates.hsics} | settling
 
     def scalars(self, estimates: Any) -> dict[str, float]:
+        chance = super().scalars(estimates)
         if estimates.value.shape[0] != estimates.value.shape[1]:
-            return {}
+            return chance
         distance = estimates.distance()
         ends = {"distance": distance.value, "distance_low": distance.low, "distance_high": distance.high}
-        return {name: float(end) for name, end in ends.items()} | {"clipped": float(distance.clipped)}
+        return {name: float(end) for name, end in ends.items()} | {"clipped": float(distance.clipped)} | chance
 
     def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
+        super().warn(estimates, rows, columns, level)
         remedy = "measure.skip_first_tokens=1 leaves the usual one out" if level == "token" else "leave it out"
         sides = [(rows, estimates.leverage_source), (columns, estimates.leverage_target)]
         for layers, leverages in sides[: 1 if rows.equals(columns) else 2]:
@@ -109,4 +110,4 @@ class LayerCKA(LayerPairs, kind="cka", reads=("model", "target", "data", "measur
         super().show(result)
         if "distance" in result.scalars:
             value, low, high = (result.scalars[name] for name in ("distance", "distance_low", "distance_high"))
-            print(f"  distance between the models (equation 2): {span(value, low, high, '.4f')}")
+            show_text(f"distance between the models (equation 2): {span(value, low, high, '.4f')}", indent=2)

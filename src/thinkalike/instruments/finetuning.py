@@ -14,8 +14,8 @@ from thinkalike.config import ModelConfig, TrainConfig, relevant
 from thinkalike.data import WHOLE, EncodedPairs, Pairs, batches, encode, parts_of, read_pairs
 from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.evaluation import ClassLosses, class_losses
-from thinkalike.instruments.members import CHECKPOINT
 from thinkalike.instruments.operations.classifiers import PAIR, of_training, pairs_of
+from thinkalike.instruments.populations.members import CHECKPOINT
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, check_time, fingerprints
 from thinkalike.models import ASSETS, FrozenModel, card_text, load_model, new_classifier, pick_device, save_mini
 from thinkalike.store import Headline, Result

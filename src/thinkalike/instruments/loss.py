@@ -13,6 +13,7 @@ from thinkalike.evaluation import held_out_loss, number_of_documents
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.measures import span
 from thinkalike.models import load_model
+from thinkalike.screen import show_text
 from thinkalike.store import Result
 
 
@@ -39,7 +40,7 @@ class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
 
     def show(self, result: Result) -> None:
         row = result.table.iloc[0]
-        print(
+        show_text(
             f"{row['model']} on {result.config['data']['name']}: "
             f"{span(row['loss'], row['loss_low'], row['loss_high'], '.4f')} nats per token over "
             f"{number_of_documents(row)}; unigram entropy {row['unigram_entropy']:.4f}"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from thinkalike.errors import ConfigError
-from thinkalike.instruments.layer_pairs.declared import WithChance, WithNeighbours
+from thinkalike.instruments.layer_pairs.declared import OfLayerMeasure, WithNeighbours
 from thinkalike.instruments.operations.layer_pairs import Widths, of_neighbours
 from thinkalike.measures import (
     BatchMeans,
@@ -33,7 +33,7 @@ class Config(WithNeighbours):
             raise ConfigError("measure.given=token has its chance in closed form: leave measure.null=true out")
 
 
-class MutualNeighbours(WithChance, kind="mknn", reads=("model", "target", "data", "measure", "stimuli")):
+class MutualNeighbours(OfLayerMeasure, kind="mknn", reads=("model", "target", "data", "measure", "stimuli")):
     """Counts the nearest neighbours that all layers of `model` share with all of `model@target`, and within each."""
 
     name = "mutual nearest neighbours"

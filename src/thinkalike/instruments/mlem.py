@@ -6,7 +6,7 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, nan
+from math import nan
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
@@ -22,9 +22,10 @@ from thinkalike.instruments.mlem_levels import level_planes, level_table
 from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, stimuli_facts
 from thinkalike.instruments.operations.stimuli import of_distances, of_encoding
 from thinkalike.instruments.subjects.distances import check_subjects, subject_names
-from thinkalike.instruments.subjects.mlem import group_tables, show_group, with_group
+from thinkalike.instruments.subjects.mlem import group_tables, show_group, show_sides, with_group
 from thinkalike.job import Outcome, Work
-from thinkalike.measures import MLEM, Importance, ceiling, feature_importance, fold_interval, span, weighted_tau
+from thinkalike.measures import MLEM, Importance, ceiling, feature_importance, fold_interval, weighted_tau
+from thinkalike.screen import show_text
 from thinkalike.states import StimulusStates, numbered, stimulus_states_of
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows, repeated_rows
@@ -149,20 +150,9 @@ class FeatureProfiles(
 
     def show(self, result: Result) -> None:
         stimuli = result.provenance["stimuli"]
-        count, source = stimuli["count"], stimuli["source"]
-        ceilings = "its share of the ceiling, " if SHARE in result.tables["scores"] else ""
-        print(f"{count} stimuli of {source}; held-out Spearman's ρ, {ceilings}and the most important features")
+        show_text(f"{stimuli['count']} stimuli of {stimuli['source']}")
         show_group(result, SHOWN)
-        for row in result.tables["scores"].itertuples():
-            if row.model in result.provenance.get("subjects", ()):
-                continue
-            layer = result.table[(result.table["model"] == row.model) & (result.table["layer"] == row.layer)]
-            top = layer.nlargest(SHOWN, "importance")
-            named = zip(top["feature"], top["importance"], strict=True)
-            words = ", ".join(f"{name} {value:.3f}" for name, value in named)
-            share = getattr(row, SHARE, nan)
-            ceiling = f"   {share:.0%} of {getattr(row, CELLS[0]):.3f}" if isfinite(share) else ""
-            print(f"  {row.model} layer {row.layer!s:>3}   {span(row.score, row.low, row.high)}{ceiling}   {words}")
+        show_sides(result, SHOWN, SHARE, CELLS[0])
 
 
 def _check_features(measure: Any, stimuli: Stimuli) -> None:

@@ -19,13 +19,21 @@ from thinkalike.config.ranges import CONTEXT, COUNTS, TOKENS_AT_ONCE
 from thinkalike.data import MNLI, EncodedPairs, Pairs, batches, encode, read_pairs
 from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.evaluation import IdentityStitches, check_alike, check_labels
-from thinkalike.instruments.member_pairs import likeness_of_members, stitched_members
-from thinkalike.instruments.members import Member, a_member, halves, members_in, members_of, published_accuracies
 from thinkalike.instruments.operations.classifiers import PAIR, of_identity_stitches, pairs_of
 from thinkalike.instruments.operations.layer_pairs import of_grams
+from thinkalike.instruments.populations.member_pairs import likeness_of_members, stitched_members
+from thinkalike.instruments.populations.members import (
+    Member,
+    a_member,
+    halves,
+    members_in,
+    members_of,
+    published_accuracies,
+)
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
-from thinkalike.measures import flips, grouped, population_penalties
+from thinkalike.measures import Grouped, flips, grouped, population_penalties
 from thinkalike.models import FrozenModel, check_models, load_model, same_vocabulary
+from thinkalike.screen import Column, Table, number_column, show_table, show_text
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
@@ -153,13 +161,21 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
         flipped = grouped(flips(torch.from_numpy(result.arrays["predicted"])).mean(-1), groups)
         alike = grouped(torch.from_numpy(result.arrays["cka"]), groups)
         if (published := result.tables.get("published")) is not None:
-            print(f"{published['as_published'].sum()} of {len(published)} models are as accurate as published")
-        print("mean over pairs of models, 95 % intervals over models: within a group, and between")
-        for cut in range(accuracy.shape[-1]):
-            line = f"  cut {cut - 1:3d}   accuracy penalty {penalty.within[cut]:+.3f}   {penalty.between[cut]:+.3f}"
-            line += f"   flips {flipped.within[cut]:.3f}   {flipped.between[cut]:.3f}"
-            after = f"   CKA {alike.within[cut - 1]:+.3f}   {alike.between[cut - 1]:+.3f}" if cut else ""
-            print(line + after)
+            show_text(f"{published['as_published'].sum()} of {len(published)} models are as accurate as published")
+        columns = _within_and_between("accuracy penalty", penalty, "+.3f")
+        columns += _within_and_between("flips", flipped, ".3f")
+        columns += _within_and_between("CKA", alike, "+.3f", blank=1)  # there are no layers at cut -1
+        title = "mean over pairs of models, 95 % intervals over models: within a group, and between"
+        show_table(Table(title, [number_column("cut", range(-1, accuracy.shape[-1] - 1)), *columns]))
+
+
+def _within_and_between(name: str, found: Grouped, form: str, blank: int = 0) -> list[Column]:
+    """Return means over pairs within and between groups by cut, of which the first few may have none."""
+    columns = []
+    for where, values in (("within", found.within), ("between", found.between)):
+        cells = [f"{values[cut]:{form}}" for cut in range(len(values.value))]
+        columns.append(number_column(f"{name} {where}", [""] * blank + cells, follows=where == "between"))
+    return columns
 
 
 def as_chosen(member: ModelConfig, config: AnalyzeConfig) -> ModelConfig:

@@ -14,7 +14,7 @@ from thinkalike.instruments.layer_pairs import LayerPairs, LayerPairsConfig
 from thinkalike.instruments.operations.layer_pairs import Widths, of_prediction, of_solutions
 from thinkalike.job import check_memory
 from thinkalike.measures import LayerPredictions
-from thinkalike.measures.conditional.linear import RIDGE
+from thinkalike.measures.stitching.moments import RIDGE
 from thinkalike.memory import Budget
 from thinkalike.models import FrozenModel
 from thinkalike.states import ModelRuns, StateBatches, site_numbers

@@ -20,6 +20,7 @@ from thinkalike.instruments.subjects import rsa as subjects
 from thinkalike.instruments.subjects.distances import layer_distances
 from thinkalike.job import Outcome, Work
 from thinkalike.measures import COMPARATORS, NOISES, WHITENED, Estimate, mantel, rsa_estimate, span
+from thinkalike.screen import show_text
 from thinkalike.states import StimulusStates, numbered, stimulus_states_of
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows
@@ -148,7 +149,7 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
         sign = SIGNS[result.config["measure"]["comparator"]].removeprefix("Spearman's ")
         for word, rows in (("most", pairs.nlargest(1, "value")), ("least", pairs.nsmallest(1, "value"))):
             (row,) = rows.itertuples()
-            print(
+            show_text(
                 f"{word} alike: {row.source} layer {row.source_layer} and {row.target} layer {row.target_layer}, "
                 f"{sign} {span(row.value, row.low, row.high)}"
             )

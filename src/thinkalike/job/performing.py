@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from thinkalike.config import AnalyzeConfig, as_dict, command_words, relevant
+from thinkalike.config import AnalyzeConfig, as_dict, command_words, plug_in, relevant
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.job.frame import Instrument, Work
 from thinkalike.job.names import run_name
@@ -24,12 +24,15 @@ from thinkalike.job.provenance import environment, versions
 from thinkalike.job.resources import explained
 from thinkalike.loggers import About, tracked
 from thinkalike.models import check_models
+from thinkalike.plugins import fingerprint
 from thinkalike.processes import Team, rank, together
+from thinkalike.progress import doing
+from thinkalike.screen import aside
 from thinkalike.store import Job, Result
 
 log = logging.getLogger(__name__)
 
-ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger")  # parts that are read for every job
+ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger", "plugins")  # parts that every job reads
 AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
 
 
@@ -58,12 +61,13 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown_again: bool = True
     Raises:
         ThinkalikeError: see `perform`.
     """
-    asked = [_Planned(instrument, config, shown_again) for instrument, config in jobs]
-    different = {each.job.key: each for each in asked}
-    missing = [each for each in different.values() if not each.is_done()]
-    for each in missing:
-        sides = [side for side in ("model", "target") if side in each.instrument.reads]
-        check_models({side: getattr(each.narrowed, side) for side in sides})
+    with doing("reading what the job needs", steps_aside=True):
+        asked = [_Planned(instrument, config, shown_again) for instrument, config in jobs]
+        different = {each.job.key: each for each in asked}
+        missing = [each for each in different.values() if not each.is_done()]
+        for each in missing:
+            sides = [side for side in ("model", "target") if side in each.instrument.reads]
+            check_models({side: getattr(each.narrowed, side) for side in sides})
     with contextlib.ExitStack() as held:
         for each in sorted(missing, key=lambda each: each.job.key):  # so that no two processes wait for each other
             held.enter_context(_with_lock(each.job, each.config))
@@ -92,7 +96,10 @@ class _Planned:
         _check_shared(instrument, config)
         self.instrument, self.config = instrument, config
         self.is_shown_again = shown_again and not rank(config)
+        self.plugins = plug_in(config.plugins)
         self.inputs, self.narrowed = instrument.inputs(config), instrument.narrowed(config)
+        if self.plugins:
+            self.inputs = {**self.inputs, "plugins": fingerprint(self.plugins)}
         read = relevant(self.narrowed).items()
         self.entered = {name: part for name, part in read if name in instrument.reads and part is not None}
         self.job = Job(config.store, instrument.kind, key_of(instrument, self.entered, self.inputs))
@@ -129,6 +136,8 @@ class _Planned:
         facts = {"seed": self.config.seed, "models": list(outcome.models), **outcome.facts}
         record = {"version": self.instrument.version, "scalars": outcome.scalars, "settings": self.entered}
         provenance = {**environment(), **facts, **took}
+        if self.plugins:
+            provenance["plugins"] = [plugin.describe() for plugin in self.plugins]
         tables = {"table": outcome.table, **outcome.tables}
         written = self.job.write(work.settings, {**record, "provenance": provenance}, tables, outcome.arrays)
         with work.phase("drawing"):
@@ -141,7 +150,8 @@ class _Planned:
             work.tracker.publish(Result(written.folder))
         work.opened.close()
         self.found = self.job.appear()
-        self.instrument.show(self.found)
+        with aside():
+            self.instrument.show(self.found)
 
     def _again(self, result: Result) -> None:
         """Say that the job was done before, by what if that was not what is here now, and what came out."""
@@ -151,7 +161,8 @@ class _Planned:
         if others:
             log.warning("it was computed with %s", ", ".join(others))
         if self.is_shown_again:
-            self.instrument.show(result)
+            with aside():
+                self.instrument.show(result)
         if AGENT in os.environ and not rank(self.config):  # it waits for the numbers of every job that it starts
             about = About(self.name, result.kind, result.folder.parent.parent, result.folder, result.config)
             with tracked(self.config.logger, about) as tracker:
@@ -164,6 +175,7 @@ def _pass(jobs: Sequence[_Planned], among: int) -> None:
     if config.force and not rank(config):
         for each in jobs:
             each.job.forget()
+    plug_in(config.plugins)  # jobs that this one needs may have had others
     torch.manual_seed(instrument.seed(config))  # the jobs of a sweep share a process
     if config.threads:
         torch.set_num_threads(config.threads)

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from thinkalike.progress import doing
+
 FILE = "phases.json"
 
 
@@ -29,6 +31,12 @@ class Phases:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
+        """Count the time until this is left as that of a phase, and say that it is under way."""
+        with doing(name), self.counting(name):
+            yield
+
+    @contextlib.contextmanager
+    def counting(self, name: str) -> Iterator[None]:
         """Count the time until this is left as that of a phase."""
         before = self._turn_to(name)
         try:
@@ -53,10 +61,13 @@ class Phases:
 
 @contextlib.contextmanager
 def phase_of_all(works: Iterable[Any], name: str) -> Iterator[None]:
-    """Count the time until this is left as that of a phase of all jobs that are done together."""
-    with contextlib.ExitStack() as phases:
+    """Count the time until this is left as that of a phase of all jobs that are done together.
+
+    It is the phase of what has no other one, and steps aside for those.
+    """
+    with contextlib.ExitStack() as phases, doing(name, steps_aside=True):
         for work in works:
-            phases.enter_context(work.phase(name))
+            phases.enter_context(work.phase.counting(name))
         yield
 
 

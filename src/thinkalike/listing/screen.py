@@ -1,21 +1,16 @@
-"""Lists of results on a screen: cells of several lines, so that they fit 80 columns and no name is cut."""
+"""Lists of results on a screen: cells of several lines, so that they fit 80 columns."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Sequence
 
 from thinkalike.errors import listed
 from thinkalike.listing.forms import written
 from thinkalike.listing.found import Entry
 from thinkalike.listing.settings import differing, values_of
+from thinkalike.screen import Column, Table, show_table, text_column
 
 COLUMNS = ("job", "models and settings", "result")
-WIDTHS = (16, 21)  # of a date with its time, and of an interval: what the first and the last column need
-FRAME = 3 * len(COLUMNS) + 1  # columns of a screen that lines and spaces between cells take
 
 
 def show_entries(entries: Sequence[Entry]) -> None:
@@ -33,26 +28,14 @@ def show_entries(entries: Sequence[Entry]) -> None:
         ]
         folder = own[0].result.folder.parent
         title = f"{folder}: {len(own)} {'result' if len(own) == 1 else 'results'}"
-        print_rows(title, rows, {word for entry in own for name in _models(entry) for word in name.split()})
+        print_rows(title, rows)
 
 
-def print_rows(
-    title: str, rows: Sequence[Sequence[Sequence[str]]], whole: Collection[str], columns: Sequence[str] = COLUMNS
-) -> None:
-    """Print a table of three columns, each cell of several lines.
-
-    Args:
-        whole: names in the second column that are never cut; if need be the table is wider than the screen.
-    """
-    table = Table(title=title, show_lines=True)
-    widths = (WIDTHS[0], max(map(len, whole), default=0), WIDTHS[1])
-    for name, width in zip(columns, widths, strict=True):
-        table.add_column(name, min_width=width, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text("\n".join(lines)) for lines in row))
-    console = Console()
-    console.width = max(console.width, sum(widths) + FRAME)
-    console.print(table)
+def print_rows(title: str, rows: Sequence[Sequence[Sequence[str]]], columns: Sequence[str] = COLUMNS) -> None:
+    """Print a table of three columns, each cell of several lines."""
+    job, said, told = (["\n".join(row[place]) for row in rows] for place in range(3))
+    key = Column(columns[0], job)
+    show_table(Table(title, [key, text_column(columns[1], said), text_column(columns[2], told)], ruled=True))
 
 
 def _job(entry: Entry) -> list[str]:

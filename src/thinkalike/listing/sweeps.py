@@ -31,8 +31,7 @@ def show_sweep(made: Sequence[Made]) -> None:
         ([entry.key, duration(entry.seconds)], [f"{name}={value}" for name, value in own.items()], told(entry))
         for (_, entry), own in zip(jobs, settings, strict=True)
     ]
-    whole = {own[name] for own in settings for name in swept if name.startswith("model")}
-    print_rows(f"{len(jobs)} jobs of the sweep", rows, whole, ("job", "swept", "result"))
+    print_rows(f"{len(jobs)} jobs of the sweep", rows, ("job", "swept", "result"))
     logged = next((each.logger for each, _ in jobs if each.logger["kind"] == "wandb"), None)
     if logged:
         store = jobs[0][1].result.folder.parent.parent

@@ -4,15 +4,22 @@ Code outside imports from here: `kernels` (HSIC, CKA), `mlem` (metric-learning e
 comparators, crossnobis, distance correlation), `shape` (Procrustes, SVCCA, soft matching), `neighbours` (who is near
 whom), `outputs` (divergence of logits), `calibration` (the contract of measures of layer pairs, nulls and p-values),
 `conditional` (likeness given the token, and linear prediction), `stitching` (maps between models, and their losses),
-`subjects` (noise ceilings, models in several subjects), `statistics` (estimates with their intervals).
+`sae` (sparse autoencoders, and how they are carried from one stream to another), `transfer` (probes and steering
+vectors through maps), `subjects` (noise ceilings, models in several subjects), `statistics` (estimates with their
+intervals).
+
+Every function here takes NumPy arrays, DataFrames and lists, too, where it wants a tensor; see `thinkalike.arguments`.
 """
 
+from inspect import isfunction
 from typing import TYPE_CHECKING, Any
 
+from thinkalike.arguments import takes_arrays
+from thinkalike.measures.calibration.chance import CalibratedEstimate, Chance
 from thinkalike.measures.calibration.contract import LayerMeasure
 from thinkalike.measures.calibration.documents import FEW_DOCUMENTS, permuted_rows
 from thinkalike.measures.calibration.every import layer_measures
-from thinkalike.measures.calibration.metric import CalibratedEstimate, Chance, LayerMeans
+from thinkalike.measures.calibration.metric import LayerMeans
 from thinkalike.measures.conditional.future import surprises, token_codes
 from thinkalike.measures.conditional.groups import FEW, RowGroups
 from thinkalike.measures.conditional.hsic import group_hsics
@@ -47,6 +54,17 @@ from thinkalike.measures.neighbours.mutual import mutual_knn, mutual_knn_matrix
 from thinkalike.measures.neighbours.sets import jaccard, second_order_cosine
 from thinkalike.measures.neighbours.within import NeighbourEstimate, NeighboursGivenToken
 from thinkalike.measures.outputs.divergence import disagreement, jensen_shannon
+from thinkalike.measures.sae.autoencoder import SparseAutoencoder
+from thinkalike.measures.sae.carrying import carried, in_own_units, standardised, with_fitted_decoder
+from thinkalike.measures.sae.saelens import SavedSAE, load_sae, save_sae
+from thinkalike.measures.sae.scores import (
+    Dead,
+    dead_latents,
+    explained_variance,
+    loss_recovered,
+    sae_loss,
+    spread_of,
+)
 from thinkalike.measures.shape.procrustes import procrustes_distance
 from thinkalike.measures.shape.soft_matching import soft_matching
 from thinkalike.measures.shape.subspaces import svcca
@@ -75,14 +93,27 @@ from thinkalike.measures.statistics.properties import PROPERTIES, Properties
 from thinkalike.measures.statistics.random_effects import random_effects, two_sided
 from thinkalike.measures.statistics.separation import separation
 from thinkalike.measures.statistics.student import student_p, student_t
+from thinkalike.measures.stitching.both_directions import BothDirections, Unexplained, both_directions, unexplained_by
 from thinkalike.measures.stitching.closed_forms import AffineMap, bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.measures.stitching.losses import CHUNK, token_kl, token_loss, unigram_entropy
-from thinkalike.measures.stitching.moments import Moments
+from thinkalike.measures.stitching.moments import RIDGE, Moments, PairMoments, PairStatistics
 from thinkalike.measures.stitching.outputs import OutputMatch, compare_outputs
 from thinkalike.measures.stitching.stitch import Stitch
 from thinkalike.measures.subjects.model_scores import ModelScores, Scored, model_scores
 from thinkalike.measures.subjects.noise_ceilings import NoiseCeiling, noise_ceiling
 from thinkalike.measures.subjects.two_factors import Draws, TwoFactors, draw, dual_variance, two_factor
+from thinkalike.measures.transfer.accuracy import Accuracy, balanced_accuracies
+from thinkalike.measures.transfer.crossfitting import CrossFitted, balanced_folds, cross_fitted
+from thinkalike.measures.transfer.probes import Probe, fit_probes
+from thinkalike.measures.transfer.random_maps import random_rotation, turned_at_random
+from thinkalike.measures.transfer.steering import (
+    Effects,
+    carried_vectors,
+    effects_of,
+    held_out_differences,
+    random_directions,
+    with_norms_of,
+)
 
 if TYPE_CHECKING:
     from thinkalike.measures.kernels.metric import CKA
@@ -96,14 +127,20 @@ __all__ = [
     "MLEM",
     "NOISES",
     "PROPERTIES",
+    "RIDGE",
     "WHITENED",
+    "Accuracy",
     "AffineMap",
     "BatchMeans",
+    "BothDirections",
     "CKAResult",
     "CalibratedEstimate",
     "Chance",
+    "CrossFitted",
+    "Dead",
     "DifferentiableMLEM",
     "Draws",
+    "Effects",
     "Estimate",
     "FeatureEncoder",
     "FeatureSpaceCKA",
@@ -123,19 +160,30 @@ __all__ = [
     "NeuralDistances",
     "NoiseCeiling",
     "OutputMatch",
+    "PairMoments",
+    "PairStatistics",
     "PredictionEstimate",
+    "Probe",
     "Properties",
     "RowGroups",
+    "SavedSAE",
     "Scored",
+    "SparseAutoencoder",
     "Stitch",
     "TwoFactors",
+    "Unexplained",
     "agreement",
     "agreement_p",
     "alignment",
     "arc_length",
+    "balanced_accuracies",
+    "balanced_folds",
     "bias_only",
     "bootstrap_difference",
     "bootstrap_interval",
+    "both_directions",
+    "carried",
+    "carried_vectors",
     "ceiling",
     "change_point",
     "cka",
@@ -143,7 +191,9 @@ __all__ = [
     "comparable",
     "compare",
     "compare_outputs",
+    "cross_fitted",
     "crossnobis",
+    "dead_latents",
     "disagreement",
     "distance_correlation",
     "distance_vectors",
@@ -151,13 +201,18 @@ __all__ = [
     "draw",
     "dual_variance",
     "effective_number",
+    "effects_of",
+    "explained_variance",
     "feature_importance",
+    "fit_probes",
     "flips",
     "fold_interval",
     "group_hsics",
     "grouped",
+    "held_out_differences",
     "hsic0",
     "hsic1",
+    "in_own_units",
     "interval_around",
     "jaccard",
     "jackknife",
@@ -166,6 +221,8 @@ __all__ = [
     "least_squares",
     "leave_one_out",
     "leverage",
+    "load_sae",
+    "loss_recovered",
     "mantel",
     "matrix_agreement",
     "mds",
@@ -181,17 +238,23 @@ __all__ = [
     "population_penalties",
     "procrustes",
     "procrustes_distance",
+    "random_directions",
     "random_effects",
+    "random_rotation",
     "reduced_rank",
     "rows_of",
     "rsa",
     "rsa_estimate",
+    "sae_loss",
+    "save_sae",
     "second_order_cosine",
     "separation",
     "soft_matching",
     "span",
     "spearman",
     "splits",
+    "spread_of",
+    "standardised",
     "stimulus_folds",
     "student_p",
     "student_t",
@@ -202,11 +265,20 @@ __all__ = [
     "token_codes",
     "token_kl",
     "token_loss",
+    "turned_at_random",
     "two_factor",
     "two_sided",
+    "unexplained_by",
     "unigram_entropy",
     "weighted_tau",
+    "with_fitted_decoder",
+    "with_norms_of",
 ]
+
+for _name in __all__:
+    if isfunction(_function := globals().get(_name)):
+        globals()[_name] = takes_arrays(_function)
+        globals()[_name].__module__ = __name__  # where pickle finds it
 
 
 def __getattr__(name: str) -> Any:

@@ -98,6 +98,8 @@ def family_in(shape: Mapping[str, Any], path: str) -> Family:
     Raises:
         ModelError: transformers has no such architecture, or none of it that predicts tokens or classes.
     """
+    if "model_type" not in shape and "architecture" in shape:  # as `save_mini` writes it
+        return FAMILIES["native"]
     stated = [str(name) for name in shape.get("architectures") or []]
     for family in FAMILIES.values():
         if family.architecture and family.architecture in stated:

@@ -18,6 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from thinkalike.arguments import takes_arrays
 from thinkalike.errors import ModelError
 from thinkalike.models.checkpoints.weights import tensors_of
 from thinkalike.models.families import Family, Predicts
@@ -36,7 +37,7 @@ from thinkalike.models.surgery import (
     replaced_forward,
     replaced_input,
 )
-from thinkalike.models.survey import accepted, survey, without_cache
+from thinkalike.models.survey import accepted, embedding_of, survey, without_cache
 
 
 class FrozenModel:
@@ -81,13 +82,17 @@ class FrozenModel:
         self.family, self.tokenizer, self.name = family, tokenizer, name
         self.context, self.bos_each_row, self.revision, self.kernels = context, bos_each_row, revision, kernels
         self.classes = tuple(classes)
-        embedding = _embedding(module)
+        embedding = embedding_of(module)
         self.vocabulary, self.dtype, self.device = len(embedding), embedding.dtype, device or embedding.device
         self._accepts = accepted(module)
         self.blocks = list(module.get_submodule(family.blocks).children())
         self.n_layers = len(self.blocks)
         self.d_model, self._forms = survey(self)
         prove(self)
+
+    def __repr__(self) -> str:
+        shape = f"{self.n_layers} layers of width {self.d_model}, vocabulary {self.vocabulary}, context {self.context}"
+        return f"FrozenModel({self.name}: {shape}; {self.family.name}, {str(self.dtype)[6:]} on {self.device})"
 
     @property
     def family_name(self) -> str:
@@ -110,6 +115,7 @@ class FrozenModel:
             raise self._no_language_model()
         return self.predicts == "next"
 
+    @takes_arrays
     def residuals(
         self,
         tokens: Tokens,
@@ -137,12 +143,14 @@ class FrozenModel:
             self._run(tokens, mask, types)
         return [states[layer].to(self.device) for layer in layers]
 
+    @takes_arrays
     def head(
         self, tokens: Tokens, layer: Layer, mask: Tokens | None = None, types: Tokens | None = None
     ) -> Float[Tensor, "b t d"]:
         """Return the residual stream after block `layer`; later blocks do not run."""
         return self.residuals(tokens, [layer], mask, types)[0]
 
+    @takes_arrays
     def advance(
         self, residual: Float[Tensor, "b t d"], start: int, stop: int, mask: Tokens | None = None
     ) -> Float[Tensor, "b t d"]:
@@ -158,6 +166,7 @@ class FrozenModel:
             self._continued(residual, start, mask)
         return states[stop].to(self.device)
 
+    @takes_arrays
     def finish(self, residual: Float[Tensor, "*b d"], mask: Tokens | None = None) -> Float[Tensor, "... v"]:
         """Return the logits of the last block's residual: final norm and unembedding, or pooler and classes.
 
@@ -176,6 +185,7 @@ class FrozenModel:
         logits = self.output(residual.reshape(-1, 1, residual.shape[-1]))
         return logits.view(*residual.shape[:-1], -1)
 
+    @takes_arrays
     def tail(
         self, residual: Float[Tensor, "b t d"], layer: Layer, mask: Tokens | None = None
     ) -> Float[Tensor, "b ... v"]:
@@ -185,10 +195,12 @@ class FrozenModel:
         """
         return self.finish(self.advance(residual, after(layer), self.n_layers, mask), mask)
 
+    @takes_arrays
     def output(self, residual: Float[Tensor, "b t d"], mask: Tokens | None = None) -> Float[Tensor, "b ... v"]:
         """Return what the model makes of the last block's residual, whatever that is: see `predicts`."""
         return self._continued(residual, self.n_layers, mask)
 
+    @takes_arrays
     def full(self, tokens: Tokens, mask: Tokens | None = None, types: Tokens | None = None) -> Float[Tensor, "b ... v"]:
         """Run the model's own full pass."""
         with torch.no_grad():
@@ -278,10 +290,3 @@ class FrozenModel:
         if layer == EMBED:
             return captured_input(self.blocks[0], layer, states)
         return captured_output(self.blocks[int(layer)].get_submodule(self.family.sites[site]), layer, states)
-
-
-def _embedding(module: Any) -> Tensor:
-    """Return the token embedding, (vocabulary, width): by convention, or else the first matrix."""
-    with contextlib.suppress(AttributeError, NotImplementedError):
-        return module.get_input_embeddings().weight  # type: ignore[no-any-return]
-    return next(weight for weight in module.parameters() if weight.dim() == 2)

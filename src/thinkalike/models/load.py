@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from thinkalike.config import ModelConfig
+from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.digests import remembered_digest
 from thinkalike.errors import ConfigError, ModelError, one_of
 from thinkalike.models.checkpoints.blocks import blocks_of
@@ -26,6 +28,7 @@ from thinkalike.models.checkpoints.tokenizers import check_tokenizer, puts_bos
 from thinkalike.models.families import FAMILIES, Family, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
+from thinkalike.progress import doing
 
 READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".txt", ".model"}  # configuration, weights, tokenizer
 LONGEST = 1024  # tokens per row, of models that can take more
@@ -69,19 +72,25 @@ def renamed(model: FrozenModel, name: str) -> FrozenModel:
     return other
 
 
-def load_model(config: ModelConfig, name: str | None = None) -> FrozenModel:
-    """Load the model that `config` names, onto its device and in its dtype, and prove that it can be cut at its blocks.
+def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = None, **settings: Any) -> FrozenModel:
+    """Load a model onto its device and in its dtype, and prove that it can be cut at its blocks.
+
+        load_model("gpt2", dtype="bfloat16", device="cuda")
 
     Args:
-        name: what to call it, where its own label would not tell it from another.
+        model: Its everyday name, such as "gelu-3l-mini"; the name of its repository on the hub, ORG/NAME; a folder with
+            a checkpoint; or a configuration.
+        name: What to call it, where its own label would not tell it from another.
+        settings: Settings of `model=` by their names, such as dtype, device, revision and context.
 
     Raises:
-        ConfigError: the configuration names a family that is not in the table.
+        ConfigError: the model, its family or a setting is not known.
         ModelError: weights cannot be had or read, are of another architecture, or fail the proof.
     """
+    config = configured(model, settings)
     one_of("model.family", config.family, ("auto", *FAMILIES))
     own_label = label(config)
-    with explained(config):
+    with explained(config), doing(f"model {name or own_label}"):
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
         config = replace(config, path=str(folder_of(config))) if config.mini else config
         with reached(config) as (place, revision):
@@ -95,7 +104,7 @@ def load_model(config: ModelConfig, name: str | None = None) -> FrozenModel:
                 f"{config.name}: model.classes={config.classes} is for classifiers, and this is a {family.name}"
             )
         family = family if family.blocks else replace(family, blocks=blocks_of(module, config.name))
-        model = FrozenModel(
+        frozen = FrozenModel(
             module,
             family,
             tokenizer,
@@ -107,8 +116,23 @@ def load_model(config: ModelConfig, name: str | None = None) -> FrozenModel:
             kernels=kernels_of(family),
             classes=class_names(config, module) if family.predicts == "class" else (),
         )
-        check_tokenizer(tokenizer, model.vocabulary, model.name)
-        return model
+        check_tokenizer(tokenizer, frozen.vocabulary, frozen.name)
+        return frozen
+
+
+def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[str, Any]) -> ModelConfig:
+    """Return the configuration of a model that `load_model` is asked for.
+
+    Raises:
+        ConfigError: the model or a setting is not known.
+    """
+    plain = {key: str(value).removeprefix("torch.") if key in ("dtype", "device") else value
+             for key, value in settings.items()}  # fmt: skip
+    if isinstance(model, ModelConfig):
+        return model_named(model, plain)
+    called = os.fspath(model)
+    is_place = isinstance(model, os.PathLike) or (called not in options("model") and Path(called).is_dir())
+    return model_named(str(Path(called).absolute()) if is_place else called, plain)
 
 
 def read_native(config: ModelConfig, family: Family, where: Where) -> Checkpoint:

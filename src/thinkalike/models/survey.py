@@ -112,3 +112,10 @@ def kinds_of_layers(module: Any) -> list[str]:
 def _text(shape: Any) -> Any:
     """Return the part of a configuration of transformers that is about text, or whatever else was given."""
     return shape.get_text_config() if hasattr(shape, "get_text_config") else shape
+
+
+def embedding_of(module: Any) -> Tensor:
+    """Return the token embedding, (vocabulary, width): by convention, or else the first matrix."""
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        return module.get_inputembedding_ofs().weight  # type: ignore[no-any-return]
+    return next(weight for weight in module.parameters() if weight.dim() == 2)

@@ -14,6 +14,7 @@ PAPERS = {  # the modules that hold the experiments of each
     "brown2023": ("brown2023_stitching", "brown2023_cka", "brown2023_population"),
     "salle2024": ("salle2024_profiles", "salle2024_layers", "salle2024_stimuli"),
     "validity": ("validity_court",),
+    "chen2025": ("chen2025.probes", "chen2025.steering", "chen2025.sae"),
 }
 
 

@@ -226,7 +226,6 @@ def _tilt(case: Case) -> Claim:
 def _table1(case: Case, odd_models: dict[str, str]) -> Conclusion:
     """Head and rotary dimensions of the Pythia models, from their configurations."""
     table = pd.DataFrame([{"model": model.name, **head_dimensions(model.config)} for model in case.models])
-    print(table.to_string(index=False))
     name = odd_models["mini" if case.config.scale == "mini" else "paper"]
     large = table[table.index[table["model"] == name][0] - 2 :]
     odd, others = large[large["model"] == name].iloc[0], large[large["model"] != name]
@@ -285,5 +284,5 @@ EXPERIMENTS = [
     Experiment("brown2023/figure5", _figure_of_activations, _activations(4), _between, "cka"),
     Experiment("brown2023/figure9", _figure9, FIGURE_9, _between, "cka"),
     Experiment("brown2023/figure10", _figure10, FIGURE_10, _within, "cka", takes=(2,)),
-    Experiment("brown2023/table1", partial(_table1, odd_models=ODD), TABLE_1),
+    Experiment("brown2023/table1", partial(_table1, odd_models=ODD), TABLE_1, tabulates=True),
 ]

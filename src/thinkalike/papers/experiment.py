@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
 
 from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, as_target, compose_job
-from thinkalike.errors import ConfigError, ResourceError
+from thinkalike.errors import ConfigError, ResourceError, listed
 from thinkalike.instruments import passes, run_jobs
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models import label
 from thinkalike.papers.claims import Claim, claims_table, counts_of
+from thinkalike.progress import doing
+from thinkalike.screen import Column, Table, number_column, show_table, text_column
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
@@ -70,12 +70,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What follows from the results: a table, further ones, the claims, and a function that draws into a folder."""
+    """What follows from the results: a table, further ones, the claims, and a function that draws into a folder.
+
+    Attributes:
+        blank: columns of the tables in which an empty cell says that there is nothing to compute.
+    """
 
     table: pd.DataFrame
     claims: Sequence[Claim]
     draw: Callable[[Path], Any] = lambda folder: None
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    blank: Sequence[str] = ()
 
 
 class Experiment(
@@ -92,6 +97,7 @@ class Experiment(
         models: names of the models that it is about, by scale.
         parts: the jobs that it rests on, given configuration and models; None: it rests on none.
         measure: the kind of measure whose settings its jobs take; None: it has none.
+        tabulates: whether its table is short enough to be printed above the claims.
         takes: how many models `model=` and `model@target=` may put in the place of its own.
     """
 
@@ -103,13 +109,18 @@ class Experiment(
         parts: Callable[[Case], Sequence[Part]] | None = None,
         measure: str | None = None,
         takes: Sequence[int] = (),
+        tabulates: bool = False,
     ):
         self.name, self.kind, self.conclude = name, name.replace("/", "-"), conclude
-        self.models, self.measure, self.takes = models, measure, takes
+        self.models, self.measure, self.takes, self.tabulates = models, measure, takes, tabulates
         self.parts, self.measures = parts or (lambda case: ()), bool(parts and measure)
 
     def check(self, config: AnalyzeConfig) -> None:
         """Raise a ConfigError if the command line asks for what this experiment has not."""
+        if config.plugins:
+            raise ConfigError(
+                f"experiment={config.experiment} does jobs of its own; leave plugins={config.plugins} out"
+            )
         named = [word for word in config.chosen if word.startswith("measure")]
         if self.measure is None and named:
             raise ConfigError(f"experiment={config.experiment} has no measure, so {named[0]} does not go with it")
@@ -161,9 +172,10 @@ class Experiment(
         jobs = [job_of(config, part) for part in parts]
         found: dict[int, Result] = {}
         for places in passes(jobs):
-            labels = "; ".join(parts[place].label for place in places)
-            log.info("%d of %d: %s", len(found) + len(places), len(parts), labels)
-            found |= zip(places, _results([jobs[place] for place in places]), strict=True)
+            first, last = len(found) + 1, len(found) + len(places)
+            which = f"job {last}" if first == last else f"jobs {first} to {last}"
+            with doing(f"{which} of {len(parts)}: {listed([parts[place].label for place in places])}"):
+                found |= zip(places, _results([jobs[place] for place in places]), strict=True)
         results = {part.label: found[place] for place, part in enumerate(parts)}
         return {"case": _Finished(replace(case, results=results))}
 
@@ -176,7 +188,7 @@ class Experiment(
             tables={"claims": claims_table(conclusion.claims), **conclusion.tables},
             facts={"parts": {label: result.folder.name for label, result in case.results.items()}},
             draw=conclusion.draw,
-            blank=("smallest_effect",),
+            blank=("smallest_effect", *conclusion.blank),
         )
 
     def headlines(self, result: Result) -> list[Headline]:
@@ -185,12 +197,18 @@ class Experiment(
         return [Headline("claims_that_hold", scalars["claims_that_hold"], of=int(scalars["claims"]))]
 
     def show(self, result: Result) -> None:
-        printed = Table(title=f"{result.config['experiment']}, scale {result.config['scale']}", show_lines=True)
-        for column in ("claim", "verdict", "numbers", "units"):
-            printed.add_column(column)
-        for row in result.tables["claims"].itertuples():
-            printed.add_row(str(row.claim), str(row.verdict), str(row.numbers), str(row.units))
-        Console(width=max(Console().width, 140)).print(printed)
+        if self.tabulates:
+            show_table(Table(self.name, [_column(result.table[name]) for name in result.table]))
+        claims = result.tables["claims"]
+        columns = [text_column(name, claims[name]) for name in ("claim", "verdict", "numbers", "units")]
+        show_table(Table(f"{result.config['experiment']}, scale {result.config['scale']}", columns, ruled=True))
+
+
+def _column(cells: pd.Series) -> Column:
+    """Return a column of a table, with a blank where there is no value."""
+    if pd.api.types.is_numeric_dtype(cells):
+        return number_column(str(cells.name), ["" if pd.isna(cell) else f"{cell:.12g}" for cell in cells])
+    return text_column(str(cells.name), ["" if pd.isna(cell) else cell for cell in cells])
 
 
 class _Finished(NamedTuple):
@@ -222,7 +240,7 @@ def job_of(config: AnalyzeConfig, part: Part) -> Any:
     chosen = [*part.words, *settings]
     if part.door == "train":
         words = [f"store={config.store}", f"seed={config.seed}", f"force={config.force}", "logger=none"]
-        words += [f"recipe={config.recipe}"] + ([f"trainer.threads={config.threads}"] if config.threads else [])
+        words += [f"recipe={config.recipe}"] + ([f"threads={config.threads}"] if config.threads else [])
         job = compose_job("train", [*chosen, *words])
     else:
         job = compose_job("analyze", chosen)

@@ -14,7 +14,7 @@ import pandas as pd
 
 PAIR = ["source", "target", "source_layer", "target_layer"]
 MAIN = ("value", "penalty", "importance", "score", "asymmetry")  # what a grid shows first, where it has one of these
-LOW_IS_ALIKE = ("penalty", "loss", "distance", "kl", "bits_per_byte", "flips")
+LOW_IS_ALIKE = ("penalty", "unexplained", "loss", "distance", "kl", "bits_per_byte", "flips")
 SIGNED = ("asymmetry", "gap", "difference", "gain")  # of which 0 is the middle
 DIGITS = 6  # significant ones that a page holds
 MOST_MODELS = 12  # in a table of one layer per row: those of populations have more, and are shown as tables

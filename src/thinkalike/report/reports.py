@@ -24,6 +24,7 @@ NAMES = {
     "mlem": "MLEM",
     "stitching": "stitching",
     "asymmetry": "asymmetry of stitching",
+    "transfer_maps": "maps in both directions",
 }
 
 Report = dict[str, Any]

@@ -17,6 +17,7 @@ from thinkalike.data.text.cache import cache_folder
 from thinkalike.digests import digest_of
 from thinkalike.errors import DataError
 from thinkalike.models import FrozenModel, load_model, told_apart
+from thinkalike.progress import counted
 from thinkalike.states.kept import KeptStates, kept_states
 from thinkalike.states.tokens import site_numbers
 from thinkalike.states.words import Pieces, word_states
@@ -34,10 +35,15 @@ class StimulusStates(NamedTuple):
     runs: Sequence[Float[Tensor, "m n _"]] = ()  # of a recording: each of its runs, whose mean the states are
 
 
-def stimulus_states_of(config: AnalyzeConfig, stimuli: Stimuli, embed: bool) -> list[StimulusStates]:
+def stimulus_states_of(
+    config: AnalyzeConfig, stimuli: Stimuli, embed: bool, loaded: Sequence[FrozenModel] = ()
+) -> list[StimulusStates]:
     """Return the states on each side that is compared, a model or a recording; see `AnalyzeConfig.sides`.
 
     Those of models are kept in the cache: whichever jobs want them, a model reads the same stimuli once.
+
+    Args:
+        loaded: models that are there already, and are not loaded again.
 
     Raises:
         DataError: a text is longer than a model's context, or a recording does not fit the stimuli.
@@ -45,7 +51,9 @@ def stimulus_states_of(config: AnalyzeConfig, stimuli: Stimuli, embed: bool) -> 
     """
     cache = cache_folder(config.data) / "states"
     return [
-        _recorded(side, name, stimuli) if isinstance(side, str) else _of_model(side, name, stimuli, embed, cache)
+        _recorded(side, name, stimuli)
+        if isinstance(side, str)
+        else _of_model(side, name, stimuli, embed, cache, loaded)
         for side, name in zip(config.sides, names_of(config.sides), strict=True)
     ]
 
@@ -72,9 +80,11 @@ def _recorded(path: str, name: str, stimuli: Stimuli) -> StimulusStates:
     return StimulusStates(name, list(layers), states, origin, list(layers.values()))
 
 
-def _of_model(config: ModelConfig, name: str, stimuli: Stimuli, embed: bool, cache: Path) -> StimulusStates:
+def _of_model(
+    config: ModelConfig, name: str, stimuli: Stimuli, embed: bool, cache: Path, loaded: Sequence[FrozenModel]
+) -> StimulusStates:
     def compute() -> KeptStates:
-        model = load_model(config, name)
+        model = next((model for model in loaded if model.name == name), None) or load_model(config, name)
         states = stimulus_states(model, stimuli, embed)
         return KeptStates(states, {"layers": site_numbers(model, embed), "origin": model.describe()})
 
@@ -106,7 +116,7 @@ def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -
     for row in order:
         words[stimuli.sentence[row]].append(stimuli.span[row])
     parts = []
-    for first in range(0, len(words), TEXTS_AT_ONCE):
+    for first in counted(range(0, len(words), TEXTS_AT_ONCE), "batch of texts"):
         texts = stimuli.texts[first : first + TEXTS_AT_ONCE]
         _check_lengths(model, texts, stimuli)
         states = word_states(model, Pieces(texts, words[first : first + TEXTS_AT_ONCE]), embed)

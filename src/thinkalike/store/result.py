@@ -16,6 +16,7 @@ import pandas as pd
 
 from thinkalike.config import from_yaml
 from thinkalike.errors import StoreError
+from thinkalike.plots import plot
 from thinkalike.store import manifest
 from thinkalike.store.headlines import Headline
 
@@ -27,6 +28,16 @@ class Result:
     """A finished job, read from its folder; each file is read when it is first asked for."""
 
     folder: Path
+
+    def __repr__(self) -> str:
+        try:
+            sides = self.table.get(["source", "target"])
+            names = [] if sides is None else list(dict.fromkeys(sides.iloc[0]))
+            first = [f"{each.label} {each.text}" for each in self.headlines[:1]]
+            told = f"{self.kind}{' of ' if names else ''}{' and '.join(names)}{': ' if first else ''}{''.join(first)}"
+        except (OSError, ValueError, KeyError) as error:
+            told = f"cannot be read, {type(error).__name__}"
+        return f"Result({told}; {self.folder})"
 
     @cached_property
     def _record(self) -> dict[str, Any]:
@@ -100,6 +111,17 @@ class Result:
     def figures(self) -> list[Path]:
         """The files of the figures, PNG and SVG."""
         return sorted((self.folder / "figures").glob("*"))
+
+    def plot(self, name: str | None = None) -> tuple[Any, Any]:
+        """Draw a figure of the result once more, for a notebook; returns the figure and its axes.
+
+        Args:
+            name: of a file of `figures`, such as "penalty"; by default the first that the kind draws.
+
+        Raises:
+            ResultError: there is no such figure.
+        """
+        return plot("result", self, name)
 
 
 def open_result(folder: str | os.PathLike[str]) -> Result:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -14,19 +13,21 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, LearningRateMonitor, RichProgressBar
+from pytorch_lightning.callbacks import Callback, LearningRateMonitor
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger, WandbLogger
 from pytorch_lightning.plugins import CheckpointIO
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
 
+from thinkalike import plugins
 from thinkalike.config import TrainerConfig
-from thinkalike.errors import ShareDone
+from thinkalike.errors import PluginError, ShareDone
 from thinkalike.interrupts import asked, at_boundaries, stop, take_back
 from thinkalike.loggers.tensorboard import TensorBoardTracker
 from thinkalike.loggers.tracker import Tracker
 from thinkalike.loggers.weights_and_biases import WandbTracker
 from thinkalike.processes import check_processes
+from thinkalike.progress import Activity, doing
 from thinkalike.store import newest_state, read_state, write_state
 from thinkalike.training import curves
 from thinkalike.training.steps import SteppedModule
@@ -45,12 +46,17 @@ for chatty in CHATTY:
 
 
 class _Progress(Callback):
-    """Where there is no terminal for a progress bar: one line every tenth of the way."""
+    """Says how many steps are done, those before the state that training goes on from included."""
+
+    def __init__(self, activity: Activity):
+        self.activity = activity
+
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.activity.begin(trainer.global_step)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: SteppedModule, *_: Any) -> None:  # type: ignore[override]
-        step, steps = trainer.global_step, trainer.max_steps
-        if step % max(steps // 10, 1) == 0 or step == steps:
-            log.info("step %d of %d: loss %.4f", step, steps, module.latest.item())
+        self.activity.reach(trainer.global_step)
+        self.activity.note = "" if module.last_read is None else f"loss {module.last_read:.4f}"
 
 
 class _StateFiles(CheckpointIO):
@@ -139,7 +145,8 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
     if state and loggers:
         curves.set_aside(run.partial, int(read_state(state)["global_step"]))
     watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
-    with warnings.catch_warnings(), at_boundaries(), _products(trainer.matmul):
+    steps = doing("training step", module.steps)
+    with warnings.catch_warnings(), at_boundaries(), _products(trainer.matmul), steps as activity:
         for library in ("pytorch_lightning", "lightning_fabric"):
             warnings.filterwarnings("ignore", module=library)
         pl.Trainer(
@@ -148,12 +155,17 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
             accelerator="gpu" if run.device.type == "cuda" else run.device.type,
             **_processes(run),  # type: ignore[arg-type]
             precision=trainer.precision,  # type: ignore[arg-type]
-            callbacks=[_States(folder, name, trainer.checkpoint_every), *watch, _progress()],
+            callbacks=[
+                *_of_plugins(trainer),
+                _States(folder, name, trainer.checkpoint_every),
+                *watch,
+                _Progress(activity),
+            ],
             plugins=[_StateFiles()],
             enable_checkpointing=False,
             logger=list(loggers) or False,
             log_every_n_steps=max(1, min(trainer.log_every, module.steps // 50)),
-            enable_progress_bar=_on_terminal(),
+            enable_progress_bar=False,
             enable_model_summary=False,
             default_root_dir=run.partial,
         ).fit(module, ckpt_path=state, weights_only=True)
@@ -161,6 +173,19 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
         curves.join(run.partial)
     if _helps(trainer):
         raise ShareDone  # all that follows is the first process's
+
+
+def _of_plugins(trainer: TrainerConfig) -> list[Callback]:
+    """Return the callbacks that the user's plugins add.
+
+    Raises:
+        PluginError: one makes something else.
+    """
+    made = {name: plugins.active("callback")[name]() for name in trainer.callbacks}
+    for name, each in made.items():
+        if not isinstance(each, Callback):
+            raise PluginError(f"callback {name} makes a {type(each).__name__}: give a Callback of pytorch_lightning")
+    return list(made.values())
 
 
 @contextlib.contextmanager
@@ -172,14 +197,6 @@ def _products(precision: str) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def _on_terminal() -> bool:
-    return sys.stdout is not None and sys.stdout.isatty()
-
-
-def _progress() -> Callback:
-    return RichProgressBar() if _on_terminal() else _Progress()
 
 
 def _processes(run: Run) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from thinkalike import plugins
 from thinkalike.config import StitchConfig
 
 
@@ -35,6 +36,8 @@ def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
 
 def momenta(config: StitchConfig) -> int:
     """Return how many numbers the optimiser keeps of each weight."""
+    if own := plugins.active("optimizer").get(config.optimizer):
+        return int(own.momenta)
     return 2 if config.optimizer == "adam" else int(config.momentum > 0)
 
 
@@ -42,8 +45,11 @@ def peak_rate(config: StitchConfig, width: int) -> float:
     """Return the peak rate of the optimiser for a φ that reads states of this width.
 
     SGD's is lr, or, if so asked, lr (1 - momentum), which is what tuned-lens means by 1.0. Adam moves every entry by
-    about its rate, and those of an isometry are of size 1 / √width, so its rate is lr / √width.
+    about its rate, and those of an isometry are of size 1 / √width, so its rate is lr / √width. That of a plugin's
+    optimiser is lr.
     """
+    if config.optimizer in plugins.active("optimizer"):
+        return config.peak
     if config.optimizer == "adam":
         return config.peak / math.sqrt(width)
     return config.peak * (1 - config.momentum) if config.scale_lr_by_momentum else config.peak

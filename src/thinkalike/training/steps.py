@@ -21,7 +21,7 @@ class StepBatches(Dataset):
 
     The batch of a step depends on nothing but the step, so a job that goes on reads what it would have read. Where
     `world` processes share a job, this gives the rows of the one with this `rank`. A row may hold more than the
-    `context` tokens that count.
+    `context` tokens that count. Each batch is read in `repeats` steps.
     """
 
     def __init__(
@@ -34,7 +34,9 @@ class StepBatches(Dataset):
         first: int = 0,
         rank: int = 0,
         world: int = 1,
+        repeats: int = 1,
     ):
+        self.repeats = repeats
         self.rows, self.seed, self.first, self.steps, self.rank, self.world = rows, seed, first, steps, rank, world
         context = context or rows.shape[1]
         self.size = tokens_per_step // context
@@ -48,7 +50,7 @@ class StepBatches(Dataset):
         return self.steps  # also after `first`: Lightning goes on counting batches where the state left off
 
     def __getitem__(self, index: int) -> Int[Tensor, "b t"]:
-        start = (self.first + index) * self.size
+        start = (self.first + index) // self.repeats * self.size
         chosen = [self._row(position) for position in range(start + self.rank, start + self.size, self.world)]
         return self.rows[chosen].long()
 
@@ -65,10 +67,13 @@ class SteppedModule(pl.LightningModule):
 
     Attributes:
         latest: the loss of the last step, on the device.
+        last_read: the loss that was last read from the device; None before the first reading.
         seconds, steps_here: how long the steps of this run took, and how many those are; 0 before it has ended.
     """
 
     latest: Float[Tensor, ""]
+    repeats: int = 1  # how many steps read the same rows
+    last_read: float | None = None
 
     def __init__(
         self, rows: Int[Tensor, "rows width"], tokens_per_step: int, steps: int, seed: int, context: int | None = None
@@ -88,7 +93,8 @@ class SteppedModule(pl.LightningModule):
 
     def train_dataloader(self) -> DataLoader:
         trainer = self.trainer
-        batches = StepBatches(*self._batches, trainer.global_step, trainer.global_rank, trainer.world_size)
+        share = (trainer.global_rank, trainer.world_size, self.repeats)
+        batches = StepBatches(*self._batches, trainer.global_step, *share)
         pinned = trainer.strategy.root_device.type == "cuda"  # so that they are copied while the device computes
         return DataLoader(batches, batch_size=None, pin_memory=pinned)
 
@@ -125,6 +131,7 @@ class SteppedModule(pl.LightningModule):
             metrics = dict(
                 zip((*names, "loss"), torch.cat([own[: len(names)], self.latest[None]]).tolist(), strict=True)
             )
+            self.last_read = metrics["loss"]
             for logger in self.loggers:
                 logger.log_metrics(metrics, step=self.global_step)
 

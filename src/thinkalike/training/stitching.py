@@ -21,13 +21,13 @@ from thinkalike.evaluation import LayerPair
 from thinkalike.measures import Stitch
 from thinkalike.models import FrozenModel, StateSource
 from thinkalike.training.budgets import plan_within
+from thinkalike.training.optimizers import optimizer_of
 from thinkalike.training.parts import mean_losses
 from thinkalike.training.plans import Plan
 from thinkalike.training.schedules import momenta, peak_rate, rate
 from thinkalike.training.steps import SteppedModule
 from thinkalike.training.stitch_losses import STITCH_LOSSES, Own
 
-EPSILON = 1e-6  # of Adam: far above gradients that are rounding alone (1e-9), far below others (1e-3)
 LATE = 0.8  # of the steps; what a stitch gains after them says whether it has converged
 
 
@@ -183,12 +183,7 @@ class StitchTraining(SteppedModule):
             for parts in (("map",), ("pre", "post"))
             if (weights := self._weights(factor, *parts))
         ]
-        more: dict[str, Any] = {"foreach": False}  # all at once would take two more copies of all weights
-        if config.optimizer == "sgd":
-            more |= {"momentum": config.momentum, "nesterov": config.momentum > 0}
-        else:
-            more |= {"eps": EPSILON}
-        optimizer = {"sgd": torch.optim.SGD, "adam": torch.optim.AdamW}[config.optimizer](groups, **more)
+        optimizer = optimizer_of(config, groups)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, config))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -14,13 +14,24 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from thinkalike.config.compose import CONF, SCHEMAS, measures_of, models_of, parse_overrides, register, resolve
+from thinkalike.config.compose import (
+    CONF,
+    SCHEMAS,
+    measures_of,
+    models_of,
+    parse_overrides,
+    register,
+    resolve,
+    with_default_target,
+)
 from thinkalike.config.doors import commands
 from thinkalike.config.doors.exits import OneLineErrors, Stdout
-from thinkalike.config.doors.sweeps import Made, in_sweep, noted, sweep
+from thinkalike.config.doors.sweeps import JOBS, Made, in_sweep, jobs_of_sweep, noted, sweep
+from thinkalike.config.plugging import plug_in, plug_in_those_of
 from thinkalike.config.spelling import check_overrides
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.interrupts import follow_parent, heeded
+from thinkalike.progress import doing
 
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
 
@@ -52,6 +63,8 @@ def door(
             def do() -> list[Path]:
                 words = HydraConfig.get().overrides.task
                 commands.begin(words)
+                settings: Any = OmegaConf.to_container(composed)
+                plug_in(settings.get("plugins"))  # this may be a worker of a sweep
                 config = resolve(composed, schema, words)
                 _refuse_processes_in_a_sweep(config)
                 with contextlib.suppress(ShareDone):
@@ -65,10 +78,11 @@ def door(
                 return OmegaConf.to_container(composed.logger)  # type: ignore[return-value]
 
             with own_process():
-                if in_sweep():
+                if not in_sweep():
+                    do()
+                    return None
+                with doing(f"job {HydraConfig.get().job.num + 1} of {os.environ.get(JOBS, '?')} of the sweep"):
                     return valued(noted(do, logger))
-                do()
-                return None
 
         def main() -> None:
             import hydra
@@ -80,10 +94,16 @@ def door(
             run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)
             with own_process():
                 overrides = [word for word in words if word[:1] in "+~" or ("=" in word and word[0] != "-")]
+                plug_in_those_of(parse_overrides(overrides))
                 check_overrides(overrides, schema)
                 parsed = parse_overrides(overrides)
+                sys.argv += with_default_target(name, overrides)[len(overrides) :]
                 register(measures_of(parsed) if name == "analyze" and not asking else (), models_of(parsed))
-                sweep(run, words, joined) if {"-m", "--multirun"} & set(words) else run()
+                if {"-m", "--multirun"} & set(words):
+                    os.environ[JOBS] = jobs_of_sweep(parsed)
+                    sweep(run, words, joined)
+                else:
+                    run()
 
         return main
 

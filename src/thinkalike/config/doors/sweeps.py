@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 import sys
@@ -18,11 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Glob, Override
 
 from thinkalike.config.doors.exits import USER_ERRORS, one_line
 from thinkalike.errors import StoreError
 
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
+JOBS = "THINKALIKE_SWEEP_JOBS"  # environment variable: how many jobs it has, for its workers, too
 ONE_AT_A_TIME = ["hydra.launcher.n_jobs=2", "hydra.launcher.pre_dispatch=1"]  # n_jobs=1 would have no worker to kill
 
 
@@ -59,6 +62,14 @@ def sweep(run: Callable[[], None], words: list[str], joined: Callable[[Sequence[
                 print(f"{len(failed)} of the sweep's jobs failed:", *failed, sep="\n  ", file=sys.stderr, flush=True)
     if failed:
         sys.exit(1)
+
+
+def jobs_of_sweep(parsed: Sequence[Override]) -> str:
+    """Return how many jobs the words of a sweep stand for; "?" where a pattern of names decides."""
+    swept = [override for override in parsed if override.is_sweep_override()]
+    if any(isinstance(override.value(), Glob) for override in swept):
+        return "?"
+    return str(math.prod(sum(1 for _ in override.sweep_iterator()) for override in swept))
 
 
 def in_sweep() -> bool:

@@ -47,7 +47,7 @@ def read_table(
         DataError: the file cannot be read, a column is not there, a word is not in its text or is there twice, or a
             feature has one level.
     """
-    frame = _frame(Path(path))
+    frame = read_frame(Path(path))
     roles = _roles(path, frame, columns or {})
     cells = {role: ["" if pd.isna(cell) else str(cell) for cell in frame[name]] for role, name in roles.items()}
     ids = cells.get("id", [str(row) for row in range(1, len(frame) + 1)])
@@ -66,7 +66,12 @@ def read_table(
     return stimuli
 
 
-def _frame(path: Path) -> pd.DataFrame:
+def read_frame(path: Path) -> pd.DataFrame:
+    """Return a table with the cells of a text file as they are written.
+
+    Raises:
+        DataError: the file cannot be read, or has no rows.
+    """
     frame = read_with(path, {".csv": _separated, ".tsv": _separated, ".parquet": pd.read_parquet})
     if frame.empty:
         raise DataError(f"{path} is empty: it has no rows below a header")

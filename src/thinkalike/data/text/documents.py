@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -76,9 +77,12 @@ def _local_files(config: DataConfig) -> list[Path]:
 
 
 def _stdlib_files() -> list[Path]:
-    root = Path(sysconfig.get_paths()["stdlib"])
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-    return sorted(path for path in root.rglob("*.py") if not left_out & set(path.relative_to(root).parts))
+    files: list[Path] = []
+    for folder, inner, names in os.walk(sysconfig.get_paths()["stdlib"]):
+        inner[:] = set(inner) - left_out  # packages that are installed there are thousands of files
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(files)
 
 
 def _sentences(config: DataConfig) -> Iterator[str]:

@@ -20,6 +20,7 @@ from thinkalike.config import DataConfig
 from thinkalike.data.text.rows import Corpus, TokenRows
 from thinkalike.data.text.split import Sides
 from thinkalike.errors import DataError
+from thinkalike.progress import Activity, doing
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +141,8 @@ def pack(
     limits = (fit_tokens, report_tokens)
     fit, report = (_Packer(limit, context, reader.start, bool(config.aligned)) for limit in limits)
     sides = Sides(config)
-    report = _filled(fit, report, sides, reader, most_bytes)
+    with doing("tokenising, token", None if fit_tokens is None else fit_tokens + report_tokens) as activity:
+        report = _filled(fit, report, sides, reader, most_bytes, activity)
     (fit_rows, fit_left), (report_rows, report_left) = fit.rows(), report.rows()
     _check(config, fit_rows, report_rows, context, report_tokens, sides.counts["near_duplicates"])
     counts = dict(sides.counts) | {
@@ -153,11 +155,16 @@ def pack(
     return Corpus(fit_rows, report_rows, counts)
 
 
-def _filled(fit: _Packer, report: _Packer, sides: Sides, reader: Reader, most_bytes: int | None) -> _Packer:
+def _filled(
+    fit: _Packer, report: _Packer, sides: Sides, reader: Reader, most_bytes: int | None, activity: Activity
+) -> _Packer:
     """Read documents until both sides are full, or there are no more, and return what the report has become."""
     reading, same = iter(sides), bool(sides.config.same_split)
     given: list[array[int]] = []  # the documents of the report, while they may still have to give way
     while batch := list(islice(reading, DOCUMENTS_AT_ONCE)):
+        if activity.done == 0:
+            activity.begin(0)  # the source has been looked through by now
+        activity.reach(len(fit.tokens) + len(report.tokens))
         reported = [beginning(text, most_bytes) for text, for_report in batch if for_report]
         fitted = [text for text, for_report in batch if for_report == same]
         for tokens in reader(reported) if reported and not (sides.settled and report.full) else ():

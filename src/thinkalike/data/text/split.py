@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from thinkalike.config import DataConfig
 from thinkalike.data.text.documents import canonical, document_fingerprint, documents
 from thinkalike.data.text.overlap import Shingles, near_duplicates, shingles
+from thinkalike.progress import counted
 
 READ_AHEAD = 512  # documents of a hub set that are read before the first of them is given out
 
@@ -103,7 +104,8 @@ def _sided(config: DataConfig) -> Iterator[tuple[str, str, bool]]:
 
 def _giving_way(config: DataConfig) -> set[str]:
     """Return the fingerprints of the documents of the report that nearly repeat one to fit on, of the whole source."""
-    held_out = {fingerprint: shingles(text) for text, fingerprint, for_report in _sided(config) if for_report}
-    to_fit = (shingles(text) for text, _, for_report in _sided(config) if not for_report)
+    looked_at, compared = (counted(_sided(config), f"document {done}") for done in ("looked at", "compared"))
+    held_out = {fingerprint: shingles(text) for text, fingerprint, for_report in looked_at if for_report}
+    to_fit = (shingles(text) for text, _, for_report in compared if not for_report)
     gone = near_duplicates(list(held_out.values()), to_fit)
     return {fingerprint for fingerprint, repeats in zip(held_out, gone, strict=True) if repeats}

@@ -8,7 +8,6 @@ A new one is a line of `DECLARED`, and a line of `thinkalike.config.registry`.
 
 from __future__ import annotations
 
-import logging
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
@@ -17,35 +16,11 @@ from functools import partial
 from types import new_class
 from typing import Any, NamedTuple
 
-import pandas as pd
-import torch
-
 from thinkalike.config import ranged
 from thinkalike.config.ranges import TOKENS_AT_ONCE
-from thinkalike.errors import ConfigError, one_of
-from thinkalike.instruments.layer_pairs.frame import LayerPairs
-from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
-from thinkalike.measures import FEW_DOCUMENTS, CalibratedEstimate, Chance, LayerMeans, LayerMeasure, layer_measures
-from thinkalike.store import Result
-
-log = logging.getLogger(__name__)
-
-
-@dataclass
-class WithNull(LayerPairsConfig):
-    """The settings of a measure of layer pairs that has a null."""
-
-    null: bool = False  # beside each value what permuted documents give, the calibrated value and p
-    permutations: int = ranged(99, least=1, most=10**6)  # of each batch; p is at least 1 / (permutations + 1)
-    permute: str = "document"  # what null moves: document (of stimuli: the group, such as a sentence) | token
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        one_of("measure.permute", self.permute, ("document", "token"))
-        if self.given != "none" and self.kind not in ("", "mknn"):
-            raise ConfigError(
-                f"measure={self.kind} compares all rows: leave measure.given={self.given} out, or take cka"
-            )
+from thinkalike.errors import ConfigError
+from thinkalike.instruments.layer_pairs.chance import WithChance, WithNull
+from thinkalike.measures import LayerMeans, LayerMeasure, layer_measures
 
 
 @dataclass
@@ -69,8 +44,8 @@ class WithKept(WithNull):
     kept: float = ranged(0.99, above=0, most=1)  # share of the variance that components hold
 
 
-class WithChance(LayerPairs):
-    """A measure of layer pairs with a null of permuted documents."""
+class OfLayerMeasure(WithChance):
+    """A measure of layer pairs by the one contract."""
 
     @abstractmethod
     def measure_of(self, measure: Any) -> LayerMeasure:
@@ -83,38 +58,6 @@ class WithChance(LayerPairs):
         permutations = measure.permutations if measure.null else 0
         return LayerMeans(source_layers, target_layers, self.measure_of(measure), permutations, left_out)
 
-    def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
-        if (chance := _chance(estimates)) is None:
-            return {}
-        calibrated = zip(("calibrated", "calibrated_low", "calibrated_high"), chance.calibrated, strict=True)
-        return {"null": chance.null.value, **dict(calibrated), "p": chance.p, "p_of_largest": chance.p_of_largest}
-
-    def scalars(self, estimates: Any) -> dict[str, float]:
-        if (chance := _chance(estimates)) is None:
-            return {}
-        least = float(chance.p_of_largest.min())
-        return {"largest_calibrated": chance.largest, "largest_p": least, "documents": float(chance.documents)}
-
-    def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
-        chance = _chance(estimates)
-        if chance is not None and chance.documents < FEW_DOCUMENTS:
-            log.warning(
-                "warning: batches hold %d different documents at least, which have few orders, so that p is large; "
-                "raise measure.tokens_per_batch",
-                chance.documents,
-            )
-
-    def show(self, result: Result) -> None:
-        super().show(result)
-        if "largest_p" in result.scalars:
-            calibrated, p = (result.scalars[name] for name in ("largest_calibrated", "largest_p"))
-            print(f"  closest layers: {calibrated:+.4f} above chance (of 1), p = {p:.3g} among all layer pairs")
-
-
-def _chance(estimates: Any) -> Chance | None:
-    """Return what permutations say of estimates, if they were asked for."""
-    return estimates.chance if isinstance(estimates, CalibratedEstimate) else None
-
 
 class Declared(NamedTuple):
     """What a measure of layer pairs is: all that its instrument needs to know."""
@@ -124,7 +67,7 @@ class Declared(NamedTuple):
     scale: tuple[float, float] = (0.0, 1.0)  # of the colours
     is_distance: bool = False
     settings: type[WithNull] = WithNull
-    bases: tuple[type[WithChance], ...] = (WithChance,)
+    bases: tuple[type[OfLayerMeasure], ...] = (OfLayerMeasure,)
     reads: tuple[str, ...] = ("model", "target", "data", "measure", "stimuli")
 
 

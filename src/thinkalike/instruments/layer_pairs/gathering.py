@@ -12,8 +12,8 @@ from torch import Tensor
 from thinkalike.errors import ConfigError, DataError, ThinkalikeError
 from thinkalike.interrupts import stop
 from thinkalike.job import Work
-from thinkalike.measures import LayerMeans
 from thinkalike.processes import Round, Team
+from thinkalike.progress import doing
 from thinkalike.states import ModelRuns, StateBatch, StateBatches
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Comparison:
         wanted = {"mask": batch.mask}
         if self.measure.given == "token" and batch.tokens is not None:
             wanted["groups"] = batch.tokens
-        if isinstance(self.metric.own, LayerMeans) and self.measure.permute == "document":
+        if getattr(self.metric.own, "permutations", 0) and self.measure.permute == "document":
             wanted["documents"] = batch.documents
         place = batch.states[0][0].device
         return {name: None if rows is None else rows.to(place) for name, rows in wanted.items()}
@@ -125,8 +125,10 @@ def gather(comparisons: Sequence[Comparison], runs: ModelRuns, team: Team) -> No
     def starting(number: int, step: int) -> Iterator[list[tuple[Comparison, StateBatch]]]:
         return _in_step(comparisons, runs, number, step)
 
-    for each in team.rounds(starting, first, _add):
-        _after(each, comparisons, total)
+    with doing("batch", total or None, first) as activity:
+        for each in team.rounds(starting, first, _add):
+            activity.reach(each.done)
+            _after(each, comparisons, total)
     for comparison in comparisons:
         comparison.collect()
     team.end_of_share()
@@ -191,7 +193,6 @@ def _after(each: Round, comparisons: Sequence[Comparison], total: int) -> None:
     if each.passes(KEPT_EVERY) or each.asked:
         for comparison in comparisons:
             comparison.keep(each.done)
-        log.info("batch %d of %d", each.done, total)
     if each.asked:
         stop(f"at batch {each.done} of {total}")
     if each.passes(LOOK_EVERY):

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import ConfigError
-from thinkalike.instruments.layer_pairs.declared import Declared, WithChance, WithNull, declare
+from thinkalike.instruments.layer_pairs.chance import WithNull
+from thinkalike.instruments.layer_pairs.declared import Declared, OfLayerMeasure, declare
 from thinkalike.job import check_memory
 from thinkalike.measures import layer_measures
 from thinkalike.memory import Budget
@@ -37,7 +38,7 @@ class OutputConfig(WithNull):
             raise ConfigError(f"measure={self.kind} compares predictions of the next token: leave measure.{wrong} out")
 
 
-class Outputs(WithChance):
+class Outputs(OfLayerMeasure):
     """A measure of the logits of two models."""
 
     takes_activations: ClassVar[bool] = False

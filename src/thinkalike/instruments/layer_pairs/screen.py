@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from thinkalike.measures import span
+from thinkalike.screen import show_text
 from thinkalike.store import Headline, Result
 
 
@@ -38,12 +39,12 @@ def show_cells(result: Result, label: str) -> None:
     source, target = across["source"].iloc[0], across["target"].iloc[0]
     count, stimuli = int(scalars["batches"]), result.provenance.get("stimuli")
     rest, parts = (f"{stimuli['count']} stimuli", f"{count} parts") if stimuli else (f"{count} batches", "batches")
-    print(f"{label} of {source} and {target}, {rest}, 95 % intervals over {parts}")
+    show_text(f"{label} of {source} and {target}, {rest}, 95 % intervals over {parts}")
     for cell in _of_equal_depth(across).itertuples():
         number = span(cell.value, cell.low, cell.high, "+.4f")
-        print(f"  layer {cell.source_layer:>3} with {cell.target_layer:>3}   {number}")
+        show_text(f"layer {cell.source_layer:>3} with {cell.target_layer:>3}   {number}", indent=2)
     if "rows_used" in scalars:
-        print(f"  {scalars['rows_used']:.0%} of the rows stood in large enough groups of one token")
+        show_text(f"{scalars['rows_used']:.0%} of the rows stood in large enough groups of one token", indent=2)
 
 
 def _across(table: pd.DataFrame) -> pd.DataFrame:

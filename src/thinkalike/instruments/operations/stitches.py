@@ -44,7 +44,7 @@ def _of_direction(
     alike = min(fit, LIKENESS) + report
     phases = [
         Phase("training", _training(stitch, source, target, pairs, row, is_own), dict.fromkeys(both, _seen(stitch))),
-        Phase("closed forms", _of_statistics(source, target, pairs, statistics, row), dict.fromkeys(both, statistics)),
+        Phase("closed forms", of_statistics(source, target, pairs, statistics, row), dict.fromkeys(both, statistics)),
         Phase("likeness", _of_likeness(source, target, pairs, alike, report, row), dict.fromkeys(both, alike)),
         Phase("report", _of_report(stitch, source, target, pairs, report, row, is_own), dict.fromkeys(both, report)),
     ]
@@ -93,7 +93,8 @@ def _products(source: Shape, target: Shape, pairs: list[tuple[int, int]]) -> flo
     return float(layers * d**2 + depths * e**2 + len(pairs) * d * e)
 
 
-def _of_statistics(source: Shape, target: Shape, pairs: list[tuple[int, int]], tokens: float, row: int) -> float:
+def of_statistics(source: Shape, target: Shape, pairs: list[tuple[int, int]], tokens: float, row: int) -> float:
+    """Return the passes of both models, and the products of their states."""
     return source.forward(tokens, row) + target.forward(tokens, row) + 2 * tokens * _products(source, target, pairs)
 
 

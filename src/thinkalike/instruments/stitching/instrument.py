@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from thinkalike import figures
@@ -24,6 +22,7 @@ from thinkalike.instruments.stitching.setting import Setting, foresee
 from thinkalike.instruments.stitching.table import penalties
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
 from thinkalike.measures import documents_and_seeds_interval
+from thinkalike.stitches import write_stitches
 from thinkalike.store import Headline, Result
 from thinkalike.training import Run, loggers_of
 
@@ -56,7 +55,10 @@ class Stitching(
         done = {"": _stitched(setting, run, loggers, work)}
         if config.stitch.both:
             done["back"] = _stitched(setting.reversed(config.data), replace(run, part="back"), (), work)
-        _save(_joined({way: each.weights for way, each in done.items()}, "."), setting, work.job.aside)
+        if weights := _joined({way: each.weights for way, each in done.items()}, "."):
+            stitch = config.stitch
+            shape = {"widths": (source.d_model, target.d_model), "rank": stitch.rank} if stitch.trained else {}
+            write_stitches(work.job.aside, weights, setting.layer_pairs, stitch.kind, stitch.norm, **shape)
         table = pd.concat([each.table for each in done.values()], ignore_index=True)
         return Outcome(
             table,
@@ -105,13 +107,6 @@ def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
 def _joined(parts: Mapping[str, Mapping[str, Any]], mark: str) -> dict[str, Any]:
     """Return the entries of all parts, those of a part with a name under that name, the mark, and their own."""
     return {f"{part}{mark}{key}" if part else key: each for part, own in parts.items() for key, each in own.items()}
-
-
-def _save(weights: dict[str, Tensor], setting: Setting, folder: Path) -> None:
-    if weights:
-        facts = {"pairs": setting.layer_pairs, "kind": setting.config.kind, "norm": setting.config.norm}
-        metadata = {"stitch": json.dumps(facts)}  # one entry: the order of several is not kept
-        save_file(weights, folder / "stitch.safetensors", metadata=metadata)
 
 
 class _Stitched(NamedTuple):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import pandas as pd
-from rich.console import Console
-from rich.table import Table
 
 from thinkalike.evaluation import number_of_documents
+from thinkalike.instruments.stitching.sentence import sentence
 from thinkalike.instruments.stitching.table import BESIDE
+from thinkalike.screen import Column, Table, number_column, show_table, show_text, text_column
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,14 @@ LITTLE = 0.1  # R² given the token, in the worse direction
 
 
 def show_stitches(result: Result) -> None:
-    """Print the tables of each direction, and warn of what makes a low penalty doubtful."""
-    for _, table in result.table.groupby(["source", "target"], sort=False):
+    """Print the tables of each direction, warn of what makes a low penalty doubtful, and say what was found."""
+    directions = [table for _, table in result.table.groupby(["source", "target"], sort=False)]
+    for table in directions:
         _show_direction(result, table)
+    for figure in (path for path in result.figures if path.suffix == ".png"):
+        show_text(f"figure: {figure}")
+    for table in directions:
+        show_text(sentence(table))
 
 
 def _show_direction(result: Result, table: pd.DataFrame) -> None:
@@ -49,62 +55,53 @@ def _show_direction(result: Result, table: pd.DataFrame) -> None:
         f"{first['source']} into {first['target']}: φ {first['stitch']}, {unit}, 95 % intervals over "
         f"{number_of_documents(result.scalars)}, {counts['report_tokens']:,} tokens"
     )
-    columns = {"stitching loss": "stitching_loss", "target loss": "target_loss", "source loss": "source_loss"}
-    if aligned:
-        del columns["source loss"]  # of other tokens
-    losses = {label: _written(table[column], ".4f") for label, column in columns.items()}
-    losses["penalty"] = _written(table["penalty"], "+.4f")
-    spans = zip(table["penalty_low"], table["penalty_high"], strict=True)
-    losses["interval"] = [f"{low:+.4f} to {high:+.4f}" for low, high in spans]
-    _print(title, table, losses | _training(table))
+    names = ("stitching", "target") if aligned else ("stitching", "target", "source")  # whose tokens are not others
+    losses = [number_column(f"{name} loss", table[f"{name}_loss"], ".4f") for name in names]
+    _print(title, table, [*losses, *_penalty(table, "penalty"), *_training(table)])
     if aligned:
         _print_bits(result, table)
-    nearness = {label: _written(table[column], form) for label, (column, form) in NEARNESS.items()}
+    nearness = [number_column(label, table[column], form) for label, (column, form) in NEARNESS.items()]
     _print("against the target's own output and states", table, nearness)
     beside = [name for name in BESIDE if f"{name}_penalty" in table]
-    cells = {name.replace("_", " "): _written(table[f"{name}_penalty"], "+.4f") for name in beside}
+    cells = [number_column(name.replace("_", " "), table[f"{name}_penalty"], "+.4f") for name in beside]
     _print("penalties of what stands beside φ, nats per token", table, cells)
-    shared = {label: _written(table[column], ".3f") for label, column in SHARED.items()}
-    _print("what the states share, held out", table, shared | {"verdict": list(table["verdict"])})
+    shared = [number_column(label, table[column], ".3f") for label, column in SHARED.items()]
+    _print("what the states share, held out", table, [*shared, text_column("verdict", table["verdict"])])
     _warn_of_far_states(table)
     _warn_of_little_shared(table)
 
 
-def _training(table: pd.DataFrame) -> dict[str, list[str]]:
+def _penalty(table: pd.DataFrame, column: str) -> list[Column]:
+    """Return a penalty and its interval."""
+    ends = zip(table[f"{column}_low"], table[f"{column}_high"], strict=True)
+    interval = number_column("interval", [f"{low:+.4f} to {high:+.4f}" for low, high in ends], follows=True)
+    return [number_column("penalty", table[column], "+.4f"), interval]
+
+
+def _training(table: pd.DataFrame) -> list[Column]:
     """Return whether training had converged, and how far it was from the best of other rates and starts."""
     if "converged" not in table:
-        return {}
+        return []
     ended = zip(table["converged"], table["late_gain"], strict=True)
-    return {
-        "last fifth": [f"{gain:+.4f}" if flat else f"{gain:+.4f}, not converged" for flat, gain in ended],
-        "optimisation gap": _written(table["optimisation_gap"], "+.4f"),
-    }
+    gains = [f"{gain:+.4f}" if flat else f"{gain:+.4f}, not converged" for flat, gain in ended]
+    gap = number_column("optimisation gap", table["optimisation_gap"], "+.4f", follows=True)
+    return [number_column("last fifth", gains), gap]
 
 
-def _written(values: pd.Series, form: str) -> list[str]:
-    return [f"{value:{form}}" for value in values]
-
-
-def _print(title: str, table: pd.DataFrame, cells: dict[str, list[str]]) -> None:
-    printed = Table(title=title)
-    printed.add_column("layer", justify="right")
-    for name in cells:
-        printed.add_column(name, justify="right")
-    for number, (layer, depth) in enumerate(zip(table["source_layer"], table["target_layer"], strict=True)):
-        printed.add_row(f"{layer}→{depth}", *(column[number] for column in cells.values()))
-    Console(width=max(Console().width, 120)).print(printed)
+def _print(title: str, table: pd.DataFrame, columns: Sequence[Column]) -> None:
+    pairs = zip(table["source_layer"], table["target_layer"], strict=True)
+    layers = number_column("layer", [f"{layer}→{depth}" for layer, depth in pairs])
+    show_table(Table(title, [layers, *columns]))
 
 
 def _print_bits(result: Result, table: pd.DataFrame) -> None:
     """Print what models of different tokenizers can be compared in, and how their tokens are aligned."""
     shares = result.scalars
     losses = {"stitching": "bits_per_byte", "target": "target_bits_per_byte", "source": "source_bits_per_byte"}
-    cells = {label: [f"{value:.4f}" for value in table[column]] for label, column in losses.items()}
-    ends = zip(table["penalty_bits_per_byte_low"], table["penalty_bits_per_byte_high"], strict=True)
-    cells["penalty"] = [f"{value:+.4f}" for value in table["penalty_bits_per_byte"]]
-    cells["interval"] = [f"{low:+.4f} to {high:+.4f}" for low, high in ends]
+    cells = [number_column(label, table[column], ".4f") for label, column in losses.items()]
     how = ", ".join(f"{shares[f'aligned_{name}']:.1%} {name}" for name in ("exactly", "earlier", "nowhere"))
-    _print(f"the same in bits per byte; tokens of the target are aligned: {how}", table, cells)
+    title = f"the same in bits per byte; tokens of the target are aligned: {how}"
+    _print(title, table, [*cells, *_penalty(table, "penalty_bits_per_byte")])
 
 
 def _warn_of_far_states(table: pd.DataFrame) -> None:

@@ -7,10 +7,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
-from thinkalike.config import DataConfig, StitchConfig, TrainConfig, TrainerConfig, pairs_of_layers
+from thinkalike.config import DataConfig, ModelConfig, StitchConfig, TrainConfig, TrainerConfig, pairs_of_layers
 from thinkalike.data import Corpus, SourceText, read_corpus
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation import (
@@ -68,7 +69,7 @@ class Setting:
         needed = config.stitch.steps * config.stitch.tokens_per_step
         if config.stitch.trained:
             _check_feasible(config.stitch, config.trainer, source, target, layer_pairs)
-        corpus = _text(config.data, source, target, max(needed, 1))
+        corpus = shared_text(config.data, source, target, max(needed, 1))
         memory = config.trainer.memory_bytes
         moments = moments_of(config.stitch, source, target, layer_pairs, corpus, memory)
         return cls(config.stitch, config.seed, source, target, layer_pairs, corpus, moments, memory)
@@ -99,7 +100,7 @@ class Setting:
     def reversed(self, data: DataConfig) -> Setting:
         """Return the same from the target to the source."""
         config, pairs = self.config, [(depth, layer) for layer, depth in self.layer_pairs]
-        corpus = _text(data, self.target, self.source, max(config.steps * config.tokens_per_step, 1))
+        corpus = shared_text(data, self.target, self.source, max(config.steps * config.tokens_per_step, 1))
         back = replace(self, source=self.target, target=self.source, layer_pairs=pairs, corpus=corpus, moments=None)
         return back.reading(back.source)
 
@@ -119,26 +120,33 @@ class Setting:
 
 
 def foresee(config: TrainConfig) -> None:
+    """Refuse what is seen without any weights: processes, and what `check_stitchable` refuses."""
+    check_processes(config.trainer, own_device(config.target.device, config.trainer))
+    check_stitchable(config.model, config.target, config.layers, "task=stitch")
+
+
+def check_stitchable(source: ModelConfig, target: ModelConfig, layers: Any, asked: str) -> None:
     """Refuse what is seen without any weights: a model that predicts no next token, or layers that do not exist.
+
+    Args:
+        asked: what stitches them, for the message.
 
     Raises:
         ConfigError: layers do not exist.
         ModelError: a model predicts no next token.
     """
-    models = config.model, config.target
-    check_processes(config.trainer, own_device(config.target.device, config.trainer))
-    source, target = map(outline, models)
-    for each, seen in zip(models, (source, target), strict=True):
+    both = outline(source), outline(target)
+    for each, seen in zip((source, target), both, strict=True):
         if seen.predicts not in (None, "next"):
             raise ModelError(
-                f"{each.name} predicts no next token, and task=stitch stitches models that do; choose one of them, or "
+                f"{each.name} predicts no next token, and {asked} stitches models that do; choose one of them, or "
                 "compare representations: python analyze.py measure=cka"
             )
-    if source.layers and target.layers:
-        pairs_of_layers(config.layers, source.layers, target.layers)
+    if both[0].layers and both[1].layers:
+        pairs_of_layers(layers, both[0].layers, both[1].layers)
 
 
-def _text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_tokens: int) -> Corpus:
+def shared_text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_tokens: int) -> Corpus:
     """Read rows of the tokens of both models, or, where they cut a text differently, of each model's own.
 
     Raises:

@@ -27,6 +27,7 @@ from thinkalike.instruments.subjects.scores import (
 )
 from thinkalike.job import Outcome
 from thinkalike.measures import comparable, distance_vectors, model_scores, noise_ceiling, random_effects, span
+from thinkalike.screen import show_text
 from thinkalike.states import StimulusStates, stimulus_states_of
 from thinkalike.store import Headline, Result
 
@@ -126,14 +127,15 @@ def show(result: Result) -> None:
     """Print the ceiling of each recorded layer, the best layer of each model below it, and how models differ."""
     measure, stimuli = result.config["measure"], result.provenance["stimuli"]
     count = len(result.provenance["subjects"])
-    print(
+    show_text(
         f"{count} subjects, {stimuli['count']} stimuli of {stimuli['source']}; {measure['comparator']} of "
         f"{measure['distance']} distances, mean over subjects; best layers are chosen on the other subjects"
     )
     for recorded, rows in result.tables["ceilings"].groupby("recorded", sort=False):
         low = float(random_effects(torch.tensor(rows["lower"].to_numpy(float))).low)
         doubt = "" if low > 0 else "; subjects share too little to judge a model by"
-        print(f"  {recorded}: noise ceiling {rows['lower'].mean():.3f} to {rows['upper'].mean():.3f}{doubt}")
+        ceiling = f"noise ceiling {rows['lower'].mean():.3f} to {rows['upper'].mean():.3f}"
+        show_text(f"{recorded}: {ceiling}{doubt}", indent=2)
         if "models" in result.tables:
             _show_models(result, recorded, float(rows["lower"].mean()))
 
@@ -142,10 +144,10 @@ def _show_models(result: Result, recorded: Any, lower: float) -> None:
     bests, pairs = (result.tables[name] for name in ("models", "comparisons"))
     for row in bests[bests["recorded"] == recorded].itertuples():
         share = f", {row.value / lower:.0%} of the ceiling's lower end" if lower > 0 else ""
-        print(f"    {row.model}, best layer {row.layers}: {_written(row, 'value')}{share}")
+        show_text(f"{row.model}, best layer {row.layers}: {_written(row, 'value')}{share}", indent=4)
     for row in pairs[pairs["recorded"] == recorded].itertuples():
         word = "minus the ceiling's lower end" if row.other == CEILING else f"minus {row.other}"
-        print(f"    {row.model} {word}: {_written(row, 'difference')}, p = {row.p:.2g}")
+        show_text(f"{row.model} {word}: {_written(row, 'difference')}, p = {row.p:.2g}", indent=4)
 
 
 def _written(row: Any, column: str) -> str:

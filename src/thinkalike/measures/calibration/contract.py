@@ -15,6 +15,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import takes_arrays
+
 Compare = Callable[[Any, Any], Tensor]
 CompareAll = Callable[[Sequence[Any], Sequence[Any]], Tensor]
 
@@ -57,11 +59,13 @@ class LayerMeasure:
                 known[id(layer)] = self.prepare(layer, name)
         return [known[id(layer)] for layer in layers]
 
+    @takes_arrays
     def of(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
         """Return the likeness of two layers; see `prepared` for its errors."""
         source, target = self.prepared([X, Y], ["X", "Y"])
         return self.compare([source], [target])[0, 0]
 
+    @takes_arrays
     def matrix(self, sources: Sequence[Float[Tensor, "_ _"]], targets: Sequence[Float[Tensor, "_ _"]]) -> Tensor:
         """Return the likeness of every source layer with every target layer, (l, m); see `prepared` for its errors."""
         names = [f"layer {index}" for index in range(len(sources) + len(targets))]

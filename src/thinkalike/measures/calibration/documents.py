@@ -8,11 +8,48 @@ that have nothing in common look alike.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from thinkalike.measures.kernels.rows import rows_of
+
 FEW_DOCUMENTS = 8  # fewer of them have few orders, and too often stand in their own place
+AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone
+
+
+class Permutations(NamedTuple):
+    """Orders of the rows of a batch, (p, n), and which of them leave next to no row where it was, (p,)."""
+
+    orders: Int[Tensor, "p n"]
+    away: Bool[Tensor, " p"]
+
+
+def permutations_of(documents: Int[Tensor, " n"], count: int, seed: int) -> Permutations:
+    """Return so many permutations of documents, see `permuted_rows`, on the CPU."""
+    generator = torch.Generator().manual_seed(seed)
+    orders = torch.stack([permuted_rows(documents, generator) for _ in range(count)]).cpu()
+    home = (orders == torch.arange(len(documents))).double().mean(1)
+    return Permutations(orders, home <= home.min().clamp(min=AT_HOME))
+
+
+def documents_of_rows(
+    states: Shaped[Tensor, " ..."], mask: Shaped[Tensor, " ..."] | None, documents: Int[Tensor, " ..."] | None
+) -> Int[Tensor, " n"]:
+    """Return the document of each row of a batch, on the CPU; each is one of its own where none are given.
+
+    Raises:
+        ValueError: There is not one document for each state.
+    """
+    if documents is None:
+        documents = torch.arange(states[..., 0].numel()).view(states.shape[:-1])
+    if documents.shape != states.shape[:-1]:
+        raise ValueError(
+            f"documents of shape {tuple(documents.shape)} do not fit states of shape {tuple(states.shape)}"
+        )
+    return rows_of(documents[..., None].cpu(), "token", None if mask is None else mask.cpu()).squeeze(1)
 
 
 def count_documents(documents: Int[Tensor, " n"]) -> int:

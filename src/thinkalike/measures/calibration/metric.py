@@ -3,55 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import takes_arrays
+from thinkalike.measures.calibration.chance import CalibratedEstimate, Chance, chance_of
 from thinkalike.measures.calibration.contract import LayerMeasure
-from thinkalike.measures.calibration.documents import count_documents, permuted_rows
+from thinkalike.measures.calibration.documents import count_documents, documents_of_rows, permutations_of
 from thinkalike.measures.kernels.rows import rows_of
-from thinkalike.measures.statistics.batch_means import BatchMeans, LayerPairEstimate, States
-from thinkalike.measures.statistics.estimate import Estimate
-from thinkalike.measures.statistics.jackknifing import jackknife, leave_one_out
+from thinkalike.measures.statistics.batch_means import BatchMeans, States
+from thinkalike.measures.statistics.jackknifing import leave_one_out
+from thinkalike.progress import counted
 
 NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing
-AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone
 SIDES = ("source", "target")
-TIE = 1e-9  # of values that are equal up to rounding, such as those of a permutation that moves nothing
-
-
-@dataclass(frozen=True, eq=False)
-class Chance:
-    """What permutations say of the values of l x m layer pairs.
-
-    Attributes:
-        null: The mean value of permuted documents, (l, m), of those permutations that leave next to no row where it
-            was: with few documents many do not, and would show part of the likeness itself.
-        calibrated: (value - null) / (best - null), (l, m): 0 by chance, 1 for a layer with itself; also of distances.
-        p: The share of permutations, with the value itself, whose value is at least as close, (l, m). All of them
-            count here, since a test is exact only then.
-        p_of_largest: The same against the closest of all layer pairs of each permutation (Westfall & Young 1993): for a
-            pair that was chosen because it is the closest.
-        largest: The calibrated value of the closest pair, chance being the mean of the closest of each permutation.
-        documents: How many different documents the batch with the fewest has.
-    """
-
-    null: Estimate
-    calibrated: Estimate
-    p: Float[Tensor, "l m"]
-    p_of_largest: Float[Tensor, "l m"]
-    largest: float
-    documents: int
-
-
-@dataclass(frozen=True, eq=False)
-class CalibratedEstimate(LayerPairEstimate):
-    """A measure of l layers of a source with m of a target; `chance` is None unless there were permutations."""
-
-    chance: Chance | None
 
 
 class LayerMeans(BatchMeans):
@@ -81,6 +49,7 @@ class LayerMeans(BatchMeans):
         self._levels: dict[int, Tensor] = {}  # of each batch, (l, m)
         self._documents: dict[int, int] = {}
 
+    @takes_arrays
     def update(
         self,
         source: States,
@@ -123,7 +92,7 @@ class LayerMeans(BatchMeans):
         """
         BatchMeans.check_layers(metrics, sides, states)
         first = states[sides[0][0]][0]
-        owners = _owners(first, mask, documents)
+        owners = documents_of_rows(first, mask, documents)
         measure = metrics[0].measure
         prepared = _prepared(measure, sides, states, mask)
         within = {key: measure.compare(layers, layers).double() for key, layers in prepared.items()}
@@ -186,14 +155,12 @@ class LayerMeans(BatchMeans):
         self, sources: list[Any], targets: list[Any], number: int, owners: Int[Tensor, " n"], place: torch.device
     ) -> tuple[Float[Tensor, "p l m"], Float[Tensor, "l m"]]:
         """Return the values of all permutations, and their mean over those that leave next to no row in its place."""
-        generator, found, home = torch.Generator().manual_seed(number), [], []
-        for _ in range(self.permutations):
-            order = permuted_rows(owners, generator)
-            home.append((order == torch.arange(len(owners))).double().mean())
-            order = order.to(place)
+        moves = permutations_of(owners, self.permutations, number)
+        found = []
+        for order in counted(moves.orders.to(place), "permutation"):
             found.append(self.measure.compare(sources, [self.measure.moved(each, order) for each in targets]))
-        null, away = torch.stack(found).double(), torch.stack(home)
-        return null.cpu(), null[away <= away.min().clamp(min=AT_HOME)].mean(0).cpu()
+        null = torch.stack(found).double().cpu()
+        return null, null[moves.away].mean(0)
 
     def _chance(self) -> Chance:
         depth, best = self.source_layers, self.measure.best
@@ -201,31 +168,9 @@ class LayerMeans(BatchMeans):
         nulls = torch.stack([self._nulls[number] for number in sorted(self._nulls)]).cpu()
         levels = torch.stack([self._levels[number] for number in sorted(self._levels)]).cpu()
         levels = levels.expand(len(values), -1, -1)  # of each batch
-        value, by_chance = values.mean(0), nulls.mean(0)
-        pairs = [(values.mean(0), levels.mean(0)), (leave_one_out(values), leave_one_out(levels))]
-        calibrated = [(own - null) / (best - null) for own, null in pairs]
+        own, chance = ((each.mean(0), leave_one_out(each)) for each in (values, levels))
         sign = 1 if self.measure.higher_is_closer else -1
-        closest = (sign * by_chance).flatten(1).amax(1)
-        top, chance = float((sign * value).max()), float(closest.mean())
-        return Chance(
-            jackknife(levels.mean(0), leave_one_out(levels)),
-            jackknife(*calibrated),
-            _share(sign * by_chance, sign * value),
-            _share(closest[:, None, None], sign * value),
-            (top - chance) / (sign * best - chance),
-            min(self._documents.values()),
-        )
-
-
-def _owners(states: Tensor, mask: Tensor | None, documents: Tensor | None) -> Int[Tensor, " n"]:
-    """Return the document of each row; each is one of its own where none are given."""
-    if documents is None:
-        documents = torch.arange(states[..., 0].numel()).view(states.shape[:-1])
-    if documents.shape != states.shape[:-1]:
-        raise ValueError(
-            f"documents of shape {tuple(documents.shape)} do not fit states of shape {tuple(states.shape)}"
-        )
-    return rows_of(documents[..., None].cpu(), "token", None if mask is None else mask.cpu()).squeeze(1)
+        return chance_of(own, chance, nulls.mean(0), min(self._documents.values()), best, sign)
 
 
 def _prepared(
@@ -239,8 +184,3 @@ def _prepared(
     names = [f"{name} layer {index}" for name, own in called.values() for index in range(len(own))]
     prepared = iter(measure.prepared(rows, names))
     return {key: [next(prepared) for _ in own] for key, (_, own) in called.items()}
-
-
-def _share(chance: Float[Tensor, "p ..."], value: Float[Tensor, "l m"]) -> Float[Tensor, "l m"]:
-    """Return (1 + #{chance ≥ value}) / (1 + p)."""
-    return (1 + (chance >= value - TIE).double().sum(0)) / (1 + len(chance))

@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.kernels.centring import all_alike, common_dtype
 from thinkalike.measures.kernels.rows import rows_of
 
@@ -33,6 +34,7 @@ class RowGroups:
     rows: int
 
     @classmethod
+    @takes_arrays
     def of(cls, tokens: Int[Tensor, " n"], fewest: int) -> RowGroups:
         """Group rows by their token; a token that stands in fewer than `fewest` rows makes no group.
 

@@ -98,7 +98,8 @@ def layer_hsics_within(
     """
     hsics, flat = _block_hsics([layer.rows for layer in layers], groups, estimator, blocks)
     names = [layers[place].name for model in flat for place in blocks.models[model]]
-    for name, is_flat in zip(names, torch.cat(list(flat.values())).tolist(), strict=True):
+    flags = torch.cat(list(flat.values())).tolist() if flat else []
+    for name, is_flat in zip(names, flags, strict=True):
         if is_flat:
             raise ValueError(f"{name}: given the token there is no variance but in single rows")
     return in_units(hsics, layers, blocks)

@@ -11,15 +11,17 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.conditional.groups import RowGroups, groups_of
-from thinkalike.measures.conditional.linear import RIDGE, LinearPrediction
+from thinkalike.measures.conditional.linear import LinearPrediction
 from thinkalike.measures.kernels.hsic import FEWEST
 from thinkalike.measures.kernels.rows import rows_of
 from thinkalike.measures.statistics.batch_means import LayerPairEstimate, States
 from thinkalike.measures.statistics.estimate import Estimate
+from thinkalike.measures.stitching.moments import RIDGE
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PredictionEstimate(LayerPairEstimate):
     """Held-out R² of each target layer from each source layer, (l, m); within a model, of its columns from its rows.
 
@@ -52,6 +54,7 @@ class LayerPredictions:
         """Whether there is a batch that judges."""
         return any(number >= self.fit_batches for number in self._used)
 
+    @takes_arrays
     @torch.no_grad()
     def update(
         self,

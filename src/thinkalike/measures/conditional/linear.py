@@ -12,11 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.jackknifing import jackknife
-from thinkalike.measures.stitching.moments import CUTOFF, LayerPair, LayerStates, Moments, PairMoments
-
-RIDGE = 1e-9  # of the mean variance of the states that predict: below what counts, and above float64's rounding
+from thinkalike.measures.stitching.moments import CUTOFF, RIDGE, LayerPair, LayerStates, Moments, PairStatistics
 
 
 class LinearPrediction:
@@ -41,6 +40,7 @@ class LinearPrediction:
         self._sums: dict[int, Tensor] = {}  # by batch: (pair, direction, squares of residuals and of states)
         self._factors: dict[tuple[int, int], Tensor] = {}  # by direction and layer
 
+    @takes_arrays
     def fit(self, sources: LayerStates, targets: LayerStates) -> None:
         """Add the states of the same n rows in both models to fit on, see `Moments.update`.
 
@@ -51,6 +51,7 @@ class LinearPrediction:
             raise ValueError("the maps have been judged already: give all batches to fit on first")
         self.moments.update(sources, targets)
 
+    @takes_arrays
     @torch.no_grad()
     def judge(self, sources: LayerStates, targets: LayerStates, number: int | None = None) -> None:
         """Add a batch of held-out rows.
@@ -116,7 +117,7 @@ class LinearPrediction:
         nothing = torch.full_like(whole, self.nothing or 0.0)
         return torch.where(constant, nothing, 1 - left / whole.masked_fill(constant, 1))
 
-    def _map(self, pair: LayerPair, moments: PairMoments, direction: int) -> Float[Tensor, "d e"]:
+    def _map(self, pair: LayerPair, moments: PairStatistics, direction: int) -> Float[Tensor, "d e"]:
         """Return W' of one direction; it is solved for anew each time, as the maps of all pairs may be gigabytes."""
         products, key = (moments.xy.T if direction else moments.xy), (direction, pair[direction])
         if _constant(moments, direction):
@@ -128,13 +129,13 @@ class LinearPrediction:
         return torch.cholesky_solve(products, self._factors[key])
 
 
-def _centred(states: Float[Tensor, "n d"], moments: PairMoments, side: int) -> Float[Tensor, "n d"]:
+def _centred(states: Float[Tensor, "n d"], moments: PairStatistics, side: int) -> Float[Tensor, "n d"]:
     """Return states less the mean of the rows to fit on; zeros where those did not vary but by rounding."""
     rows = states.double() - (moments.mean_y if side else moments.mean_x)
     return torch.zeros_like(rows) if _constant(moments, side) else rows
 
 
-def _constant(moments: PairMoments, side: int) -> Tensor:
+def _constant(moments: PairStatistics, side: int) -> Tensor:
     """Return whether the states of the source (0) or of the target (1) were the same in all rows to fit on."""
     products, mean = (moments.yy, moments.mean_y) if side else (moments.xx, moments.mean_x)
     return products.trace() <= moments.n * (CUTOFF * mean).square().sum()

@@ -12,6 +12,7 @@ from torch import Tensor
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
 from thinkalike.measures.distances.ranks import spearman
 from thinkalike.measures.mlem.columns import joint_cells
+from thinkalike.progress import counted
 
 MOST = 2000  # stimuli whose pairs are looked at
 
@@ -48,7 +49,7 @@ def ceiling(
     numbers = _numbers(joint_cells(cells))
     rows = torch.randperm(len(numbers), generator=draw)[:MOST].sort().values
     distances, found = [NeuralDistances.of(layer, distance) for layer in layers], []
-    for _ in range(splits):
+    for _ in counted(range(splits), "division for ceilings"):
         side = torch.randperm(int(owners.max()) + 1, generator=draw)[owners[rows]] % 2
         halves = [rows[side == half] for half in (0, 1)]
         found.append(torch.tensor([_both(each, numbers, halves) for each in distances]))

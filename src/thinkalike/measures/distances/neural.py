@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import takes_arrays
+
 DISTANCES = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference", "precomputed")
 GIVEN = "given"  # squared distances themselves, which are no choice but come from `NeuralDistances.given`
 DistanceChoice = (
@@ -41,6 +43,7 @@ class NeuralDistances:
     whole: bool = False  # whether (D^N)² are whole numbers, which they then are exactly, so that equal ones tie
 
     @classmethod
+    @takes_arrays
     def of(
         cls, states: Float[Tensor, "n d"], distance: DistanceChoice = "euclidean", name: str = "layer"
     ) -> NeuralDistances:
@@ -75,6 +78,7 @@ class NeuralDistances:
         return cls(states.sub_(mean) if own else states - mean, distance, screen, whole)
 
     @classmethod
+    @takes_arrays
     def given(cls, squared: Float[Tensor, "n n"]) -> NeuralDistances:
         """Return squared distances that were estimated elsewhere, such as `crossnobis`, of which some are negative.
 

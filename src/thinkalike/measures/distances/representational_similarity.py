@@ -14,9 +14,10 @@ from thinkalike.measures.distances.ranks import SortedRows, spearman, unit_ranks
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.folds import splits, stimulus_folds
 from thinkalike.measures.statistics.jackknifing import jackknife
+from thinkalike.progress import counted
 
 Layers = (
-    Sequence[Tensor | NeuralDistances] | Float[Tensor, "l n d"]
+    Sequence[Float[Tensor, "_ _"] | NeuralDistances] | Float[Tensor, "l n d"]
 )  # states of the same n stimuli, of any widths; or their distances
 
 OF_LAYER = "the distances of layer"  # what an error calls a row
@@ -73,7 +74,7 @@ def rsa_estimate(
         whole, *replicates = _ranked_among(layers, others, distance, kept)
     else:
         further = [None if others is None else _taken(others, rows) for rows in kept]
-        sides = zip((_taken(layers, rows) for rows in kept), further, strict=True)
+        sides = zip((_taken(layers, rows) for rows in counted(kept, "fold")), further, strict=True)
         whole, *replicates = (rsa(first, second, distance, comparator) for first, second in sides)
     return jackknife(whole, torch.stack(replicates))
 
@@ -87,7 +88,7 @@ def _ranked_among(
     further = ordered if others is None else SortedRows(_vectors(others, distance, n))
     rows, columns = torch.triu_indices(n, n, 1, device=_device(layers))
     found = []
-    for chosen in kept:
+    for chosen in counted(kept, "fold"):
         there = torch.zeros(n, dtype=torch.bool, device=rows.device).index_fill_(0, chosen, True)
         pairs = there[rows] & there[columns]
         ranks = ordered.unit_ranks(pairs, OF_LAYER)
@@ -132,7 +133,7 @@ def mantel(
     place[rows, columns] = place[columns, rows] = torch.arange(len(rows), device=vectors.device)
     generator = torch.Generator().manual_seed(seed)
     reached = torch.ones_like(found)
-    for _ in range(permutations):
+    for _ in counted(range(permutations), "permutation"):
         order = torch.randperm(n, generator=generator).to(vectors.device)
         reached += likeness(further[:, place[order[rows], order[columns]]]) >= found
     return found, reached / (1 + permutations)

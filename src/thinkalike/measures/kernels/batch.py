@@ -10,6 +10,12 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from thinkalike.measures.calibration.documents import (
+    Permutations,
+    count_documents,
+    documents_of_rows,
+    permutations_of,
+)
 from thinkalike.measures.conditional.groups import RowGroups, groups_of
 from thinkalike.measures.conditional.hsic import centre_groups, layer_hsics_within
 from thinkalike.measures.kernels.blocks import Blocks, Pair, joined
@@ -17,6 +23,7 @@ from thinkalike.measures.kernels.centring import CentredRows, Workspace, centre,
 from thinkalike.measures.kernels.hsic import FEWEST, enough_rows
 from thinkalike.measures.kernels.kernel_alignment import layer_hsics
 from thinkalike.measures.kernels.rows import RowChoice
+from thinkalike.progress import counted
 
 
 class Options(NamedTuple):
@@ -26,7 +33,7 @@ class Options(NamedTuple):
     kernel: str
     flatten: str
     given: str
-    null: bool
+    permutations: int
 
 
 @dataclass
@@ -39,6 +46,7 @@ class Batch:
     mask: Shaped[Tensor, " ..."] | None
     number: int
     groups: Int[Tensor, " ..."] | None
+    documents: Int[Tensor, " ..."] | None
     workspace: Workspace
 
     @torch.no_grad()
@@ -71,15 +79,13 @@ class Batch:
         numbers = {model: models.index(own) for model, own in places.items()}
         across = list(dict.fromkeys((numbers[a], numbers[b]) for a, b in pairs))
         whole = list(dict.fromkeys([*((model, model) for model in numbers.values()), *across]))
-        nulls: dict[Pair, Pair] = {}
-        if self.options.null:
-            layers, models, nulls = self._with_permuted(layers, models, across, within)
-        hsics = self._hsics(layers, Blocks(models, [*whole, *nulls.values()]), within)
+        hsics = self._hsics(layers, Blocks(models, whole), within)
+        nulls = self._nulls(layers, models, across, within) if self.options.permutations else {}
         found = {}
         for a, b in pairs:
             pair = numbers[a], numbers[b]
             parts = [leverages.new_tensor([self.number]), joined(hsics, pair)]
-            parts += [hsics[nulls[pair]]] if self.options.null else []
+            parts += nulls.get(pair, [])
             parts.append(leverages[[*places[a], *places[b]]])
             if within is not None:
                 parts.append(leverages.new_tensor([len(within.order), within.rows]))
@@ -118,20 +124,37 @@ class Batch:
             return centre_groups(rows, within, name)
         return centre(rows, name, self.workspace.take(slot, rows))
 
-    def _with_permuted(
+    def _nulls(
         self, layers: list[CentredRows], models: list[tuple[int, ...]], across: list[Pair], within: RowGroups | None
-    ) -> tuple[list[CentredRows], list[tuple[int, ...]], dict[Pair, Pair]]:
-        """Add each target with its rows permuted; the pairs with those stand in place of the pairs across."""
-        n = len(layers[0].rows)
-        generator = torch.Generator().manual_seed(self.number)
-        rows = torch.randperm(n, generator=generator) if within is None else within.shuffled(self.number)
-        rows = rows.to(layers[0].rows.device)
-        targets = list(dict.fromkeys(target for _, target in across))
-        chosen = sorted({place for target in targets for place in models[target]})
-        permuted = [layers[place]._replace(rows=layers[place].rows[rows]) for place in chosen]
-        twins = [tuple(len(layers) + chosen.index(place) for place in models[target]) for target in targets]
-        nulls = {(a, b): (a, len(models) + targets.index(b)) for a, b in across}
-        return [*layers, *permuted], [*models, *twins], nulls
+    ) -> dict[Pair, list[Tensor]]:
+        """Return of each pair the HSICs of permuted rows, (p, l, m), those by chance, and the number of documents."""
+        moves, documents = self._moves(len(layers[0].rows), within)
+        sources, targets = (list(dict.fromkeys(side)) for side in zip(*across, strict=True))
+        front, back = (sorted({place for model in side for place in models[model]}) for side in (sources, targets))
+        own = [tuple(front.index(place) for place in models[model]) for model in sources]
+        own += [tuple(len(front) + back.index(place) for place in models[model]) for model in targets]
+        blocks = Blocks(own, [(sources.index(a), len(sources) + targets.index(b)) for a, b in across])
+        found = []
+        for order in counted(moves.orders.to(layers[0].rows.device), "permutation"):
+            permuted = [layers[place]._replace(rows=layers[place].rows[order]) for place in back]
+            hsics = self._hsics([*(layers[place] for place in front), *permuted], blocks, within)
+            found.append([hsics[pair] for pair in blocks.pairs])
+        nulls = {pair: torch.stack(each) for pair, each in zip(across, zip(*found, strict=True), strict=True)}
+        away = moves.away.to(layers[0].rows.device)
+        return {pair: [null, null[away].mean(0), null.new_tensor([documents])] for pair, null in nulls.items()}
+
+    def _moves(self, n: int, within: RowGroups | None) -> tuple[Permutations, int]:
+        """Return permutations of n rows, and how many documents they move; given the token, rows of one change places.
+
+        A row that is no single token has no document, so that rows change places.
+        """
+        count = self.options.permutations
+        if within is not None:
+            orders = [within.shuffled(self.number * count + permutation) for permutation in range(count)]
+            return Permutations(torch.stack(orders).cpu(), torch.ones(count, dtype=torch.bool)), n
+        of_tokens = self.options.flatten == "token"
+        owners = documents_of_rows(self.states[0][0], self.mask, self.documents) if of_tokens else torch.arange(n)
+        return permutations_of(owners, count, self.number), count_documents(owners)
 
     def _hsics(self, layers: list[CentredRows], blocks: Blocks, within: RowGroups | None) -> dict[Pair, Tensor]:
         if within is not None:

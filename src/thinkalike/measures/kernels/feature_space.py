@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.arguments import Array, takes_arrays
 from thinkalike.measures.kernels.centring import all_alike
 from thinkalike.measures.kernels.hsic import cancels, enough_rows, unbiased_from_sums
 from thinkalike.measures.kernels.kernel_alignment import alignment, layer_names
@@ -31,15 +32,16 @@ class FeatureSpaceCKA:
         self._shifts: list[Tensor] = []
         self._products: dict[tuple[int, int], Tensor] = {}  # Z'W of each layer with itself, and of source with target
 
+    @takes_arrays
     @torch.no_grad()
-    def update(self, sources: Sequence[Float[Tensor, "_ _"]], targets: Sequence[Float[Tensor, "_ _"]]) -> None:
+    def update(self, sources: Sequence[Float[Array, "_ _"]], targets: Sequence[Float[Array, "_ _"]]) -> None:
         """Add the rows of the same n > 0 stimuli in both models, (n, d_l) and (n, e_m).
 
         Raises:
             ValueError: Layers differ in n, their number or widths are not those so far, or a value is not finite;
                 nothing is added.
         """
-        features = [x.double() for x in (*sources, *targets)]
+        features = [x.double() for x in (*sources, *targets)]  # type: ignore[union-attr]
         for name, x in zip(layer_names(len(sources), len(targets)), features, strict=True):
             if len(x) != len(features[0]):
                 raise ValueError(f"{name} has {len(x)} rows, but the first layer has {len(features[0])}")

@@ -120,7 +120,7 @@ def _refuse_flat(statistics: GramStatistics, layers: Sequence[CentredRows], bloc
         terms = statistics.products[model, model].diagonal(), sums.square().sum(1), sums.sum(1).square()
         flat.append(cancels(sums.shape[1], *terms, layers[0].rows.dtype))
     names = [layers[place].name for model in alone for place in blocks.models[model]]
-    for name, is_flat in zip(names, torch.cat(flat).tolist(), strict=True):
+    for name, is_flat in zip(names, torch.cat(flat).tolist() if flat else [], strict=True):
         if is_flat:
             raise ValueError(f"{name}: no variance but in one row, which the unbiased estimator cannot see")
 

@@ -12,10 +12,11 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 from torchmetrics import Metric
 
+from thinkalike.arguments import Array, takes_arrays
 from thinkalike.measures.kernels.batch import Batch, Options
 from thinkalike.measures.kernels.centring import Workspace
 from thinkalike.measures.kernels.kernel_alignment import check_choices, layer_names
-from thinkalike.measures.kernels.result import CKAResult, summarise
+from thinkalike.measures.kernels.result import CKAResult, Permuted, summarise
 from thinkalike.measures.statistics.jackknifing import as_batches
 
 
@@ -37,8 +38,8 @@ class CKA(Metric):
         flatten: What a row is, see `rows_of` (Brown et al. 2023, footnote 6).
         given: "token" compares rows within groups of one token, of which each has at least 4 rows: sums over groups,
             weighted by their rows, and over batches, come before the ratio. "none" compares all rows.
-        null: Whether to compare also with the target's rows permuted inside each batch, or group, for half as much time
-            again.
+        permutations: How often to compare also with the target's documents permuted inside each batch, or given the
+            token, its rows of each token; each takes as much time again. A p-value is at least 1 / (permutations + 1).
         left_out: Whether the first batch has all rows, and the others have all but a part of them, on which intervals
             rest, see `as_batches`; such batches have one aggregate.
 
@@ -61,7 +62,7 @@ class CKA(Metric):
         kernel: str = "linear",
         flatten: str = "token",
         given: str = "none",
-        null: bool = False,
+        permutations: int = 0,
         left_out: bool = False,
         **kwargs: Any,
     ):
@@ -73,20 +74,22 @@ class CKA(Metric):
             )
         self.source_layers, self.target_layers = source_layers, target_layers
         self.estimator, self.aggregate, self.kernel = estimator, aggregate, kernel
-        self.flatten, self.given, self.null, self.left_out = flatten, given, null, left_out
+        self.flatten, self.given, self.permutations, self.left_out = flatten, given, permutations, left_out
         self.names = layer_names(source_layers, target_layers)
         # One flat vector per batch: a process without any can still be gathered, and all that is known goes together.
         self.add_state("records", default=[], dist_reduce_fx="cat", persistent=True)
         self.set_dtype(torch.float64)
         self._workspace = Workspace()
 
+    @takes_arrays
     def update(
         self,
-        source_states: Sequence[Float[Tensor, " ..."]],
-        target_states: Sequence[Float[Tensor, " ..."]],
-        mask: Shaped[Tensor, " ..."] | None = None,
+        source_states: Sequence[Float[Array, " ..."]],
+        target_states: Sequence[Float[Array, " ..."]],
+        mask: Shaped[Array, " ..."] | None = None,
         number: int | None = None,
-        groups: Int[Tensor, " ..."] | None = None,
+        groups: Int[Array, " ..."] | None = None,
+        documents: Int[Array, " ..."] | None = None,
     ) -> None:
         """Add one batch: the same tokens through both models.
 
@@ -97,15 +100,17 @@ class CKA(Metric):
             number: The number of this batch in the whole run, which seeds its permutation and orders the convergence
                 curve; by default the count of batches so far. Several processes need it if these two matter.
             groups: The token of each state, (b, t) or (n,), for given="token" only.
+            documents: The document of each state, (b, t) or (n,), which permutations move as blocks; by default each
+                row is one of its own.
 
         Raises:
-            ValueError: The number of layers is not that announced, layers differ in n, n < 4, the mask does not fit, or
-                a layer is not finite or has no variance; groups are missing or not wanted, or none has 4 rows. Nothing
-                is added.
+            ValueError: The number of layers is not that announced, layers differ in n, n < 4, the mask or the documents
+                do not fit, or a layer is not finite or has no variance; groups are missing or not wanted, or none has 4
+                rows. Nothing is added.
         """
         number = len(self.records) if number is None else number
-        states, names = [source_states, target_states], ("source", "target")
-        self.update_pairs([self], [(0, 1)], states, mask, number, groups, names=names)
+        batch: Any = [source_states, target_states], mask, number, groups, documents  # which are tensors by now
+        self.update_pairs([self], [(0, 1)], *batch, names=("source", "target"))
 
     @staticmethod
     def update_pairs(
@@ -115,6 +120,7 @@ class CKA(Metric):
         mask: Shaped[Tensor, " ..."] | None = None,
         number: int = 0,
         groups: Int[Tensor, " ..."] | None = None,
+        documents: Int[Tensor, " ..."] | None = None,
         *,
         names: Sequence[str] | None = None,
     ) -> None:
@@ -127,7 +133,7 @@ class CKA(Metric):
             metrics: One for each pair; they have the same options, but for `aggregate` and `left_out`.
             sides: The numbers of the source and of the target of each metric; both may be the same.
             states: Of each model, as `update` takes those of one.
-            mask, number, groups: See `update`.
+            mask, number, groups, documents: See `update`.
             names: What errors call the models; by default "model 0" and so on.
 
         Raises:
@@ -142,11 +148,34 @@ class CKA(Metric):
                 announced = f"{metric.source_layers} and {metric.target_layers}"
                 raise ValueError(f"{announced} layers were announced, but {counts} came")
         names = names or [f"model {index}" for index in range(len(states))]
-        batch = Batch(options, states, names, mask, number, groups, metrics[0]._workspace)
+        batch = Batch(options, states, names, mask, number, groups, documents, metrics[0]._workspace)
         records = batch.records(sides)
         for metric, side in zip(metrics, sides, strict=True):
             metric.records = [*metric._batches(), records[side].to(metric.device)]
             metric._computed = None  # what torchmetrics keeps of an earlier `compute`
+
+    def plot(self, val: CKAResult | None = None, ax: Any = None) -> tuple[Any, Any]:
+        """Draw the CKA of all layer pairs; returns figure and axes, as other metrics of torchmetrics do.
+
+        Args:
+            val: A result of `compute` or `forward`; by default that of all batches so far.
+            ax: Where to draw; by default in a new figure.
+
+        Raises:
+            ValueError: There was no batch.
+        """
+        return (self.compute() if val is None else val).plot(ax)
+
+    def __repr__(self) -> str:
+        usual: dict[str, Any] = {
+            "estimator": "unbiased",
+            "aggregate": "ratio_of_means",
+            "kernel": "linear",
+            "flatten": "token",
+        }
+        usual |= {"given": "none", "permutations": 0}
+        chosen = [f", {key}={value!r}" for key in usual if (value := getattr(self, key)) != usual[key]]
+        return f"CKA({self.source_layers}, {self.target_layers}{''.join(chosen)}; {len(self._batches())} batches)"
 
     def forward(self, *args: Any, **kwargs: Any) -> CKAResult:
         """Add one batch as `update` does, and return its own CKA."""
@@ -162,18 +191,24 @@ class CKA(Metric):
         """
         if not self.update_called:
             raise ValueError("there is no CKA of no batches: call update first")
-        layers, cells = len(self.names), self.source_layers * self.target_layers
-        sizes = [1, layers**2, cells * self.null, layers, 2 * (self.given == "token")]
+        layers, shape = len(self.names), (self.source_layers, self.target_layers)
+        cells = self.source_layers * self.target_layers
+        permuted = [cells * self.permutations, cells, 1] if self.permutations else [0, 0, 0]
+        sizes = [1, layers**2, *permuted, layers, 2 * (self.given == "token")]
         table = torch.cat(self._batches()).view(-1, sum(sizes))
-        numbers, hsics, nulls, leverages, counts = table.split(sizes, 1)
+        numbers, *parts, counts = table.split(sizes, 1)
         order = numbers.squeeze(1).argsort(stable=True)
-        hsics, nulls, leverages, aggregate = hsics[order], nulls[order], leverages[order], self.aggregate
+        hsics, nulls, levels, documents, leverages = (part[order] for part in parts)
+        aggregate = self.aggregate
         if self.left_out:
-            nulls, leverages = (part[:1].expand(len(part) - 1, -1) for part in (nulls, leverages))
+            first = (part[:1].expand(len(part) - 1, -1) for part in (nulls, levels, documents, leverages))
+            nulls, levels, documents, leverages = first
             hsics, aggregate = as_batches(hsics), "ratio_of_means"
         return summarise(
             hsics.view(-1, layers, layers),
-            nulls.reshape(-1, self.source_layers, self.target_layers) if self.null else None,
+            Permuted(nulls.reshape(-1, self.permutations, *shape), levels.reshape(-1, *shape), int(documents.min()))
+            if self.permutations
+            else None,
             leverages,
             self.source_layers,
             aggregate,
@@ -193,7 +228,7 @@ class CKA(Metric):
 
     def get_extra_state(self) -> dict[str, Any]:
         """Return the options, which travel with the batches in a state dict."""
-        options = ("source_layers", "target_layers", "estimator", "kernel", "flatten", "null")
+        options = ("source_layers", "target_layers", "estimator", "kernel", "flatten", "permutations")
         given = {} if self.given == "none" else {"given": self.given}  # as states of before have none
         return {name: getattr(self, name) for name in options} | given
 
@@ -209,7 +244,7 @@ class CKA(Metric):
     @property
     def options(self) -> Options:
         """How each batch is compared."""
-        return Options(self.estimator, self.kernel, self.flatten, self.given, self.null)
+        return Options(self.estimator, self.kernel, self.flatten, self.given, self.permutations)
 
     @property
     def update_called(self) -> bool:

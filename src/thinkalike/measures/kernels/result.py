@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.measures.calibration.chance import CalibratedEstimate, Chance, chance_of
 from thinkalike.measures.kernels.kernel_alignment import alignment
-from thinkalike.measures.statistics.batch_means import LayerPairEstimate
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.jackknifing import jackknife, leave_one_out
 
@@ -22,21 +23,20 @@ class ModelDistance(Estimate):
     clipped: int  # CKA values outside [-1, 1], which only rounding can give
 
 
-@dataclass(frozen=True, eq=False)
-class CKAResult(LayerPairEstimate):
+@dataclass(frozen=True, eq=False, repr=False)
+class CKAResult(CalibratedEstimate):
     """CKA between l layers of a source and m of a target, with 95 % jackknife intervals over batches.
 
-    `value`, `low` and `high` are (l, m). `null` is CKA with the target's rows permuted, and `calibrated` is
-    (value - null) / (1 - null), both (l, m) and None unless asked for.
+    `value`, `low` and `high` are (l, m); `chance` is what permutations say of them, None unless there were some.
     """
 
-    null: Estimate | None
-    calibrated: Estimate | None
     leverage_source: Float[Tensor, " l"]  # largest of any batch, see `leverage`
     leverage_target: Float[Tensor, " m"]
-    hsics: Float[Tensor, "b k k"] = field(repr=False)  # of each batch in the order of their numbers; k = l + m
+    hsics: Float[Tensor, "b k k"]  # of each batch in the order of their numbers; k = l + m
     aggregate: str
     left_out: bool = False  # all rows were compared at once, and `hsics` are what each part of them adds
+
+    label: ClassVar[str] = "CKA"
 
     def difference(self, first: tuple[int, int], second: tuple[int, int]) -> Estimate:
         """Return the CKA of one layer pair minus that of another, paired over batches.
@@ -76,9 +76,17 @@ class CKAResult(LayerPairEstimate):
         return _ckas(self.hsics, self.aggregate, mean)[..., :depth, depth:]
 
 
+class Permuted(NamedTuple):
+    """What permutations leave of b batches: the HSICs of each, those by chance, and the fewest documents of a batch."""
+
+    hsics: Float[Tensor, "b p l m"]
+    levels: Float[Tensor, "b l m"]
+    documents: int
+
+
 def summarise(
     hsics: Float[Tensor, "b k k"],
-    nulls: Float[Tensor, "b l m"] | None,
+    permuted: Permuted | None,
     leverages: Float[Tensor, "b k"],
     depth: int,
     aggregate: str,
@@ -89,7 +97,6 @@ def summarise(
     most = leverages.amax(0)
     whole, replicates = (_ckas(hsics, aggregate, mean) for mean in (_mean, leave_one_out))
     across = jackknife(whole[:depth, depth:], replicates[:, :depth, depth:])
-    null, calibrated = _null(hsics, nulls, depth, aggregate) if nulls is not None else (None, None)
     return CKAResult(
         across.value,
         across.low,
@@ -97,8 +104,7 @@ def summarise(
         within_source=jackknife(whole[:depth, :depth], replicates[:, :depth, :depth]),
         within_target=jackknife(whole[depth:, depth:], replicates[:, depth:, depth:]),
         batches=len(hsics),
-        null=null,
-        calibrated=calibrated,
+        chance=None if permuted is None else _chance(hsics, permuted, depth, aggregate),
         leverage_source=most[:depth],
         leverage_target=most[depth:],
         hsics=hsics,
@@ -108,14 +114,18 @@ def summarise(
     )
 
 
-def _null(hsics: Tensor, nulls: Tensor, depth: int, aggregate: str) -> tuple[Estimate, Estimate]:
-    permuted = hsics.clone()
-    permuted[:, :depth, depth:] = nulls  # a permutation of rows leaves the norms as they are
-    means = _mean, leave_one_out
-    values = [_ckas(hsics, aggregate, mean)[..., :depth, depth:] for mean in means]
-    chance = [_ckas(permuted, aggregate, mean)[..., :depth, depth:] for mean in means]
-    calibrated = [(value - null) / (1 - null) for value, null in zip(values, chance, strict=True)]
-    return jackknife(*chance), jackknife(*calibrated)
+def _chance(hsics: Tensor, permuted: Permuted, depth: int, aggregate: str) -> Chance:
+    def ckas(across: Tensor | None, mean: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return CKA across; permutations of rows change the HSICs across, and leave the norms as they are."""
+        if across is None:
+            return _ckas(hsics, aggregate, mean)[..., :depth, depth:]
+        moved = hsics.clone()
+        moved[:, :depth, depth:] = across
+        return _ckas(moved, aggregate, mean)[..., :depth, depth:]
+
+    values, levels = ((ckas(each, _mean), ckas(each, leave_one_out)) for each in (None, permuted.levels))
+    nulls = torch.stack([ckas(each, _mean) for each in permuted.hsics.unbind(1)])
+    return chance_of(values, levels, nulls, permuted.documents)
 
 
 def _ckas(hsics: Tensor, aggregate: str, mean: Callable[[Tensor], Tensor]) -> Tensor:

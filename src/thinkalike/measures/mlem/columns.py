@@ -117,7 +117,7 @@ def _columns(X: Any) -> tuple[tuple[str, ...], list[Tensor | pd.Series]]:
     if frame is None and not isinstance(X, Tensor):
         X, frame = _array_or_frame(X)
     if frame is None:
-        values = X if isinstance(X, Tensor) else torch.tensor(X)
+        values = X if isinstance(X, Tensor) else torch.from_numpy(np.array(X, X.dtype.newbyteorder("="), order="C"))
         if values.dim() != 2 or not values.shape[1]:
             raise ValueError(f"X has shape {tuple(values.shape)}, not (stimuli, features)")
         if values.is_complex():

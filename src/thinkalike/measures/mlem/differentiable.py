@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.mlem.features import Features
 from thinkalike.measures.mlem.levels.ridge import level_ridge, pair_sizes
 from thinkalike.measures.mlem.prediction import predict
@@ -71,6 +72,7 @@ class DifferentiableMLEM(nn.Module):
         """W, (f) if diagonal, (f, f) if full; of levels one weight per term, see `terms_of`."""
         return self.root.square() if self.root.dim() == 1 else self.root @ self.root.T
 
+    @takes_arrays
     def forward(self, differences: Float[Tensor, "p f"] | Int[Tensor, "p f"]) -> Float[Tensor, " p"]:
         """Return the predicted squared distances of pairs with these Δ, or with these codes of pairs of levels."""
         if self.terms:
@@ -79,6 +81,7 @@ class DifferentiableMLEM(nn.Module):
             return self.intercept + differences.square() @ self.root.square()
         return self.intercept + (differences @ self.root).square().sum(-1)
 
+    @takes_arrays
     def loss(
         self, features: Features, states: Float[Tensor, "n d"], pairs: Int[Tensor, "2 p"] | None = None
     ) -> Float[Tensor, ""]:

@@ -97,6 +97,13 @@ class MLEM:
         """Return what the constructor was given."""
         return {name: getattr(self, name) for name in inspect.signature(MLEM).parameters}
 
+    def __repr__(self) -> str:
+        usual = inspect.signature(MLEM).parameters
+        chosen = [f"{name}={value!r}" for name, value in self.get_params().items() if value != usual[name].default]
+        fitted = getattr(self, "_fitted", None)
+        told = f"; fitted on {len(self.encoder_.kinds)} features, {len(fitted.weights)} layers" if fitted else ""
+        return f"MLEM({', '.join(chosen)}{told})"
+
     def set_params(self, **params: Any) -> MLEM:
         """Change some parameters of the constructor.
 

@@ -18,6 +18,7 @@ from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 from thinkalike.measures.mlem.tables import Table
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.folds import fold_interval, splits, stimulus_folds
+from thinkalike.progress import counted
 
 ROUNDING = 1e-13  # a drop as small is 0: that of a feature of weight 0, which null distributions tie with
 FeatureSet = tuple[int, ...]  # features that are permuted together
@@ -124,7 +125,7 @@ def feature_importance(
     plan: Iterable[_Fold] = _plan(model, table, folds, permutations, strata, generator, seed)
     if null:  # ranks of held-out pairs are kept, as they are needed again and again
         plan = [fold._replace(division=fold.division._replace(parts=list(fold.division.parts))) for fold in plan]
-    parts = [_drops(model, table.values, table.columns, fold, sets) for fold in plan]
+    parts = [_drops(model, table.values, table.columns, fold, sets) for fold in counted(plan, "fold", folds)]
     describe(parts[0][0], [table.columns.label(feature) for feature in range(f)])
     scores = check_scores(torch.stack([score for _, score, _ in parts], 1))
     drops = check_scores(torch.stack([drop for _, _, drop in parts], 1))
@@ -135,7 +136,7 @@ def feature_importance(
         drawn = torch.stack([_drops(model, values, table.columns, fold, [(feature,)])[2] for fold in plan], 1)
         return _mean(drawn.nan_to_num(0.0))[:, 0]  # where no feature has weight there is no score, and none to lose
 
-    draws = [torch.stack([irrelevant(feature) for feature in range(f)], -1) for _ in range(null)]
+    draws = [torch.stack([irrelevant(feature) for feature in range(f)], -1) for _ in counted(range(null), "null")]
     return Importance(sets, scores, drops, torch.stack(draws) if draws else None)
 
 

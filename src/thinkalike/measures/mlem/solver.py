@@ -19,6 +19,7 @@ from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 from thinkalike.measures.mlem.sums.normal_equations import centred
 from thinkalike.measures.mlem.terms import Term, grouped, terms_of
 from thinkalike.measures.statistics.folds import stimulus_folds
+from thinkalike.progress import counted
 
 ALIKE = 0.9  # correlation of two features' Δ from which a warning says so
 EQUAL = 1e-12  # scores as near as that differ by rounding; most α give the very same ranks
@@ -94,7 +95,7 @@ def fit_weights(
     if len(alphas) > 1:
         scores = [
             part.score([part.differences(features)], terms, path[:, 1 + fold])[0]
-            for fold, part in enumerate(division.parts)
+            for fold, part in enumerate(counted(division.parts, "inner fold"))
         ]
         mean = torch.stack(scores).nan_to_num(-1.0).mean(0)
         best = (mean >= mean.amax(0) - EQUAL).int().argmax(0)

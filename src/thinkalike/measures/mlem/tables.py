@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import tensor_of
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances
 from thinkalike.measures.mlem.columns import Columns, Level
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
@@ -38,8 +37,8 @@ def read(X: Any, Y: Any, groups: Any, columns: Columns, distance: DistanceChoice
         ValueError: A layer is no matrix, layers and X differ in the number of stimuli, or groups are given although
             folds divide pairs; see `Columns.read`.
     """
-    single = getattr(Y, "ndim", 3) == 2
-    states = [_states(layer) for layer in ([Y] if single else Y)]
+    single = _is_matrix(Y)
+    states = [tensor_of(layer, Float, f"layer {index}") for index, layer in enumerate([Y] if single else Y)]
     values, levels = columns.read(X, states[0].device)
     for index, layer in enumerate(states):
         if layer.dim() != 2 or len(layer) != len(values):
@@ -53,7 +52,7 @@ def read(X: Any, Y: Any, groups: Any, columns: Columns, distance: DistanceChoice
     stimulus_pairs = StimulusPairs(layers)
     if by_pair:
         stimulus_pairs = StimulusPairs(layers, chosen=stimulus_pairs.flat, targets=stimulus_pairs.targets())
-    owners = None if groups is None else _owners(groups).to(kept.device)[kept]
+    owners = None if groups is None else tensor_of(groups, Int, "groups", named=True).to(kept.device)[kept]
     return Table(values[kept], levels, columns, stimulus_pairs, owners, single)
 
 
@@ -62,16 +61,7 @@ def kept_rows(values: Float[Tensor, "n f"], drop: bool) -> Int[Tensor, " k"]:
     return (~values.isnan().any(1) | (not drop)).nonzero()[:, 0]
 
 
-def _states(layer: Any) -> Tensor:
-    return torch.as_tensor(layer if isinstance(layer, Tensor | np.ndarray) else np.array(layer))
-
-
-def _owners(groups: Any) -> Int[Tensor, " n"]:
-    """Return the groups of the stimuli as whole numbers; names are numbered as they appear."""
-    if isinstance(groups, Tensor):
-        return groups
-    names: Sequence[Any] = np.asarray(groups).tolist()
-    if all(isinstance(name, int) for name in names):
-        return torch.tensor(names)
-    numbers: dict[Any, int] = {}
-    return torch.tensor([numbers.setdefault(name, len(numbers)) for name in names])
+def _is_matrix(Y: Any) -> bool:
+    """Return whether this is one layer, also as a list of lists of numbers, and no sequence of layers."""
+    rows = Y if isinstance(Y, list | tuple) else None
+    return getattr(Y, "ndim", 3) == 2 or bool(rows and isinstance(rows[0], list | tuple) and np.ndim(rows[0][0]) == 0)

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.conditional.groups import groups_of
 from thinkalike.measures.neighbours.mutual import chance_share, mutual_knn_matrix
 from thinkalike.measures.statistics.batch_means import BatchMeans, LayerPairEstimate, States
@@ -18,7 +19,7 @@ from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.jackknifing import jackknife, leave_one_out
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class NeighbourEstimate(LayerPairEstimate):
     """Shares of neighbours given the token, and what is left of them beyond chance.
 
@@ -43,6 +44,7 @@ class NeighboursGivenToken(BatchMeans):
         self.k = k
         self._groups: dict[int, Tensor] = {}  # by the number of the batch: chance, rows in groups, rows
 
+    @takes_arrays
     def update(
         self,
         source: States,

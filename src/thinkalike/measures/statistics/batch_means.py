@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from thinkalike.arguments import takes_arrays
 from thinkalike.measures.kernels.rows import rows_of
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.jackknifing import as_batches, jackknife, leave_one_out
+from thinkalike.plots import plot
 
 States = Sequence[Float[Tensor, " ..."]]
 Compare = Callable[[list[Tensor]], Float[Tensor, "k k"]]  # k layers, each (n, d), to their similarities
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LayerPairEstimate(Estimate):
     """A measure of l layers of a source with m of a target, (l, m), and of the layers within each.
 
@@ -29,6 +31,18 @@ class LayerPairEstimate(Estimate):
     within_target: Estimate  # (m, m)
     batches: int
     rows_used: float | None = field(default=None, kw_only=True)
+
+    label: ClassVar[str] = "value"  # what plots call a value
+
+    def __repr__(self) -> str:
+        l, m = self.value.shape  # noqa: E741
+        closest = f"{float(self.value.min()):.3f} to {float(self.value.max()):.3f}"
+        width = f"intervals at most {self.widest_interval():.3g} wide"
+        return f"{type(self).__name__}({l} x {m} layers, {self.batches} batches: {closest}, {width})"
+
+    def plot(self, ax: Any = None) -> tuple[Any, Any]:
+        """Draw `value` as a matrix, into axes or a new figure; returns figure and axes."""
+        return plot("layer pairs", self.value.cpu().numpy(), self.label, (0.0, 1.0), ax)
 
     def widest_interval(self) -> float:
         """Return the width of the widest interval of `value`, `within_source` and `within_target`."""
@@ -55,6 +69,7 @@ class BatchMeans:
         """Whether there is a batch."""
         return bool(self._matrices)
 
+    @takes_arrays
     def update(self, source: States, target: States, mask: Bool[Tensor, " ..."] | None = None, number: int = 0) -> None:
         """Add one batch: the same tokens, or rows, in both models.
 

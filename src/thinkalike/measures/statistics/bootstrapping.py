@@ -132,7 +132,7 @@ def _studentised(ratios: Sequence[_Ratio], level: float, resamples: int, seed: i
     """
     value, error = _with_error(ratios)
     n = ratios[0].counts.numel()
-    parts = [_beyond(ratios, weights) for weights in _draws(n, resamples, seed)]
+    parts = [_beyond(ratios, weights) for weights in resampled_counts(n, resamples, seed)]
     beyond, errors = (torch.cat(part, -1) for part in zip(*parts, strict=True))
     fewest = min(effective_number(ratio.counts) for ratio in ratios)
     widest, least = student_t(level, 1), student_t(level, max(int(fewest - 1 + ROUNDING), 1))
@@ -183,7 +183,7 @@ def _beyond(
     return beyond, squares.clamp(min=0).sqrt()
 
 
-def _draws(n: int, resamples: int, seed: int) -> Iterator[Float[Tensor, "r n"]]:
+def resampled_counts(n: int, resamples: int, seed: int) -> Iterator[Float[Tensor, "r n"]]:
     """Yield how often each of n documents is drawn in each resample, for some resamples at a time."""
     if n < 2:
         raise ValueError(f"an interval over documents needs two of them, not {n}")

@@ -33,7 +33,7 @@ def cluster(distances: Float[Tensor, "m m"], k: int) -> Int[Tensor, " m"]:
     from sklearn.cluster import AgglomerativeClustering
 
     linkage = AgglomerativeClustering(k, metric="precomputed", linkage="average")
-    return torch.from_numpy(linkage.fit_predict(distances.cpu().numpy()))
+    return torch.from_numpy(linkage.fit_predict(distances.double().cpu().numpy()))
 
 
 def agreement(labels: Int[Tensor, " m"], groups: Sequence[Hashable]) -> float:

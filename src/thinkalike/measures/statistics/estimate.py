@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -48,7 +49,7 @@ class Estimate:
         return span(self.value.item(), self.low.item(), self.high.item(), spec)
 
 
-def interval_around(value: Tensor, half: Tensor | float) -> Estimate:
+def interval_around(value: Float[Tensor, "..."], half: Float[Tensor, "..."] | float) -> Estimate:
     """Return the estimate value ± half."""
     return Estimate(value, value - half, value + half)
 

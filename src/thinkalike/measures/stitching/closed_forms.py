@@ -8,7 +8,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.measures.stitching.moments import CUTOFF, LayerPair, Moments, PairMoments
+from thinkalike.arguments import takes_arrays
+from thinkalike.measures.stitching.moments import CUTOFF, LayerPair, Moments, PairStatistics
+
+ROUNDING = 1e-6  # of the largest singular value: below it a matrix that was ever in float32 holds rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,6 +21,7 @@ class AffineMap:
     weight: Float[Tensor, "e d"]
     bias: Float[Tensor, " e"]
 
+    @takes_arrays
     def __call__(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
         """Return W x + b of each state, with the dtype and device of the states.
 
@@ -26,6 +30,22 @@ class AffineMap:
         wide = torch.promote_types(states.dtype, self.weight.dtype)
         weight, bias = self.weight.to(states.device, wide), self.bias.to(states.device, wide)
         return torch.nn.functional.linear(states.to(wide), weight, bias).to(states.dtype)
+
+    def __matmul__(self, first: AffineMap) -> AffineMap:
+        """Return the composition that applies `first`, then this map."""
+        return AffineMap(self.weight @ first.weight, self.weight @ first.bias + self.bias)
+
+    @property
+    def condition(self) -> float:
+        """The largest singular value of W over the smallest that is more than `ROUNDING`; inf where W is 0."""
+        singular = torch.linalg.svdvals(self.weight.double())
+        kept = singular[singular > ROUNDING * singular[0]]
+        return float(kept[0] / kept[-1]) if len(kept) else float("inf")
+
+    def inverse(self) -> AffineMap:
+        """Return y ↦ W⁺ (y - b) in float64, with the pseudo-inverse W⁺ of what of W is more than `ROUNDING`."""
+        back = torch.linalg.pinv(self.weight.double(), rtol=ROUNDING)
+        return AffineMap(back, -back @ self.bias.double())
 
 
 def least_squares(moments: Moments, pair: LayerPair, ridge: float = 0.0, bias: bool = True) -> AffineMap:
@@ -42,7 +62,15 @@ def least_squares(moments: Moments, pair: LayerPair, ridge: float = 0.0, bias: b
     Raises:
         ValueError: The ridge is not a number >= 0; see `Moments.of`.
     """
-    statistics = _statistics(moments, pair, bias)
+    return least_squares_of(_statistics(moments, pair, bias), ridge)
+
+
+def least_squares_of(statistics: PairStatistics, ridge: float = 0.0) -> AffineMap:
+    """Return what `least_squares` does, from the statistics of one pair.
+
+    Raises:
+        ValueError: The ridge is not a number >= 0.
+    """
     return _through_means(statistics, _solve(statistics, ridge))
 
 
@@ -101,7 +129,7 @@ def bias_only(moments: Moments, pair: LayerPair) -> AffineMap:
     return _through_means(statistics, torch.eye(d, dtype=statistics.xx.dtype, device=statistics.xx.device))
 
 
-def _statistics(moments: Moments, pair: LayerPair, bias: bool) -> PairMoments:
+def _statistics(moments: Moments, pair: LayerPair, bias: bool) -> PairStatistics:
     """Return the statistics of a layer pair, about the means, or, for a map without b, about 0."""
     found = moments.of(pair)
     if bias:
@@ -111,11 +139,11 @@ def _statistics(moments: Moments, pair: LayerPair, bias: bool) -> PairMoments:
     return found._replace(mean_x=torch.zeros_like(x), mean_y=torch.zeros_like(y), xx=xx, xy=xy)
 
 
-def _through_means(statistics: PairMoments, weight: Float[Tensor, "e d"]) -> AffineMap:
+def _through_means(statistics: PairStatistics, weight: Float[Tensor, "e d"]) -> AffineMap:
     return AffineMap(weight, statistics.mean_y - weight @ statistics.mean_x)
 
 
-def _solve(statistics: PairMoments, ridge: float) -> Float[Tensor, "e d"]:
+def _solve(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
     if not 0 <= ridge < float("inf"):
         raise ValueError(f"ridge={ridge} is not a number >= 0")
     values, vectors = torch.linalg.eigh(statistics.xx)

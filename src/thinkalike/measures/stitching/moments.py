@@ -12,13 +12,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.arguments import takes_arrays
+
 LayerPair = tuple[int, int]  # layer of the source, layer of the target
 ModelLayer = tuple[str, int]  # "source" or "target", and its layer
 LayerStates = Sequence[Float[Tensor, "_ _"]] | Mapping[int, Float[Tensor, "_ _"]]
+RIDGE = 1e-9  # of the mean variance of the states that predict: below what counts, and above float64's rounding
 CUTOFF = 1e-12  # a direction with less than this share of the largest variance is float32 rounding, and counts as none
 
 
-class PairMoments(NamedTuple):
+class PairStatistics(NamedTuple):
     """The statistics of one layer pair, all in float64; products are sums over the n rows, about the means."""
 
     n: int
@@ -32,6 +35,16 @@ class PairMoments(NamedTuple):
     def noise(self) -> Float[Tensor, ""]:
         """The most that rounding of the source's mean can leave in `xx` when the source is constant."""
         return self.n * (CUTOFF * self.mean_x).square().sum()
+
+    @property
+    def reversed(self) -> PairStatistics:
+        """The statistics of the same rows with source and target exchanged."""
+        return PairStatistics(self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.T)
+
+    @property
+    def of_source(self) -> PairStatistics:
+        """The statistics of the source with itself, for maps from its states to themselves."""
+        return PairStatistics(self.n, self.mean_x, self.mean_x, self.xx, self.xx, self.xx)
 
 
 class Moments:
@@ -59,6 +72,7 @@ class Moments:
         self._means: dict[ModelLayer, Tensor] = {}
         self._scatter: dict[tuple[ModelLayer, ModelLayer], Tensor] = {}
 
+    @takes_arrays
     @torch.no_grad()
     def update(self, sources: LayerStates, targets: LayerStates) -> None:
         """Add the states of the same n tokens in both models, all on one device; float64 copies exist meanwhile.
@@ -127,7 +141,7 @@ class Moments:
         self._means = {layer: before[layer] + shift[layer] * (n / total) for layer in self._layers}
         self.n = total
 
-    def of(self, pair: LayerPair) -> PairMoments:
+    def of(self, pair: LayerPair) -> PairStatistics:
         """Return the statistics of one layer pair.
 
         Raises:
@@ -139,4 +153,41 @@ class Moments:
             raise ValueError(f"a map needs the states of two tokens, not {self.n}: call update first")
         x, y = ("source", pair[0]), ("target", pair[1])
         products = self._scatter[x, x], self._scatter[y, y], self._scatter[x, y]
-        return PairMoments(self.n, self._means[x], self._means[y], *products)
+        return PairStatistics(self.n, self._means[x], self._means[y], *products)
+
+
+class PairMoments:
+    """The moments of one pair of sites, gathered from rows of x and y; see `Moments`, which gathers many pairs."""
+
+    def __init__(self) -> None:
+        self._moments = Moments([(0, 0)])
+
+    def update(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]) -> None:
+        """Add the states of the same n tokens at both sites; any chunking of the rows gives the same up to rounding.
+
+        Raises:
+            ValueError: The numbers of rows differ, a width is not that so far, or a state is not finite.
+        """
+        self._moments.update([x], [y])
+
+    def merge(self, other: PairMoments) -> None:
+        """Add what another accumulator saw, as if its rows had come here.
+
+        Raises:
+            ValueError: The other one has other widths.
+        """
+        self._moments.merge(other._moments)
+
+    @property
+    def n(self) -> int:
+        """The number of rows so far."""
+        return self._moments.n
+
+    @property
+    def statistics(self) -> PairStatistics:
+        """Return what closed forms need of the rows so far.
+
+        Raises:
+            ValueError: There are fewer than two.
+        """
+        return self._moments.of((0, 0))

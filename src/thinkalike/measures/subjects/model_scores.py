@@ -15,6 +15,7 @@ from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.random_effects import random_effects
 from thinkalike.measures.subjects.noise_ceilings import NoiseCeiling, noise_ceiling
 from thinkalike.measures.subjects.two_factors import Draws, TwoFactors, draw, two_factor
+from thinkalike.progress import counted
 
 AT_ONCE = 16  # resamples whose scores are computed together
 
@@ -85,7 +86,7 @@ def model_scores(
     *,
     resamples: int = 1000,
     seed: int = 0,
-    groups: Tensor | None = None,
+    groups: Int[Tensor, " n"] | None = None,
 ) -> ModelScores:
     """Compare the distances of m models with those of s subjects, and do so again in resamples of the stimuli.
 
@@ -108,7 +109,8 @@ def model_scores(
         return ModelScores(values, values.new_zeros(0, m, s), ceiling, values.new_zeros(0, s), None)
     draws = draw(s, n, resamples, seed, groups)
     rows = torch.cat([models.double(), ceiling.without.to(models.device)])
-    parts = [compare(rows, subjects, comparator, part) for part in draws.stimuli.to(models.device).split(AT_ONCE)]
+    some = draws.stimuli.to(models.device).split(AT_ONCE)
+    parts = [compare(rows, subjects, comparator, part) for part in counted(some, "part of the resamples")]
     found = torch.cat(parts).cpu()
     known = found.isfinite().flatten(1).all(1)
     if (lost := resamples - int(known.sum())) * 2 > resamples:

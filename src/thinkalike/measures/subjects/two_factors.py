@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.measures.statistics.estimate import Estimate, interval_around
@@ -27,7 +27,7 @@ class Draws(NamedTuple):
         return Draws(self.subjects[kept], self.stimuli[kept], self.units)
 
 
-def draw(subjects: int, stimuli: int, resamples: int, seed: int = 0, groups: Tensor | None = None) -> Draws:
+def draw(subjects: int, stimuli: int, resamples: int, seed: int = 0, groups: Int[Tensor, " n"] | None = None) -> Draws:
     """Draw subjects and stimuli with replacement, as many as there are, with at least three different stimuli.
 
     Args:
@@ -89,7 +89,7 @@ def two_factor(
         raise ValueError(f"an interval over subjects needs two of them, not {s}")
     if not (values.isfinite().all() and replicates.isfinite().all()):
         raise ValueError("a score is not finite")
-    weights = draws.subjects / s
+    values, replicates, weights = values.double(), replicates.double(), draws.subjects / s
     both = torch.einsum("r...s,rs->r...", replicates, weights).var(0)
     of_subjects = torch.einsum("...s,rs->r...", values, weights).var(0)
     variance = dual_variance(both, of_subjects, replicates.mean(-1).var(0), s, n)

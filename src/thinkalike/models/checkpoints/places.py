@@ -213,11 +213,9 @@ def _quieten() -> None:
     os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(ANSWER_SECONDS))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # else transformers asks the hub to convert .bin files
-    if not os.isatty(2):
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     import transformers
 
     be_patient()
     transformers.logging.set_verbosity_error()
-    if not os.isatty(2):
-        transformers.logging.disable_progress_bar()
+    transformers.logging.disable_progress_bar()

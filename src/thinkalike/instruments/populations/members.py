@@ -14,6 +14,7 @@ from thinkalike.config import AnalyzeConfig, ModelConfig, check_option, compose_
 from thinkalike.data import Pairs, read_pairs, reported_part
 from thinkalike.instruments import run_job
 from thinkalike.models import checkpoint_fingerprint, load_model
+from thinkalike.progress import doing
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -84,13 +85,13 @@ def _forked(config: AnalyzeConfig) -> list[Member]:
     reported_part(config.pairs, read_pairs(config.pairs, "challenge"))  # an empty part is refused now, not at the end
     members = []
     for number, (group, words) in enumerate(chosen.parents.items(), 1):
-        log.info("parent %d of %d: %s", number, len(chosen.parents), group)
-        parent = _made(config, [f"model={chosen.base}"], [*chosen.parent_options, *words])
+        with doing(f"parent {number} of {len(chosen.parents)}: {group}"):
+            parent = _made(config, [f"model={chosen.base}"], [*chosen.parent_options, *words])
         body = ["model=local", f"model.path={parent.folder / CHECKPOINT}", f"model.name={chosen.name}-{group}"]
         kind = [word for word in words if word.startswith("pairs.")]
         for index in range(chosen.per_group):
-            log.info("member %d of %d of %s", index + 1, chosen.per_group, group)
-            fork = _made(config, body, [*kind, *chosen.options, f"nli.index={index}"])
+            with doing(f"member {index + 1} of {chosen.per_group} of {group}"):
+                fork = _made(config, body, [*kind, *chosen.options, f"nli.index={index}"])
             members.append(_member(f"{chosen.name}-{group}-{index}", group, fork))
     return members
 
@@ -107,8 +108,8 @@ def _finetuned(config: AnalyzeConfig) -> list[Member]:
     pairs, _ = halves(config, read_pairs(config.pairs, "challenge"))
     made = []
     for index in range(chosen.size or 0):
-        log.info("member %d of %d", index + 1, chosen.size)
-        result = _made(config, [f"model={chosen.base}"], [*chosen.options, f"nli.index={index}"])
+        with doing(f"member {index + 1} of {chosen.size}"):
+            result = _made(config, [f"model={chosen.base}"], [*chosen.options, f"nli.index={index}"])
         member = _member(f"{chosen.base}-nli-{index}", "", result)
         made.append((accuracy_on(load_model(member.config), pairs, config.pairs.truncate), member))
     ranked = [member for _, member in sorted(made, key=lambda each: -each[0])]
@@ -123,7 +124,7 @@ def _made(config: AnalyzeConfig, body: Sequence[str], words: Sequence[str]) -> R
     job = compose_job("train", ["task=nli", *body, scale, *words, "logger=none"])
     own = {word.partition("=")[0].removeprefix("pairs.") for word in words if word.startswith("pairs.")}
     job.pairs = replace(config.pairs, **{name: getattr(job.pairs, name) for name in own})
-    job.store, job.trainer.threads = config.store, config.threads
+    job.store, job.threads = config.store, config.threads
     return run_job(job)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -18,9 +17,8 @@ from thinkalike.interrupts import at_boundaries, stop
 from thinkalike.job import Work
 from thinkalike.measures.kernels.hsic import FEWEST
 from thinkalike.models import FrozenModel
+from thinkalike.progress import counted, doing
 from thinkalike.states import StateBatches, pair_batches
-
-log = logging.getLogger(__name__)
 
 KEPT_EVERY = 10  # batches of stitches
 LEAST_BATCHES = 4  # of CKA where a pair is one row, so that there is an interval
@@ -61,13 +59,13 @@ def stitched_members(
                 whole[..., rows] = own
         new.clear()
 
-    with at_boundaries():
+    with at_boundaries(), doing("batch of stitches", len(parts), first) as activity:
         for each in work.team.rounds(lambda number, step: iter(parts[number::step]), first, add):
+            activity.reach(each.done)
             if each.passes(KEPT_EVERY) or each.asked:
                 gather()
                 if not work.team.rank:
                     work.keep(STITCHES, {**found._asdict(), "batches": each.done})
-                log.info("stitched batch %d of %d", each.done, len(parts))
             if each.asked:
                 stop(f"at batch {each.done} of {len(parts)}")
         gather()
@@ -139,7 +137,7 @@ def _compared(
 
     m = len(models)
     metrics = [CKA(m, m, sync_on_compute=False) for _ in range(models[0].n_layers)]
-    for batch in states.starting(0, 1):
+    for batch in counted(states.starting(0, 1), "batch of CKA"):
         for number, (metric, layer) in enumerate(zip(metrics, zip(*batch.states, strict=True), strict=True)):
             try:
                 metric.update(layer, layer)

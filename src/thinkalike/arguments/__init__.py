@@ -1,0 +1,6 @@
+"""What functions are given: arrays of every sort, which become tensors here."""
+
+from thinkalike.arguments.annotations import takes_arrays
+from thinkalike.arguments.values import Array, tensor_of
+
+__all__ = ["Array", "takes_arrays", "tensor_of"]

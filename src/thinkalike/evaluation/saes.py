@@ -1,0 +1,131 @@
+"""What sparse autoencoders keep of a model's states on text, summed by document: errors, and losses of the next token.
+
+The first tokens of a row can be left out: their states are the same in every row, or much larger than all others, so
+that they would decide every sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.data import TokenRows
+from thinkalike.evaluation.language import next_token_losses
+from thinkalike.evaluation.stitches import last_states
+from thinkalike.measures import SparseAutoencoder, spread_of, sum_by_document
+from thinkalike.models import FrozenModel
+
+TOKENS = 4096  # that a model reads at once
+LATENTS = 2**20  # that are in memory at once: more leave the cache of a CPU
+
+
+class SiteStates(NamedTuple):
+    """The states of one site of a model, in one row each, and the number of each token's document."""
+
+    states: Float[Tensor, "n d"]
+    documents: Int[Tensor, " n"]
+
+
+class Kept(NamedTuple):
+    """What each of s autoencoders keeps of some states.
+
+    Attributes:
+        errors: Σ‖h - ĥ‖² by document.
+        active: How many latents are active on average.
+        dead: The share of latents that are active for no state.
+    """
+
+    errors: Float[Tensor, "s documents"]
+    active: Float[Tensor, " s"]
+    dead: Float[Tensor, " s"]
+
+
+class SplicedLosses(NamedTuple):
+    """Losses of the next token in nats, summed by document.
+
+    Attributes:
+        clean: The model's own.
+        ablated: With the mean state in place of every state of the site.
+        spliced: With ĥ of each of s autoencoders in place of every state.
+        tokens: How many tokens are predicted.
+    """
+
+    clean: Float[Tensor, " documents"]
+    ablated: Float[Tensor, " documents"]
+    spliced: Float[Tensor, "s documents"]
+    tokens: Float[Tensor, " documents"]
+
+
+@torch.no_grad()
+def states_after(model: FrozenModel, layer: int, tokens: Int[Tensor, "b t"], skip: int) -> Float[Tensor, "n d"]:
+    """Return the states after a block, in float32, one row each, without those of the first tokens of each row."""
+    return model.head(tokens.long(), layer)[:, skip:].flatten(0, 1).float()
+
+
+def site_states(model: FrozenModel, layer: int, rows: TokenRows, skip: int) -> SiteStates:
+    """Return the states of all rows after a block, without those of the first tokens of each row."""
+    batches = rows.tokens.split(max(TOKENS // rows.context, 1))
+    states = torch.cat([states_after(model, layer, batch, skip) for batch in batches])
+    return SiteStates(states, rows.documents[:, skip:].flatten())
+
+
+def spread_by_document(own: SiteStates, count: int) -> Float[Tensor, " documents"]:
+    """Return Σ‖h - μ‖² by document, with μ the mean of all states."""
+    return sum_by_document(spread_of(own.states).cpu(), own.documents, count)
+
+
+@torch.no_grad()
+def kept_by_document(saes: SparseAutoencoder, own: SiteStates, count: int) -> Kept:
+    """Return what each autoencoder of a stack keeps of these states.
+
+    Args:
+        count: How many documents there are.
+    """
+    several, latents = saes.b_enc.shape
+    errors, uses = torch.zeros(several, count, dtype=torch.float64), torch.zeros(several, latents, dtype=torch.long)
+    batch = max(LATENTS // saes.b_enc.numel(), 1)
+    for states, documents in zip(own.states.split(batch), own.documents.split(batch), strict=True):
+        active = saes.encode(states)
+        missed = (saes.decode(active) - states).square().sum(-1)
+        errors += sum_by_document(missed.cpu(), documents, count)
+        uses += active.count_nonzero(-2).cpu()
+    return Kept(errors, uses.sum(-1) / len(own.states), (uses == 0).double().mean(-1))
+
+
+@torch.no_grad()
+def spliced_losses(
+    model: FrozenModel,
+    layer: int,
+    saes: Sequence[SparseAutoencoder],
+    mean: Float[Tensor, " d"],
+    rows: TokenRows,
+    skip: int,
+) -> SplicedLosses:
+    """Return what a model loses on text where an autoencoder stands at a site; the first tokens keep their states.
+
+    Args:
+        saes: Of the model's own units.
+        mean: What stands in place of every state in the ablation.
+    """
+    count = int(rows.documents.max()) + 1
+    batch = max(TOKENS // rows.context, 1)
+    parts = []
+    for tokens, documents in zip(rows.tokens.long().split(batch), rows.documents.split(batch), strict=True):
+        state, last = model.residuals(tokens, [layer, model.n_layers - 1])
+        rebuilt = [mean.expand_as(state[:, skip:]), *(sae(state[:, skip:].float()) for sae in saes)]
+        ends = [_continued(model, layer, state, each) for each in rebuilt]
+        losses = torch.stack([next_token_losses(model, [end], tokens)[0] for end in (last, *ends)])
+        losses = torch.cat([losses, torch.ones_like(losses[:1])]).flatten(1).cpu()
+        parts.append(sum_by_document(losses, documents[:, 1:].flatten(), count))
+    clean, ablated, *spliced, predicted = torch.stack(parts).sum(0)
+    return SplicedLosses(clean, ablated, torch.stack(spliced), predicted)
+
+
+def _continued(model: FrozenModel, layer: int, state: Tensor, rebuilt: Tensor) -> Tensor:
+    """Return the last block's residual where a site's later states are others."""
+    whole = torch.cat([state[:, : state.shape[1] - rebuilt.shape[1]].float(), rebuilt.float()], 1)
+    return last_states(model, [(layer, whole)])[0]

@@ -1,0 +1,130 @@
+"""task=sae: sparse autoencoders of one site, from several starts, and what those explain, recover and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isnan
+from pathlib import Path
+from typing import Any, ClassVar
+
+from thinkalike import figures
+from thinkalike.config import ModelConfig, TrainConfig
+from thinkalike.errors import ModelError
+from thinkalike.evaluation import document_numbers
+from thinkalike.instruments.operations.saes import phases_of
+from thinkalike.instruments.sae.fitting import Fitted, fitted
+from thinkalike.instruments.sae.savings import break_even_table, savings_table
+from thinkalike.instruments.sae.screen import show_saes
+from thinkalike.instruments.sae.setting import Setting
+from thinkalike.instruments.sae.source import seed_folder, source_layer, source_model, source_result
+from thinkalike.instruments.sae.table import courses_of, curves, table_of
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
+from thinkalike.measures import save_sae
+from thinkalike.models import checkpoint_fingerprint, outline
+from thinkalike.store import Headline, Result, open_result
+from thinkalike.training import Run, loggers_of
+
+
+NUMBERS = ("explained_variance", "loss_recovered", "dead_latents", "active_latents")
+BLANK = ("break_even_tokens", "loss_recovered")  # an empty cell: it does not break even; there is no loss to recover
+
+
+class SparseAutoencoders(
+    Instrument, kind="sae", version=1, config=TrainConfig, reads=("model", "data", "sae", "trainer", "seed")
+):
+    """Trains autoencoders of `model` at `sae.layer`; leaves them in the format of SAELens, tables, curves and figure.
+
+    The folder of the result is what SAELens opens: the autoencoder of `sae.start` at its best rate, and in `seed-1`,
+    ... those of further seeds.
+    """
+
+    makes_inputs: ClassVar[bool] = True
+
+    def inputs(self, config: TrainConfig) -> Mapping[str, Any]:
+        _foresee(config)
+        read: dict[str, Any] = {**fingerprints(config, ("model", "data"))}
+        if config.sae.source:
+            read |= {"source": source_result(config), "source_model": checkpoint_fingerprint(source_model(config))}
+        if config.sae.stitch:
+            read["stitch"] = open_result(config.sae.stitch)
+        return read
+
+    def models_of(self, config: TrainConfig) -> dict[str, ModelConfig]:
+        return {"model": config.model} | ({"source": source_model(config)} if config.sae.source else {})
+
+    def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
+        return phases_of(config, shapes, source_layer(config))
+
+    def run(self, config: TrainConfig, work: Work) -> Outcome:
+        with work.phase("loading"):
+            setting = Setting.of(config, work.inputs)
+        run = Run(work.job.partial, setting.model.device, config.trainer, work.tracker)
+        with work.phase("fit"):
+            made = fitted(setting, run, loggers_of(run))
+        with work.phase("report"):
+            table, courses = table_of(setting, made), courses_of(setting, made)
+        _save(setting, made, work.job.aside)
+        arrays = {"errors": made.errors.float(), "spread": made.spread, "missed": made.missed}
+        tables = {"curves": curves(setting, made)}
+        if len(courses) > 1:
+            tables["savings"], arrays["saved"] = savings_table(courses)
+            tables["break_even"] = break_even_table(courses)
+        last = table[table["start"] == config.sae.start].iloc[-1]
+        numbers = [name for name in NUMBERS if not isnan(last[name])]
+        models = [each.describe() for each in (setting.model, setting.source) if each]
+        return Outcome(
+            table,
+            {name: float(last[name]) for name in numbers} | document_numbers(made.spread),
+            {name: each.numpy() for name, each in arrays.items()},
+            tables,
+            models=models,
+            facts={"data": {"name": config.data.name, **setting.corpus.facts()}},
+            blank=[f"{name}{end}" for name in BLANK for end in ("", "_low", "_high")],
+        )
+
+    def draw(self, result: Result, folder: Path) -> None:
+        if len(result.tables["curves"]["tokens"].unique()) > 1:
+            figures.sae_curves(result.tables["curves"], folder)
+
+    def headlines(self, result: Result) -> list[Headline]:
+        """Return what the autoencoder of `sae.start` explains and recovers, with intervals, and its dead latents."""
+        last = result.table[result.table["start"] == result.config["sae"]["start"]].iloc[-1]
+        ends = [
+            Headline.with_ends(name, last[name], last[f"{name}_low"], last[f"{name}_high"])
+            for name in ("explained_variance", "loss_recovered")
+            if not isnan(last[name])
+        ]
+        return [*ends, Headline("dead_latents", float(last["dead_latents"]))]
+
+    def show(self, result: Result) -> None:
+        show_saes(result)
+
+
+def _foresee(config: TrainConfig) -> None:
+    """Refuse what is seen without any weights.
+
+    Raises:
+        ModelError: the model predicts no next token, or has no such layer.
+    """
+    seen, layer = outline(config.model), config.sae.layer
+    if seen.predicts not in (None, "next"):
+        raise ModelError(
+            f"{config.model.name} predicts no next token, and task=sae says what its loss is with the autoencoder in "
+            "place; choose a model that does"
+        )
+    if seen.layers and layer >= seen.layers:
+        raise ModelError(f"sae.layer={layer}, and {config.model.name} has layers 0 to {seen.layers - 1}")
+
+
+def _save(setting: Setting, made: Fitted, folder: Path) -> None:
+    """Write the autoencoder of `sae.start` at its best rate, of each seed."""
+    config, rate = setting.config, made.best_rate(0)
+    for seed in range(config.seeds):
+        save_sae(
+            made.ended[made.place(0, rate, seed)].cpu(),
+            folder / seed_folder(seed),
+            model_name=setting.model.name,
+            hook_name=f"blocks.{config.layer}.hook_resid_post",
+            context_size=setting.corpus.fit.context,
+            prepend_bos=setting.model.bos_each_row,
+        )

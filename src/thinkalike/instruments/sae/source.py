@@ -1,0 +1,114 @@
+"""Where a transferred start comes from: the autoencoders of another model, in a result of task=sae."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from thinkalike.config import LoggerConfig, ModelConfig, TrainConfig, model_named, options
+from thinkalike.errors import ConfigError, ModelError, nearest
+from thinkalike.instruments import instrument_of, run_job
+from thinkalike.job import is_stored
+from thinkalike.measures import SparseAutoencoder, load_sae
+from thinkalike.models import FrozenModel, load_models, tokenizer_fingerprint
+from thinkalike.store import Result, open_result
+
+
+def source_model(config: TrainConfig) -> ModelConfig:
+    """Return the model whose autoencoders are carried over; nothing is trained.
+
+    Raises:
+        ConfigError: `sae.source` is neither a model nor a result of task=sae.
+        StoreError: that result is damaged.
+    """
+    name = str(config.sae.source)
+    if name in options("model"):
+        return model_named(name, {"dtype": config.model.dtype, "device": config.model.device})
+    return replace(ModelConfig(**_result(name).config["model"]), device=config.model.device)
+
+
+def source_layer(config: TrainConfig) -> int:
+    """Return the layer that autoencoders are carried over from."""
+    own, name = config.sae, str(config.sae.source)
+    if own.source_layer is not None or own.source is None or name in options("model"):
+        return own.layer if own.source_layer is None else own.source_layer
+    return int(_result(name).config["sae"]["layer"])
+
+
+def source_result(config: TrainConfig) -> Result:
+    """Return the result that `sae.source` names; that of a model is made by the same recipe where the store lacks it.
+
+    Raises:
+        ConfigError: it is neither a model nor a result of task=sae, or that is of another layer or size.
+        StoreError: that result is damaged.
+    """
+    name, own = str(config.sae.source), config.sae
+    if name in options("model"):
+        none = {"source": None, "source_layer": None, "stitch": None}
+        plain = replace(own, layer=source_layer(config), start="random", beside=[], rates=[], **none)
+        job = replace(config, model=source_model(config), sae=plain, logger=LoggerConfig(kind="none"))
+        if not is_stored(instrument_of(job), job):  # a source that is of no use is not trained
+            check_tokenizers(*load_models(job.model, config.model))
+        return run_job(job, shown_again=False)
+    made = _result(name)
+    for key, asked in {"layer": own.source_layer, "width": own.width, "activation": own.activation}.items():
+        there = made.config["sae"][key]
+        if asked not in (None, there):
+            raise ConfigError(f"sae.source={name} has sae.{key}={there}, not {asked}; take that, or another source")
+    if own.activation == "topk" and made.config["sae"]["k"] != own.k:
+        raise ConfigError(
+            f"sae.source={name} has sae.k={made.config['sae']['k']}, not {own.k}; take that, or another source"
+        )
+    return made
+
+
+def _result(name: str) -> Result:
+    """Return the result of task=sae in a folder."""
+    if not Path(name).expanduser().is_dir():
+        near = nearest(name, options("model"))
+        raise ConfigError(f"sae.source={name} is neither a result of task=sae nor a model; {near}")
+    made = open_result(name)
+    if made.kind != "sae":
+        raise ConfigError(f"sae.source={name} is a result of {made.kind}; give one of task=sae, or a model")
+    return made
+
+
+def saes_of(made: Result) -> list[SparseAutoencoder]:
+    """Return the autoencoders of a result, one for each seed.
+
+    Raises:
+        ModelError: a file is missing or damaged.
+    """
+    return [load_sae(made.folder / seed_folder(seed)).sae for seed in range(made.config["sae"]["seeds"])]
+
+
+def seed_folder(seed: int) -> str:
+    """Return where in a result the autoencoder of a seed is, counted from 0: the first is in the folder itself."""
+    return f"seed-{seed}" if seed else "."
+
+
+def check_tokenizers(source: FrozenModel, model: FrozenModel) -> None:
+    """Refuse models that cut text differently, as maps are fitted token by token.
+
+    Raises:
+        ModelError: they do.
+    """
+    if tokenizer_fingerprint(source.tokenizer) != tokenizer_fingerprint(model.tokenizer):
+        raise ModelError(
+            f"{source.name} and {model.name} have different tokenizers, and maps are fitted token by token; choose a "
+            "source with the same one"
+        )
+
+
+def check_source(made: Result, model: FrozenModel) -> None:
+    """Check that a model is the one that a result's autoencoders are of.
+
+    Raises:
+        ModelError: it has other weights.
+    """
+    found, stated = model.fingerprint(), made.provenance["models"][0]["weights"]
+    if found != stated:
+        raise ModelError(
+            f"{made.folder} holds autoencoders of {model.name} with the weights {stated}, and these are {found}; train "
+            "them anew"
+        )

@@ -1,0 +1,96 @@
+"""Maps between two models in both directions, fitted on text; what they carry is judged on something else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.config import AnalyzeConfig, MeasureConfig, pairs_of_layers, ranged
+from thinkalike.config.ranges import COUNTS
+from thinkalike.data import Corpus, read_corpus
+from thinkalike.evaluation import LayerPair, rows_at_once, rows_of_moments, state_moments
+from thinkalike.measures import AffineMap, BothDirections, Unexplained, both_directions
+from thinkalike.measures.stitching.moments import RIDGE
+from thinkalike.memory import Budget
+from thinkalike.models import FrozenModel, load_models, outline, same_vocabulary
+
+
+@dataclass
+class TransferConfig(MeasureConfig):
+    """The settings of what is carried through maps that are fitted on text."""
+
+    fit_tokens: int = ranged(2**17, least=2, most=COUNTS)  # of text that both models read
+    ridge: float = ranged(RIDGE, least=0, most=1e6)  # of least squares, in units of the mean variance of the states
+    resamples: int = ranged(1000, least=1, most=10**6)  # that intervals rest on
+
+
+@dataclass(frozen=True, eq=False)
+class PairMap:
+    """φ from a layer of the source to one of the target, ψ back, and what they leave unexplained of held-out text."""
+
+    phi: AffineMap
+    psi: AffineMap
+    unexplained: Unexplained
+    target_mean: Float[Tensor, " e"]
+
+
+def models_and_pairs(config: AnalyzeConfig) -> tuple[FrozenModel, FrozenModel, list[LayerPair]]:
+    """Return both models and the layer pairs that are asked for.
+
+    Raises:
+        ConfigError: there is no such layer.
+        ModelError: a model cannot be had, or the two read different tokens.
+    """
+    source, target = load_models(config.model, config.target)
+    same_vocabulary(source, target)
+    return source, target, pairs_of_layers(config.layers, source.n_layers, target.n_layers)
+
+
+def foreseen(config: AnalyzeConfig) -> None:
+    """Refuse layers that do not exist before any weights are loaded, where configurations tell.
+
+    Raises:
+        ConfigError: there is no such layer.
+    """
+    source, target = outline(config.model), outline(config.target)
+    if source.layers and target.layers:
+        pairs_of_layers(config.layers, source.layers, target.layers)
+
+
+def text_of_both(config: AnalyzeConfig, source: FrozenModel, target: FrozenModel) -> Corpus:
+    """Return the rows of text that maps are fitted on, and those that say what the maps leave unexplained.
+
+    Raises:
+        DataError: there is too little text.
+    """
+    context, fit_tokens = min(source.context, target.context), config.measure.fit_tokens  # type: ignore[attr-defined]
+    return read_corpus(config.data, source.tokenizer, context, bos=source.bos_each_row, fit_tokens=fit_tokens)
+
+
+@torch.no_grad()
+def fitted_maps(
+    source: FrozenModel, target: FrozenModel, pairs: Sequence[LayerPair], corpus: Corpus, ridge: float
+) -> dict[LayerPair, PairMap]:
+    """Return the maps of each layer pair, from one pass of both models over the text.
+
+    As many rows of the report judge them as they are fitted on, if it has as many.
+
+    Raises:
+        ValueError: the states of a layer do not vary.
+    """
+    budget, most = Budget.of(target.device), rows_at_once(corpus)
+    fit, held_out = (
+        state_moments(source, target, pairs, rows, rows_of_moments(source, target, rows, most, budget))
+        for rows in (corpus.fit.tokens, corpus.report.tokens[: len(corpus.fit.tokens)])
+    )
+    found = {}
+    for pair in pairs:
+        seen = fit.of(pair)
+        maps: BothDirections = both_directions(seen, ridge)
+        phi, psi = (AffineMap(each.weight.cpu(), each.bias.cpu()) for each in maps)
+        found[pair] = PairMap(phi, psi, maps.unexplained(held_out.of(pair)), seen.mean_y.cpu())
+    return found

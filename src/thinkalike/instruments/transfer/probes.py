@@ -1,0 +1,168 @@
+"""measure=probes: linear probes of linguistic features, carried from one model to another (Chen et al. 2025).
+
+python analyze.py measure=probes model=gpt2-mini model@target=gpt2-mini-s1 'layers=[[2,2]]'
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+import torch
+
+from thinkalike import figures
+from thinkalike.config import AnalyzeConfig, pairs_of_layers, ranged
+from thinkalike.data import Corpus, Stimuli, read_stimuli
+from thinkalike.errors import ConfigError, one_of
+from thinkalike.evaluation import LayerPair
+from thinkalike.instruments.of_stimuli import stimuli_facts
+from thinkalike.instruments.operations.stimuli import WORDS
+from thinkalike.instruments.operations.transfer import of_maps, of_probes, text_passes
+from thinkalike.instruments.transfer.carrying import Probing, Sides
+from thinkalike.instruments.transfer.features import SPLITS, Task, tasks_of
+from thinkalike.instruments.transfer.maps import TransferConfig, fitted_maps, foreseen, models_and_pairs, text_of_both
+from thinkalike.instruments.transfer.probe_screen import show_probes
+from thinkalike.instruments.transfer.table import BLANK, means_of, named, rows_of
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints, forward_passes, total
+from thinkalike.measures.transfer.probes import STEPS
+from thinkalike.models import FrozenModel, fresh
+from thinkalike.progress import counted
+from thinkalike.states import stimulus_states, stimulus_states_of
+from thinkalike.store import Headline, Result
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Config(TransferConfig):
+    """The settings of probes and of the controls beside them."""
+
+    kind: str = "probes"
+    alphas: list[float] = ranged(lambda: [0.1, 1.0, 10.0, 100.0, 1000.0], above=0, most=1e9)  # ridge penalties
+    folds: int = ranged(5, least=2, most=10**4)  # of the stimuli
+    inner_folds: int = ranged(3, least=2, most=10**4)  # of the others, on which the penalty is chosen
+    splits: list[str] = field(default_factory=lambda: list(SPLITS))  # what is held out together: sentence, word
+    least: int = ranged(20, least=2, most=10**9)  # stimuli of a level that is told apart
+    draws: int = ranged(5, least=1, most=10**4)  # of random maps
+    untrained: bool = True  # whether the target is also taken as it was before training
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for split in self.splits:
+            one_of("measure.splits", split, SPLITS)
+        for name in ("alphas", "splits"):
+            if not getattr(self, name):
+                raise ConfigError(f"measure.{name}=[] must be at least one")
+
+
+class CarriedProbes(
+    Instrument, kind="probes", reads=("model", "target", "layers", "data", "measure", "stimuli", "seed")
+):
+    """Carries probes of `model` to `model@target` and back, through maps that are fitted on text.
+
+    Leaves a row per layer pair, feature, split and condition in table.csv, and what the maps explain in maps.csv.
+    """
+
+    of_models: ClassVar[str] = "pairs"
+
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        foreseen(config)
+        stimuli = read_stimuli(config.stimuli)
+        _tasks(config, stimuli)  # so that what cannot be probed is refused before anything is loaded
+        return {"stimuli": stimuli, **fingerprints(config, ("model", "target", "data"))}
+
+    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
+        measure: Any = config.measure
+        if "model" not in shapes:
+            return []
+        both = [shapes["model"], shapes.get("target", shapes["model"])]
+        stimuli = read_stimuli(config.stimuli)
+        words = forward_passes(both, float(WORDS * len(stimuli.groups.unique())), WORDS)
+        tasks = [(len(task.rows), len(task.levels)) for task in _tasks(config, stimuli)]
+        pairs, widths = (
+            len(pairs_of_layers(config.layers, *(shape.layers for shape in both))),
+            [shape.width for shape in both],
+        )
+        sides = widths + widths[:1] + widths[1:] * measure.untrained  # refitted probes read the source's width
+        probes = of_probes(tasks, sides, measure.folds, len(measure.alphas), measure.inner_folds)
+        text = text_passes(both, measure.fit_tokens, config)
+        if measure.untrained:  # its maps need the source's states, too
+            text.append(Phase("untrained target", total(text)))
+        maps = pairs * of_maps(measure.fit_tokens, *widths) * (1 + measure.untrained)
+        return [*words, *text, Phase("maps", maps), Phase("probes", pairs * probes)]
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        measure: Any = config.measure
+        stimuli: Stimuli = work.inputs["stimuli"]
+        with work.phase("loading"):
+            source, target, pairs = models_and_pairs(config)
+            corpus = text_of_both(config, source, target)
+        with work.phase("states"):
+            kept = stimulus_states_of(config, stimuli, embed=False, loaded=(source, target))
+        with work.phase("maps"):
+            maps = fitted_maps(source, target, pairs, corpus, measure.ridge)
+            sides = Sides(dict(enumerate(kept[0].states)), dict(enumerate(kept[-1].states)), maps)
+            if measure.untrained:
+                sides = _with_untrained(sides, source, target, pairs, corpus, stimuli, config)
+        probing, rows, draws = Probing(sides, measure, config.seed), [], []
+        for pair in counted(pairs, "layer pair"):
+            for task in counted(_tasks(config, stimuli), "task"):
+                judged, converged = probing.judged(task, pair)
+                about = named(source, target, pair)
+                rows += [about | row | {"converged": converged} for row in rows_of(task, stimuli, judged)]
+                draws += [each.draws for each in judged.values()]
+        table = pd.DataFrame(rows)
+        _warn_of_steps(table)
+        explained = [named(source, target, pair) | maps[pair].unexplained._asdict() for pair in pairs]
+        return Outcome(
+            table,
+            {**means_of(table), "stimuli": float(len(stimuli))},
+            {"draws": torch.stack(draws).float().numpy()},
+            {"maps": pd.DataFrame(explained)},
+            models=[side.origin for side in kept],
+            facts={**stimuli_facts(stimuli), "data": {"name": config.data.name, **corpus.facts()}},
+            blank=BLANK,
+        )
+
+    def draw(self, result: Result, folder: Path) -> None:
+        figures.carried_probes(result.table, folder)
+
+    def headlines(self, result: Result) -> list[Headline]:
+        """Return means over features: the share that carried probes keep, and both accuracies."""
+        names = ("mean_share_above_chance", "mean_carried_accuracy", "mean_native_accuracy")
+        return [Headline(name, result.scalars[name]) for name in names if name in result.scalars]
+
+    def show(self, result: Result) -> None:
+        show_probes(result)
+
+
+def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
+    measure: Any = config.measure
+    return tasks_of(stimuli, measure.splits, measure.folds, measure.least, config.seed)
+
+
+def _warn_of_steps(table: pd.DataFrame) -> None:
+    """Say which features have a probe that did not reach its tolerance."""
+    if not table["converged"].all():
+        features = ", ".join(dict.fromkeys(table[~table["converged"]]["feature"]))
+        log.warning("warning: probes of %s have not converged after %d steps; raise measure.alphas", features, STEPS)
+
+
+def _with_untrained(
+    sides: Sides,
+    source: FrozenModel,
+    target: FrozenModel,
+    pairs: Sequence[LayerPair],
+    corpus: Corpus,
+    stimuli: Stimuli,
+    config: AnalyzeConfig,
+) -> Sides:
+    """Return the sides with a target of new weights, and maps of its own."""
+    untrained = fresh(target, config.seed)
+    maps = fitted_maps(source, untrained, pairs, corpus, config.measure.ridge)  # type: ignore[attr-defined]
+    states = dict(enumerate(stimulus_states(untrained, stimuli)))
+    return Sides(sides.source, sides.target, sides.maps, states, {pair: each.psi for pair, each in maps.items()})

@@ -1,0 +1,140 @@
+"""measure=steering: the direction of a feature, carried from one model to another, and what it does there.
+
+    python analyze.py measure=steering model=gpt2-mini model@target=gpt2-mini-s1
+
+(Chen, Merullo, Stolfo & Pavlick 2025, arXiv 2506.06609.)
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from typing import Any, ClassVar, Optional
+
+import pandas as pd
+import torch
+
+from thinkalike import figures
+from thinkalike.config import AnalyzeConfig, neutral, pairs_of_layers, ranged
+from thinkalike.data import CONTRASTS, grammar_contrasts, read_contrasts
+from thinkalike.errors import ConfigError, one_of
+from thinkalike.instruments.operations.transfer import of_maps, of_steering, text_passes
+from thinkalike.instruments.transfer.maps import TransferConfig, fitted_maps, foreseen, models_and_pairs, text_of_both
+from thinkalike.instruments.transfer.steering_screen import best_rows, show_steering
+from thinkalike.instruments.transfer.table import named
+from thinkalike.instruments.transfer.trial import CARRIED, NATIVE, NOT_RANDOM, POSITIONS, Trial
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
+from thinkalike.progress import counted
+from thinkalike.store import Headline, Result
+
+log = logging.getLogger(__name__)
+
+
+LENGTH = 8  # tokens of a text, about
+
+
+# ruff: noqa: UP045
+@dataclass
+class Config(TransferConfig):
+    """The settings of steering vectors and of what is said of them."""
+
+    kind: str = "steering"
+    contrast: str = "number"  # number, question: of the grammar | table: pairs of texts of your own
+    path: Optional[str] = neutral(None)  # contrast=table: .csv .tsv .parquet
+    pairs: int = ranged(400, least=2, most=10**7)  # of the grammar
+    strengths: list[float] = ranged(lambda: [1.0, 2.0], above=0, most=1e6)  # 1: the difference of means itself
+    positions: list[str] = field(default_factory=lambda: list(POSITIONS))  # the word's last token | also all later ones
+    folds: int = ranged(5, least=2, most=10**4)  # of the words: vectors are judged on others than they are made of
+    draws: int = ranged(5, least=1, most=10**4)  # of random vectors
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("measure.contrast", self.contrast, (*CONTRASTS, "table"))
+        for position in self.positions:
+            one_of("measure.positions", position, POSITIONS)
+        for name in ("strengths", "positions"):
+            if not getattr(self, name):
+                raise ConfigError(f"measure.{name}=[] must be at least one")
+        if (self.contrast == "table") != bool(self.path):
+            raise ConfigError(
+                f"measure.contrast={self.contrast} and measure.path={self.path} do not go together; pairs of your own "
+                "need measure.contrast=table measure.path=FILE"
+            )
+
+
+class Steering(Instrument, kind="steering", reads=("model", "target", "layers", "data", "measure", "seed")):
+    """Adds the direction of a feature to the states of `model@target`: its own, and that of `model`, carried over.
+
+    Leaves a row per layer pair, position, strength and condition in table.csv, and what the maps explain in maps.csv.
+    """
+
+    of_models: ClassVar[str] = "pairs"
+
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        measure: Any = config.measure
+        foreseen(config)
+        own = {"contrasts": read_contrasts(measure.path)} if measure.contrast == "table" else {}
+        return {**own, **fingerprints(config, ("model", "target", "data"))}
+
+    def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
+        measure: Any = config.measure
+        if "model" not in shapes:
+            return []
+        both = [shapes["model"], shapes.get("target", shapes["model"])]
+        count = len(read_contrasts(measure.path)) if measure.contrast == "table" else measure.pairs
+        pairs = pairs_of_layers(config.layers, *(shape.layers for shape in both))
+        passes = (len(NOT_RANDOM) + measure.draws) * len(measure.strengths) * len(measure.positions)
+        steered = of_steering(both[1].operations, [depth for _, depth in pairs], count, LENGTH, passes)
+        maps = len(pairs) * of_maps(measure.fit_tokens, *(shape.width for shape in both))
+        return [*text_passes(both, measure.fit_tokens, config), Phase("maps", maps), Phase("steering", steered)]
+
+    def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        measure: Any = config.measure
+        with work.phase("loading"):
+            source, target, pairs = models_and_pairs(config)
+            corpus = text_of_both(config, source, target)
+            contrasts = work.inputs.get("contrasts") or grammar_contrasts(
+                measure.contrast, target.tokenizer, measure.pairs, config.seed
+            )
+        with work.phase("maps"):
+            maps = fitted_maps(source, target, pairs, corpus, measure.ridge)
+        trial = Trial(source, target, contrasts, measure, config.seed)
+        rows, effects = [], []
+        for pair in counted(pairs, "layer pair"):
+            for row, effect in trial.rows(pair, maps[pair]):
+                rows.append(named(source, target, pair) | row)
+                effects.append(effect)
+        if pd.DataFrame(rows)["share"].isna().any():
+            log.warning(
+                "warning: the counterparts move the gap by %.2f nats in %s, which is not told from 0, so there is no "
+                "share of it; check up and down", float(trial.natural.mean()), target.name,
+            )  # fmt: skip
+        arrays = {"effects": torch.stack(effects), "natural": trial.natural, "groups": trial.groups}
+        return Outcome(
+            pd.DataFrame(rows),
+            {"pairs": float(len(contrasts)), "natural_effect": float(trial.natural.mean())},
+            {name: values.numpy() for name, values in arrays.items()},
+            {"maps": pd.DataFrame([named(source, target, pair) | maps[pair].unexplained._asdict() for pair in pairs])},
+            models=[model.describe() for model in dict.fromkeys((source, target))],
+            facts={
+                "contrasts": {"source": contrasts.source, "fingerprint": contrasts.fingerprint()},
+                "data": {"name": config.data.name, **corpus.facts()},
+            },
+            blank=("share", "low", "high"),
+        )
+
+    def draw(self, result: Result, folder: Path) -> None:
+        figures.steering(result.table, folder)
+
+    def headlines(self, result: Result) -> list[Headline]:
+        """Return shares of the natural effect, native and carried, at the layer where the native vector does most."""
+        best = best_rows(result.table)
+        shares = {"carried_share": best[CARRIED], "native_share": best[NATIVE]}
+        found = [Headline.with_ends(name, row["share"], row["low"], row["high"]) for name, row in shares.items()]
+        return [each for each in found if isfinite(each.value)]
+
+    def show(self, result: Result) -> None:
+        show_steering(result)

@@ -1,0 +1,98 @@
+"""Steering vectors: the difference that a feature makes to mean states, carried to another model, and its effect.
+
+A vector s that is added to states of model A becomes U s in model B, with φ(h) = U h + u from A to B; a difference has
+no constant term (Chen, Merullo, Stolfo & Pavlick 2025, arXiv 2506.06609).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.measures.statistics.bootstrapping import percentile_interval, resampled_counts
+from thinkalike.measures.statistics.estimate import Estimate
+from thinkalike.measures.stitching.closed_forms import AffineMap
+
+
+def held_out_differences(
+    before: Float[Tensor, "n d"], after: Float[Tensor, "n d"], fold_of: Int[Tensor, " n"]
+) -> Float[Tensor, "n d"]:
+    """Return for each pair of states the mean of after - before over all pairs that are not in its fold.
+
+    Raises:
+        ValueError: There is one fold only, so nothing is left to take the mean of.
+    """
+    if not (fold_of != fold_of[0]).any():
+        raise ValueError("a vector that is judged on other pairs needs two folds of them")
+    difference, vectors = after.double() - before.double(), torch.empty(before.shape, dtype=torch.float64)
+    for fold in fold_of.unique():
+        vectors[fold_of == fold] = difference[fold_of != fold].mean(0)
+    return vectors
+
+
+def carried_vectors(vectors: Float[Tensor, "n d"], mapping: AffineMap) -> Float[Tensor, "n e"]:
+    """Return U s for each vector s; the bias of the map plays no part in a difference."""
+    return vectors @ mapping.weight.to(vectors).T
+
+
+def with_norms_of(vectors: Float[Tensor, "*n d"], others: Float[Tensor, "n e"]) -> Float[Tensor, "*n d"]:
+    """Return the directions of some vectors with the norms of others; a zero vector stays one."""
+    return torch.nn.functional.normalize(vectors, dim=-1) * others.norm(dim=-1, keepdim=True)
+
+
+def random_directions(
+    draws: int, vectors: Float[Tensor, "n d"], generator: torch.Generator
+) -> Float[Tensor, "draws n d"]:
+    """Return random directions, each the same for all n, with the norms of the given vectors."""
+    directions = torch.randn(draws, 1, vectors.shape[1], dtype=vectors.dtype, generator=generator)
+    return with_norms_of(directions.expand(-1, len(vectors), -1), vectors)
+
+
+@dataclass(frozen=True, eq=False)
+class Effects:
+    """Mean effects of c conditions and of the natural change on the same texts, in nats, with r resamples of both."""
+
+    value: Float[Tensor, " c"]
+    draws: Float[Tensor, "c r"]
+    natural: Float[Tensor, ""]
+    natural_draws: Float[Tensor, " r"]
+
+    def interval(self, level: float = 0.95) -> Estimate:
+        """Return the mean effects, in nats, with percentile intervals."""
+        return percentile_interval(self.value, self.draws, level)
+
+    def shares(self, level: float = 0.95) -> Estimate:
+        """Return each mean effect as a share of the natural one, with percentile intervals: 1 does as much.
+
+        It is nan where the natural effect is not told from 0.
+        """
+        ends = percentile_interval(self.natural, self.natural_draws, level)
+        if ends.low <= 0 <= ends.high:
+            unknown = torch.full_like(self.value, torch.nan)
+            return Estimate(unknown, unknown, unknown)
+        return percentile_interval(self.value / self.natural, self.draws / self.natural_draws, level)
+
+
+def effects_of(
+    steered: Float[Tensor, "c n"], natural: Float[Tensor, " n"], groups: Int[Tensor, " n"], resamples: int, seed: int
+) -> Effects:
+    """Return mean effects over texts, with resamples of the groups of texts.
+
+    Args:
+        steered: How far each condition moves the log-probability gap of each text, in nats.
+        natural: How far the counterpart of the text moves it.
+        groups: The number of what each text belongs to, such as its word.
+
+    Raises:
+        ValueError: There are fewer than two groups.
+    """
+    groups = groups.unique(return_inverse=True)[1]
+    count = int(groups.max()) + 1
+    rows = torch.cat([steered.double(), natural.double()[None], torch.ones(1, len(natural), dtype=torch.float64)])
+    sums = torch.zeros(len(rows), count, dtype=torch.float64).index_add_(1, groups, rows)
+    drawn = torch.cat([sums @ weights.T for weights in resampled_counts(count, resamples, seed)], -1)
+    means, drawn_means = (each[:-1] / each[-1] for each in (sums.sum(-1), drawn))
+    return Effects(means[:-1], drawn_means[:-1], means[-1], drawn_means[-1])

@@ -1,0 +1,116 @@
+"""What is being done, and how far it is: activities inside one another, which a screen may show.
+
+    with doing("report"):
+        for batch in counted(batches, "batch"): ...
+
+Nothing is printed here, no number depends on it, and where nobody looks it costs an addition for each item.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Activity:
+    """Something that is being done.
+
+    Attributes:
+        name: what it is, or what it counts, such as "step".
+        total: how many there are; None: it is not counted, or nobody knows.
+        done: how many are done, those of an earlier run included.
+        first: how many those were, so that a rate is of this run.
+        in_bytes: whether it counts bytes.
+        steps_aside: whether it is not worth a word while something is done inside it.
+        note: what else to say, such as a loss.
+        since: when it began.
+        reached: when `done` last grew.
+        thread: which thread does it.
+    """
+
+    name: str
+    total: int | None = None
+    done: int = 0
+    first: int = 0
+    in_bytes: bool = False
+    steps_aside: bool = False
+    note: str = ""
+    since: float = field(default_factory=time.monotonic)
+    reached: float = field(default_factory=time.monotonic)
+    thread: int = field(default_factory=threading.get_ident)
+
+    def begin(self, done: int) -> None:
+        """Note that counting begins now, after so many that an earlier run did."""
+        self.done = self.first = done
+        self.since = self.reached = time.monotonic()
+
+    def reach(self, done: int) -> None:
+        """Note that so many are done."""
+        self.done, self.reached = done, time.monotonic()
+
+    @property
+    def rate(self) -> float | None:
+        """How many are done in a second, or None while nothing is."""
+        passed = self.reached - self.since
+        return (self.done - self.first) / passed if self.done > self.first and passed > 0 else None
+
+    def left(self, now: float) -> float | None:
+        """Return the seconds that the rest will take at this rate, or None if that is not known."""
+        if self.rate is None or self.total is None:
+            return None
+        return max((self.total - self.done) / self.rate - (now - self.reached), 0.0)
+
+
+_open: list[Activity] = []  # the outermost first
+
+
+def under_way() -> list[Activity]:
+    """Return what is being done, the outermost activity first."""
+    activities = list(_open)
+    return [each for place, each in enumerate(activities, 1) if place == len(activities) or not each.steps_aside]
+
+
+@contextlib.contextmanager
+def doing(
+    name: str, total: int | None = None, done: int = 0, *, in_bytes: bool = False, steps_aside: bool = False
+) -> Iterator[Activity]:
+    """Say that something is being done while this is open; see `Activity`.
+
+    Args:
+        done: how many an earlier run did.
+    """
+    activity = Activity(name, total, done, done, in_bytes, steps_aside)
+    _open.append(activity)
+    try:
+        yield activity
+    finally:
+        _close(activity)
+
+
+def counted(items: Iterable[T], name: str, total: int | None = None) -> Iterator[T]:
+    """Yield items, and count those that are done.
+
+    Args:
+        name: what one of them is.
+        total: how many there are; None: their length, if they have one.
+    """
+    if total is None and isinstance(items, Collection):
+        total = len(items)
+    with doing(name, total) as activity:
+        for item in items:
+            yield item
+            activity.reach(activity.done + 1)
+
+
+def _close(activity: Activity) -> None:
+    """Close an activity, and what the same thread has left open inside it."""
+    if activity in _open:
+        place = _open.index(activity)
+        _open[place:] = [each for each in _open[place:] if each.thread != activity.thread]

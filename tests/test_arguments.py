@@ -1,0 +1,427 @@
+"""Public functions and metrics take arrays of every sort, with the values that tensors have; or say what is wrong."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+import thinkalike
+from thinkalike import measures
+from thinkalike.arguments import takes_arrays, tensor_of
+from thinkalike.measures import (
+    CKA,
+    MLEM,
+    AffineMap,
+    BatchMeans,
+    DifferentiableMLEM,
+    FeatureEncoder,
+    FeatureSpaceCKA,
+    LayerMeans,
+    LayerPredictions,
+    LinearPrediction,
+    Moments,
+    NeighboursGivenToken,
+    NeuralDistances,
+    RowGroups,
+    Stitch,
+    cka,
+    draw,
+    hsic1,
+    layer_measures,
+    mutual_knn_matrix,
+    rsa,
+    token_loss,
+    weighted_tau,
+)
+
+N, D = 24, 4
+DRAWN = torch.Generator().manual_seed(0)
+
+
+def normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=DRAWN, dtype=torch.float64)
+
+
+X, Y = normal(N, D), normal(N, D)
+VECTORS = normal(3, 28)  # distances of eight stimuli
+POSITIVE, SQUARE = normal(3, N).abs() + 0.1, torch.cdist(normal(D, 3), normal(D, 3))
+SYMMETRIC, GRAM = SQUARE + SQUARE.T - torch.diag((SQUARE + SQUARE.T).diagonal()), X @ X.T
+CELLS = (9.0 * torch.arange(6) ** 2)[:, None].double()
+COUNTS = torch.arange(N) % 5 + 1.0
+GROUPS = torch.arange(N) % 6
+TOKENS = torch.arange(N) % D
+HEAD = nn.Linear(D, D, dtype=torch.float64)
+TABLE = torch.stack([GROUPS % 2, GROUPS % 3], 1).double()
+MEANT = X + 3 * torch.cat([TABLE, TABLE], 1)  # states in which these features show
+MODELS = normal(4, 4, N)
+AGAIN = normal(7, 3, N)
+
+# by function: its arguments, in which each tensor is given as every sort of array
+CALLS = {
+    "agreement": {"labels": TOKENS[:6], "groups": GROUPS[:6].tolist()},
+    "agreement_p": {"labels": TOKENS[:6], "groups": ["a", "b"] * 3},
+    "alignment": {"hsics": GRAM},
+    "arc_length": {"ckas": X.tanh()},
+    "bootstrap_difference": {"first": POSITIVE, "first_counts": COUNTS, "second": POSITIVE, "second_counts": COUNTS},
+    "bootstrap_interval": {"sums": POSITIVE, "counts": COUNTS},
+    "ceiling": {"cells": GROUPS, "layers": [(9 * X).round() + CELLS[GROUPS], Y.round() + CELLS[GROUPS]]},
+    "change_point": {"curve": MODELS[0]},
+    "cka": {"X": X, "Y": Y},
+    "cluster": {"distances": SYMMETRIC, "k": 2},
+    "comparable": {"vectors": VECTORS, "comparator": "spearman"},
+    "compare": {"x": VECTORS, "y": VECTORS + 1},
+    "compare_outputs": {"states": torch.stack([X, Y]), "finish": HEAD, "reference": X, "targets": TOKENS},
+    "crossnobis": {"runs": normal(3, 6, D)},
+    "disagreement": {"X": X, "Y": Y},
+    "distance_correlation": {"X": X, "Y": Y},
+    "distance_vectors": {"layers": [X, Y]},
+    "documents_and_seeds_interval": {"sums": POSITIVE, "counts": COUNTS},
+    "draw": {"subjects": 3, "stimuli": N, "resamples": 3, "groups": GROUPS},
+    "dual_variance": {"both": POSITIVE, "subjects": POSITIVE, "stimuli": POSITIVE, "s": 3, "n": N},
+    "effective_number": {"counts": COUNTS},
+    "feature_importance": {"model": MLEM(alpha=1.0), "X": TABLE, "Y": MEANT, "groups": GROUPS, "folds": 2},
+    "flips": {"predicted": MODELS[..., None].sign().long()},
+    "fold_interval": {"values": POSITIVE},
+    "group_hsics": {"rows": [X, Y], "groups": RowGroups.of(TOKENS, 4), "estimator": "biased"},
+    "grouped": {"values": MODELS, "groups": ["a", "a", "b", "b"]},
+    "hsic0": {"K": GRAM, "L": Y @ Y.T},
+    "hsic1": {"K": GRAM, "L": Y @ Y.T},
+    "interval_around": {"value": X, "half": Y},
+    "jaccard": {"X": X, "Y": Y, "k": 3},
+    "jackknife": {"value": X[0], "replicates": X},
+    "jensen_shannon": {"X": X, "Y": Y},
+    "leave_one_out": {"values": X},
+    "leverage": {"features": X},
+    "mantel": {"layers": [X, Y], "permutations": 9},
+    "matrix_agreement": {"matrix": SYMMETRIC, "other": SQUARE},
+    "mds": {"dissimilarity": SYMMETRIC},
+    "mid_ranks": {"values": X},
+    "model_scores": {"models": normal(2, 28), "subjects": normal(3, 28), "resamples": 20, "groups": GROUPS[:8]},
+    "mutual_knn": {"X": X, "Y": Y, "k": 2, "groups": TOKENS},
+    "mutual_knn_matrix": {"layers": [X, Y], "k": 3},
+    "noise_ceiling": {"subjects": VECTORS},
+    "noise_covariance": {"residuals": X, "freedom": N - 1},
+    "onset": None,
+    "parting": {"values": MODELS[..., :3], "groups": ["a", "a", "b", "b"], "resamples": 20},
+    "permuted_rows": {"documents": GROUPS.sort().values, "generator": None},
+    "population_penalties": {"values": MODELS},
+    "procrustes_distance": {"X": X, "Y": Y},
+    "random_effects": {"values": POSITIVE},
+    "rows_of": {"states": X.view(6, 4, D), "flatten": "token", "mask": GROUPS.view(6, 4) > 0},
+    "rsa": {"layers": [X, Y], "others": [Y]},
+    "rsa_estimate": {"layers": [X, Y], "groups": GROUPS, "folds": 3},
+    "second_order_cosine": {"X": X, "Y": Y, "k": 3},
+    "separation": {"upper": POSITIVE, "lower": MODELS[0, :3]},
+    "soft_matching": {"X": X, "Y": Y},
+    "span": None,
+    "spearman": {"x": X, "y": Y},
+    "splits": {"fold_of": GROUPS},
+    "stimulus_folds": {"n": N, "folds": 3, "groups": GROUPS},
+    "sum_by_document": {"values": POSITIVE, "documents": GROUPS, "count": 6},
+    "surprises": {"states": X, "finish": HEAD, "targets": TOKENS, "codes": normal(D, 3)},
+    "svcca": {"X": X, "Y": Y},
+    "symmetric": {"penalties": SQUARE},
+    "token_kl": {"states": X, "finish": HEAD, "reference": Y},
+    "token_loss": {"states": X, "finish": HEAD, "targets": TOKENS},
+    "two_factor": {"values": normal(2, 3), "replicates": normal(20, 2, 3), "draws": draw(3, N, 20)},
+    "two_sided": {"value": X, "error": X.abs(), "freedom": 5},
+    "unigram_entropy": {"tokens": TOKENS},
+    "weighted_tau": {"profiles": POSITIVE, "others": MODELS[0]},
+    # those that take no arrays
+    "bias_only": None, "layer_measures": None, "least_squares": None, "procrustes": None, "reduced_rank": None,
+    "student_p": None, "student_t": None, "token_codes": None,
+}  # fmt: skip
+
+
+def gathered(metric, source, target, **more):
+    """What a metric says of two batches."""
+    for number in range(2):
+        metric.update(source, target, number=number, **more)
+    return metric.compute()
+
+
+def in_one_pass(source, target):
+    metric = FeatureSpaceCKA()
+    metric.update(source, target)
+    return metric.compute()
+
+
+def predicted(sources, targets):
+    prediction = LinearPrediction([(0, 0)])
+    prediction.fit(sources, targets)
+    prediction.judge(sources, targets, 0)
+    prediction.judge([layer[:12] for layer in sources], [layer[:12] for layer in targets], 1)
+    return prediction.compute()
+
+
+def moments(sources, targets):
+    found = Moments([(0, 0)])
+    found.update(sources, targets)
+    return found.of((0, 0))
+
+
+def fitted(X, Y, groups):
+    model = MLEM(alpha=1.0).fit(X, Y, groups)
+    return model.weights_, model.predict(X), model.score(X, Y)
+
+
+def stitched(residual):
+    stitch = Stitch("affine", D, D).double()
+    with torch.no_grad():
+        stitch.map.weight.copy_(SQUARE)
+    return stitch(residual)
+
+
+SIDES = {"source": [X, Y], "target": [Y]}
+OBJECTS = {  # by class: what its methods give of these arguments
+    "CKA": (lambda **given: gathered(CKA(2, 1, given="token"), **given), {**SIDES, "groups": TOKENS}),
+    "FeatureSpaceCKA": (in_one_pass, SIDES),
+    "BatchMeans": (lambda **given: gathered(BatchMeans(2, 1, mutual_knn_matrix), **given), SIDES),
+    "LayerMeans": (
+        lambda **given: gathered(LayerMeans(2, 1, layer_measures()["dcor"], 2), **given),
+        {**SIDES, "documents": GROUPS},
+    ),
+    "NeighboursGivenToken": (
+        lambda **given: gathered(NeighboursGivenToken(2, 1, 2), **given), {**SIDES, "groups": TOKENS},
+    ),
+    "LayerPredictions": (lambda **given: gathered(LayerPredictions(2, 1, fit_batches=1), **given), SIDES),
+    "LinearPrediction": (predicted, {"sources": [X], "targets": [Y]}),
+    "LayerMeasure": (lambda X, Y: layer_measures()["procrustes"].of(X, Y), {"X": X, "Y": Y}),
+    "Moments": (moments, {"sources": [X], "targets": {0: Y}}),
+    "MLEM": (fitted, {"X": TABLE, "Y": MEANT, "groups": GROUPS}),
+    "FeatureEncoder": (lambda X: FeatureEncoder.fit(X).encode(X).levels, {"X": TABLE}),
+    "DifferentiableMLEM": (
+        lambda states: DifferentiableMLEM(2).double().loss(FeatureEncoder.fit(TABLE).encode(TABLE), states),
+        {"states": X},
+    ),
+    "NeuralDistances": (lambda states: NeuralDistances.of(states).vector(), {"states": X}),
+    "RowGroups": (lambda tokens: RowGroups.of(tokens, 4).order, {"tokens": TOKENS}),
+    "AffineMap": (lambda states: AffineMap(SQUARE, X[0])(states), {"states": Y}),
+    "Stitch": (stitched, {"residual": X}),
+}  # fmt: skip
+RESULTS = {  # classes of what comes back, and of what functions make
+    "CKAResult", "CalibratedEstimate", "Chance", "Draws", "Estimate", "Features", "Grouped", "Importance",
+    "LayerPairEstimate", "ModelDistance", "ModelScores", "NeighbourEstimate", "NoiseCeiling", "OutputMatch",
+    "PredictionEstimate", "Properties", "Scored", "TwoFactors", "FrozenModel", "Result",
+}  # fmt: skip
+WITHOUT = {"load_model", "open_result", "results"}  # functions of names and folders
+
+EVERY = {name: (getattr(measures, name), given) for name, given in CALLS.items() if given} | OBJECTS
+
+
+def test_every_public_name_is_here():
+    public = {name for name in (*thinkalike.__all__, *measures.__all__) if not name.isupper() or name in OBJECTS}
+    assert public == {*CALLS, *OBJECTS, *RESULTS, *WITHOUT}
+
+
+# ------------------------------------------------------------------------------------------------------ sorts of arrays
+
+
+def as_pandas(values: Tensor):
+    kinds = {1: pd.Series, 2: pd.DataFrame}
+    return kinds.get(values.ndim, np.asarray)(values.numpy())
+
+
+def as_nullable(values: Tensor):
+    return as_pandas(values).convert_dtypes() if values.ndim in (1, 2) else values.numpy()
+
+
+def read_only(values: Tensor):
+    array = values.numpy().copy()
+    array.flags.writeable = False
+    return array
+
+
+SORTS = {
+    "numpy": Tensor.numpy,
+    "lists": Tensor.tolist,
+    "pandas": as_pandas,
+    "nullable": as_nullable,
+    "read-only": read_only,
+    "strided": lambda values: np.repeat(values.numpy(), 2, -1)[..., ::2],
+    "backwards": lambda values: values.numpy()[::-1].copy()[::-1],
+    "transposed": lambda values: values.transpose(0, -1).contiguous().transpose(0, -1),
+    "byte order": lambda values: values.numpy().astype(values.numpy().dtype.newbyteorder()),
+    "objects": lambda values: values.numpy().astype(object),
+}
+
+
+def changed(given, change, only=None):
+    """Arguments in which tensors, those inside lists too, are changed."""
+    if isinstance(given, Tensor):
+        return change(given)
+    if isinstance(given, list):
+        return [changed(each, change) for each in given]
+    if isinstance(given, dict):
+        return {name: changed(each, change) if only in (None, name) else each for name, each in given.items()}
+    return given
+
+
+def called(name, **given):
+    function, _ = EVERY[name]
+    if "generator" in given:
+        given["generator"] = torch.Generator().manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of features that say much the same
+        return numbers(function(**given))
+
+
+def numbers(found):
+    """All numbers of a result, as a list of tensors."""
+    if isinstance(found, Tensor | float | int):
+        return [torch.as_tensor(found)]
+    if isinstance(found, str | type(None)):
+        return []
+    if hasattr(found, "__dataclass_fields__"):
+        found = vars(found).values()
+    return [number for each in found for number in numbers(each)]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_sort_of_array_gives_the_values_of_tensors(name):
+    _, given = EVERY[name]
+    expected = called(name, **given)
+    assert expected
+    for sort, change in SORTS.items():
+        found = called(name, **changed(given, change))
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-6 * (sort == "transposed"), equal_nan=True, msg=sort)
+
+
+def arrays_of(name):
+    """The names of the arguments that hold tensors."""
+    return [key for key, each in EVERY[name][1].items() if changed({key: each}, lambda tensor: None) != {key: each}]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_whole_numbers_are_taken_for_the_real_numbers_they_are(name):
+    whole = changed(EVERY[name][1], lambda values: (7 * values).round() if values.is_floating_point() else values)
+    expected = called(name, **whole)
+    for sort in (Tensor.int, lambda values: values.int().numpy(), lambda values: values.short().tolist()):
+        change = lambda values, sort=sort: sort(values) if values.is_floating_point() else values  # noqa: E731
+        for one, other in zip(called(name, **changed(whole, change)), expected, strict=True):
+            torch.testing.assert_close(one.double(), other.double(), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", EVERY)
+def test_halves_give_the_value_of_the_numbers_that_they_are(name, dtype):
+    def rounded(values, to):
+        return values.to(dtype).to(to) if values.is_floating_point() else values
+
+    def given(to):
+        heads = {"finish": HEAD.to(dtype).to(to)} if "finish" in EVERY[name][1] else {}
+        return changed(EVERY[name][1], lambda values: rounded(values, to)) | heads
+
+    found, exact = (called(name, **given(to)) for to in (dtype, torch.float64))
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=2e-2, atol=2e-2, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", [name for name in EVERY if {"groups", "labels"} & set(arrays_of(name))])
+def test_groups_may_be_names(name):
+    given = EVERY[name][1]
+    key = "labels" if "labels" in given else "groups"
+    expected = called(name, **given)
+    for sort in (list, np.array, pd.Series, lambda names: pd.Series(names, dtype="category")):
+        names = sort([f"sentence {number}" for number in given[key].tolist()])
+        for one, other in zip(called(name, **{**given, key: names}), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+TABLES = {"MLEM": "X", "FeatureEncoder": "X", "feature_importance": "X", "ceiling": "cells"}  # of text and gaps, too
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_an_array_that_lacks_a_value_or_holds_text_is_named(name):
+    given = EVERY[name][1]
+    for key in set(arrays_of(name)) - {TABLES.get(name)}:
+        for wrong in (None, float("nan"), pd.NA, *(["?"] if key not in ("groups", "labels") else [])):
+
+            def spoilt(values, wrong=wrong):
+                array = values.numpy().astype(object)
+                array.flat[-1] = wrong
+                return array
+
+            called_so = "layer 0" if key == "Y" and name in TABLES else key
+            with pytest.raises(ValueError, match=f"^{called_so}.* (lacks a value at|holds '[?]')"):
+                called(name, **changed(given, spoilt, key))
+
+
+# --------------------------------------------------------------------------------------------------- what is not taken
+
+WRONG = {
+    "text": (lambda: cka("a", Y), "X is a str: give real numbers"),
+    "nothing": (lambda: cka(X, None), "Y is None: give real numbers"),
+    "an object": (lambda: cka(X, object()), "Y is a object: give"),
+    "a number": (lambda: cka(3, Y), r"X has shape \(\), not \(n, d\)"),
+    "a vector": (lambda: cka(X, Y[0].numpy()), r"Y has shape \(4\), not \(m, e\)"),
+    "a matrix of text": (lambda: cka(X, Y.numpy().astype(str)), r"Y holds text \("),
+    "complex numbers": (lambda: cka(X.numpy() * 1j, Y), "X holds complex numbers"),
+    "complex tensors": (lambda: cka(X * 1j, Y), "X holds complex numbers"),
+    "dates": (lambda: cka(X, pd.DataFrame({"day": pd.to_datetime(["2026-01-01"] * N)})), "Y holds values of type date"),
+    "rows of different lengths": (lambda: cka([[1, 2], [3]], Y), "X is no array, as its rows differ in length"),
+    "a masked array": (lambda: cka(np.ma.masked_less(X.numpy(), 0), Y), r"X lacks a value at \["),
+    "fractions for numbers of tokens": (lambda: token_loss(X, HEAD, X[:, 0]), "targets holds .*: give whole numbers"),
+    "other sizes": (lambda: hsic1(GRAM, GRAM[:, :3]), r"L has shape \(24, 3\), not \(n, n\) with n = 24"),
+    "one layer": (lambda: rsa(X.numpy()), r"layers is one array of shape \(24, 4\): give a list of them, as layers"),
+    "a table as layers": (lambda: rsa(pd.DataFrame(X)), "layers is one array of shape"),
+    "vectors as layers": (lambda: rsa([X[0], X[1]]), r"layers\[0\] has shape \(4\)"),
+    "a layer of text": (lambda: CKA(1, 1).update([X], [X.numpy().astype(str)]), r"target_states\[0\] holds text"),
+    "too many axes": (lambda: weighted_tau(MODELS), r"profiles has shape \(4, 4, 24\), not \(l, f\)"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_no_array_of_that_shape_is_refused_by_name(what):
+    call, message = WRONG[what]
+    with pytest.raises(ValueError, match=f"^{message}"):
+        call()
+
+
+def test_one_array_of_all_layers_is_a_list_of_them():
+    both = torch.stack([X, Y])
+    for layers in (both, both.numpy()):
+        torch.testing.assert_close(rsa(layers), rsa([X, Y]), rtol=0, atol=1e-12)
+        torch.testing.assert_close(mutual_knn_matrix(layers), mutual_knn_matrix([X, Y]))
+
+
+# ------------------------------------------------------------------------------------------------ what stays as it was
+
+
+def test_gradients_reach_tensors_also_those_in_a_list_of_rows():
+    rows = [row.clone().requires_grad_() for row in X]
+    cka(rows, Y.numpy()).backward()
+    whole = X.clone().requires_grad_()
+    cka(whole, Y).backward()
+    torch.testing.assert_close(torch.stack([row.grad for row in rows]), whole.grad)
+
+
+def test_a_tensor_stays_the_same_object_and_an_array_its_memory():
+    assert tensor_of(X, Float, "X") is X
+    array = X.numpy().copy()
+    tensor_of(array, Float, "X")[0, 0] = 7
+    assert array[0, 0] == 7
+    layers = [X, Y]
+    same = []
+    taking = takes_arrays(keep)
+    taking(layers, layers, same)
+    assert same[0] is layers
+    assert same[1] is layers
+
+
+def keep(first: Sequence[Float[Tensor, "n d"]], second: Sequence[Float[Tensor, "n d"]], found: list) -> None:
+    found += [first, second]
+
+
+def test_a_public_function_can_be_pickled():
+    assert pickle.loads(pickle.dumps(cka)) is cka

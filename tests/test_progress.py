@@ -1,0 +1,315 @@
+"""What a job says of how far it is: the right numbers, live on a terminal, seldom in a pipe, and never on stdout."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from fcntl import ioctl
+
+import pytest
+import torch
+from rich.console import Console
+from rich.spinner import Spinner
+
+from conftest import ROOT
+from thinkalike import progress
+from thinkalike.measures import MLEM, feature_importance, mantel
+from thinkalike.progress import Activity, counted, doing, under_way
+from thinkalike.screen import aside, watched
+from thinkalike.screen import progress as screen
+from thinkalike.screen.progress import PROGRESS, clock, sentence
+
+HIDES, SHOWS = b"\x1b[?25l", b"\x1b[?25h"  # the cursor
+
+
+def names() -> list[str]:
+    return [each.name for each in under_way()]
+
+
+# ---------------------------------------------------------------------------------------------------------- activities
+
+
+def test_activities_are_inside_one_another_and_end_also_by_an_error():
+    assert names() == []
+    with doing("outer"):
+        with doing("inner", 3) as inner:
+            assert names() == ["outer", "inner"]
+            assert inner.total == 3
+        assert names() == ["outer"]
+    with pytest.raises(KeyError), doing("outer"), doing("inner"):
+        raise KeyError
+    assert names() == []
+
+
+def test_items_are_counted_when_they_are_done_and_are_the_same_items():
+    seen = []
+    for item in counted("abc", "letter"):
+        (activity,) = under_way()
+        seen.append((item, activity.done, activity.total))
+    assert seen == [("a", 0, 3), ("b", 1, 3), ("c", 2, 3)]
+    assert names() == []
+    assert list(counted(iter("ab"), "letter", 5)) == ["a", "b"]
+
+
+def test_what_is_left_open_ends_with_what_is_around_it():
+    with doing("around"):
+        left = counted([1, 2], "left open")
+        next(left)
+        assert names() == ["around", "left open"]
+    assert names() == []
+    left.close()
+    assert names() == []
+
+
+def test_what_other_threads_do_goes_on():
+    there, ended = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with doing("elsewhere"):
+            there.set()
+            ended.wait(10)
+
+    with doing("here"):
+        thread = threading.Thread(target=other)
+        thread.start()
+        there.wait(10)
+    assert names() == ["elsewhere"]
+    ended.set()
+    thread.join()
+    assert names() == []
+
+
+def test_a_phase_that_steps_aside_is_shown_only_where_nothing_is_inside_it():
+    with doing("computing", steps_aside=True):
+        assert names() == ["computing"]
+        with doing("report"):
+            assert names() == ["report"]
+
+
+def test_rate_and_rest_are_of_this_run(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    activity = Activity("step", 170)
+    assert (activity.rate, activity.left(now)) == (None, None)
+    activity.begin(50)  # an earlier run did
+    now = 110.0
+    activity.reach(70)
+    assert activity.rate == 2.0
+    assert activity.left(110.0) == 50.0
+    assert activity.left(115.0) == 45.0, "the rest gets shorter between steps, too"
+    assert activity.left(999.0) == 0.0
+    assert Activity("batch", None, 3).left(now) is None
+
+
+def test_measures_count_folds_nulls_and_permutations(monkeypatch):
+    """A listener in the place of a screen."""
+    begun = []
+    real = progress.Activity
+    monkeypatch.setattr(progress, "Activity", lambda *given: begun.append(given[:2]) or real(*given))
+    X = torch.randint(0, 3, (40, 2))
+    feature_importance(MLEM(), X, X.double() + 0.1 * torch.randn(40, 2), folds=3, permutations=1, null=2)
+    mantel([torch.randn(8, 3)], [torch.randn(8, 3)], permutations=5)
+    assert {("fold", 3), ("null", 2), ("permutation", 5)} <= set(begun)
+
+
+# ------------------------------------------------------------------------------------------------------------ sentences
+
+
+def activities(*each: Activity) -> list[Activity]:
+    return list(each)
+
+
+CLOCKS = [(0.4, "0:00"), (59.6, "1:00"), (754.0, "12:34"), (11105.0, "3:05:05"), (-1.0, "0:00")]
+
+
+@pytest.mark.parametrize(("seconds", "text"), CLOCKS)
+def test_seconds_are_those_of_a_clock(seconds, text):
+    assert clock(seconds) == text
+
+
+def test_a_line_says_where_how_far_how_fast_and_how_long():
+    step = Activity("training step", 170, 50, 10, note="loss 3.4548", since=100.0, reached=120.0)
+    line = sentence(activities(Activity("job 3 of 12: φ of a and b"), Activity("fit"), step), 120.0, 0.0)
+    assert line == "2:00 job 3 of 12: φ of a and b: fit: training step 50 of 170, loss 3.4548, 2 per second, 1:00 left"
+    slow = Activity("batch", None, 2, since=0.0, reached=8.0)
+    assert sentence(activities(slow), 9.0, 0.0) == "0:09 batch 2, 4 s each"
+    body = Activity("downloading model.safetensors", 500_000_000, 250_000_000, in_bytes=True, since=0.0, reached=10.0)
+    assert "250.0 of 500.0 MB, 25 MB per second, 0:10 left" in sentence(activities(body), 10.0, 0.0)
+    assert sentence(activities(Activity("loading")), 3.0, 0.0) == "0:03 loading"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
+def test_on_a_terminal_it_fits_at_any_width(width):
+    outer = Activity("job 3 of 12: stitches of gelu-3l-mini into organisation/solu-3l-mini")
+    step = Activity("training step", 2000, 1234, 10, note="loss 3.4548", since=0.0, reached=100.0)
+    console = Console(width=width, file=io.StringIO(), force_terminal=True)
+    with console.capture() as shown:
+        console.print(screen._drawn(activities(outer, step), 100.0, 0.0, Spinner("dots"), width))
+    lines = re.sub(r"\x1b\[[\d;]*m", "", shown.get()).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "1,234 of 2,000" in " ".join(" ".join(lines).split())
+    assert ("━" in shown.get()) == (width >= 80)
+
+
+# ---------------------------------------------------------------------------------------------------------------- pipes
+
+
+def lines_of(monkeypatch, every: str, seconds: float) -> list[str]:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv(PROGRESS, every)
+    with watched(), doing("loading"):
+        time.sleep(seconds)
+    return stream.getvalue().splitlines()
+
+
+def test_in_a_pipe_there_is_a_plain_line_now_and_then(monkeypatch):
+    lines = lines_of(monkeypatch, "0.05", 0.4)
+    assert 1 <= len(lines) <= 8
+    assert set(lines) == {"0:00 loading"}
+
+
+@pytest.mark.parametrize("every", ["30", "0", "never"])
+def test_a_short_job_says_nothing_and_0_is_silence(monkeypatch, every):
+    assert lines_of(monkeypatch, every, 0.1) == []
+
+
+@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID"])
+def test_of_processes_that_share_a_job_the_first_speaks(monkeypatch, name):
+    monkeypatch.setenv(name, "1")
+    assert lines_of(monkeypatch, "0.05", 0.2) == []
+    monkeypatch.setenv(name, "0")
+    assert lines_of(monkeypatch, "0.05", 0.2) != []
+
+
+def test_a_stderr_that_is_closed_or_missing_stops_nothing(monkeypatch):
+    monkeypatch.setenv(PROGRESS, "0.02")
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with watched(), doing("loading"):
+        stream.close()
+        time.sleep(0.1)
+    monkeypatch.setattr(sys, "stderr", None)
+    with watched(), doing("loading"), aside():
+        pass
+
+
+def test_no_thread_is_left(monkeypatch):
+    lines_of(monkeypatch, "0.05", 0.1)
+    deadline = time.monotonic() + 5
+    while any(thread.name == "progress" for thread in threading.enumerate()) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not any(thread.name == "progress" for thread in threading.enumerate())
+
+
+# ------------------------------------------------------------------------------------------------------------- terminal
+
+SCRIPT = """
+import logging, sys, time, os, signal
+from thinkalike.interrupts import heeded
+from thinkalike.config import own_process
+from thinkalike.progress import doing, counted
+from thinkalike.screen import aside, show_text, watched
+logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+with own_process(), watched():
+    with doing("report"):
+        for number in counted(range({count}), "batch"):
+            time.sleep(0.3)
+            if number == 0:
+                logging.info("a warning that is %s and is one line", "long " * 20)
+            if number == 1:
+                print("said by a library", file=sys.stderr)
+    with aside():
+        show_text("the table")
+print("results: here", flush=True)
+"""
+
+
+class Terminal:
+    """A process on a terminal of its own; `rest` reads to its end."""
+
+    def __init__(self, code: str, columns: int = 80, stdout: int | None = None):
+        self.ours, theirs = pty.openpty()
+        self.resize(columns)
+        env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", PROGRESS)}
+        env |= {"TERM": "xterm", "PYTHONPATH": str(ROOT / "src")}
+        command = [sys.executable, "-c", code]
+        streams = {"stdin": theirs, "stdout": theirs if stdout is None else stdout, "stderr": theirs}
+        self.process = subprocess.Popen(command, env=env, start_new_session=True, **streams)
+        os.close(theirs)
+        self.seen = b""
+
+    def resize(self, columns: int) -> None:
+        ioctl(self.ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+    def until(self, text: bytes) -> None:
+        while text not in self.seen:
+            self.seen += os.read(self.ours, 4096)
+
+    def rest(self) -> tuple[int, bytes]:
+        try:
+            while data := os.read(self.ours, 4096):
+                self.seen += data
+        except OSError:  # the other end is closed
+            pass
+        os.close(self.ours)
+        return self.process.wait(30), self.seen
+
+
+def test_on_a_terminal_it_is_live_and_gone_at_the_end():
+    status, seen = Terminal(SCRIPT.format(count=4)).rest()
+    assert status == 0
+    assert b"report" in seen
+    assert b"of 4" in seen
+    text = re.sub(rb"\x1b\[[\d;?]*[A-Za-z]", b"", seen).decode()
+    line = "a warning that is " + "long " * 20 + " and is one line"
+    assert line in text.replace("\r\n", "\n"), "it is whole, as wide as it is"
+    assert "said by a library" in text
+    assert text.split()[-4:] == ["the", "table", "results:", "here"]
+    assert seen.rfind(SHOWS) > seen.rfind(HIDES), "the cursor is back"
+
+
+def test_stdout_that_is_no_terminal_gets_the_result_alone(tmp_path):
+    with (tmp_path / "out").open("wb") as out:
+        status, seen = Terminal(SCRIPT.format(count=3), stdout=out.fileno()).rest()
+    assert status == 0
+    assert (tmp_path / "out").read_text() == "the table\nresults: here\n"
+    assert b"report" in seen
+
+
+def test_ctrl_c_leaves_the_terminal_as_it_was():
+    terminal = Terminal(SCRIPT.format(count=1000))
+    terminal.until(b"of 1,000")
+    terminal.resize(60)
+    os.killpg(terminal.process.pid, signal.SIGINT)
+    status, seen = terminal.rest()
+    assert status == 128 + signal.SIGINT
+    assert seen.rfind(SHOWS) > seen.rfind(HIDES)
+    assert b"Traceback" not in seen
+    assert re.sub(rb"\x1b\[[\d;?]*[A-Za-z]", b"", seen).decode().splitlines()[-1].strip().startswith("interrupted; ")
+
+
+# ----------------------------------------------------------------------------------------------------------------- jobs
+
+
+def test_a_job_says_its_phases_and_steps_and_no_bar_of_a_library_leaks(door, small_stitching, monkeypatch):
+    said = []
+    real = progress.Activity
+    monkeypatch.setattr(progress, "Activity", lambda *given: said.append(given[0]) or real(*given))
+    ended = door("train.py", *small_stitching, "stitch.controls=true")
+    assert ended.status == 0, ended.stderr
+    expected = ["starting", "loading", "likeness", "controls", "fit", "training step", "report", "batch of token means"]
+    assert [name for name in dict.fromkeys(said) if name in expected] == expected
+    assert {"tokenising, token", "batch of closed forms", "drawing", "map"} <= set(said)
+    assert not re.search(r"Epoch|it/s|%\|", ended.stderr + ended.stdout)
+    assert "training step" not in ended.stderr, "it took less than half a minute"
+    assert names() == []

@@ -1,0 +1,367 @@
+"""Everything that a job prints fits the screen, and no name, word or number is broken or lost for it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from fcntl import ioctl
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table as Plain
+
+from stores import layer_pairs, profile
+from thinkalike.config import KINDS
+from thinkalike.court.judges import JUDGES
+from thinkalike.forecast import Forecast, Planned, show
+from thinkalike.instruments import instrument
+from thinkalike.instruments.stitching.screen import NEARNESS, SHARED
+from thinkalike.instruments.stitching.table import BESIDE
+from thinkalike.job import Estimate, Phase
+from thinkalike.models import Operations, Shape
+from thinkalike.papers import experiment_named
+from thinkalike.screen import Table, number_column, screen_width, show_table, show_text, text_column
+from thinkalike.screen.columns import Column
+from thinkalike.screen.layout import stacked, widths
+from thinkalike.screen.words import LONG, parts, wrapped
+from thinkalike.store import Result
+
+WIDTHS = (60, 61, 67, 72, 80, 99, 100, 120, 160)
+UNBOUNDED = 1_000
+NAMES = ("gelu-3l-mini", "organisation/solu-3l-mini")
+FRAME = re.compile(r"[\s┃━┏┳┓┡╇┩│─└┴┘├┼┤]+")
+
+
+# ------------------------------------------------------------------------------------------------------ planted results
+
+
+def made(table: pd.DataFrame, scalars=None, provenance=None, arrays=None, config=None, **tables) -> Result:
+    """A result that no job computed and no folder holds."""
+    result = Result(Path("nowhere"))
+    record = {"kind": "k", "key": "x", "scalars": scalars or {}, "provenance": provenance or {}}
+    vars(result).update(_record=record, table=table, tables=tables, arrays=arrays or {}, config=config or {})
+    return result
+
+
+def stitched(aligned: bool) -> Result:
+    rows = {
+        "source": NAMES[0],
+        "target": NAMES[1],
+        "source_layer": [0, 10],
+        "target_layer": [0, 11],
+        "stitch": "affine",
+    }
+    columns = ["stitching_loss", "target_loss", "source_loss", "penalty", *(column for column, _ in NEARNESS.values())]
+    columns += ["penalty_low", "penalty_high", "late_gain", "optimisation_gap", *SHARED.values()]
+    columns += [f"{name}_penalty" for name in BESIDE]
+    if aligned:
+        bits = ["target", "source", "penalty"]
+        columns += [f"{name}_bits_per_byte" for name in bits]
+        columns += [f"penalty_bits_per_byte_{end}" for end in ("low", "high")]
+    table = pd.DataFrame(rows | {name: [0.25, 10.75] for name in columns})
+    table["converged"] = [True, False]
+    table["verdict"] = "same up to an affine map"
+    scalars = {f"aligned_{name}": 1 / 3 for name in ("exactly", "earlier", "nowhere")}
+    scalars |= {"documents": 58.0, "effective_documents": 47.7}
+    return made(table, scalars, {"data": {"report_tokens": 98816}})
+
+
+def compared() -> Result:
+    scalars = {"batches": 64.0, "rows_used": 0.9, "distance": 0.5, "distance_low": 0.4, "distance_high": 0.6}
+    chance = {"largest_calibrated": 0.5, "largest_p": 0.05}
+    return made(layer_pairs(*NAMES, 3, 4), scalars | chance, config={"measure": {"given": "token"}})
+
+
+def explained(subjects: bool) -> Result:
+    features = ["Part of speech", "Grammatical number", "Tense"]
+    table = pd.concat([profile(name, features, 2) for name in NAMES])
+    scores = pd.DataFrame({"model": np.repeat(NAMES, 2), "layer": [0, 1] * 2, "score": 0.5, "low": 0.4, "high": 0.6})
+    scores = scores.assign(share=[0.5, np.nan] * 2, ceiling=0.9)
+    provenance = {"stimuli": {"count": 400, "source": "words of controlled sentences"}}
+    if not subjects:
+        return made(table, {}, provenance, scores=scores)
+    group = profile("group", features, 2).drop(columns="model")
+    means = scores[:2].drop(columns="model").assign(lower=0.1, upper=0.9)
+    return made(table, {}, provenance | {"subjects": ["a", "b"]}, scores=scores, group=group, group_scores=means)
+
+
+def recorded() -> Result:
+    ends = {"low": 0.1, "high": 0.5, "both_low": 0.05, "both_high": 0.55, "p": 0.01}
+    models = pd.DataFrame({"recorded": "V1", "model": NAMES, "layers": "3, 4", "value": 0.3, **ends})
+    pairs = pd.DataFrame({"recorded": "V1", "model": NAMES[0], "other": [NAMES[1]], "difference": 0.1, **ends})
+    ceilings = pd.DataFrame({"recorded": "V1", "lower": [0.4, 0.5, 0.6], "upper": [0.6, 0.7, 0.8]})
+    provenance = {"subjects": ["a", "b", "c"], "stimuli": {"count": 24, "source": "words.csv"}}
+    config = {"measure": {"comparator": "cosine_cov", "distance": "crossnobis"}}
+    tables = {"models": models, "comparisons": pairs, "ceilings": ceilings}
+    return made(layer_pairs(*NAMES, 2, 2), {}, provenance, config=config, **tables)
+
+
+def population() -> Result:
+    groups = ["generalizing"] * 3 + ["heuristic"] * 3
+    table = pd.DataFrame({"source": [f"m{n}" for n in range(6)], "group_of_source": groups})
+    chance = np.random.default_rng(0)
+    predicted = chance.integers(0, 2, (6, 6, 4, 30))
+    arrays = {"predicted": predicted, "correct": predicted == 1, "cka": chance.random((6, 6, 3))}
+    published = pd.DataFrame({"as_published": [True, False]})
+    return made(table, arrays=arrays, published=published)
+
+
+def agreeing() -> Result:
+    pairs = pd.DataFrame({"measure": ["soft_matching"] * 3, "other": ["cka", "mknn", "r2"], "rho": [0.9, 0.5, 0.1]})
+    pairs = pairs.assign(low=0.0, high=1.0, least=-0.5, least_source=NAMES[0], least_target=NAMES[1])
+    apart = pd.DataFrame({"source": NAMES[:1], "target": NAMES[1:], "source_layer": 3, "target_layer": 10})
+    apart = apart.assign(measure="soft_matching", other="second_order_cosine", rank=0.1, other_rank=0.9)
+    scalars = {"models": 3.0, "layer_pairs": 48.0, "mean_agreement": 0.5}
+    return made(layer_pairs(*NAMES, 2, 2), scalars, agreement=pairs, disagreements=apart)
+
+
+def concluded() -> Result:
+    claim = "a stitch from an early layer of SoLU into a late layer of GeLU costs less than the reverse"
+    where = "0.042 [0.035, 0.048] nats per token at layer 3, -0.005 [-0.010, 0.001] at layer 10"
+    claims = pd.DataFrame({"claim": [claim], "verdict": "not testable here", "numbers": where, "units": "58 documents"})
+    table = pd.DataFrame({"model": NAMES, "d_model": [128, 2**20], "Tense": ["past", np.nan]})
+    return made(table, config={"experiment": "brown2023/table1", "scale": "paper"}, claims=claims)
+
+
+def asymmetric() -> Result:
+    rows = {"source": NAMES[0], "target": NAMES[1], "layer": [0, 1], "asymmetry": [0.1, -0.1], "low": -0.2, "high": 0.2}
+    return made(pd.DataFrame(rows | {"unit": "bits per byte"}), {"documents": 58.0, "effective_documents": 47.7})
+
+
+def lost() -> Result:
+    ends = {"loss": 3.25, "loss_low": 3.2, "loss_high": 3.3, "unigram_entropy": 5.895, "documents": 58.0}
+    row = {"model": NAMES[1], **ends, "effective_documents": 47.7}
+    return made(pd.DataFrame([row]), config={"data": {"name": "pile-uncopyrighted"}})
+
+
+def judged() -> Result:
+    rows = {"target": NAMES[1], "layer": 1, "source": ["rotated and rescaled", "noise that knows the next token"]}
+    return made(pd.DataFrame(rows | {"kind": "decoy"} | {judge.name: 0.5 for judge in JUDGES}))
+
+
+def similar() -> Result:
+    provenance = {"stimuli": {"count": 24, "source": "words.csv"}}
+    return made(layer_pairs(*NAMES, 2, 2), {}, provenance, config={"measure": {"comparator": "spearman"}})
+
+
+PLANTED = {
+    "stitching": lambda: stitched(False),
+    "stitching of two tokenizers": lambda: stitched(True),
+    **dict.fromkeys(("cka", "mknn", "r2", "procrustes", "jsd"), compared),
+    "mlem": lambda: explained(False),
+    "mlem of subjects": lambda: explained(True),
+    "rsa": similar,
+    "rsa of subjects": recorded,
+    "population": population,
+    "atlas": agreeing,
+    "asymmetry": asymmetric,
+    "loss": lost,
+    "court": judged,
+}
+
+
+def forecast_of_two() -> Forecast:
+    names, sizes = ("gpt2-mini", "pythia-6.9b-deduped"), (32, 4096, 50432, 6_857_302_016, 1.4e10, 2048)
+    shapes = {name: Shape(name, *sizes, Operations((1.0,), 0.0, 0.0)) for name in names}
+    tokens = dict.fromkeys(shapes, 1.5e9)
+    phases = [Phase("forward passes", 1e18, tokens), Phase("comparing", 3e20)]
+    found = Estimate(phases, shapes, ["organisation/model-of-unknown-size"])
+    label = "cka: gpt2-mini, pythia-6.9b-deduped"
+    done, unknown = (
+        Planned(name, "float32", "float32", name == "done", Estimate([], {}, []), 0.0) for name in ("done", "odd")
+    )
+    return Forecast([[Planned(label, "float32", "float32", False, found, 0.0)], [done], [unknown]])
+
+
+def everything() -> dict:
+    """What prints, by name."""
+    shown = {name: (instrument(KINDS[name.split()[0]]), make) for name, make in PLANTED.items()}
+    prints = {name: (lambda each=each, make=make: each.show(make())) for name, (each, make) in shown.items()}
+    prints["claims"] = lambda: experiment_named("brown2023/table1").show(concluded())
+    prints["dry_run"] = lambda: show(forecast_of_two(), 1e12)
+    return prints
+
+
+EVERYTHING = everything()
+
+
+def at(width: int, prints, monkeypatch, capsys) -> str:
+    monkeypatch.setenv("COLUMNS", str(width))
+    prints()
+    return capsys.readouterr().out
+
+
+def tokens(text: str) -> set[str]:
+    """The words and numbers of a text, without the frames of tables."""
+    return {word.rstrip(":") for word in FRAME.split(text)} - {""}
+
+
+# ----------------------------------------------------------------------------------------------- what every job prints
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_what_is_printed_fits_the_screen_and_no_word_is_broken_or_lost(name, monkeypatch, capsys):
+    whole = tokens(at(UNBOUNDED, EVERYTHING[name], monkeypatch, capsys))
+    for width in WIDTHS:
+        shown = at(width, EVERYTHING[name], monkeypatch, capsys)
+        assert max(map(cell_len, shown.splitlines())) <= width, (width, shown)
+        assert tokens(shown) == whole, width
+
+
+def test_a_table_that_breaks_words_would_be_seen(monkeypatch, capsys):
+    """The positive control: the layout of the library alone, which folds words."""
+
+    def folded():
+        table = Plain()
+        for _ in range(3):
+            table.add_column("configuration")
+        table.add_row(*["organisation/solu-3l-mini"] * 3)
+        Console(width=screen_width()).print(table)
+
+    whole = tokens(at(UNBOUNDED, folded, monkeypatch, capsys))
+    assert tokens(at(60, folded, monkeypatch, capsys)) != whole
+
+
+def test_in_the_main_table_at_80_columns_a_penalty_stays_beside_its_interval(monkeypatch, capsys):
+    lines = at(80, EVERYTHING["stitching"], monkeypatch, capsys).splitlines()
+    assert any(re.search(r"\+0.2500 │ +\+0.2500 to \+0.2500 │$", line) for line in lines)
+
+
+# --------------------------------------------------------------------------------------------------------------- layout
+
+
+def table_of(*columns: Column, keys: int = 1) -> Table:
+    return Table("a title", columns, keys)
+
+
+def test_what_fits_is_one_table_and_each_column_as_wide_as_it_is():
+    columns = [number_column("layer", [0, 10]), number_column("stitching loss", [0.1, 0.2], ".4f")]
+    assert stacked(columns, 1, 30) == [columns]
+    assert widths(columns, 30) == [5, 14]
+    assert widths(columns, 22) == [5, 9], "the header wraps"
+
+
+def test_what_does_not_fit_is_several_tables_with_the_key_in_each():
+    key, *rest = (number_column(name, ["+0.12345678"]) for name in "abcde")
+    blocks = stacked([key, *rest], 1, 50)
+    assert [[column.name for column in block] for block in blocks] == [["a", "b", "c"], ["a", "d", "e"]]
+
+
+def test_columns_that_follow_stay_with_the_one_before():
+    first, second, third = (number_column(name, ["+0.12345678"], follows=name == "c") for name in "abc")
+    fourth = number_column("d", [1])
+    names = [[column.name for column in block] for block in stacked([fourth, first, second, third], 1, 40)]
+    assert names == [["d", "a"], ["d", "b", "c"]]
+
+
+def test_where_not_even_one_column_fits_rows_are_lists(monkeypatch, capsys):
+    name = "organisation/a-model-with-a-name-of-51-columns-that-ends-in-mini"
+    table = table_of(
+        text_column("model", [name]), number_column("loss", [3.25]), text_column("of", ["a b c d e f g h"])
+    )
+    shown = at(40, lambda: show_table(table), monkeypatch, capsys).splitlines()
+    assert shown == ["a title", "model:", f"  {name}", "  loss: 3.25", "  of: a b c d e f g h"]
+
+
+def test_the_column_with_the_most_lines_grows_first():
+    long, short = text_column("claim", ["word " * 30]), text_column("verdict", ["does not hold"])
+    first, second = widths([long, short], 60)
+    assert first > 35 > second
+
+
+def test_a_table_of_no_rows_is_its_header(monkeypatch, capsys):
+    shown = at(80, lambda: show_table(table_of(text_column("model", []))), monkeypatch, capsys)
+    assert "model" in shown
+
+
+def test_brackets_are_no_markup(monkeypatch, capsys):
+    table = Table("[b]layers[/b]", [text_column("[red]", ["layers=[[0,0],[1,1]]"])])
+    shown = at(80, lambda: show_table(table), monkeypatch, capsys)
+    assert all(text in shown for text in ("[b]layers[/b]", "[red]", "layers=[[0,0],[1,1]]"))
+
+
+# ---------------------------------------------------------------------------------------------------------------- words
+
+
+def test_lines_end_between_words():
+    assert wrapped("one two three", 8) == ["one two", "three"]
+    assert wrapped("one\n\ntwo", 8) == ["one", "", "two"]
+    assert wrapped("", 8) == [""]
+    assert wrapped("incomprehensibilities end", 5) == ["incomprehensibilities", "end"], "a word alone may be wider"
+
+
+def test_an_interval_and_a_percentage_stay_whole():
+    assert parts("ρ 0.5 [0.1, 0.9], 95 % of all") == ["ρ ", "0.5 ", "[0.1, 0.9], ", "95 % ", "of ", "all"]
+
+
+def test_width_is_that_of_the_screen_and_not_the_count_of_letters():
+    assert wrapped("日本 語語", 4) == ["日本", "語語"]
+    assert wrapped("日本 語語", 9) == ["日本 語語"]
+
+
+def test_long_lists_and_paths_go_on_in_the_next_line_and_names_never():
+    layers = "layers=" + str([[number, number] for number in range(20)]).replace(" ", "")
+    lines = wrapped(layers, 30)
+    assert "".join(lines) == layers
+    assert max(map(len, lines)) <= 30
+    assert all(line.endswith((",", "=", "]")) for line in lines)
+    folder = "/home/somebody/a-folder-with-a-long-name/another-folder/results"
+    assert "".join(wrapped(folder, 30)) == folder
+    assert len(wrapped(folder, 30)) > 1
+    name = "organisation-of-twenty/a-model-whose-name-is-long-and-ends-in-mini"
+    assert len(name) > LONG
+    assert parts(name) == [name]
+
+
+def test_a_text_begins_further_right_after_its_first_line(monkeypatch, capsys):
+    shown = at(20, lambda: show_text("one two three four five six", indent=2), monkeypatch, capsys)
+    assert shown.splitlines() == ["  one two three", "    four five six"]
+
+
+# ---------------------------------------------------------------------------------------------------------------- width
+
+
+def test_a_pipe_is_80_columns_wide_unless_columns_are_given(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert screen_width() == 80
+    monkeypatch.setenv("COLUMNS", "132")
+    assert screen_width() == 132
+    for wrong in ("0", "", "wide", "-5"):
+        monkeypatch.setenv("COLUMNS", wrong)
+        assert screen_width() == 80
+    monkeypatch.setattr(sys, "stdout", None)
+    assert screen_width() == 80
+
+
+def resized(columns: int, terminal: int) -> None:
+    ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
+
+def test_a_terminal_is_as_wide_as_it_is_also_when_it_is_resized():
+    code = "from thinkalike.screen import screen_width\nfor _ in range(3): print(screen_width(), flush=True); input()"
+    ours, theirs = pty.openpty()
+    try:
+        resized(80, ours)
+        env = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        with subprocess.Popen([sys.executable, "-c", code], stdin=theirs, stdout=theirs, env=env) as process:
+            for columns in (80, 100, 0):
+                seen = b""
+                while not re.search(rb"\d\r\n", seen):
+                    seen += os.read(ours, 100)
+                assert int(seen) == (columns or 80)
+                resized(100 if columns == 80 else 0, ours)
+                os.write(ours, b"\n")
+                os.read(ours, 2)  # the echo
+        assert process.returncode == 0
+    finally:
+        os.close(ours)
+        os.close(theirs)

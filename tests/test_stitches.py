@@ -1,0 +1,252 @@
+"""Stitches as objects: what is read from a result is the map that the job had, and what cannot be is one line."""
+
+import json
+import pickle
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import tiny
+from thinkalike.errors import StitchError, StoreError
+from thinkalike.measures import AffineMap, Stitch
+from thinkalike.stitches import Site, StitchMap, load_stitch
+from thinkalike.store import Job, manifest
+
+PAIRS = [(0, 1), (2, 2)]
+MODELS = [
+    {"name": name, "revision": "main", "weights": name * 16, "dtype": "float32", "family": "native"} for name in "ab"
+]
+
+
+def jiggled(phi):
+    with torch.no_grad():
+        for weight in phi.parameters():
+            weight.add_(0.3 * torch.randn_like(weight))
+    return phi
+
+
+@pytest.fixture
+def finish(tmp_path):
+    """Put a result with these tensors into a store."""
+
+    def finished(tensors, kind="linear", norm="none", job_kind="stitching", said=None):
+        job = Job(str(tmp_path), job_kind, "0123456789ab")
+        with job.running():
+            record = {"scalars": {}, "settings": {}, "provenance": {"models": MODELS}}
+            out = job.write({}, record, {"table": pd.DataFrame({"penalty": [0.0]})}, {}).folder
+            if tensors:
+                facts = json.dumps({"pairs": PAIRS, "kind": kind, "norm": norm} if said is None else said)
+                save_file(tensors, out / "stitch.safetensors", metadata={"stitch": facts})
+            return job.appear()
+
+    return finished
+
+
+def plain(**options):
+    return [Stitch("linear", 6, 6, **options) for _ in PAIRS]
+
+
+def tensors_of(phis, prefix=""):
+    return {f"{prefix}{name}": weight for name, weight in nn.ModuleList(phis).state_dict().items()}
+
+
+def site(name="a", layer=0, **changes):
+    facts = {"model": name, "revision": "main", "fingerprint": name * 16, "dtype": "float32"}
+    return Site(**{**facts, **changes}, layer=layer)
+
+
+def random_map(source, target, widths=(6, 6)):
+    return StitchMap(torch.randn(widths[1], widths[0]), torch.randn(widths[1]), source, target)
+
+
+# ---------------------------------------------------------------------------------------------------------- of a result
+
+
+@pytest.mark.parametrize("kind", ["linear", "affine", "low_rank", "orthogonal"])
+@pytest.mark.parametrize("widths", [(8, 8), (8, 6)])
+def test_a_stitch_of_a_result_is_the_map_that_was_trained(finish, kind, widths):
+    if kind == "orthogonal" and widths != (8, 8):
+        return
+    phis = [jiggled(Stitch(kind, *widths, rank=3, seed=seed)) for seed in range(2)]
+    stitches, states = load_stitch(finish(tensors_of(phis), kind)), torch.randn(3, 5, 8)
+    assert list(stitches) == PAIRS
+    for pair, phi in zip(PAIRS, phis, strict=True):
+        found = stitches[pair]
+        torch.testing.assert_close(found(states), phi(states), atol=1e-5, rtol=1e-5)
+        assert (found.weight.shape, found.weight.dtype) == ((widths[1], 8), torch.float32)
+        torch.testing.assert_close(states @ found.weight.T + found.bias, phi(states), atol=1e-5, rtol=1e-5)
+        assert (str(found.source), str(found.target)) == (f"a:{pair[0]}", f"b:{pair[1]}")
+    assert torch.equal(stitches[2].weight, stitches[2, 2].weight)
+    assert (phis[0](states) - phis[1](states)).abs().max() > 0.1, "control: the pairs differ"
+
+
+def test_a_closed_form_in_float64_is_a_map_in_float32(finish):
+    fit = {"0.map.weight": torch.randn(6, 8).double(), "0.map.bias": torch.randn(6).double()}
+    fit |= {name.replace("0.", "1.", 1): tensor + 1 for name, tensor in fit.items()}
+    stitches = load_stitch(finish(fit, "least_squares").folder)
+    assert torch.equal(stitches[2].weight, fit["1.map.weight"].float())
+    assert torch.equal(stitches[0, 1].bias, fit["0.map.bias"].float())
+
+
+@pytest.mark.parametrize("change", [{"1.map.scale": torch.ones(6)}, {"1.map.bias": None}])
+def test_a_closed_form_is_read_whole_and_nothing_is_left_over(finish, change):
+    fit = {
+        f"{i}.map.{part}": torch.randn(shape) for i in (0, 1) for part, shape in (("weight", (6, 8)), ("bias", (6,)))
+    }
+    tensors = {name: each for name, each in {**fit, **change}.items() if each is not None}
+    with pytest.raises(StitchError, match="does not hold a whole stitch least_squares"):
+        _ = load_stitch(finish(tensors, "least_squares"))[2]
+
+
+def test_seeds_and_directions_are_chosen(finish):
+    fits = {prefix: [jiggled(Stitch("linear", 6, 6)) for _ in PAIRS] for prefix in ("", "seed_1.", "back.")}
+    tensors = {name: each for prefix, phis in fits.items() for name, each in tensors_of(phis, prefix).items()}
+    result = finish(tensors)
+    stitches, states = load_stitch(result), torch.randn(4, 6)
+    torch.testing.assert_close(stitches[0, 1](states), fits[""][0](states))
+    torch.testing.assert_close(load_stitch(result, seed=1)[0, 1](states), fits["seed_1."][0](states))
+    psi = stitches.back[0, 1]
+    torch.testing.assert_close(psi(states), fits["back."][0](states))
+    assert (psi.source, psi.target) == (stitches[0, 1].target, stitches[0, 1].source)
+    assert repr(stitches) == "Stitches(a into b, linear, 2 layer pairs)"
+    assert repr(stitches.back) == "Stitches(b into a, linear, 2 layer pairs)"
+    assert torch.equal(stitches.back.back[2].weight, stitches[2].weight)
+    assert str(stitches[2]) == "StitchMap(a:2 (6) → b:2 (6))"
+    with pytest.raises(StitchError, match=r"holds no stitches back: fit them with stitch\.both=true"):
+        _ = load_stitch(result, seed=1).back
+    with pytest.raises(StitchError, match=r"holds no stitches of seed 2: fit them with stitch\.seeds=3"):
+        load_stitch(result, seed=2)
+
+
+def test_a_pair_that_is_not_there_is_a_key_error_that_names_those_that_are(finish):
+    stitches = load_stitch(finish(tensors_of(plain())))
+    with pytest.raises(StitchError, match=r"0123456789ab has no stitch \(1, 1\); there is: 0→1, 2→2$"):
+        _ = stitches[1]
+    assert (0, 1) in stitches
+    assert (1, 1) not in stitches
+    assert stitches.get((5, 5)) is None
+
+
+def test_a_result_of_no_stitches_is_refused(finish, tmp_path):
+    with pytest.raises(StitchError, match="keeps no stitches in a result of cka; load_stitch reads results"):
+        load_stitch(finish({}, job_kind="cka"))
+    with pytest.raises(StitchError, match="keeps no stitches of the identity, which have no weights"):
+        load_stitch(finish({}))
+    with pytest.raises(StoreError, match="holds no finished result"):
+        load_stitch(tmp_path)
+
+
+def test_a_stitch_with_a_layer_norm_is_refused(finish):
+    result = finish(tensors_of(plain(norm="pre")), norm="pre")
+    with pytest.raises(StitchError, match=r"have a LayerNorm \(stitch\.norm=pre\), so they are no affine maps"):
+        load_stitch(result)
+
+
+def test_damaged_files_are_refused_in_one_line(finish):
+    tensors = tensors_of(plain())
+    path = finish(tensors).folder / "stitch.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(StoreError, match="is damaged: its checksum is not that of what was written"):
+        load_stitch(path.parent)
+    path.write_bytes(whole[: len(whole) // 3])
+    manifest.seal(path.parent)
+    with pytest.raises(StitchError, match=r"stitch\.safetensors is damaged \(.*\): do the job with force=true"):
+        load_stitch(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop("1.map.weight"), "does not hold a whole stitch linear"),
+        (lambda tensors: tensors.update({"1.map.bias": torch.zeros(6)}), "does not hold a whole stitch linear"),
+        (lambda tensors: tensors["1.map.weight"].fill_(torch.nan), "a:2 to b:2 holds numbers that are not finite"),
+    ],
+)
+def test_what_is_not_wholly_a_stitch_is_refused(finish, change, message):
+    tensors = {name: each.clone() for name, each in tensors_of(plain()).items()}
+    change(tensors)
+    stitches = load_stitch(finish(tensors))
+    with pytest.raises(StitchError, match=message) as error:
+        _ = stitches[2]
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_does_not_say_its_pairs_is_refused(finish):
+    with pytest.raises(StitchError, match="does not say which layer pairs its stitches are of"):
+        load_stitch(finish(tensors_of(plain()), said={}))
+
+
+# -------------------------------------------------------------------------------------------------------------- the map
+
+
+def test_a_map_takes_states_of_any_dtype_and_lets_gradients_through():
+    phi, states = random_map(site("a"), site("b"), (6, 9)), torch.randn(2, 3, 6, requires_grad=True)
+    phi(states).sum().backward()
+    torch.testing.assert_close(states.grad, phi.weight.sum(0).expand(2, 3, 6))
+    assert [phi(states.to(dtype)).dtype for dtype in (torch.bfloat16, torch.float64)] == [torch.bfloat16, torch.float64]
+    assert not any(weight.requires_grad for weight in phi.parameters())
+    assert torch.equal(pickle.loads(pickle.dumps(phi)).weight, phi.weight)
+
+
+def test_composition_applies_the_right_one_first_and_checks_where_they_meet():
+    a, b = random_map(site("b", 1), site("c", 2), (9, 4)), random_map(site("a"), site("b", 1), (6, 9))
+    states = torch.randn(5, 6)
+    torch.testing.assert_close((a @ b)(states), a(b(states)), atol=1e-5, rtol=1e-5)
+    assert ((a @ b).source, (a @ b).target) == (b.source, a.target)
+    renamed = random_map(site("a"), site("b", 1, model="another name"), (6, 9))
+    assert (a @ renamed).target == a.target
+    for other in (site("b", 2), site("b", 1, fingerprint="0" * 16), site("c", 1)):
+        with pytest.raises(StitchError, match=f"b:1 is not {other}, so the stitch from the one does not follow"):
+            a @ random_map(site("a"), other, (6, 9))
+
+
+def test_the_inverse_undoes_the_map_and_warns_of_its_condition():
+    phi, states = random_map(site("a"), site("b", 1), (6, 9)), torch.randn(5, 6)
+    condition = torch.linalg.cond(phi.weight.double())
+    with pytest.warns(UserWarning, match=f"condition number {condition:.3g} multiplies noise by as much"):
+        back = phi.inverse()
+    torch.testing.assert_close(back(phi(states)), states, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close((back @ phi).weight, torch.eye(6), atol=1e-5, rtol=1e-5)
+    assert (back.source, back.target) == (phi.target, phi.source)
+
+
+def test_the_inverse_of_a_singular_map_undoes_what_can_be_undone():
+    turned = torch.linalg.qr(torch.randn(64, 64)).Q  # so that float32 rounds what should be 0
+    spread = torch.cat([torch.linspace(2, 1, 48), torch.zeros(16)])
+    phi = StitchMap((turned * spread) @ turned.T, torch.ones(64), site("a"), site("b"))
+    with pytest.warns(UserWarning, match="condition number 2 "):
+        back = phi.inverse()
+    states, kept = torch.randn(5, 64), turned[:, :48]
+    torch.testing.assert_close(back(phi(states)), states @ kept @ kept.T, atol=1e-4, rtol=0)
+    assert torch.linalg.cond(phi.weight.double()) > 1e6, "control"
+
+
+def test_a_map_of_nothing_has_no_condition():
+    assert AffineMap(torch.zeros(3, 3), torch.ones(3)).condition == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("weight", "bias", "message"),
+    [
+        (torch.ones(4, 3), torch.ones(3), r"a bias \(e\), not \(4, 3\) and \(3,\)"),
+        (torch.ones(4), torch.ones(4), r"not \(4,\) and \(4,\)"),
+        (torch.full((4, 3), torch.inf), torch.ones(4), "from a:0 to b:0 holds numbers that are not finite"),
+        (torch.ones(4, 3), torch.full((4,), torch.nan), "not finite: make it anew"),
+    ],
+)
+def test_a_map_that_is_none_is_refused(weight, bias, message):
+    with pytest.raises(StitchError, match=message):
+        StitchMap(weight, bias, site("a"), site("b"))
+
+
+def test_a_model_is_known_by_its_weights():
+    model, other = tiny.frozen(1), tiny.frozen(2)
+    there = Site.of(model.describe(), 2)
+    there.check_model(model)
+    weights = f"tiny-2 has the weights {other.fingerprint()} in float32"
+    with pytest.raises(StitchError, match=f"{weights}, but the stitch was made with tiny-1 of {model.fingerprint()}"):
+        there.check_model(other)

@@ -1,0 +1,261 @@
+"""measure=probes, measure=steering and the experiments on them: what the door leaves, and refusals."""
+
+import pytest
+import torch
+
+import tiny
+from conftest import composed, results_in
+from thinkalike.data import controlled_stimuli, read_corpus, read_table
+from thinkalike.errors import DataError
+from thinkalike.instruments.transfer.features import tasks_of
+from thinkalike.instruments.transfer.maps import fitted_maps
+
+SMALL = ["stimuli.sentences=40", "measure.folds=2", "measure.inner_folds=2", "measure.least=5", "measure.alphas=[1.0]"]
+PROBES = [*SMALL, "measure.draws=2", "measure.resamples=20", "stimuli.features=[Question,PoS]", "layers=[[1,1]]"]
+STEERING = ["measure.folds=2", "measure.draws=2", "measure.resamples=20", "measure.strengths=[1.0]", "layers=[[1,2]]"]
+WIDTH = 80
+
+
+@pytest.fixture
+def words(checkpoints, tmp_path_factory, text_files, tmp_path):
+    """The command line of a small job on two tiny models of one tokenizer."""
+    other = tiny.write_checkpoint("gpt2", tmp_path_factory.mktemp("other") / "second", seed=2)
+    models = ["model=local", f"model.path={checkpoints['gpt2']}", "model@target=local", f"target.path={other}"]
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=2048", "measure.fit_tokens=4096"]
+    return [*models, *data, "data.context=32", f"data.cache={tmp_path}/cache", f"store={tmp_path}/results"]
+
+
+@pytest.fixture
+def pairs(tmp_path):
+    """Pairs of texts of letters that the tiny tokenizer knows."""
+    path = tmp_path / "pairs.csv"
+    rows = [f"{word} c,{word}e c,{word},{word}e, a, b" for word in ("ab", "cd", "ef", "gh")]
+    path.write_text("\n".join(["text,counterpart,word,counterpart_word,up,down", *rows]) + "\n")
+    return path
+
+
+# -------------------------------------------------------------------------------------------------------------- probes
+
+
+def test_a_job_carries_probes_both_ways_beside_controls(door, words):
+    done = door("analyze.py", "measure=probes", *words, *PROBES)
+    table = done.result.table
+    conditions = ["native in source", "native in target", "source to target", "target to source", "refitted"]
+    conditions += ["random map", "identity", "untrained target", "source to untrained", "shuffled labels"]
+    assert list(dict.fromkeys(table["condition"])) == conditions
+    assert list(table.groupby(["feature", "split"]).size()) == [len(conditions)] * 4
+    assert (table[["source_layer", "target_layer"]] == 1).all(axis=None)
+    assert (table["source"].iloc[0], table["target"].iloc[0]) == ("gpt2", "second")
+    assert table["accuracy"].between(0, 1).all()
+    assert (table["low"] <= table["high"]).all()
+    assert (table["chance"] * table["levels"] == 1).all()
+    shared = table[table["share"].notna()]
+    assert set(shared["condition"]) <= {"source to target", "target to source", "refitted", "random map", "identity"}
+    assert done.result.arrays["draws"].shape == (len(table), 20)
+    assert 0 <= done.result.tables["maps"]["phi"].iloc[0] < 1
+    assert {path.stem for path in done.result.figures} == {"probes"}
+    assert max(map(len, done.stdout.splitlines()[:-1])) <= WIDTH
+    assert "already done" in door("analyze.py", "measure=probes", *words, *PROBES).stderr
+
+
+def test_a_model_carried_into_itself_keeps_all(door, words):
+    alone = [word for word in words if "target" not in word]
+    table = door("analyze.py", "measure=probes", *alone, *PROBES, "measure.untrained=false").result.table
+    accuracy = table.pivot_table("accuracy", ["feature", "split"], "condition")
+    assert (accuracy["source to target"] == accuracy["native in target"]).all()
+    assert (accuracy["identity"] == accuracy["native in target"]).all()
+    assert "untrained target" not in accuracy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "option",
+    ["measure.folds=3", "measure.alphas=[100.0]", "measure.draws=3", "measure.least=12", "measure.ridge=1.0", "seed=1",
+     "measure.fit_tokens=2048", "measure.resamples=10", "layers=[[1,2]]", "stimuli.seed=1", "measure.splits=[word]",
+     "measure.untrained=false"],
+)  # fmt: skip
+def test_every_option_of_probes_changes_the_table(door, words, option):
+    first = door("analyze.py", "measure=probes", *words, *PROBES).result
+    second = door("analyze.py", "measure=probes", *words, *PROBES, option).result
+    assert first.folder != second.folder
+    assert not first.table.equals(second.table)
+
+
+def test_levels_that_are_rare_or_of_one_word_are_left_out():
+    stimuli = controlled_stimuli(60)
+    tasks = {(task.feature, task.split): task for task in tasks_of(stimuli, ("sentence", "word"), 3, 10, 0)}
+    lengths = stimuli.features["Word length"].value_counts()
+    assert len(tasks["Word length", "sentence"].levels) == int((lengths >= 10).sum())
+    of_sentences, of_words = tasks["PoS", "sentence"], tasks["PoS", "word"]
+    assert set(of_words.levels) <= set(of_sentences.levels)
+    for task in (of_sentences, of_words):
+        assert [task.levels[label] for label in task.labels.tolist()] == list(
+            stimuli.features["PoS"][task.rows.numpy()]
+        )
+        for fold in range(3):
+            learnt = task.labels[task.fold_of != fold].unique()
+            assert len(learnt) == len(task.levels)
+            assert not set(task.groups[task.fold_of == fold].tolist()) & set(task.groups[task.fold_of != fold].tolist())
+    position = tasks["Word position", "sentence"]
+    assert position.levels[:2] == ["0", "1"]
+
+
+def stimuli_of(tmp_path, feature, count=40, words=None):
+    rows = [
+        f"a{number} b{number % (words or count)},b{number % (words or count)},{feature(number)}"
+        for number in range(count)
+    ]
+    (tmp_path / "words.csv").write_text("\n".join(["text,word,feature", *rows]) + "\n")
+    return read_table(tmp_path / "words.csv")
+
+
+@pytest.mark.parametrize(
+    ("feature", "message"),
+    [
+        (lambda n: n % 37 / 8, "words.csv: feature is continuous, and a probe tells levels apart; leave it out of"),
+        (lambda n: "xy"[n > 36], "feature has fewer than two levels of measure.least=5 stimuli; lower it, or leave"),
+    ],
+)
+def test_features_that_cannot_be_probed_are_one_line(feature, message, tmp_path):
+    with pytest.raises(DataError, match=message):
+        tasks_of(stimuli_of(tmp_path, feature), ("sentence",), 3, 5, 0)
+
+
+def test_few_words_leave_a_split_out_and_few_sentences_are_an_error(tmp_path, caplog):
+    tasks = tasks_of(stimuli_of(tmp_path, lambda n: "xy"[n % 2], words=2), ("sentence", "word"), 3, 5, 0)
+    assert [task.split for task in tasks] == ["sentence"]
+    assert "feature is not judged on held-out words: 3 folds of 2 groups" in caplog.text
+    tasks = tasks_of(stimuli_of(tmp_path, lambda n: "xxxy"[n % 4], words=4), ("sentence", "word"), 3, 5, 0)
+    assert [task.split for task in tasks] == ["sentence"]
+    assert "feature is not judged on held-out words: each level has one alone" in caplog.text
+    with pytest.raises(DataError, match=r"feature: 50 folds of 40 groups: .*; lower measure.folds"):
+        tasks_of(stimuli_of(tmp_path, lambda n: "xy"[n % 2]), ("sentence",), 50, 5, 0)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["stimuli.features=[Nmber]"], "the small grammar has no feature Nmber; did you mean 'Number'?"),
+        (["stimuli.sentences=1", "stimuli.features=[Question]"], "Question has one level only, False; leave it out"),
+        (["measure.splits=[words]"], "measure.splits=words is not known; did you mean 'word'?"),
+        (["measure.alphas=[]"], "measure.alphas=[] must be at least one"),
+        (["layers=[[0,9]]"], "layers: [0,9] is out of range"),
+        (["layers=some"], "layers=some is not known; give same, all, or a list of pairs"),
+    ],
+)
+def test_probes_that_cannot_be_are_refused(more, message, door, words, tmp_path):
+    assert message in door("analyze.py", "measure=probes", *words, *SMALL, *more).error
+    assert not results_in(tmp_path / "results")
+
+
+@pytest.mark.parametrize("measure", ["probes", "steering"])
+def test_models_of_different_tokenizers_are_refused(measure, door, tmp_path):
+    words = [f"measure={measure}", "model=gpt2-mini", "model@target=gelu-3l-mini", f"store={tmp_path}/results"]
+    assert "gpt2-mini and gelu-3l-mini have different tokenizers" in door("analyze.py", *words).error
+
+
+def test_layers_of_a_measure_that_takes_all_are_refused(door, words):
+    said = door("analyze.py", "measure=rsa", *[word for word in words if "fit_tokens" not in word], "layers=[[1,1]]")
+    assert "layers=[[1, 1]] plays no part in measure=rsa; leave it out, as it takes all layers" in said.error
+    said = door("analyze.py", "measure=transfer_maps", *words, "layers=[[1,1]]")
+    assert "layers=[[1, 1]] plays no part in measure=transfer_maps; say measure.layers=" in said.error
+
+
+# ------------------------------------------------------------------------------------------------------------ steering
+
+
+def test_a_job_steers_by_pairs_of_a_table(door, words, pairs):
+    own = ["measure=steering", "measure.contrast=table", f"measure.path={pairs}"]
+    done = door("analyze.py", *own, *words, *STEERING)
+    table = done.result.table
+    conditions = ["native", "carried", "carried, native norm", "carried, negated", "random"]
+    assert list(table["condition"]) == conditions * 2
+    assert list(dict.fromkeys(table["position"])) == ["word", "later"]
+    assert (table["source_layer"] == 1).all()
+    assert (table["target_layer"] == 2).all()
+    assert table["effect"].between(table["effect_low"], table["effect_high"]).all()
+    natural = done.result.arrays["natural"].mean()
+    told = table["share"].notna()
+    assert (table["share"] - table["effect"] / natural)[told].abs().max() < 1e-9 if told.any() else True
+    assert done.result.arrays["effects"].shape == (10, 4)
+    assert {path.stem for path in done.result.figures} == {"steering"}
+    assert max(map(len, done.stdout.splitlines()[:-1])) <= WIDTH
+    assert "already done" in door("analyze.py", *own, *words, *STEERING).stderr
+    pairs.write_text(pairs.read_text().replace(" a,", " c,"))
+    assert "already done" not in door("analyze.py", *own, *words, *STEERING).stderr
+
+
+def test_an_effect_without_a_natural_one_has_no_share(door, words, pairs):
+    same = (
+        pairs.read_text()
+        .replace("abe c", "ab c")
+        .replace("cde c", "cd c")
+        .replace("efe c", "ef c")
+        .replace("ghe c", "gh c")
+    )
+    lines = [",".join([a, b, c, c, u, d]) for a, b, c, _, u, d in (line.split(",") for line in same.splitlines()[1:])]
+    pairs.write_text("\n".join([same.splitlines()[0], *lines]) + "\n")
+    own = ["measure=steering", "measure.contrast=table", f"measure.path={pairs}"]
+    done = door("analyze.py", *own, *words, *STEERING)
+    assert "move the gap by 0.00 nats in second, which is not told from 0, so there is no share" in done.stderr
+    assert done.result.table["share"].isna().all()
+    assert max(map(len, done.stdout.splitlines()[:-1])) <= WIDTH
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["measure.contrast=tense"], "measure.contrast=tense is not known"),
+        (["measure.contrast=table"], "measure.contrast=table and measure.path=None do not go together"),
+        (["measure.path=x.csv"], "measure.contrast=number and measure.path=x.csv do not go together"),
+        (["measure.positions=[all]"], "measure.positions=all is not known; there is: later, word"),
+        (["measure.strengths=[]"], "measure.strengths=[] must be at least one"),
+        (["measure.contrast=table", "measure.path=nowhere.csv"], "cannot read nowhere.csv"),
+        (["layers=[[0,9]]"], "layers: [0,9] is out of range"),
+    ],
+)
+def test_steering_that_cannot_be_is_refused(more, message, door, words):
+    assert message in door("analyze.py", "measure=steering", *words, *more).error
+
+
+def test_a_continuation_that_is_not_one_token_is_refused_before_any_vector(door, words, pairs):
+    pairs.write_text(pairs.read_text().replace(", a,", ", zzzz,"))
+    own = ["measure=steering", "measure.contrast=table", f"measure.path={pairs}"]
+    assert (
+        "pairs.csv row 1: ' zzzz' after 'abe c' is not one token" in door("analyze.py", *own, *words, *STEERING).error
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------- maps
+
+
+def test_maps_are_least_squares_of_all_states_of_the_text(minis, text_files, tmp_path):
+    both = [tiny.frozen(1), tiny.frozen(2)]
+    data = composed(
+        "data=text", f"data.files=[{text_files}/*.txt]", f"data.cache={tmp_path}", "data.report_tokens=1024"
+    ).data
+    corpus = read_corpus(data, both[0].tokenizer, 32, bos=False, fit_tokens=4096)
+    (found,) = fitted_maps(*both, [(0, 2)], corpus, 0.0).values()
+    x, y = (
+        model.head(corpus.fit.tokens.long(), layer).flatten(0, 1).double()
+        for model, layer in zip(both, (0, 2), strict=True)
+    )
+    ones = torch.cat([x, torch.ones(len(x), 1)], 1)
+    solution = torch.linalg.lstsq(ones, y, driver="gelsd").solution
+    torch.testing.assert_close(found.phi(x), ones @ solution, atol=1e-3, rtol=0)
+    torch.testing.assert_close(found.target_mean, y.mean(0), atol=1e-5, rtol=0)
+    left = corpus.report.tokens.long()
+    a, b = (model.head(left, layer).flatten(0, 1).double() for model, layer in zip(both, (0, 2), strict=True))
+    unexplained = (b - found.phi(a)).square().sum() / (b - b.mean(0)).square().sum()
+    assert found.unexplained.phi == pytest.approx(float(unexplained), abs=1e-4)
+
+
+@pytest.mark.slow
+def test_experiments_run_on_models_that_are_given(door, words, tmp_path):
+    small = [word for word in words if "fit_tokens" not in word]
+    shared = [*small, "measure.fit_tokens=4096", "measure.folds=2", "measure.draws=1", "measure.resamples=20"]
+    more = [word for word in PROBES if not word.startswith(("measure.draws", "measure.resamples", "measure.folds"))]
+    result = door("analyze.py", "experiment=chen2025/probes", *shared, *more).result
+    assert len(result.tables["claims"]) == 14
+    assert any(path.stem == "probes" for path in result.figures)
+    assert len(results_in(tmp_path / "results", "probes")) == 1

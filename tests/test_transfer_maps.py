@@ -1,0 +1,203 @@
+"""The job of maps in both directions: its table is what the maps that it keeps do, and its sums are those of rows."""
+
+import dataclasses
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+import tiny
+from conftest import composed
+from thinkalike import figures
+from thinkalike.data import TokenRows
+from thinkalike.errors import ConfigError, ModelError
+from thinkalike.evaluation import residual_sums, state_moments
+from thinkalike.evaluation.unexplained import _squares
+from thinkalike.instruments.operations import transfer_maps
+from thinkalike.instruments.stitching.setting import shared_text
+from thinkalike.instruments.transfer_maps.instrument import TransferMaps
+from thinkalike.instruments.transfer_maps.screen import _warn_of_overfitting
+from thinkalike.measures import both_directions
+from thinkalike.models import load_models, shape_of
+from thinkalike.stitches import load_stitch
+
+PAIRS = [(0, 1), (2, 2)]
+
+
+@pytest.fixture
+def small(minis, text_files, tmp_path):
+    """The command line of a small job between models of two widths."""
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=4096", "data.report_share=0.4"]
+    store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache", "model.context=32", "target.context=32"]
+    measure = ["measure=transfer_maps", "measure.layers=[[0,1],[2,2]]", "measure.fit_tokens=6144"]
+    return [*measure, f"model.path={minis}/a", f"target.path={minis}/wide", *data, *store]
+
+
+@pytest.fixture(scope="module")
+def models():
+    return tiny.frozen(0), tiny.frozen(1, d_model=48, d_head=12)
+
+
+def rows_of(count, context=16, documents=5):
+    owners = torch.arange(count * context).view(count, context) * documents // (count * context)
+    owners[0, :3] = -1  # of no document
+    return TokenRows(torch.randint(len(tiny.tokenizer()), (count, context)), owners)
+
+
+def test_a_job_reports_what_the_maps_that_it_keeps_do(door, small):
+    done = door("analyze.py", *small)
+    result, table = done.result, done.result.table
+    assert list(zip(table["source_layer"], table["target_layer"], strict=True)) == PAIRS
+    stitches, config = load_stitch(result), composed(*small, door="analyze")
+    source, target = load_models(config.model, config.target)
+    corpus = shared_text(config.data, source, target, 6144)
+    fit, report = (rows.tokens.long() for rows in (corpus.fit, corpus.report))
+    for place, (layer, depth) in enumerate(PAIRS):
+        x, y = source.head(report, layer), target.head(report, depth)
+        means = source.head(fit, layer).mean((0, 1)), target.head(fit, depth).mean((0, 1))
+        phi, psi = stitches[layer, depth], stitches.back[layer, depth]
+        expected = {
+            "unexplained": left(y, phi(x), means[1]),
+            "unexplained_back": left(x, psi(y), means[0]),
+            "round_trip_unexplained": left(x, psi(phi(x)), means[0]),
+            "round_trip_unexplained_back": left(y, phi(psi(y)), means[1]),
+            "penalty": loss(phi.stitched(source, target), report) - loss(target.full, report),
+            "penalty_back": loss(psi.stitched(target, source), report) - loss(source.full, report),
+            "condition": torch.linalg.cond(phi.weight.double()).item(),
+        }
+        for column, value in expected.items():
+            assert table[column][place] == pytest.approx(value, rel=1e-3, abs=1e-5), column
+            if column != "condition":
+                assert table[f"{column}_low"][place] < table[column][place] < table[f"{column}_high"][place]
+    assert (table["fitted_unexplained"] < table["unexplained"]).all()
+    assert "by φ and back by ψ, fitted on" in done.stdout
+    assert [path.name for path in result.figures] == ["transfer_maps.png", "transfer_maps.svg"]
+    names = ["mean_unexplained", "mean_unexplained_back", "mean_penalty", "mean_penalty_back"]
+    assert [each.name for each in result.headlines] == names
+    assert result.headlines[0].value == pytest.approx(table["unexplained"].mean())
+    assert result.provenance["flops"] > 0
+
+
+def left(states, reached, mean):
+    return ((states - reached).square().sum() / (states - mean).square().sum()).item()
+
+
+def loss(model, rows):
+    logits = model(rows)[:, :-1].log_softmax(-1)
+    return -logits.gather(-1, rows[:, 1:, None]).double().mean().item()
+
+
+@pytest.mark.parametrize("batch", [1, 5, 12])
+def test_sums_by_document_are_those_of_the_closed_form_for_any_batch(models, batch):
+    source, target = models
+    rows = rows_of(12)
+    moments = state_moments(source, target, PAIRS, rows.tokens, batch=4)
+    maps = [both_directions(moments.of(pair)) for pair in PAIRS]
+    kept = TokenRows(rows.tokens, rows.documents.clamp(min=0))
+    sums = residual_sums(source, target, PAIRS, maps, moments, kept, batch)
+    for pair, both, part, whole in zip(PAIRS, maps, sums.left.sum(-1), sums.whole.sum(-1), strict=True):
+        found = both.unexplained(moments.of(pair))
+        assert (part / whole).tolist() == pytest.approx(list(found), abs=1e-7)
+    without = residual_sums(source, target, PAIRS, maps, moments, rows, batch)
+    assert (without.whole[..., 0] < sums.whole[..., 0]).all(), "tokens of no document are left out"
+    torch.testing.assert_close(without.whole[..., 1:], sums.whole[..., 1:])
+    assert set(sums.columns()) == {
+        f"{name}{end}"
+        for name in ("unexplained", "unexplained_back", "round_trip_unexplained", "round_trip_unexplained_back")
+        for end in ("", "_low", "_high")
+    }
+
+
+def test_operations_are_what_the_counter_of_torch_counts(models):
+    source, target = models
+    moments = state_moments(source, target, PAIRS, rows_of(12).tokens, batch=4)
+    shapes, n = [shape(32), shape(48)], 40
+    with FlopCounterMode(display=False) as counter:
+        maps = [both_directions(moments.of(pair)) for pair in PAIRS]
+        for both, pair in zip(maps, PAIRS, strict=True):
+            both.unexplained(moments.of(pair))
+    eigen = 2 * transfer_maps.EIGEN * (32**3 + 48**3)
+    products = transfer_maps.of_solutions(*shapes, PAIRS) - eigen
+    assert products == pytest.approx(counter.get_total_flops(), rel=0.02)  # which counts those with means, too
+    x, y = (torch.randn(n, width, dtype=torch.float64) for width in (32, 48))
+    with FlopCounterMode(display=False) as counter:
+        _squares(maps[0], x, y)
+    assert transfer_maps.of_residuals(*shapes, PAIRS[:1], float(n)) == counter.get_total_flops()
+
+
+def shape(width):
+    return dataclasses.replace(shape_of(composed("model=gelu-3l-mini").model), width=width)
+
+
+def test_a_forecast_counts_both_directions_and_is_nothing_of_unknown_models(small):
+    config = composed(*small, door="analyze")
+    shapes = TransferMaps().shapes_of(config)
+    phases = {phase.name: phase for phase in TransferMaps().operations(config, shapes)}
+    assert phases["closed forms"].tokens == dict.fromkeys(phases["closed forms"].tokens, 6144.0)
+    more = composed(*small, "measure.layers=all", door="analyze")
+    assert TransferMaps().operations(more, shapes)[1].operations > phases["report"].operations
+    assert TransferMaps().holds(more, shapes) == 8 * (4 * 32**2 + 4 * 48**2 + 3 * 16 * 32 * 48)
+    assert TransferMaps().operations(config, {}) == []
+    assert TransferMaps().holds(config, {}) == 0
+
+
+def test_a_figure_is_of_matrices_where_all_layers_meet_all(tmp_path):
+    layers = np.indices((2, 3)).reshape(2, -1)
+    columns = ("unexplained", "unexplained_back", "round_trip_unexplained", "round_trip_unexplained_back")
+    names = [*columns, "penalty", "penalty_back"]
+    numbers = {f"{name}{end}": np.linspace(0.1, 0.9, 6) for name in names for end in ("", "_low", "_high")}
+    whole = pd.DataFrame(
+        {"source": "a", "target": "b", "source_layer": layers[0], "target_layer": layers[1], **numbers}
+    )
+    for name, table in (("matrix", whole), ("lines", whole.iloc[[0, 4]]), ("row", whole.iloc[:3])):
+        figures.transfer_maps(table.reset_index(drop=True), tmp_path / name)
+    sizes = {name: (tmp_path / name / "transfer_maps.svg").read_text().count("penalty") for name in ("matrix", "lines")}
+    assert sizes["matrix"] == 0 < sizes["lines"]
+
+
+def test_overfitting_is_warned_of(caplog):
+    table = pd.DataFrame({"source_layer": [0, 1], "target_layer": [0, 2]})
+    table = table.assign(unexplained=[0.3, 0.5], fitted_unexplained=[0.29, 0.1])
+    table = table.assign(unexplained_back=0.2, fitted_unexplained_back=0.19)
+    with caplog.at_level("WARNING", logger="thinkalike"):
+        _warn_of_overfitting(table)
+    assert [record.message for record in caplog.records] == [
+        "warning: 1→2 leaves 0.500 of held-out states unexplained, and 0.100 of those that it was fitted on: raise "
+        "measure.fit_tokens, or measure.ridge"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["measure.layers=some"], "layers=some is not known; give same, all, or a list of pairs"),
+        (["measure.layers=[[0,9]]"], r"layers: \[0,9\] is out of range; the source has layers 0 to 3"),
+        (["measure.ridge=-1"], r"measure\.ridge=-1\.0 must be"),
+        (["measure.fit_tokens=1"], r"measure\.fit_tokens=1 must be"),
+        (["model=bert-mini"], "bert-mini predicts no next token, and measure=transfer_maps stitches models that do"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(small, words, message):
+    with pytest.raises((ConfigError, ModelError), match=message):
+        TransferMaps().inputs(composed(*small, *words, door="analyze"))
+
+
+@pytest.mark.slow
+def test_models_of_two_tokenizers_are_mapped_and_stitched_both_ways(door, small, minis, tmp_path):
+    tiny.write_mini(tmp_path / "other", 3, cutter=tiny.other_tokenizer())
+    words = [word for word in small if not word.startswith("target.")]
+    words += ["model@target=gelu-3l-mini", f"target.path={tmp_path}/other", "target.context=32"]
+    result = door("analyze.py", *words).result
+    for column in ("unexplained", "unexplained_back", "penalty", "penalty_back"):
+        assert np.isfinite(result.table[column]).all()
+    assert not np.array_equal(result.arrays["tokens"], result.arrays["back_tokens"]), "each direction counts its own"
+
+
+@pytest.mark.slow
+def test_a_list_of_models_stands_for_its_pairs(door, small, minis):
+    words = [word for word in small if not word.startswith(("model.path", "target."))]
+    entries = ", ".join(f"{{model: gelu-3l-mini, path: '{minis}/{name}'}}" for name in ("a", "b", "wide"))
+    done = door("analyze.py", *words, f"models=[{entries}]")
+    assert done.stdout.count("results: ") == 3
