@@ -105,8 +105,8 @@ def test_a_wrong_command_is_found(line):
 
 
 def test_a_value_that_cannot_be_is_found():
-    ((door, words),) = pages._called("python train.py -m stitch.steps=9,0")
-    with pytest.raises(ConfigError, match=r"stitch\.steps=0"):
+    ((door, words),) = pages._called("python train.py -m stitch.steps=20,0")
+    with pytest.raises(ConfigError, match=r"stitch.steps=0 must be"):
         compose(pages.Command("", door, words))
 
 
