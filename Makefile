@@ -2,13 +2,14 @@
 # make test | make lint                   the same for the fast tests, on all cores, and the checks
 # make test ARGS="-n0 tests/test_cka.py"  one file, in one process
 # make ci-slow | make slow                the slow tests that continuous integration runs | all slow tests
+# make docs                               the documentation into site/, strictly; offline once its packages are there
 # make bench | make bench ARGS="cka rsa"   the instruments' speed, one thread, into benchmarks/RESULTS.md
 PYTHON ?= python3
 BIN := .venv/bin
 # processes share the tests, one thread each; they need about 1.5 GB each
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
 
-.PHONY: train test ci-slow slow lint bench
+.PHONY: train test ci-slow slow lint docs bench
 
 train: .venv/ready
 	$(BIN)/python train.py $(ARGS)
@@ -24,6 +25,12 @@ slow: .venv/ready
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/bench.py $(ARGS)
+
+# without an index of packages to install from, what is there has to do
+docs: .venv/ready
+	$(BIN)/python -c "import jupytext, mkdocs, material, mkdocstrings" 2>/dev/null || \
+		$(BIN)/python -m pip install -q -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/python -m mkdocs build --strict --quiet $(ARGS)
 
 lint: .venv/ready
 	$(BIN)/ruff check .

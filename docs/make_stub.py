@@ -22,7 +22,6 @@ HEAD = '''"""What type checkers see, by `python docs/make_stub.py`: every functi
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
-import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
@@ -42,8 +41,9 @@ def text() -> str:
     homes = _homes(Path(str(measures.__file__)))
     others = [f"from {homes[name]} import {name} as {name}" for name in sorted({*measures.__all__} - {*functions})]
     lines = [f"def {name}{_signature(function)}: ..." for name, function in sorted(functions.items())]
+    modules = [f"import {name}" for name in ("os", "torch") if any(f"{name}." in line for line in lines)]
     names = ", ".join(f'"{name}"' for name in measures.__all__)
-    return "\n".join([HEAD, *others, "", LAYERS, f"__all__ = [{names}]", "", *lines, ""])
+    return "\n".join([HEAD, *modules, *others, "", LAYERS, f"__all__ = [{names}]", "", *lines, ""])
 
 
 def _homes(file: Path) -> dict[str, str]:

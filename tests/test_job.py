@@ -402,9 +402,18 @@ DEFAULTS = Path(__file__).parent / "defaults.json"
 
 
 def defaults() -> dict[str, dict]:
-    from thinkalike.config import NLIConfig, PretrainConfig, StitchConfig
+    from thinkalike.config import NLIConfig, PretrainConfig, SAEConfig, StitchConfig
 
-    plain = [DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig, NLIConfig, PretrainConfig]
+    plain = [
+        DataConfig,
+        ModelConfig,
+        PairsConfig,
+        PopulationConfig,
+        StimuliConfig,
+        NLIConfig,
+        PretrainConfig,
+        SAEConfig,
+    ]
     schemas = {each.__name__: each for each in (*plain, StitchConfig, TrainerConfig)}
     schemas |= {f"measure={kind}": measure_schema(kind) for kind in MEASURES}
     made = {}

@@ -257,7 +257,7 @@ def test_an_optimiser_and_a_callback_that_are_none_are_refused(files):
     ("words", "message"),
     [
         (["plugins=3"], "plugins=3 must be names of modules"),
-        (["stitch=two_layer"], "stitch=two_layer is not known"),
+        (["stitch.kind=two_layer"], "stitch.kind=two_layer is not known"),
         (["trainer.callbacks=[a]"], "trainer.callbacks=a is of no plugin"),
         (["plugins=[my_callback.py]", "trainer.callbacks=[a]"], "trainer.callbacks=a is not known"),
         (["plugins=[my_stitch.py]", "stitch.optimizer=signs"], "stitch.optimizer=signs is not known"),
@@ -290,7 +290,7 @@ def test_an_experiment_takes_no_plugins(files):
     from thinkalike.papers import reproduce
 
     config = composed("experiment=brown2023/figure1", "scale=mini", "plugins=[my_stitch.py]", door="analyze")
-    with pytest.raises(ConfigError, match="has jobs of its own; leave plugins="):
+    with pytest.raises(ConfigError, match="does jobs of its own; leave plugins="):
         reproduce(config)
 
 

@@ -26,6 +26,7 @@ from thinkalike.config import (
 )
 from thinkalike.config.compose import GROUPS
 from thinkalike.config.ranges import COUNTS, TOKENS_AT_ONCE, Checked, Range, check_range, ranged
+from thinkalike.config.saes import SAEConfig
 from thinkalike.config.training import NLIConfig, PretrainConfig
 from thinkalike.errors import ConfigError
 
@@ -33,6 +34,7 @@ SCHEMAS = {
     **{part: schema for part, schema in GROUPS.items() if part != "measure"},
     "pretrain": PretrainConfig,
     "nli": NLIConfig,
+    "sae": SAEConfig,
     "train": TrainConfig,
     "analyze": AnalyzeConfig,
     **{f"measure={kind}": measure_schema(kind) for kind in MEASURES},

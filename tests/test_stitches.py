@@ -11,7 +11,7 @@ from torch import nn
 
 import tiny
 from thinkalike.errors import StitchError, StoreError
-from thinkalike.measures import Stitch
+from thinkalike.measures import AffineMap, Stitch
 from thinkalike.stitches import Site, StitchMap, load_stitch
 from thinkalike.store import Job, manifest
 
@@ -89,6 +89,16 @@ def test_a_closed_form_in_float64_is_a_map_in_float32(finish):
     stitches = load_stitch(finish(fit, "least_squares").folder)
     assert torch.equal(stitches[2].weight, fit["1.map.weight"].float())
     assert torch.equal(stitches[0, 1].bias, fit["0.map.bias"].float())
+
+
+@pytest.mark.parametrize("change", [{"1.map.scale": torch.ones(6)}, {"1.map.bias": None}])
+def test_a_closed_form_is_read_whole_and_nothing_is_left_over(finish, change):
+    fit = {
+        f"{i}.map.{part}": torch.randn(shape) for i in (0, 1) for part, shape in (("weight", (6, 8)), ("bias", (6,)))
+    }
+    tensors = {name: each for name, each in {**fit, **change}.items() if each is not None}
+    with pytest.raises(StitchError, match="does not hold a whole stitch least_squares"):
+        _ = load_stitch(finish(tensors, "least_squares"))[2]
 
 
 def test_seeds_and_directions_are_chosen(finish):
@@ -202,6 +212,21 @@ def test_the_inverse_undoes_the_map_and_warns_of_its_condition():
     torch.testing.assert_close(back(phi(states)), states, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close((back @ phi).weight, torch.eye(6), atol=1e-5, rtol=1e-5)
     assert (back.source, back.target) == (phi.target, phi.source)
+
+
+def test_the_inverse_of_a_singular_map_undoes_what_can_be_undone():
+    turned = torch.linalg.qr(torch.randn(64, 64)).Q  # so that float32 rounds what should be 0
+    spread = torch.cat([torch.linspace(2, 1, 48), torch.zeros(16)])
+    phi = StitchMap((turned * spread) @ turned.T, torch.ones(64), site("a"), site("b"))
+    with pytest.warns(UserWarning, match="condition number 2 "):
+        back = phi.inverse()
+    states, kept = torch.randn(5, 64), turned[:, :48]
+    torch.testing.assert_close(back(phi(states)), states @ kept @ kept.T, atol=1e-4, rtol=0)
+    assert torch.linalg.cond(phi.weight.double()) > 1e6, "control"
+
+
+def test_a_map_of_nothing_has_no_condition():
+    assert AffineMap(torch.zeros(3, 3), torch.ones(3)).condition == float("inf")
 
 
 @pytest.mark.parametrize(

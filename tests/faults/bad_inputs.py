@@ -68,11 +68,16 @@ def numbers() -> Iterator[tuple[str, str, dataclasses.Field, object]]:
     """Yield the words that choose its part, the key, the field and the type of every number of every schema."""
     from thinkalike.config import MEASURES, AnalyzeConfig, TrainConfig, measure_schema
     from thinkalike.config.compose import GROUPS
+    from thinkalike.config.saes import SAEConfig
     from thinkalike.config.training import NLIConfig, PretrainConfig
 
     trains = {"model", "data", "stitch", "trainer", "logger", "pairs"}
     schemas = [("train.py", "", TrainConfig), ("analyze.py", "", AnalyzeConfig)]
-    schemas += [("train.py", "pretrain", PretrainConfig), ("train.py", "nli", NLIConfig)]
+    schemas += [
+        ("train.py", "pretrain", PretrainConfig),
+        ("train.py", "nli", NLIConfig),
+        ("train.py", "sae", SAEConfig),
+    ]
     schemas += [("train.py" if part in trains else "analyze.py", part, schema) for part, schema in GROUPS.items()]
     schemas += [(f"analyze.py measure={kind}", "measure", measure_schema(kind)) for kind in MEASURES]
     for words, part, schema in schemas:

@@ -4,6 +4,7 @@ TEXT = "train.py logger=none data=text data.files=[{here}/%s]"
 TABLE = "analyze.py measure=mlem stimuli=table stimuli.path={here}/%s"
 FEATHER = "analyze.py measure=population population=feather-berts"
 PRETRAIN = "train.py task=pretrain logger=none"
+SAE = "train.py task=sae logger=none"
 
 BAD: dict[str, list[str]] = {
     "spelling": [
@@ -359,6 +360,38 @@ BAD: dict[str, list[str]] = {
         "train.py task=nli model=bert-mini pairs=files pairs.fit={here}/folder",
         "train.py task=nli model=bert-mini pairs=files pairs.fit={here}/surrogate.jsonl",
         "train.py task=nli model=bert-mini pairs.source=web",
+    ],
+    "sae": [
+        f"{SAE} sae.k=0",
+        f"{SAE} sae.k=300",
+        f"{SAE} sae.width=nan",
+        f"{SAE} sae.layer=-1",
+        f"{SAE} sae.layer=99",
+        f"{SAE} sae.layer=embed",
+        f"{SAE} sae.tokens=100",
+        f"{SAE} sae.tokens=-1",
+        f"{SAE} sae.lr=0",
+        f"{SAE} sae.rates=[0]",
+        f"{SAE} sae.rates=[nan]",
+        f"{SAE} sae.beside=random",
+        f"{SAE} sae.beside=[nothing]",
+        f"{SAE} sae.start=transferred",
+        f"{SAE} sae.start=transferred sae.source=nowhere",
+        f"{SAE} sae.start=transferred sae.source={{here}}/folder",
+        f"{SAE} sae.start=transferred sae.source={{here}}/a",
+        f"{SAE} sae.start=transferred sae.source=gelu-3l-mini sae.source_layer=7",
+        f"{SAE} sae.start=transferred sae.source=gpt2-mini",
+        f"{SAE} sae.start=transferred sae.source=bert-mini",
+        f"{SAE} sae.stitch={{here}}/folder",
+        f"{SAE} sae.start=transferred sae.source=solu-3l-mini sae.stitch={{here}}/folder",
+        f"{SAE} sae.skip_first_tokens=256",
+        f"{SAE} sae.map_tokens=2",
+        f"{SAE} sae.map_tokens=100",
+        f"{SAE} sae.seeds=0",
+        f"{SAE} sae.from=results",
+        f"{SAE} trainer=ddp trainer.devices=2",
+        "train.py task=sae model=bert-mini",
+        "train.py task=sae model=bert-mini-nli",
     ],
     "pretraining": [
         f"{PRETRAIN} model=gpt2",

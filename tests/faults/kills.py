@@ -41,6 +41,9 @@ COMMANDS = {
     "trainer.checkpoint_every=3",
     "nli": "train.py task=nli model=bert-mini nli.epochs=1 pairs.fit_pairs=160 pairs.report_pairs=40 "
     "pairs.challenge_pairs=60 nli.context=32 trainer.checkpoint_every=2",
+    "sae": f"train.py task=sae model.path={{here}}/a model.context=32 {TEXT} sae.layer=1 sae.width=48 sae.k=4 "
+    "sae.tokens=2048 sae.tokens_per_step=64 sae.steps_per_buffer=4 sae.map_tokens=512 sae.beside=[least_squares] "
+    "trainer.checkpoint_every=3",
     "loss": f"analyze.py measure=loss model.path={{here}}/a model.context=32 {TEXT}",
     "cka": f"analyze.py measure=cka {PAIR} {TEXT} measure.batches=110 measure.tokens_per_batch=32",
     "mknn": f"analyze.py measure=mknn {PAIR} {TEXT} measure.batches=30 measure.tokens_per_batch=64",

@@ -78,5 +78,5 @@ def _pairs(config: AnalyzeConfig, models: Any) -> list[AnalyzeConfig]:
 def _stitch(pair: AnalyzeConfig) -> Any:
     """Return the job that stitches the source of a pair into its target at all layer pairs, by a short recipe."""
     words = [word for word in pair.chosen if word.lstrip("+~").partition("=")[0].partition(".")[0] in SHARED]
-    threads = [f"trainer.threads={pair.threads}"] if pair.threads else []
+    threads = [f"threads={pair.threads}"] if pair.threads else []
     return compose_job("train", [*words, *STITCH, "logger=none", *threads])

@@ -15,7 +15,6 @@ from omegaconf import DictConfig, OmegaConf, flag_override
 
 from thinkalike import plugins
 from thinkalike.config.inputs import HOW_IT_RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
-from thinkalike.config.pair import with_default_target
 from thinkalike.config.plugging import plug_in_those_of
 from thinkalike.config.registry import MEASURES
 from thinkalike.config.repositories import register_repositories
@@ -46,7 +45,7 @@ _ASKED_FOR: set[str] = set()  # measures whose settings this process knows: jobs
 
 
 def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
-    """Tell Hydra the schemas, and two resolvers that pick one of two values: at_scale and by_recipe.
+    """Tell Hydra the schemas, and the resolvers at_scale and by_recipe, which pick one of two, and at_most_a_tenth.
 
     Args:
         measures: those whose settings may be given; of the others Hydra gets the name alone, as their files take
@@ -66,6 +65,7 @@ def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
     register_repositories(models)
     OmegaConf.register_new_resolver("at_scale", _at_scale, replace=True)
     OmegaConf.register_new_resolver("by_recipe", _by_recipe, replace=True)
+    OmegaConf.register_new_resolver("at_most_a_tenth", _at_most_a_tenth, replace=True)
 
 
 def measure_schema(kind: str) -> type[MeasureConfig]:
@@ -93,6 +93,23 @@ def values_of(override: Override) -> list[Any]:
     value = override.value()
     values = value.list if isinstance(value, ChoiceSweep) else [value]
     return [getattr(each, "text", each) for each in values]
+
+
+DEFAULT_TARGET = "model@target=solu-3l-mini"  # of the default model: two models show more than one into itself
+
+
+def with_default_target(door: str, words: Sequence[str]) -> list[str]:
+    """Return the words of a command line, with one for the target if they stitch and name neither model.
+
+    Once a model is named, the target is the source unless it is named, too. How the source runs names no model.
+    """
+    keys = [each.get_key_element().lstrip("+~") for each in parse_overrides(words)]
+    named = {"model", "model@target"} & {*keys} or any(
+        part in ("model", "target") and (part, setting) not in {("model", name) for name in HOW_IT_RUNS}
+        for part, _, setting in (key.partition(".") for key in keys if "." in key)
+    )
+    other_task = any(word.lstrip("+").startswith("task=") and word != "task=stitch" for word in words)
+    return [*words] if door != "train" or named or other_task else [*words, DEFAULT_TARGET]
 
 
 def models_of(parsed: Sequence[Override]) -> list[str]:
@@ -132,6 +149,11 @@ def _at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
 def _by_recipe(honest: Any, paper: Any, *, _root_: DictConfig) -> Any:
     one_of("recipe", _root_.recipe, ("honest", "paper"))
     return honest if _root_.recipe == "honest" else paper
+
+
+def _at_most_a_tenth(usual: int, steps: Any) -> int:
+    """Return how long a warm-up is: as usual, but for short trainings a tenth of their steps."""
+    return min(usual, max(steps, 0) // 10) if isinstance(steps, int) else usual
 
 
 def resolve(composed: DictConfig, schema: type[Config], overrides: Sequence[str] = ()) -> Config:

@@ -52,6 +52,7 @@ class TrainConfig(Checked):
     recipe: str = "honest"  # paper: as brown2023 states it, a LayerNorm in φ, fitted and reported on the same text
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NEUTRAL)
+    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # torch's; null: as it is
     seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn
     store: str = neutral("results")  # the folder that results go to
     force: bool = neutral(False)  # do a finished job again
@@ -62,6 +63,7 @@ class TrainConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("task", self.task, TASKS)
+        agree_on_threads(self)
         check_recipe(self.scale, self.recipe)
         check_store(self.store)
         check_dry_run(self.dry_run)
@@ -85,11 +87,6 @@ class TrainConfig(Checked):
             raise ConfigError(f"pretrain.tokens=0 trains nothing; say how many tokens model={name} sees")
         if not name or name.startswith(".") or "/" in name:
             raise ConfigError(f"model.name={name} names the folder of a mini; give a plain name")
-
-    @property
-    def threads(self) -> int | None:
-        """The number of torch's threads, or None to leave it as it is."""
-        return self.trainer.threads
 
 
 @dataclass
@@ -122,6 +119,7 @@ class AnalyzeConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        agree_on_threads(self)
         check_recipe(self.scale, self.recipe)
         check_store(self.store)
         check_dry_run(self.dry_run)
@@ -134,7 +132,7 @@ class AnalyzeConfig(Checked):
         usual = TrainerConfig(strategy=self.trainer.strategy)
         for item in dataclasses.fields(TrainerConfig):
             value = getattr(self.trainer, item.name)
-            if item.name not in PROCESSES and value != getattr(usual, item.name):
+            if item.name not in (*PROCESSES, "threads") and value != getattr(usual, item.name):
                 raise ConfigError(
                     f"trainer.{item.name}={value} is of training; analyze.py takes {', '.join(PROCESSES)}"
                 )
@@ -189,6 +187,16 @@ class AnalyzeConfig(Checked):
         if self.activations:
             return [*self.recordings, *self.beside_recordings]
         return [self.model] if self.target == self.model else [self.model, self.target]
+
+
+def agree_on_threads(config: TrainConfig | AnalyzeConfig) -> None:
+    """Let `threads` and its older name `trainer.threads` be one setting, or raise a ConfigError if they differ."""
+    older = config.trainer.threads
+    if None not in (config.threads, older) and config.threads != older:
+        raise ConfigError(
+            f"threads={config.threads} and trainer.threads={older} are one setting; leave one of them out"
+        )
+    config.threads = config.trainer.threads = older if config.threads is None else config.threads
 
 
 def check_recipe(scale: str, recipe: str) -> None:

@@ -149,7 +149,7 @@ class TrainerConfig(Checked, part="trainer"):
     num_nodes: int = ranged(1, least=1, most=10**5)  # ddp: machines that share a job
     checkpoint_every: int = ranged(50, least=1, most=STEPS, neutral=True)  # steps; then a state is kept
     log_every: int = ranged(10, least=1, most=STEPS, neutral=True)  # steps; then losses are read, checked and logged
-    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # torch's; null: as it is
+    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # the older name of `threads`
     memory: Optional[str] = sized(None)  # task=stitch: the most of a process, such as 8GB; null: what is free now
     callbacks: list[str] = field(default_factory=list)  # of plugins, in this order
     recompute: bool = neutral(False)  # task=stitch: keep no states inside the frozen blocks: less memory, more time

@@ -1,5 +1,6 @@
 """What type checkers see, by `python docs/make_stub.py`: every function takes arrays of every sort."""
 
+import os
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 

@@ -240,7 +240,7 @@ def job_of(config: AnalyzeConfig, part: Part) -> Any:
     chosen = [*part.words, *settings]
     if part.door == "train":
         words = [f"store={config.store}", f"seed={config.seed}", f"force={config.force}", "logger=none"]
-        words += [f"recipe={config.recipe}"] + ([f"trainer.threads={config.threads}"] if config.threads else [])
+        words += [f"recipe={config.recipe}"] + ([f"threads={config.threads}"] if config.threads else [])
         job = compose_job("train", [*chosen, *words])
     else:
         job = compose_job("analyze", chosen)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ class MeasurePlugin:
 
     measure: Any
     title: str
-    scale: tuple[float, float]
+    scale: tuple[float, ...]
     is_distance: bool
     settings: Mapping[str, Any]
 
@@ -86,14 +86,16 @@ def register_measure(
     measure: Any = None,
     *,
     title: str | None = None,
-    scale: tuple[float, float] = (0.0, 1.0),
+    scale: Sequence[float] = (0.0, 1.0),
     is_distance: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> Any:
     """Register a measure of layer pairs, as a decorator of a function or with a `LayerMeasure`; see `MeasurePlugin`."""
 
     def register(measure: Any) -> Any:
-        plugin = MeasurePlugin(measure, title or name.replace("_", " "), scale, is_distance, settings or {})
+        plugin = MeasurePlugin(
+            measure, title or name.replace("_", " "), tuple(map(float, scale)), is_distance, settings or {}
+        )
         return _added("measure", name, plugin, measure)
 
     return register if measure is None else register(measure)

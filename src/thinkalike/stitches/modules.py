@@ -39,7 +39,8 @@ def stitch_modules(
     sides = -1 if is_back else 1
     for number, pair in enumerate(facts["pairs"]):
         own = f"{start}{number}."
-        phi = Stitch(facts["kind"], *facts["widths"][::sides], facts["norm"], facts["rank"])
+        width_in, width_out = facts["widths"][::sides]
+        phi = Stitch(facts["kind"], width_in, width_out, facts["norm"], facts["rank"])
         phi.load_state_dict({name[len(own) :]: each for name, each in tensors.items() if name.startswith(own)})
         layer, depth = pair[::sides]
         found[layer, depth] = phi.eval().requires_grad_(False)

@@ -98,7 +98,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
             parts = {name[len(start) :]: file.get_tensor(name) for name in self._names if name.startswith(start)}
         try:
             return _folded(self._kind, parts)
-        except (KeyError, IndexError, RuntimeError, TypeError) as error:
+        except (IndexError, RuntimeError, TypeError, ValueError) as error:  # parts are missing, left over or misshapen
             reason = first_line(error)[:200]
             raise StitchError(f"{self._path} does not hold a whole stitch {self._kind}: {reason}") from error
 
@@ -137,7 +137,7 @@ def _contents(result: Result) -> tuple[dict[str, Any], list[str]]:
 def _folded(kind: str, parts: dict[str, Tensor]) -> AffineMap:
     """Return the affine map of a stitch, from its tensors by name."""
     if kind not in KINDS:  # a closed form
-        return AffineMap(parts["map.weight"], parts["map.bias"])
+        return AffineMap(**{name.removeprefix("map."): each for name, each in parts.items()})
     matrices = [parts[name] for name in sorted(parts) if parts[name].dim() == 2]
     first, last = matrices[0], matrices[-1]
     stitch = Stitch(kind, first.shape[1], last.shape[0], rank=len(first))

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 from huggingface_hub import ModelHubMixin, hf_hub_download
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -78,15 +77,13 @@ class StitchMap(nn.Module, ModelHubMixin):
         φ does not explain by as much as the condition number of W, which a warning says. The map back by regression
         is `both_directions(...).psi`, or `load_stitch(result).back`.
         """
-        wide = _wide(self.affine)
-        singular = torch.linalg.svdvals(wide.weight)
         warnings.warn(
-            f"the inverse of a stitch with the condition number {float(singular[0] / singular[-1]):.3g} multiplies "
-            "noise by as much; a map back that is fitted does not",
+            f"the inverse of a stitch with the condition number {self.affine.condition:.3g} multiplies noise by as "
+            "much; a map back that is fitted does not",
             stacklevel=2,
         )
-        back = torch.linalg.pinv(wide.weight)
-        return StitchMap(back, -back @ wide.bias, self.target, self.source)
+        back = self.affine.inverse()
+        return StitchMap(back.weight, back.bias, self.target, self.source)
 
     def stitched(self, source: FrozenModel, target: FrozenModel, *, check: bool = True) -> StitchedModel:
         """Return the model that runs the source up to its layer, this map, and the target from its layer on.
@@ -104,7 +101,7 @@ class StitchMap(nn.Module, ModelHubMixin):
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write weights, sites and a model card into a folder, which is made if it is not there."""
-        self.save_pretrained(Path(folder))
+        self.save_pretrained(Path(folder).expanduser())
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> StitchMap:
@@ -129,7 +126,7 @@ class StitchMap(nn.Module, ModelHubMixin):
             StitchError: The hub has no such stitch or does not give it; see `load`.
         """
         place = os.fspath(pretrained_model_name_or_path)
-        if Path(place).is_dir():
+        if Path(place).expanduser().is_dir():
             return cls.load(place)
         with _explained(f"cannot get the stitch {place}", place, revision):
             commit = resolved("model", place, revision).sha  # so that both files are of one commit

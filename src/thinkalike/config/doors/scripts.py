@@ -14,11 +14,19 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from thinkalike.config.compose import CONF, SCHEMAS, measures_of, models_of, parse_overrides, register, resolve
+from thinkalike.config.compose import (
+    CONF,
+    SCHEMAS,
+    measures_of,
+    models_of,
+    parse_overrides,
+    register,
+    resolve,
+    with_default_target,
+)
 from thinkalike.config.doors import commands
 from thinkalike.config.doors.exits import OneLineErrors, Stdout
 from thinkalike.config.doors.sweeps import JOBS, Made, in_sweep, jobs_of_sweep, noted, sweep
-from thinkalike.config.pair import with_default_target
 from thinkalike.config.plugging import plug_in, plug_in_those_of
 from thinkalike.config.spelling import check_overrides
 from thinkalike.errors import ConfigError, ShareDone
@@ -55,7 +63,8 @@ def door(
             def do() -> list[Path]:
                 words = HydraConfig.get().overrides.task
                 commands.begin(words)
-                plug_in(OmegaConf.to_container(composed).get("plugins"))  # this may be a worker of a sweep
+                settings: Any = OmegaConf.to_container(composed)
+                plug_in(settings.get("plugins"))  # this may be a worker of a sweep
                 config = resolve(composed, schema, words)
                 _refuse_processes_in_a_sweep(config)
                 with contextlib.suppress(ShareDone):

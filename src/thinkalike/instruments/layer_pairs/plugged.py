@@ -50,7 +50,8 @@ def _declared(kind: str, plugin: MeasurePlugin) -> Declared:
         made = plugin.measure(chosen) if plugin.settings else plugin.measure
         return made if isinstance(made, LayerMeasure) else _of_function(kind, made, plugin.is_distance)
 
-    return Declared(plugin.title, measure, plugin.scale, plugin.is_distance, settings)
+    low, high = plugin.scale
+    return Declared(plugin.title, measure, (low, high), plugin.is_distance, settings)
 
 
 def _fields(kind: str, plugin: MeasurePlugin) -> list[tuple[str, type, Any]]:

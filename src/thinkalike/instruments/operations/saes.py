@@ -100,7 +100,7 @@ def phases_of(config: TrainConfig, shapes: Shapes, source_layer: int) -> list[Ph
     tokens, report = float(sae.steps * sae.tokens_per_step), float(config.data.report_tokens or 0)
     fits = len(sae.starts) * len(sae.factors) * sae.seeds
     starts = sae.seeds * sum(of_start(start, sae, seen, own, other) for start in sae.starts)
-    looks = of_rebuilding(fits * len(sae.looks) * min(sae.curve_tokens, report), own.width, sae.width)
+    looks = of_rebuilding(float(fits * len(sae.looks)) * min(sae.curve_tokens, report), own.width, sae.width)
     training = tokens * own.passing + fits * of_training(seen * tokens, own.width, sae.width, revived_by(sae)) + looks
     spliced = (2 + 2 * len(sae.starts) * sae.seeds) * model.forward(report, row, full=True)
     read = {each.name: float(sae.map_tokens) for each in (model, source) if each}

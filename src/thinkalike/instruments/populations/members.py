@@ -124,7 +124,7 @@ def _made(config: AnalyzeConfig, body: Sequence[str], words: Sequence[str]) -> R
     job = compose_job("train", ["task=nli", *body, scale, *words, "logger=none"])
     own = {word.partition("=")[0].removeprefix("pairs.") for word in words if word.startswith("pairs.")}
     job.pairs = replace(config.pairs, **{name: getattr(job.pairs, name) for name in own})
-    job.store, job.trainer.threads = config.store, config.threads
+    job.store, job.threads = config.store, config.threads
     return run_job(job)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinkalike.config import SAEConfig
 from thinkalike.errors import TrainingError
 from thinkalike.evaluation import spread_by_document
 from thinkalike.instruments.sae.setting import Setting
@@ -75,11 +76,13 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
     made = Fitted(
         module.errors.cpu().double().view(*shape, -1),
         spread_by_document(setting.report, module.errors.shape[-1]),
-        *(each.cpu().view(shape) for each in (module.active, module.dead, _missed(module))),
+        module.active.cpu().view(shape),
+        module.dead.cpu().view(shape),
+        _missed(module).cpu().view(shape),
         began=[each.begins for each in fits],
         ended=module.trained(),
     )
-    _check_convergence(setting, made)
+    _check_convergence(config, made)
     return made
 
 
@@ -91,15 +94,15 @@ def _missed(module: SAETraining) -> Tensor:
     return torch.stack([torch.zeros_like(module.active[0]), *parts])
 
 
-def _check_convergence(setting: Setting, made: Fitted) -> None:
+def _check_convergence(config: SAEConfig, made: Fitted) -> None:
     """Refuse an autoencoder that training has made worse than the mean, whichever start it has."""
     last = 1 - made.errors[-1].sum(-1) / made.spread.sum()
-    for number, start in enumerate(setting.config.starts):
+    for number, start in enumerate(config.starts):
         explained = float(last[number, made.best_rate(number)].mean())
-        if setting.config.steps and explained < 0:
+        if config.steps and explained < 0:
             raise TrainingError(
                 f"the autoencoder with the start {start} explains {explained:.3g} of the variance after training, less "
-                f"than the mean alone: lower sae.lr={setting.config.lr:g}"
+                f"than the mean alone: lower sae.lr={config.lr:g}"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isnan
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +23,9 @@ from thinkalike.measures import save_sae
 from thinkalike.models import checkpoint_fingerprint, outline
 from thinkalike.store import Headline, Result, open_result
 from thinkalike.training import Run, loggers_of
+
+NUMBERS = ("explained_variance", "loss_recovered", "dead_latents", "active_latents")
+BLANK = ("break_even_tokens", "loss_recovered")  # an empty cell: it does not break even; there is no loss to recover
 
 
 class SparseAutoencoders(
@@ -65,7 +69,7 @@ class SparseAutoencoders(
             tables["savings"], arrays["saved"] = savings_table(courses)
             tables["break_even"] = break_even_table(courses)
         last = table[table["start"] == config.sae.start].iloc[-1]
-        numbers = ("explained_variance", "loss_recovered", "dead_latents", "active_latents")
+        numbers = [name for name in NUMBERS if not isnan(last[name])]
         models = [each.describe() for each in (setting.model, setting.source) if each]
         return Outcome(
             table,
@@ -74,7 +78,7 @@ class SparseAutoencoders(
             tables,
             models=models,
             facts={"data": {"name": config.data.name, **setting.corpus.facts()}},
-            blank=("break_even_tokens", "break_even_tokens_low", "break_even_tokens_high"),
+            blank=[f"{name}{end}" for name in BLANK for end in ("", "_low", "_high")],
         )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -87,6 +91,7 @@ class SparseAutoencoders(
         ends = [
             Headline.with_ends(name, last[name], last[f"{name}_low"], last[f"{name}_high"])
             for name in ("explained_variance", "loss_recovered")
+            if not isnan(last[name])
         ]
         return [*ends, Headline("dead_latents", float(last["dead_latents"]))]
 

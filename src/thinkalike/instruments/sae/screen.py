@@ -61,6 +61,8 @@ def _tokens(count: float) -> str:
 
 
 def _with_ends(row: dict, name: str, form: str) -> str:
-    """Return a number with its interval, or alone where that has no ends."""
+    """Return a number with its interval, or alone where that has no ends; nothing for none."""
+    if pd.isna(row[name]):
+        return ""
     ends = row[f"{name}_low"], row[f"{name}_high"]
     return f"{row[name]:{form}}" if any(map(pd.isna, ends)) else span(row[name], *ends, form)

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from thinkalike.config import SAEConfig, TrainConfig
 from thinkalike.data import Corpus, TokenRows, read_corpus
-from thinkalike.errors import ConfigError, ModelError
+from thinkalike.errors import ConfigError
 from thinkalike.evaluation import SiteStates, site_states, states_after
-from thinkalike.instruments.sae.source import check_source, saes_of, source_model
+from thinkalike.instruments.sae.source import check_source, check_tokenizers, saes_of, source_model
 from thinkalike.measures import (
     AffineMap,
     PairMoments,
@@ -23,7 +23,7 @@ from thinkalike.measures import (
     in_own_units,
     with_fitted_decoder,
 )
-from thinkalike.models import FrozenModel, load_models, tokenizer_fingerprint
+from thinkalike.models import FrozenModel, load_models
 from thinkalike.stitches import load_stitch
 from thinkalike.store import Result
 from thinkalike.training import StepBatches
@@ -59,16 +59,17 @@ class Setting:
         sae, made = config.sae, inputs.get("source")
         others = [source_model(config)] if made else []
         model, *sources = load_models(config.model, *others)
+        source = sources[0] if made else None
         model.check_layers([sae.layer])
-        for source in sources:
+        if made and source:
             check_source(made, source)
-            _check_tokenizers(source, model)
+            check_tokenizers(source, model)
         context = min(each.context for each in (model, *sources))
         needed = max(sae.tokens, sae.map_tokens)
         corpus = read_corpus(config.data, model.tokenizer, context, bos=model.bos_each_row, fit_tokens=needed)
         _check_rows(sae, corpus)
         opening = StepBatches(corpus.fit.tokens, sae.map_tokens, 1, 0)[0]
-        return cls(sae, config.seed, model, corpus, opening, *(sources or [None]), made)
+        return cls(sae, config.seed, model, corpus, opening, source, made)
 
     @property
     def seeds(self) -> range:
@@ -136,15 +137,6 @@ def _stitched(
     for site, (model, _) in ((up.source, source), (up.target, target)):
         site.check_model(model)
     return up.affine, down.affine
-
-
-def _check_tokenizers(source: FrozenModel, model: FrozenModel) -> None:
-    """Refuse models that cut text differently, as maps are fitted token by token."""
-    if tokenizer_fingerprint(source.tokenizer) != tokenizer_fingerprint(model.tokenizer):
-        raise ModelError(
-            f"{source.name} and {model.name} have different tokenizers, and maps are fitted token by token; choose a "
-            "source with the same one"
-        )
 
 
 def _check_rows(config: SAEConfig, corpus: Corpus) -> None:

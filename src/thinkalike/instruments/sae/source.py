@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from thinkalike.config import LoggerConfig, ModelConfig, TrainConfig, model_named, options
 from thinkalike.errors import ConfigError, ModelError, nearest
-from thinkalike.instruments import run_job
+from thinkalike.instruments import instrument_of, run_job
+from thinkalike.job import is_stored
 from thinkalike.measures import SparseAutoencoder, load_sae
-from thinkalike.models import FrozenModel
+from thinkalike.models import FrozenModel, load_models, tokenizer_fingerprint
 from thinkalike.store import Result, open_result
 
 
@@ -43,10 +45,12 @@ def source_result(config: TrainConfig) -> Result:
     """
     name, own = str(config.sae.source), config.sae
     if name in options("model"):
-        none = {"source": None, "source_layer": None, "stitch": None}
+        none: dict[str, Any] = {"source": None, "source_layer": None, "stitch": None}
         plain = replace(own, layer=source_layer(config), start="random", beside=[], rates=[], **none)
-        quiet = LoggerConfig(kind="none")
-        return run_job(replace(config, model=source_model(config), sae=plain, logger=quiet), shown_again=False)
+        job = replace(config, model=source_model(config), sae=plain, logger=LoggerConfig(kind="none"))
+        if not is_stored(instrument_of(job), job):  # a source that is of no use is not trained
+            check_tokenizers(*load_models(job.model, config.model))
+        return run_job(job, shown_again=False)
     made = _result(name)
     for key, asked in {"layer": own.source_layer, "width": own.width, "activation": own.activation}.items():
         there = made.config["sae"][key]
@@ -82,6 +86,19 @@ def saes_of(made: Result) -> list[SparseAutoencoder]:
 def seed_folder(seed: int) -> str:
     """Return where in a result the autoencoder of a seed is, counted from 0: the first is in the folder itself."""
     return f"seed-{seed}" if seed else "."
+
+
+def check_tokenizers(source: FrozenModel, model: FrozenModel) -> None:
+    """Refuse models that cut text differently, as maps are fitted token by token.
+
+    Raises:
+        ModelError: they do.
+    """
+    if tokenizer_fingerprint(source.tokenizer) != tokenizer_fingerprint(model.tokenizer):
+        raise ModelError(
+            f"{source.name} and {model.name} have different tokenizers, and maps are fitted token by token; choose a "
+            "source with the same one"
+        )
 
 
 def check_source(made: Result, model: FrozenModel) -> None:

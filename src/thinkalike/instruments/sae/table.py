@@ -50,7 +50,8 @@ def curves(setting: Setting, made: Fitted) -> pd.DataFrame:
         names=["tokens", "start", "rate", "seed"],
     ).to_frame(index=False)
     names["flops"] = [
-        float(course[row.start].operations(torch.tensor(float(row.tokens)))) for row in names.itertuples()
+        float(course[start].operations(torch.tensor(float(tokens))))
+        for start, tokens in zip(names["start"], names["tokens"], strict=True)
     ]
     numbers = ends_of("explained_variance", Estimate(*(part.flatten() for part in explained)))
     beside = {"active_latents": made.active, "dead_latents": made.dead}
@@ -96,16 +97,21 @@ def table_of(setting: Setting, made: Fitted) -> pd.DataFrame:
 
 
 def _recovered(losses: SplicedLosses, spliced: Tensor) -> dict[str, Any]:
-    """Return the loss with ĥ in place of the states, its penalty, and the share of the ablation's that it recovers."""
+    """Return the loss with ĥ in place of the states, its penalty, and the share of the ablation's that it recovers.
+
+    Where the ablation costs the model nothing there is nothing to recover, and the cells are blank.
+    """
     counts = losses.tokens
     clean, ablated = (each.sum() / counts.sum() for each in (losses.clean, losses.ablated))
     penalty = documents_and_seeds_interval(spliced - losses.clean, counts)
-    recovered = Estimate(*(loss_recovered(clean, ablated, clean + each) for each in _turned(penalty)))
+    value, low, high = (loss_recovered(clean, ablated, clean + each) for each in penalty)
+    recovered = Estimate(value, high, low)  # it falls as the penalty rises
+    nothing = Estimate(*(torch.tensor(torch.nan),) * 3)
     return {
         "clean_loss": float(clean),
         "ablated_loss": float(ablated),
         **ends_of("penalty", penalty),
-        **ends_of("loss_recovered", recovered),
+        **ends_of("loss_recovered", recovered if ablated > clean else nothing),
     }
 
 
@@ -113,11 +119,6 @@ def _explained(missed: Estimate) -> Estimate:
     """Return the share of the variance that is explained, given that which is not."""
     value, low, high = missed
     return Estimate(1 - value, 1 - high, 1 - low)
-
-
-def _turned(estimate: Estimate) -> tuple[Tensor, Tensor, Tensor]:
-    """Return value, high and low, for a number that falls as this one rises."""
-    return estimate.value, estimate.high, estimate.low
 
 
 def _sites(setting: Setting) -> tuple[float, Site, Site | None]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas as pd
-import torch
 from torch import Tensor
 
 from thinkalike import figures
@@ -172,7 +171,7 @@ def _table(
         **residuals.columns(),
         "fitted_unexplained": [each.phi for each in fitted],
         "fitted_unexplained_back": [each.psi for each in fitted],
-        "condition": [float(torch.linalg.cond(both.phi.weight)) for both in maps],
+        "condition": [both.phi.condition for both in maps],
     }
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.stitching.moments import CUTOFF, LayerPair, Moments, PairStatistics
 
+ROUNDING = 1e-6  # of the largest singular value: below it a matrix that was ever in float32 holds rounding
+
 
 @dataclass(frozen=True, eq=False)
 class AffineMap:
@@ -32,6 +34,18 @@ class AffineMap:
     def __matmul__(self, first: AffineMap) -> AffineMap:
         """Return the composition that applies `first`, then this map."""
         return AffineMap(self.weight @ first.weight, self.weight @ first.bias + self.bias)
+
+    @property
+    def condition(self) -> float:
+        """The largest singular value of W over the smallest that is more than `ROUNDING`; inf where W is 0."""
+        singular = torch.linalg.svdvals(self.weight.double())
+        kept = singular[singular > ROUNDING * singular[0]]
+        return float(kept[0] / kept[-1]) if len(kept) else float("inf")
+
+    def inverse(self) -> AffineMap:
+        """Return y ↦ W⁺ (y - b) in float64, with the pseudo-inverse W⁺ of what of W is more than `ROUNDING`."""
+        back = torch.linalg.pinv(self.weight.double(), rtol=ROUNDING)
+        return AffineMap(back, -back @ self.bias.double())
 
 
 def least_squares(moments: Moments, pair: LayerPair, ridge: float = 0.0, bias: bool = True) -> AffineMap:

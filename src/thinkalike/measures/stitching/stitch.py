@@ -57,10 +57,11 @@ class Stitch(nn.Module):
         self.post = nn.LayerNorm(width_out) if norm == "post" else nn.Identity()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            if kind in own:
-                self.map = _plugged(kind, own[kind], width_in, width_out)
-            else:
-                self.map = self._new_map(kind, width_in, width_out, rank)
+            self.map = (
+                _plugged(kind, own[kind], width_in, width_out)
+                if kind in own
+                else self._new_map(kind, width_in, width_out, rank)
+            )
 
     def _new_map(self, kind: str, width_in: int, width_out: int, rank: int) -> nn.Module | None:
         if kind == "identity":

@@ -1,0 +1,105 @@
+"""Make notebooks of the tutorials, and put what their cells give under them.
+
+python docs/make_tutorials.py                    the notebooks, without outputs: seconds
+python docs/make_tutorials.py --run [NAME ...]   run them, too, and write what they give into the pages: minutes
+
+A tutorial is a page of Markdown (docs/tutorials/*.md). Its ```python blocks are the cells of the notebook; a ```text
+block or a picture right below one is what the cell gives, and is written here.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "tutorials"
+NOTEBOOKS = FOLDER / "notebooks"
+PAGES = sorted(path.stem for path in FOLDER.glob("*.md") if path.stem != "README")
+CELL = re.compile(r"```python\n(.*?)```\n(?:\n```text\n.*?```\n|\n(!\[[^\]]*\]\(([^)]+)\))\n)?", re.DOTALL)
+TIMEOUT = 900  # seconds of a cell, on a busy machine
+INSTALL = """\
+# on Colab, and wherever thinkalike is not there yet
+import importlib.util
+
+if importlib.util.find_spec("thinkalike") is None:
+    %pip install -q git+https://github.com/thinkalike/thinkalike"""
+
+
+def notebook(name: str) -> Any:
+    """Return a tutorial as a notebook without outputs; its first cell installs what is missing."""
+    import jupytext
+    import nbformat
+
+    page = CELL.sub(lambda cell: f"```python\n{cell[1]}```\n", (FOLDER / f"{name}.md").read_text())
+    made = jupytext.reads(_links_of_the_site(page), fmt="md")
+    made.cells.insert(1, nbformat.v4.new_code_cell(INSTALL))
+    for number, cell in enumerate(made.cells):
+        cell["id"] = f"{name}-{number}"  # jupytext draws them at random
+    made.metadata = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    return made
+
+
+def _links_of_the_site(page: str) -> str:
+    """Return a page whose links lead to the repository, as a notebook is read elsewhere."""
+    code = "https://github.com/thinkalike/thinkalike/blob/main/docs/"
+    return re.sub(r"\]\(\.\./([^)]+)\)", rf"]({code}\1)", page)
+
+
+def written(made: Any) -> str:
+    """Return the text of the file of a notebook."""
+    import nbformat
+
+    return nbformat.writes(made) + "\n"
+
+
+def run(made: Any) -> Any:
+    """Run a notebook in a folder of its own, and return it with its outputs."""
+    from nbclient import NotebookClient
+
+    with tempfile.TemporaryDirectory() as folder:
+        where = {"metadata": {"path": folder}}
+        return NotebookClient(made, timeout=TIMEOUT, kernel_name="python3", resources=where).execute()
+
+
+def given(cell: Any) -> dict[str, str]:
+    """Return what a cell that ran gives as its value: text, or a picture in base64; not what it prints on the way."""
+    values = [each.data for each in cell.outputs if each.output_type in ("execute_result", "display_data")]
+    return {kind: value[kind] for value in values for kind in ("image/png", "text/plain") if kind in value}
+
+
+def page_with(name: str, values: Sequence[dict[str, str]]) -> str:
+    """Return a tutorial with what its cells give; pictures are written where it shows them."""
+    left = iter(values)
+
+    def cell(found: re.Match[str]) -> str:
+        value, code = next(left), f"```python\n{found[1]}```\n"
+        if found[2] and "image/png" in value:
+            (FOLDER / found[3]).write_bytes(base64.b64decode(value["image/png"]))
+            return f"{code}\n{found[2]}\n"
+        return f"{code}\n```text\n{value['text/plain']}\n```\n" if "text/plain" in value else code
+
+    return CELL.sub(cell, (FOLDER / f"{name}.md").read_text())
+
+
+def values_of(made: Any) -> list[dict[str, str]]:
+    """Return what the cells of a notebook that ran give, without the one that installs."""
+    return [given(cell) for cell in made.cells if cell.cell_type == "code" and cell.source != INSTALL]
+
+
+def main(words: Sequence[str]) -> None:
+    """Write the notebooks, and with --run the pages too."""
+    NOTEBOOKS.mkdir(exist_ok=True)
+    for name in words[1:] or PAGES:
+        if words[:1] == ["--run"]:
+            page = page_with(name, values_of(run(notebook(name))))
+            (FOLDER / f"{name}.md").write_text(page)
+        (NOTEBOOKS / f"{name}.ipynb").write_text(written(notebook(name)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,234 @@
+"""The documentation is true: commands compose, links lead somewhere, and made pages are as their scripts make them."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import re
+import sys
+from importlib import import_module
+
+import pytest
+import yaml
+
+import pages
+from conftest import ROOT, composed
+from thinkalike.config import AnalyzeConfig, TrainConfig, check_overrides
+from thinkalike.config.compose import parse_overrides
+from thinkalike.errors import ConfigError
+from thinkalike.listing import Query
+
+DOCS = ROOT / "docs"
+SCHEMAS = {"train": TrainConfig, "analyze": AnalyzeConfig}
+COMMANDS = pages.commands()
+PAGES = pages.pages()
+
+
+def script(name):
+    """One of the scripts that make pages, as a module."""
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# ------------------------------------------------------------------------------------------------------------ commands
+
+
+def check(command):
+    """Check a command line as far as that goes in no time: what it names is there; `compose` checks values, too."""
+    if command.door in SCHEMAS:
+        check_overrides(command.overrides, SCHEMAS[command.door])
+    elif command.door in ("results", "report"):
+        options = ("--out", "--title")
+        after = {index + 1 for index, word in enumerate(command.words) if word in options}
+        words = [word for index, word in enumerate(command.words) if index not in after and word not in options]
+        for place in [word for word in words if "=" not in word] or [None]:
+            Query.parsed([word for word in words if "=" in word] + [place] * (place is not None))
+    elif command.door == "make":
+        targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+        assert {word for word in command.words if "=" not in word} <= targets
+    else:
+        assert (ROOT / command.door).is_file()
+
+
+def compose(command):
+    for words in pages.jobs_of(parse_overrides(command.overrides)) or [[]]:
+        composed(*words, door=command.door)
+
+
+def wrong(commands, *checks):
+    found = []
+    for command in commands:
+        try:
+            for each in checks:
+                each(command)
+        except (ConfigError, AssertionError) as error:
+            found.append(f"{command.page}: {command.door} {' '.join(command.words)}: {error}")
+    return found
+
+
+def test_every_command_of_every_page_names_what_is_there():
+    assert len(COMMANDS) > 140
+    assert {each.door for each in COMMANDS} > {"train", "analyze", "results", "report", "make", "docs/make_models.py"}
+    assert wrong(COMMANDS, check) == []
+
+
+def test_every_command_of_the_readme_composes():
+    own = [each for each in COMMANDS if each.page == "README.md" and each.door in SCHEMAS]
+    assert len(own) > 8
+    assert wrong(own, compose) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", SCHEMAS)
+def test_every_command_of_every_page_composes(door):
+    assert wrong([each for each in COMMANDS if each.door == door], compose) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python train.py model=gelu-3l-mni",
+        "python train.py stitch.step=3",
+        "python analyze.py -m measure=cka,ckaa",
+        "thinkalike results kinds=cka",
+        "make trian",
+        "python docs/make_nothing.py",
+    ],
+)
+def test_a_wrong_command_is_found(line):
+    ((door, words),) = pages._called(line)
+    with pytest.raises((ConfigError, AssertionError)):
+        check(pages.Command("", door, words))
+
+
+def test_a_value_that_cannot_be_is_found():
+    ((door, words),) = pages._called("python train.py -m stitch.steps=20,0")
+    with pytest.raises(ConfigError, match=r"stitch.steps=0 must be"):
+        compose(pages.Command("", door, words))
+
+
+# --------------------------------------------------------------------------------------------------------------- links
+
+
+@pytest.mark.parametrize("page", PAGES, ids=pages.name_of)
+def test_every_link_leads_to_a_file_and_a_heading(page):
+    lost = []
+    for target in pages.links(page.read_text()):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and anchor not in pages.anchors(file.read_text())):
+            lost.append(target)
+    assert lost == []
+
+
+def test_a_link_that_leads_nowhere_is_found():
+    text = (
+        "[a](gone.md) ![b](gone.png) `[c](code.md)` [d](https://elsewhere.org) [e](#here)\n\n## Over *there*, `now`\n"
+    )
+    assert list(pages.links(text)) == ["gone.md", "gone.png", "#here"]
+    assert pages.anchors(text) == {"over-there-now"}
+
+
+def test_every_picture_is_in_the_gallery_once_with_a_command_below():
+    text = (DOCS / "reference" / "gallery.md").read_text()
+    shown = [target.rpartition("/")[2] for target in pages.links(text) if target.endswith(".png")]
+    there = [path.name for path in (DOCS / "images").glob("*.png") if not path.name.startswith("tutorial-")]
+    assert sorted(shown) == sorted(there)
+    for part in re.split(r"^##+ ", text, flags=re.MULTILINE)[1:]:
+        assert ("![" in part) == ("\n    " in part)
+
+
+# ---------------------------------------------------------------------------------------------------------------- code
+
+
+@pytest.mark.parametrize("page", PAGES, ids=pages.name_of)
+def test_examples_in_python_are_python_and_import_what_is_there(page):
+    for block in pages.blocks(page.read_text(), "python"):
+        code = re.sub(r"^[!%].*(\n +.*)*$", "pass", block, flags=re.MULTILINE)
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("thinkalike"):
+                assert [each.name for each in node.names if not hasattr(import_module(node.module), each.name)] == []
+
+
+# ---------------------------------------------------------------------------------------------------------- made pages
+
+
+def test_the_reference_is_as_its_script_makes_it():
+    made = script("make_reference")
+    for name, page in made.PAGES.items():
+        assert page() == (made.HERE / name).read_text(), f"run python docs/make_reference.py: {name}"
+
+
+def test_a_setting_without_a_meaning_is_refused():
+    made = script("make_reference")
+    assert dict(made.comments_in("class A:\n    b: int = 1  # first\n    # goes on\n    c: int = 2\n")) == {
+        "b": "first goes on"
+    }
+    with pytest.raises(LookupError, match=r"TrainConfig\.seed has no comment; say behind it what it means"):
+        made.row(
+            TrainConfig, next(each for each in made.dataclasses.fields(TrainConfig) if each.name == "seed"), "", ""
+        )
+
+
+def test_every_public_name_is_in_the_reference():
+    import thinkalike
+
+    listed = re.findall(r"^::: [\w.]+\.(\w+)$", (DOCS / "reference" / "api.md").read_text(), re.MULTILINE)
+    assert set(thinkalike.__all__) <= set(listed)
+
+
+def test_notebooks_are_as_their_pages_say_and_hold_no_output():
+    made = script("make_tutorials")
+    assert sorted(path.stem for path in made.NOTEBOOKS.glob("*.ipynb")) == made.PAGES
+    assert len(made.PAGES) > 5
+    for name in made.PAGES:
+        cells = json.loads((made.NOTEBOOKS / f"{name}.ipynb").read_text())["cells"]
+        code = [cell for cell in cells if cell["cell_type"] == "code"]
+        assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in code)
+        assert "%pip install" in "".join(code[0]["source"]), "the first cell installs, as on Colab"
+        blocks = pages.blocks((made.FOLDER / f"{name}.md").read_text(), "python")
+        assert ["".join(cell["source"]) for cell in code[1:]] == [block.rstrip("\n") for block in blocks], (
+            f"run python docs/make_tutorials.py: {name}"
+        )
+
+
+# -------------------------------------------------------------------------------------------------------------- habits
+
+
+def test_the_files_of_the_ecosystem_can_be_read():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert f'version = "{citation["version"]}"' in (ROOT / "pyproject.toml").read_text()
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    assert {hook["id"] for hook in hooks} >= {"ruff", "ruff-format", "mypy"}
+    for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
+        form = yaml.safe_load(path.read_text())
+        assert path.stem == "config" or {"name", "description", "body"} <= set(form)
+
+
+def test_the_workflow_calls_what_is_there():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    called = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    assert called == [".ci/run", "make docs"]
+    assert (ROOT / ".ci" / "run").stat().st_mode & 0o100
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert set(re.findall(r"^make ([\w-]+)", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)) <= set(targets)
+
+
+def test_the_container_copies_what_is_there():
+    copied = re.findall(r"^COPY (.*) \S+$", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    assert len(copied) == 3
+    assert [name for line in copied for name in line.split() if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("release", ["2.6.2", "2.6.3"])
+def test_releases_that_were_compromised_are_not_installed(release):
+    requirement = re.search(r'"(pytorch-lightning[^"]*)"', (ROOT / "pyproject.toml").read_text())[1]
+    from packaging.requirements import Requirement
+
+    allowed = Requirement(requirement).specifier
+    assert release not in allowed
+    assert "2.6.6" in allowed

@@ -1,0 +1,262 @@
+"""task=sae: what a job leaves, where starts come from, and what cannot be done."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import tiny
+from conftest import composed, kill_and_resume
+from thinkalike.config import SAEConfig
+from thinkalike.errors import ModelError, TrainingError
+from thinkalike.forecast import forecast
+from thinkalike.instruments.sae.fitting import Fitted, _check_convergence
+from thinkalike.instruments.sae.source import check_source, saes_of, source_model, source_result
+from thinkalike.measures import load_sae
+from thinkalike.models import load_model
+from thinkalike.store import Result
+
+BESIDE = "sae.beside=[random,least_squares]"
+
+
+@pytest.fixture
+def small(minis, text_files, tmp_path):
+    """The command line of a small job."""
+    sizes = ["sae.layer=1", "sae.width=48", "sae.k=4", "sae.tokens=1024", "sae.tokens_per_step=64"]
+    sizes += ["sae.steps_per_buffer=4", "sae.map_tokens=512", "model.context=32"]
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=2048", "data.report_share=0.4"]
+    store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
+    return ["task=sae", f"model.path={minis}/a", *sizes, *data, *store]
+
+
+@pytest.fixture
+def made(door, small):
+    """A finished job with two seeds."""
+    return door("train.py", *small, "sae.seeds=2").result
+
+
+def test_a_job_leaves_its_autoencoders_in_the_format_of_saelens_and_prints_its_table(door, small):
+    done = door("train.py", *small, "sae.seeds=2", "sae.rates=[0.5]", "sae.beside=[least_squares]")
+    result = done.result
+    files = {
+        "cfg.json",
+        "sae_weights.safetensors",
+        "seed-1",
+        "table.csv",
+        "curves.csv",
+        "savings.csv",
+        "break_even.csv",
+    }
+    assert files <= {path.name for path in result.folder.iterdir()}
+    assert [path.name for path in result.figures] == ["explained_variance.png", "explained_variance.svg"]
+    table, curves = result.table, result.tables["curves"]
+    assert list(zip(table["start"], table["tokens"], strict=True)) == [
+        ("random", 0), ("random", 1024), ("least_squares", 0), ("least_squares", 1024)
+    ]  # fmt: skip
+    for name in ("explained_variance", "penalty"):
+        assert (table[f"{name}_low"] <= table[name]).all()
+        assert (table[name] <= table[f"{name}_high"]).all()
+    assert len(curves) == 2 * 2 * 2 * len(composed(*small).sae.looks)
+    assert table["flops"].is_monotonic_increasing is False
+    first = load_sae(result.folder)
+    assert (first.sae.d, first.sae.f, first.sae.k) == (32, 48, 4)
+    assert first.metadata["hook_name"] == "blocks.1.hook_resid_post"
+    assert all(word in done.stdout for word in ("explained variance", "loss recovered", "least_squares", "saves from"))
+    costs = table["ablated_loss"] > table["clean_loss"]
+    assert table.loc[~costs, "loss_recovered"].isna().all(), "where there is nothing to recover"
+    assert (table["loss_recovered_low"] <= table["loss_recovered"])[costs].all()
+    assert {"explained_variance", "dead_latents"} <= {each.name for each in result.headlines}
+
+    again = door("train.py", *small, "sae.seeds=2", "sae.rates=[0.5]", "sae.beside=[least_squares]")
+    assert again.stdout == done.stdout
+    assert "already done" in again.stderr
+
+
+def test_a_seed_has_the_same_autoencoder_alone_and_among_others(door, small, made):
+    alone = door("train.py", *small, "seed=1").result
+    for a, b in zip(load_sae(alone.folder).sae.parameters(), saes_of(made)[1].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_one_that_is_carried_into_its_own_model_is_the_native_one(door, small, made):
+    """The positive control: maps of a model's states to themselves are the identity."""
+    again = door(
+        "train.py", *small, "sae.seeds=2", "sae.start=transferred", f"sae.source={made.folder}", "sae.tokens=0"
+    )
+    native, carried = made.table.iloc[-1], again.result.table.iloc[0]
+    assert carried["tokens"] == 0
+    for name in ("explained_variance", "penalty"):
+        assert carried[name] == pytest.approx(native[name], abs=1e-4)
+    states = torch.randn(40, 32)
+    ours, theirs = (load_sae(each.folder).sae for each in (again.result, made))
+    torch.testing.assert_close(ours.encode(states), theirs.encode(states), rtol=0, atol=1e-4)
+
+
+def test_one_of_another_model_is_carried_over_by_maps_or_by_a_stitch_and_tuned(door, small, made, minis):
+    words = [word.replace(f"{minis}/a", f"{minis}/wide") for word in small]
+    start = ["sae.start=transferred", f"sae.source={made.folder}", BESIDE, "sae.seeds=2"]
+    result = door("train.py", *words, *start).result
+    assert [model["name"] for model in result.provenance["models"]] == [
+        "gelu-3l-mini[path=wide]",
+        "gelu-3l-mini[path=a]",
+    ]
+    savings = result.tables["savings"]
+    assert set(zip(savings["start"], savings["against"], strict=True)) == {
+        ("least_squares", "random"), ("transferred", "random"), ("transferred", "least_squares")
+    }  # fmt: skip
+    before = result.table[result.table["tokens"] == 0].set_index("start")
+    assert (
+        before.loc["transferred", "flops"] > before.loc["least_squares", "flops"] > before.loc["random", "flops"] == 0
+    )
+
+    layers = ["layers=[[1,1]]", "stitch=least_squares", "stitch.both=true", "stitch.tokens_per_step=256"]
+    stitch = [f"model.path={minis}/a", f"target.path={minis}/wide", "target.context=32", "stitch.steps=2", *layers]
+    stitch += [word for word in small if word.startswith(("data", "store", "model.context"))]
+    known = door("train.py", *stitch).result
+    other = door("train.py", *words, *start[:2], f"sae.stitch={known.folder}").result
+    assert other.table["flops"].iloc[0] < before.loc["transferred", "flops"], "its maps are there already"
+    assert other.table["explained_variance"].iloc[0] != before.loc["transferred", "explained_variance"]
+    wrong = door("train.py", *small, *start[:2], f"sae.stitch={known.folder}")
+    assert "the stitch was made with " in wrong.error
+
+
+@pytest.mark.slow
+def test_a_killed_job_of_autoencoders_goes_on_to_the_same_values(door, small):
+    words = [word for word in small if not word.startswith(("store=", "sae.tokens="))]
+    more = ["sae.seeds=2", "sae.tokens=65536", "trainer.checkpoint_every=20", BESIDE.replace("random,", "")]
+    resumed, whole = kill_and_resume(door, "train.py", *words, *more, state="training")
+    assert resumed.fingerprint() == whole.fingerprint()
+
+
+# --------------------------------------------------------------------------------------------------------------- source
+
+
+def test_a_source_that_is_a_model_is_trained_by_the_same_recipe(monkeypatch):
+    asked = []
+    place = "thinkalike.instruments.sae.source"
+    monkeypatch.setattr(f"{place}.is_stored", lambda kind, job: False)
+    monkeypatch.setattr(f"{place}.run_job", lambda job, shown_again: asked.append(job) or Result(Path()))
+    words = ["sae.layer=2", "sae.source_layer=1", "sae.start=transferred", "sae.source=neox-3l-mini", BESIDE]
+    config = composed("task=sae", "model=neox-6l-mini", *words, "sae.rates=[0.5]", "sae.seeds=3", "sae.k=16")
+    assert source_model(config).name == "neox-3l-mini"
+    source_result(config)
+    (job,) = asked
+    assert (job.model.name, job.sae.layer, job.sae.start, job.sae.k, job.sae.seeds) == (
+        "neox-3l-mini",
+        1,
+        "random",
+        16,
+        3,
+    )
+    assert (job.sae.beside, job.sae.rates, job.sae.source, job.sae.source_layer) == ([], [], None, None)
+
+
+def test_a_source_that_is_of_no_use_is_not_trained(monkeypatch, tmp_path):
+    monkeypatch.setattr("thinkalike.instruments.sae.source.run_job", None)
+    words = ["task=sae", "sae.start=transferred", "sae.source=gpt2-mini", f"store={tmp_path}/none"]
+    with pytest.raises(ModelError, match="gpt2-mini and gelu-3l-mini have different tokenizers"):
+        source_result(composed(*words))
+
+
+def test_a_source_of_other_weights_is_refused(made, minis):
+    check_source(made, load_model(str(minis / "a")))
+    with pytest.raises(ModelError, match="holds autoencoders of b with the weights"):
+        check_source(made, load_model(str(minis / "b")))
+
+
+def test_what_training_made_worse_than_the_mean_is_one_line():
+    ones = torch.ones(2, 1, 1, 1)
+    for errors, message in ((0.5, None), (1.5, r"start random explains -0\.5 of the variance .*: lower sae\.lr=")):
+        made = Fitted(errors * torch.ones(2, 1, 1, 1, 4), torch.ones(4), *[ones] * 3, began=[], ended=[])
+        if message is None:
+            _check_convergence(SAEConfig(), made)
+            continue
+        with pytest.raises(TrainingError, match=message):
+            _check_convergence(SAEConfig(), made)
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sae.k=49"], "sae.k=49 is more than the sae.width=48 latents"),
+        (["sae.activation=gelu"], "sae.activation=gelu is not known"),
+        (["sae.start=transfered"], "sae.start=transfered is not known; did you mean 'transferred'?"),
+        (["sae.beside=[randon]"], "sae.beside=randon is not known"),
+        (["sae.start=transferred"], "sae.start=transferred needs sae.source="),
+        (["sae.source=gpt2"], "sae.source=gpt2 is of sae.start=transferred, and this is random"),
+        (["sae.stitch=x"], "sae.stitch=x is of sae.start=transferred"),
+        (["sae.tokens=100"], "sae.tokens=100 is less than the 256 of a buffer"),
+        (["sae.layer=4"], "sae.layer=4, and gelu-3l-mini has layers 0 to 3"),
+        (["sae.map_tokens=16"], "sae.map_tokens is 16, less than one row of 32 tokens"),
+        (["sae.steps_per_buffer=1", "sae.tokens_per_step=16"], "is 16, less than one row of 32 tokens"),
+        (["sae.skip_first_tokens=32"], "sae.skip_first_tokens=32 leaves nothing of rows of 32 tokens"),
+        (["sae.lr=1e30"], "lower sae.lr=1e+30"),
+        (["trainer=ddp", "trainer.devices=2"], "leave trainer=ddp out"),
+        (["sae.start=transferred", "sae.source=gpt2-minni"], "neither a result of task=sae nor a model; did you mean"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(door, small, words, message):
+    assert message in door("train.py", *small, *words).error
+
+
+def test_a_source_that_does_not_fit_is_one_line(door, small, made, minis, tmp_path):
+    start = [*small, "sae.start=transferred"]
+    for words, message in {
+        ("sae.width=64",): "has sae.width=48, not 64",
+        ("sae.k=5",): "has sae.k=4, not 5",
+        ("sae.activation=relu",): "has sae.activation=topk, not relu",
+        ("sae.source_layer=2",): "has sae.layer=1, not 2",
+    }.items():
+        assert message in door("train.py", *start, f"sae.source={made.folder}", *words).error
+    loss = door(
+        "analyze.py", "measure=loss", *(word for word in small if word.startswith(("model", "data", "store")))
+    ).result
+    assert "is a result of loss; give one of task=sae" in door("train.py", *start, f"sae.source={loss.folder}").error
+    assert "holds no finished result" in door("train.py", *start, f"sae.source={minis}").error
+
+
+def test_models_that_cut_text_differently_are_refused(door, small, made, tmp_path):
+    tiny.write_mini(tmp_path / "other", cutter=tiny.other_tokenizer())
+    words = [word if not word.startswith("model.path") else f"model.path={tmp_path}/other" for word in small]
+    error = door("train.py", *words, "sae.start=transferred", f"sae.source={made.folder}").error
+    assert "have different tokenizers, and maps are fitted token by token" in error
+
+
+def test_a_model_that_predicts_no_next_token_is_refused(door, small, checkpoints):
+    words = [word if not word.startswith("model.path") else f"model.path={checkpoints['bert']}" for word in small]
+    assert "predicts no next token" in door("train.py", *words, "model=local").error
+
+
+def test_an_autoencoder_whose_file_lost_a_tensor_is_refused(door, small, made, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    copied = tmp_path / "copied"
+    shutil.copytree(made.folder, copied)
+    weights = load_file(copied / "sae_weights.safetensors")
+    del weights["b_dec"]
+    save_file(weights, copied / "sae_weights.safetensors")
+    with pytest.raises(ModelError, match="lacks b_dec"):
+        saes_of(type(made)(copied))
+
+
+# ------------------------------------------------------------------------------------------------------------- dry runs
+
+
+def test_a_dry_run_says_what_it_will_take_and_makes_no_source(door, tmp_path):
+    words = ["task=sae", "model=neox-6l-mini", "sae.layer=2", "sae.source_layer=1", "sae.start=transferred"]
+    words += ["sae.source=neox-3l-mini", BESIDE, f"store={tmp_path}/none"]
+    config = composed(*words)
+    (job,) = forecast(config).jobs
+    phases = {phase.name: phase for phase in job.estimate.phases}
+    assert list(phases) == ["starts", "training", "report"]
+    assert phases["training"].tokens == {"neox-6l-mini": 327680.0}
+    assert phases["starts"].tokens == {"neox-6l-mini": 4096.0, "neox-3l-mini": 4096.0}
+    alone = forecast(composed(*words[:3])).jobs[0].estimate.phases
+    assert [phase.name for phase in alone] == ["training", "report"], "a random start takes nothing"
+    assert not (tmp_path / "none").exists()
