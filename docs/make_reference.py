@@ -21,8 +21,7 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 
 import thinkalike
-from thinkalike.config import CONF, MEASURES, AnalyzeConfig, NLIConfig, PretrainConfig, TrainConfig, measure_schema
-from thinkalike.config.compose import GROUPS
+from thinkalike.config import CONF, MEASURES, AnalyzeConfig, TrainConfig, measure_schema
 from thinkalike.config.ranges import Range
 from thinkalike.config.relevance import default_of
 from thinkalike.errors import ConfigError
@@ -40,8 +39,7 @@ KINDS = {
     "Any": "see the meaning",
 }
 NAMED = {"model": {"name": "x"}, "data": {"name": "x"}, "stimuli": {"kind": "table", "path": "x"}}  # what they need
-PLACES = {name: f"see [`{name}`](#{name})" for name in (*GROUPS, "pretrain", "nli")}
-PLACES |= {"target": "the same as [`model`](#model)", "measure": "see `measure=` below"}
+PLACES = {"target": "the same as [`model`](#model)", "measure": "see `measure=` below"}  # of parts of a door's schema
 HIDDEN = ("measure.kind", "chosen")  # which the choice of a measure, and the command line, fill in
 UNCHECKED = "?"  # a value that no setting has, so that its check lists those that it may have
 
@@ -72,19 +70,24 @@ Made by `python docs/make_reference.py` from `conf/`. `GROUP=NAME` on the comman
 
 API = """# Python API
 
-Made by `python docs/make_reference.py`. `import thinkalike` is quick: a name is loaded when it is first used. Arguments
-are torch tensors unless they say otherwise; `n` counts tokens or stimuli, `d` width, `l` layers, `f` features.
+Made by `python docs/make_reference.py`. `import thinkalike` is quick: a name is loaded when it is first used. Measures
+take torch tensors, NumPy arrays, DataFrames and lists, and give tensors; `n` counts tokens or stimuli, `d` width, `l`
+layers, `f` features.
 
 {sections}
 """
 PARTS = {  # of the Python API, below the names of the package itself
     "Jobs": ("thinkalike.config.compose_job", "thinkalike.instruments.run_job", "thinkalike.instruments.run_jobs",
              "thinkalike.instruments.asked_for"),
+    "Stitches": ("thinkalike.stitches.Stitches", "thinkalike.stitches.StitchedModel", "thinkalike.measures.PairMoments",
+                 "thinkalike.measures.both_directions"),
     "Stimuli and recordings": ("thinkalike.data.Stimuli", "thinkalike.data.read_table", "thinkalike.data.read_conllu",
                                "thinkalike.data.read_recording", "thinkalike.data.read_arrays",
                                "thinkalike.data.controlled_stimuli", "thinkalike.data.crossed_stimuli"),
     "Measures of layer pairs": ("thinkalike.measures.layer_measures", "thinkalike.measures.LayerMeasure",
                                 "thinkalike.measures.LayerMeans", "thinkalike.measures.PROPERTIES"),
+    "Plugins": ("thinkalike.plugins.register_stitch", "thinkalike.plugins.register_measure",
+                "thinkalike.plugins.register_optimizer", "thinkalike.plugins.register_callback"),
 }  # fmt: skip
 
 
@@ -93,9 +96,10 @@ PARTS = {  # of the Python API, below the names of the package itself
 
 def settings() -> str:
     """Return the text of the page of settings."""
-    groups = {name: schema for name, schema in GROUPS.items() if name != "measure"}
-    groups |= {"pretrain": PretrainConfig, "nli": NLIConfig}
-    parts = [section("train.py", TrainConfig), section("analyze.py", AnalyzeConfig)]
+    doors = TrainConfig, AnalyzeConfig
+    groups = {item.name: type(default_of(item)) for door in doors for item in dataclasses.fields(door)}
+    groups = {name: each for name, each in groups.items() if dataclasses.is_dataclass(each) and name not in PLACES}
+    parts = [section(title, door) for title, door in zip(("train.py", "analyze.py"), doors, strict=True)]
     parts += [section(f"`{name}`", schema, f"{name}.") for name, schema in sorted(groups.items())]
     alike: dict[Any, list[str]] = {}  # kinds of measure by their settings, which many share
     for kind in MEASURES:
@@ -125,7 +129,8 @@ def row(schema: Any, item: dataclasses.Field, prefix: str, meaning: str) -> str:
     """
     default = default_of(item)
     if dataclasses.is_dataclass(default):
-        values, shown, meaning = "", "", f"{meaning}; {PLACES[item.name]}".removeprefix("; ")
+        place = PLACES.get(item.name, f"see [`{item.name}`](#{item.name})")
+        values, shown, meaning = "", "", f"{meaning}; {place}".removeprefix("; ")
     else:
         values, shown = values_of(schema, item, prefix), f"`{written(default)}`" if default != MISSING else ""
     if not meaning:

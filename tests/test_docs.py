@@ -141,6 +141,14 @@ def test_every_picture_is_in_the_gallery_once_with_a_command_below():
         assert ("![" in part) == ("\n    " in part)
 
 
+def test_the_tree_of_the_readme_names_every_room():
+    tree = (ROOT / "README.md").read_text().partition("## Where things are")[2].partition("## ")[0]
+    rooms = [path for path in (ROOT / "src" / "thinkalike").iterdir() if path.name[0] not in "_."]
+    names = [f"{path.name}/" if path.is_dir() else path.name for path in rooms if path.is_dir() or path.suffix == ".py"]
+    assert len(names) > 25
+    assert [name for name in names if name not in tree] == []
+
+
 # ---------------------------------------------------------------------------------------------------------------- code
 
 

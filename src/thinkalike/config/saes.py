@@ -31,7 +31,7 @@ class SAEConfig(Checked, part="sae"):
     map_tokens: int = ranged(4096, least=2, most=COUNTS)  # that maps and a decoder are fitted on, and states scaled by
     beside: list[str] = field(default_factory=list)  # other starts that are trained in the same pass
     tokens: int = ranged(327680, least=0, most=COUNTS)  # that the model reads for training; 0: the start as it is
-    tokens_per_step: int = ranged(256, least=1, most=TOKENS_AT_ONCE)
+    tokens_per_step: int = ranged(256, least=1, most=TOKENS_AT_ONCE)  # tokens that a step reads
     steps_per_buffer: int = ranged(16, least=1, most=STEPS)  # whose states are shuffled among each other
     lr: float = ranged(8e-3, above=0)  # of states of variance 1
     rates: list[float] = ranged(list, above=0)  # multiples of lr that are tried beside it, in the same pass
