@@ -38,6 +38,7 @@ from thinkalike.measures.neighbours.within import NeighboursGivenToken as Neighb
 from thinkalike.measures.sae.autoencoder import SparseAutoencoder as SparseAutoencoder
 from thinkalike.measures.sae.saelens import SavedSAE as SavedSAE
 from thinkalike.measures.sae.scores import Dead as Dead
+from thinkalike.measures.sae.scores import SAELoss
 from thinkalike.measures.statistics.batch_means import BatchMeans as BatchMeans
 from thinkalike.measures.statistics.batch_means import LayerPairEstimate as LayerPairEstimate
 from thinkalike.measures.statistics.estimate import Estimate as Estimate
