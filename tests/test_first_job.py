@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+from thinkalike.config.pair import TARGET, with_default_target
 
 from conftest import composed
-from thinkalike.config.pair import TARGET, with_default_target
 from thinkalike.config.relevance import relevant
 from thinkalike.instruments.stitching.sentence import sentence
 
