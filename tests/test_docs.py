@@ -72,7 +72,8 @@ def wrong(commands, *checks):
 def test_every_command_of_every_page_names_what_is_there():
     assert len(COMMANDS) > 140
     assert {each.door for each in COMMANDS} > {"train", "analyze", "results", "report", "make", "docs/make_models.py"}
-    assert wrong(COMMANDS, check) == []
+    named = [each for each in COMMANDS if not any(word.startswith("plugins=") for word in each.words)]
+    assert wrong(named, check) == []  # names of plugins: tests/test_plugins.py
 
 
 def test_every_command_of_the_readme_composes():
