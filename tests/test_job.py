@@ -57,7 +57,7 @@ class Config:
     force: bool = neutral(False)
     wait: bool = neutral(True)
     threads: int | None = neutral(None)
-    plugins: list[str] | None = neutral(None)
+    plugins: str | None = neutral(None)
     trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata={"neutral": True})
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata={"neutral": True})
 
