@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import thinkalike
 from thinkalike import measures
 from thinkalike.arguments import takes_arrays, tensor_of
+from thinkalike.config import ModelConfig
 from thinkalike.measures import (
     CKA,
     MLEM,
@@ -41,6 +42,7 @@ from thinkalike.measures import (
     token_loss,
     weighted_tau,
 )
+from thinkalike.models import load_model
 
 N, D = 24, 4
 DRAWN = torch.Generator().manual_seed(0)
@@ -381,6 +383,7 @@ WRONG = {
     "a masked array": (lambda: cka(np.ma.masked_less(X.numpy(), 0), Y), r"X lacks a value at \["),
     "fractions for numbers of tokens": (lambda: token_loss(X, HEAD, X[:, 0]), "targets holds .*: give whole numbers"),
     "other sizes": (lambda: hsic1(GRAM, GRAM[:, :3]), r"L has shape \(24, 3\), not \(n, n\) with n = 24"),
+    "no square": (lambda: hsic1(GRAM[:, :3], GRAM[:, :3]), r"K has shape \(24, 3\), not \(n, n\)$"),
     "one layer": (lambda: rsa(X.numpy()), r"layers is one array of shape \(24, 4\): give a list of them, as layers"),
     "a table as layers": (lambda: rsa(pd.DataFrame(X)), "layers is one array of shape"),
     "vectors as layers": (lambda: rsa([X[0], X[1]]), r"layers\[0\] has shape \(4\)"),
@@ -429,6 +432,21 @@ def test_a_tensor_stays_the_same_object_and_an_array_its_memory():
 
 def keep(first: Sequence[Float[Tensor, "n d"]], second: Sequence[Float[Tensor, "n d"]], found: list) -> None:
     found += [first, second]
+
+
+def test_a_model_takes_tokens_and_states_of_every_sort(checkpoints):
+    model = load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"])))
+    tokens = torch.arange(12).view(2, 6)
+    state, logits = model.head(tokens, 1), model.full(tokens)
+    for sort in (Tensor.numpy, Tensor.tolist, as_pandas, Tensor.short):
+        assert torch.equal(model.head(sort(tokens), 1), state)
+        assert torch.equal(model.full(sort(tokens), mask=np.ones((2, 6))), logits)
+    for sort in (Tensor.numpy, Tensor.tolist, read_only):
+        torch.testing.assert_close(model.tail(sort(state), 1), logits)
+    with pytest.raises(ValueError, match=r"^tokens has shape \(6\), not \(b, t\)"):
+        model.head(tokens[0].tolist(), 1)
+    with pytest.raises(ValueError, match=r"^tokens holds text"):
+        model.head([["a"]], 1)
 
 
 def test_a_public_function_can_be_pickled():

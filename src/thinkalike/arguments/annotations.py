@@ -129,12 +129,13 @@ class _Reader:
         spread = next((place for place, letter in enumerate(letters) if letter[0] in "*."), None)
         if spread is not None:  # stands for any number of axes
             letters[spread : spread + 1] = ["_"] * max(len(sizes) - len(letters) + 1, 0)
-        known = [self.sizes.get(letter) if letter.isalpha() else None for letter in letters]
-        if len(letters) != len(sizes) or any(k not in (None, size) for k, size in zip(known, sizes, strict=True)):
+        found = dict(self.sizes)
+        named = [pair for pair in zip(letters, sizes, strict=False) if pair[0].isalpha()]
+        if len(letters) != len(sizes) or any(found.setdefault(letter, size) != size for letter, size in named):
             there = ", ".join(f"{letter} = {size}" for letter, size in self.sizes.items() if letter in letters)
             where = f" with {there}" if there else ""
             raise ValueError(f"{name} has shape {_written(sizes)}, not ({', '.join(dims.split())}){where}")
-        self.sizes |= {letter: size for letter, size in zip(letters, sizes, strict=True) if letter.isalpha()}
+        self.sizes = found
 
 
 def _device_of(arguments: Iterable[Any]) -> torch.device | None:
