@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-from thinkalike.config.pair import TARGET, with_default_target
 
 from conftest import composed
+from thinkalike.config.compose import DEFAULT_TARGET, with_default_target
 from thinkalike.config.relevance import relevant
 from thinkalike.instruments.stitching.sentence import sentence
 
@@ -21,7 +21,7 @@ def models(*words):
 @pytest.mark.parametrize("words", [[], ["stitch=affine"], ["seed=1", "model.device=cpu"], ["task=stitch"]])
 def test_where_no_model_is_named_there_are_two(words):
     assert models(*words) == PAIR
-    assert relevant(composed(*words)) == relevant(composed(*words, TARGET))
+    assert relevant(composed(*words)) == relevant(composed(*words, DEFAULT_TARGET))
 
 
 @pytest.mark.parametrize(
