@@ -139,7 +139,7 @@ def test_what_a_user_holds_says_what_it_is(metric, checkpoints):
         repr(fitted): "MLEM(alpha=1.0; fitted on 2 features, 1 layers)",
         repr(Stitch("affine", 4, 5)).splitlines()[1].strip(): "affine, 4 -> 5",
         repr(model): (
-            f"FrozenModel(local: 4 layers of width 32, vocabulary {model.vocabulary}, context {model.context}; "
+            f"FrozenModel({model.name}: 4 layers of width 32, vocabulary {model.vocabulary}, context {model.context}; "
             f"{model.family_name}, float32 on cpu)"
         ),
     }

@@ -28,7 +28,7 @@ NUMBERS = "give real numbers, as a tensor, an array, a DataFrame or a list"
 def tensor_of(value: Any, kind: Any, name: str, named: bool = False) -> Tensor:
     """Return a value as a tensor; one that is a tensor of this kind is returned itself.
 
-    Whole numbers where real ones are wanted become float64, and halves of an array float32.
+    Whole numbers where real ones are wanted become float64, halves of an array float32, and short whole numbers int64.
 
     Args:
         value: a tensor, or whatever NumPy makes an array of.
@@ -62,8 +62,8 @@ def _stacked(value: Any) -> list[Tensor]:
 def _converted(values: Tensor, kind: Any, name: str, named: bool) -> Tensor:
     if kind is Float and not values.is_floating_point():
         return values.double()
-    if kind is Int and values.dtype == torch.bool:
-        return values.long()
+    if kind is Int and values.dtype.itemsize < 4 and not values.is_floating_point():
+        return values.long()  # truth values, and short numbers that index nothing
     if kind is Int and values.is_floating_point():
         if named:
             return _numbered(values.detach().cpu().numpy(), name)
