@@ -1,6 +1,6 @@
 # docker build -t thinkalike .                                                           CPU
 # docker build -t thinkalike --build-arg TORCH=https://download.pytorch.org/whl/cu128 .   CUDA: run with --gpus all
-# docker run --rm -v "$PWD:/work" thinkalike train model=gelu-3l-mini model@target=solu-3l-mini
+# docker run --rm -v "$PWD:/data" thinkalike train model=gelu-3l-mini model@target=solu-3l-mini
 FROM python:3.11-slim
 
 ARG TORCH=https://download.pytorch.org/whl/cpu
@@ -16,9 +16,9 @@ COPY conf conf
 COPY src src
 RUN pip install --no-cache-dir --constraint constraints.txt .
 
-RUN useradd --create-home reader && mkdir /work && chown reader /work
+RUN useradd --create-home reader && mkdir /data && chown reader /data
 USER reader
-ENV THINKALIKE_CACHE=/work/.cache/thinkalike HF_HOME=/work/.cache/huggingface
-WORKDIR /work
+ENV THINKALIKE_CACHE=/data/.cache/thinkalike HF_HOME=/data/.cache/huggingface
+WORKDIR /data
 ENTRYPOINT ["thinkalike"]
 CMD ["--help"]

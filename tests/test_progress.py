@@ -193,14 +193,17 @@ def test_of_processes_that_share_a_job_the_first_speaks(monkeypatch, name):
 
 def test_a_stderr_that_is_closed_or_missing_stops_nothing(monkeypatch):
     monkeypatch.setenv(PROGRESS, "0.02")
-    stream = io.StringIO()
+    stream, errors, reached = io.StringIO(), [], []
+    monkeypatch.setattr(threading, "excepthook", errors.append)
     monkeypatch.setattr(sys, "stderr", stream)
     with watched(), doing("loading"):
         stream.close()
         time.sleep(0.1)
+        reached.append("closed")
     monkeypatch.setattr(sys, "stderr", None)
     with watched(), doing("loading"), aside():
-        pass
+        reached.append("missing")
+    assert (reached, errors) == (["closed", "missing"], [])
 
 
 def test_no_thread_is_left(monkeypatch):

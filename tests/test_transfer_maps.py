@@ -16,9 +16,9 @@ from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation import residual_sums, state_moments
 from thinkalike.evaluation.unexplained import _squares
 from thinkalike.instruments.operations import transfer_maps
-from thinkalike.instruments.stitching.setting import shared_text
+from thinkalike.instruments.stitching.shared import shared_text
 from thinkalike.instruments.transfer_maps.instrument import TransferMaps
-from thinkalike.instruments.transfer_maps.screen import _warn_of_overfitting
+from thinkalike.instruments.transfer_maps.screen import LEFT, PENALTIES, _warn_of_overfitting
 from thinkalike.measures import both_directions
 from thinkalike.models import load_models, shape_of
 from thinkalike.stitches import load_stitch
@@ -152,7 +152,7 @@ def test_a_figure_is_of_matrices_where_all_layers_meet_all(tmp_path):
         {"source": "a", "target": "b", "source_layer": layers[0], "target_layer": layers[1], **numbers}
     )
     for name, table in (("matrix", whole), ("lines", whole.iloc[[0, 4]]), ("row", whole.iloc[:3])):
-        figures.transfer_maps(table.reset_index(drop=True), tmp_path / name)
+        figures.transfer_maps(table.reset_index(drop=True), tmp_path / name, LEFT, PENALTIES)
     sizes = {name: (tmp_path / name / "transfer_maps.svg").read_text().count("penalty") for name in ("matrix", "lines")}
     assert sizes["matrix"] == 0 < sizes["lines"]
 

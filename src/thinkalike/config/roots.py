@@ -119,7 +119,6 @@ class AnalyzeConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        agree_on_threads(self)
         check_recipe(self.scale, self.recipe)
         check_store(self.store)
         check_dry_run(self.dry_run)
@@ -132,7 +131,7 @@ class AnalyzeConfig(Checked):
         usual = TrainerConfig(strategy=self.trainer.strategy)
         for item in dataclasses.fields(TrainerConfig):
             value = getattr(self.trainer, item.name)
-            if item.name not in (*PROCESSES, "threads") and value != getattr(usual, item.name):
+            if item.name not in PROCESSES and value != getattr(usual, item.name):
                 raise ConfigError(
                     f"trainer.{item.name}={value} is of training; analyze.py takes {', '.join(PROCESSES)}"
                 )
@@ -189,7 +188,7 @@ class AnalyzeConfig(Checked):
         return [self.model] if self.target == self.model else [self.model, self.target]
 
 
-def agree_on_threads(config: TrainConfig | AnalyzeConfig) -> None:
+def agree_on_threads(config: TrainConfig) -> None:
     """Let `threads` and its older name `trainer.threads` be one setting, or raise a ConfigError if they differ."""
     older = config.trainer.threads
     if None not in (config.threads, older) and config.threads != older:

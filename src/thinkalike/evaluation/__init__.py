@@ -41,13 +41,14 @@ from thinkalike.evaluation.stitches import (
     states_onwards,
 )
 from thinkalike.evaluation.token_means import BigramMeans, TokenMeans, bigrams
-from thinkalike.evaluation.unexplained import ResidualSums, residual_sums
+from thinkalike.evaluation.unexplained import UNEXPLAINED, ResidualSums, residual_sums
 from thinkalike.evaluation.verdicts import STATED, VERDICTS, Thresholds, verdict
 
 __all__ = [
     "BATCH_TOKENS",
     "BITS",
     "STATED",
+    "UNEXPLAINED",
     "VERDICTS",
     "BigramMeans",
     "ClassLosses",

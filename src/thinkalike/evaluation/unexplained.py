@@ -28,11 +28,11 @@ class ResidualSums(NamedTuple):
         for number, name in enumerate(Unexplained._fields):
             pairs = zip(self.left[:, number], self.whole[:, number], strict=True)
             found = zip(*(bootstrap_interval(*sums) for sums in pairs), strict=True)
-            columns |= ends_of(COLUMNS[name], Estimate(*map(torch.stack, found)))
+            columns |= ends_of(UNEXPLAINED[name], Estimate(*map(torch.stack, found)))
         return columns
 
 
-COLUMNS = {
+UNEXPLAINED = {  # columns of a table, by map
     "phi": "unexplained",
     "psi": "unexplained_back",
     "psi_phi": "round_trip_unexplained",

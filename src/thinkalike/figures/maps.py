@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -9,27 +10,27 @@ from matplotlib.colors import Normalize
 
 from thinkalike.figures.style import COLOURS, canvas, heatmap, line, save, write_values
 
-MAPS = {
-    "unexplained": "φ",
-    "unexplained_back": "ψ",
-    "round_trip_unexplained": "ψφ",
-    "round_trip_unexplained_back": "φψ",
-}
-WAYS = {"penalty": "φ", "penalty_back": "ψ"}
+Columns = Mapping[str, str]  # of a table, by the sign of the map that they are of
 
 
-def transfer_maps(table: pd.DataFrame, folder: Path) -> None:
-    """Draw what maps leave unexplained: as matrices where all layers meet all, else as lines beside the penalties."""
-    cells = table.pivot(index="source_layer", columns="target_layer", values="unexplained")
-    is_matrix = min(cells.shape) > 1 and cells.notna().all(axis=None)
-    (_matrices if is_matrix else _lines)(table, folder)
+def transfer_maps(table: pd.DataFrame, folder: Path, unexplained: Columns, penalties: Columns) -> None:
+    """Draw what maps leave unexplained: as matrices where all layers meet all, else as lines beside the penalties.
+
+    Args:
+        unexplained: first of the two maps, then of their round trips.
+    """
+    cells = table.pivot(index="source_layer", columns="target_layer", values=next(iter(unexplained.values())))
+    if min(cells.shape) > 1 and cells.notna().all(axis=None):
+        _matrices(table, folder, dict(list(unexplained.items())[:2]))
+    else:
+        _lines(table, folder, {"unexplained variance": unexplained, "penalty [nats per token]": penalties})
 
 
-def _lines(table: pd.DataFrame, folder: Path) -> None:
-    first, labels = table.iloc[0], {"unexplained variance": MAPS, "penalty [nats per token]": WAYS}
+def _lines(table: pd.DataFrame, folder: Path, labels: Mapping[str, Columns]) -> None:
+    first = table.iloc[0]
     with canvas(6.6, 2.9, 1, 2) as (figure, panels):
         for axes, (label, columns) in zip(panels, labels.items(), strict=True):
-            for number, (column, name) in enumerate(columns.items()):
+            for number, (name, column) in enumerate(columns.items()):
                 ends = f"{column}_low", f"{column}_high"
                 line(axes, table, column, ends, name, COLOURS[number], "o-" if number < 2 else "s--")
             axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
@@ -42,10 +43,10 @@ def _lines(table: pd.DataFrame, folder: Path) -> None:
         save(figure, folder, "transfer_maps")
 
 
-def _matrices(table: pd.DataFrame, folder: Path) -> None:
+def _matrices(table: pd.DataFrame, folder: Path, maps: Columns) -> None:
     first = table.iloc[0]
     with canvas(7.2, 3.2, 1, 2) as (figure, panels):
-        for axes, (column, name) in zip(panels, list(MAPS.items())[:2], strict=True):
+        for axes, (name, column) in zip(panels, maps.items(), strict=True):
             cells = table.pivot(index="source_layer", columns="target_layer", values=column)
             image = heatmap(axes, cells, Normalize(0, 1), "viridis_r")
             if cells.size <= 36:

@@ -38,6 +38,11 @@ def write_stitches(
     save_file(dict(tensors), folder / NAME, metadata=metadata)
 
 
+def prefix(seed: int, is_back: bool) -> str:
+    """Return what the names of the tensors of one seed and direction begin with; see `write_stitches`."""
+    return ("back." if is_back else "") + (f"seed_{seed}." if seed else "")
+
+
 def opened(path: Path) -> Any:
     """Return a file of stitches, opened; its tensors are read when they are asked for.
 

@@ -8,7 +8,7 @@ from thinkalike.config import plug_in
 from thinkalike.errors import PluginError, StitchError
 from thinkalike.measures import Stitch
 from thinkalike.plugins import fingerprint
-from thinkalike.stitches.files import NAME, LayerPair, contents
+from thinkalike.stitches.files import NAME, LayerPair, contents, prefix
 from thinkalike.store import Result
 
 
@@ -28,7 +28,7 @@ def stitch_modules(
     """
     path = result.folder / NAME
     facts, names = contents(path) if path.exists() else ({}, [])
-    start = ("back." if is_back else "") + (f"seed_{seed}." if seed else "")
+    start = prefix(seed, is_back)
     if "widths" not in facts or not any(name.startswith(f"{start}0.") for name in names):
         which = f"of seed {seed}{', back' if is_back else ''}"
         raise StitchError(

@@ -11,7 +11,7 @@ from torch import Tensor
 from thinkalike.errors import StitchError, first_line
 from thinkalike.measures import AffineMap, Stitch
 from thinkalike.measures.stitching.stitch import KINDS
-from thinkalike.stitches.files import NAME, LayerPair, contents, opened
+from thinkalike.stitches.files import NAME, LayerPair, contents, opened, prefix
 from thinkalike.stitches.site import Site
 from thinkalike.stitches.stitch_map import StitchMap
 from thinkalike.store import Result, open_result
@@ -52,7 +52,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
                 f"the stitches of {result.folder} are of a plugin (stitch={self._kind}) and may be no affine maps: "
                 "thinkalike.stitches.stitch_modules(result) gives the modules"
             )
-        self._prefix = ("back." if is_back else "") + (f"seed_{seed}." if seed else "")
+        self._prefix = prefix(seed, is_back)
         if not any(name.startswith(f"{self._prefix}0.") for name in self._names):
             which, remedy = ("back", "stitch.both=true") if is_back else (f"of seed {seed}", f"stitch.seeds={seed + 1}")
             raise StitchError(f"{result.folder} holds no stitches {which}: fit them with {remedy}")

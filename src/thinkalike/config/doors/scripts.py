@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from thinkalike.config.compose import (
@@ -60,23 +61,10 @@ def door(
             logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
             logging.getLogger("thinkalike").setLevel(logging.INFO)
 
-            def do() -> list[Path]:
-                words = HydraConfig.get().overrides.task
-                commands.begin(words)
-                settings: Any = OmegaConf.to_container(composed)
-                plug_in(settings.get("plugins"))  # this may be a worker of a sweep
-                config = resolve(composed, schema, words)
-                _refuse_processes_in_a_sweep(config)
-                with contextlib.suppress(ShareDone):
-                    folders = job(config)
-                    for folder in folders:
-                        print(f"results: {folder}", flush=True)
-                    return folders
-                return []
-
             def logger() -> dict[str, Any]:
                 return OmegaConf.to_container(composed.logger)  # type: ignore[return-value]
 
+            do = functools.partial(_done, job, schema, composed)
             with own_process():
                 if not in_sweep():
                     do()
@@ -90,15 +78,9 @@ def door(
             os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors come here, and not to the screen
             words = sys.argv[1:]
             commands.called(name)
-            asking = {"--help", "-h", "--hydra-help"} & set(words)  # which needs no settings of any measure
             run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)
             with own_process():
-                overrides = [word for word in words if word[:1] in "+~" or ("=" in word and word[0] != "-")]
-                plug_in_those_of(parse_overrides(overrides))
-                check_overrides(overrides, schema)
-                parsed = parse_overrides(overrides)
-                sys.argv += with_default_target(name, overrides)[len(overrides) :]
-                register(measures_of(parsed) if name == "analyze" and not asking else (), models_of(parsed))
+                parsed = _made_known(name, words)
                 if {"-m", "--multirun"} & set(words):
                     os.environ[JOBS] = jobs_of_sweep(parsed)
                     sweep(run, words, joined)
@@ -108,6 +90,34 @@ def door(
         return main
 
     return decorate
+
+
+def _done(job: Job, schema: type, composed: DictConfig) -> list[Path]:
+    """Do the job of a composed configuration, and print the folders of its results; another process may have them."""
+    words = HydraConfig.get().overrides.task
+    commands.begin(words)
+    settings: Any = OmegaConf.to_container(composed)
+    plug_in(settings.get("plugins"))  # this may be a worker of a sweep
+    config = resolve(composed, schema, words)
+    _refuse_processes_in_a_sweep(config)
+    with contextlib.suppress(ShareDone):
+        folders = job(config)
+        for folder in folders:
+            print(f"results: {folder}", flush=True)
+        return folders
+    return []
+
+
+def _made_known(name: str, words: Sequence[str]) -> list[Override]:
+    """Check a command line, and tell Hydra of all that it asks for; returns its overrides."""
+    asking = {"--help", "-h", "--hydra-help"} & set(words)  # which needs no settings of any measure
+    overrides = [word for word in words if word[:1] in "+~" or ("=" in word and word[0] != "-")]
+    parsed = parse_overrides(overrides)
+    plug_in_those_of(parsed)
+    check_overrides(overrides, SCHEMAS[name])
+    sys.argv += with_default_target(name, overrides)[len(overrides) :]
+    register(measures_of(parsed) if name == "analyze" and not asking else (), models_of(parsed))
+    return parsed
 
 
 @contextlib.contextmanager

@@ -63,12 +63,12 @@ def savings(course: Course, against: Course) -> Float[Tensor, "looks seeds"]:
     return (1 - course.operations(needed) / against.operations(budget))[1:]
 
 
-def over_seeds(values: Float[Tensor, "*b seeds"]) -> Estimate:
-    """Return the mean over seeds with a 95 % interval by Student's t; of one seed it has no ends."""
+def over_seeds(values: Float[Tensor, "*b seeds"], level: float = 0.95) -> Estimate:
+    """Return the mean over seeds with its interval by Student's t; of one seed it has no ends."""
     seeds = values.shape[-1]
     if seeds < 2:
         return interval_around(values.mean(-1), math.inf)
-    return interval_around(values.mean(-1), student_t(0.95, seeds - 1) * values.std(-1) / math.sqrt(seeds))
+    return interval_around(values.mean(-1), student_t(level, seeds - 1) * values.std(-1) / math.sqrt(seeds))
 
 
 def savings_table(courses: Sequence[Course]) -> tuple[pd.DataFrame, Float[Tensor, "rows seeds"]]:

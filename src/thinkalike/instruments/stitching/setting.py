@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
 
 from torch import Tensor
 
-from thinkalike.config import DataConfig, ModelConfig, StitchConfig, TrainConfig, TrainerConfig, pairs_of_layers
-from thinkalike.data import Corpus, SourceText, read_corpus
-from thinkalike.errors import ConfigError, ModelError
+from thinkalike.config import DataConfig, StitchConfig, TrainConfig, TrainerConfig, pairs_of_layers
+from thinkalike.data import Corpus
+from thinkalike.errors import ConfigError
 from thinkalike.evaluation import (
     LayerPair,
     Likeness,
@@ -26,14 +24,13 @@ from thinkalike.evaluation import (
     rows_of_moments,
     state_moments,
 )
+from thinkalike.instruments.stitching.shared import check_stitchable, shared_text
 from thinkalike.job import check_memory, check_time
 from thinkalike.measures import AffineMap, Moments, Stitch, bias_only, least_squares, procrustes, reduced_rank
 from thinkalike.memory import Budget
-from thinkalike.models import FrozenModel, check_alignable, load_models, outline, tokenizer_fingerprint
+from thinkalike.models import FrozenModel, load_models
 from thinkalike.processes import check_processes, own_device
 from thinkalike.training import momenta
-
-log = logging.getLogger(__name__)
 
 CONTROL_TOKENS = 2**18  # that the closed forms of controls and starts are fitted on
 
@@ -123,44 +120,6 @@ def foresee(config: TrainConfig) -> None:
     """Refuse what is seen without any weights: processes, and what `check_stitchable` refuses."""
     check_processes(config.trainer, own_device(config.target.device, config.trainer))
     check_stitchable(config.model, config.target, config.layers, "task=stitch")
-
-
-def check_stitchable(source: ModelConfig, target: ModelConfig, layers: Any, asked: str) -> None:
-    """Refuse what is seen without any weights: a model that predicts no next token, or layers that do not exist.
-
-    Args:
-        asked: what stitches them, for the message.
-
-    Raises:
-        ConfigError: layers do not exist.
-        ModelError: a model predicts no next token.
-    """
-    both = outline(source), outline(target)
-    for each, seen in zip((source, target), both, strict=True):
-        if seen.predicts not in (None, "next"):
-            raise ModelError(
-                f"{each.name} predicts no next token, and {asked} stitches models that do; choose one of them, or "
-                "compare representations: python analyze.py measure=cka"
-            )
-    if both[0].layers and both[1].layers:
-        pairs_of_layers(layers, both[0].layers, both[1].layers)
-
-
-def shared_text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_tokens: int) -> Corpus:
-    """Read rows of the tokens of both models, or, where they cut a text differently, of each model's own.
-
-    Raises:
-        ModelError: the tokenizers differ so that tokens cannot be aligned.
-        DataError: there is too little text.
-    """
-    context = min(source.context, target.context)
-    if tokenizer_fingerprint(source.tokenizer) == tokenizer_fingerprint(target.tokenizer):
-        return read_corpus(data, source.tokenizer, context, bos=source.bos_each_row, fit_tokens=fit_tokens)
-    check_alignable(source, target)
-    log.info("%s and %s have different tokenizers: their tokens are aligned", source.name, target.name)
-    reader = SourceText(source.name, source.tokenizer, source.bos_each_row, source.context)
-    bos = target.bos_each_row
-    return read_corpus(data, target.tokenizer, context, bos=bos, fit_tokens=fit_tokens, source=reader)
 
 
 def _check_feasible(

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, pairs_of_layers, ranged
 from thinkalike.config.ranges import COUNTS
-from thinkalike.data import Corpus, read_corpus
+from thinkalike.data import Corpus
 from thinkalike.evaluation import LayerPair, rows_at_once, rows_of_moments, state_moments
 from thinkalike.measures import AffineMap, BothDirections, Unexplained, both_directions
 from thinkalike.measures.stitching.moments import RIDGE
 from thinkalike.memory import Budget
-from thinkalike.models import FrozenModel, load_models, outline, same_vocabulary
+from thinkalike.models import FrozenModel, load_models, same_vocabulary
 
 
 @dataclass
@@ -48,27 +48,6 @@ def models_and_pairs(config: AnalyzeConfig) -> tuple[FrozenModel, FrozenModel, l
     source, target = load_models(config.model, config.target)
     same_vocabulary(source, target)
     return source, target, pairs_of_layers(config.layers, source.n_layers, target.n_layers)
-
-
-def foreseen(config: AnalyzeConfig) -> None:
-    """Refuse layers that do not exist before any weights are loaded, where configurations tell.
-
-    Raises:
-        ConfigError: there is no such layer.
-    """
-    source, target = outline(config.model), outline(config.target)
-    if source.layers and target.layers:
-        pairs_of_layers(config.layers, source.layers, target.layers)
-
-
-def text_of_both(config: AnalyzeConfig, source: FrozenModel, target: FrozenModel) -> Corpus:
-    """Return the rows of text that maps are fitted on, and those that say what the maps leave unexplained.
-
-    Raises:
-        DataError: there is too little text.
-    """
-    context, fit_tokens = min(source.context, target.context), config.measure.fit_tokens  # type: ignore[attr-defined]
-    return read_corpus(config.data, source.tokenizer, context, bos=source.bos_each_row, fit_tokens=fit_tokens)
 
 
 @torch.no_grad()

@@ -22,9 +22,10 @@ from thinkalike.evaluation import LayerPair
 from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.instruments.operations.stimuli import WORDS
 from thinkalike.instruments.operations.transfer import of_maps, of_probes, text_passes
+from thinkalike.instruments.stitching.shared import check_layer_pairs, shared_text
 from thinkalike.instruments.transfer.carrying import Probing, Sides
 from thinkalike.instruments.transfer.features import SPLITS, Task, tasks_of
-from thinkalike.instruments.transfer.maps import TransferConfig, fitted_maps, foreseen, models_and_pairs, text_of_both
+from thinkalike.instruments.transfer.maps import TransferConfig, fitted_maps, models_and_pairs
 from thinkalike.instruments.transfer.probe_screen import show_probes
 from thinkalike.instruments.transfer.table import BLANK, means_of, named, rows_of
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints, forward_passes, total
@@ -70,7 +71,7 @@ class CarriedProbes(
     of_models: ClassVar[str] = "pairs"
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        foreseen(config)
+        check_layer_pairs(config.model, config.target, config.layers)
         stimuli = read_stimuli(config.stimuli)
         _tasks(config, stimuli)  # so that what cannot be probed is refused before anything is loaded
         return {"stimuli": stimuli, **fingerprints(config, ("model", "target", "data"))}
@@ -100,7 +101,7 @@ class CarriedProbes(
         stimuli: Stimuli = work.inputs["stimuli"]
         with work.phase("loading"):
             source, target, pairs = models_and_pairs(config)
-            corpus = text_of_both(config, source, target)
+            corpus = shared_text(config.data, source, target, measure.fit_tokens)
         with work.phase("states"):
             kept = stimulus_states_of(config, stimuli, embed=False, loaded=(source, target))
         with work.phase("maps"):

@@ -22,7 +22,8 @@ from thinkalike.config import AnalyzeConfig, neutral, pairs_of_layers, ranged
 from thinkalike.data import CONTRASTS, grammar_contrasts, read_contrasts
 from thinkalike.errors import ConfigError, one_of
 from thinkalike.instruments.operations.transfer import of_maps, of_steering, text_passes
-from thinkalike.instruments.transfer.maps import TransferConfig, fitted_maps, foreseen, models_and_pairs, text_of_both
+from thinkalike.instruments.stitching.shared import check_layer_pairs, shared_text
+from thinkalike.instruments.transfer.maps import TransferConfig, fitted_maps, models_and_pairs
 from thinkalike.instruments.transfer.steering_screen import best_rows, show_steering
 from thinkalike.instruments.transfer.table import named
 from thinkalike.instruments.transfer.trial import CARRIED, NATIVE, NOT_RANDOM, POSITIONS, Trial
@@ -75,7 +76,7 @@ class Steering(Instrument, kind="steering", reads=("model", "target", "layers", 
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         measure: Any = config.measure
-        foreseen(config)
+        check_layer_pairs(config.model, config.target, config.layers)
         own = {"contrasts": read_contrasts(measure.path)} if measure.contrast == "table" else {}
         return {**own, **fingerprints(config, ("model", "target", "data"))}
 
@@ -99,7 +100,7 @@ class Steering(Instrument, kind="steering", reads=("model", "target", "layers", 
                 measure.contrast, target.tokenizer, measure.pairs, config.seed
             )
             trial = Trial(source, target, contrasts, measure, config.seed)
-            corpus = text_of_both(config, source, target)
+            corpus = shared_text(config.data, source, target, measure.fit_tokens)
         with work.phase("maps"):
             maps = fitted_maps(source, target, pairs, corpus, measure.ridge)
         rows, effects = [], []

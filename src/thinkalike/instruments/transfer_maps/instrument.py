@@ -27,8 +27,8 @@ from thinkalike.evaluation import (
     with_ends,
 )
 from thinkalike.instruments.operations.transfer_maps import bytes_of_maps, phases_of
-from thinkalike.instruments.stitching.setting import check_stitchable, shared_text
-from thinkalike.instruments.transfer_maps.screen import show_maps
+from thinkalike.instruments.stitching.shared import check_stitchable, shared_text
+from thinkalike.instruments.transfer_maps.screen import LEFT, PENALTIES, show_maps
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, check_memory
 from thinkalike.measures import RIDGE, AffineMap, BothDirections, Moments, both_directions
 from thinkalike.memory import Budget
@@ -95,7 +95,7 @@ class TransferMaps(Instrument, kind="transfer_maps", reads=("model", "target", "
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        figures.transfer_maps(result.table, folder)
+        figures.transfer_maps(result.table, folder, LEFT, PENALTIES)
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return means over layer pairs: unexplained shares of variance, and penalties in nats per token."""

@@ -7,19 +7,14 @@ from typing import Any
 
 import pandas as pd
 
-from thinkalike.evaluation import number_of_documents
+from thinkalike.evaluation import UNEXPLAINED, number_of_documents
 from thinkalike.measures import span
 from thinkalike.screen import Column, Table, number_column, show_table
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
 
-LEFT = {
-    "φ": "unexplained",
-    "ψ": "unexplained_back",
-    "ψφ": "round_trip_unexplained",
-    "φψ": "round_trip_unexplained_back",
-}
+LEFT = dict(zip(("φ", "ψ", "ψφ", "φψ"), UNEXPLAINED.values(), strict=True))
 PENALTIES = {"φ": "penalty", "ψ": "penalty_back"}
 OVERFITTED = 0.05  # of the variance: how much more may be unexplained of held-out states than of those fitted on
 

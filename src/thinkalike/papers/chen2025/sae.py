@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from thinkalike import figures
-from thinkalike.measures import Estimate, interval_around, student_t
+from thinkalike.instruments.sae.savings import over_seeds
 from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, together
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 
@@ -121,7 +121,7 @@ def _saves(case: Case, transfer: Transfer, against: str, claim: str, bound: Boun
     rows = table[(table["start"] == "transferred") & (table["against"] == against)]
     chosen = rows[rows["tokens"].isin([rows["tokens"].max() * share for share in transfer.budgets])]
     saved = torch.from_numpy(result.arrays["saved"])[chosen["index"].tolist()]
-    found = _over_seeds(saved, level_of_each(len(chosen)))
+    found = over_seeds(saved, level_of_each(len(chosen)))
     said = "; ".join(
         f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] % at {tokens:,} tokens"
         for value, low, high, tokens in zip(*(part.tolist() for part in found), chosen["tokens"], strict=True)
@@ -130,12 +130,6 @@ def _saves(case: Case, transfer: Transfer, against: str, claim: str, bound: Boun
     return judged(
         f"{transfer.label}: {claim}", [(bound, found)], f"{said}{late}{together(len(chosen))}", f"{SEEDS} seeds"
     )
-
-
-def _over_seeds(values: torch.Tensor, level: float) -> Estimate:
-    """Return means over seeds with intervals by Student's t."""
-    seeds = values.shape[-1]
-    return interval_around(values.mean(-1), student_t(level, seeds - 1) * values.std(-1) / seeds**0.5)
 
 
 EXPERIMENTS = [Experiment("chen2025/sae", _sae, MODELS, _parts)]
