@@ -27,6 +27,9 @@ def finished(folder, table, settings=None, **arrays):
     return Result(folder)
 
 
+SLOW = pytest.mark.slow
+
+
 def probed(tmp_path, accuracies):
     """A layer pair with these accuracies, by feature, split and condition; each has four levels and little noise."""
     rows, draws = [], []
@@ -79,7 +82,7 @@ def steered(tmp_path, **shares):
     noise = np.random.default_rng(0).normal(0, 0.3, 40)
     conditions = (trial.NATIVE, trial.CARRIED, trial.MATCHED, trial.NEGATED, trial.RANDOM)
     for position, strength in (("word", 1.0), ("word", 2.0), ("later", 4.0)):
-        for layer in range(6):
+        for layer in range(6):  # as many as the models have
             for condition in conditions:
                 share = shares.get(condition.split(",")[0].split()[0], 0.0) if layer < 3 else 0.0
                 row = {"position": position, "strength": strength, "condition": condition, "share": share}
@@ -129,8 +132,8 @@ def test_layers_are_paired_at_equal_depth():
     ("words", "parts"),
     [
         (["experiment=chen2025/probes", "scale=mini"], ["layers=[[2,2]]"]),
-        (["experiment=chen2025/probes"], ["layers=[[2,5]]", "layers=[[5,11]]"]),
-        (["experiment=chen2025/probes", "scale=mini", "layers=[[1,1]]"], ["layers=[[1,1]]"]),
+        pytest.param(["experiment=chen2025/probes"], ["layers=[[2,5]]", "layers=[[5,11]]"], marks=SLOW),
+        pytest.param(["experiment=chen2025/probes", "scale=mini", "layers=[[1,1]]"], ["layers=[[1,1]]"], marks=SLOW),
         (["experiment=chen2025/steering", "scale=mini"], ["layers=[[0,0],[1,1],[2,2],[3,3],[4,4],[5,5]]"] * 2),
     ],
 )

@@ -8,10 +8,11 @@ import torch
 import tiny
 from conftest import composed, results_in
 from thinkalike.data import controlled_stimuli, read_corpus, read_table
-from thinkalike.errors import ConfigError, DataError, ThinkalikeError
+from thinkalike.errors import ConfigError, DataError, ModelError, ThinkalikeError
 from thinkalike.instruments import instrument_of
+from thinkalike.instruments.transfer import probes, steering
 from thinkalike.instruments.transfer.features import tasks_of
-from thinkalike.instruments.transfer.maps import fitted_maps
+from thinkalike.instruments.transfer.maps import fitted_maps, models_and_pairs
 
 SMALL = ["stimuli.sentences=40", "measure.folds=2", "measure.inner_folds=2", "measure.least=5", "measure.alphas=[1.0]"]
 PROBES = [*SMALL, "measure.draws=2", "measure.resamples=20", "stimuli.features=[Question,PoS]", "layers=[[1,1]]"]
@@ -137,22 +138,21 @@ def test_few_words_leave_a_split_out_and_few_sentences_are_an_error(tmp_path, ca
 
 
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("schema", "settings", "message"),
     [
-        (["measure=probes", "measure.splits=[words]"], "measure.splits=words is not known; did you mean 'word'?"),
-        (["measure=probes", "measure.splits=[]"], "measure.splits=[] must be at least one"),
-        (["measure=probes", "measure.alphas=[]"], "measure.alphas=[] must be at least one"),
-        (["measure=probes", "layers=some"], "layers=some is not known; give same, all, or a list of pairs"),
-        (["measure=steering", "measure.contrast=tense"], "measure.contrast=tense is not known"),
-        (["measure=steering", "measure.contrast=table"], "contrast=table and measure.path=None do not go together"),
-        (["measure=steering", "measure.path=x.csv"], "contrast=number and measure.path=x.csv do not go together"),
-        (["measure=steering", "measure.positions=[all]"], "positions=all is not known; there is: later, word"),
-        (["measure=steering", "measure.strengths=[]"], "measure.strengths=[] must be at least one"),
+        (probes.Config, {"splits": ["words"]}, "measure.splits=words is not known; did you mean 'word'?"),
+        (probes.Config, {"splits": []}, "measure.splits=[] must be at least one"),
+        (probes.Config, {"alphas": []}, "measure.alphas=[] must be at least one"),
+        (steering.Config, {"contrast": "tense"}, "measure.contrast=tense is not known"),
+        (steering.Config, {"contrast": "table"}, "measure.contrast=table and measure.path=None do not go together"),
+        (steering.Config, {"path": "x.csv"}, "measure.contrast=number and measure.path=x.csv do not go together"),
+        (steering.Config, {"positions": ["all"]}, "measure.positions=all is not known; there is: later, word"),
+        (steering.Config, {"strengths": []}, "measure.strengths=[] must be at least one"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(more, message):
+def test_settings_that_cannot_be_are_refused(schema, settings, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
-        composed(*more, door="analyze")
+        schema(**settings)
 
 
 @pytest.mark.parametrize(
@@ -174,10 +174,10 @@ def test_what_cannot_be_carried_is_refused_before_anything_is_loaded(more, messa
         instrument_of(config).inputs(config)
 
 
-@pytest.mark.parametrize("measure", ["probes", "steering"])
-def test_models_of_different_tokenizers_are_refused(measure, door, tmp_path):
-    words = [f"measure={measure}", "model=gpt2-mini", "model@target=gelu-3l-mini", f"store={tmp_path}/results"]
-    assert "gpt2-mini and gelu-3l-mini have different tokenizers" in door("analyze.py", *words).error
+def test_models_of_different_tokenizers_are_refused():
+    config = composed("measure=probes", "model=gpt2-mini", "model@target=gelu-3l-mini", door="analyze")
+    with pytest.raises(ModelError, match="gpt2-mini and gelu-3l-mini have different tokenizers"):
+        models_and_pairs(config)
 
 
 @pytest.mark.parametrize(
@@ -231,6 +231,7 @@ def test_an_effect_without_a_natural_one_has_no_share(door, words, pairs):
     assert not {each["name"] for each in done.result.headlines} & {"native_share", "carried_share"}
 
 
+@pytest.mark.slow
 def test_a_continuation_that_is_not_one_token_is_refused_before_any_vector(door, words, pairs):
     pairs.write_text(pairs.read_text().replace(", a,", ", zzzz,"))
     own = ["measure=steering", "measure.contrast=table", f"measure.path={pairs}"]

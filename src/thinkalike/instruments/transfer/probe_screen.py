@@ -46,13 +46,14 @@ def show_probes(result: Result) -> None:
 
 def _table(title: str, rows: pd.DataFrame) -> Table:
     by_condition = {label: rows[rows["condition"] == name] for label, name in SHOWN.items()}
-    columns = [text_column("feature", by_condition["carried"]["feature"])]
+    carried = by_condition["carried"]
+    columns = [text_column("feature", carried["feature"]), number_column("chance", carried["chance"], ".3f")]
     for label, own in by_condition.items():
         if len(own):
             columns.append(number_column(label, own["accuracy"], ".3f"))
         if label == "carried":
             columns.append(Column("share", [_share(row) for row in own.to_dict("records")], follows=True))
-    return Table(title, [*columns, number_column("chance", by_condition["carried"]["chance"], ".3f")])
+    return Table(title, columns)
 
 
 def _share(row: Mapping[Any, Any]) -> str:
