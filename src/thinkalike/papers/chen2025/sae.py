@@ -19,7 +19,7 @@ from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, togeth
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 
 SEEDS = 5
-RATES = "sae.rates=[0.5,2]"
+RATES = "sae.rates=[2,4]"
 LITTLE_TEXT = "data.report_tokens=16384"  # three jobs and their sources within minutes
 EARLY, LATE = (1 / 4, 1 / 2), (1 / 2, 1)  # of the tokens of a job: the budgets of a claim
 
