@@ -167,10 +167,22 @@ def test_a_source_of_other_weights_is_refused(made, minis):
         check_source(made, load_model(str(minis / "b")))
 
 
+def test_rates_are_chosen_on_every_other_document_and_judged_on_the_others():
+    errors = torch.tensor([[3.0, 1, 3, 1], [2, 5, 2, 5]]).view(1, 1, 2, 1, 4)
+    ones = torch.ones(1, 1, 2, 1)
+    made = Fitted(errors, torch.arange(4.0), ones, ones, began=[], ended=[])
+    assert made.best_rate(0) == 1, "by 3 + 3 and 2 + 2"
+    assert made.judged[0][0, 0, :, 0].tolist() == [[1, 1], [5, 5]]
+    assert made.judged[1].tolist() == [1, 3]
+    alone = Fitted(errors[:, :, :1], torch.arange(4.0), ones[:, :, :1], ones[:, :, :1], began=[], ended=[])
+    assert alone.judged[1].tolist() == [0, 1, 2, 3], "one rate needs no choice"
+    assert [made.place(0, rate, 0) for rate in (0, 1)] == [0, 1]
+
+
 def test_what_training_made_worse_than_the_mean_is_one_line():
     ones = torch.ones(2, 1, 1, 1)
     for errors, message in ((0.5, None), (1.5, r"start random explains -0\.5 of the variance .*: lower sae\.lr=")):
-        made = Fitted(errors * torch.ones(2, 1, 1, 1, 4), torch.ones(4), *[ones] * 3, began=[], ended=[])
+        made = Fitted(errors * torch.ones(2, 1, 1, 1, 4), torch.ones(4), ones, ones, began=[], ended=[])
         if message is None:
             _check_convergence(SAEConfig(), made)
             continue

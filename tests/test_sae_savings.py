@@ -77,7 +77,7 @@ def test_tables_compare_each_start_with_those_before_it():
     pairs = list(dict.fromkeys(zip(table["start"], table["against"], strict=True)))
     assert pairs == [("least_squares", "random"), ("transferred", "random"), ("transferred", "least_squares")]
     assert by_seed.shape == (len(table), 3)
-    torch.testing.assert_close(torch.from_numpy(table["saved"].to_numpy()), by_seed.mean(-1))
+    torch.testing.assert_close(torch.tensor(table["saved"].tolist(), dtype=torch.float64), by_seed.mean(-1))
     assert ((table["saved_low"] <= table["saved"]) & (table["saved"] <= table["saved_high"])).all()
     assert list(break_even_table(courses)["start"]) == [start for start, _ in pairs]
 

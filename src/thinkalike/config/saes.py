@@ -33,7 +33,7 @@ class SAEConfig(Checked, part="sae"):
     tokens: int = ranged(327680, least=0, most=COUNTS)  # that the model reads for training; 0: the start as it is
     tokens_per_step: int = ranged(256, least=1, most=TOKENS_AT_ONCE)  # tokens that a step reads
     steps_per_buffer: int = ranged(16, least=1, most=STEPS)  # whose states are shuffled among each other
-    lr: float = ranged(8e-3, above=0)  # of states of variance 1
+    lr: float = ranged(4e-3, above=0)  # of states of variance 1; a source that is a model has this rate alone
     rates: list[float] = ranged(list, above=0)  # multiples of lr that are tried beside it, in the same pass
     seeds: int = ranged(1, least=1, most=1000)  # of the start, and of the order of states
     dead_after: int = ranged(4096, least=0, most=COUNTS)  # states; topk gives such latents a gradient; 0: it does not

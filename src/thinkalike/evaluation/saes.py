@@ -63,14 +63,13 @@ class SplicedLosses(NamedTuple):
 @torch.no_grad()
 def states_after(model: FrozenModel, layer: int, tokens: Int[Tensor, "b t"], skip: int) -> Float[Tensor, "n d"]:
     """Return the states after a block, in float32, one row each, without those of the first tokens of each row."""
-    return model.head(tokens.long(), layer)[:, skip:].flatten(0, 1).float()
+    batches = tokens.long().split(max(TOKENS // tokens.shape[1], 1))
+    return torch.cat([model.head(batch, layer)[:, skip:].flatten(0, 1).float() for batch in batches])
 
 
 def site_states(model: FrozenModel, layer: int, rows: TokenRows, skip: int) -> SiteStates:
     """Return the states of all rows after a block, without those of the first tokens of each row."""
-    batches = rows.tokens.split(max(TOKENS // rows.context, 1))
-    states = torch.cat([states_after(model, layer, batch, skip) for batch in batches])
-    return SiteStates(states, rows.documents[:, skip:].flatten())
+    return SiteStates(states_after(model, layer, rows.tokens, skip), rows.documents[:, skip:].flatten())
 
 
 def spread_by_document(own: SiteStates, count: int) -> Float[Tensor, " documents"]:

@@ -47,7 +47,6 @@ class SAETraining(SteppedModule):
     Attributes:
         errors: (looks, fits, documents) Σ‖h - ĥ‖² of the report in the model's own units.
         active, dead: (looks, fits), see `Kept`.
-        curve: (steps, fits) the share of the mean square of the states of a step that was not explained before it.
 
     Args:
         fits: what to train, all of one shape.
@@ -78,12 +77,10 @@ class SAETraining(SteppedModule):
         self.errors: Tensor
         self.active: Tensor
         self.dead: Tensor
-        self.curve: Tensor
         looked = (len(config.looks), len(fits))
         self.register_buffer("errors", torch.full((*looked, int(report.documents.max()) + 1), torch.nan))
         self.register_buffer("active", torch.full(looked, torch.nan))
         self.register_buffer("dead", torch.full(looked, torch.nan))
-        self.register_buffer("curve", torch.full((config.steps, len(fits)), torch.nan))
         self.asleep: Int[Tensor, "fits f"]  # how many states each latent has not been active for
         self.register_buffer("asleep", torch.zeros(len(fits), config.width, dtype=torch.long))
         self._buffer: list[Float[Tensor, "s n d"]] | None = None  # for each stack, in the order of each of its fits
@@ -101,7 +98,6 @@ class SAETraining(SteppedModule):
             total = total + found.loss.sum()
             missed[places] = (found.errors.mean(-1) / part.square().sum(-1).mean(-1)).to(missed)
             self.asleep[places] = (self.asleep[places] + part.shape[1]) * (found.active == 0)
-        self.curve[self.global_step] = missed
         self.note(missed, remedy=f"lower sae.lr={self.config.lr:g}, or leave large sae.rates out")
         return total
 

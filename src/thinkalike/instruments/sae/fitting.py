@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from thinkalike.config import SAEConfig
@@ -19,17 +18,18 @@ from thinkalike.training import Run, SAEFit, SAETraining, fit
 
 log = logging.getLogger(__name__)
 
-WINDOW = 0.9  # of the steps up to a look: those after it say which rate is best, as nobody has trained on them yet
-
 
 @dataclass(frozen=True)
 class Fitted:
-    """What became of the autoencoders of a job, by start, rate, seed and look.
+    """What became of the autoencoders of a job, by look, start, rate and seed.
+
+    Where there are several rates, the best of a start is chosen on every other document of the report, and judged on
+    the others.
 
     Attributes:
-        errors: (looks, starts, rates, seeds, documents) of the report.
-        spread: (documents) of the report.
-        active, dead, missed: (looks, starts, rates, seeds), the last of the text of training just before each look.
+        errors: (looks, starts, rates, seeds, documents), see `SAETraining`.
+        spread: (documents) Σ‖h - μ‖².
+        active, dead: (looks, starts, rates, seeds).
         began, ended: the autoencoders, by start, rate and seed.
     """
 
@@ -37,17 +37,23 @@ class Fitted:
     spread: Tensor
     active: Tensor
     dead: Tensor
-    missed: Tensor
     began: list[SparseAutoencoder]
     ended: list[SparseAutoencoder]
 
     def best_rate(self, start: int, look: int = -1) -> int:
-        """Return the number of the rate that has missed least before a look, on average over seeds."""
-        return int(self.missed[look, start].mean(-1).argmin())
+        """Return the number of the rate with the least error at a look, on average over seeds."""
+        every = 2 if self.errors.shape[2] > 1 else 1
+        return int(self.errors[look, start, ..., ::every].sum(-1).mean(-1).argmin())
+
+    @property
+    def judged(self) -> tuple[Tensor, Tensor]:
+        """The errors and the spread of the documents that no rate was chosen on."""
+        kept = slice(1, None, 2) if self.errors.shape[2] > 1 else slice(None)
+        return self.errors[..., kept], self.spread[kept]
 
     def place(self, start: int, rate: int, seed: int) -> int:
         """Return the number of an autoencoder in `began` and `ended`."""
-        _, _, rates, seeds = self.missed.shape
+        _, _, rates, seeds = self.active.shape
         return (start * rates + rate) * seeds + seed
 
 
@@ -78,7 +84,6 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
         spread_by_document(setting.report, module.errors.shape[-1]),
         module.active.cpu().view(shape),
         module.dead.cpu().view(shape),
-        _missed(module).cpu().view(shape),
         began=[each.begins for each in fits],
         ended=module.trained(),
     )
@@ -86,20 +91,12 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
     return made
 
 
-def _missed(module: SAETraining) -> Tensor:
-    """Return the share that was not explained in the last tenth of the steps before each look; 0 before any step."""
-    ends = module.config.looks
-    starts = [min(int(WINDOW * end), end - 1) for end in ends]
-    parts = [module.curve[start:end].mean(0) for start, end in zip(starts, ends, strict=True) if end]
-    return torch.stack([torch.zeros_like(module.active[0]), *parts])
-
-
 def _check_convergence(config: SAEConfig, made: Fitted) -> None:
     """Refuse an autoencoder that training has made worse than the mean, whichever start it has."""
-    last = 1 - made.errors[-1].sum(-1) / made.spread.sum()
-    for number, start in enumerate(config.starts):
-        explained = float(last[number, made.best_rate(number)].mean())
-        if config.steps and explained < 0:
+    errors, spread = made.judged
+    last = 1 - errors[-1].sum(-1) / spread.sum()
+    for number, start in enumerate(config.starts if config.steps else []):
+        if (explained := float(last[number, made.best_rate(number)].mean())) < 0:
             raise TrainingError(
                 f"the autoencoder with the start {start} explains {explained:.3g} of the variance after training, less "
                 f"than the mean alone: lower sae.lr={config.lr:g}"

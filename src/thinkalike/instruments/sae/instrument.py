@@ -63,7 +63,7 @@ class SparseAutoencoders(
         with work.phase("report"):
             table, courses = table_of(setting, made), courses_of(setting, made)
         _save(setting, made, work.job.aside)
-        arrays = {"errors": made.errors.float(), "spread": made.spread, "missed": made.missed}
+        arrays = {"errors": made.errors.float(), "spread": made.spread}
         tables = {"curves": curves(setting, made)}
         if len(courses) > 1:
             tables["savings"], arrays["saved"] = savings_table(courses)
@@ -73,7 +73,7 @@ class SparseAutoencoders(
         models = [each.describe() for each in (setting.model, setting.source) if each]
         return Outcome(
             table,
-            {name: float(last[name]) for name in numbers} | document_numbers(made.spread),
+            {name: float(last[name]) for name in numbers} | document_numbers(made.judged[1]),
             {name: each.numpy() for name, each in arrays.items()},
             tables,
             models=models,

@@ -100,23 +100,24 @@ def savings_table(courses: Sequence[Course]) -> tuple[pd.DataFrame, Float[Tensor
 
 
 def break_even(course: Course, against: Course) -> Float[Tensor, " seeds"]:
-    """Return the tokens of the other start from which on a start saves operations, by seed.
+    """Return the first budget of the other start at which a start saves operations, in tokens, by seed.
 
-    0: from the first look on; infinite: at the last one it does not, or it does not get there.
+    0: it does at the first look; infinite: it does at none.
     """
     saved, tokens = savings(course, against), torch.tensor(against.tokens[1:], dtype=torch.float64)
-    loses = (saved < 0) | course.reaches(against.explained.double())[1:].isinf()
-    found = torch.zeros(saved.shape[1], dtype=torch.float64)
-    for place in range(len(tokens) - 1):
-        share = (saved[place] / (saved[place] - saved[place + 1])).clamp(0, 1)
-        found = torch.where(loses[place], tokens[place] * (tokens[place + 1] / tokens[place]) ** share, found)
-    return torch.where(loses[-1], math.inf, found)
+    saves = (saved > 0) & course.reaches(against.explained.double())[1:].isfinite()
+    found = torch.full(saved.shape[1:], math.inf, dtype=torch.float64)
+    for place in range(len(tokens) - 1, 0, -1):
+        share = (saved[place - 1] / (saved[place - 1] - saved[place])).clamp(0, 1)
+        crossing = tokens[place - 1] * (tokens[place] / tokens[place - 1]) ** share
+        found = torch.where(saves[place], crossing, found)
+    return torch.where(saves[0], 0.0, found)
 
 
 def break_even_table(courses: Sequence[Course]) -> pd.DataFrame:
-    """Return from how many tokens of another start on each start saves operations, over seeds.
+    """Return the first budget at which each start saves operations of another, over seeds.
 
-    Blank cells: some seed does not break even.
+    Blank cells: with some seed it does at none.
     """
     rows = []
     for number, against in enumerate(courses):

@@ -24,7 +24,8 @@ def tokens_seen(setting: Setting) -> list[int]:
 
 def courses_of(setting: Setting, made: Fitted) -> list[Course]:
     """Return what each start explains as it reads, those that are compared with first."""
-    config, explained = setting.config, 1 - made.errors.sum(-1) / made.spread.sum()
+    config, (errors, spread) = setting.config, made.judged
+    explained = 1 - errors.sum(-1) / spread.sum()
     order = [start for start in ("random", "least_squares", "transferred") if start in config.starts]
     seen, own, source = _sites(setting)
     return [
@@ -43,7 +44,7 @@ def courses_of(setting: Setting, made: Fitted) -> list[Course]:
 def curves(setting: Setting, made: Fitted) -> pd.DataFrame:
     """Return what every autoencoder explains at each look, with 95 % intervals over documents."""
     config = setting.config
-    explained = _explained(bootstrap_interval(made.errors, made.spread))
+    explained = _explained(bootstrap_interval(*made.judged))
     course = {each.start: each for each in courses_of(setting, made)}
     names = pd.MultiIndex.from_product(
         [tokens_seen(setting), config.starts, [config.lr * factor for factor in config.factors], setting.seeds],
@@ -73,12 +74,13 @@ def table_of(setting: Setting, made: Fitted) -> pd.DataFrame:
         for number, look, rate in chosen
         for seed in range(config.seeds)
     ]
+    errors, spread = made.judged
     report, skip = setting.corpus.report, config.skip_first_tokens
     losses = spliced_losses(setting.model, config.layer, saes, setting.mean, report, skip)
     spliced = losses.spliced.unflatten(0, (len(chosen), config.seeds))
     for (number, look, rate), own in zip(chosen, spliced, strict=True):
         tokens = tokens_seen(setting)[look]
-        explained = _explained(documents_and_seeds_interval(made.errors[look, number, rate], made.spread))
+        explained = _explained(documents_and_seeds_interval(errors[look, number, rate], spread))
         rows.append(
             {
                 "model": setting.model.name,

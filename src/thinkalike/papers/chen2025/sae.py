@@ -1,6 +1,6 @@
 """Sparse autoencoders that begin as those of another model: what that saves, all FLOPs counted (Chen et al. 2025).
 
-Section 4 of "Transferring linear features across language models with model stitching" (NeurIPS 2025, arXiv
+"Transferring linear features across language models with model stitching" (NeurIPS 2025, arXiv
 2506.06609). Beside a random start stands a stronger one that needs no other model: random, with the decoder of least
 squares on as many tokens as the maps are fitted on.
 """
@@ -19,9 +19,10 @@ from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, togeth
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 
 SEEDS = 5
-RATES = "sae.rates=[0.5,2]"
+RATES = "sae.rates=[2,4]"
 LITTLE_TEXT = "data.report_tokens=16384"  # three jobs and their sources within minutes
-EARLY, LATE = (1 / 4, 1 / 2), (1 / 2, 1)  # of the tokens of a job: the budgets of a claim
+BUDGETS = (1 / 2, 1)  # of the tokens of a job, at which claims are judged
+SHORT = "sae.tokens=163840"
 
 
 class Transfer(NamedTuple):
@@ -29,7 +30,6 @@ class Transfer(NamedTuple):
 
     Attributes:
         bound: of the share of FLOPs that is saved against a random start.
-        budgets: shares of the tokens of the job.
     """
 
     source: str
@@ -39,7 +39,6 @@ class Transfer(NamedTuple):
     settings: tuple[str, ...]
     claim: str
     bound: Bound
-    budgets: tuple[float, ...]
 
     @property
     def label(self) -> str:
@@ -51,13 +50,13 @@ LESS = "a source of a quarter of the width saves less than {limit:.0%} of the FL
 
 TRANSFERS = {
     "mini": [
-        Transfer("gpt2-mini", 2, "gpt2-mini-s1", 2, ("sae.map_tokens=2048",), SAVES, Bound("above", 0.35), LATE),
-        Transfer("neox-5l-mini", 2, "neox-6l-mini", 2, ("sae.k=16",), SAVES, Bound("above", 0.15), EARLY),
-        Transfer("neox-3l-mini", 1, "neox-6l-mini", 2, ("sae.k=16",), LESS, Bound("below", 0.15), EARLY),
+        Transfer("gpt2-mini", 2, "gpt2-mini-s1", 2, ("sae.map_tokens=2048",), SAVES, Bound("above", 0.35)),
+        Transfer("neox-5l-mini", 2, "neox-6l-mini", 2, ("sae.k=16", SHORT), SAVES, Bound("above", 0.15)),
+        Transfer("neox-3l-mini", 1, "neox-6l-mini", 2, ("sae.k=16", SHORT), LESS, Bound("below", 0.15)),
     ],
     "paper": [
-        Transfer("pythia-70m-deduped", 3, "pythia-160m-deduped", 6, (), SAVES, Bound("above", 0.30), LATE),
-        Transfer("gpt2", 6, "gpt2-medium", 12, (), SAVES, Bound("above", 0.30), LATE),
+        Transfer("pythia-70m-deduped", 3, "pythia-160m-deduped", 6, (), SAVES, Bound("above", 0.30)),
+        Transfer("gpt2", 6, "gpt2-medium", 12, (), SAVES, Bound("above", 0.30)),
     ],
 }
 MODELS = {
@@ -119,7 +118,7 @@ def _saves(case: Case, transfer: Transfer, against: str, claim: str, bound: Boun
     result = case.results[transfer.label]
     table = result.tables["savings"].reset_index()
     rows = table[(table["start"] == "transferred") & (table["against"] == against)]
-    chosen = rows[rows["tokens"].isin([rows["tokens"].max() * share for share in transfer.budgets])]
+    chosen = rows[rows["tokens"].isin([rows["tokens"].max() * share for share in BUDGETS])]
     saved = torch.from_numpy(result.arrays["saved"])[chosen["index"].tolist()]
     found = over_seeds(saved, level_of_each(len(chosen)))
     said = "; ".join(
