@@ -6,6 +6,7 @@ python docs/make_stub.py       # into src/thinkalike/measures/__init__.pyi
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import re
 import subprocess
@@ -42,6 +43,10 @@ def text() -> str:
     others = [f"from {homes[name]} import {name} as {name}" for name in sorted({*measures.__all__} - {*functions})]
     lines = [f"def {name}{_signature(function)}: ..." for name, function in sorted(functions.items())]
     modules = [f"import {name}" for name in ("os", "torch") if any(f"{name}." in line for line in lines)]
+    given = {*homes, *dir(builtins), *re.findall(r"\w+", HEAD), "os", "torch", "Layers"}
+    for function in functions.values():
+        further = [name for name in _names(function) if name not in given and name in vars(inspect.getmodule(function))]
+        others += [f"from {function.__module__} import {name}" for name in further]
     names = ", ".join(f'"{name}"' for name in measures.__all__)
     return "\n".join([HEAD, *modules, *others, "", LAYERS, f"__all__ = [{names}]", "", *lines, ""])
 
@@ -64,6 +69,12 @@ def _signature(function: Callable[..., Any]) -> str:
     ]
     returned = _Text(signature.return_annotation)
     return str(signature.replace(parameters=parameters, return_annotation=returned)).replace("Ellipsis", "...")
+
+
+def _names(function: Callable[..., Any]) -> list[str]:
+    """Return the names in the annotations of a function, without the strings that name its shapes."""
+    trees = [ast.parse(annotation) for annotation in function.__annotations__.values()]
+    return sorted({node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)})
 
 
 class _Text(str):

@@ -1,5 +1,6 @@
 """Steering vectors: the pairs of texts, what a vector does to them, and a target whose rotation is known."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -117,6 +118,16 @@ def test_pairs_of_a_table(tmp_path):
     others = tmp_path / "others.csv"
     others.write_text(path.read_text().replace(" is", " was"))
     assert read_contrasts(others).fingerprint() != found.fingerprint()
+
+
+def test_the_pairs_of_the_page_are_read(tmp_path):
+    page = (Path(__file__).parents[1] / "docs" / "transfer.md").read_text()
+    path = tmp_path / "pairs.csv"
+    path.write_text(page.split("```csv\n")[1].split("```")[0])
+    found = read_contrasts(path)
+    assert [each.word for each in found.texts] == ["key", "boy", "girl"]
+    assert [each.word for each in found.counterparts] == ["keys", "boy", "girls"]
+    assert found.down == [" is", " walks", "s"]
 
 
 @pytest.mark.parametrize(

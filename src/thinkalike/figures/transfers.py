@@ -14,10 +14,10 @@ MARKS = "osD^vP*Xph"
 WIDTH = 0.7  # of a feature, which its conditions share
 
 
-def carried_probes(table: pd.DataFrame, folder: Path) -> None:
+def carried_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> None:
     """Draw the balanced accuracy of each condition by feature with its interval, a panel per split and layer pair."""
     pairs = list(table.groupby(["source_layer", "target_layer"], sort=False))
-    splits, features = (list(dict.fromkeys(table[name])) for name in ("split", "feature"))
+    splits, features = (list(dict.fromkeys(table[part])) for part in ("split", "feature"))
     size = (max(1.1 * len(features), 4) * len(pairs) + 1.6, 2.8 * len(splits))
     with canvas(*size, len(splits), len(pairs), squeeze=False, sharey=True) as (figure, panels):
         for (row, column), axes in np.ndenumerate(panels):
@@ -31,7 +31,7 @@ def carried_probes(table: pd.DataFrame, folder: Path) -> None:
         figure.legend(*lines, loc="outside right upper", frameon=False, fontsize=7)
         first = table.iloc[0]
         figure.suptitle(f"probes of {first['source']} in {first['target']}", fontsize=10)
-        save(figure, folder, "probes")
+        save(figure, folder, name)
 
 
 def _conditions(axes: Any, table: pd.DataFrame, features: list[str]) -> None:
@@ -48,7 +48,7 @@ def _conditions(axes: Any, table: pd.DataFrame, features: list[str]) -> None:
     axes.set_ylim(0, 1.03)
 
 
-def steering(table: pd.DataFrame, folder: Path) -> None:
+def steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> None:
     """Draw the share of the natural effect against the layer pair, a panel per position and strength."""
     column = "share" if table["share"].notna().any() else "effect"
     kinds = list(table.groupby(["position", "strength"], sort=False))
@@ -64,7 +64,7 @@ def steering(table: pd.DataFrame, folder: Path) -> None:
             axes.set_title(f"{position}, strength {strength:g}", fontsize=9)
         panels[0, 0].set_ylabel("share of the natural effect" if column == "share" else "effect [nats]")
         figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
-        save(figure, folder, "steering")
+        save(figure, folder, name)
 
 
 def _bars(rows: pd.DataFrame, column: str) -> list[pd.Series]:

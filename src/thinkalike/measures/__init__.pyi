@@ -1,5 +1,6 @@
 """What type checkers see, by `python docs/make_stub.py`: every function takes arrays of every sort."""
 
+import os
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
@@ -37,6 +38,7 @@ from thinkalike.measures.neighbours.within import NeighboursGivenToken as Neighb
 from thinkalike.measures.sae.autoencoder import SparseAutoencoder as SparseAutoencoder
 from thinkalike.measures.sae.saelens import SavedSAE as SavedSAE
 from thinkalike.measures.sae.scores import Dead as Dead
+from thinkalike.measures.sae.scores import SAELoss
 from thinkalike.measures.statistics.batch_means import BatchMeans as BatchMeans
 from thinkalike.measures.statistics.batch_means import LayerPairEstimate as LayerPairEstimate
 from thinkalike.measures.statistics.estimate import Estimate as Estimate

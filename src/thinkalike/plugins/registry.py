@@ -86,7 +86,7 @@ def register_measure(
     measure: Any = None,
     *,
     title: str | None = None,
-    scale: Sequence[float] = (0.0, 1.0),
+    scale: Sequence[int | float] = (0.0, 1.0),
     is_distance: bool = False,
     settings: Mapping[str, Any] | None = None,
 ) -> Any:

@@ -76,7 +76,9 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
     made = Fitted(
         module.errors.cpu().double().view(*shape, -1),
         spread_by_document(setting.report, module.errors.shape[-1]),
-        *(each.cpu().view(shape) for each in (module.active, module.dead, _missed(module))),
+        module.active.cpu().view(shape),
+        module.dead.cpu().view(shape),
+        _missed(module).cpu().view(shape),
         began=[each.begins for each in fits],
         ended=module.trained(),
     )

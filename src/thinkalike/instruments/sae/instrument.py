@@ -24,7 +24,6 @@ from thinkalike.models import checkpoint_fingerprint, outline
 from thinkalike.store import Headline, Result, open_result
 from thinkalike.training import Run, loggers_of
 
-
 NUMBERS = ("explained_variance", "loss_recovered", "dead_latents", "active_latents")
 BLANK = ("break_even_tokens", "loss_recovered")  # an empty cell: it does not break even; there is no loss to recover
 

@@ -59,8 +59,9 @@ class Setting:
         sae, made = config.sae, inputs.get("source")
         others = [source_model(config)] if made else []
         model, *sources = load_models(config.model, *others)
+        source = sources[0] if made else None
         model.check_layers([sae.layer])
-        for source in sources:
+        if made and source:
             check_source(made, source)
             check_tokenizers(source, model)
         context = min(each.context for each in (model, *sources))
@@ -68,7 +69,7 @@ class Setting:
         corpus = read_corpus(config.data, model.tokenizer, context, bos=model.bos_each_row, fit_tokens=needed)
         _check_rows(sae, corpus)
         opening = StepBatches(corpus.fit.tokens, sae.map_tokens, 1, 0)[0]
-        return cls(sae, config.seed, model, corpus, opening, *(sources or [None]), made)
+        return cls(sae, config.seed, model, corpus, opening, source, made)
 
     @property
     def seeds(self) -> range:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from thinkalike.config import LoggerConfig, ModelConfig, TrainConfig, model_named, options
 from thinkalike.errors import ConfigError, ModelError, nearest
@@ -44,7 +45,7 @@ def source_result(config: TrainConfig) -> Result:
     """
     name, own = str(config.sae.source), config.sae
     if name in options("model"):
-        none = {"source": None, "source_layer": None, "stitch": None}
+        none: dict[str, Any] = {"source": None, "source_layer": None, "stitch": None}
         plain = replace(own, layer=source_layer(config), start="random", beside=[], rates=[], **none)
         job = replace(config, model=source_model(config), sae=plain, logger=LoggerConfig(kind="none"))
         if not is_stored(instrument_of(job), job):  # a source that is of no use is not trained

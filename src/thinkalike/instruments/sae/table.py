@@ -50,7 +50,8 @@ def curves(setting: Setting, made: Fitted) -> pd.DataFrame:
         names=["tokens", "start", "rate", "seed"],
     ).to_frame(index=False)
     names["flops"] = [
-        float(course[row.start].operations(torch.tensor(float(row.tokens)))) for row in names.itertuples()
+        float(course[start].operations(torch.tensor(float(tokens))))
+        for start, tokens in zip(names["start"], names["tokens"], strict=True)
     ]
     numbers = ends_of("explained_variance", Estimate(*(part.flatten() for part in explained)))
     beside = {"active_latents": made.active, "dead_latents": made.dead}

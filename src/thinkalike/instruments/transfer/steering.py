@@ -95,13 +95,13 @@ class Steering(Instrument, kind="steering", reads=("model", "target", "layers", 
         measure: Any = config.measure
         with work.phase("loading"):
             source, target, pairs = models_and_pairs(config)
-            corpus = text_of_both(config, source, target)
             contrasts = work.inputs.get("contrasts") or grammar_contrasts(
                 measure.contrast, target.tokenizer, measure.pairs, config.seed
             )
+            trial = Trial(source, target, contrasts, measure, config.seed)
+            corpus = text_of_both(config, source, target)
         with work.phase("maps"):
             maps = fitted_maps(source, target, pairs, corpus, measure.ridge)
-        trial = Trial(source, target, contrasts, measure, config.seed)
         rows, effects = [], []
         for pair in counted(pairs, "layer pair"):
             for row, effect in trial.rows(pair, maps[pair]):

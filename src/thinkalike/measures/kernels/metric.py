@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import wraps
 from types import SimpleNamespace
@@ -167,14 +168,9 @@ class CKA(Metric):
         return (self.compute() if val is None else val).plot(ax)
 
     def __repr__(self) -> str:
-        usual: dict[str, Any] = {
-            "estimator": "unbiased",
-            "aggregate": "ratio_of_means",
-            "kernel": "linear",
-            "flatten": "token",
-        }
-        usual |= {"given": "none", "permutations": 0}
-        chosen = [f", {key}={value!r}" for key in usual if (value := getattr(self, key)) != usual[key]]
+        usual = inspect.signature(CKA).parameters.items()
+        given = {name: getattr(self, name) for name, each in usual if each.kind is each.KEYWORD_ONLY}
+        chosen = [f", {name}={given[name]!r}" for name, each in usual if given.get(name, each.default) != each.default]
         return f"CKA({self.source_layers}, {self.target_layers}{''.join(chosen)}; {len(self._batches())} batches)"
 
     def forward(self, *args: Any, **kwargs: Any) -> CKAResult:

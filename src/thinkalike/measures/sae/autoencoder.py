@@ -52,15 +52,13 @@ class SparseAutoencoder(nn.Module):
     def stacked(cls, several: Sequence[SparseAutoencoder]) -> SparseAutoencoder:
         """Return several autoencoders of one shape as one module, with a leading axis."""
         parts = ("W_enc", "b_enc", "W_dec", "b_dec")
-        weights = [torch.stack([getattr(each, part).detach() for each in several]) for part in parts]
-        return cls(*weights, several[0].k)
+        stacked = {part: torch.stack([getattr(each, part).detach() for each in several]) for part in parts}
+        return cls(**stacked, k=several[0].k)
 
     def unstacked(self) -> list[SparseAutoencoder]:
         """Return each autoencoder of a stack by itself."""
-        weights = (self.W_enc, self.b_enc, self.W_dec, self.b_dec)
-        return [
-            SparseAutoencoder(*(part.detach().clone() for part in own), self.k) for own in zip(*weights, strict=True)
-        ]
+        stack = (part.detach().clone() for part in (self.W_enc, self.b_enc, self.W_dec, self.b_dec))
+        return [SparseAutoencoder(E, e, W, w, self.k) for E, e, W, w in zip(*stack, strict=True)]
 
     @property
     def d(self) -> int:

@@ -38,8 +38,8 @@ def carried(sae: SparseAutoencoder, up: AffineMap, down: AffineMap) -> SparseAut
         raise ValueError(f"maps of shapes {shapes} do not carry an autoencoder of width {sae.d}")
     W_enc, b_enc, W_dec, b_dec = (part.double() for part in (sae.W_enc, sae.b_enc, sae.W_dec, sae.b_dec))
     U, u, D, v = (part.to(W_enc) for part in (up.weight, up.bias, down.weight, down.bias))
-    weights = D.T @ W_enc, b_enc + v @ W_enc, W_dec @ U.T, b_dec @ U.T + u
-    return SparseAutoencoder(*(part.to(sae.W_enc.dtype) for part in weights), sae.k)
+    carried_over = SparseAutoencoder(D.T @ W_enc, b_enc + v @ W_enc, W_dec @ U.T, b_dec @ U.T + u, sae.k)
+    return carried_over.to(sae.W_enc.dtype)
 
 
 def standardised(sae: SparseAutoencoder, mean: Float[Tensor, " d"], scale: float) -> SparseAutoencoder:
@@ -73,5 +73,5 @@ def with_fitted_decoder(
     moments.update(sae.encode(states), states)
     found = moments.statistics
     decoder = least_squares_of(found, ridge * float(found.xx.diagonal().mean()))
-    fitted = (part.to(sae.W_dec) for part in (decoder.weight.T, decoder.bias))
-    return SparseAutoencoder(sae.W_enc.detach(), sae.b_enc.detach(), *fitted, sae.k)
+    W_dec, b_dec = (part.to(sae.W_dec) for part in (decoder.weight.T, decoder.bias))
+    return SparseAutoencoder(sae.W_enc.detach(), sae.b_enc.detach(), W_dec, b_dec, sae.k)

@@ -79,8 +79,8 @@ def _probes(case: Case) -> Conclusion:
 
 def _draw(case: Case, folder: Path) -> None:
     for label, result in case.results.items():
-        inside = folder if len(case.results) == 1 else folder / label.replace(" ", "-")
-        figures.carried_probes(result.table, inside)
+        name = "probes" if len(case.results) == 1 else label.replace(" ", "-")
+        figures.carried_probes(result.table, folder, name)
 
 
 def _kept(probed: Probed) -> Iterator[Claim]:

@@ -72,8 +72,8 @@ def _transfers(case: Case) -> list[Transfer]:
 
 def _parts(case: Case) -> list[Part]:
     """Return a job for each transfer, with all starts in it; the autoencoders of its source are made on the way."""
-    shared = ("task=sae", "sae.start=transferred", "sae.beside=[random,least_squares]", RATES, f"sae.seeds={SEEDS}")
-    shared += (LITTLE_TEXT,) if case.config.scale == "mini" else ()
+    shared = ["task=sae", "sae.start=transferred", "sae.beside=[random,least_squares]", RATES, f"sae.seeds={SEEDS}"]
+    shared += [LITTLE_TEXT] if case.config.scale == "mini" else []
     return [
         Part(
             each.label,

@@ -86,7 +86,7 @@ def _steering(case: Case) -> Conclusion:
 
 def _draw(case: Case, folder: Path) -> None:
     for label, result in case.results.items():
-        figures.steering(result.table, folder / label.replace(", ", "-").replace(" ", "-"))
+        figures.steering(result.table, folder, label.replace(", ", "-").replace(" ", "-"))
 
 
 def _number(steered: Steered) -> Iterator[Claim]:

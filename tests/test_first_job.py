@@ -1,0 +1,116 @@
+"""The first job compares two models where no word names one, and ends with a picture and what was found."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from thinkalike.config.pair import TARGET, with_default_target
+
+from conftest import composed
+from thinkalike.config.relevance import relevant
+from thinkalike.instruments.stitching.sentence import sentence
+
+PAIR = ("gelu-3l-mini", "solu-3l-mini")
+
+
+def models(*words):
+    config = composed(*words)
+    return config.model.name, config.target.name
+
+
+@pytest.mark.parametrize("words", [[], ["stitch=affine"], ["seed=1", "model.device=cpu"], ["task=stitch"]])
+def test_where_no_model_is_named_there_are_two(words):
+    assert models(*words) == PAIR
+    assert relevant(composed(*words)) == relevant(composed(*words, TARGET))
+
+
+@pytest.mark.parametrize(
+    ("words", "both"),
+    [
+        (["model=solu-3l-mini"], ("solu-3l-mini", "solu-3l-mini")),
+        (["model=gelu-3l-mini"], ("gelu-3l-mini", "gelu-3l-mini")),
+        (["model@target=gelu-4l-mini"], ("gelu-3l-mini", "gelu-4l-mini")),
+        (["model.path=somewhere"], ("gelu-3l-mini", "gelu-3l-mini")),
+        (["target.dtype=bfloat16"], ("gelu-3l-mini", "gelu-3l-mini")),
+        (["task=pretrain"], ("gelu-3l-mini", "gelu-3l-mini")),
+    ],
+)
+def test_once_a_model_is_named_the_target_is_the_source_unless_it_is_named_too(words, both):
+    assert models(*words) == both
+
+
+def test_how_the_source_runs_holds_for_the_target_too():
+    config = composed("model.dtype=bfloat16", "model.context=32")
+    assert (config.target.name, config.target.dtype, config.target.context) == ("solu-3l-mini", "bfloat16", 32)
+
+
+def test_the_other_door_has_one_model():
+    assert with_default_target("analyze", []) == []
+    assert composed(door="analyze").target.name == "gelu-3l-mini"
+
+
+def test_the_door_composes_the_same(door):
+    shown = door("train.py", "--cfg", "job", "--package", "target").stdout
+    assert "name: solu-3l-mini" in shown
+    shown = door("train.py", "model=gelu-3l-mini", "--cfg", "job", "--package", "target").stdout
+    assert "name: gelu-3l-mini" in shown
+
+
+# -------------------------------------------------------------------------------------------------------- the sentence
+
+
+def table(pairs=((0, 0), (1, 1), (2, 2)), target="b", **columns):
+    count = len(pairs)
+    rows = {
+        "source": "a",
+        "target": target,
+        "source_layer": [layer for layer, _ in pairs],
+        "target_layer": [depth for _, depth in pairs],
+        "penalty": [0.205, 0.235, 0.128][:count],
+        "identity_penalty": [1.44, 1.6, 0.384][:count],
+        "floor_penalty": [0.0003, 0.0028, 0.0012][:count],
+        "verdict": ["related"] * count,
+        "converged": [True] * count,
+    }
+    return pd.DataFrame({**rows, **columns}).drop(columns=[name for name, each in columns.items() if each is None])
+
+
+BESIDE = "against 0.38 to 1.6 without a map and 0.0003 to 0.0028 for b into itself"
+SENTENCES = {
+    "three layers": (
+        table(),
+        f"Layers 0 to 2 of a feed b at a cost of 0.13 to 0.23 nats per token, {BESIDE}: related.",
+    ),
+    "one layer": (
+        table([(1, 1)]),
+        "Layer 1 of a feeds b at a cost of 0.2 nats per token, against 1.4 without a map and 0.0003 for b into "
+        "itself: related.",
+    ),
+    "one layer into another": (table([(0, 1)], floor_penalty=None), "Layer 0, before block 2, of a feeds b"),
+    "layers with a gap": (table([(0, 0), (2, 2)]), "Layers 0, 2 of a feed b"),
+    "layer pairs": (table([(0, 1), (1, 1), (0, 2)]), "Layers 0 to 1, in 3 pairs, of a feed b"),
+    "itself": (
+        table(target="a", penalty=[-0.007, -0.006, -0.005]),
+        "feed itself at a cost of -0.007 to -0.005 nats",
+    ),
+    "other widths": (table(identity_penalty=None, floor_penalty=None), "of 0.13 to 0.23 nats per token: related."),
+    "two verdicts": (table(verdict=["related", "undecided", "related"]), ": related at 2 of 3, undecided at 1 of 3."),
+    "not converged": (table(converged=[True, False, False]), ": related; training had not converged at 2 of 3."),
+    "not trained": (table(converged=None), ": related."),
+}
+
+
+@pytest.mark.parametrize("what", SENTENCES)
+def test_one_sentence_says_what_was_found(what):
+    rows, expected = SENTENCES[what]
+    assert expected in sentence(rows)
+    assert sentence(rows).count(". ") == 0
+
+
+def test_a_job_ends_with_its_figure_and_its_sentence_for_each_direction(door, small_stitching):
+    done = door("train.py", "layers=[[0,0],[1,1]]", "stitch.both=true", *small_stitching)
+    before, last = done.stdout.strip().rsplit("\n", 1)
+    folder = last.removeprefix("results: ")
+    figures = [f"figure: {folder}/figures/{name}.png" for name in ("penalty", "penalty_back")]
+    ways = [sentence(rows) for _, rows in done.result.table.groupby(["source", "target"], sort=False)]
+    assert " ".join(before.split()).endswith(" ".join([*figures, *ways])), "lines are as wide as the screen"

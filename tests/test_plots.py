@@ -1,0 +1,147 @@
+"""Metrics and results draw themselves, and say in one line what they are."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import matplotlib.figure
+import numpy as np
+import pytest
+import torch
+
+from conftest import ROOT
+from thinkalike import CKA, MLEM, DifferentiableMLEM, Stitch, open_result
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ResultError
+from thinkalike.figures import layer_pairs
+from thinkalike.models import load_model
+
+
+@pytest.fixture
+def metric():
+    found = CKA(2, 3, permutations=3)
+    for _ in range(3):
+        states = torch.randn(30, 4)
+        found.update([states, states**2], [states, states.tanh(), torch.randn(30, 4)])
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _closed():
+    yield
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
+
+
+# -------------------------------------------------------------------------------------------------------------- metrics
+
+
+def test_a_metric_draws_its_matrix(metric):
+    figure, axes = metric.plot()
+    assert isinstance(figure, matplotlib.figure.Figure)
+    (image,) = axes.get_images()
+    assert np.array_equal(image.get_array(), metric.compute().value)
+    assert figure.axes[1].get_ylabel() == "CKA"
+
+
+def test_it_draws_another_value_into_axes_of_the_user(metric):
+    own = matplotlib.figure.Figure()
+    place = own.subplots()
+    other = CKA(2, 3)
+    other.update([torch.randn(9, 4)] * 2, [torch.randn(9, 4)] * 3)
+    figure, axes = metric.plot(other.compute(), place)
+    assert (figure, axes) == (own, place)
+    assert np.array_equal(place.get_images()[0].get_array(), other.compute().value)
+
+
+def test_values_below_the_scale_are_told_by_the_colour_bar():
+    figure, _ = layer_pairs([[-0.5, 0.5]], "CKA", (0.0, 1.0))
+    assert figure.axes[1].get_ylabel() == "CKA"
+    assert len(figure.axes[1].patches) == 1, "its lower end is an arrow"
+
+
+def test_without_a_batch_there_is_nothing_to_draw():
+    with pytest.raises(ValueError, match="no CKA of no batches"):
+        CKA(1, 1).plot()
+
+
+def test_drawing_leaves_the_backend_of_a_notebook_as_it_is():
+    """In a process of its own, whose backend another one has chosen."""
+    code = """
+import matplotlib
+matplotlib.use("svg")
+import torch, thinkalike
+from thinkalike.figures import canvas, save
+from pathlib import Path
+import tempfile
+with canvas(1, 1) as (figure, axes):
+    save(figure, Path(tempfile.mkdtemp()), "a")
+metric = thinkalike.CKA(1, 1)
+metric.update([torch.randn(9, 4)], [torch.randn(9, 4)])
+metric.plot()
+assert matplotlib.get_backend().lower() == "svg", matplotlib.get_backend()
+import matplotlib.pyplot as plt
+assert len(plt.get_fignums()) == 1, "the one that is shown, and not the one that is saved"
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+
+
+# -------------------------------------------------------------------------------------------------------------- results
+
+
+def test_a_result_draws_the_figures_of_its_kind(door, small_stitching):
+    result = door("train.py", "layers=all", "stitch=least_squares", "stitch.both=true", *small_stitching).result
+    before = {path: path.read_bytes() for path in result.folder.rglob("*") if path.is_file()}
+    figure, axes = result.plot()
+    assert np.array_equal(axes.get_images()[0].get_array().shape, (4, 4))
+    assert "into" in axes.get_title()
+    assert result.plot("penalty_back")[0] is not figure
+    assert {path: path.read_bytes() for path in result.folder.rglob("*") if path.is_file()} == before
+    with pytest.raises(ResultError, match="stitching has no figure penalti; did you mean 'penalty'"):
+        result.plot("penalti")
+
+    assert repr(result).startswith("Result(stitching of gelu-3l-mini")
+    assert f": mean penalty {result.headlines[0].text}; {result.folder})" in repr(result)
+    record = (result.folder / "result.json").read_text()
+    (result.folder / "result.json").write_text(record.replace('"stitching"', '"brown2023-figure1"', 1))
+    other = type(result)(result.folder)
+    with pytest.raises(ResultError, match="brown2023-figure1 is drawn from several results; its figures are in"):
+        other.plot()
+    (result.folder / "result.json").write_text(record.replace('"stitching"', '"loss"', 1))
+    with pytest.raises(ResultError, match="measure=loss draws no figure"):
+        type(result)(result.folder).plot()
+    shutil.rmtree(result.folder)
+    assert repr(type(result)(result.folder)) == f"Result(cannot be read, FileNotFoundError; {result.folder})"
+    with pytest.raises(Exception, match="holds no finished result"):
+        open_result(result.folder)
+
+
+# ----------------------------------------------------------------------------------------------------------- in words
+
+
+def test_what_a_user_holds_says_what_it_is(metric, checkpoints):
+    model = load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"])))
+    features = np.arange(40).reshape(20, 2) % 3
+    with pytest.warns(UserWarning, match="differ on much the same pairs"):
+        fitted = MLEM(alpha=1.0).fit(features, np.random.default_rng(0).normal(size=(20, 3)))
+    result = metric.compute()
+    ends = f"{float(result.value.min()):.3f} to {float(result.value.max()):.3f}"
+    width = f"intervals at most {result.widest_interval():.3g} wide"
+    written = {
+        repr(metric): "CKA(2, 3, permutations=3; 3 batches)",
+        repr(result): f"CKAResult(2 x 3 layers, 3 batches: {ends}, {width})",
+        repr(MLEM()): "MLEM()",
+        repr(MLEM(difference="levels")): "MLEM(difference='levels')",
+        repr(fitted): "MLEM(alpha=1.0; fitted on 2 features, 1 layers)",
+        repr(Stitch("affine", 4, 5)).splitlines()[1].strip(): "affine, 4 -> 5",
+        repr(model): (
+            f"FrozenModel(local: 4 layers of width 32, vocabulary {model.vocabulary}, context {model.context}; "
+            f"{model.family_name}, float32 on cpu)"
+        ),
+    }
+    assert list(written) == list(written.values())
+    assert "root" in dict(DifferentiableMLEM(2).named_parameters())
