@@ -202,9 +202,12 @@ def test_a_map_that_leaves_a_part_out_names_the_setting(checkpoints):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["model.device_map=everywhere"], r"model\.device_map=everywhere is not known"),
-        (["model.device_map=3"], r"model\.device_map=3 must be one of auto, balanced"),
-        (["model.quantization=3bit"], r"model\.quantization=3bit is not known; did you mean '8bit'|4bit"),
+        (["model=gelu-3l-mini", "model.device_map=everywhere"], r"model\.device_map=everywhere is not known"),
+        (["model=gelu-3l-mini", "model.device_map=3"], r"model\.device_map=3 must be one of auto, balanced"),
+        (
+            ["model=gelu-3l-mini", "model.quantization=3bit"],
+            r"model\.quantization=3bit is not known; did you mean '8bit'|4bit",
+        ),
         (["model.side=left"], r"model\.side=left is not known"),
         (["model.device_map=auto", "trainer=ddp"], r"model\.device_map=auto lays one model over several devices"),
         (["target.device_map=auto", "trainer=ddp"], r"target\.device_map=auto lays one model over several devices"),

@@ -210,9 +210,17 @@ OBJECTS = {  # by class: what its methods give of these arguments
 RESULTS = {  # classes of what comes back, and of what functions make
     "CKAResult", "CalibratedEstimate", "Chance", "Draws", "Estimate", "Features", "Grouped", "Importance",
     "LayerPairEstimate", "ModelDistance", "ModelScores", "NeighbourEstimate", "NoiseCeiling", "OutputMatch",
-    "PredictionEstimate", "Properties", "Scored", "TwoFactors", "FrozenModel", "Result",
+    "PredictionEstimate", "Properties", "Scored", "TwoFactors", "FrozenModel", "Result", "Accuracy", "BothDirections",
+    "CrossFitted", "Dead", "Effects", "PairStatistics", "Probe", "SavedSAE", "SparseAutoencoder", "StitchMap",
+    "Unexplained",
 }  # fmt: skip
-WITHOUT = {"load_model", "open_result", "results"}  # functions of names and folders
+WITHOUT = {  # functions of names and folders, and of maps, probes and autoencoders, which are tensors already
+    "load_model", "load_stitch", "load_sae", "save_sae", "open_result", "results", "PairMoments", "balanced_accuracies",
+    "balanced_folds", "both_directions", "carried", "carried_vectors", "cross_fitted", "dead_latents", "effects_of",
+    "explained_variance", "fit_probes", "held_out_differences", "in_own_units", "loss_recovered", "random_directions",
+    "random_rotation", "sae_loss", "spread_of", "standardised", "turned_at_random", "unexplained_by",
+    "with_fitted_decoder", "with_norms_of",
+}  # fmt: skip
 
 EVERY = {name: (getattr(measures, name), given) for name, given in CALLS.items() if given} | OBJECTS
 

@@ -57,6 +57,7 @@ class Config:
     force: bool = neutral(False)
     wait: bool = neutral(True)
     threads: int | None = neutral(None)
+    plugins: str | None = neutral(None)
     trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata={"neutral": True})
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata={"neutral": True})
 
@@ -357,7 +358,7 @@ NEUTRAL = {
     "data.files", "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every",
     "trainer.threads", "trainer.memory", "trainer.recompute", "pretrain.ship", "nli.ship", "pairs.fit", "pairs.report",
     "pairs.challenge", "stimuli.path", "activations", "threads", "chosen", "models", "dry_run",
-    "trainer.log_every",
+    "trainer.log_every", "plugins",
 }  # fmt: skip
 
 

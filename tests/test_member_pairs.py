@@ -11,8 +11,8 @@ from classifiers import CONTEXT, THREE, cka_of_transformers, loaded, local, rela
 from thinkalike.data import encode, nli_training
 from thinkalike.errors import ConfigError, DataError
 from thinkalike.evaluation import identity_stitches
-from thinkalike.instruments import member_pairs
 from thinkalike.instruments.population import Config
+from thinkalike.instruments.populations import member_pairs
 from thinkalike.instruments.populations.member_pairs import likeness_of_members, stitched_members
 from thinkalike.interrupts import Interrupted, heeded
 from thinkalike.job import Work

@@ -194,7 +194,7 @@ def test_keys_of_the_target_are_called_its_own():
     with pytest.raises(ConfigError, match=r"^target\.context=1 must be at least 2"):
         compose_job("train", ["target.context=1"])
     with pytest.raises(ConfigError, match=r"^model\.context=1 must be at least 2"):
-        compose_job("train", ["model.context=1"])
+        compose_job("train", ["model=gelu-3l-mini", "model.context=1"])
 
 
 def test_the_data_of_a_corpus_exist():

@@ -156,10 +156,10 @@ def test_recent_models_have_names(name):
     assert model.dtype in ("bfloat16", "float32")
 
 
-def test_the_page_of_models_names_every_model():
+def test_the_guide_names_every_model():
     from conftest import ROOT
 
-    text = (ROOT / "docs" / "guide" / "models.md").read_text()
+    text = (ROOT / "docs/guide/models.md").read_text()
     listed = text[text.index("`conf/model/` lists them") :].split("\n- **")[0]
     spelt = set()
     for word in re.findall(r"`([^`]+)`", listed):
