@@ -67,9 +67,10 @@ def run(made: Any) -> Any:
 
 
 def given(cell: Any) -> dict[str, str]:
-    """Return what a cell that ran gives as its value: text, or a picture in base64; not what it prints on the way."""
-    values = [each.data for each in cell.outputs if each.output_type in ("execute_result", "display_data")]
-    return {kind: value[kind] for value in values for kind in ("image/png", "text/plain") if kind in value}
+    """Return what a cell that ran gives as its value: a picture in base64, or text; not what it prints on the way."""
+    values = [each.data for each in cell.outputs if each.output_type == "execute_result"]
+    kinds = [kind for value in values for kind in ("image/png", "text/plain") if kind in value]
+    return {kinds[0]: values[0][kinds[0]]} if kinds else {}
 
 
 def page_with(name: str, values: Sequence[dict[str, str]]) -> str:
@@ -81,7 +82,8 @@ def page_with(name: str, values: Sequence[dict[str, str]]) -> str:
         if found[2] and "image/png" in value:
             (FOLDER / found[3]).write_bytes(base64.b64decode(value["image/png"]))
             return f"{code}\n{found[2]}\n"
-        return f"{code}\n```text\n{value['text/plain']}\n```\n" if "text/plain" in value else code
+        lines = "".join(f"{line.rstrip()}\n" for line in value.get("text/plain", "").splitlines())
+        return f"{code}\n```text\n{lines}```\n" if lines else code
 
     return CELL.sub(cell, (FOLDER / f"{name}.md").read_text())
 

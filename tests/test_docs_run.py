@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import doctest
 import importlib.util
 import os
@@ -60,7 +59,8 @@ def workplace(tmp_path_factory):
     folder = tmp_path_factory.mktemp("workplace")
     page = (DOCS / "stimuli.md").read_text()
     (folder / "trees.conllu").write_text(pages.blocks(page, "conllu")[0])
-    with contextlib.chdir(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
         doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(page, {}, "stimuli.md", None, 0))
     for block in pages.blocks((DOCS / "plugins.md").read_text(), "python"):
         if block.startswith("# my_"):
