@@ -308,21 +308,36 @@ def test_all_pairs_are_drawn_as_a_map(door, small_stitching):
 
 
 @pytest.mark.slow
-def test_asymmetry_is_the_difference_of_both_directions(door, small_stitching, minis):
+def test_asymmetry_is_the_difference_of_both_directions_and_makes_the_one_that_is_missing(door, small_stitching, minis):
     there = door("train.py", *small_stitching, "model.name=x", "target.name=y").result.table
     store = next(word for word in small_stitching if word.startswith("store"))
     asked = ["measure=asymmetry", store, "model.name=x", "target.name=y"]
-    remedy = "no stitches of x into y and back with one recipe; make them: python train.py -m model=x,y"
-    assert remedy in door("analyze.py", *asked).error
-    turned = [f"model.path={minis}/b", f"target.path={minis}/a", "model.name=y", "target.name=x"]
-    back = door("train.py", *small_stitching, *turned).result.table
     result = door("analyze.py", *asked).result
-    table = result.table
+    turned = [f"model.path={minis}/b", f"target.path={minis}/a", "model.name=y", "target.name=x"]
+    again = door("train.py", *small_stitching, *turned)
+    assert "already done" in again.stderr, "it was made as train.py makes it"
+    table, back = result.table, again.result.table
     assert (table["asymmetry"] - (there["penalty"] - back["penalty"])).abs().max() < 1e-9
     assert ((table["low"] <= table["asymmetry"]) & (table["asymmetry"] <= table["high"])).all()
     assert (result.folder / "figures" / "asymmetry.png").exists()
     assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
     assert "already done" in door("analyze.py", *asked).stderr
+
+
+def test_asymmetry_makes_both_directions_by_one_recipe(tmp_path, monkeypatch):
+    """The jobs, without doing them."""
+    from thinkalike.instruments import asymmetry
+
+    jobs = []
+    monkeypatch.setattr(asymmetry, "perform", lambda kind, job, shown_again: jobs.append(job) or job)
+    monkeypatch.setattr(asymmetry, "_turned", lambda job: replace(job, model=job.target, target=job.model))
+    words = ["measure=asymmetry", "model@target=solu-3l-mini", "seed=3", "threads=1", f"store={tmp_path}"]
+    asymmetry._made(composed(*words, door="analyze"))
+    there, back = jobs
+    assert (there.model.name, there.target.name, there.seed, there.threads) == ("gelu-3l-mini", "solu-3l-mini", 3, 1)
+    assert there.data == back.data, "both directions read one text"
+    assert replace(back, model=there.model, target=there.target) == there
+    assert there == replace(composed(*words[1:], "logger=none"), logger=there.logger)
 
 
 @pytest.mark.slow

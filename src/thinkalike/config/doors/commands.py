@@ -13,11 +13,15 @@ PROGRAM = "THINKALIKE_PROGRAM"  # environment variable: how a user called the do
 _words: list[str] | None = None  # of the job that a door does
 
 
-def called(door: str) -> None:
-    """Remember how a user called a door: as a script, or as a command of the installed package."""
+def called(door: str, options: Sequence[str] = ()) -> None:
+    """Remember how a user called a door: as a script, or as a command of the installed package.
+
+    Args:
+        options: those that say which configurations there are.
+    """
     script = Path(sys.argv[0])
     start = ["python", str(script)] if script.suffix == ".py" and script.stem == door else ["thinkalike", door]
-    os.environ[PROGRAM] = shlex.join(start)
+    os.environ[PROGRAM] = shlex.join([*start, *options])
 
 
 def begin(words: Sequence[str]) -> None:

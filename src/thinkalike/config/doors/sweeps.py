@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -22,9 +23,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Glob, Override
 
 from thinkalike.config.doors.exits import USER_ERRORS, one_line
-from thinkalike.errors import StoreError
+from thinkalike.errors import ResourceError, StoreError, first_line
 
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
+NOT_TAKEN = re.compile(r"\b(srun|sbatch)\b")  # how submitit says that there is no SLURM, or that it refuses
 JOBS = "THINKALIKE_SWEEP_JOBS"  # environment variable: how many jobs it has, for its workers, too
 ONE_AT_A_TIME = ["hydra.launcher.n_jobs=2", "hydra.launcher.pre_dispatch=1"]  # n_jobs=1 would have no worker to kill
 
@@ -47,13 +49,18 @@ def sweep(run: Callable[[], None], words: list[str], joined: Callable[[Sequence[
     Args:
         joined: shows what the jobs made beside each other.
     """
-    store = next((word.partition("=")[2] for word in words if word.startswith("store=")), "results")
+    stores = [word.partition("=")[2].strip("'\"") for word in words if word.startswith("store=")]
+    store = stores[-1] if stores else "results"
     failed: list[str] = []
     with _folder_of_notes(words, Path(store).expanduser()) as folder, _shared_file(folder) as path:
         try:
             run()
         except BrokenProcessPool:
             _one_at_a_time(run, path)
+        except Exception as error:
+            if NOT_TAKEN.search(str(error)):
+                raise ResourceError(f"SLURM does not take the jobs: {first_line(error)}") from error
+            raise
         finally:  # also when a launcher gives up because a job was killed
             failed, made = _noted(path, "failed"), _made(path)
             if made:

@@ -6,20 +6,28 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from hydra.core.override_parser.types import Glob, Sweep
+from hydra.core.override_parser.types import Glob, Override, Sweep
 
-from thinkalike.config.compose import CONF, GROUPS, measure_schema, measures_of, options, parse_overrides, values_of
+from thinkalike.config.compose import GROUPS, SCHEMAS, measure_schema, measures_of, options
 from thinkalike.config.registry import MEASURES
 from thinkalike.config.repositories import check_no_folder, is_repository
+from thinkalike.config.roots import TrainConfig
 from thinkalike.config.saes import SAEConfig
 from thinkalike.config.training import NLIConfig, PretrainConfig
+from thinkalike.config.words.elsewhere import called_here
+from thinkalike.config.words.folders import configurations
+from thinkalike.config.words.reading import parse_overrides, values_of
 from thinkalike.errors import ConfigError, listed, nearest
 
+INTERNAL = {"chosen"}  # what a door sets
 PARTS = GROUPS | {"target": GROUPS["model"], "pretrain": PretrainConfig, "nli": NLIConfig, "sae": SAEConfig}
 
 
-def check_overrides(words: Sequence[str], schema: type) -> None:
+def check_overrides(words: Sequence[str], schema: type, sweeps: bool = True) -> None:
     """Refuse groups, options and keys of a command line that do not exist, with the nearest ones that do.
+
+    Args:
+        sweeps: whether settings may have several values.
 
     Raises:
         ConfigError: an override names what does not exist, belongs to another measure, or is no override at all.
@@ -31,14 +39,19 @@ def check_overrides(words: Sequence[str], schema: type) -> None:
         key = override.key_or_group
         if key.split(".")[0].split("/")[0] == "hydra":
             continue
+        if override.is_sweep_override() and not sweeps:
+            several = str(override.input_line).partition("=")[2]
+            raise ConfigError(
+                f"{key}={several} has several values: sweep over them with -m, or quote what is one: {key}='{several}'"
+            )
         if override.is_delete() and "." not in key:
             raise ConfigError(f"~{key} leaves out what a job needs; choose another by {key}=...")
-        foreign = key in GROUPS and key not in own
-        if key and (key == "measure" or (CONF / key).is_dir()) and not foreign:
+        if key in own and (key == "measure" or any(configurations(key))):
             whole = f"{key}@{override.package}" if override.package else key
             check_option(key, whole, [each for each in values_of(override) if not isinstance(each, Glob | Sweep)])
         else:
             _check_key(key, schema, measures)
+            _check_no_part(key, override)
 
 
 def check_option(group: str, key: str, values: Sequence[Any]) -> None:
@@ -52,14 +65,29 @@ def check_option(group: str, key: str, values: Sequence[Any]) -> None:
         if group == "model":
             check_no_folder(key, name)
         if isinstance(value, list | dict) or not (name in options(group) or (group == "model" and is_repository(name))):
-            near = nearest(name, options(group))
+            ends = [each for each in options(group) if each.rpartition("/")[2] == name]
+            near = f"did you mean {' or '.join(map(repr, ends))}?" if ends else nearest(name, options(group))
             if group == "model" and not near.startswith("did you"):
                 near = f"there is: {listed(options(group))}, and ORG/NAME of the hub"
             raise ConfigError(f"{key}={name} is not known; {near}")
 
 
+def _check_no_part(key: str, override: Override) -> None:
+    """Refuse a value for what has settings of its own.
+
+    Raises:
+        ConfigError: it has.
+    """
+    if key not in PARTS or isinstance(value := override.value(), dict):
+        return
+    if key == "target":
+        raise ConfigError(f"target={value} cannot be; the second model is named by model@target={value}")
+    first = next(iter(dataclasses.fields(PARTS[key]))).name
+    raise ConfigError(f"{key}={value} cannot be; {key} has settings of its own, such as {key}.{first}=")
+
+
 def _check_key(key: str, schema: Any, measures: Sequence[str]) -> None:
-    walked, kind = "", "dict"
+    door, walked, kind = schema, "", "dict"
     for part in key.split("."):
         if not dataclasses.is_dataclass(schema):
             if "dict" not in kind and kind != "Any":
@@ -67,12 +95,36 @@ def _check_key(key: str, schema: Any, measures: Sequence[str]) -> None:
             return  # inside a free dictionary
         schemas = [schema] if walked != "measure." else [measure_schema(name) for name in measures if name in MEASURES]
         known = {item.name: str(item.type) for schema in schemas for item in dataclasses.fields(schema)}
-        if part not in known:
+        if part not in known or part in INTERNAL:
             if walked == "measure.":
                 _refuse_foreign(part, measures)
-            raise ConfigError(f"'{key}' is not a setting; {nearest(walked + part, [walked + name for name in known])}")
+            there = [walked + name for name in known if name not in INTERNAL]
+            meant = _meant(key, walked, part, door) or nearest(walked + part, there)
+            raise ConfigError(f"'{key}' is not a setting; {meant}")
         kind, walked = known[part], f"{walked}{part}."
         schema = PARTS.get(part)
+
+
+def _meant(key: str, walked: str, part: str, door: type) -> str | None:
+    """Return what a key that does not exist may have meant, as far as other doors, frameworks and parts say so.
+
+    Args:
+        walked: what stands before `part`, which does not exist, in the key.
+    """
+    own, other = ("train", "analyze") if door is TrainConfig else ("analyze", "train")
+    if not walked and part in {item.name for item in dataclasses.fields(SCHEMAS[other])} - INTERNAL:
+        return f"{other}.py has it, and this is {own}.py"
+    if here := called_here(key, own):
+        return here
+    inside = [] if walked else [f"{item.name}.{part}" for item in dataclasses.fields(door) if part in _names(item.name)]
+    return f"did you mean {' or '.join(map(repr, inside))}?" if inside else None
+
+
+def _names(part: str) -> set[str]:
+    """Return the settings of a part of a configuration; of measure those of all measures."""
+    if part == "measure":
+        return {item.name for kind in MEASURES for item in dataclasses.fields(measure_schema(kind))}
+    return {item.name for item in dataclasses.fields(PARTS[part])} if part in PARTS else set()
 
 
 def _refuse_foreign(setting: str, measures: Sequence[str]) -> None:
