@@ -209,7 +209,7 @@ WRONG = [
     ("trainer.xyzzy=3", "did you mean 'trainer.memory'"),
     ("model=gpt2,solu-3k", "model=solu-3k is not known; did you mean 'solu-3l'?"),
     ("model@target=gpt3,gpt2", "gpt3 is not known; did you mean 'gpt2'?"),
-    ("layers=[[0,", "cannot read the command line"),
+    ("layers=[[0,", "cannot read 'layers=[[0,': the [ is not closed"),
 ]
 RIGHT = [
     "model=gelu-3l",

@@ -42,7 +42,9 @@ _ASKED_FOR: set[str] = set()  # measures whose settings this process knows: jobs
 
 
 def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
-    """Tell Hydra the schemas, the user's folders, and the resolvers at_scale and by_recipe, which pick one of two, and at_most_a_tenth.
+    """Tell Hydra the schemas, the user's folders, and the resolvers.
+
+    at_scale and by_recipe pick one of two, and at_most_a_tenth is of a warm-up.
 
     Args:
         measures: those whose settings may be given; of the others Hydra gets the name alone, as their files take

@@ -10,7 +10,7 @@ MUST = (  # what stands behind "Error merging override seed=abc:", and what the 
     (r"is not a valid bool", "must be true or false"),
     (r"is not Optional|NoneType is not a subclass", "must not be null"),
     (r"Cannot convert '.*' to string", "must be a word, and not a list or a dictionary"),
-    (r"is not a ListConfig, list or tuple", "must be a list, such as [a,b]"),
+    (r"is not a ListConfig, list or tuple|Cannot merge DictConfig with ListConfig", "must be a list, such as [a,b]"),
     (r"Cannot assign .* to Dict|Cannot merge DictConfig|is not a DictConfig", "must be of the form {name:value}"),
     (r"is not a subclass of", "is no value: it has settings of its own"),
     (r"does not support deletion", "cannot be left out: every setting has a value"),
@@ -19,14 +19,23 @@ MUST = (  # what stands behind "Error merging override seed=abc:", and what the 
 SAID = (  # whole messages
     (r"Error parsing override '([^']*)' missing EQUAL.*", r"cannot read '\1': it has no value; write key=value"),
     (r".*ConfigError raised while resolving interpolation: (.*)", r"\1"),
-    (r"(?:(\S+): )?Interpolation key '([^']*)' not found.*", r"\1: ${\2} is no setting; quote what is no reference"),
+    (
+        r"(?:(\S+): )?Interpolation key '([^']*)' not found.*",
+        r"\1: ${\2} refers to no setting; an environment variable is ${oc.env:\2}",
+    ),
     (
         r"(?:(\S+): )?Unsupported interpolation type (\S+).*",
-        r"\1: ${\2:...} is not known; there is oc.env, at_scale ...",
+        r"\1: ${\2:...} is not known; an environment variable is ${oc.env:NAME}",
     ),
     (r"(?:(\S+): )?.*Environment variable '([^']*)' not found.*", r"\1: the environment variable \2 is not set"),
-    (r"(?:(\S+): )?.*[Rr]ecursi\w+.*", r"\1 refers to itself; give it a value"),
-    (r"(?:(\S+): )?\w+ raised while resolving interpolation: _?(\w+)\(\).*", r"\1: ${\2:...} needs other values"),
+    (r"(\S+): .*[Rr]ecursi\w+.*", r"\1 refers to itself; give it a value"),
+    (r".*[Rr]ecursi\w+.*", r"a setting refers to itself; give it a value"),
+    (r"(?:(\S+): )?While dereferencing interpolation '(.*?)': .*", r"\1: \2 gives no value that fits"),
+    (
+        r".* does not support sweep type : INTERVAL.*",
+        r"interval(...) is for sweepers that search: hydra/sweeper=optuna",
+    ),
+    (r"(?:(\S+): )?TypeError raised while resolving interpolation: (.*)", r"\1: ${...} takes other values: \2"),
     (r"(?:(\S+): )?Missing mandatory value.*", r"\1 needs a value"),
     (r"Could not override '([^']*)'.*override one of ([^?]*)\?.*", r"'\1' is not known; there is: \2"),
     (r"Could not override '([^']*)'.*", r"'\1' is not a setting"),
@@ -41,6 +50,9 @@ SAID = (  # whole messages
 )
 
 
+LISTS = {"must be a number": "must be a list of numbers", "must be a whole number": "must be a list of whole numbers"}
+
+
 def in_plain_words(text: str) -> str:
     """Return what an error says, in one line; one that is not known as it is."""
     text = " ".join(text.split())
@@ -48,7 +60,8 @@ def in_plain_words(text: str) -> str:
         word, why = merging.groups()
         for pattern, must in MUST:
             if re.search(pattern, why):
-                return f"{word} {must}"
+                is_item = word.endswith("]") and "'list'" not in why  # what is wrong is inside of the list
+                return f"{word} {LISTS.get(must, must) if is_item else must}"
         return f"{word}: {why}"
     for pattern, said in SAID:
         if found := re.fullmatch(pattern, text):

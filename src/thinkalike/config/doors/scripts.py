@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
@@ -108,6 +108,7 @@ def _made_known(name: str, words: Sequence[str]) -> list[Override]:
     sweeps = bool(MULTIRUN & set(words))
     overrides = list(filter(is_override, words))
     options = [word for word in words if not is_override(word)]
+    _check_options(options)
     parsed = parse_overrides(overrides)
     plug_in_those_of(parsed)
     check_overrides(overrides, SCHEMAS[name], sweeps)
@@ -116,6 +117,23 @@ def _made_known(name: str, words: Sequence[str]) -> list[Override]:
     sys.argv[1:] = [*options, *whole, *with_default_target(name, overrides)]  # options before any override
     register(measures_of(parsed) if name == "analyze" and not asking else (), models_of(parsed))
     return parsed
+
+
+def _check_options(options: Sequence[str]) -> None:
+    """Refuse options that Hydra does not have.
+
+    Raises:
+        ConfigError: one is none of its options, or lacks its value.
+    """
+    from hydra._internal.utils import get_args_parser
+
+    def refuse(said: str) -> NoReturn:
+        near = "; settings are given as key=value, without dashes" if said.startswith("unrecognized") else ""
+        raise ConfigError(f"{said}{near}")
+
+    parser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]
+    parser.parse_args([*options])
 
 
 def _check_hydra(parsed: Sequence[Override], sweeps: bool, is_shown: bool) -> None:
@@ -134,6 +152,9 @@ def _check_hydra(parsed: Sequence[Override], sweeps: bool, is_shown: bool) -> No
             "hydra.output_subdir= of a sweep needs a folder for each of its jobs, such as "
             "hydra.sweep.dir=records 'hydra.sweep.subdir=${hydra.job.num}'"
         )
+    verbose = given["hydra.verbose"].value() if "hydra.verbose" in given else True
+    if not isinstance(verbose, bool | str | list):
+        raise ConfigError(f"hydra.verbose={verbose} must be true, the name of a logger, or a list of such names")
     for key, instead in {"hydra.searchpath": "--config-dir DIR", "hydra.mode": "-m"}.items():
         if key in given:
             raise ConfigError(f"{given[key].input_line} is said by {instead} here")

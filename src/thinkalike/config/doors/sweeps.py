@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Glob, Override
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
+from thinkalike.config.compose import options
 from thinkalike.config.doors.exits import USER_ERRORS, one_line
-from thinkalike.errors import ResourceError, StoreError, first_line
+from thinkalike.errors import ConfigError, ResourceError, StoreError, first_line
 
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
 NOT_TAKEN = re.compile(r"\b(srun|sbatch)\b")  # how submitit says that there is no SLURM, or that it refuses
@@ -72,11 +73,27 @@ def sweep(run: Callable[[], None], words: list[str], joined: Callable[[Sequence[
 
 
 def jobs_of_sweep(parsed: Sequence[Override]) -> str:
-    """Return how many jobs the words of a sweep stand for; "?" where a pattern of names decides."""
+    """Return how many jobs the words of a sweep stand for; "?" where a sweeper that searches decides.
+
+    Raises:
+        ConfigError: a word stands for none.
+    """
     swept = [override for override in parsed if override.is_sweep_override()]
-    if any(isinstance(override.value(), Glob) for override in swept):
+    if any(isinstance(override.value(), IntervalSweep) for override in swept):
         return "?"
-    return str(math.prod(sum(1 for _ in override.sweep_iterator()) for override in swept))
+    return str(math.prod(map(_values, swept)))
+
+
+def _values(override: Override) -> int:
+    """Return how many values a word of a sweep stands for."""
+    value, key = override.value(), str(override.key_or_group)
+    try:
+        values = value.filter(options(key)) if isinstance(value, Glob) else list(override.sweep_iterator())
+    except ValueError as error:  # of range
+        raise ConfigError(f"{override.input_line} stands for no values: {first_line(error)}") from None
+    if not values:
+        raise ConfigError(f"{override.input_line} stands for no values; there would be no job")
+    return len(values)
 
 
 def in_sweep() -> bool:

@@ -1,7 +1,7 @@
 """The user's own configurations: folders whose files come before those that ship, and files that stand for words.
 
-    python train.py --config-dir mine model=ours            mine/model/ours.yaml is an option like any other
-    python train.py --config-dir mine --config-name long    the words that mine/long.yaml stands for, then those given
+python train.py --config-dir mine model=ours            mine/model/ours.yaml is an option like any other
+python train.py --config-dir mine --config-name long    the words that mine/long.yaml stands for, then those given
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class OwnFolders(SearchPathPlugin):
     """Lets Hydra look into the user's folders before it looks into the one that ships."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for folder in reversed(_own()):
+        for folder in _own():
             search_path.prepend("own", f"file://{folder}", anchor=SearchPathQuery(provider="main"))
 
 
@@ -66,7 +66,9 @@ def with_own(door: str, words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _value(option: str, word: str) -> str:
     if is_override(word) or word.startswith("-"):
-        raise ConfigError(f"{option} needs {'a folder' if option in FOLDER else 'the name of a configuration of yours'}")
+        raise ConfigError(
+            f"{option} needs {'a folder' if option in FOLDER else 'the name of a configuration of yours'}"
+        )
     return word
 
 
@@ -91,7 +93,7 @@ def words_of(door: str, option: str, name: str, above: Sequence[str] = ()) -> li
     if name in DOORS:
         raise ConfigError(f"{option} {name} is of {name}.py, and this is {door}.py")
     if name in above:
-        raise ConfigError(f"the defaults of {name}.yaml name {name} itself; leave it out")
+        raise ConfigError(f"{above[-1]}.yaml names {name}, which rests on it; leave it out")
     path = next((found for root in _own() if name and (found := root / f"{name}.yaml").is_file()), None)
     if path is None:
         raise ConfigError(f"{option} {name}: {_no_configuration(name)}")
@@ -123,8 +125,8 @@ def _check_folders(door: str) -> None:
             raise ConfigError(f"{OWN}={folder}: there is no such folder here")
         if (folder / f"{door}.yaml").exists():
             raise ConfigError(
-                f"{folder / door}.yaml has the name of what ships; call it otherwise, such as mine.yaml, leave in it what "
-                "differs, and name it: --config-name mine"
+                f"{folder / door}.yaml has the name of what ships; call it mine.yaml, leave in it what differs, and "
+                "name it: --config-name mine"
             )
 
 
@@ -153,7 +155,9 @@ def _settings(key: str, value: Any) -> list[str]:
     """Return the words of a setting, or of all settings of a part."""
     if key == "hydra.sweeper.params":
         return [f"{name}={values}" for name, values in value.items()]
-    if isinstance(value, str) and any(configurations(key)):  # model: gpt2, which belongs into the defaults
+    if isinstance(value, str) and any(
+        configurations(key.partition("@")[0])
+    ):  # model: gpt2, which belongs into the defaults
         return [f"{key}={value}"]
     if isinstance(value, dict) and ("." not in key or key.startswith("hydra.")):
         return [word for name, inner in value.items() for word in _settings(f"{key}.{name}", inner)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -93,7 +93,7 @@ def _fault(word: str, error: HydraException) -> str:
     if evaluated := next((line for line in str(error).splitlines() if "while evaluating" in line), None):
         return evaluated  # such as range(5,1,0)
     if better := next(filter(_can_be_read, _with_quotes(key, value)), None):
-        return f"quote what holds other characters than letters of ASCII: {shlex.quote(better)}"
+        return f"quote a value with spaces, accents or signs: {shlex.quote(better)}"
     return next(iter(str(error).splitlines()))
 
 
