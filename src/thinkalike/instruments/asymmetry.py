@@ -125,17 +125,15 @@ def _made(config: AnalyzeConfig) -> tuple[Result, Result]:
         ConfigError: source and target are the same model.
     """
     stitches = [each for each in finished(config.store, "stitching") if not each.config["stitch"]["both"]]
-    there, back = (
-        max(_from_to(*pair, stitches), key=_age, default=None)
-        for pair in ((config.model, config.target), (config.target, config.model))
-    )
-    if there is None and back is None:
+    forth, back = _from_to(config.model, config.target, stitches), _from_to(config.target, config.model, stitches)
+    newest = max([*forth, *back], key=_age, default=None)
+    if newest is None:
         if config.model == config.target:
             raise ConfigError(f"measure=asymmetry is of two models; add model@target=, as {config.model.name} is both")
-        there = _stitched(config, _recipe(config))
-    if there is None or (back is not None and _age(back) > _age(there)):
-        return _stitched(config, _turned(back)), back
-    return there, _stitched(config, _turned(there))
+        newest = _stitched(config, _recipe(config))
+        forth = [newest]
+    other = _stitched(config, _turned(newest))
+    return (newest, other) if newest in forth else (other, newest)
 
 
 def _turned(done: Result) -> TrainConfig:

@@ -127,9 +127,9 @@ def _check_options(options: Sequence[str]) -> None:
     """
     from hydra._internal.utils import get_args_parser
 
-    def refuse(said: str) -> NoReturn:
-        near = "; settings are given as key=value, without dashes" if said.startswith("unrecognized") else ""
-        raise ConfigError(f"{said}{near}")
+    def refuse(message: str) -> NoReturn:
+        dashes = message.startswith("unrecognized")
+        raise ConfigError(message + ("; settings are given as key=value, without dashes" if dashes else ""))
 
     parser = get_args_parser()
     parser.error = refuse  # type: ignore[method-assign]

@@ -155,9 +155,7 @@ def _settings(key: str, value: Any) -> list[str]:
     """Return the words of a setting, or of all settings of a part."""
     if key == "hydra.sweeper.params":
         return [f"{name}={values}" for name, values in value.items()]
-    if isinstance(value, str) and any(
-        configurations(key.partition("@")[0])
-    ):  # model: gpt2, which belongs into the defaults
+    if isinstance(value, str) and any(configurations(key.split("@")[0])):  # model: gpt2, as in its defaults
         return [f"{key}={value}"]
     if isinstance(value, dict) and ("." not in key or key.startswith("hydra.")):
         return [word for name, inner in value.items() for word in _settings(f"{key}.{name}", inner)]

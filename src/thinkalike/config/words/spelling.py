@@ -70,7 +70,7 @@ def check_option(group: str, key: str, values: Sequence[Any]) -> None:
         if isinstance(value, list | dict) or not (name in options(group) or (group == "model" and is_repository(name))):
             there = options(group)
             parts = [each for each in there if name in each.split("/")]  # brown2023, or figure1
-            near = f"there is: {', '.join(parts)}" if len(parts) > 1 else nearest(*parts or [name], there)
+            near = f"there is: {', '.join(parts)}" if len(parts) > 1 else nearest((parts or [name])[0], there)
             if group == "model" and not near.startswith("did you"):
                 near = f"there is: {listed(there)}, and ORG/NAME of the hub"
             if group == "model" and (base := re.fullmatch(r"([\w./-]+)[@:]([\w.-]+)", name)):
