@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
-from conftest import composed
+from conftest import ROOT, composed, results_in
 from thinkalike.config import TrainConfig, as_dict, check_overrides, options
 from thinkalike.config.words.folders import FOLDER, NAME, OWN, with_own
 from thinkalike.errors import ConfigError
@@ -223,8 +225,18 @@ def test_the_workers_of_a_sweep_have_the_users_configurations(door, own, small_s
     by_joblib = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     swept = door.process("train.py", "-m", "-cp", "own", "-cn", "pair", "seed=1,2", *by_joblib, *small_stitching)
     assert swept.status == 0, swept.stderr
-    from conftest import results_in
-
     made = results_in(door.folder / "results", "stitching")
     assert sorted(result.config["seed"] for result in made) == [1, 2]
     assert {result.config["stitch"]["kind"] for result in made} == {"affine"}
+
+
+def test_the_example_of_the_documentation_runs(door):
+    page = (ROOT / "docs" / "commands.md").read_text()
+    for name, text in re.findall(r'```yaml title="(.*?)"\n(.*?)```', page, re.DOTALL):
+        (door.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (door.folder / name).write_text(text)
+    (line,) = re.findall(r"^    python (train\.py -cp .*)$", page, re.MULTILINE)
+    script, *words = shlex.split(line)
+    shown = yaml.safe_load(door(script, *words, "--cfg", "job", "--resolve", env={OWN: ""}).stdout)
+    assert (shown["stitch"]["steps"], shown["layers"], shown["seed"]) == (40, [[1, 1]], 1)
+    assert (shown["target"]["name"], shown["data"]["report_tokens"]) == ("solu-3l-mini", 8192)
