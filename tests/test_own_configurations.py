@@ -12,6 +12,7 @@ import yaml
 
 from conftest import ROOT, composed, results_in
 from thinkalike.config import TrainConfig, as_dict, check_overrides, options
+from thinkalike.config.doors import commands
 from thinkalike.config.words.folders import FOLDER, NAME, OWN, with_own
 from thinkalike.errors import ConfigError
 
@@ -19,6 +20,7 @@ FILES = {
     "model/ours": "defaults: [schema, _self_]\nname: ours\npath: ~/checkpoints/ours\ncontext: 64\n",
     "model/bare": "name: bare\npath: there\n",  # no defaults
     "model/broken": "name: [\n",
+    "model/lost": "defaults: [nowhere, _self_]\n",
     "stitch/linear": "defaults: [schema, _self_]\nkind: linear\nsteps: 3\nwarmup: 1\n",  # in the place of what ships
     "data/notes": "defaults: [text, _self_]\nfiles: [~/notes/*.txt]\n",
     "mine": "defaults: [train, {model: solu-3l-mini}, {override /stitch: affine}, _self_]\n"
@@ -198,6 +200,7 @@ def test_a_file_with_the_name_of_a_door_is_refused(own):
         (["-cn", "typo"], "'seeed' is not a setting; did you mean 'seed'?"),
         (["-cn", "torn"], "torn.yaml, line 2: expected ',' or ']', but got '<stream end>'"),
         (["model=broken"], "model/broken.yaml, line 2: expected the node content, but found '<stream end>'"),
+        (["model=lost"], "the defaults of model/lost: model=nowhere is not known; there is: bert-base-uncased"),
         (["model=our"], "model=our is not known; did you mean 'ours'?"),
         (["-cn", "mine", "seed=-1"], "seed=-1 must be at least 0"),
     ],
@@ -206,16 +209,13 @@ def test_the_door_says_in_one_line_what_is_wrong(door, own, words, message):
     assert message in door("train.py", "-cp", "own", *words).error
 
 
-def test_the_door_takes_own_configurations_and_a_result_says_its_command_line(door, own, minis):
-    (own / "tiny.yaml").write_text(
-        f"measure: loss\nmodel: {{path: {minis}/a, context: 32}}\ndata: {{report_tokens: 2048}}\nlogger: none\n"
-    )
-    done = door("analyze.py", "-cd", "own", "-cn", "tiny", "seed=3", env={OWN: ""}).result
-    assert done.config["data"]["report_tokens"] == 2048
-    said = done.provenance["command"]
-    assert f"--config-dir={own}" in said
-    assert said.endswith("seed=3")
-    assert "data.report_tokens=2048" in said
+def test_the_command_line_of_a_result_names_the_folders(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    monkeypatch.setenv(commands.PROGRAM, "")
+    monkeypatch.setattr(commands, "_words", None)
+    commands.called("train", ["--config-dir=/my own"])
+    commands.begin(["seed=1"])
+    assert commands.command_line() == "python train.py '--config-dir=/my own' seed=1"
 
 
 @pytest.mark.slow
@@ -228,6 +228,7 @@ def test_the_workers_of_a_sweep_have_the_users_configurations(door, own, small_s
     made = results_in(door.folder / "results", "stitching")
     assert sorted(result.config["seed"] for result in made) == [1, 2]
     assert {result.config["stitch"]["kind"] for result in made} == {"affine"}
+    assert all(f"--config-dir={own} layers=[[0,0]] stitch=brief" in each.provenance["command"] for each in made)
 
 
 def test_the_example_of_the_documentation_runs(door):

@@ -116,6 +116,7 @@ BAD: dict[str, list[str]] = {
         "train.py layers=[0,0],[1,1]",
         "train.py layers=(0,0)",
         "train.py layers=0:3",
+        "train.py 'data.context=${stitch.context}'",
         "train.py 'seed=${seed}'",
         "train.py 'seed=${env:SEED}'",
         "train.py 'model.name=${hydra:job.num}'",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf.errors import OmegaConfBaseException
 from yaml import MarkedYAMLError, YAMLError
 
+from thinkalike.config.compose import options as known_options
 from thinkalike.config.doors.plain import in_plain_words
 from thinkalike.errors import ThinkalikeError, first_line, nearest
 from thinkalike.interrupts import Interrupted
@@ -49,7 +51,9 @@ class OneLineErrors:
 def one_line(error: BaseException) -> str:
     """Return what an error says in one line."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:  # Hydra lists all that there is
-        return _missing(str(error.missing_cfg_file), error.options or [])
+        named_by = re.match(r"In '((?!hydra/).+?/.+?)':", str(error))  # a file of a group whose defaults name it
+        said = _missing(str(error.missing_cfg_file), error.options or [])
+        return f"the defaults of {named_by[1]}: {said}" if named_by else said
     if isinstance(error, HydraException):  # says what it could not do; its cause says why
         cause = next(iter(str(error.__cause__ or "").splitlines()), "")  # below stands where in a schema it was
         return in_plain_words(f"{error}: {cause}".strip().removesuffix(":"))
@@ -69,7 +73,7 @@ def _missing(name: str, options: Sequence[str]) -> str:
     group, _, option = name.rpartition("/")
     if name in PLUGINS:
         return "{} needs a plugin: pip install {}".format(*PLUGINS[name])
-    return f"{group}={option} is not known; {nearest(option, options)}"
+    return f"{group}={option} is not known; {nearest(option, options or known_options(group))}"
 
 
 class Stdout:

@@ -19,6 +19,7 @@ MUST = (  # what stands behind "Error merging override seed=abc:", and what the 
 SAID = (  # whole messages
     (r"Error parsing override '([^']*)' missing EQUAL.*", r"cannot read '\1': it has no value; write key=value"),
     (r".*ConfigError raised while resolving interpolation: (.*)", r"\1"),
+    (r"(?:(\S+): )?Interpolation key '([^']*\.[^']*)' not found.*", r"\1: ${\2} refers to no setting"),
     (
         r"(?:(\S+): )?Interpolation key '([^']*)' not found.*",
         r"\1: ${\2} refers to no setting; an environment variable is ${oc.env:\2}",

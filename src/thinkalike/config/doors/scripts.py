@@ -88,7 +88,7 @@ def door(
 
 def _done(job: Job, schema: type, composed: DictConfig) -> list[Path]:
     """Do the job of a composed configuration, and print the folders of its results; another process may have them."""
-    words = HydraConfig.get().overrides.task
+    words = commands.words_of_job()
     commands.begin(words)
     settings: Any = OmegaConf.to_container(composed)
     plug_in(settings.get("plugins"))  # this may be a worker of a sweep

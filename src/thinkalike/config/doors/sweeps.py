@@ -23,6 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
 from thinkalike.config.compose import options
+from thinkalike.config.doors.commands import words_of_job
 from thinkalike.config.doors.exits import USER_ERRORS, one_line
 from thinkalike.errors import ConfigError, ResourceError, StoreError, first_line
 
@@ -111,15 +112,15 @@ def noted(job: Callable[[], Sequence[Path]], logger: Callable[[], Mapping[str, A
     Returns:
         The folders; none of a job that failed.
     """
-    words = " ".join(HydraConfig.get().overrides.task)
+    words = " ".join(words_of_job())
     if any(line.startswith(f"{words}: ") for line in _noted(Path(os.environ[SHARED]), "failed")):
         return []  # before the workers were started anew
     _note("began", words)
     folders: Sequence[Path] = []
     try:
-        hydra, folders = HydraConfig.get(), job()
+        number, given, folders = HydraConfig.get().job.num, words_of_job(), job()
         for folder in folders:
-            made = Made(hydra.job.num, list(hydra.overrides.task), str(folder.resolve()), dict(logger()))
+            made = Made(number, given, str(folder.resolve()), dict(logger()))
             _note("made", json.dumps(made))
     except Exception as error:
         if not isinstance(error, USER_ERRORS):

@@ -27,7 +27,7 @@ def at_home(words: Sequence[str]) -> list[str]:
 
 def is_override(word: str) -> bool:
     """Return whether a word of a command line is an override, and not an option of Hydra or its value."""
-    return word[:1] in "+~" or ("=" in word and word[0] != "-")
+    return not word.strip() or word[0] in "+~" or ("=" in word and word[0] != "-")
 
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:
@@ -86,8 +86,8 @@ def _fault(word: str, error: HydraException) -> str:
         return "it has no value; write key=value"
     if value.startswith("="):
         return "write one = between a setting and its value"
-    if unclosed := _unclosed(value):
-        return f"the {unclosed} is not closed"
+    if mark := _unpaired(value):
+        return f"the {mark} is not {'opened' if mark in PAIRS.values() else 'closed'}"
     if nobody := HOME.search(word):
         return f"{nobody[2]} is no one's home folder here; quote what is no folder"
     if evaluated := next((line for line in str(error).splitlines() if "while evaluating" in line), None):
@@ -104,8 +104,8 @@ def _can_be_read(word: str) -> bool:
         return False
 
 
-def _unclosed(value: str) -> str:
-    """Return the first bracket or quote of a value that has no end, or nothing."""
+def _unpaired(value: str) -> str:
+    """Return a bracket of a value that has no beginning, the first bracket or quote that has no end, or nothing."""
     waiting: list[str] = []
     for mark in value:
         if waiting and waiting[-1] in "'\"":
@@ -113,7 +113,9 @@ def _unclosed(value: str) -> str:
                 waiting.pop()
         elif mark in "'\"" or mark in PAIRS:
             waiting.append(mark)
-        elif waiting and mark == PAIRS[waiting[-1]]:
+        elif mark in PAIRS.values():
+            if not waiting or mark != PAIRS[waiting[-1]]:
+                return waiting[0] if waiting else mark
             waiting.pop()
     return waiting[0] if waiting else ""
 
