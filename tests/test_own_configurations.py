@@ -200,7 +200,7 @@ def test_a_file_with_the_name_of_a_door_is_refused(own):
         (["-cn", "typo"], "'seeed' is not a setting; did you mean 'seed'?"),
         (["-cn", "torn"], "torn.yaml, line 2: expected ',' or ']', but got '<stream end>'"),
         (["model=broken"], "model/broken.yaml, line 2: expected the node content, but found '<stream end>'"),
-        (["model=lost"], "the defaults of model/lost: model=nowhere is not known; there is: bert-base-uncased"),
+        (["model=lost"], "the defaults of model/lost: model=nowhere is not known; there is: "),
         (["model=our"], "model=our is not known; did you mean 'ours'?"),
         (["-cn", "mine", "seed=-1"], "seed=-1 must be at least 0"),
     ],

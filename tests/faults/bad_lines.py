@@ -203,6 +203,8 @@ BAD: dict[str, list[str]] = {
         "train.py experiment=brown2023/figure1",
         "analyze.py task=stitch",
         "analyze.py metric=cka",
+        "analyze.py measure=cka estimator=biased",
+        "analyze.py chosen=[a]",
         "analyze.py measure=CKA",
         "analyze.py measure=cosine",
         "analyze.py batch_size=3",
