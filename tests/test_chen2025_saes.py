@@ -2,10 +2,10 @@
 
 import pandas as pd
 import pytest
-from test_chen2025 import finished
-from test_sae_savings import course
 
 from conftest import composed
+from test_chen2025 import finished
+from test_sae_savings import course
 from thinkalike import papers
 from thinkalike.instruments.sae.savings import break_even_table, savings_table
 from thinkalike.job import Outcome
