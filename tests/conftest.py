@@ -23,7 +23,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from jaxtyping import install_import_hook
+from jaxtyping import _import_hook, install_import_hook
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,6 +31,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tiny 
 os.environ["PYTHONPATH"] = os.pathsep.join(  # processes of tests import the code of this checkout
     [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+
+def _run_module(self, module):
+    """Run a module of ours as checked code.
+
+    The hook's own loader keeps such code in caches of another name, and looks for those of all libraries that the
+    module imports, too: it would compile PyTorch anew in every process.
+    """
+    exec(self.source_to_code(self.get_data(self.path), self.path), vars(module))
+
+
+_import_hook._JaxtypingLoader.exec_module = _run_module
 HOOK = install_import_hook("thinkalike", "beartype.beartype")  # before anything imports thinkalike
 
 import huggingface_hub.constants  # noqa: E402, F401 (before a door sets HF_ENDPOINT, which it reads at import)
