@@ -15,15 +15,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
-from jaxtyping import install_import_hook
+from jaxtyping import _import_hook, install_import_hook
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,6 +32,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tiny 
 os.environ["PYTHONPATH"] = os.pathsep.join(  # processes of tests import the code of this checkout
     [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+
+def _run_module(self, module):
+    """Run a module of ours as checked code.
+
+    The hook's own loader keeps such code in caches of another name, and looks for those of all libraries that the
+    module imports, too: it would compile PyTorch anew in every process.
+    """
+    exec(self.source_to_code(self.get_data(self.path), self.path), vars(module))
+
+
+_import_hook._JaxtypingLoader.exec_module = _run_module
 HOOK = install_import_hook("thinkalike", "beartype.beartype")  # before anything imports thinkalike
 
 import huggingface_hub.constants  # noqa: E402, F401 (before a door sets HF_ENDPOINT, which it reads at import)
@@ -41,7 +54,12 @@ import tiny  # noqa: E402
 
 
 def composed(*overrides: str, door: str = "train"):
-    """The configuration dataclass of a command line."""
+    """The configuration dataclass of a command line, which many tests share."""
+    return deepcopy(_composed(door, overrides))
+
+
+@cache
+def _composed(door: str, overrides: tuple[str, ...]):
     from thinkalike.config import compose_job
 
     return compose_job(door, list(overrides))
@@ -76,6 +94,7 @@ IN_CI = {
     "test_asymmetry_is_the_difference_of_both_directions",
     "test_a_start_from_a_closed_form_is_where_training_begins",
     "test_two_sides_are_compared_by_any_comparator",
+    "test_every_option_of_every_group_composes",
 }
 
 

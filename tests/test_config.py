@@ -44,9 +44,16 @@ NEEDED = {
 EVERY = [
     f"{group}={name}" for group in ("model", "data", "stitch", "pairs", "trainer", "logger") for name in options(group)
 ]
+OF_ONE_SORT = [option for option in EVERY if option.startswith("model=") and "-mini" not in option]  # names of the hub
 
 
-@pytest.mark.parametrize("override", EVERY)
+@pytest.mark.parametrize(
+    "override",
+    [
+        pytest.param(option, marks=[pytest.mark.slow] if option in OF_ONE_SORT and option not in NEEDED else [])
+        for option in EVERY
+    ],
+)
 def test_every_option_of_every_group_composes(override):
     group, name = override.split("=")
     config = composed(override, *NEEDED.get(override, []))

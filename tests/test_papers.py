@@ -225,7 +225,16 @@ def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):
     assert [job.target.dtype for job in jobs] == ["float32", "float64", "float64"]
 
 
-@pytest.mark.parametrize("name", ["salle2024/figure3", "brown2023/figure3", "brown2023/figure1", "brown2023/figure2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "brown2023/figure2",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("salle2024/figure3", "brown2023/figure3", "brown2023/figure1")
+        ),
+    ],
+)
 def test_how_models_run_can_be_said_of_all_models_of_an_experiment(name):
     config = composed(f"experiment={name}", "scale=mini", "model.dtype=float64", "model.device=cpu", door="analyze")
     figure = experiment_named(name)

@@ -13,13 +13,13 @@ from conftest import composed
 from thinkalike import figures
 from thinkalike.data import TokenRows
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.evaluation import residual_sums, state_moments
+from thinkalike.evaluation import residual_sums, state_moments, unexplained_variance
 from thinkalike.evaluation.unexplained import _squares
 from thinkalike.instruments.operations import transfer_maps
 from thinkalike.instruments.stitching.shared import shared_text
 from thinkalike.instruments.transfer_maps.instrument import TransferMaps
 from thinkalike.instruments.transfer_maps.screen import LEFT, PENALTIES, _warn_of_overfitting
-from thinkalike.measures import both_directions
+from thinkalike.measures import Moments, both_directions
 from thinkalike.models import load_models, shape_of
 from thinkalike.stitches import load_stitch
 
@@ -155,6 +155,14 @@ def test_a_figure_is_of_matrices_where_all_layers_meet_all(tmp_path):
         figures.transfer_maps(table.reset_index(drop=True), tmp_path / name, LEFT, PENALTIES)
     sizes = {name: (tmp_path / name / "transfer_maps.svg").read_text().count("penalty") for name in ("matrix", "lines")}
     assert sizes["matrix"] == 0 < sizes["lines"]
+
+
+def test_states_that_do_not_vary_are_named():
+    moments = Moments([(0, 1)])
+    moments.update({0: torch.randn(9, 4)}, {1: torch.ones(9, 3)})
+    maps = both_directions(moments.of((0, 1)))
+    with pytest.raises(ModelError, match=r"^layer 0 of a and layer 1 of b: a side whose states do not vary has no"):
+        unexplained_variance(maps, moments, (0, 1), ("a", "b"))
 
 
 def test_overfitting_is_warned_of(caplog):

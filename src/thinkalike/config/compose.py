@@ -38,6 +38,7 @@ GROUPS: dict[str, type] = {
 
 PLACES = {"local": "path", "hub": "hub_id"}  # models without a name of their own, and the setting that says which
 
+_STORED: dict[tuple[str | None, str], Any] = {}  # what Hydra has, by group and name
 _ASKED_FOR: set[str] = set()  # measures whose settings this process knows: jobs of a sweep share it
 
 
@@ -51,21 +52,27 @@ def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
             seconds to import.
         models: what models are called; repositories of the hub among them become options.
     """
-    store = ConfigStore.instance()
     for name, schema in SCHEMAS.items():
-        store.store(name=f"{name}_schema", node=schema)
+        _store(f"{name}_schema", schema)
     for group, schema in GROUPS.items():
-        store.store(group=group, name="schema", node=schema)
+        _store("schema", schema, group)
     written = {file.stem for root in configurations("measure") for file in root.glob("*.yaml")}  # recipes, on top
     _ASKED_FOR.update(measures)
     for kind in MEASURES:
         node = measure_schema(kind) if kind in _ASKED_FOR else {"kind": kind}
-        store.store(group="measure", name=f"{kind}_schema" if kind in written else kind, node=node)
+        _store(f"{kind}_schema" if kind in written else kind, node, "measure")
     register_repositories(models)
     Plugins.instance().register(OwnFolders)
     OmegaConf.register_new_resolver("at_scale", _at_scale, replace=True)
     OmegaConf.register_new_resolver("by_recipe", _by_recipe, replace=True)
     OmegaConf.register_new_resolver("at_most_a_tenth", _at_most_a_tenth, replace=True)
+
+
+def _store(name: str, node: Any, group: str | None = None) -> None:
+    """Give Hydra a node of its store, which takes milliseconds, unless it has it."""
+    if _STORED.get((group, name)) != node:
+        ConfigStore.instance().store(name=name, node=node, group=group)
+        _STORED[group, name] = node
 
 
 def measure_schema(kind: str) -> type[MeasureConfig]:

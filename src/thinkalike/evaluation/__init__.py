@@ -41,7 +41,7 @@ from thinkalike.evaluation.stitches import (
     states_onwards,
 )
 from thinkalike.evaluation.token_means import BigramMeans, TokenMeans, bigrams
-from thinkalike.evaluation.unexplained import UNEXPLAINED, ResidualSums, residual_sums
+from thinkalike.evaluation.unexplained import UNEXPLAINED, ResidualSums, residual_sums, unexplained_variance
 from thinkalike.evaluation.verdicts import STATED, VERDICTS, Thresholds, verdict
 
 __all__ = [
@@ -98,5 +98,6 @@ __all__ = [
     "states_after",
     "states_onwards",
     "verdict",
+    "unexplained_variance",
     "with_ends",
 ]

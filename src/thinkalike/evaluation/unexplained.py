@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.data import TokenRows
+from thinkalike.errors import ModelError
 from thinkalike.evaluation.intervals import ends_of
 from thinkalike.evaluation.stitches import LayerPair, states_of_both
 from thinkalike.measures import BothDirections, Estimate, Moments, Unexplained, bootstrap_interval, sum_by_document
@@ -38,6 +39,23 @@ UNEXPLAINED = {  # columns of a table, by map
     "psi_phi": "round_trip_unexplained",
     "phi_psi": "round_trip_unexplained_back",
 }
+
+
+def unexplained_variance(
+    maps: BothDirections, moments: Moments, pair: LayerPair, names: tuple[str, str]
+) -> Unexplained:
+    """Return what the maps of a layer pair leave unexplained of the states that moments were gathered of.
+
+    Args:
+        names: of both models, for messages.
+
+    Raises:
+        ModelError: the states of a layer do not vary.
+    """
+    try:
+        return maps.unexplained(moments.of(pair))
+    except ValueError as error:
+        raise ModelError(f"layer {pair[0]} of {names[0]} and layer {pair[1]} of {names[1]}: {error}") from None
 
 
 @torch.no_grad()

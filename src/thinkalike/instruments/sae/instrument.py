@@ -17,7 +17,7 @@ from thinkalike.instruments.sae.savings import break_even_table, savings_table
 from thinkalike.instruments.sae.screen import show_saes
 from thinkalike.instruments.sae.setting import Setting
 from thinkalike.instruments.sae.source import seed_folder, source_layer, source_model, source_result
-from thinkalike.instruments.sae.table import courses_of, curves, table_of
+from thinkalike.instruments.sae.table import BLANK, courses_of, curves, table_of
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
 from thinkalike.measures import save_sae
 from thinkalike.models import checkpoint_fingerprint, outline
@@ -25,11 +25,10 @@ from thinkalike.store import Headline, Result, open_result
 from thinkalike.training import Run, loggers_of
 
 NUMBERS = ("explained_variance", "loss_recovered", "dead_latents", "active_latents")
-BLANK = ("break_even_tokens", "loss_recovered")  # an empty cell: it does not break even; there is no loss to recover
 
 
 class SparseAutoencoders(
-    Instrument, kind="sae", version=1, config=TrainConfig, reads=("model", "data", "sae", "trainer", "seed")
+    Instrument, kind="sae", version=2, config=TrainConfig, reads=("model", "data", "sae", "trainer", "seed")
 ):
     """Trains autoencoders of `model` at `sae.layer`; leaves them in the format of SAELens, tables, curves and figure.
 
@@ -78,7 +77,7 @@ class SparseAutoencoders(
             tables,
             models=models,
             facts={"data": {"name": config.data.name, **setting.corpus.facts()}},
-            blank=[f"{name}{end}" for name in BLANK for end in ("", "_low", "_high")],
+            blank=BLANK,
         )
 
     def draw(self, result: Result, folder: Path) -> None:

@@ -16,6 +16,10 @@ from thinkalike.instruments.sae.setting import Setting
 from thinkalike.measures import Estimate, bootstrap_interval, documents_and_seeds_interval, loss_recovered
 from thinkalike.models import FrozenModel, operations
 
+BLANK = [  # an empty cell: a start does not break even; there is no loss to recover
+    f"{name}{end}" for name in ("break_even_tokens", "loss_recovered") for end in ("", "_low", "_high")
+]
+
 
 def tokens_seen(setting: Setting) -> list[int]:
     """Return how many tokens had been read at each look."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from thinkalike.config import AnalyzeConfig, MeasureConfig, pairs_of_layers, ranged
 from thinkalike.config.ranges import COUNTS
 from thinkalike.data import Corpus
-from thinkalike.evaluation import LayerPair, rows_at_once, rows_of_moments, state_moments
+from thinkalike.evaluation import LayerPair, rows_at_once, rows_of_moments, state_moments, unexplained_variance
 from thinkalike.measures import AffineMap, BothDirections, Unexplained, both_directions
 from thinkalike.measures.stitching.moments import RIDGE
 from thinkalike.memory import Budget
@@ -59,7 +59,7 @@ def fitted_maps(
     As many rows of the report judge them as they are fitted on, if it has as many.
 
     Raises:
-        ValueError: the states of a layer do not vary.
+        ModelError: the states of a layer do not vary.
     """
     budget, most = Budget.of(target.device), rows_at_once(corpus)
     fit, held_out = (
@@ -71,5 +71,6 @@ def fitted_maps(
         seen = fit.of(pair)
         maps: BothDirections = both_directions(seen, ridge)
         phi, psi = (AffineMap(each.weight.cpu(), each.bias.cpu()) for each in maps)
-        found[pair] = PairMap(phi, psi, maps.unexplained(held_out.of(pair)), seen.mean_y.cpu())
+        left = unexplained_variance(maps, held_out, pair, (source.name, target.name))
+        found[pair] = PairMap(phi, psi, left, seen.mean_y.cpu())
     return found

@@ -24,6 +24,7 @@ from thinkalike.evaluation import (
     rows_at_once,
     rows_of_moments,
     state_moments,
+    unexplained_variance,
     with_ends,
 )
 from thinkalike.instruments.operations.transfer_maps import bytes_of_maps, phases_of
@@ -162,7 +163,8 @@ def _table(
     residuals: ResidualSums,
 ) -> dict[str, Any]:
     """Return columns with a row per layer pair: what is unexplained, held out and where the maps were fitted."""
-    fitted = [both.unexplained(moments.of(pair)) for both, pair in zip(maps, pairs, strict=True)]
+    names = source.name, target.name
+    fitted = [unexplained_variance(both, moments, pair, names) for both, pair in zip(maps, pairs, strict=True)]
     return {
         "source": source.name,
         "target": target.name,

@@ -15,6 +15,7 @@ import torch
 
 from thinkalike import figures
 from thinkalike.instruments.sae.savings import over_seeds
+from thinkalike.instruments.sae.table import BLANK
 from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, together
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 
@@ -110,7 +111,7 @@ def _sae(case: Case) -> Conclusion:
         )
     ]
     draw = partial(figures.sae_transfers, tables["curves"])
-    return Conclusion(tables.pop("table"), claims, draw, tables)
+    return Conclusion(tables.pop("table"), claims, draw, tables, blank=BLANK)
 
 
 def _saves(case: Case, transfer: Transfer, against: str, claim: str, bound: Bound) -> Claim:
