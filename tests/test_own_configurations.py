@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from conftest import ROOT, composed, results_in
-from thinkalike.config import TrainConfig, as_dict, check_overrides, options
+from conftest import ROOT, results_in
+from thinkalike.config import TrainConfig, as_dict, check_overrides, compose_job, options
 from thinkalike.config.doors import commands
 from thinkalike.config.words.folders import FOLDER, NAME, OWN, with_own
 from thinkalike.errors import ConfigError
@@ -54,6 +54,11 @@ def own(tmp_path, monkeypatch) -> Path:
 
 def words_of(own: Path, *words: str, door: str = "train") -> list[str]:
     return with_own(door, [f"--config-dir={own}", *words])[0]
+
+
+def composed(*words: str) -> TrainConfig:
+    """The configuration of a command line, which depends on the folders of the test."""
+    return compose_job("train", words)
 
 
 # -------------------------------------------------------------------------------------------------------------- folders
