@@ -417,7 +417,7 @@ BAD: dict[str, list[str]] = {
         "train.py stitch=least_squares stitch.ridge=inf",
         "train.py stitch=least_squares stitch.steps=0",
         "train.py stitch.warmup=300",
-        "train.py stitch.steps=5",
+        "train.py stitch.steps=5 stitch.warmup=9",
         "train.py stitch=procrustes stitch.norm=pre",
         "train.py stitch=least_squares stitch.norm=post",
         "train.py stitch=identity stitch.init=procrustes",

@@ -13,7 +13,7 @@ from thinkalike.config import SAEConfig, TrainConfig
 from thinkalike.data import Corpus, TokenRows, read_corpus
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation import SiteStates, site_states, states_after
-from thinkalike.instruments.sae.source import check_source, check_tokenizers, saes_of, source_model
+from thinkalike.instruments.sae.source import check_source, check_tokenizers, maps_of_stitch, saes_of, source_model
 from thinkalike.measures import (
     AffineMap,
     PairMoments,
@@ -24,7 +24,6 @@ from thinkalike.measures import (
     with_fitted_decoder,
 )
 from thinkalike.models import FrozenModel, load_models
-from thinkalike.stitches import load_stitch
 from thinkalike.store import Result
 from thinkalike.training import StepBatches
 
@@ -98,7 +97,7 @@ class Setting:
         assert self.made
         layer = int(self.made.config["sae"]["layer"])
         if self.config.stitch:
-            return _stitched(self.config.stitch, (self.source, layer), (self.model, self.config.layer))
+            return maps_of_stitch(self.config.stitch, (self.source, layer), (self.model, self.config.layer))
         moments = PairMoments()
         theirs = states_after(self.source, layer, self.opening, self.config.skip_first_tokens)
         moments.update(theirs.to(self.states.device), self.states)
@@ -126,17 +125,6 @@ class Setting:
     def _known(self) -> list[SparseAutoencoder]:
         assert self.made
         return saes_of(self.made)
-
-
-def _stitched(
-    stitch: str, source: tuple[FrozenModel, int], target: tuple[FrozenModel, int]
-) -> tuple[AffineMap, AffineMap]:
-    """Return the maps of a stitching result in both directions, after checking that they are of these models."""
-    pair, there = (source[1], target[1]), load_stitch(stitch)
-    up, down = there[pair], there.back[pair]
-    for site, (model, _) in ((up.source, source), (up.target, target)):
-        site.check_model(model)
-    return up.affine, down.affine
 
 
 def _check_rows(config: SAEConfig, corpus: Corpus) -> None:

@@ -10,8 +10,9 @@ from thinkalike.config import LoggerConfig, ModelConfig, TrainConfig, model_name
 from thinkalike.errors import ConfigError, ModelError, nearest
 from thinkalike.instruments import instrument_of, run_job
 from thinkalike.job import is_stored
-from thinkalike.measures import SparseAutoencoder, load_sae
+from thinkalike.measures import AffineMap, SparseAutoencoder, load_sae
 from thinkalike.models import FrozenModel, load_models, tokenizer_fingerprint
+from thinkalike.stitches import load_stitch
 from thinkalike.store import Result, open_result
 
 
@@ -49,7 +50,10 @@ def source_result(config: TrainConfig) -> Result:
         plain = replace(own, layer=source_layer(config), start="random", beside=[], rates=[], **none)
         job = replace(config, model=source_model(config), sae=plain, logger=LoggerConfig(kind="none"))
         if not is_stored(instrument_of(job), job):  # a source that is of no use is not trained
-            check_tokenizers(*load_models(job.model, config.model))
+            source, target = load_models(job.model, config.model)
+            check_tokenizers(source, target)
+            if own.stitch:
+                maps_of_stitch(own.stitch, (source, job.sae.layer), (target, own.layer))
         return run_job(job, shown_again=False)
     made = _result(name)
     for key, asked in {"layer": own.source_layer, "width": own.width, "activation": own.activation}.items():
@@ -72,6 +76,25 @@ def _result(name: str) -> Result:
     if made.kind != "sae":
         raise ConfigError(f"sae.source={name} is a result of {made.kind}; give one of task=sae, or a model")
     return made
+
+
+def maps_of_stitch(
+    stitch: str, source: tuple[FrozenModel, int], target: tuple[FrozenModel, int]
+) -> tuple[AffineMap, AffineMap]:
+    """Return the maps of a stitching result in both directions.
+
+    Args:
+        source, target: the models with their layers.
+
+    Raises:
+        StoreError: there is no result, or it is damaged.
+        StitchError: it holds no stitches, has no such pair, one direction only, or is of other weights.
+    """
+    pair, there = (source[1], target[1]), load_stitch(stitch)
+    up, down = there[pair], there.back[pair]
+    for site, (model, _) in ((up.source, source), (up.target, target)):
+        site.check_model(model)
+    return up.affine, down.affine
 
 
 def saes_of(made: Result) -> list[SparseAutoencoder]:
