@@ -299,6 +299,7 @@ def test_two_processes_share_a_job_and_give_the_numbers_of_one(door, small_stitc
         torch.testing.assert_close(weight, weights[1][name], atol=1e-4, rtol=0)  # steps of .01, over rounding errors
 
 
+@pytest.mark.drawn
 def test_all_pairs_are_drawn_as_a_map(door, small_stitching):
     result = door("train.py", *small_stitching, "layers=all", "data.report_tokens=2048").result
     picture = (result.folder / "figures" / "penalty.svg").read_text()

@@ -18,6 +18,8 @@ from thinkalike.errors import ResultError
 from thinkalike.figures import layer_pairs
 from thinkalike.models import load_model
 
+pytestmark = pytest.mark.drawn
+
 
 @pytest.fixture
 def metric():
