@@ -53,7 +53,6 @@ from hydra._internal.hydra import Hydra  # noqa: E402
 import hub  # noqa: E402
 import tiny  # noqa: E402
 
-
 DRAWN = {name: getattr(matplotlib.figure.Figure, name) for name in ("savefig", "draw_without_rendering")}
 
 

@@ -97,7 +97,7 @@ __all__ = [
     "state_moments",
     "states_after",
     "states_onwards",
-    "verdict",
     "unexplained_variance",
+    "verdict",
     "with_ends",
 ]
