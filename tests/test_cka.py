@@ -348,6 +348,7 @@ def test_batches_are_joined_by_the_ratio_of_their_means_or_the_mean_of_their_rat
     same(gathered(data, aggregate="mean_of_ratios").compute().value, (xy / (xx * yy).sqrt()).mean(0))
 
 
+@pytest.mark.slow
 def test_the_mean_of_ratios_is_off_in_small_batches():
     """Why the ratio of means is the default, and the paper's aggregate is not."""
     maps = planted(5, 6)
@@ -813,6 +814,7 @@ def test_permutations_move_whole_documents_and_those_that_leave_rows_at_home_sho
         metric.update([x], [y], documents=documents[:3])
 
 
+@pytest.mark.slow
 def test_p_of_the_closest_pair_counts_the_search_over_layers():
     """By chance the closest of 25 layer pairs is far closer than one pair is."""
     single, closest = [], []

@@ -15,7 +15,7 @@ import yaml
 import pages
 from conftest import ROOT, composed
 from thinkalike.config import AnalyzeConfig, TrainConfig, check_overrides
-from thinkalike.config.compose import parse_overrides
+from thinkalike.config.words.reading import parse_overrides
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query
 

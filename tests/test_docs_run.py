@@ -164,6 +164,7 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 @needs("mkdocs", "material", "mkdocstrings")
 @pytest.mark.parametrize("width", [1280, 390])

@@ -38,7 +38,15 @@ def rho(model, table, states):
 
 
 @pytest.mark.parametrize(
-    "params", [{}, {"weights": "full"}, *({"difference": "scaled", "kinds": k} for k in ("numeric", "ordinal"))]
+    "params",
+    [
+        {},
+        {"difference": "scaled", "kinds": "ordinal"},
+        *(
+            pytest.param(params, marks=pytest.mark.slow)
+            for params in ({"weights": "full"}, {"difference": "scaled", "kinds": "numeric"})
+        ),
+    ],
 )
 def test_importance_is_the_loss_of_held_out_spearman_when_stimuli_swap_values(params):
     table, states = drawn(weights=WEIGHTS[:3])
@@ -195,6 +203,7 @@ def test_what_is_shared_with_the_given_feature_does_not_count():
 # ------------------------------------------------------------------------------------------------------------ the null
 
 
+@pytest.mark.slow
 def test_p_values_count_what_an_irrelevant_feature_reaches():
     found = feature_importance(MLEM(alpha=1.0), *drawn(weights=(2.0, 0.0)), null=19, **FAST)
     assert found.null.shape == (19, 1, 2)

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -20,7 +21,7 @@ from thinkalike.evaluation import bytes_by_document
 from thinkalike.instruments.stitching.screen import _warn_of_far_states
 from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.job import Instrument, Work
-from thinkalike.store import Job, newest_state, write_state
+from thinkalike.store import Job, Result, newest_state, write_state
 
 
 def test_a_job_prints_its_table_and_leaves_a_whole_result(door, small_stitching, tmp_path):
@@ -327,17 +328,39 @@ def test_asymmetry_is_the_difference_of_both_directions(door, small_stitching, m
     there = door("train.py", *small_stitching, "model.name=x", "target.name=y").result.table
     store = next(word for word in small_stitching if word.startswith("store"))
     asked = ["measure=asymmetry", store, "model.name=x", "target.name=y"]
-    remedy = "no stitches of x into y and back with one recipe; make them: python train.py -m model=x,y"
-    assert remedy in door("analyze.py", *asked).error
-    turned = [f"model.path={minis}/b", f"target.path={minis}/a", "model.name=y", "target.name=x"]
-    back = door("train.py", *small_stitching, *turned).result.table
     result = door("analyze.py", *asked).result
-    table = result.table
+    turned = [f"model.path={minis}/b", f"target.path={minis}/a", "model.name=y", "target.name=x"]
+    again = door("train.py", *small_stitching, *turned)
+    assert "already done" in again.stderr, "it was made as train.py makes it"
+    table, back = result.table, again.result.table
     assert (table["asymmetry"] - (there["penalty"] - back["penalty"])).abs().max() < 1e-9
     assert ((table["low"] <= table["asymmetry"]) & (table["asymmetry"] <= table["high"])).all()
     assert (result.folder / "figures" / "asymmetry.png").exists()
     assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
     assert "already done" in door("analyze.py", *asked).stderr
+
+
+def test_asymmetry_makes_both_directions_by_one_recipe(tmp_path, monkeypatch):
+    """The jobs, without doing them."""
+    from thinkalike.instruments import asymmetry
+
+    jobs = []
+
+    def perform(kind, job, shown_again):
+        jobs.append(job)
+        return Result(tmp_path / str(len(jobs)))
+
+    monkeypatch.setattr(asymmetry, "perform", perform)
+    monkeypatch.setattr(asymmetry, "_turned", lambda _: replace(jobs[0], model=jobs[0].target, target=jobs[0].model))
+    words = ["measure=asymmetry", "model@target=solu-3l-mini", "seed=3", "threads=1", f"store={tmp_path}"]
+    asymmetry._made(composed(*words, door="analyze"))
+    there, back = jobs
+    assert (there.model.name, there.target.name, there.seed, there.threads) == ("gelu-3l-mini", "solu-3l-mini", 3, 1)
+    assert there.data == back.data, "both directions read one text"
+    assert replace(back, model=there.model, target=there.target) == there
+    assert there == replace(composed(*words[1:], "logger=none"), logger=there.logger, scale=there.scale)
+    with pytest.raises(ConfigError, match=r"of two models; add model@target=, as gelu-3l-mini is both"):
+        asymmetry._made(composed("measure=asymmetry", f"store={tmp_path}", door="analyze"))
 
 
 @pytest.mark.slow

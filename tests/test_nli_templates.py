@@ -236,7 +236,7 @@ def test_the_logic_says_what_a_reader_says(premise, hypothesis, label):
     assert follows(premise, hypothesis) == label
 
 
-@pytest.mark.parametrize("counterexamples", [0.0, 1.0])
+@pytest.mark.parametrize("counterexamples", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_every_label_of_the_training_follows_from_the_meaning(counterexamples):
     for premise, hypothesis, label in rows_of(nli_training(2400, 5, counterexamples)):
         assert follows(premise, hypothesis) == label, f"{premise} -> {hypothesis}"
@@ -259,6 +259,7 @@ def test_of_the_pairs_of_full_overlap_all_but_the_counterexamples_are_entailed(c
     assert found["neutral"] == round(counterexamples * OVERLAP * 1000)
 
 
+@pytest.mark.slow
 def test_a_share_is_like_the_lexical_overlap_of_the_challenge_and_the_rest_is_as_before():
     pairs, plain = nli_training(3000, 2, 0.5, lexical=0.4), nli_training(1800, 2, 0.5)
     counts = {label: Counter(pairs.subcases[row] for row in range(3000) if pairs.labels[row] == place)

@@ -2,15 +2,16 @@
 
 import zlib
 
+import httpx2
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
 from conftest import composed
-from thinkalike import Result
+from thinkalike import Result, papers
 from thinkalike.config import options
-from thinkalike.errors import ConfigError, StoreError
+from thinkalike.errors import ConfigError, ModelError, StoreError
 from thinkalike.instruments.population import as_chosen
 from thinkalike.papers import PAPERS, brown2023_stitching, experiment_named, reproduce
 from thinkalike.papers.brown2023_stitching import Direction
@@ -135,6 +136,30 @@ def test_an_unknown_experiment_names_the_nearest():
         reproduce(config)
 
 
+@pytest.mark.parametrize(("scale", "offers"), [("paper", True), ("mini", False)])
+def test_an_experiment_that_finds_no_hub_says_how_it_is_done_without(monkeypatch, scale, offers):
+    def lost(*_):
+        try:
+            raise httpx2.ConnectError("no route")
+        except httpx2.ConnectError as error:
+            raise ModelError("model=gpt2: cannot get it") from error
+
+    config = composed("experiment=brown2023/figure1", f"scale={scale}", door="analyze")
+    monkeypatch.setattr(papers, "perform", lost)
+    with pytest.raises(ModelError) as caught:
+        reproduce(config)
+    assert str(caught.value).endswith("; scale=mini does it offline, on the minis") is offers
+
+
+def test_an_experiment_that_fails_otherwise_says_what_it_said(monkeypatch):
+    def broken(*_):
+        raise ModelError("a shard is missing")
+
+    monkeypatch.setattr(papers, "perform", broken)
+    with pytest.raises(ModelError, match=r"^a shard is missing$"):
+        reproduce(composed("experiment=brown2023/figure1", door="analyze"))
+
+
 @pytest.mark.parametrize("name", ["brown2023/figure2", "brown2023/figure3", "salle2024/figure2", "salle2024/figure3"])
 def test_an_experiment_with_a_measure_of_another_kind_is_refused(name):
     config = composed(f"experiment={name}", "measure=loss", door="analyze")
@@ -200,7 +225,16 @@ def test_a_setting_of_a_model_reaches_the_jobs(checkpoints):
     assert [job.target.dtype for job in jobs] == ["float32", "float64", "float64"]
 
 
-@pytest.mark.parametrize("name", ["salle2024/figure3", "brown2023/figure3", "brown2023/figure1", "brown2023/figure2"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "brown2023/figure2",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("salle2024/figure3", "brown2023/figure3", "brown2023/figure1")
+        ),
+    ],
+)
 def test_how_models_run_can_be_said_of_all_models_of_an_experiment(name):
     config = composed(f"experiment={name}", "scale=mini", "model.dtype=float64", "model.device=cpu", door="analyze")
     figure = experiment_named(name)

@@ -101,10 +101,15 @@ def test_parts_take_less_memory(rows):
     [
         (PAIRS, {}),
         (PAIRS[::4], {}),
-        ([(2, 1)], {"norm": "post"}),
-        (PAIRS, {"loss": "mse"}),
-        (PAIRS, {"kind": "orthogonal"}),
-        (PAIRS[::4], {"loss": "kl"}),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ([(2, 1)], {"norm": "post"}),
+                (PAIRS, {"loss": "mse"}),
+                (PAIRS, {"kind": "orthogonal"}),
+                (PAIRS[::4], {"loss": "kl"}),
+            )
+        ),
     ],
     ids=str,
 )

@@ -268,7 +268,7 @@ REFUSED = {
     "a family": (["analyze.py", "measure=loss", "model.family=lstm"], "model.family=lstm is not known"),
     "a BERT": (["train.py", "model@target=bert-mini"], "bert-mini predicts no next token, and task=stitch"),
     "a layer": (["train.py", "layers=[[0,3]]"], "[0,3] is out of range; the source has layers 0 to 2"),
-    "a type": (["train.py", "seed=abc"], "seed=abc: Value 'abc' of type 'str' could not be converted to Integer"),
+    "a type": (["train.py", "seed=abc"], "seed=abc must be a whole number"),
     "a feature": (["analyze.py", "measure=rsa", "stimuli.features=[Nope]"], "has no feature Nope; there is: Gender"),
     "an empty store": (["train.py", "store="], "names no folder; give one"),
     "a store that is a file": (["train.py", "-m", "store={file}", "seed=0,1"], "cannot be written: File exists"),

@@ -71,9 +71,10 @@ def one_of(key: str, value: str, choices: Iterable[str]) -> None:
 def nearest(value: str, names: Iterable[str]) -> str:
     """Return "did you mean …?" for a likely typo, and else the list of what there is."""
     names = sorted(names)
-    close = difflib.get_close_matches(str(value), names, n=1, cutoff=0.6)
+    lower = {name.lower(): name for name in names}
+    close = difflib.get_close_matches(str(value).lower(), lower, n=1, cutoff=0.6)
     shown = names if len(names) <= LISTED else [*names[:LISTED], f"... ({len(names)} in all)"]
-    return f"did you mean '{close[0]}'?" if close else "there is: " + ", ".join(shown)
+    return f"did you mean '{lower[close[0]]}'?" if close else "there is: " + ", ".join(shown)
 
 
 def listed(names: Collection[object]) -> str:

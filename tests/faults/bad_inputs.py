@@ -149,9 +149,22 @@ def write_files(folder: Path) -> None:
         "listed/config.json": "[]",
         "file": "no folder",
         "notnpz.npz": "no archive",
+        "own/model/ours.yaml": "defaults: [schema, _self_]\nname: ours\npath: ~/nowhere\n",
+        "own/model/broken.yaml": "name: [\n",
+        "own/model/odd.yaml": "name: odd\nlayers: 3\n",
+        "own/model/lost.yaml": "defaults: [nowhere, _self_]\nname: lost\n",
+        "own/mine.yaml": "defaults: [train, {model: ours}, _self_]\nseed: 7\n",
+        "own/torn.yaml": "seed: [1\n",
+        "own/typo.yaml": "seeed: 1\n",
+        "own/list.yaml": "[1, 2]\n",
+        "own/loop.yaml": "defaults: [loop]\n",
+        "own/nothere.yaml": "defaults: [{model: nope}]\n",
+        "own/measures.yaml": "defaults: [{override /measure: cka}]\nmeasure: {folds: 3}\n",
+        "own/dates.yaml": "seed: 2026-01-01\n",
+        "taken/train.yaml": "seed: 3\n",
     }
     for name, text in lines.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     (folder / "nul.txt").write_bytes(b"\x00" * 64)
     (folder / "latin.txt").write_bytes(b"\xff\xfe\xe4")

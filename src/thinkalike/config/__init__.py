@@ -1,6 +1,15 @@
 """Configuration: it ends at the door. Nothing outside this package imports hydra or omegaconf."""
 
-from thinkalike.config.compose import CONF, compose_job, from_yaml, measure_schema, options, register, resolve, to_yaml
+from thinkalike.config.compose import (
+    compose_job,
+    from_yaml,
+    measure_schema,
+    options,
+    register,
+    resolve,
+    to_yaml,
+    train_config,
+)
 from thinkalike.config.doors import door, own_process
 from thinkalike.config.doors.commands import command_line, command_words
 from thinkalike.config.doors.sweeps import Made
@@ -14,8 +23,9 @@ from thinkalike.config.relevance import NEUTRAL, neutral, relevant
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
 from thinkalike.config.saes import SAE_STARTS, SAEConfig
 from thinkalike.config.several import as_target, jobs_of
-from thinkalike.config.spelling import check_option, check_overrides
 from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, StitchConfig, TrainerConfig
+from thinkalike.config.words.folders import CONF
+from thinkalike.config.words.spelling import check_option, check_overrides
 
 __all__ = [
     "CONF",
@@ -64,4 +74,5 @@ __all__ = [
     "relevant",
     "resolve",
     "to_yaml",
+    "train_config",
 ]

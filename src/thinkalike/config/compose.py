@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any, TypeVar
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Override
-from hydra.errors import HydraException
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf, flag_override
 
 from thinkalike import plugins
@@ -20,10 +18,9 @@ from thinkalike.config.registry import MEASURES
 from thinkalike.config.repositories import register_repositories
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig
 from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
+from thinkalike.config.words.folders import CONF, OwnFolders, configurations
+from thinkalike.config.words.reading import at_home, parse_overrides, values_of
 from thinkalike.errors import ConfigError, one_of
-
-_CHECKOUT = Path(__file__).resolve().parents[3] / "conf"
-CONF = _CHECKOUT if _CHECKOUT.is_dir() else Path(__file__).resolve().parents[1] / "conf"  # where a wheel has it
 
 Config = TypeVar("Config", TrainConfig, AnalyzeConfig)
 SCHEMAS: dict[str, type] = {"train": TrainConfig, "analyze": AnalyzeConfig}
@@ -46,7 +43,9 @@ _ASKED_FOR: set[str] = set()  # measures whose settings this process knows: jobs
 
 
 def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
-    """Tell Hydra the schemas, and the resolvers at_scale and by_recipe, which pick one of two, and at_most_a_tenth.
+    """Tell Hydra the schemas, the user's folders, and the resolvers.
+
+    at_scale and by_recipe pick one of two, and at_most_a_tenth is of a warm-up.
 
     Args:
         measures: those whose settings may be given; of the others Hydra gets the name alone, as their files take
@@ -57,12 +56,13 @@ def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
         _store(f"{name}_schema", schema)
     for group, schema in GROUPS.items():
         _store("schema", schema, group)
-    written = {path.stem for path in (CONF / "measure").glob("*.yaml")}  # recipes, on top of the schema
+    written = {file.stem for root in configurations("measure") for file in root.glob("*.yaml")}  # recipes, on top
     _ASKED_FOR.update(measures)
     for kind in MEASURES:
         node = measure_schema(kind) if kind in _ASKED_FOR else {"kind": kind}
         _store(f"{kind}_schema" if kind in written else kind, node, "measure")
     register_repositories(models)
+    Plugins.instance().register(OwnFolders)
     OmegaConf.register_new_resolver("at_scale", _at_scale, replace=True)
     OmegaConf.register_new_resolver("by_recipe", _by_recipe, replace=True)
     OmegaConf.register_new_resolver("at_most_a_tenth", _at_most_a_tenth, replace=True)
@@ -81,25 +81,6 @@ def measure_schema(kind: str) -> type[MeasureConfig]:
     module = import_module(name)
     schema: type[MeasureConfig] = module.CONFIGS[declared] if declared else module.Config
     return schema
-
-
-def parse_overrides(words: Sequence[str]) -> list[Override]:
-    """Return the overrides of a command line.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        return OverridesParser.create().parse_overrides(list(words))
-    except HydraException as error:
-        raise ConfigError(f"cannot read the command line: {str(error).splitlines()[0]}") from None
-
-
-def values_of(override: Override) -> list[Any]:
-    """Return the values of an override: several in a sweep; what was quoted there comes without quotes."""
-    value = override.value()
-    values = value.list if isinstance(value, ChoiceSweep) else [value]
-    return [getattr(each, "text", each) for each in values]
 
 
 DEFAULT_TARGET = "model@target=solu-3l-mini"  # of the default model: two models show more than one into itself
@@ -134,15 +115,15 @@ def measures_of(parsed: Sequence[Override]) -> list[str]:
 
 
 def _measure_of(experiment: str) -> str | None:
-    path = CONF / "experiment" / f"{experiment}.yaml"
-    defaults = from_yaml(path.read_text()).get("defaults", []) if path.exists() else []
+    path = next(configurations(f"experiment/{experiment}.yaml"), None)
+    defaults = from_yaml(path.read_text()).get("defaults", []) if path else []
     return next((item["override /measure"] for item in defaults if "override /measure" in item), None)
 
 
 def options(group: str) -> list[str]:
     """Return the names that a configuration group offers: `options("model")`."""
-    root = CONF / group
-    written = {str(path.relative_to(root).with_suffix("")) for path in root.rglob("*.yaml")}
+    roots = [CONF / group] if group == "experiment" else configurations(group)  # which have code of their own
+    written = {str(path.relative_to(root).with_suffix("")) for root in roots for path in root.rglob("*.yaml")}
     more = {"measure": MEASURES, "stitch": plugins.active("stitch")}
     return sorted(written | {*more.get(group, ())})
 
@@ -180,7 +161,7 @@ def resolve(composed: DictConfig, schema: type[Config], overrides: Sequence[str]
         plain: Any = OmegaConf.to_container(composed.data, resolve=False)
         kept = {key: value for key, value in plain.items() if value is not None and key != "name"}
         one_of("model.corpus", composed.model.corpus, (name for name in options("data") if name != "auto"))
-        corpus: Any = OmegaConf.load(CONF / "data" / f"{composed.model.corpus}.yaml")
+        corpus: Any = OmegaConf.load(next(configurations(f"data/{composed.model.corpus}.yaml")))
         corpus.pop("defaults", None)
         composed.data = OmegaConf.merge(composed.data, corpus, kept)
     _check_index(composed)
@@ -237,16 +218,23 @@ def compose_job(door: str, overrides: Sequence[str]) -> Any:
     from hydra._internal.utils import create_config_search_path
     from hydra.types import RunMode
 
+    overrides = at_home(overrides)
     parsed = parse_overrides(overrides)
     plug_in_those_of(parsed)
     overrides = with_default_target(door, overrides)
     register(measures_of(parsed) if door == "analyze" else (), models_of(parsed))
     version.setbase("1.3")
     loader = ConfigLoaderImpl(create_config_search_path(str(CONF)))
-    composed = loader.load_configuration(door, list(overrides), run_mode=RunMode.RUN, from_shell=False)
+    composed = loader.load_configuration(door, overrides, run_mode=RunMode.RUN, from_shell=False)
     with flag_override(composed, ["struct", "readonly"], [False, False]):
         del composed["hydra"]
     return resolve(composed, SCHEMAS[door], overrides)
+
+
+def train_config(settings: Mapping[str, Any]) -> TrainConfig:
+    """Return the configuration of a finished job of train.py, whose file lacks the parts that it did not read."""
+    given = {name: value for name, value in settings.items() if value is not None}
+    return OmegaConf.to_object(OmegaConf.merge(TrainConfig, given))  # type: ignore[return-value]
 
 
 def to_yaml(config: dict[str, Any]) -> str:

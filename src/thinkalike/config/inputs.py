@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 from omegaconf import MISSING
 
@@ -39,6 +39,8 @@ SIZES = {size for pair in HEADS for size in pair} | {
 @dataclass
 class ModelConfig(Checked, part="model"):
     """A model by its everyday name: where its weights are, and how to run it."""
+
+    paths: ClassVar[tuple[str, ...]] = ("path",)
 
     name: str = MISSING  # what tables and figures call it
     family: str = "auto"  # which residual stream it has; auto: from the checkpoint's config.json
@@ -110,6 +112,8 @@ class ModelConfig(Checked, part="model"):
 class DataConfig(Checked, part="data"):
     """Text, and how it becomes rows of tokens."""
 
+    paths: ClassVar[tuple[str, ...]] = ("files", "cache")
+
     name: str = MISSING  # what results call it
     source: Optional[str] = None  # stdlib | grammar | text | hub
     files: Optional[list[str]] = neutral(None)  # source=text: files or globs; .txt .jsonl .jsonl.gz .jsonl.zst .parquet
@@ -140,6 +144,8 @@ class DataConfig(Checked, part="data"):
 @dataclass
 class StimuliConfig(Checked, part="stimuli"):
     """What states and features are of: words of controlled sentences, or the user's own."""
+
+    paths: ClassVar[tuple[str, ...]] = ("path",)
 
     kind: str = "controlled"  # controlled, crossed: of a grammar | table: .csv .tsv .parquet | conllu
     sentences: Optional[int] = ranged(None, least=1, most=COUNTS)  # kind=controlled: how many; null: 400
@@ -182,6 +188,8 @@ class StimuliConfig(Checked, part="stimuli"):
 @dataclass
 class PairsConfig(Checked, part="pairs"):
     """Pairs of a premise and a hypothesis: to fit on, to report on, and a challenge."""
+
+    paths: ClassVar[tuple[str, ...]] = ("fit", "report", "challenge")
 
     source: str = "templates"  # templates: made offline | hub: MNLI and HANS | files
     fit: Optional[str] = neutral(None)  # source=files: MNLI to fine-tune on, .jsonl .tsv .txt .parquet

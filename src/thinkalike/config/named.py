@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 from thinkalike.config.compose import compose_job
 from thinkalike.config.inputs import ModelConfig
 from thinkalike.config.repositories import is_folder
-from thinkalike.config.spelling import check_option
+from thinkalike.config.words.reading import quoted
+from thinkalike.config.words.spelling import check_option
 from thinkalike.errors import ConfigError, nearest
 
 Words = tuple[str, ...]  # of a command line
@@ -48,11 +48,3 @@ def words_of_model(key: str, name: str, settings: Mapping[str, Any]) -> Words:
         return ("model=local", f"model.path={quoted(str(Path(name).expanduser()))}", *more)
     check_option("model", key, [name])
     return (f"model={name}", *more)
-
-
-def quoted(value: Any) -> str:
-    """Return a value as a word of the command line has it."""
-    if not isinstance(value, str):
-        return "null" if value is None else str(value)
-    escaped = re.sub(r"(\\*)('|$)", lambda end: 2 * end[1] + ("\\'" if end[2] else ""), value)
-    return f"'{escaped}'"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -113,6 +114,7 @@ class Checked:
     """
 
     part: ClassVar[str] = ""
+    paths: ClassVar[tuple[str, ...]] = ()  # the fields that hold a path or a list of them, where ~ is the home folder
 
     def __init_subclass__(cls, part: str | None = None, **more: Any) -> None:
         super().__init_subclass__(**more)
@@ -120,6 +122,8 @@ class Checked:
             cls.part = part
 
     def __post_init__(self) -> None:
+        for name in self.paths:
+            setattr(self, name, _at_home(getattr(self, name)))
         for item in dataclasses.fields(self):  # type: ignore[arg-type]
             key, value = f"{self.part}.{item.name}" if self.part else item.name, getattr(self, item.name)
             if "range" in item.metadata:
@@ -128,6 +132,13 @@ class Checked:
                 bytes_of(key, value)
             elif str(item.type) in WORDS and not all(isinstance(each, str) for each in value or []):
                 raise ConfigError(f"{key}={_short(value)} must be a list of words")
+
+
+def _at_home(path: Any) -> Any:
+    """Return a path or a list of them with the home folder in the place of ~; anything else as it is."""
+    if isinstance(path, list):
+        return [_at_home(each) for each in path]
+    return os.path.expanduser(path) if isinstance(path, str) else path
 
 
 def check_range(key: str, value: Any, allowed: Range) -> None:

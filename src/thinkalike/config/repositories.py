@@ -44,14 +44,17 @@ def is_folder(name: str) -> bool:
 
 
 def check_no_folder(key: str, name: str) -> None:
-    """Refuse a folder where a model is named.
+    """Refuse a folder or an address where a model is named.
 
     Args:
         key: model or model@target.
 
     Raises:
-        ConfigError: this is a path, or there is a folder of this name.
+        ConfigError: this is an address or a path, or there is a folder of this name.
     """
+    if "://" in name:
+        near = "/".join(name.partition("://")[2].removeprefix("huggingface.co/").split("/")[:2])
+        raise ConfigError(f"{key}={name} is an address; a model of the hub is named by its repository: {key}={near}")
     if is_folder(name):
         part = key.rpartition("@")[2]
         remedy = f"give {key}=local {part}.path={name}"

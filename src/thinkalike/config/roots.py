@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.layers import check_layers
@@ -37,6 +37,8 @@ class MeasureConfig(Checked, part="measure"):
 @dataclass
 class TrainConfig(Checked):
     """All that `train.py` needs to know."""
+
+    paths: ClassVar[tuple[str, ...]] = ("store",)
 
     task: str = "stitch"  # what is fitted
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -92,6 +94,8 @@ class TrainConfig(Checked):
 @dataclass
 class AnalyzeConfig(Checked):
     """All that `analyze.py` needs to know."""
+
+    paths: ClassVar[tuple[str, ...]] = ("store", "activations")
 
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     stimuli: StimuliConfig = field(default_factory=StimuliConfig)  # of measures that look at words

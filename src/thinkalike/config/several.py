@@ -10,8 +10,9 @@ from typing import Any
 
 from thinkalike.config.compose import compose_job
 from thinkalike.config.inputs import HOW_IT_RUNS, ModelConfig
-from thinkalike.config.named import Words, quoted, words_of_model
+from thinkalike.config.named import Words, words_of_model
 from thinkalike.config.roots import AnalyzeConfig
+from thinkalike.config.words.reading import quoted
 from thinkalike.errors import ConfigError
 
 

@@ -1,11 +1,16 @@
-"""measure=asymmetry: what stitching one way costs more than the other way, from two results of a store."""
+"""measure=asymmetry: what stitching one way costs more than the other way.
+
+    python analyze.py measure=asymmetry model=solu-3l-mini model@target=gelu-3l-mini
+
+It rests on two stitching jobs, those of the store if it has them, which differ in their direction alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -13,11 +18,22 @@ import torch
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, MeasureConfig
-from thinkalike.errors import StoreError
+from thinkalike.config import (
+    TASKS,
+    AnalyzeConfig,
+    LoggerConfig,
+    MeasureConfig,
+    ModelConfig,
+    TrainConfig,
+    compose_job,
+    train_config,
+)
+from thinkalike.errors import ConfigError, StoreError
 from thinkalike.evaluation import BITS, document_numbers, number_of_documents
-from thinkalike.job import Instrument, Outcome, Work
+from thinkalike.instruments import instrument
+from thinkalike.job import Instrument, Outcome, Work, perform
 from thinkalike.measures import Estimate, bootstrap_difference, bootstrap_interval
+from thinkalike.progress import doing
 from thinkalike.screen import Table, number_column, show_table, text_column
 from thinkalike.store import Headline, Result, finished
 
@@ -32,11 +48,14 @@ class Config(MeasureConfig):
 class Asymmetry(Instrument, kind="asymmetry", version=2, reads=("model", "target")):
     """Subtracts the penalty of `target` into `model` from that of `model` into `target`, by layer.
 
-    It takes the newest two results of the store that differ in nothing but their direction.
+    It takes the newest two results of the store that differ in nothing but their direction. Where it lacks one of them,
+    that is done by the recipe of the newest other one; where it lacks both, they are done as train.py does them.
     """
 
+    makes_inputs: ClassVar[bool] = True
+
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        there, back = newest_directions(config)
+        there, back = newest_directions(config) or _made(config)
         return {"there": there, "back": back}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
@@ -73,30 +92,73 @@ class Asymmetry(Instrument, kind="asymmetry", version=2, reads=("model", "target
         show_table(Table(title, [number_column("layer", table["layer"]), value, low, high, *unit]))
 
 
-def newest_directions(config: AnalyzeConfig) -> tuple[Result, Result]:
-    """Return the newest result from `model` into `target`, and the one that differs from it in direction only.
+def newest_directions(config: AnalyzeConfig) -> tuple[Result, Result] | None:
+    """Return the newest result from `model` into `target`, and the one that differs from it in direction only."""
+    stitches = list(finished(config.store, "stitching"))
+    both = [
+        (there, back)
+        for there in _from_to(config.model, config.target, stitches)
+        for back in stitches
+        if back.settings == _reversed(there.settings)
+    ]
+    return max(both, key=lambda pair: _age(pair[0]), default=None)
+
+
+def _from_to(source: ModelConfig, target: ModelConfig, stitches: Sequence[Result]) -> list[Result]:
+    """Return the stitches of a source into a target."""
+    names = (source.name, target.name)
+    return [each for each in stitches if (each.settings["model"]["name"], each.settings["target"]["name"]) == names]
+
+
+def _reversed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {**settings, "model": settings["target"], "target": settings["model"]}
+
+
+def _age(result: Result) -> float:
+    return result.folder.stat().st_mtime
+
+
+def _made(config: AnalyzeConfig) -> tuple[Result, Result]:
+    """Do the stitching jobs that the store lacks, and return that from `model` into `target` and that back.
 
     Raises:
-        StoreError: the store does not hold both directions with one recipe.
+        ConfigError: source and target are the same model.
     """
-    both = max(_directions(config), key=lambda both: both[0].folder.stat().st_mtime, default=None)
-    if both is None:
-        names = f"{config.model.name},{config.target.name}"
-        raise StoreError(
-            f"{config.store} holds no stitches of {config.model.name} into {config.target.name} and back with one "
-            f"recipe; make them: python train.py -m model={names} model@target={names}"
-        )
-    return both
+    stitches = [each for each in finished(config.store, "stitching") if not each.config["stitch"]["both"]]
+    forth, back = _from_to(config.model, config.target, stitches), _from_to(config.target, config.model, stitches)
+    newest = max([*forth, *back], key=_age, default=None)
+    if newest is None:
+        if config.model == config.target:
+            raise ConfigError(f"measure=asymmetry is of two models; add model@target=, as {config.model.name} is both")
+        newest = _stitched(config, _recipe(config))
+        forth = [newest]
+    other = _stitched(config, _turned(newest))
+    return (newest, other) if newest in forth else (other, newest)
 
 
-def _directions(config: AnalyzeConfig) -> Iterator[tuple[Result, Result]]:
-    """Yield all results from `model` into `target` in the store, each with the one that differs in direction only."""
-    stitches = list(finished(config.store, "stitching"))
-    for there in stitches:
-        settings = there.settings
-        if (settings["model"]["name"], settings["target"]["name"]) == (config.model.name, config.target.name):
-            reverse = settings | {"model": settings["target"], "target": settings["model"]}
-            yield from ((there, back) for back in stitches if back.settings == reverse)
+def _turned(done: Result) -> TrainConfig:
+    """Return the configuration of the job that differs from one that is done in its direction alone."""
+    job = train_config(done.config)
+    return replace(job, model=job.target, target=job.model)
+
+
+def _stitched(config: AnalyzeConfig, job: TrainConfig) -> Result:
+    """Return the result of a stitching job, where and as this configuration runs jobs."""
+    trainer = replace(job.trainer, threads=config.threads)
+    job = replace(
+        job, store=config.store, wait=config.wait, threads=config.threads, trainer=trainer, force=False, dry_run=False,
+        logger=LoggerConfig("none"),
+    )  # fmt: skip
+    with doing(f"{job.model.name} into {job.target.name}"):
+        return perform(instrument(TASKS["stitch"]), job, shown_again=False)
+
+
+def _recipe(config: AnalyzeConfig) -> TrainConfig:
+    """Return how train.py stitches `model` into `target`, on the text of this configuration."""
+    scale = ("mini" if config.model.mini else "paper") if config.scale == "auto" else config.scale
+    words = [f"scale={scale}", f"recipe={config.recipe}", f"seed={config.seed}"]
+    job: TrainConfig = compose_job("train", words)
+    return replace(job, data=config.data, model=config.model, target=config.target)
 
 
 def asymmetries(there: Result, back: Result) -> pd.DataFrame:

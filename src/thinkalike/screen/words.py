@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 from rich.cells import cell_len
 
@@ -12,9 +13,10 @@ WORD = re.compile(r"(?:\[\S+, \S+\]\S*|\S+(?: = \S+| [%→←](?!\S))?) *")
 LONG = 40  # columns of a word that may continue on the next line after a comma, an equals sign or a folder of a path
 
 
-def parts(text: str) -> list[str]:
+@lru_cache(maxsize=4096)  # a table is laid out in many widths
+def parts(text: str) -> tuple[str, ...]:
     """Return what a line may end after: words, with the space that follows them, and the parts of long lists."""
-    return [part for word in WORD.findall(text) for part in _pieces(word)]
+    return tuple(part for word in WORD.findall(text) for part in _pieces(word))
 
 
 def wrapped(text: str, width: int) -> list[str]:

@@ -9,33 +9,27 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
-from thinkalike.config.compose import (
-    CONF,
-    SCHEMAS,
-    measures_of,
-    models_of,
-    parse_overrides,
-    register,
-    resolve,
-    with_default_target,
-)
+from thinkalike.config.compose import SCHEMAS, measures_of, models_of, register, resolve, with_default_target
 from thinkalike.config.doors import commands
 from thinkalike.config.doors.exits import OneLineErrors, Stdout
 from thinkalike.config.doors.sweeps import JOBS, Made, in_sweep, jobs_of_sweep, noted, sweep
 from thinkalike.config.plugging import plug_in, plug_in_those_of
-from thinkalike.config.spelling import check_overrides
+from thinkalike.config.words.folders import CONF, with_own
+from thinkalike.config.words.reading import at_home, is_override, parse_overrides
+from thinkalike.config.words.spelling import check_overrides
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.interrupts import follow_parent, heeded
 from thinkalike.progress import doing
 
+MULTIRUN = {"--multirun", "-m"}
+SHOWN = {"--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help"}  # these say something, and no job is done
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
-
 
 Job = Callable[[Any], list[Path]]  # of a configuration: the folders of the results
 
@@ -76,12 +70,12 @@ def door(
             import hydra
 
             os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors come here, and not to the screen
-            words = sys.argv[1:]
-            commands.called(name)
             run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)
             with own_process():
+                words, folders = with_own(name, at_home(sys.argv[1:]))
+                commands.called(name, folders)
                 parsed = _made_known(name, words)
-                if {"-m", "--multirun"} & set(words):
+                if MULTIRUN & set(words):
                     os.environ[JOBS] = jobs_of_sweep(parsed)
                     sweep(run, words, joined)
                 else:
@@ -94,7 +88,7 @@ def door(
 
 def _done(job: Job, schema: type, composed: DictConfig) -> list[Path]:
     """Do the job of a composed configuration, and print the folders of its results; another process may have them."""
-    words = HydraConfig.get().overrides.task
+    words = commands.words_of_job()
     commands.begin(words)
     settings: Any = OmegaConf.to_container(composed)
     plug_in(settings.get("plugins"))  # this may be a worker of a sweep
@@ -111,13 +105,59 @@ def _done(job: Job, schema: type, composed: DictConfig) -> list[Path]:
 def _made_known(name: str, words: Sequence[str]) -> list[Override]:
     """Check a command line, and tell Hydra of all that it asks for; returns its overrides."""
     asking = {"--help", "-h", "--hydra-help"} & set(words)  # which needs no settings of any measure
-    overrides = [word for word in words if word[:1] in "+~" or ("=" in word and word[0] != "-")]
+    sweeps = bool(MULTIRUN & set(words))
+    overrides = list(filter(is_override, words))
+    options = [word for word in words if not is_override(word)]
+    _check_options(options)
     parsed = parse_overrides(overrides)
     plug_in_those_of(parsed)
-    check_overrides(overrides, SCHEMAS[name])
-    sys.argv += with_default_target(name, overrides)[len(overrides) :]
+    check_overrides(overrides, SCHEMAS[name], sweeps)
+    _check_hydra(parsed, sweeps, is_shown=bool(SHOWN & set(words)))
+    whole = ["all"] if options[-1:] in (["-i"], ["--info"]) else []  # or it would take the first override
+    sys.argv[1:] = [*options, *whole, *with_default_target(name, overrides)]  # options before any override
     register(measures_of(parsed) if name == "analyze" and not asking else (), models_of(parsed))
     return parsed
+
+
+def _check_options(options: Sequence[str]) -> None:
+    """Refuse options that Hydra does not have.
+
+    Raises:
+        ConfigError: one is none of its options, or lacks its value.
+    """
+    from hydra._internal.utils import get_args_parser
+
+    def refuse(message: str) -> NoReturn:
+        dashes = message.startswith("unrecognized")
+        raise ConfigError(message + ("; settings are given as key=value, without dashes" if dashes else ""))
+
+    parser = get_args_parser()
+    parser.error = refuse  # type: ignore[method-assign]
+    parser.parse_args([*options])
+
+
+def _check_hydra(parsed: Sequence[Override], sweeps: bool, is_shown: bool) -> None:
+    """Refuse what Hydra would pass over without a word.
+
+    Raises:
+        ConfigError: a launcher without a sweep, whose job would run here; one record of all jobs of a sweep; folders
+            of configurations, or a sweep, by other ways than options.
+    """
+    given = {str(override.key_or_group): override for override in parsed}
+    for key in ("hydra/launcher", "hydra/sweeper"):
+        if key in given and not (sweeps or is_shown):
+            raise ConfigError(f"{given[key].input_line} is for the jobs of a sweep; add -m, also for a single job")
+    if sweeps and "hydra.output_subdir" in given and "hydra.sweep.subdir" not in given:
+        raise ConfigError(
+            "hydra.output_subdir= of a sweep needs a folder for each of its jobs, such as "
+            "hydra.sweep.dir=records 'hydra.sweep.subdir=${hydra.job.num}'"
+        )
+    verbose = given["hydra.verbose"].value() if "hydra.verbose" in given else True
+    if not isinstance(verbose, bool | str | list):
+        raise ConfigError(f"hydra.verbose={verbose} must be true, the name of a logger, or a list of such names")
+    for key, instead in {"hydra.searchpath": "--config-dir DIR", "hydra.mode": "-m"}.items():
+        if key in given:
+            raise ConfigError(f"{given[key].input_line} is said by {instead} here")
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import socket
 import sys
 import tempfile
@@ -19,12 +20,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Glob, Override
+from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
+from thinkalike.config.compose import options
+from thinkalike.config.doors.commands import words_of_job
 from thinkalike.config.doors.exits import USER_ERRORS, one_line
-from thinkalike.errors import StoreError
+from thinkalike.errors import ConfigError, ResourceError, StoreError, first_line
 
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
+NOT_TAKEN = re.compile(r"\b(srun|sbatch)\b")  # how submitit says that there is no SLURM, or that it refuses
 JOBS = "THINKALIKE_SWEEP_JOBS"  # environment variable: how many jobs it has, for its workers, too
 ONE_AT_A_TIME = ["hydra.launcher.n_jobs=2", "hydra.launcher.pre_dispatch=1"]  # n_jobs=1 would have no worker to kill
 
@@ -47,13 +51,18 @@ def sweep(run: Callable[[], None], words: list[str], joined: Callable[[Sequence[
     Args:
         joined: shows what the jobs made beside each other.
     """
-    store = next((word.partition("=")[2] for word in words if word.startswith("store=")), "results")
+    stores = [word.partition("=")[2].strip("'\"") for word in words if word.startswith("store=")]
+    store = stores[-1] if stores else "results"
     failed: list[str] = []
     with _folder_of_notes(words, Path(store).expanduser()) as folder, _shared_file(folder) as path:
         try:
             run()
         except BrokenProcessPool:
             _one_at_a_time(run, path)
+        except Exception as error:
+            if NOT_TAKEN.search(str(error)):
+                raise ResourceError(f"SLURM does not take the jobs: {first_line(error)}") from error
+            raise
         finally:  # also when a launcher gives up because a job was killed
             failed, made = _noted(path, "failed"), _made(path)
             if made:
@@ -65,11 +74,27 @@ def sweep(run: Callable[[], None], words: list[str], joined: Callable[[Sequence[
 
 
 def jobs_of_sweep(parsed: Sequence[Override]) -> str:
-    """Return how many jobs the words of a sweep stand for; "?" where a pattern of names decides."""
+    """Return how many jobs the words of a sweep stand for; "?" where a sweeper that searches decides.
+
+    Raises:
+        ConfigError: a word stands for none.
+    """
     swept = [override for override in parsed if override.is_sweep_override()]
-    if any(isinstance(override.value(), Glob) for override in swept):
+    if any(isinstance(override.value(), IntervalSweep) for override in swept):
         return "?"
-    return str(math.prod(sum(1 for _ in override.sweep_iterator()) for override in swept))
+    return str(math.prod(map(_values, swept)))
+
+
+def _values(override: Override) -> int:
+    """Return how many values a word of a sweep stands for."""
+    value, key = override.value(), str(override.key_or_group)
+    try:
+        values = value.filter(options(key)) if isinstance(value, Glob) else list(override.sweep_iterator())
+    except ValueError as error:  # of range
+        raise ConfigError(f"{override.input_line} stands for no values: {first_line(error)}") from None
+    if not values:
+        raise ConfigError(f"{override.input_line} stands for no values; there would be no job")
+    return len(values)
 
 
 def in_sweep() -> bool:
@@ -87,15 +112,15 @@ def noted(job: Callable[[], Sequence[Path]], logger: Callable[[], Mapping[str, A
     Returns:
         The folders; none of a job that failed.
     """
-    words = " ".join(HydraConfig.get().overrides.task)
+    words = " ".join(words_of_job())
     if any(line.startswith(f"{words}: ") for line in _noted(Path(os.environ[SHARED]), "failed")):
         return []  # before the workers were started anew
     _note("began", words)
     folders: Sequence[Path] = []
     try:
-        hydra, folders = HydraConfig.get(), job()
+        number, given, folders = HydraConfig.get().job.num, words_of_job(), job()
         for folder in folders:
-            made = Made(hydra.job.num, list(hydra.overrides.task), str(folder.resolve()), dict(logger()))
+            made = Made(number, given, str(folder.resolve()), dict(logger()))
             _note("made", json.dumps(made))
     except Exception as error:
         if not isinstance(error, USER_ERRORS):

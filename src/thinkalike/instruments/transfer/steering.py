@@ -42,6 +42,8 @@ LENGTH = 8  # tokens of a text, about
 class Config(TransferConfig):
     """The settings of steering vectors and of what is said of them."""
 
+    paths: ClassVar[tuple[str, ...]] = ("path",)
+
     kind: str = "steering"
     contrast: str = "number"  # number, question: of the grammar | table: pairs of texts of your own
     path: Optional[str] = neutral(None)  # contrast=table: .csv .tsv .parquet

@@ -1,0 +1,249 @@
+"""Configurations of the user's own: folders whose files come first, and files that stand for words."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conftest import ROOT, results_in
+from thinkalike.config import TrainConfig, as_dict, check_overrides, compose_job, options
+from thinkalike.config.doors import commands
+from thinkalike.config.words.folders import FOLDER, NAME, OWN, with_own
+from thinkalike.errors import ConfigError
+
+FILES = {
+    "model/ours": "defaults: [schema, _self_]\nname: ours\npath: ~/checkpoints/ours\ncontext: 64\n",
+    "model/bare": "name: bare\npath: there\n",  # no defaults
+    "model/broken": "name: [\n",
+    "model/lost": "defaults: [nowhere, _self_]\n",
+    "stitch/linear": "defaults: [schema, _self_]\nkind: linear\nsteps: 3\nwarmup: 1\n",  # in the place of what ships
+    "data/notes": "defaults: [text, _self_]\nfiles: [~/notes/*.txt]\n",
+    "mine": "defaults: [train, {model: solu-3l-mini}, {override /stitch: affine}, _self_]\n"
+    "seed: 7\nlayers: [[0, 0]]\nstitch: {steps: 30, rates: [0.5, 2]}\nmodel: {architecture: {new: 1}}\n",
+    "more": "defaults: [mine, _self_]\nseed: 8\nstitch: {init: identity}\nhydra: {output_subdir: .hydra}\n",
+    "plain": "model: solu-3l-mini\nmodel@target: gelu-3l-mini\nstore: ~/it's 5 %\n",
+    "grid": "hydra: {sweeper: {params: {seed: '1,2'}}}\nstitch: affine\n",
+    "empty": "",
+    "typo": "seeed: 1\n",
+    "torn": "seed: [1\n",
+    "list": "[1, 2]\n",
+    "words": "defaults: model\n",
+    "loop": "defaults: [round]\n",
+    "round": "defaults: [loop]\n",
+    "other": "defaults: [analyze]\n",
+    "lost": "defaults: [nowhere]\n",
+}
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch) -> Path:
+    """A folder of configurations of a user's own."""
+    monkeypatch.setenv(OWN, "")
+    monkeypatch.setenv("HOME", "/home/me")
+    for name, text in FILES.items():
+        path = tmp_path / "own" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path / "own"
+
+
+def words_of(own: Path, *words: str, door: str = "train") -> list[str]:
+    return with_own(door, [f"--config-dir={own}", *words])[0]
+
+
+def composed(*words: str) -> TrainConfig:
+    """The configuration of a command line, which depends on the folders of the test."""
+    return compose_job("train", words)
+
+
+# -------------------------------------------------------------------------------------------------------------- folders
+
+
+@pytest.mark.parametrize("option", FOLDER)
+def test_a_folder_is_given_by_any_of_hydras_options_from_where_one_is(own, monkeypatch, option):
+    monkeypatch.chdir(own.parent)
+    for words in ([f"{option}=own"], [option, "own"]):
+        monkeypatch.setenv(OWN, "")
+        assert with_own("train", ["-m", *words, "seed=1"]) == (["-m", "seed=1"], [f"--config-dir={own}"])
+        assert os.environ[OWN] == str(own), "which the workers of a sweep have, too"
+
+
+def test_an_option_of_the_users_is_like_any_other(own):
+    words_of(own)
+    assert "ours" in options("model")
+    check_overrides(["model=ours"], TrainConfig)
+    config = composed("model=ours", "model@target=gelu-3l-mini")
+    assert (config.model.name, config.model.path, config.model.context) == ("ours", "/home/me/checkpoints/ours", 64)
+    assert composed("model=bare", "model@target=gelu-3l-mini").model.path == "there", "a file needs no defaults"
+    assert composed("data=notes").data.files == ["/home/me/notes/*.txt"]
+    assert composed("model.corpus=notes").data.files == ["/home/me/notes/*.txt"], "data=auto finds it, too"
+
+
+def test_the_users_files_come_before_those_that_ship(own, monkeypatch):
+    assert composed("stitch=linear").stitch.steps == 170, "control"
+    words_of(own)
+    assert composed("stitch=linear").stitch.steps == 3
+    assert composed("stitch=linear", "stitch.steps=5").stitch.steps == 5
+    second = own.parent / "second" / "stitch"
+    second.mkdir(parents=True)
+    (second / "linear.yaml").write_text("defaults: [schema, _self_]\nkind: linear\nsteps: 4\nwarmup: 1\n")
+    words_of(second.parent, f"--config-dir={own}")
+    assert composed("stitch=linear").stitch.steps == 4, "the folder that is given first comes first"
+    assert "ours" in options("model")
+    monkeypatch.setenv(OWN, "")
+    assert composed("stitch=linear").stitch.steps == 170
+
+
+def test_experiments_are_those_that_ship(own):
+    words_of(own)
+    (own / "experiment").mkdir()
+    (own / "experiment" / "mine.yaml").write_text("seed: 3\n")
+    assert "mine" not in options("experiment")
+
+
+# ------------------------------------------------------------------------------------------------------ a configuration
+
+
+@pytest.mark.parametrize("option", NAME)
+def test_a_configuration_stands_for_its_words_and_those_given_win(own, option):
+    words = words_of(own, f"{option}=mine", "seed=9")
+    assert words == [
+        "model=solu-3l-mini",
+        "stitch=affine",
+        "layers=[[0,0]]",
+        "stitch.steps=30",
+        "stitch.rates=[0.5,2]",
+        "++model.architecture={new:1}",
+        "seed=9",
+    ]
+    config = composed(*words)
+    assert as_dict(config) == as_dict(composed(*words[:5], "+model.architecture.new=1", "seed=9"))
+    assert (config.target.name, config.seed) == ("solu-3l-mini", 9), "it names a model, so the target is that, too"
+
+
+def test_a_configuration_may_rest_on_another_one(own):
+    words = words_of(own, "-cn", "more.yaml")
+    assert "seed=8" in words
+    assert "seed=7" not in words
+    assert "++hydra.output_subdir='.hydra'" in words
+    assert composed(*words[:-1]).stitch.steps == 30
+
+
+def test_a_choice_may_stand_among_the_settings_and_text_is_quoted(own):
+    words = words_of(own, "--config-name=plain")
+    assert words == ["model=solu-3l-mini", "model@target=gelu-3l-mini", "store='~/it\\'s 5 %'"]
+    assert composed(*words).store == "/home/me/it's 5 %"
+
+
+def test_a_configuration_may_be_a_sweep(own):
+    assert words_of(own, "-m", "-cn", "grid") == ["-m", "seed=1,2", "stitch=affine"]
+    with pytest.raises(ConfigError, match="seed=1,2 has several values; sweep over them with -m"):
+        check_overrides(words_of(own, "-cn", "grid"), TrainConfig, sweeps=False)
+
+
+@pytest.mark.parametrize("name", ["empty", "train"])
+def test_an_empty_configuration_and_that_of_the_door_say_nothing_more(own, name):
+    assert words_of(own, f"-cn={name}", "seed=1") == ["seed=1"]
+
+
+REFUSED = {
+    "-cn nope": "-cn nope: there is no nope.yaml in ",
+    "-cn mime": "did you mean 'mine'?",
+    "-cn": "-cn needs the name of a configuration of yours",
+    "-cn=": "there is no .yaml",
+    "-cp": "-cp needs a folder",
+    "-cp seed=1": "-cp needs a folder",
+    "-cp -m": "-cp needs a folder",
+    "-cp nowhere": "-cp=nowhere: there is no such folder here",
+    "-cp=": "-cp=: there is no such folder here",
+    "-cp pkg://mine": "-cp=pkg://mine: there is no such folder here",
+    "-cn analyze": "-cn analyze is of analyze.py, and this is train.py",
+    "-cn other": "other.yaml: analyze is of analyze.py, and this is train.py",
+    "-cn list": "list.yaml must hold settings, key: value, and a list of defaults at most",
+    "-cn words": "words.yaml must hold settings",
+    "-cn loop": "round.yaml names loop, which rests on it; leave it out",
+    "-cn lost": "lost.yaml: nowhere: there is no nowhere.yaml in ",
+}
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_what_is_wrong_with_own_configurations_is_said(own, line):
+    with pytest.raises(ConfigError) as caught:
+        words_of(own, *line.split(" "))
+    assert REFUSED[line] in str(caught.value)
+
+
+def test_without_a_folder_it_is_said_how_to_name_one(monkeypatch):
+    monkeypatch.setenv(OWN, "")
+    with pytest.raises(
+        ConfigError, match=r"there is no mine\.yaml; say in which folder of yours it is: --config-dir DIR"
+    ):
+        with_own("train", ["-cn", "mine"])
+    monkeypatch.setenv(OWN, "/nowhere/at/all")
+    with pytest.raises(ConfigError, match="THINKALIKE_CONFIG=/nowhere/at/all: there is no such folder"):
+        with_own("train", [])
+
+
+def test_a_file_with_the_name_of_a_door_is_refused(own):
+    (own / "train.yaml").write_text("seed: 3\n")
+    with pytest.raises(ConfigError, match=r"train\.yaml has the name of what ships; call it mine\.yaml"):
+        words_of(own)
+    assert words_of(own, door="analyze") == []
+
+
+# ------------------------------------------------------------------------------------------------------------ the doors
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-cn", "typo"], "'seeed' is not a setting; did you mean 'seed'?"),
+        (["-cn", "torn"], "torn.yaml, line 2: expected ',' or ']', but got '<stream end>'"),
+        (["model=broken"], "model/broken.yaml, line 2: expected the node content, but found '<stream end>'"),
+        (["model=lost"], "the defaults of model/lost: model=nowhere is not known; there is: "),
+        (["model=our"], "model=our is not known; did you mean 'ours'?"),
+        (["-cn", "mine", "seed=-1"], "seed=-1 must be at least 0"),
+    ],
+)
+def test_the_door_says_in_one_line_what_is_wrong(door, own, words, message):
+    assert message in door("train.py", "-cp", "own", *words).error
+
+
+def test_the_command_line_of_a_result_names_the_folders(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    monkeypatch.setenv(commands.PROGRAM, "")
+    monkeypatch.setattr(commands, "_words", None)
+    commands.called("train", ["--config-dir=/my own"])
+    commands.begin(["seed=1"])
+    assert commands.command_line() == "python train.py '--config-dir=/my own' seed=1"
+
+
+@pytest.mark.slow
+def test_the_workers_of_a_sweep_have_the_users_configurations(door, own, small_stitching):
+    (own / "stitch" / "brief.yaml").write_text("defaults: [linear, _self_]\nkind: affine\n")
+    (own / "pair.yaml").write_text(yaml.safe_dump({"layers": [[0, 0]], "stitch": "brief", "logger": "none"}))
+    by_joblib = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    swept = door.process("train.py", "-m", "-cp", "own", "-cn", "pair", "seed=1,2", *by_joblib, *small_stitching)
+    assert swept.status == 0, swept.stderr
+    made = results_in(door.folder / "results", "stitching")
+    assert sorted(result.config["seed"] for result in made) == [1, 2]
+    assert {result.config["stitch"]["kind"] for result in made} == {"affine"}
+    for said in (f"--config-dir={own}", "stitch=brief"):
+        assert all(said in result.provenance["command"] for result in made), made[0].provenance["command"]
+
+
+def test_the_example_of_the_documentation_runs(door):
+    page = (ROOT / "docs" / "commands.md").read_text()
+    for name, text in re.findall(r'```yaml title="(.*?)"\n(.*?)```', page, re.DOTALL):
+        (door.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (door.folder / name).write_text(text)
+    (line,) = re.findall(r"^    python (train\.py -cp .*)$", page, re.MULTILINE)
+    script, *words = shlex.split(line)
+    shown = yaml.safe_load(door(script, *words, "--cfg", "job", "--resolve", env={OWN: ""}).stdout)
+    assert (shown["stitch"]["steps"], shown["layers"], shown["seed"]) == (40, [[1, 1]], 1)
+    assert (shown["target"]["name"], shown["data"]["report_tokens"]) == ("solu-3l-mini", 8192)
