@@ -47,10 +47,27 @@ _import_hook._JaxtypingLoader.exec_module = _run_module
 HOOK = install_import_hook("thinkalike", "beartype.beartype")  # before anything imports thinkalike
 
 import huggingface_hub.constants  # noqa: E402, F401 (before a door sets HF_ENDPOINT, which it reads at import)
+import matplotlib.figure  # noqa: E402
 import torch  # noqa: E402
+from hydra._internal.hydra import Hydra  # noqa: E402
 
 import hub  # noqa: E402
 import tiny  # noqa: E402
+
+DRAWN = {name: getattr(matplotlib.figure.Figure, name) for name in ("savefig", "draw_without_rendering")}
+
+
+def _save_empty(self, path, **options):
+    """Leave the file of a figure empty: most tests look whether it is there, and drawing takes longer than their job.
+
+    A figure is made all the same; tests that look at what it shows are marked `drawn`.
+    """
+    Path(path).write_bytes(b"")
+
+
+matplotlib.figure.Figure.savefig = _save_empty
+matplotlib.figure.Figure.draw_without_rendering = lambda self: None
+Hydra.get_mode = lambda *_, **__: None  # which composes a configuration once more, to ask it whether it is a sweep
 
 
 def composed(*overrides: str, door: str = "train"):
@@ -120,6 +137,13 @@ def _same_start():
     torch.set_num_threads(1)
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(autouse=True)
+def _drawn(request, monkeypatch):
+    if request.node.get_closest_marker("drawn"):
+        for name, method in DRAWN.items():
+            monkeypatch.setattr(matplotlib.figure.Figure, name, method)
 
 
 @pytest.fixture

@@ -134,7 +134,7 @@ def cka_by_hand(first, second, parts):
     ]  # fmt: skip
 
 
-def test_two_recordings_have_the_cka_that_is_worked_out_by_hand(measured, two):
+def test_two_recordings_have_the_cka_and_the_intervals_that_are_worked_out_by_hand(measured, two, stimuli):
     first, second, activations = two
     result = measured(activations).result
     assert result.scalars["batches"] == 10
@@ -147,11 +147,6 @@ def test_two_recordings_have_the_cka_that_is_worked_out_by_hand(measured, two):
     assert [path.name for path in result.figures] == ["cka.png", "cka.svg"]
     assert (result.config["model"], result.config["target"], result.config["data"]) == (None, None, None)
     assert result.config["stimuli"]["kind"] == "table"
-
-
-def test_intervals_are_those_of_leaving_out_a_tenth_of_the_sentences(measured, two, stimuli):
-    first, second, activations = two
-    result = measured(activations).result
     folds = stimulus_folds(COUNT, 10, groups=torch.from_numpy(stimuli.sentence)).numpy()
     without = np.array([cka_by_hand(first, second, [folds != part]) for part in range(10)])
     spread = np.sqrt(9 / 10 * ((without - without.mean(0)) ** 2).sum(0))
@@ -198,7 +193,7 @@ def test_a_recording_alone_is_compared_with_itself_and_known_by_its_content(meas
     assert measured(f"activations={path}", measure="mknn").result.key not in (first.key, other.key)
 
 
-@pytest.mark.parametrize("measure", ["rsa", "cka"])
+@pytest.mark.parametrize("measure", ["cka", pytest.param("rsa", marks=pytest.mark.slow)])
 def test_files_of_one_name_are_told_apart(measure, measured, stimuli, tmp_path):
     files = [
         write(tmp_path / folder / "x.npz", {"a": np.random.default_rng(seed).normal(size=(COUNT, 5))}, stimuli.ids)
@@ -292,7 +287,7 @@ def test_intervals_over_sentences_cover_where_those_over_words_would_not():
         found = metric.compute()
         return bool(found.low <= 0 <= found.high)
 
-    together = sum(covered(torch.arange(40).repeat_interleave(6), seed) for seed in range(30))
-    apart = sum(covered(torch.arange(240), seed) for seed in range(30))
-    assert together >= 25
-    assert apart < 15
+    together = sum(covered(torch.arange(40).repeat_interleave(6), seed) for seed in range(20))
+    apart = sum(covered(torch.arange(240), seed) for seed in range(20))
+    assert together >= 17
+    assert apart < 10

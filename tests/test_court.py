@@ -397,6 +397,7 @@ def test_sentences_are_right_where_rules_were_followed_and_only_there():
     assert (claim.verdict, claim.numbers) == ("holds", "a leak: leak")
 
 
+@pytest.mark.slow
 def test_the_experiment_has_a_court_for_each_target_and_seed_and_says_who_is_fooled(tmp_path):
     words = ["experiment=validity/court", "scale=mini", "measure.seeds=2"]
     experiment = experiment_named("validity/court")

@@ -24,6 +24,7 @@ def penalty_of():
     return total
 
 
+@pytest.mark.slow
 def test_both_directions_and_seeds_are_fits_of_their_own(door, small_stitching, penalty_of):
     result = door("train.py", *small_stitching, *MORE).result
     table, arrays = result.table, result.arrays
@@ -74,6 +75,7 @@ def test_a_job_of_several_fits_goes_on_from_each_of_them(door, small_stitching, 
 
 
 def test_every_table_says_what_the_states_share_and_a_verdict(door, small_stitching):
+    small_stitching += ["layers=[[0,0],[2,2]]"]
     done = door("train.py", *small_stitching)
     table = done.result.table
     for name in ("r2", "r2_back", "r2_given_token", "r2_given_token_back", "cka_given_token", "future"):

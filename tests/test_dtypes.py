@@ -14,6 +14,7 @@ JOBS = {
         "stitch.warmup=1",
         "stitch.tokens_per_step=256",
         "stitch.controls=true",
+        "layers=[[0,0],[2,3]]",
     ),
     "closed": ("train.py", "stitch=least_squares", "stitch.steps=4", "stitch.tokens_per_step=256"),
     "penultimate": ("train.py", "stitch.loss=mse", "stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256"),

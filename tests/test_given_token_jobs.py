@@ -36,6 +36,7 @@ def states_and_tokens(minis, tmp_path):
         yield [[model.head(part, layer) for layer in range(4)] for model in models], part
 
 
+@pytest.mark.drawn
 @pytest.mark.parametrize("measure", ["cka", "mknn"])
 def test_a_job_leaves_the_measure_given_the_token(measure, door, words, minis, tmp_path):
     more = ["measure.null=true", "measure.permutations=1"] if measure == "cka" else ["measure.neighbours=3"]

@@ -1,7 +1,9 @@
 """The cache of states of stimuli: each model reads them once, and no bit changes with it or without."""
 
+import functools
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,13 +43,17 @@ def table(tmp_path):
     return path
 
 
+ONCE = functools.cache(composed)  # most tests ask for the same job, each with a cache of its own
+
+
 @pytest.fixture
 def config(checkpoints, tmp_path):
     """Composes a job of stimuli on a tiny model, with a cache of its own."""
 
     def of(*words, family="gpt2"):
         own = ["measure=rsa", "model=local", f"model.path={checkpoints[family]}", "stimuli.sample=40"]
-        return composed(*own, f"data.cache={tmp_path}/cache", f"store={tmp_path}/results", *words, door="analyze")
+        job = ONCE(*own, *words, door="analyze")
+        return replace(job, data=replace(job.data, cache=f"{tmp_path}/cache"), store=f"{tmp_path}/results")
 
     return of
 

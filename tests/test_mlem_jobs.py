@@ -35,6 +35,7 @@ from thinkalike.states import stimulus_states, stimulus_states_of
 from thinkalike.store import Job
 
 SENTENCES = 40
+QUICK = ["measure.permutations=1", "measure.ceilings=0", "measure.alphas=[0.01]"]
 
 
 @pytest.fixture
@@ -72,13 +73,16 @@ def blocks(model):
 
 @pytest.mark.parametrize("family", ["bert", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gpt2", "mamba"))])
 def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, door, words, checkpoints):
-    result = door("analyze.py", "measure=mlem", *local(checkpoints[family]), *words).result
+    command = ["analyze.py", "measure=mlem", *local(checkpoints[family]), *words]
+    command += ["measure.permutations=2", "measure.alphas=[0.01,1.0]"]
+    done = door(*command)
+    result = done.result
     stimuli = controlled_stimuli(SENTENCES)
     states = states_of(checkpoints[family], stimuli)
     assert len(states) == tiny.LAYERS
-    model, groups = MLEM(), torch.from_numpy(stimuli.sentence)
+    model, groups = MLEM(alpha=[0.01, 1.0]), torch.from_numpy(stimuli.sentence)
     features = stimuli.codes().table
-    expected = feature_importance(model, features, states, groups=groups)
+    expected = feature_importance(model, features, states, groups=groups, permutations=2)
     table = result.table
     assert list(table.columns) == ["model", "layer", "feature", "importance", "low", "high", "weight"]
     assert list(table["feature"][:8]) == stimuli.names
@@ -96,7 +100,9 @@ def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, 
     assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
     assert [(model["name"], model["family"]) for model in result.provenance["models"]] == [(family, family)]
     assert {path.stem for path in result.figures} == {"profiles", "similarity"}
-    assert "already done" in door("analyze.py", "measure=mlem", *local(checkpoints[family]), *words).stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith(f"│ {family} ")]
+    assert len(lines) == tiny.LAYERS, "the least and the most"
+    assert "already done" in door(*command).stderr
 
 
 def test_rsa_of_two_models_is_scipys(door, words, checkpoints):
@@ -198,7 +204,7 @@ def recording(tmp_path, table):
 
 def test_words_of_a_table_are_probed(door, words, table, checkpoints):
     own = ["stimuli=table", f"stimuli.path={table}", "stimuli.kinds={size: ordinal}", "measure.difference=scaled"]
-    table = door("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words[1:], *own).result.table
+    table = door("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words[1:], *own, *QUICK).result.table
     assert set(table["feature"]) == {"colour", "size"}
 
 
@@ -213,22 +219,27 @@ def test_words_of_a_treebank_are_probed(door, words, tmp_path, checkpoints):
         ]
     (tmp_path / "tree.conllu").write_text("\n".join(rows) + "\n")
     own = ["stimuli=conllu", f"stimuli.path={tmp_path}/tree.conllu", "stimuli.features=[UPOS,Number]"]
-    table = door("analyze.py", "measure=mlem", *local(checkpoints["bert"]), *words[1:], *own).result.table
+    table = door("analyze.py", "measure=mlem", *local(checkpoints["bert"]), *words[1:], *own, *QUICK).result.table
     assert set(table["feature"]) == {"UPOS", "Number"}
 
 
 @pytest.mark.parametrize("ending", [".npz", ".safetensors"])
 def test_a_recording_takes_the_place_of_the_model(ending, door, words, table, recording):
     own = [f"activations={recording.with_suffix(ending)}", "stimuli=table", f"stimuli.path={table}"]
-    result = door("analyze.py", "measure=mlem", *own, *words[1:]).result
+    result = door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK).result
     found = result.table.set_index(["model", "layer", "feature"])["importance"]
     assert [layer for _, layer, _ in found.index[::2]] == [2, 10]
     assert (found[:, :, "colour"] > 0.5).all()
     assert (found[:, :, "size"].abs() < 0.1).all()
-    changed = table.with_name("words2.csv")
-    changed.write_text(table.read_text().replace("red", "pink"))
-    other = door("analyze.py", "measure=mlem", *own[:-1], f"stimuli.path={changed}", *words[1:]).result
-    assert other.key != result.key, "another table is another job"
+
+
+def test_the_content_of_a_table_is_in_the_key(door, words, table, recording):
+    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "stimuli.features=[colour]"]
+    keys = set()
+    for colour in ("red", "pink"):
+        table.write_text(table.read_text().replace("red", colour))
+        keys.add(door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK).result.key)
+    assert len(keys) == 2
 
 
 def test_a_job_leaves_the_weights_of_pairs_of_levels(door, words, table, recording):
@@ -258,6 +269,7 @@ def test_a_job_leaves_the_weights_of_pairs_of_levels(door, words, table, recordi
 @pytest.mark.parametrize("together", ["sentence", "stimulus"])
 def test_scores_have_ceilings_of_features_and_of_words(together, door):
     words = ["model=gpt2-mini", "stimuli.sentences=60", "measure.embed=false", f"measure.together={together}"]
+    words += ["measure.folds=2", "measure.alphas=[1.0]"]
     shown = door("analyze.py", "measure=mlem", *words, "measure.ceilings=2", "measure.permutations=1")
     result = shown.result
     config = composed("measure=mlem", *words, door="analyze")
@@ -333,13 +345,7 @@ BAD = {
     "a measure of models": (["measure=loss", "activations=BRAIN"], "measure=loss takes no activations; choose measure"),
     "a stratum that is not there": (["measure.given=Nmber"], "did you mean 'Number'?"),
     "an interaction that is not there": (["measure.interactions=[[PoS,x]]"], "has no feature x"),
-    "half an interaction": (["measure.interactions=[[PoS]]"], "holds pairs of two features, not ['PoS']"),
     "a typo of a setting": (["measure.permutation=3"], "did you mean 'measure.permutations'?"),
-    "a distance": (["measure.distance=euclid"], "did you mean 'euclidean'?"),
-    "interactions beside levels": (
-        ["measure.weights=full", "measure.difference=levels"],
-        "measure.difference=levels has no measure.weights=full; choose diagonal",
-    ),
     "more levels than can have weights": (
         [
             *["activations=BRAIN", "stimuli=table", "stimuli.path=TABLE", "measure.difference=levels"],
@@ -349,8 +355,6 @@ BAD = {
         "are numbered 0 word, 1 colour",
     ),
     "one fold": (["measure.folds=1"], "measure.folds=1 must be at least 2"),
-    "no alpha": (["measure.alphas=[]"], "must be at least one number"),
-    "a negative number of permutations": (["measure=rsa", "measure.permutations=-1"], "must be at least 0"),
     "kinds that are no mapping": (["stimuli.kinds=ordinal"], "must be of the form {name: value, ...}"),
     "a sample without a size": (["stimuli.balance=[Number]"], "needs stimuli.sample=N"),
     "one text in all folds": (["stimuli=table", "stimuli.path=ONE"], "measure.together=stimulus lets folds divide"),
@@ -380,6 +384,25 @@ def test_what_cannot_be_done_is_one_line(case, door, words, table, recording, tm
     assert not results_in(tmp_path / "results")
 
 
+WRONG = {
+    "half an interaction": ({"interactions": [["PoS"]]}, r"holds pairs of two features, not \['PoS'\]"),
+    "a distance": ({"distance": "euclid"}, r"did you mean 'euclidean'\?"),
+    "interactions beside levels": (
+        {"weights": "full", "difference": "levels"},
+        "measure.difference=levels has no measure.weights=full; choose diagonal",
+    ),
+    "no alpha": ({"alphas": []}, "must be at least one number"),
+    "a negative number of permutations": ({"permutations": -1}, "must be positive"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_settings_that_cannot_be_are_refused_by_the_schema(case):
+    settings, message = WRONG[case]
+    with pytest.raises(ConfigError, match=message):
+        mlem.Config(**settings)
+
+
 def test_a_text_that_is_too_long_is_named(door, words, tmp_path, checkpoints):
     long = tmp_path / "long.csv"
     long.write_text("text,colour\n" + "abc " * 100 + ",red\nabc,green\n")
@@ -390,7 +413,7 @@ def test_a_text_that_is_too_long_is_named(door, words, tmp_path, checkpoints):
 
 def test_a_profile_that_ranks_nothing_leaves_the_likeness_out(door, words, table, recording):
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "stimuli.features=[colour]"]
-    done = door("analyze.py", "measure=mlem", *own, *words[1:])
+    done = door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK)
     assert "layers are not compared by their profiles: profile 0 is constant" in done.stderr
     assert set(done.result.tables) == {"table", "scores"}
 
@@ -399,7 +422,7 @@ def test_features_that_can_hardly_be_told_apart_are_warned_of(door, words, tmp_p
     rows = "\n".join(f"t{number},{number % 3},{'abc'[number % 3]}" for number in range(60))
     (tmp_path / "twins.csv").write_text(f"text,first,second\n{rows}\n")
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={tmp_path}/twins.csv"]
-    done = door("analyze.py", "measure=mlem", *own, *words[1:])
+    done = door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK)
     assert list(done.result.table["feature"][:2]) == ["first", "second"]
     assert "features [[0, 1]] differ on much the same pairs" in done.stderr
     assert "0 first, 1 second" in done.stderr
@@ -652,10 +675,7 @@ def test_two_models_of_one_architecture_have_no_figure_4(tmp_path):
         layers._figure4(case)
 
 
-def test_the_least_and_the_most_of_a_job_are_on_the_screen(door, words, checkpoints):
-    done = door("analyze.py", "measure=mlem", *local(checkpoints["bert"]), *words)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("│ bert ")]
-    assert len(lines) == tiny.LAYERS
+def test_a_job_of_profiles_documents_its_tables():
     assert all(
         name in FeatureProfiles.__doc__ for name in ("table.csv", "scores.csv", "similarity.csv", "interactions.csv")
     )

@@ -11,7 +11,7 @@ import transformers
 import tiny
 from classifiers import PAIR_BLOCKS as BLOCKS
 from classifiers import THREE, cka_of_transformers, loaded, local, logits_of, relabelled, write_base, write_sibling
-from conftest import composed, kill_and_resume, results_in, wait_for_state
+from conftest import Door, composed, kill_and_resume, results_in, wait_for_state
 from thinkalike.config import relevant
 from thinkalike.data import HANS, MNLI, Pairs, nli_challenge, nli_training
 from thinkalike.errors import ConfigError
@@ -60,8 +60,15 @@ def stitched(source, target, cut):
     return joined
 
 
-def test_penalties_are_those_of_whole_stitched_models(door, tmp_path, pairs, members):
-    result = door("analyze.py", *command(tmp_path, pairs, members)).result
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, pairs, members):
+    """A finished job of all members, what the door said, and where its files are."""
+    folder = tmp_path_factory.mktemp("whole")
+    return Door(folder)("analyze.py", *command(folder, pairs, members)), folder
+
+
+def test_penalties_are_those_of_whole_stitched_models(door, pairs, members, whole):
+    result, folder = whole[0].result, whole[1]
     table, models = result.table, [loaded(folder) for folder in members]
     names = [str(folder) for folder in members]
     assert list(dict.fromkeys(table["source"])) == list(dict.fromkeys(table["target"])) == names
@@ -101,11 +108,11 @@ def test_penalties_are_those_of_whole_stitched_models(door, tmp_path, pairs, mem
     assert result.provenance["pairs"]["count"] == len(pairs[0])
     assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
     assert [model["name"] for model in result.provenance["models"]] == names
-    assert "already done" in door("analyze.py", *command(tmp_path, pairs, members)).stderr
+    assert "already done" in door("analyze.py", *command(folder, pairs, members)).stderr
 
 
-def test_cka_is_that_of_the_states_of_whole_models_and_a_model_is_like_itself(door, tmp_path, pairs, members):
-    done = door("analyze.py", *command(tmp_path, pairs, members))
+def test_cka_is_that_of_the_states_of_whole_models_and_a_model_is_like_itself(pairs, members, whole):
+    done = whole[0]
     cells = done.result.tables["cka"]
     expected = cka_of_transformers(members, pairs[0], BATCH)
     assert np.abs(cells["value"].to_numpy() - expected.flatten().numpy()).max() < 1e-5
@@ -302,16 +309,26 @@ def test_a_model_that_does_not_belong_is_one_line(kind, door, tmp_path, pairs, m
     [
         (["measure.tokens_per_batch=100000"], "too few pairs for measure.tokens_per_batch=100000; lower it"),
         (["measure.tokens_per_batch=3"], "block 0 of "),
-        (["measure.tokens_per_batch=0"], "measure.tokens_per_batch=0 must be positive"),
-        (["measure.at_once=0"], "measure.at_once=0 must be positive"),
         (["model.device=cuda:99"], "model.device=cuda:99"),
         (["measure.site=attention"], "measure.site=attention is not known"),
-        (["measure.side=fit"], "measure.side=fit is not known"),
         (["pairs.report=null"], "pairs=files needs pairs.report=FILE"),
     ],
 )
 def test_settings_that_cannot_be_are_one_line(more, message, door, tmp_path, pairs, members):
     assert message in door("analyze.py", *command(tmp_path, pairs, members, *more)).error
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"tokens_per_batch": 0}, "measure.tokens_per_batch=0 must be positive"),
+        ({"at_once": 0}, "measure.at_once=0 must be positive"),
+        ({"side": "fit"}, "measure.side=fit is not known"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_the_schema(setting, message):
+    with pytest.raises(ConfigError, match=message):
+        population.Config(**setting)
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,7 @@ def interrupted(door, *command):
 
 
 @pytest.mark.slow
+@pytest.mark.drawn
 def test_jobs_report_penalties_and_their_asymmetry_in_bits_per_byte(door, words, tmp_path):
     resumed = interrupted(door, *words("other", "plain", f"store={tmp_path}/again", "trainer.checkpoint_every=2"))
     assert "going on from" in resumed.stderr

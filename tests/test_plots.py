@@ -18,6 +18,8 @@ from thinkalike.errors import ResultError
 from thinkalike.figures import layer_pairs
 from thinkalike.models import load_model
 
+pytestmark = pytest.mark.drawn
+
 
 @pytest.fixture
 def metric():
@@ -68,6 +70,7 @@ def test_without_a_batch_there_is_nothing_to_draw():
         CKA(1, 1).plot()
 
 
+@pytest.mark.slow
 def test_drawing_leaves_the_backend_of_a_notebook_as_it_is():
     """In a process of its own, whose backend another one has chosen."""
     code = """

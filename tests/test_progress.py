@@ -308,7 +308,7 @@ def test_a_job_says_its_phases_and_steps_and_no_bar_of_a_library_leaks(door, sma
     said = []
     real = progress.Activity
     monkeypatch.setattr(progress, "Activity", lambda *given: said.append(given[0]) or real(*given))
-    ended = door("train.py", *small_stitching, "stitch.controls=true")
+    ended = door("train.py", *small_stitching, "stitch.controls=true", "layers=[[0,0],[1,1]]")
     assert ended.status == 0, ended.stderr
     expected = ["starting", "loading", "likeness", "controls", "fit", "training step", "report", "batch of token means"]
     assert [name for name in dict.fromkeys(said) if name in expected] == expected

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import tiny
-from conftest import composed, kill_and_resume
+from conftest import Door, composed, kill_and_resume
 from thinkalike.config import SAEConfig
-from thinkalike.errors import ModelError, TrainingError
+from thinkalike.errors import ConfigError, ModelError, TrainingError
 from thinkalike.forecast import forecast
 from thinkalike.instruments.sae.fitting import Fitted, _check_convergence
 from thinkalike.instruments.sae.source import check_source, saes_of, source_model, source_result
@@ -22,20 +22,25 @@ from thinkalike.store import Result
 BESIDE = "sae.beside=[random,least_squares]"
 
 
-@pytest.fixture
-def small(minis, text_files, tmp_path):
+def job_in(folder, minis, text_files):
     """The command line of a small job."""
     sizes = ["sae.layer=1", "sae.width=48", "sae.k=4", "sae.tokens=1024", "sae.tokens_per_step=64"]
     sizes += ["sae.steps_per_buffer=4", "sae.map_tokens=512", "model.context=32"]
     data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=2048", "data.report_share=0.4"]
-    store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
+    store = [f"store={folder}/results", f"data.cache={folder}/cache"]
     return ["task=sae", f"model.path={minis}/a", *sizes, *data, *store]
 
 
 @pytest.fixture
-def made(door, small):
+def small(minis, text_files, tmp_path):
+    return job_in(tmp_path, minis, text_files)
+
+
+@pytest.fixture(scope="module")
+def made(minis, text_files, tmp_path_factory):
     """A finished job with two seeds."""
-    return door("train.py", *small, "sae.seeds=2").result
+    folder = tmp_path_factory.mktemp("made")
+    return Door(folder)("train.py", *job_in(folder, minis, text_files), "sae.seeds=2").result
 
 
 def test_a_job_leaves_its_autoencoders_in_the_format_of_saelens_and_prints_its_table(door, small):
@@ -196,13 +201,6 @@ def test_what_training_made_worse_than_the_mean_is_one_line():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["sae.k=49"], "sae.k=49 is more than the sae.width=48 latents"),
-        (["sae.activation=gelu"], "sae.activation=gelu is not known"),
-        (["sae.start=transfered"], "sae.start=transfered is not known; did you mean 'transferred'?"),
-        (["sae.beside=[randon]"], "sae.beside=randon is not known"),
-        (["sae.start=transferred"], "sae.start=transferred needs sae.source="),
-        (["sae.source=gpt2"], "sae.source=gpt2 is of sae.start=transferred, and this is random"),
-        (["sae.stitch=x"], "sae.stitch=x is of sae.start=transferred"),
         (["sae.tokens=100"], "sae.tokens=100 is less than the 256 of a buffer"),
         (["sae.layer=4"], "sae.layer=4, and gelu-3l-mini has layers 0 to 3"),
         (["sae.map_tokens=16"], "sae.map_tokens is 16, less than one row of 32 tokens"),
@@ -215,6 +213,23 @@ def test_what_training_made_worse_than_the_mean_is_one_line():
 )
 def test_what_cannot_be_done_is_one_line(door, small, words, message):
     assert message in door("train.py", *small, *words).error
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": 49, "width": 48}, "sae.k=49 is more than the sae.width=48 latents"),
+        ({"activation": "gelu"}, "sae.activation=gelu is not known"),
+        ({"start": "transfered"}, r"sae.start=transfered is not known; did you mean 'transferred'\?"),
+        ({"beside": ["randon"]}, "sae.beside=randon is not known"),
+        ({"start": "transferred"}, "sae.start=transferred needs sae.source="),
+        ({"source": "gpt2"}, "sae.source=gpt2 is of sae.start=transferred, and this is random"),
+        ({"stitch": "x"}, "sae.stitch=x is of sae.start=transferred"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_by_the_schema(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        SAEConfig(**settings)
 
 
 def test_a_source_that_does_not_fit_is_one_line(door, small, made, minis, tmp_path):

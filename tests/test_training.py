@@ -153,6 +153,7 @@ def test_how_many_processes_must_be_said_where_there_is_no_gpu(rows, run):
         fit(training(rows), replace(run, trainer=TrainerConfig(strategy="ddp")))
 
 
+@pytest.mark.slow
 def test_autocast_trains_nearly_alike_and_keeps_stitches_in_float32(rows, run, tmp_path):
     config = replace(CONFIG, steps=20)
     plain, cast = training(rows, config=config), training(rows, config=config)
@@ -193,7 +194,7 @@ def test_next_token_losses_are_torchs_own(rows):
     )
 
 
-@pytest.mark.parametrize("kind", ["linear", "affine"])
+@pytest.mark.parametrize("kind", [pytest.param("linear", marks=pytest.mark.slow), "affine"])
 def test_together_each_stitch_gets_the_training_of_a_run_of_its_own(rows, run, tmp_path, kind):
     config, pairs = replace(CONFIG, kind=kind), [(0, 1), (2, 0), (1, 1)]
     together = training(rows, pairs, config)
@@ -301,7 +302,9 @@ def test_a_loss_that_is_no_number_stops_at_its_step(rows, run):
         fit(training(rows, config=config), run)
 
 
-@pytest.mark.parametrize("kind", ["linear", "low_rank", "orthogonal"])
+@pytest.mark.parametrize(
+    "kind", ["linear", *(pytest.param(k, marks=pytest.mark.slow) for k in ("low_rank", "orthogonal"))]
+)
 def test_a_loss_that_is_no_number_is_named_by_its_own_step_though_it_is_seen_later(rows, run, tmp_path, kind):
     def message(log_every, checkpoint_every, steps=200):
         config = replace(CONFIG, kind=kind, steps=steps, lr=1e37, clip=0.0, weight_decay=0.0)
@@ -479,7 +482,9 @@ def test_nearness_is_what_its_formulas_say(rows):
         torch.testing.assert_close(sums[name].sum(), value.double().sum(), atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize("loss", ["kl", "mse", "penultimate", "alignment"])
+@pytest.mark.parametrize(
+    "loss", ["mse", "alignment", *(pytest.param(e, marks=pytest.mark.slow) for e in ("kl", "penultimate"))]
+)
 def test_other_losses_go_down_and_reach_nought_where_they_can(rows, run, loss):
     model = tiny.frozen()
     config = replace(CONFIG, loss=loss, steps=40)
@@ -572,7 +577,7 @@ def test_a_clip_of_zero_clips_nothing(clip, norm):
         assert module.model.weight.grad.norm().item() == pytest.approx(norm, rel=1e-4)
 
 
-@pytest.mark.parametrize("family", ["native", "gpt_neox", "gpt2"])
+@pytest.mark.parametrize("family", ["native", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gpt_neox", "gpt2"))])
 def test_blocks_share_compiled_graphs_whatever_their_number(rows, checkpoints, monkeypatch, family):
     """One without gradients, one with, and one for any number of rows, which grows where stitches join."""
     model = model_of(family, checkpoints)

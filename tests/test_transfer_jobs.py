@@ -192,6 +192,7 @@ def test_layers_of_a_measure_that_does_not_take_them_are_refused(measure, instea
 # ------------------------------------------------------------------------------------------------------------ steering
 
 
+@pytest.mark.slow
 def test_a_job_steers_by_pairs_of_a_table(door, words, pairs):
     own = ["measure=steering", "measure.contrast=table", f"measure.path={pairs}"]
     done = door("analyze.py", *own, *words, *STEERING, env={"COLUMNS": str(WIDTH)})

@@ -143,6 +143,7 @@ def test_a_forecast_counts_both_directions_and_is_nothing_of_unknown_models(smal
     assert TransferMaps().holds(config, {}) == 0
 
 
+@pytest.mark.drawn
 def test_a_figure_is_of_matrices_where_all_layers_meet_all(tmp_path):
     layers = np.indices((2, 3)).reshape(2, -1)
     columns = ("unexplained", "unexplained_back", "round_trip_unexplained", "round_trip_unexplained_back")
