@@ -189,7 +189,7 @@ BAD = {
     "too high a rank": (["stitch=low_rank", "stitch.rank=33"], "stitch.rank=33 is more than the smaller width"),
     "unknown recipe": (["recipe=papre"], "recipe=papre is not known; did you mean 'paper'"),
     "misspelt setting": (["stitch.stepz=3"], "did you mean 'stitch.steps'"),
-    "value of another type": (["stitch.steps=many"], "could not be converted to Integer"),
+    "value of another type": (["stitch.steps=many"], "must be a whole number"),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 
-ALIKE = 0.88  # how near a misspelt name must be, from 0 to 1
+ALIKE = 0.88  # how near a misspelt name must be to one that is known
 NONE = "none is needed"
 STEPS = "stitch.steps, pretrain.tokens, nli.epochs or sae.tokens, by task"
 BATCH = "stitch.tokens_per_step, pretrain.tokens_per_step, nli.pairs_per_step or sae.tokens_per_step, by task"
@@ -70,12 +70,13 @@ BOTH = {
 }
 
 
-def called_here(key: str, door: str) -> str | None:
+def called_here(key: str, door: str, alike: float = ALIKE) -> str | None:
     """Return what a setting that does not exist is called here, in a clause, or None if nothing is known of it.
 
     Args:
         key: as a command line has it, such as trainer.max_steps.
         door: train or analyze.
+        alike: how near a misspelt name must be, from 0 to 1.
     """
     tables = [(TRAINING if door == "train" else MEASURING, "here"), (BOTH, "here"), (TRAINING, "in train.py")]
     known = {
@@ -85,7 +86,7 @@ def called_here(key: str, door: str) -> str | None:
         for name in names.split()
     }
     *parts, last = key.lower().replace("-", "_").split(".")
-    close = difflib.get_close_matches(last, known, n=1, cutoff=ALIKE)
+    close = difflib.get_close_matches(last, known, n=1, cutoff=alike)
     for name in (*close, *(part for part in reversed(parts) if part in known)):
         here, where = known[name]
         return here if here.startswith(NONE) else f"{where} it is {here}"

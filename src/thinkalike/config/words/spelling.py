@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -15,12 +16,13 @@ from thinkalike.config.repositories import check_no_folder, is_repository
 from thinkalike.config.roots import TrainConfig
 from thinkalike.config.saes import SAEConfig
 from thinkalike.config.training import NLIConfig, PretrainConfig
-from thinkalike.config.words.elsewhere import called_here
+from thinkalike.config.words.elsewhere import ALIKE, called_here
 from thinkalike.config.words.folders import configurations
 from thinkalike.config.words.reading import parse_overrides, values_of
 from thinkalike.errors import ConfigError, listed, nearest
 
 INTERNAL = {"chosen"}  # what a door sets
+TYPO = 0.8  # how near a name that does not exist is to one that it misspells, from 0 to 1
 PARTS = GROUPS | {"target": GROUPS["model"], "pretrain": PretrainConfig, "nli": NLIConfig, "sae": SAEConfig}
 
 
@@ -118,25 +120,37 @@ def _check_key(key: str, schema: Any, measures: Sequence[str]) -> str:
             if walked == "measure.":
                 _refuse_foreign(part, measures)
             there = [walked + name for name in known if name not in INTERNAL]
-            meant = _meant(key, walked, part, door, measures) or nearest(walked + part, there)
-            raise ConfigError(f"'{key}' is not a setting; {meant}")
+            is_typo = bool(difflib.get_close_matches(part, known, n=1, cutoff=TYPO))
+            meant = _called(key, door, exactly=is_typo) or (None if is_typo else _inside(walked, part, door, measures))
+            raise ConfigError(f"'{key}' is not a setting; {meant or nearest(walked + part, there)}")
         kind, walked = known[part], f"{walked}{part}."
         schema = PARTS.get(part)
     return kind
 
 
-def _meant(key: str, walked: str, part: str, door: type, measures: Sequence[str]) -> str | None:
-    """Return what a key that does not exist may have meant, as far as other doors, frameworks and parts say so.
+def _called(key: str, door: type, exactly: bool) -> str | None:
+    """Return where the other door or another framework has a key that does not exist, if one of them does.
 
     Args:
-        walked: what stands before `part`, which does not exist, in the key.
-        measures: those that are asked for.
+        exactly: whether another framework must have this very name, and not one like it.
     """
     own, other = ("train", "analyze") if door is TrainConfig else ("analyze", "train")
-    if not walked and part in {item.name for item in dataclasses.fields(SCHEMAS[other])} - INTERNAL:
+    if key.split(".")[0] in {item.name for item in dataclasses.fields(SCHEMAS[other])} - _own_names(door):
         return f"{other}.py has it, and this is {own}.py"
-    if here := called_here(key, own):
-        return here
+    return called_here(key, own, 1.0 if exactly else ALIKE)
+
+
+def _own_names(door: Any) -> set[str]:
+    return {item.name for item in dataclasses.fields(door)} | INTERNAL
+
+
+def _inside(walked: str, part: str, door: Any, measures: Sequence[str]) -> str | None:
+    """Return in which parts of the configuration there is a setting of this name.
+
+    Args:
+        walked: what stands before `part` in the key.
+        measures: those that are asked for.
+    """
     places = [] if walked else [item.name for item in dataclasses.fields(door)]
     inside = [f"{place}.{part}" for place in places if part in _names(place, measures)]
     return f"did you mean {' or '.join(map(repr, inside))}?" if inside else None
