@@ -62,8 +62,8 @@ def _fitting(text: str, spans: list[Span], models: Sequence[FrozenModel]) -> Ite
         yield spans
     elif len(spans) == 1:
         raise DataError(
-            f"the word {piece[:40]!r} is longer than the context of {too_short[0].name}: choose a text that both models "
-            "are made for, data=NAME, or raise model.context"
+            f"the word {piece[:40]!r} is longer than the context of {too_short[0].name}: choose a text that both "
+            "models are made for, data=NAME, or raise model.context"
         )
     else:
         for half in (spans[: len(spans) // 2], spans[len(spans) // 2 :]):
