@@ -73,7 +73,8 @@ def _missing(name: str, options: Sequence[str]) -> str:
     group, _, option = name.rpartition("/")
     if name in PLUGINS:
         return "{} needs a plugin: pip install {}".format(*PLUGINS[name])
-    return f"{group}={option} is not known; {nearest(option, options or known_options(group))}"
+    more = {known.rpartition("/")[2] for known in PLUGINS if known.startswith(f"{group}/")}
+    return f"{group}={option} is not known; {nearest(option, more.union(options or known_options(group)))}"
 
 
 class Stdout:
