@@ -98,7 +98,7 @@ def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(door, small_sti
     assert line == f"interrupted at step {step} of 400; the same command goes on"
     assert "Traceback" not in said
     assert len(list(tmp_path.glob("s/stitching/*.partial/checkpoints/training-1-*.pt"))) == 1
-    assert 10 <= step < 400
+    assert 0 < step < 400
 
 
 @pytest.mark.slow

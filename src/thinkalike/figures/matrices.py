@@ -21,7 +21,7 @@ def layer_heatmaps(
     folder: Path,
     file: str,
     label: str,
-    scale: tuple[float, float] = (0, 1),
+    scale: tuple[float, float] = (0.0, 1.0),
     across: int = 3,
 ) -> None:
     """Draw the layer pairs of every pair of models in the table, `across` in a row, on one scale; below it is blue.
@@ -44,7 +44,7 @@ def layer_heatmaps(
         save(figure, folder, file)
 
 
-def layer_pairs(values: Any, label: str, scale: tuple[float, float] = (0, 1), ax: Any = None) -> tuple[Any, Any]:
+def layer_pairs(values: Any, label: str, scale: tuple[float, float] = (0.0, 1.0), ax: Any = None) -> tuple[Any, Any]:
     """Draw a matrix of all layer pairs into axes, or into a new figure; returns figure and axes.
 
     Args:
