@@ -388,7 +388,10 @@ FIGURE_1 = "experiment=brown2023/figure1 is about solu-3l, gelu-3l, solu-4l, gel
 REFUSED = [
     ("figure1", ["model=gelu-3l-mini"], FIGURE_1),
     ("figure3", ["model.path=somewhere"], "pythia-6.9b-deduped; it takes no others"),
-    pytest.param("table1", ["model=gelu-3l-mini"], "12b-deduped; it takes no others", marks=pytest.mark.slow),
+    ("figure1", ["model@target=gelu-3l-mini"], FIGURE_1),
+    pytest.param("table1", ["model=gelu-3l-mini"], "pythia-12b-deduped; it takes no others", marks=pytest.mark.slow),
+    ("figure6", ["measure=cka", "measure.batches=3"], "experiment=brown2023/figure6 has no measure, so measure=cka"),
+    ("table1", ["measure=loss"], "experiment=brown2023/table1 has no measure, so measure=loss does not go with it"),
     ("figure10", ["model=gelu-3l-mini"], "pythia-1b-deduped; it takes 2 by model= and model@target="),
     ("figure1", ["measure=cka"], "experiment=brown2023/figure1 has no measure, so measure=cka does not go with it"),
     ("figure9", ["measure=rsa"], "experiment=brown2023/figure9 is about measure=cka, not measure=rsa"),

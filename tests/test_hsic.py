@@ -67,10 +67,10 @@ def test_hsic0_is_a_trace_of_centred_grams():
 
 def test_hsic1_is_unbiased_and_hsic0_is_not():
     """Independent features: HSIC of the distribution is 0."""
-    found = torch.tensor([[hsic(*grams(6, 2, 2)) for hsic in (hsic1, hsic0)] for _ in range(800)])
-    mean, error = found.mean(0), found.std(0) / 800**0.5
+    found = torch.tensor([[hsic(*grams(6, 2, 2)) for hsic in (hsic1, hsic0)] for _ in range(4000)])
+    mean, error = found.mean(0), found.std(0) / 4000**0.5
     assert mean[0].abs() < 4 * error[0]
-    assert mean[1] > 8 * error[1]
+    assert mean[1] > 20 * error[1]
 
 
 @pytest.mark.parametrize("hsic", [hsic0, hsic1])

@@ -125,7 +125,7 @@ def test_tails_of_cached_states_need_the_passes_that_they_should(models, batch, 
 @pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_memory_is_of_as_many_sources_as_run_at_once(models, batch, at_once):
     peaks = []
-    for count in (2, 4):
+    for count in (2, 6):
         with LiveBytes(torch.device("cpu")) as live:
             identity_stitches(models[:2] * (count // 2), **batch, at_once=at_once)
         peaks.append(live.peak)
