@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--widths", nargs="+", type=int, default=[32, 128])
     parser.add_argument("--depths", nargs="+", type=int, default=[3])
     parser.add_argument("--simulations", type=int, default=20, help=f"rounded up to a multiple of {CHUNK}")
-    parser.add_argument("--permutations", type=int, default=19, help="19, 39, 99, ... make the level of 5 % exact")
+    parser.add_argument("--permutations", type=int, default=19, help="19, 39, 99, ... make the level of 5 %% exact")
     parser.add_argument("--documents", type=int, default=16)
     parser.add_argument("--length", type=int, default=8, help="rows of a document")
     parser.add_argument("--common", type=float, default=0.1, help="share of the variance that is planted; 0: none")

@@ -26,31 +26,69 @@ from thinkalike.measures import layer_measures
 LONG = {"experiment", "task", "population", "pairs"}  # settings of jobs that take minutes
 LONG_MEASURES = {"court", "atlas", "population", "asymmetry", "steering", "probes", "transfer_maps"}
 FEW = ["measure.batches=2", "measure.tokens_per_batch=64"]
+STITCHES = ["stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=256", "data.report_tokens=4096"]
+FEATURES = ["measure.folds=2", "measure.permutations=1"]
+CARRIED = ["measure.draws=2", "measure.resamples=20"]
+PROBES = [*CARRIED, "layers=[[2,2]]", "stimuli.features=[Question,PoS]", "stimuli.sentences=60"]
+CLASSIFIERS = ["pairs.fit_pairs=600", "pairs.report_pairs=60"]
 SMALL = {
-    "train": ["stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=256", "data.report_tokens=4096"],
-    "mlem": ["measure.folds=2", "measure.permutations=1", "measure.ceilings=0"],
+    "train": STITCHES,
+    "mlem": [*FEATURES, "measure.ceilings=0"],
     "r2": [*FEW, "measure.fit_batches=4"],
     "loss": ["data.report_tokens=4096"],
     "rsa": [],
     **dict.fromkeys(layer_measures(), FEW),
+    "asymmetry": [],
+    "atlas": [*FEW, "measure.fit_batches=4"],
+    "court": ["measure.steps=2", "measure.sources=[rotated,next token]", "data.report_tokens=4096"],
+    "probes": PROBES,
+    "steering": [*CARRIED, "measure.pairs=40"],
+    "transfer_maps": ["measure.fit_tokens=4096"],
+    "pretrain": ["pretrain.tokens=4096", "pretrain.tokens_per_step=512", "pretrain.warmup=2"],
+    "nli": [*CLASSIFIERS, "nli.epochs=1"],
+    "sae": ["sae.tokens=4096", "sae.width=48", "sae.k=4", "sae.map_tokens=512"],
+    "brown2023/figure1": STITCHES,
+    "brown2023/figure6": STITCHES,
+    **{f"brown2023/figure{number}": FEW for number in (3, 4, 5, 9, 10)},
+    **{f"brown2023/figure{number}": [*CLASSIFIERS, "population.per_group=2"] for number in (2, 7, 8)},
+    **{f"salle2024/{name}": [*FEATURES, "stimuli.sample=120"] for name in ("figure2", "figure3", "figure4")},
+    "salle2024/figure_s5": ["stimuli.sample=120"],
+    "chen2025/probes": PROBES,
+    "chen2025/steering": [*CARRIED, "measure.pairs=40"],
+    "validity/court": ["measure.steps=2", "measure.sources=[rotated,next token]"],
 }  # of every job, so that it takes seconds
+FEWER = {"nli.index=range(20)": "nli.index=range(2)", "hydra.sweeper.n_trials=20": "hydra.sweeper.n_trials=2"}
 
 
 def settings(command):
     return dict(word.partition("=")[::2] for word in command.overrides)
 
 
-def runs(command):
-    """Whether a command needs no hub, and is one of seconds where its sizes are small."""
+def kind_of(command):
+    given = settings(command)
+    return next((given[key] for key in ("experiment", "measure", "task") if key in given), command.door)
+
+
+def alone(command):
+    """Whether a command needs no hub, and no file that its page does not make."""
     given = settings(command)
     models = re.findall(r"[\w.-]+", " ".join(given.get(key, "") for key in ("model", "model@target", "models")))
     known = all(name.endswith(("-mini", "-s1", "-v2k")) or name == "my-checkpoint" for name in models if name != ".")
-    quick = not LONG & set(given) and given.get("measure", "") not in LONG_MEASURES and given.get("data") is None
-    alone = not command.swept and "dry_run" not in given and not any("logger" in key for key in given)
-    return command.door in SCHEMAS and known and quick and alone and given.get("stimuli") != "conllu"
+    here = given.get("data") is None and given.get("population") in (None, "natural")
+    mini = "experiment" not in given or given.get("scale") == "mini"
+    return command.door in SCHEMAS and known and here and mini and given.get("stimuli") != "conllu"
+
+
+def runs(command):
+    """Whether a command that needs nothing is one of seconds where its sizes are small."""
+    given = settings(command)
+    quick = not LONG & set(given) and given.get("measure", "") not in LONG_MEASURES
+    plain = not command.swept and "dry_run" not in given and not any("logger" in key for key in given)
+    return alone(command) and quick and plain
 
 
 RUN = [command for command in COMMANDS if runs(command)]
+RUN_LONG = [command for command in COMMANDS if alone(command) and not runs(command)]
 
 
 @pytest.fixture(scope="module")
@@ -75,18 +113,53 @@ def test_the_commands_that_run_are_many_and_of_every_kind():
     assert len(RUN) > 30
 
 
+def called(command):
+    """Return the name of a test."""
+    return f"{command.door} {' '.join(command.words)}"[:80]
+
+
+def smaller(command):
+    """Return the words of a command, and those that make it small, as far as it does not say them itself."""
+    given = {word.partition("=")[0] for word in command.words}
+    small = [word for word in SMALL.get(kind_of(command), []) if word.partition("=")[0] not in given]
+    return [*(FEWER.get(word, word) for word in command.words), *small]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("command", RUN, ids=lambda command: f"{command.door} {' '.join(command.words)}"[:80])
+@pytest.mark.parametrize("command", RUN, ids=called)
 def test_a_command_of_a_page_runs(command, door, workplace, tmp_path):
     shutil.copytree(workplace, tmp_path, dirs_exist_ok=True)
-    kind = settings(command).get("measure", command.door)
     threads = "trainer.threads=1" if command.door == "train" else "threads=1"
-    small = [word for word in SMALL.get(kind, []) if word.partition("=")[0] not in {"measure.neighbours"}]
+    words = smaller(command)
     if "given" in " ".join(command.words):
-        small = ["measure.batches=2", "measure.tokens_per_batch=2048", *small[2:]]
-    done = door(f"{command.door}.py", *command.words, *small, threads, "logger=none", f"store={tmp_path}/results")
+        words = [word.replace("per_batch=64", "per_batch=2048") for word in words]
+    done = door(f"{command.door}.py", *words, threads, "logger=none", f"store={tmp_path}/results")
     assert done.status == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("results: ")
+
+
+NEEDED = {"joblib": "hydra_plugins.hydra_joblib_launcher", "optuna": "optuna", "tensorboard": "tensorboard"}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """A folder whose store all long commands share, so that figures rest on the same jobs."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("command", RUN_LONG, ids=called)
+def test_a_long_command_of_a_page_runs(command, shared):
+    line = " ".join(command.words)
+    for word, package in NEEDED.items():
+        if f"={word}" in line:
+            pytest.importorskip(package)
+    environment = {**os.environ, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    words = [sys.executable, str(ROOT / f"{command.door}.py"), *smaller(command)]
+    done = subprocess.run(words, cwd=shared, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^(results: |.*(FLOP|TFLOP|forward passes))", done.stdout, re.MULTILINE)
 
 
 # ----------------------------------------------------------------------------------------------------------- tutorials

@@ -133,6 +133,23 @@ def test_features_and_scores_of_layers_are_grids_of_one_model():
     )
 
 
+def test_the_values_of_a_distance_fall_and_whether_they_do_is_in_its_headlines(tmp_path):
+    table = layer_pairs("a", "b", 2, 2).assign(gain=1.0)
+    for is_distance, colours in ((False, ["rising", "signed"]), (True, ["falling", "signed"])):
+        (grid,) = grids_of(table, is_distance)
+        assert [number["colours"] for number in grid["numbers"]] == colours
+    for kind, name in (("far", "least_far"), ("near", "greatest_near")):
+        finish(tmp_path, kind, "k", {"table": table}, headlines=[{"name": name, "value": 0.5}])
+    grids = {grid["title"]: grid["numbers"][0]["colours"] for grid in report_of(gather([tmp_path]))["grids"]}
+    assert grids == {"far": "falling", "near": "rising"}
+    columns = layer_pairs("a", "b", 2, 2).rename(columns={"value": "procrustes"}).assign(cka=0.5, soft_matching=0.2)
+    assert [each["colours"] for each in grids_of(columns)[0]["numbers"]] == ["falling", "rising", "rising"]
+
+
+def test_a_row_that_has_two_measures_is_no_cell_of_a_matrix():
+    assert grids_of(layer_pairs("a", "b", 2, 2).assign(measure="cka", other="r2", rank=0.1)) == []
+
+
 def test_a_table_of_another_form_is_no_grid():
     assert grids_of(CLAIMS) == []
     assert grids_of(pd.DataFrame({"source": ["a"], "target": ["b"], "source_layer": [0], "target_layer": [1]})) == []

@@ -40,7 +40,7 @@ def command_of(result: Result) -> str:
 
 def settings_of(command: str) -> str:
     """Return what tells a job from others of its kind: the words of a command line but those that name models."""
-    dull = ("model=", "model@target=", "measure=", "task=", "experiment=", "data.cache=", "model.device=")
+    dull = ("model=", "model@target=", "models=", "measure=", "task=", "experiment=", "data.cache=", "model.device=")
     run = tuple(f"{name}=" for name in (*OF_THE_RUN, "logger.kind", "target.device"))
     words = [word for word in shlex.split(command)[2:] if not word.startswith((*dull, *run))]
     return " ".join(word.removeprefix("measure.") for word in words)

@@ -13,8 +13,11 @@ import numpy as np
 import pandas as pd
 
 PAIR = ["source", "target", "source_layer", "target_layer"]
+COMPARED = ["measure", "other"]  # two measures, of whose values a row has both
 MAIN = ("value", "penalty", "importance", "score", "asymmetry")  # what a grid shows first, where it has one of these
-LOW_IS_ALIKE = ("penalty", "unexplained", "loss", "distance", "kl", "bits_per_byte", "flips")
+LOW_IS_ALIKE = (
+    "penalty", "unexplained", "loss", "distance", "kl", "bits_per_byte", "flips", "procrustes", "jsd", "disagreement",
+)  # fmt: skip
 SIGNED = ("asymmetry", "gap", "difference", "gain")  # of which 0 is the middle
 DIGITS = 6  # significant ones that a page holds
 MOST_MODELS = 12  # in a table of one layer per row: those of populations have more, and are shown as tables
@@ -22,21 +25,29 @@ MOST_MODELS = 12  # in a table of one layer per row: those of populations have m
 Grid = dict[str, Any]
 
 
-def grids_of(table: pd.DataFrame) -> list[Grid]:
-    """Return the grids of a table, or none if its columns are not those of one.
+def grids_of(table: pd.DataFrame, is_distance: bool = False) -> list[Grid]:
+    """Return the grids of a table, or none if its columns are not those of one, or it sets two measures side by side.
 
     Each grid has `role` (pair, profile or layers), `models` (source and target, or one), `variant` (what tells it from
     other grids of the same models), `rows`, `columns` (the labels of both axes), `cells` (row * columns + column of
     each number, or None where all are there in order), `main` (which of the numbers is shown first) and `numbers`.
     Each of the numbers has `name`, `v`, `colours` (rising, falling or signed), and, if they are there, `low` and
     `high`; what is not finite is None.
+
+    Args:
+        is_distance: whether less is closer in the column `value`.
     """
     table = _with_layer_pairs(table)
+    grids: list[Grid] = []
+    if set(COMPARED) <= set(table):
+        return grids
     if set(PAIR) <= set(table):
-        return list(_pair_grids(table))
-    if {"model", "layer"} <= set(table) and _numbers(table, ["model", "layer"]):
-        return list(_layer_grids(table))
-    return []
+        grids = list(_pair_grids(table))
+    elif {"model", "layer"} <= set(table) and _numbers(table, ["model", "layer"]):
+        grids = list(_layer_grids(table))
+    for number in (number for grid in grids for number in grid["numbers"] if is_distance):
+        number["colours"] = "falling" if number["name"] == "value" else number["colours"]
+    return grids
 
 
 def rounded(values: Sequence[Any] | pd.Series) -> list[Any]:

@@ -23,6 +23,14 @@ NAMES = {
     "rsa": "RSA",
     "mlem": "MLEM",
     "stitching": "stitching",
+    "procrustes": "angular Procrustes distance",
+    "svcca": "SVCCA",
+    "soft_matching": "soft matching",
+    "dcor": "distance correlation",
+    "token_rsa": "RSA of tokens",
+    "jaccard": "Jaccard index of neighbours",
+    "second_order_cosine": "second-order cosine",
+    "jsd": "Jensen-Shannon divergence",
     "asymmetry": "asymmetry of stitching",
     "transfer_maps": "maps in both directions",
 }
@@ -72,6 +80,7 @@ def shown(entry: Entry) -> dict[str, Any]:
         "settings": settings_of(command) if command else " ".join(settings),
         "date": entry.date.isoformat(),
         "headline": "; ".join(f"{each.label} {each.text}" for each in entry.headlines),
+        "is_distance": any(each.name == f"least_{entry.kind}" for each in entry.headlines),
         "command": command,
         "scalars": {name: rounded([value])[0] for name, value in entry.result.scalars.items()},
         "provenance": json.loads(json.dumps(_without_nan(entry.result.provenance), default=str)),
@@ -98,8 +107,8 @@ def _add(
     if {"claim", "verdict"} <= set(table):
         report["claims"] += [{"result": number, **claim} for claim in _records(table)]
         return
-    grids = grids_of(table)
     entry = report["results"][number]
+    grids = grids_of(table, entry["is_distance"])
     for grid in grids:
         content = _content(grid)
         if repeats and content in known:
