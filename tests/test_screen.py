@@ -21,6 +21,7 @@ from rich.table import Table as Plain
 
 from stores import layer_pairs, profile
 from thinkalike.config import KINDS
+from thinkalike.config.doors.helping import _fitted
 from thinkalike.court.judges import JUDGES
 from thinkalike.forecast import Forecast, Planned, show
 from thinkalike.instruments import instrument
@@ -365,3 +366,30 @@ def test_a_terminal_is_as_wide_as_it_is_also_when_it_is_resized():
     finally:
         os.close(ours)
         os.close(theirs)
+
+
+# ----------------------------------------------------------------------------------------------------------------- help
+
+
+@pytest.mark.parametrize("script", ["train.py", "analyze.py"])
+def test_help_fits_the_screen_but_for_commands_which_are_copied(script, door):
+    shown = door(script, "--help", env={"COLUMNS": "80"}).stdout.splitlines()
+    long = [line for line in shown if len(line) > 80 and not line.startswith("python ")]
+    assert [line for line in long if " " in line.strip()] == []
+    words = set(" ".join(shown).replace(",", " ").split())
+    assert {"gelu-3l-mini", "second_order_cosine", "brown2023/figure1", "least_squares"} <= words
+    assert not {word for word in words if word.endswith("schema")}
+
+
+def test_what_a_setting_means_goes_on_below_where_it_began(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    text = ["  k=1    one two three four five", "  key=long-and-longer-than-most-are    of", "all=1"]
+    assert _fitted("\n".join([*text, "  - a b c d e f g h i j k l m n o"])).splitlines() == [
+        "  k=1    one two three four",
+        "         five",
+        "  key=long-and-longer-than-most-are",
+        "      of",
+        "all=1",
+        "  - a b c d e f g h i j k l m",
+        "  n o",
+    ]
