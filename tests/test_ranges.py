@@ -140,8 +140,18 @@ def test_a_new_schema_is_checked_by_what_it_declares():
     assert Schema.__dataclass_fields__["size"].metadata["neutral"]
     with pytest.raises(ConfigError, match=r"new\.size=1 must be at least 2"):
         Schema(size=1)
-    with pytest.raises(ConfigError, match=r"new\.words=\[3\] must be a list of words"):
-        Schema(words=[3])
+    for wrong in ([3], [""], ["a", " "]):
+        with pytest.raises(ConfigError, match=r"new\.words=.* must be a list of words, none of them empty"):
+            Schema(words=wrong)
+
+
+@pytest.mark.parametrize(
+    "word", ["model.path=", "data.hub_id=", "sae.source=", "logger.group=", "store=", "model.revision=''"]
+)
+def test_what_is_left_empty_as_by_a_variable_that_is_not_set_is_refused(word):
+    key = word.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"^{key}= is empty; leave it out, or say what it is$"):
+        compose_job("train", [word])
 
 
 def test_products_of_counts_fit_64_bits():
@@ -173,7 +183,7 @@ def test_a_store_has_a_name(door, store):
     with pytest.raises(ConfigError, match="names no folder"):
         conf.roots.check_store(store)
     if "\0" not in store:
-        with pytest.raises(ConfigError, match="names no folder"):
+        with pytest.raises(ConfigError, match="^store= is empty"):
             compose_job(door, [f"store='{store}'"])
 
 
@@ -270,7 +280,7 @@ REFUSED = {
     "a layer": (["train.py", "layers=[[0,3]]"], "[0,3] is out of range; the source has layers 0 to 2"),
     "a type": (["train.py", "seed=abc"], "seed=abc must be a whole number"),
     "a feature": (["analyze.py", "measure=rsa", "stimuli.features=[Nope]"], "has no feature Nope; there is: Gender"),
-    "an empty store": (["train.py", "store="], "names no folder; give one"),
+    "a store without a name": (["train.py", "store="], "store= is empty; leave it out"),
     "a store that is a file": (["train.py", "-m", "store={file}", "seed=0,1"], "cannot be written: File exists"),
     "a left-out group": (["train.py", "~stitch"], "~stitch leaves out what a job needs"),
     "a base": (

@@ -30,6 +30,7 @@ THREADS = 1024
 SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?) ?([kmgt]?)(i?)b", re.IGNORECASE)  # 8GB, 500 MB, 1.5GiB
 MOST_BYTES = 2**60
 
+TEXTS = ("str", "Optional[str]")  # annotations of words
 WORDS = ("list[str]", "Optional[list[str]]")  # annotations of lists of words
 
 Number = int | float
@@ -109,8 +110,8 @@ class Checked:
         part: what the keys of its fields begin with on a command line.
 
     Raises:
-        ConfigError: a number is out of its range, an amount of memory is none, or a list of words holds something
-            else.
+        ConfigError: a number is out of its range, an amount of memory is none, a word is empty, as one of a shell's
+            variable that is not set, or a list of words holds something else.
     """
 
     part: ClassVar[str] = ""
@@ -130,8 +131,12 @@ class Checked:
                 check_range(key, value, item.metadata["range"])
             elif "size" in item.metadata and value is not None:
                 bytes_of(key, value)
-            elif str(item.type) in WORDS and not all(isinstance(each, str) for each in value or []):
-                raise ConfigError(f"{key}={_short(value)} must be a list of words")
+            elif str(item.type) in TEXTS and value not in (None, item.default) and not value.strip():
+                raise ConfigError(f"{key}= is empty; leave it out, or say what it is")
+            elif str(item.type) in WORDS and not all(
+                isinstance(each, str) and each.strip() for each in value or []
+            ):
+                raise ConfigError(f"{key}={_short(value)} must be a list of words, none of them empty")
 
 
 def _at_home(path: Any) -> Any:

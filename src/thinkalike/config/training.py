@@ -175,7 +175,7 @@ class TrainerConfig(Checked, part="trainer"):
 
 
 @dataclass
-class LoggerConfig:
+class LoggerConfig(Checked, part="logger"):
     """Where curves go, and what else is known of a job: none, csv, wandb or tensorboard."""
 
     kind: str = "csv"  # csv: curves beside the result
@@ -184,4 +184,5 @@ class LoggerConfig:
     group: Optional[str] = None  # of W&B; null: the sweep, if the job belongs to one
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         one_of("logger.kind", self.kind, ("none", "csv", "wandb", "tensorboard"))
