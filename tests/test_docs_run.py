@@ -25,7 +25,7 @@ from thinkalike.measures import layer_measures
 
 LONG = {"experiment", "task", "population", "pairs"}  # settings of jobs that take minutes
 LONG_MEASURES = {"court", "atlas", "population", "asymmetry", "steering", "probes", "transfer_maps"}
-FEW = ["measure.batches=2", "measure.tokens_per_batch=64"]
+FEW = ["measure.batches=2", "measure.tokens_per_batch=256"]
 STITCHES = ["stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=256", "data.report_tokens=4096"]
 FEATURES = ["measure.folds=2", "measure.permutations=1"]
 CARRIED = ["measure.draws=2", "measure.resamples=20"]
@@ -49,7 +49,7 @@ SMALL = {
     "sae": ["sae.tokens=4096", "sae.width=48", "sae.k=4", "sae.map_tokens=512"],
     **{f"brown2023/figure{number}": FEW for number in (3, 4, 5, 9, 10)},
     **{f"brown2023/figure{number}": [*CLASSIFIERS, "population.per_group=2"] for number in (2, 7, 8)},
-    **{f"salle2024/{name}": [*FEATURES, "stimuli.sample=120"] for name in ("figure2", "figure3", "figure4")},
+    **{f"salle2024/{name}": [*FEATURES, "stimuli.sample=300"] for name in ("figure2", "figure3", "figure4")},
     "salle2024/figure_s5": ["stimuli.sample=120"],
     "chen2025/probes": PROBES,
     "chen2025/steering": [*CARRIED, "measure.pairs=40"],
@@ -130,13 +130,17 @@ def test_a_command_of_a_page_runs(command, door, workplace, tmp_path):
     threads = "trainer.threads=1" if command.door == "train" else "threads=1"
     words = smaller(command)
     if "given" in " ".join(command.words):
-        words = [word.replace("per_batch=64", "per_batch=2048") for word in words]
+        words = [word.replace("per_batch=256", "per_batch=2048") for word in words]
     done = door(f"{command.door}.py", *words, threads, "logger=none", f"store={tmp_path}/results")
     assert done.status == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("results: ")
 
 
-NEEDED = {"joblib": "hydra_plugins.hydra_joblib_launcher", "optuna": "optuna", "tensorboard": "tensorboard"}
+NEEDED = {
+    "joblib": "hydra_plugins.hydra_joblib_launcher",
+    "optuna": "hydra_plugins.hydra_optuna_sweeper",
+    "tensorboard": "tensorboard",
+}
 
 
 @pytest.fixture(scope="module")
