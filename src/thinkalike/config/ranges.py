@@ -133,9 +133,7 @@ class Checked:
                 bytes_of(key, value)
             elif str(item.type) in TEXTS and value not in (None, item.default) and not value.strip():
                 raise ConfigError(f"{key}= is empty; leave it out, or say what it is")
-            elif str(item.type) in WORDS and not all(
-                isinstance(each, str) and each.strip() for each in value or []
-            ):
+            elif str(item.type) in WORDS and not all(isinstance(each, str) and each.strip() for each in value or []):
                 raise ConfigError(f"{key}={_short(value)} must be a list of words, none of them empty")
 
 

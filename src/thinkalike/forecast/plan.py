@@ -116,7 +116,7 @@ def _jobs(config: Any) -> tuple[list[str], list[Any]]:
         experiment.check(config)
         parts = experiment.parts(experiment.case(config))
         return [part.label for part in parts], [job_of(config, part) for part in parts]
-    jobs = list(asked_for(config))
+    jobs = [each for job in asked_for(config) for each in (*instrument_of(job).prepared(job), job)]
     return [_name(job) for job in jobs], jobs
 
 

@@ -55,8 +55,11 @@ class Asymmetry(Instrument, kind="asymmetry", version=2, reads=("model", "target
     makes_inputs: ClassVar[bool] = True
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        there, back = newest_directions(config) or _made(config)
-        return {"there": there, "back": back}
+        both = (each if isinstance(each, Result) else _stitched(config, each) for each in _both(config))
+        return dict(zip(("there", "back"), both, strict=True))
+
+    def prepared(self, config: AnalyzeConfig) -> list[TrainConfig]:
+        return [_run_by(config, each) for each in _both(config) if not isinstance(each, Result)]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         there, back = (work.inputs[side] for side in ("there", "back"))
@@ -118,39 +121,44 @@ def _age(result: Result) -> float:
     return result.folder.stat().st_mtime
 
 
-def _made(config: AnalyzeConfig) -> tuple[Result, Result]:
-    """Do the stitching jobs that the store lacks, and return that from `model` into `target` and that back.
+def _both(config: AnalyzeConfig) -> list[Result | TrainConfig]:
+    """Return what is there of `model` into `target` and of the way back, and the jobs that the store lacks.
 
     Raises:
         ConfigError: source and target are the same model.
     """
+    if found := newest_directions(config):
+        return [*found]
     stitches = [each for each in finished(config.store, "stitching") if not each.config["stitch"]["both"]]
     forth, back = _from_to(config.model, config.target, stitches), _from_to(config.target, config.model, stitches)
     newest = max([*forth, *back], key=_age, default=None)
     if newest is None:
         if config.model == config.target:
             raise ConfigError(f"measure=asymmetry is of two models; add model@target=, as {config.model.name} is both")
-        newest = _stitched(config, _recipe(config))
-        forth = [newest]
-    other = _stitched(config, _turned(newest))
-    return (newest, other) if newest in forth else (other, newest)
+        job = _recipe(config)
+        return [job, _turned(job)]
+    other = _turned(train_config(newest.config))
+    return [newest, other] if newest in forth else [other, newest]
 
 
-def _turned(done: Result) -> TrainConfig:
-    """Return the configuration of the job that differs from one that is done in its direction alone."""
-    job = train_config(done.config)
+def _turned(job: TrainConfig) -> TrainConfig:
+    """Return the configuration of the job that differs from one in its direction alone."""
     return replace(job, model=job.target, target=job.model)
 
 
 def _stitched(config: AnalyzeConfig, job: TrainConfig) -> Result:
-    """Return the result of a stitching job, where and as this configuration runs jobs."""
+    """Return the result of a stitching job."""
+    with doing(f"{job.model.name} into {job.target.name}"):
+        return perform(instrument(TASKS["stitch"]), _run_by(config, job), shown_again=False)
+
+
+def _run_by(config: AnalyzeConfig, job: TrainConfig) -> TrainConfig:
+    """Return a stitching job where and as this configuration runs jobs."""
     trainer = replace(job.trainer, threads=config.threads)
-    job = replace(
+    return replace(
         job, store=config.store, wait=config.wait, threads=config.threads, trainer=trainer, force=False, dry_run=False,
         logger=LoggerConfig("none"),
     )  # fmt: skip
-    with doing(f"{job.model.name} into {job.target.name}"):
-        return perform(instrument(TASKS["stitch"]), job, shown_again=False)
 
 
 def _recipe(config: AnalyzeConfig) -> TrainConfig:

@@ -117,6 +117,10 @@ class Instrument(ABC):
         """
         return fingerprints(config, self.reads)
 
+    def prepared(self, config: Any) -> Sequence[Any]:
+        """Return the configurations of the jobs that `inputs` would do, so that a forecast has them, too."""
+        return ()
+
     def narrowed(self, config: Any) -> Any:
         """Return the configuration with defaults for what this very job does not read of its parts, or None for one."""
         return config

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float, Int
+from threadpoolctl import threadpool_limits
 from torch import Tensor
 
 from thinkalike.measures.stitching.closed_forms import AffineMap
@@ -83,7 +84,8 @@ def fit_probes(
     model, probes = _regression(tolerance), []
     for alpha in alphas:
         model.set_params(C=1 / alpha)
-        with warnings.catch_warnings(record=True) as caught:
+        # the products of a step are so small that a second thread makes it up to five times slower
+        with warnings.catch_warnings(record=True) as caught, threadpool_limits(1):
             warnings.simplefilter("always")
             model.fit(x, y)
         converged = not any("converge" in str(warning.message).lower() for warning in caught)
