@@ -18,6 +18,7 @@ from conftest import composed, kill_and_resume
 from thinkalike.config import StitchConfig, TrainerConfig, pairs_of_layers
 from thinkalike.errors import ConfigError, StoreError
 from thinkalike.evaluation import bytes_by_document
+from thinkalike.forecast import forecast
 from thinkalike.instruments.stitching.screen import _warn_of_far_states
 from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.job import Instrument, Work
@@ -351,16 +352,23 @@ def test_asymmetry_makes_both_directions_by_one_recipe(tmp_path, monkeypatch):
         return Result(tmp_path / str(len(jobs)))
 
     monkeypatch.setattr(asymmetry, "perform", perform)
-    monkeypatch.setattr(asymmetry, "_turned", lambda _: replace(jobs[0], model=jobs[0].target, target=jobs[0].model))
     words = ["measure=asymmetry", "model@target=solu-3l-mini", "seed=3", "threads=1", f"store={tmp_path}"]
-    asymmetry._made(composed(*words, door="analyze"))
+    config = composed(*words, door="analyze")
+    made = asymmetry.Asymmetry().inputs(config)
+    assert {side: result.folder.name for side, result in made.items()} == {"there": "1", "back": "2"}
     there, back = jobs
+    foretold = forecast(config).jobs
+    assert [job.label for job in foretold] == [
+        "stitching: gelu-3l-mini, solu-3l-mini", "stitching: solu-3l-mini, gelu-3l-mini",
+        "asymmetry: gelu-3l-mini, solu-3l-mini",
+    ]  # fmt: skip
+    assert foretold[0].estimate.phases
     assert (there.model.name, there.target.name, there.seed, there.threads) == ("gelu-3l-mini", "solu-3l-mini", 3, 1)
     assert there.data == back.data, "both directions read one text"
     assert replace(back, model=there.model, target=there.target) == there
     assert there == replace(composed(*words[1:], "logger=none"), logger=there.logger, scale=there.scale)
     with pytest.raises(ConfigError, match=r"of two models; add model@target=, as gelu-3l-mini is both"):
-        asymmetry._made(composed("measure=asymmetry", f"store={tmp_path}", door="analyze"))
+        asymmetry.Asymmetry().inputs(composed("measure=asymmetry", f"store={tmp_path}", door="analyze"))
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ def test_a_store_has_a_name(door, store):
     with pytest.raises(ConfigError, match="names no folder"):
         conf.roots.check_store(store)
     if "\0" not in store:
-        with pytest.raises(ConfigError, match="^store= is empty"):
+        with pytest.raises(ConfigError, match=r"^store= is empty"):
             compose_job(door, [f"store='{store}'"])
 
 

@@ -279,7 +279,9 @@ def test_a_dry_run_says_what_it_will_take_and_makes_no_source(door, tmp_path):
     words = ["task=sae", "model=neox-6l-mini", "sae.layer=2", "sae.source_layer=1", "sae.start=transferred"]
     words += ["sae.source=neox-3l-mini", BESIDE, f"store={tmp_path}/none"]
     config = composed(*words)
-    (job,) = forecast(config).jobs
+    source, job = forecast(config).jobs
+    assert [phase.name for phase in source.estimate.phases] == ["training", "report"]
+    assert (source.label, job.label) == ("sae: neox-3l-mini", "sae: neox-6l-mini, neox-3l-mini")
     phases = {phase.name: phase for phase in job.estimate.phases}
     assert list(phases) == ["starts", "training", "report"]
     assert phases["training"].tokens == {"neox-6l-mini": 327680.0}

@@ -115,9 +115,15 @@ def _jobs(config: Any) -> tuple[list[str], list[Any]]:
         experiment = experiment_named(config.experiment)
         experiment.check(config)
         parts = experiment.parts(experiment.case(config))
-        return [part.label for part in parts], [job_of(config, part) for part in parts]
-    jobs = [each for job in asked_for(config) for each in (*instrument_of(job).prepared(job), job)]
-    return [_name(job) for job in jobs], jobs
+        asked = [(part.label, job_of(config, part)) for part in parts]
+    else:
+        asked = [(_name(job), job) for job in asked_for(config)]
+    labels, jobs = list[str](), list[Any]()
+    for label, job in asked:
+        first = [each for each in instrument_of(job).prepared(job) if each not in jobs]
+        labels += [*map(_name, first), label]
+        jobs += [*first, job]
+    return labels, jobs
 
 
 def _name(config: Any) -> str:

@@ -16,7 +16,7 @@ from thinkalike.instruments.sae.fitting import Fitted, fitted
 from thinkalike.instruments.sae.savings import break_even_table, savings_table
 from thinkalike.instruments.sae.screen import show_saes
 from thinkalike.instruments.sae.setting import Setting
-from thinkalike.instruments.sae.source import seed_folder, source_layer, source_model, source_result
+from thinkalike.instruments.sae.source import seed_folder, source_jobs, source_layer, source_model, source_result
 from thinkalike.instruments.sae.table import BLANK, courses_of, curves, table_of
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
 from thinkalike.measures import save_sae
@@ -46,6 +46,9 @@ class SparseAutoencoders(
         if config.sae.stitch:
             read["stitch"] = open_result(config.sae.stitch)
         return read
+
+    def prepared(self, config: TrainConfig) -> list[TrainConfig]:
+        return source_jobs(config)
 
     def models_of(self, config: TrainConfig) -> dict[str, ModelConfig]:
         return {"model": config.model} | ({"source": source_model(config)} if config.sae.source else {})

@@ -37,6 +37,15 @@ def source_layer(config: TrainConfig) -> int:
     return int(_result(name).config["sae"]["layer"])
 
 
+def source_jobs(config: TrainConfig) -> list[TrainConfig]:
+    """Return the job that makes the autoencoders of a source that is a model, alone in a list."""
+    if config.sae.source not in options("model"):
+        return []
+    none: dict[str, Any] = {"source": None, "source_layer": None, "stitch": None}
+    plain = replace(config.sae, layer=source_layer(config), start="random", beside=[], rates=[], **none)
+    return [replace(config, model=source_model(config), sae=plain, logger=LoggerConfig(kind="none"))]
+
+
 def source_result(config: TrainConfig) -> Result:
     """Return the result that `sae.source` names; that of a model is made by the same recipe where the store lacks it.
 
@@ -45,10 +54,7 @@ def source_result(config: TrainConfig) -> Result:
         StoreError: that result is damaged.
     """
     name, own = str(config.sae.source), config.sae
-    if name in options("model"):
-        none: dict[str, Any] = {"source": None, "source_layer": None, "stitch": None}
-        plain = replace(own, layer=source_layer(config), start="random", beside=[], rates=[], **none)
-        job = replace(config, model=source_model(config), sae=plain, logger=LoggerConfig(kind="none"))
+    for job in source_jobs(config):
         if not is_stored(instrument_of(job), job):  # a source that is of no use is not trained
             source, target = load_models(job.model, config.model)
             check_tokenizers(source, target)
