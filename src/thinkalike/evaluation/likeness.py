@@ -102,12 +102,12 @@ def likeness_of(
             "data.report_tokens, or model.context"
         )
     layers = [sorted({pair[side] for pair in layer_pairs}) for side in (0, 1)]
-    reader = _Reader(source, target, layers[0], layers[1], report.layout, codes_of(target))
+    reader = _Reader(source, target, layers[0], layers[1], codes_of(target))
     rows = _rows_at_once(reader, len(layer_pairs), report, budget or Budget.of(target.device))
     sums = LikenessSums(layer_pairs, layers)
-    for batch in reader.batches(fit.tokens[: max(FIT_TOKENS // fit.context, 1)], rows):
+    for batch in reader.batches(fit.tokens[: max(FIT_TOKENS // fit.context, 1)], fit.layout, rows):
         sums.fit(batch)
-    for batch in reader.batches(report.tokens, rows):
+    for batch in reader.batches(report.tokens, report.layout, rows):
         sums.judge(batch)
     return sums.result()
 
@@ -137,14 +137,13 @@ class _Reader:
     target: FrozenModel
     layers: Sequence[int]  # of the source
     depths: Sequence[int]  # of the target
-    layout: Layout
     codes: Tensor
 
-    def batches(self, rows: Int[Tensor, "rows width"], at_once: int) -> Iterator[LikenessBatch]:
+    def batches(self, rows: Int[Tensor, "rows width"], layout: Layout, at_once: int) -> Iterator[LikenessBatch]:
         """Yield about equal batches of at most so many rows."""
-        few = max(BATCH_TOKENS // self.layout.target, 1)
+        few = max(BATCH_TOKENS // layout.target, 1)
         for part in counted(rows.tensor_split(-(-len(rows) // at_once)), "batch"):
-            parts = [self.states(piece) for piece in part.split(few)]
+            parts = [self.states(piece, layout) for piece in part.split(few)]
             *states, tokens, surprising = (torch.cat(each) for each in zip(*parts, strict=True))
             mine = dict(zip(self.layers, states, strict=False))
             theirs = dict(zip(self.depths, states[len(mine) :], strict=True))
@@ -157,13 +156,13 @@ class _Reader:
                 ) from error
             yield LikenessBatch(mine, theirs, groups, surprising)
 
-    def states(self, rows: Int[Tensor, "rows width"]) -> list[Tensor]:
+    def states(self, rows: Int[Tensor, "rows width"], layout: Layout) -> list[Tensor]:
         """Return the states of all layers, the tokens and the surprises of rows that run through the models at once."""
         rows, place = rows.long(), self.target.device
-        tokens = self.layout.target_tokens(rows)
+        tokens = layout.target_tokens(rows)
         asked = self.layers, [*self.depths, self.target.n_layers - 1]
-        mine, theirs = states_of_both(self.source, self.target, rows, *asked, self.layout)
-        mine = self.layout.gathered(mine, rows)
+        mine, theirs = states_of_both(self.source, self.target, rows, *asked, layout)
+        mine = layout.gathered(mine, rows)
         *states, last = (state[:, 1:-1].flatten(0, 1).to(place) for state in (*mine, *theirs))
         surprising = surprises(last, self.target.finish, tokens[:, 2:].flatten().to(place), self.codes)
         return [*states, tokens[:, 1:-1].flatten().to(place), surprising]
@@ -213,7 +212,7 @@ def codes_of(target: FrozenModel) -> Float[Tensor, "v c"]:
 def _rows_at_once(reader: _Reader, pairs: int, report: TokenRows, budget: Budget) -> int:
     """Return how many rows make a batch; a row through both models is measured."""
     with LiveBytes(reader.target.device) as live:
-        states = reader.states(report.tokens[:1])[:-2]
+        states = reader.states(report.tokens[:1], report.layout)[:-2]
         kept = live.now
     widths = [state.shape[1] for state in states]
     products = 3 * 8.0 * (sum(width**2 for width in widths) + pairs * max(widths) ** 2)
