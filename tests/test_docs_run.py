@@ -72,7 +72,7 @@ def alone(command):
     given = settings(command)
     models = re.findall(r"[\w.-]+", " ".join(given.get(key, "") for key in ("model", "model@target", "models")))
     known = all(name.endswith(("-mini", "-s1", "-v2k")) or name == "my-checkpoint" for name in models if name != ".")
-    here = given.get("data") is None and given.get("population") in (None, "natural")
+    here = given.get("data") is None and given.get("population") in (None, "natural") and "trainer" not in given
     mini = "experiment" not in given or given.get("scale") == "mini"
     return command.door in SCHEMAS and known and here and mini and given.get("stimuli") != "conllu"
 
@@ -89,6 +89,9 @@ RUN = [command for command in COMMANDS if runs(command)]
 RUN_LONG = [command for command in COMMANDS if alone(command) and not runs(command)]
 
 
+TITLED = re.compile(r'^```yaml title="(.*?)"\n(.*?)^```', re.MULTILINE | re.DOTALL)
+
+
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
     """A folder with all files that the commands name: those that docs/stimuli.md makes, plugins, and a checkpoint."""
@@ -98,6 +101,9 @@ def workplace(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(page, {}, "stimuli.md", None, 0))
+    for name, text in TITLED.findall((DOCS / "commands.md").read_text()):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
     for block in pages.blocks((DOCS / "plugins.md").read_text(), "python"):
         if block.startswith("# my_"):
             (folder / block.splitlines()[0].removeprefix("# ")).write_text(block)
@@ -120,6 +126,8 @@ def smaller(command):
     """Return the words of a command, and those that make it small, as far as it does not say them itself."""
     given = {word.partition("=")[0] for word in command.words}
     small = [word for word in SMALL.get(kind_of(command), []) if word.partition("=")[0] not in given]
+    if "activations" in given:  # all stimuli are compared, and they are few
+        small = []
     return [*(FEWER.get(word, word) for word in command.words), *small]
 
 

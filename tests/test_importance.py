@@ -278,12 +278,20 @@ def test_wrong_requests_are_refused(params, options, message):
         feature_importance(MLEM(**params), *drawn(), **options)
 
 
-def test_a_feature_that_explains_nothing_alone_is_an_error():
+def test_a_layer_that_no_feature_explains_scores_nothing_and_takes_nothing_from_the_others():
     """The same category is far apart: its weight would be negative, so it is 0 and the prediction constant."""
+    categories = torch.arange(40) // 20
     near = torch.zeros(40, 3, dtype=torch.float64)
     near[:, 0] = torch.arange(40) % 20
-    with pytest.raises(ValueError, match="the prediction of layer 0 is constant"):
-        feature_importance(MLEM(alpha=1.0), (torch.arange(40) // 20)[:, None], near)
+    far = near / 20 + 5 * categories[:, None]
+    with pytest.warns(UserWarning, match="no feature explains the distances of layer 1 in some fold"):
+        both = feature_importance(MLEM(alpha=1.0), categories[:, None], [far, near], null=2)
+    assert (both.scores[1] == 0).all()
+    assert (both.drops[1] == 0).all()
+    assert both.scores[0].min() > 0.5
+    alone = feature_importance(MLEM(alpha=1.0), categories[:, None], [far])
+    torch.testing.assert_close(both.scores[:1], alone.scores)
+    torch.testing.assert_close(both.drops[:1], alone.drops)
 
 
 def test_correlated_features_are_flagged_once():

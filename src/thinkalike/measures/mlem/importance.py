@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,7 +13,6 @@ from torch import Tensor
 
 from thinkalike.measures.mlem.columns import Columns
 from thinkalike.measures.mlem.encoding_model import MLEM
-from thinkalike.measures.mlem.prediction import check_scores
 from thinkalike.measures.mlem.solver import Division, Fitted, describe
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 from thinkalike.measures.mlem.tables import Table
@@ -96,7 +96,8 @@ def feature_importance(
 
     On each fold the model is fitted to the others, α chosen by folds within them; then the values of a feature move
     between held-out stimuli, and all their pairs are predicted anew. All layers see the same folds and permutations.
-    Under recipe="paper" folds and permutations are of pairs instead.
+    Under recipe="paper" folds and permutations are of pairs instead. Where no feature has weight, as in a layer of
+    noise, the prediction is constant: its score, which has no ranks, is 0, and a warning names the layer.
 
     Args:
         model: The parameters of the fits; the model itself is not changed.
@@ -110,8 +111,8 @@ def feature_importance(
         seed: The seed of folds and permutations.
 
     Raises:
-        ValueError: A held-out prediction is constant, `given` comes with folds of pairs, or there is no such feature;
-            see `MLEM.fit` and `stimulus_folds`.
+        ValueError: `given` comes with folds of pairs, or there is no such feature; see `MLEM.fit` and
+            `stimulus_folds`.
     """
     table = model.read(X, Y, groups)
     n, f = table.values.shape
@@ -127,14 +128,20 @@ def feature_importance(
         plan = [fold._replace(division=fold.division._replace(parts=list(fold.division.parts))) for fold in plan]
     parts = [_drops(model, table.values, table.columns, fold, sets) for fold in counted(plan, "fold", folds)]
     describe(parts[0][0], [table.columns.label(feature) for feature in range(f)])
-    scores = check_scores(torch.stack([score for _, score, _ in parts], 1))
-    drops = check_scores(torch.stack([drop for _, _, drop in parts], 1))
+    scores, drops = (torch.stack(each, 1) for each in list(zip(*parts, strict=True))[1:])
+    if constant := (scores == 0).any(1).nonzero().flatten().tolist():
+        layers = f"layer{'s' * (len(constant) > 1)} {', '.join(map(str, constant))}"
+        warnings.warn(
+            f"no feature explains the distances of {layers} in some fold, where the prediction is constant and its "
+            "score counts as 0",
+            stacklevel=2,
+        )
 
     def irrelevant(feature: int) -> Float[Tensor, " l"]:
         values = table.values.clone()
         values[:, feature] = values[_shuffled(strata, generator), feature]
         drawn = torch.stack([_drops(model, values, table.columns, fold, [(feature,)])[2] for fold in plan], 1)
-        return _mean(drawn.nan_to_num(0.0))[:, 0]  # where no feature has weight there is no score, and none to lose
+        return _mean(drawn)[:, 0]
 
     draws = [torch.stack([irrelevant(feature) for feature in range(f)], -1) for _ in counted(range(null), "null")]
     return Importance(sets, scores, drops, torch.stack(draws) if draws else None)
@@ -154,12 +161,15 @@ def _plan(
 def _drops(
     model: MLEM, values: Float[Tensor, "n f"], columns: Columns, fold: _Fold, sets: Sequence[FeatureSet]
 ) -> tuple[Fitted, Float[Tensor, " l"], Float[Tensor, "l r t"]]:
-    """Return the fit to a fold's training part, its score on the rest, and the drops; NaN for a constant prediction."""
+    """Return the fit to a fold's training part, its score on the rest, and the drops.
+
+    The score of a constant prediction is 0: it has no ranks, and says nothing of any pair.
+    """
     features = model.encoder(values[fold.train.index], columns).encode_values(values)
     fitted, test = model.fit_weights(features, fold.train, fold.division), fold.test
     differences = test.differences(features)
     moved = [test.permuted(features, differences, each, order) for order in fold.orders for each in sets]
-    score, *after = test.score([differences, *moved], fitted.terms, fitted.weights)
+    score, *after = (each.nan_to_num(0.0) for each in test.score([differences, *moved], fitted.terms, fitted.weights))
     lost = score - torch.stack(after).view(len(fold.orders), len(sets), len(score))
     return fitted, score, torch.where(lost.abs() <= ROUNDING, 0, lost).movedim(-1, 0)
 
