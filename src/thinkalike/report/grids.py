@@ -37,17 +37,22 @@ def grids_of(table: pd.DataFrame, is_distance: bool = False) -> list[Grid]:
     Args:
         is_distance: whether less is closer in the column `value`.
     """
-    table = _with_layer_pairs(table)
-    grids: list[Grid] = []
-    if set(COMPARED) <= set(table):
-        return grids
-    if set(PAIR) <= set(table):
-        grids = list(_pair_grids(table))
-    elif {"model", "layer"} <= set(table) and _numbers(table, ["model", "layer"]):
-        grids = list(_layer_grids(table))
-    for number in (number for grid in grids for number in grid["numbers"] if is_distance):
-        number["colours"] = "falling" if number["name"] == "value" else number["colours"]
+    grids = _grids(_with_layer_pairs(table))
+    for grid in grids if is_distance else ():
+        for number in grid["numbers"]:
+            if number["name"] == "value":
+                number["colours"] = "falling"
     return grids
+
+
+def _grids(table: pd.DataFrame) -> list[Grid]:
+    if set(COMPARED) <= set(table):
+        return []
+    if set(PAIR) <= set(table):
+        return list(_pair_grids(table))
+    if {"model", "layer"} <= set(table) and _numbers(table, ["model", "layer"]):
+        return list(_layer_grids(table))
+    return []
 
 
 def rounded(values: Sequence[Any] | pd.Series) -> list[Any]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pandas as pd
 
+from thinkalike.config import MEASURES
+from thinkalike.instruments import instrument
 from thinkalike.listing import Entry, Found
 from thinkalike.report.command_lines import command_of, settings_of, written
 from thinkalike.report.grids import Grid, grids_of, rounded
@@ -17,20 +19,8 @@ from thinkalike.store import Result
 MODELS = ("model.", "target.")
 ROWS = 60  # of a table that is no grid
 NAMES = {
-    "cka": "CKA",
-    "mknn": "mutual nearest neighbours",
-    "r2": "R²",
     "rsa": "RSA",
     "mlem": "MLEM",
-    "stitching": "stitching",
-    "procrustes": "angular Procrustes distance",
-    "svcca": "SVCCA",
-    "soft_matching": "soft matching",
-    "dcor": "distance correlation",
-    "token_rsa": "RSA of tokens",
-    "jaccard": "Jaccard index of neighbours",
-    "second_order_cosine": "second-order cosine",
-    "jsd": "Jensen-Shannon divergence",
     "asymmetry": "asymmetry of stitching",
     "transfer_maps": "maps in both directions",
 }
@@ -115,7 +105,7 @@ def _add(
             known[content]["results"].append(number)
             continue
         known.setdefault(content, grid)
-        kind = NAMES.get(entry["kind"], entry["kind"])
+        kind = _name(entry["kind"])
         title = kind if name == "table" else f"{kind}, {name.replace('_', ' ')}"
         report["grids"].append(grid)
         grid.update(title=title, results=[number])
@@ -125,6 +115,12 @@ def _add(
         rows = [rounded(row) for row in shown.astype(object).itertuples(index=False)]
         plain = {"result": number, "name": name, "columns": columns, "rows": rows, "length": len(table)}
         report["tables"].append(plain)
+
+
+def _name(kind: str) -> str:
+    """Return what figures call a kind; one of a plugin has no other name."""
+    known = instrument(MEASURES[kind]) if kind in MEASURES else None
+    return NAMES.get(kind) or str(getattr(known, "name", kind))
 
 
 def _content(grid: Grid) -> str:

@@ -54,7 +54,8 @@ def source_result(config: TrainConfig) -> Result:
         StoreError: that result is damaged.
     """
     name, own = str(config.sae.source), config.sae
-    for job in source_jobs(config):
+    if jobs := source_jobs(config):
+        (job,) = jobs
         if not is_stored(instrument_of(job), job):  # a source that is of no use is not trained
             source, target = load_models(job.model, config.model)
             check_tokenizers(source, target)

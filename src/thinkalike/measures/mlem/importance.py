@@ -128,14 +128,9 @@ def feature_importance(
         plan = [fold._replace(division=fold.division._replace(parts=list(fold.division.parts))) for fold in plan]
     parts = [_drops(model, table.values, table.columns, fold, sets) for fold in counted(plan, "fold", folds)]
     describe(parts[0][0], [table.columns.label(feature) for feature in range(f)])
-    scores, drops = (torch.stack(each, 1) for each in list(zip(*parts, strict=True))[1:])
-    if constant := (scores == 0).any(1).nonzero().flatten().tolist():
-        layers = f"layer{'s' * (len(constant) > 1)} {', '.join(map(str, constant))}"
-        warnings.warn(
-            f"no feature explains the distances of {layers} in some fold, where the prediction is constant and its "
-            "score counts as 0",
-            stacklevel=2,
-        )
+    scores = torch.stack([score for _, score, _ in parts], 1)
+    drops = torch.stack([drop for _, _, drop in parts], 1)
+    _warn_of_constant(scores)
 
     def irrelevant(feature: int) -> Float[Tensor, " l"]:
         values = table.values.clone()
@@ -172,6 +167,16 @@ def _drops(
     score, *after = (each.nan_to_num(0.0) for each in test.score([differences, *moved], fitted.terms, fitted.weights))
     lost = score - torch.stack(after).view(len(fold.orders), len(sets), len(score))
     return fitted, score, torch.where(lost.abs() <= ROUNDING, 0, lost).movedim(-1, 0)
+
+
+def _warn_of_constant(scores: Float[Tensor, "l k"]) -> None:
+    if constant := (scores == 0).any(1).nonzero().flatten().tolist():
+        layers = f"layer{'s' * (len(constant) > 1)} {', '.join(map(str, constant))}"
+        warnings.warn(
+            f"no feature explains the distances of {layers} in some fold, where the prediction is constant and its "
+            "score counts as 0",
+            stacklevel=3,
+        )
 
 
 def _mean(drops: Float[Tensor, "l k r t"]) -> Float[Tensor, "l t"]:
