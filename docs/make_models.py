@@ -159,7 +159,7 @@ def _close(ours: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     assert error <= CLOSE, f"{what} differs by {error:.1e}"
 
 
-PAGE = """# Models
+PAGE = """# Architectures
 
 Made by `python docs/make_models.py`. Each architecture was made tiny and random, saved by transformers {version}, and
 loaded as any checkpoint is (`model=local`, `model=hub`, or a named model): blocks where TransformerLens {bridge}'s

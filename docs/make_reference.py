@@ -13,7 +13,7 @@ import dataclasses
 import inspect
 import io
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 
 import thinkalike
-from thinkalike.config import CONF, MEASURES, AnalyzeConfig, TrainConfig, measure_schema
+from thinkalike.config import CONF, MEASURES, AnalyzeConfig, TrainConfig, compose_job, measure_schema
 from thinkalike.config.ranges import Range
 from thinkalike.config.relevance import default_of
 from thinkalike.errors import ConfigError
@@ -41,6 +41,7 @@ KINDS = {
 NAMED = {"model": {"name": "x"}, "data": {"name": "x"}, "stimuli": {"kind": "table", "path": "x"}}  # what they need
 PLACES = {"target": "the same as [`model`](#model)", "measure": "see `measure=` below"}  # of parts of a door's schema
 HIDDEN = ("measure.kind", "chosen")  # which the choice of a measure, and the command line, fill in
+BY_OPTION = ("stitch", "nli", "sae")  # parts whose options set more than their schema
 UNCHECKED = "?"  # a value that no setting has, so that its check lists those that it may have
 
 SETTINGS = """# Settings
@@ -50,11 +51,16 @@ and dictionaries are quoted, `'stitch.rates=[0.5,2]'`. `null` is no value. `--he
 matter, `--cfg job` shows all of them with their values, and a misspelt one is refused with the nearest that there is.
 
 **In the key**: whether the setting decides which job this is. Results are kept by a hash of all settings that are in
-the key and differ from their defaults; those that are not cannot change a number. The options of a group
-([Names](names.md)) set several at once, and their values win over the defaults below; what the command line says wins
-over both. A path is not in the key, because the content of the file is. `${{at_scale:MINI,PAPER}}` in
-an option is the first value with `scale=mini` and the second with `scale=paper`. Of an interval, square brackets belong
-to it and round ones do not.
+the key and differ from the defaults of their schemas. Those outside the key are not meant to change a number; device and
+threads change how sums are rounded, which training can amplify. A path is not in the key, because the
+content of the file is.
+
+**Default**: what a command has that does not mention the setting; where minis and other models differ (`scale`), both
+values. The options of a group ([Names](names.md)) set several at once: the defaults of `stitch` are those of
+`stitch=linear`. What the command line says wins over all of them. In an option, `${{at_scale:A,B}}` is A with
+`scale=mini` and B with `scale=paper`, `${{by_recipe:A,B}}` is A with `recipe=honest` and B with `recipe=paper`, and
+`${{at_most_a_tenth:A,B}}` is A, but at most a tenth of B. The ends of an interval belong to it at square brackets, and do
+not at round ones.
 
 {sections}
 """
@@ -100,29 +106,57 @@ def settings() -> str:
     groups = {item.name: type(default_of(item)) for door in doors for item in dataclasses.fields(door)}
     groups = {name: each for name, each in groups.items() if dataclasses.is_dataclass(each) and name not in PLACES}
     parts = [section(title, door) for title, door in zip(("train.py", "analyze.py"), doors, strict=True)]
-    parts += [section(f"`{name}`", schema, f"{name}.") for name, schema in sorted(groups.items())]
+    for name, schema in sorted(groups.items()):
+        made = at_both_scales("train", name) if name in BY_OPTION else []
+        parts.append(section(f"`{name}`", schema, f"{name}.", made))
     alike: dict[Any, list[str]] = {}  # kinds of measure by their settings, which many share
     for kind in MEASURES:
         schema = measure_schema(kind)
-        alike.setdefault(tuple(map(str, dataclasses.fields(schema)[1:])), []).append(kind)
-    parts += [
-        section(f"`measure={', '.join(kinds)}`", measure_schema(kinds[0]), "measure.") for kinds in alike.values()
-    ]
+        own = tuple(map(str, dataclasses.fields(schema)[1:])), takes_token(schema)
+        alike.setdefault(own, []).append(kind)
+    for kinds in alike.values():
+        made = at_both_scales("analyze", "measure", f"measure={kinds[0]}")
+        parts.append(section(f"`measure={', '.join(kinds)}`", measure_schema(kinds[0]), "measure.", made))
     return SETTINGS.format(sections="\n\n".join(parts))
 
 
-def section(title: str, schema: Any, prefix: str = "") -> str:
-    """Return the settings of a schema under its title, in the order in which it declares them."""
+def at_both_scales(door: str, part: str, *words: str) -> list[Any]:
+    """Return a part of the configuration of a command that sets nothing in it: of a mini, and of another model."""
+    return [getattr(compose_job(door, [*words, f"scale={scale}"]), part) for scale in ("mini", "paper")]
+
+
+def section(title: str, schema: Any, prefix: str = "", made: Sequence[Any] = ()) -> str:
+    """Return the settings of a schema under its title, in the order in which it declares them.
+
+    Args:
+        made: the values of a command that sets none of them, where these are not all those of the schema.
+    """
     meanings = dict(comments(schema))
     fields = [item for item in dataclasses.fields(schema) if f"{prefix}{item.name}" not in HIDDEN]
-    rows = [row(schema, item, prefix, meanings.get(item.name, "")) for item in fields]
+    rows = [
+        row(schema, item, prefix, meanings.get(item.name, ""), [getattr(each, item.name) for each in made])
+        for item in fields
+        if item.name != "given" or takes_token(schema)
+    ]
     head = ["| setting | values | default | in the key | meaning |", "|---|---|---|---|---|"]
-    about = [] if title.count("`") > 2 else [inspect.getdoc(schema) or "", ""]  # what several kinds share is of none
+    shared = "," in title  # by several kinds, of which none says what it is
+    about = ["Settings of each of these measures." if shared else inspect.getdoc(schema) or "", ""] if rows else []
     return "\n".join([f"## {title}", *about, *([*head, *rows] if rows else ["No settings of their own."])])
 
 
-def row(schema: Any, item: dataclasses.Field, prefix: str, meaning: str) -> str:
+def takes_token(schema: Any) -> bool:
+    """Return whether a schema takes `given=token`; most measures that have the setting refuse it."""
+    with contextlib.suppress(ConfigError, TypeError):
+        schema(given="token")
+        return True
+    return False
+
+
+def row(schema: Any, item: dataclasses.Field, prefix: str, meaning: str, made: Sequence[Any] = ()) -> str:
     """Return the row of one setting.
+
+    Args:
+        made: its defaults, where they may be others than the schema's.
 
     Raises:
         LookupError: no comment beside its field says what it means.
@@ -132,7 +166,9 @@ def row(schema: Any, item: dataclasses.Field, prefix: str, meaning: str) -> str:
         place = PLACES.get(item.name, f"see [`{item.name}`](#{item.name})")
         values, shown, meaning = "", "", f"{meaning}; {place}".removeprefix("; ")
     else:
-        values, shown = values_of(schema, item, prefix), f"`{written(default)}`" if default != MISSING else ""
+        values = values_of(schema, item, prefix)
+        shown = ", ".join(f"`{each}`" for each in dict.fromkeys(map(written, made or [default]))) * (default != MISSING)
+        shown += " with `scale=paper`" * (shown.count("`") > 2)
     if not meaning:
         raise LookupError(f"{schema.__name__}.{item.name} has no comment; say behind it what it means")
     kept = "no" if item.metadata.get("neutral") or prefix == "logger." else "yes"

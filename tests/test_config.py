@@ -165,7 +165,9 @@ def test_a_source_on_the_command_line_survives_auto():
     ("words", "steps", "report"),
     [
         (["model=gelu-3l-mini"], 170, 262144),
-        (["model=solu-4l-mini", "model@target=gpt2"], 170, 262144),
+        (["model=solu-4l-mini", "model@target=gelu-3l-mini"], 170, 262144),
+        (["model=solu-4l-mini", "model@target=gpt2"], 2000, 1048576),
+        (["model=gpt2", "model@target=solu-4l-mini"], 2000, 1048576),
         (["model=gpt2"], 2000, 1048576),
         (["model=gpt2", "scale=mini"], 170, 262144),
         (["model=gelu-3l-mini", "scale=paper"], 2000, 1048576),
@@ -268,10 +270,12 @@ def test_each_door_has_keys_of_its_own():
             ["experiment=brown2023/figure3", "measure.folds=5"],
             "of measure=mlem, probes, steering, and this is measure=cka",
         ),
+        (["measure=cka", "measure.null=99"], "measure.null=99 must be true or false"),
+        (["measure=cka", "force=0.5"], "force=0.5 must be true or false"),
         (["measure=cka", "measure.batchs=5"], "'measure.batchs' is not a setting; did you mean 'measure.batches'?"),
     ],
 )
-def test_a_setting_of_another_measure_is_refused_with_its_owner(words, message):
+def test_what_a_measure_does_not_take_is_refused_with_what_does(words, message):
     with pytest.raises(ConfigError) as caught:
         check_overrides(words, AnalyzeConfig)
     assert message in str(caught.value)

@@ -69,7 +69,7 @@ def test_a_model_into_itself_has_no_other_direction_and_is_its_own_floor(door, s
 @pytest.mark.slow
 @pytest.mark.parametrize("state", ["training", "training-seed-1", "training-back", "training-back-seed-1"])
 def test_a_job_of_several_fits_goes_on_from_each_of_them(door, small_stitching, state):
-    long = ["stitch.steps=60", "trainer.checkpoint_every=5", "trainer.threads=1", *MORE[:2]]
+    long = ["stitch.steps=60", "trainer.checkpoint_every=5", "threads=1", *MORE[:2]]
     killed, whole = kill_and_resume(door, "train.py", *small_stitching, *long, state=state)
     assert killed.fingerprint() == whole.fingerprint()
 

@@ -132,11 +132,10 @@ def smaller(command):
 @pytest.mark.parametrize("command", RUN, ids=called)
 def test_a_command_of_a_page_runs(command, door, workplace, tmp_path):
     shutil.copytree(workplace, tmp_path, dirs_exist_ok=True)
-    threads = "trainer.threads=1" if command.door == "train" else "threads=1"
     words = smaller(command)
     if "given" in " ".join(command.words):
         words = [word.replace("per_batch=256", "per_batch=2048") for word in words]
-    done = door(f"{command.door}.py", *words, threads, "logger=none", f"store={tmp_path}/results")
+    done = door(f"{command.door}.py", *words, "threads=1", "logger=none", f"store={tmp_path}/results")
     assert done.status == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("results: ")
 

@@ -356,7 +356,7 @@ NEUTRAL = {
     "store", "force", "wait", "logger.kind", "logger.project", "logger.entity", "logger.group", "data.cache",
     "model.members", "target.members", "model.device_map", "target.device_map",
     "data.files", "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every",
-    "trainer.threads", "trainer.memory", "trainer.recompute", "pretrain.ship", "nli.ship", "pairs.fit", "pairs.report",
+    "trainer.memory", "trainer.recompute", "pretrain.ship", "nli.ship", "pairs.fit", "pairs.report",
     "pairs.challenge", "stimuli.path", "activations", "threads", "chosen", "models", "dry_run",
     "trainer.log_every", "plugins",
 }  # fmt: skip

@@ -114,7 +114,7 @@ def test_bytes_are_those_of_the_text_of_each_document():
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_table(door, small_stitching):
-    long = ["stitch.steps=60", "trainer.checkpoint_every=5", "trainer.threads=1"]
+    long = ["stitch.steps=60", "trainer.checkpoint_every=5", "threads=1"]
     killed, whole = kill_and_resume(door, "train.py", *small_stitching, *long, state="training")
     for name in ("table.csv", "stitch.safetensors"):
         assert (killed.folder / name).read_bytes() == (whole.folder / name).read_bytes()

@@ -110,6 +110,18 @@ def test_a_measure_of_a_plugin_is_as_the_others_are(files, door, small_stitching
     assert result.plot()[1]
 
 
+def test_the_order_of_two_layers_may_matter_to_a_measure_of_a_plugin(files, door, small_stitching):
+    ratio = "register_measure('ratio', lambda X, Y: X.norm() / Y.norm(), scale=(0, 9))"
+    (files / "ratio.py").write_text(f"from thinkalike.plugins import *\n{ratio}")
+    words = [word for word in small_stitching if not word.startswith("stitch.")]
+    table = door("analyze.py", "plugins=[ratio.py]", "measure=ratio", *WORDS[1:], *words).result.table
+    within = table[table["source"] == table["target"]]
+    there = within.pivot_table("value", "source_layer", "target_layer").to_numpy()
+    assert there[0, 2] < 0.8, "states grow with depth"
+    assert there[2, 0] > 1.2
+    assert there * there.T == pytest.approx(1, abs=0.05)  # a mean of ratios is not quite a ratio
+
+
 @pytest.mark.slow
 def test_workers_of_a_sweep_load_the_plugin(files, door, small_stitching):
     launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]

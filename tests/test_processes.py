@@ -137,7 +137,7 @@ def test_one_process_is_a_team_of_itself():
             ["measure=cka", "trainer.precision=bf16-mixed"],
             "trainer.precision=bf16-mixed is of training; analyze.py takes",
         ),
-        (["measure=cka", "trainer.threads=2"], "trainer.threads=2 is of training"),
+        (["measure=cka", "trainer.log_every=2"], "trainer.log_every=2 is of training"),
         (["measure=cka", "trainer.devices=0"], "trainer.devices=0 must be"),
     ],
 )

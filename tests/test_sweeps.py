@@ -197,7 +197,7 @@ def sweep(cluster, door, tmp_path):
 @pytest.mark.slow
 def test_a_grid_runs_as_four_slurm_jobs(sweep, minis, small_stitching, tmp_path):
     grid = [f"{key}={minis}/a,{minis}/b" for key in ("model.path", "target.path")]
-    process = sweep(*grid, "trainer.threads=1", *small_stitching[2:])
+    process = sweep(*grid, "threads=1", *small_stitching[2:])
     _, err = process.communicate(timeout=280)
     assert process.returncode == 0, err
     assert len(results_in(tmp_path / "results")) == 4
@@ -208,7 +208,7 @@ def test_a_grid_runs_as_four_slurm_jobs(sweep, minis, small_stitching, tmp_path)
 
 @pytest.mark.slow
 def test_a_failed_slurm_job_is_listed(sweep, small_stitching, tmp_path):
-    process = sweep(THREE, "trainer.threads=1", *small_stitching)
+    process = sweep(THREE, "threads=1", *small_stitching)
     _, err = process.communicate(timeout=280)
     assert process.returncode == 1, err
     assert re.search(r"1 of the sweep's jobs failed:\n  layers=\[\[9,9\]\].*: ConfigError: layers: \[9,9\]", err), err
@@ -223,7 +223,7 @@ INTERRUPTIONS = {"requeued": ["scontrol", "requeue"], "at its time limit": ["sca
 @pytest.mark.slow
 @pytest.mark.parametrize("how", INTERRUPTIONS)
 def test_an_interrupted_slurm_job_goes_on_to_the_same_table(sweep, cluster, door, small_stitching, tmp_path, how):
-    long = [*small_stitching, "stitch.steps=60", "trainer.checkpoint_every=5", "trainer.threads=1"]
+    long = [*small_stitching, "stitch.steps=60", "trainer.checkpoint_every=5", "threads=1"]
     process = sweep(*long, f"store={tmp_path}/interrupted")
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("interrupted/stitching/*.partial/checkpoints/training-*.pt")):

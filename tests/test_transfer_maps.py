@@ -31,7 +31,7 @@ def small(minis, text_files, tmp_path):
     """The command line of a small job between models of two widths."""
     data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_tokens=4096", "data.report_share=0.4"]
     store = [f"store={tmp_path}/results", f"data.cache={tmp_path}/cache", "model.context=32", "target.context=32"]
-    measure = ["measure=transfer_maps", "measure.layers=[[0,1],[2,2]]", "measure.fit_tokens=6144"]
+    measure = ["measure=transfer_maps", "layers=[[0,1],[2,2]]", "measure.fit_tokens=6144"]
     return [*measure, f"model.path={minis}/a", f"target.path={minis}/wide", *data, *store]
 
 
@@ -136,7 +136,7 @@ def test_a_forecast_counts_both_directions_and_is_nothing_of_unknown_models(smal
     shapes = TransferMaps().shapes_of(config)
     phases = {phase.name: phase for phase in TransferMaps().operations(config, shapes)}
     assert phases["closed forms"].tokens == dict.fromkeys(phases["closed forms"].tokens, 6144.0)
-    more = composed(*small, "measure.layers=all", door="analyze")
+    more = composed(*small, "layers=all", door="analyze")
     assert TransferMaps().operations(more, shapes)[1].operations > phases["report"].operations
     assert TransferMaps().holds(more, shapes) == 8 * (4 * 32**2 + 4 * 48**2 + 3 * 16 * 32 * 48)
     assert TransferMaps().operations(config, {}) == []
@@ -181,8 +181,8 @@ def test_overfitting_is_warned_of(caplog):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["measure.layers=some"], "layers=some is not known; give same, all, or a list of pairs"),
-        (["measure.layers=[[0,9]]"], r"layers: \[0,9\] is out of range; the source has layers 0 to 3"),
+        (["layers=some"], "layers=some is not known; give same, all, or a list of pairs"),
+        (["layers=[[0,9]]"], r"layers: \[0,9\] is out of range; the source has layers 0 to 3"),
         (["measure.ridge=-1"], r"measure\.ridge=-1\.0 must be"),
         (["measure.fit_tokens=1"], r"measure\.fit_tokens=1 must be"),
         (["model=bert-mini"], "bert-mini predicts no next token, and measure=transfer_maps stitches models that do"),

@@ -37,7 +37,7 @@ def one_line(status: int, said: str) -> str:
 
 
 def test_a_file_that_may_not_be_so_large_is_one_line_and_the_job_can_be_done_later(small_stitching, tmp_path):
-    words = [*small_stitching, "stitch.steps=40", "trainer.checkpoint_every=5", "trainer.threads=1"]
+    words = [*small_stitching, "stitch.steps=40", "trainer.checkpoint_every=5", "threads=1"]
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))

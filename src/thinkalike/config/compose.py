@@ -130,7 +130,8 @@ def options(group: str) -> list[str]:
 
 def _at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
     one_of("scale", _root_.scale, ("auto", "mini", "paper"))
-    small = _root_.model.mini if _root_.scale == "auto" else _root_.scale == "mini"
+    models = [_root_[part] for part in ("model", "target") if part in _root_]
+    small = all(model.mini for model in models) if _root_.scale == "auto" else _root_.scale == "mini"
     return mini if small else paper
 
 

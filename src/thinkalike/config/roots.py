@@ -43,19 +43,19 @@ class TrainConfig(Checked):
     task: str = "stitch"  # what is fitted
     model: ModelConfig = field(default_factory=ModelConfig)
     target: ModelConfig = field(default_factory=ModelConfig)
-    layers: Any = "same"  # same: l to l for every l; or layer pairs, [[0,0],[1,2]]
+    layers: Any = "same"  # same: l to l for every l; all; or [[0,0],[1,2]]
     data: DataConfig = field(default_factory=DataConfig)
     stitch: StitchConfig = field(default_factory=StitchConfig)
     pretrain: PretrainConfig = field(default_factory=PretrainConfig)
     nli: NLIConfig = field(default_factory=NLIConfig)
     sae: SAEConfig = field(default_factory=SAEConfig)
     pairs: PairsConfig = field(default_factory=PairsConfig)  # of task=nli
-    scale: str = "auto"  # size of the recipe: mini | paper; auto: mini for minis
+    scale: str = "auto"  # size of the recipe: mini | paper; auto: mini where all models are minis
     recipe: str = "honest"  # paper: as brown2023 states it, a LayerNorm in φ, fitted and reported on the same text
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NEUTRAL)
-    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # torch's; null: as it is
-    seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn
+    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # CPU threads; null: torch's default
+    seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn at random
     store: str = neutral("results")  # the folder that results go to
     force: bool = neutral(False)  # do a finished job again
     wait: bool = neutral(True)  # for another process that is at the same job; false refuses
@@ -65,7 +65,6 @@ class TrainConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("task", self.task, TASKS)
-        agree_on_threads(self)
         check_recipe(self.scale, self.recipe)
         check_store(self.store)
         check_dry_run(self.dry_run)
@@ -105,15 +104,15 @@ class AnalyzeConfig(Checked):
     models: Any = neutral(None)  # instead of model and target: a list, whose pairs are jobs of one pass
     experiment: Optional[str] = None  # a paper's figure or table; takes the place of measure
     recipe: str = "honest"  # of an experiment's training, and of mlem: honest | paper
-    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # torch's; null: as it is
+    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # CPU threads; null: torch's default
     trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata=NEUTRAL)  # how many processes share the job
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NEUTRAL)
     model: ModelConfig = field(default_factory=ModelConfig)
     target: ModelConfig = field(default_factory=ModelConfig)  # of measures that compare two
     layers: Any = "same"  # of measures that take layer pairs: same: l to l for every l; all; or [[0,0],[1,2]]
     data: DataConfig = field(default_factory=DataConfig)
-    scale: str = "auto"  # size of the recipe: mini | paper; auto: mini for minis
-    seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn
+    scale: str = "auto"  # size of the recipe: mini | paper; auto: mini where all models are minis
+    seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn at random
     store: str = neutral("results")  # the folder that results go to
     force: bool = neutral(False)  # do a finished job again
     wait: bool = neutral(True)  # for another process that is at the same job; false refuses
@@ -190,16 +189,6 @@ class AnalyzeConfig(Checked):
         if self.activations:
             return [*self.recordings, *self.beside_recordings]
         return [self.model] if self.target == self.model else [self.model, self.target]
-
-
-def agree_on_threads(config: TrainConfig) -> None:
-    """Let `threads` and its older name `trainer.threads` be one setting, or raise a ConfigError if they differ."""
-    older = config.trainer.threads
-    if None not in (config.threads, older) and config.threads != older:
-        raise ConfigError(
-            f"threads={config.threads} and trainer.threads={older} are one setting; leave one of them out"
-        )
-    config.threads = config.trainer.threads = older if config.threads is None else config.threads
 
 
 def check_recipe(scale: str, recipe: str) -> None:

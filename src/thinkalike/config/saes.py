@@ -23,7 +23,7 @@ class SAEConfig(Checked, part="sae"):
     width: int = ranged(256, least=1, most=WIDEST)  # latents
     activation: str = "topk"  # or relu
     k: int = ranged(8, least=1, most=WIDEST)  # of topk: latents that are active at once
-    sparsity: float = ranged(0.1, least=0)  # of relu: weight of the penalty, see `sae_loss`
+    sparsity: float = ranged(0.1, least=0)  # of relu: weight of Σ z ‖direction‖ / d in the loss
     start: str = "random"  # least_squares: with a fitted decoder | transferred: from the SAE of another model
     source: Optional[str] = None  # transferred: a result of task=sae, or a model whose SAE is trained by this recipe
     source_layer: Optional[int] = ranged(None, least=0, most=10**4)  # of a source that is a model; null: layer

@@ -11,7 +11,6 @@ from thinkalike.config.ranges import (
     COUNTS,
     SEEDS,
     STEPS,
-    THREADS,
     TOKENS_AT_ONCE,
     Checked,
     bytes_of,
@@ -38,7 +37,8 @@ class StitchConfig(Checked, part="stitch"):
     rank: int = ranged(16, least=1, most=10**6)  # of low_rank and reduced_rank
     init: str = "identity"  # where training starts: identity, a closed form, or auto: the closed form of the kind
     ridge: float = ranged(0.0, least=0)  # of the closed forms least_squares and reduced_rank
-    loss: str = "cross_entropy"  # what training makes small, see `StitchTraining`
+    loss: str = "cross_entropy"  # cross_entropy: of the next token | kl: to the target's output | mse: to its state |
+    # penultimate: ‖s - t‖² / ‖t‖² to its state after the last block | alignment: the mean of that from the site on
     controls: bool = False  # report closed forms, shuffled and random sources beside φ
     floor: bool = True  # also fit the target to itself, by the same recipe
     both: bool = False  # also fit the target to the source
@@ -50,10 +50,10 @@ class StitchConfig(Checked, part="stitch"):
     seeds: int = ranged(1, least=1, most=1000)  # fits whose order of the text differs; the table is of their mean
     momentum: float = ranged(0.9, least=0, below=1)  # of sgd
     scale_lr_by_momentum: bool = True  # the rate that sgd gets is lr * (1 - momentum)
-    weight_decay: float = ranged(1e-3, least=0)  # pulls φ to the identity where the widths match
+    weight_decay: float = ranged(1e-3, least=0)  # pulls φ to where it begins; that of a plugin to zero
     clip: float = ranged(1.0, least=0)  # gradient norm per stitch; 0: none
     schedule: str = "linear"  # of the rate: linear | cosine | tuned_lens
-    steps: int = ranged(2000, least=0, most=STEPS)  # closed forms: how many batches they read
+    steps: int = ranged(2000, least=0, most=STEPS)  # of training; of closed forms: batches that they read
     warmup: int = ranged(200, least=0, most=STEPS)  # steps in which the rate rises
     tokens_per_step: int = ranged(16384, least=2, most=TOKENS_AT_ONCE)  # target tokens that a step reads
 
@@ -149,7 +149,6 @@ class TrainerConfig(Checked, part="trainer"):
     num_nodes: int = ranged(1, least=1, most=10**5)  # ddp: machines that share a job
     checkpoint_every: int = ranged(50, least=1, most=STEPS, neutral=True)  # steps; then a state is kept
     log_every: int = ranged(10, least=1, most=STEPS, neutral=True)  # steps; then losses are read, checked and logged
-    threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # the older name of `threads`
     memory: Optional[str] = sized(None)  # task=stitch: the most of a process, such as 8GB; null: what is free now
     callbacks: list[str] = field(default_factory=list)  # of plugins, in this order
     recompute: bool = neutral(False)  # task=stitch: keep no states inside the frozen blocks: less memory, more time

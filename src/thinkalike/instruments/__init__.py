@@ -107,8 +107,9 @@ def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
             "measure=rsa or mlem"
         )
     if config.layers != "same" and "layers" not in chosen.reads:
-        instead = "say measure.layers=" if hasattr(config.measure, "layers") else "leave it out, as it takes all layers"
-        raise ConfigError(f"layers={config.layers} plays no part in measure={chosen.kind}; {instead}")
+        raise ConfigError(
+            f"layers={config.layers} plays no part in measure={chosen.kind}; leave it out, as it takes all layers"
+        )
     return chosen
 
 

@@ -154,9 +154,8 @@ def _stitched(config: AnalyzeConfig, job: TrainConfig) -> Result:
 
 def _run_by(config: AnalyzeConfig, job: TrainConfig) -> TrainConfig:
     """Return a stitching job where and as this configuration runs jobs."""
-    trainer = replace(job.trainer, threads=config.threads)
     return replace(
-        job, store=config.store, wait=config.wait, threads=config.threads, trainer=trainer, force=False, dry_run=False,
+        job, store=config.store, wait=config.wait, threads=config.threads, force=False, dry_run=False,
         logger=LoggerConfig("none"),
     )  # fmt: skip
 

@@ -116,6 +116,10 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
             Phase("comparing", max(alike / measure.tokens_per_batch, 1) * batch),
         ]
 
+    def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
+        """Return the bytes of the weights of all members but one, which is counted as the model."""
+        return (members_in(config) - 1) * shapes["member"].bytes if "member" in shapes else 0.0
+
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         pairs: Pairs = work.inputs["pairs"]

@@ -15,7 +15,7 @@ from thinkalike.store import Result
 
 GROUPS = {"data": "name", "stitch": "kind", "stimuli": "kind", "population": "name", "pairs": "source"}
 RUNS_WITH = ("dtype", "device", "device_map", "quantization", "context", "processing")  # what a target takes over
-OF_THE_RUN = ("store", "force", "wait", "threads", "logger", "chosen", "trainer.threads", "trainer.checkpoint_every")
+OF_THE_RUN = ("store", "force", "wait", "threads", "logger", "chosen", "trainer.checkpoint_every")
 DEVICES = ("model.device", "target.device")
 
 Words = tuple[str, ...]

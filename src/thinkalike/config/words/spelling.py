@@ -57,6 +57,7 @@ def check_overrides(words: Sequence[str], schema: type, sweeps: bool = True) -> 
             check_option(key, whole, [each for each in values_of(override) if not isinstance(each, Glob | Sweep)])
         else:
             _check_no_part(key, override)
+            _check_truth(kind, override)
 
 
 def check_option(group: str, key: str, values: Sequence[Any]) -> None:
@@ -92,6 +93,17 @@ def _check_no_part(key: str, override: Override) -> None:
         raise ConfigError(f"target={value} cannot be; the second model is named by model@target={value}")
     first = next(iter(dataclasses.fields(PARTS[key]))).name
     raise ConfigError(f"{key}={value} cannot be; {key} has settings of its own, such as {key}.{first}=")
+
+
+def _check_truth(kind: str, override: Override) -> None:
+    """Refuse a number where a truth value is wanted: OmegaConf reads all but 0 as true.
+
+    Raises:
+        ConfigError: it is one, other than 0 and 1.
+    """
+    for value in values_of(override) if kind == "bool" else ():
+        if isinstance(value, int | float) and value not in (0, 1):
+            raise ConfigError(f"{override.key_or_group}={value} must be true or false")
 
 
 def _several(key: str, values: str, kind: str) -> str:

@@ -81,7 +81,8 @@ def _of_function(kind: str, compare: Callable[[Tensor, Tensor], Any], is_distanc
             raise PluginError(f"measure {kind} gives a tensor of shape {tuple(found.shape)}: give one number")
         return found.reshape(())
 
-    return LayerMeasure(_wide, each_pair(value), rows_in_order, 2, 0.0 if is_distance else 1.0, not is_distance)
+    best = 0.0 if is_distance else 1.0
+    return LayerMeasure(_wide, each_pair(value, is_symmetric=False), rows_in_order, 2, best, not is_distance)
 
 
 def _wide(rows: Tensor, _: str) -> Tensor:

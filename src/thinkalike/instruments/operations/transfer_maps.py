@@ -21,7 +21,7 @@ def phases_of(config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
         return []
     measure: Any = config.measure
     source, target = shapes["model"], shapes["target"]
-    pairs = pairs_of_layers(measure.layers, source.layers, target.layers)
+    pairs = pairs_of_layers(config.layers, source.layers, target.layers)
     row = config.data.context or min(source.context, target.context)
     fit, report = float(config.data.fit_tokens or measure.fit_tokens), float(config.data.report_tokens or REPORTED)
     back = [(depth, layer) for layer, depth in pairs]
@@ -54,9 +54,8 @@ def bytes_of_maps(config: AnalyzeConfig, shapes: Shapes) -> float:
     """Return the bytes of statistics and maps in float64."""
     if not {"model", "target"} <= set(shapes):
         return 0.0
-    measure: Any = config.measure
     source, target = shapes["model"], shapes["target"]
-    pairs = pairs_of_layers(measure.layers, source.layers, target.layers)
+    pairs = pairs_of_layers(config.layers, source.layers, target.layers)
     within = len({layer for layer, _ in pairs}) * source.width**2 + len({depth for _, depth in pairs}) * target.width**2
     return 8.0 * (within + 3 * len(pairs) * source.width * target.width)
 

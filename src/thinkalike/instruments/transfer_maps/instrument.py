@@ -11,7 +11,7 @@ import pandas as pd
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, MeasureConfig, check_layers, pairs_of_layers, ranged
+from thinkalike.config import AnalyzeConfig, MeasureConfig, pairs_of_layers, ranged
 from thinkalike.config.ranges import COUNTS
 from thinkalike.data import Corpus
 from thinkalike.evaluation import (
@@ -43,23 +43,17 @@ class Config(MeasureConfig):
     """The settings of maps between two models."""
 
     kind: str = "transfer_maps"
-    layers: Any = "same"  # same: l with l for every l; all; or layer pairs, [[0,0],[1,2]]
     fit_tokens: int = ranged(2**17, least=2, most=COUNTS)  # that the maps are fitted on
     ridge: float = ranged(RIDGE, least=0, most=1e6)  # in units of the mean variance of the states that predict
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_layers(self.layers)
 
-
-class TransferMaps(Instrument, kind="transfer_maps", reads=("model", "target", "data", "measure")):
+class TransferMaps(Instrument, kind="transfer_maps", reads=("model", "target", "layers", "data", "measure")):
     """Fits φ from `model` to `model@target` and ψ back at every layer pair; leaves the maps, a table and a figure."""
 
     of_models: ClassVar[str] = "pairs"
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        measure: Any = config.measure
-        check_stitchable(config.model, config.target, measure.layers, "measure=transfer_maps")
+        check_stitchable(config.model, config.target, config.layers, "measure=transfer_maps")
         return super().inputs(config)
 
     def operations(self, config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
@@ -72,7 +66,7 @@ class TransferMaps(Instrument, kind="transfer_maps", reads=("model", "target", "
         measure: Any = config.measure
         with work.phase("loading"):
             source, target = load_models(config.model, config.target)
-            pairs = pairs_of_layers(measure.layers, source.n_layers, target.n_layers)
+            pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
             corpus, back = _texts(config, source, target)
         with work.phase("fit"):
             moments = _moments_of(source, target, pairs, corpus)
@@ -120,7 +114,7 @@ def _moments_of(source: FrozenModel, target: FrozenModel, pairs: Sequence[LayerP
     budget, d, e = Budget.of(target.device), source.d_model, target.d_model
     within = len({layer for layer, _ in pairs}) * d**2 + len({depth for _, depth in pairs}) * e**2
     needed = 8.0 * (within + 3 * len(pairs) * d * e)
-    check_memory(f"maps of {len(pairs)} layer pairs need", needed, budget, "choose fewer in measure.layers")
+    check_memory(f"maps of {len(pairs)} layer pairs need", needed, budget, "choose fewer in layers=")
     return state_moments(
         source, target, pairs, corpus.fit.tokens, _rows_of_states(source, target, corpus), corpus.fit.layout
     )

@@ -73,11 +73,15 @@ class LayerMeasure:
         return self.compare(prepared[: len(sources)], prepared[len(sources) :])
 
 
-def each_pair(compare: Compare) -> CompareAll:
-    """Return what compares every two layers one by one; those of one list, where order plays no part, once."""
+def each_pair(compare: Compare, *, is_symmetric: bool = True) -> CompareAll:
+    """Return what compares every two layers one by one.
+
+    Args:
+        is_symmetric: whether the order of two layers plays no part, so that each two of one list are compared once.
+    """
 
     def compare_all(sources: Sequence[Any], targets: Sequence[Any]) -> Float[Tensor, "l m"]:
-        if sources is not targets:
+        if sources is not targets or not is_symmetric:
             return torch.stack([torch.stack([compare(first, second) for second in targets]) for first in sources])
         rows, columns = torch.triu_indices(len(sources), len(sources)).tolist()
         values = torch.stack([compare(sources[i], sources[j]) for i, j in zip(rows, columns, strict=True)])
