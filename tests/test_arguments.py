@@ -35,6 +35,7 @@ from thinkalike.measures import (
     Stitch,
     cka,
     draw,
+    feature_importance,
     hsic1,
     layer_measures,
     mutual_knn_matrix,
@@ -389,6 +390,15 @@ WRONG = {
     "vectors as layers": (lambda: rsa([X[0], X[1]]), r"layers\[0\] has shape \(4\)"),
     "a layer of text": (lambda: CKA(1, 1).update([X], [X.numpy().astype(str)]), r"target_states\[0\] holds text"),
     "too many axes": (lambda: weighted_tau(MODELS), r"profiles has shape \(4, 4, 24\), not \(l, f\)"),
+    "a sparse tensor": (lambda: cka(X.to_sparse(), Y), r"X is a sparse tensor: give X\.to_dense\(\)"),
+    "layers by name": (lambda: rsa({"first": X}), r"layers is a dict: give a list, such as list\(layers\.values\(\)\)"),
+    "layers by name, of an MLEM": (lambda: MLEM().fit(TABLE, {"first": X}), "Y is a dict: give a list of layers"),
+    "no layers": (lambda: rsa([]), "layers is empty: give at least one"),
+    "no layers, of an MLEM": (lambda: MLEM().fit(TABLE, []), "Y is empty: give a layer"),
+    "no permutations": (
+        lambda: feature_importance(MLEM(), TABLE, X, permutations=0),
+        "permutations=0 must be at least 1",
+    ),
 }
 
 
@@ -396,6 +406,64 @@ WRONG = {
 def test_what_is_no_array_of_that_shape_is_refused_by_name(what):
     call, message = WRONG[what]
     with pytest.raises(ValueError, match=f"^{message}"):
+        call()
+
+
+NAMED = pd.DataFrame(X.numpy(), index=[f"word {row}" for row in range(N)])
+FEATURES = pd.DataFrame(TABLE.numpy(), NAMED.index)
+SHUFFLED = NAMED.sample(frac=1, random_state=0)
+REPEATED = NAMED.set_axis([f"word {row // 2}" for row in range(N)])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: cka(NAMED, SHUFFLED),
+        lambda: cka(X=SHUFFLED, Y=NAMED),
+        lambda: rsa([NAMED, SHUFFLED]),
+        lambda: rsa([NAMED], [SHUFFLED]),
+        lambda: CKA(1, 1).update([NAMED], [SHUFFLED]),
+        lambda: MLEM().fit(FEATURES, SHUFFLED),
+        lambda: MLEM().fit(FEATURES, [X, SHUFFLED]),
+        lambda: MLEM().fit(TABLE, NAMED, groups=pd.Series(range(N), SHUFFLED.index)),
+        lambda: cka(pd.DataFrame(X.numpy()), pd.DataFrame(X.numpy()).sample(frac=1, random_state=0)),
+        lambda: cka(NAMED[1:], SHUFFLED[:-1]),
+        lambda: cka(REPEATED, REPEATED.sample(frac=1, random_state=0)),
+    ],
+)
+def test_tables_whose_rows_are_in_another_order_are_refused(call):
+    """Their rows are paired by order, so that a shuffled copy would be as unlike as noise."""
+    with pytest.raises(ValueError, match="have the same labels in another order, and rows are paired by their order"):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (NAMED, SHUFFLED.loc[NAMED.index]),
+        (NAMED, pd.DataFrame(X.numpy())),
+        (NAMED, SHUFFLED.to_numpy()),
+        (pd.DataFrame(X.numpy())[::2], pd.DataFrame(X.numpy())[::2].reset_index(drop=True)),
+        (NAMED, NAMED.set_axis([f"sound {row}" for row in range(N)])),
+        (REPEATED, REPEATED),
+    ],
+)
+def test_tables_whose_labels_say_nothing_of_each_other_are_paired_by_order(first, second):
+    arrays = [np.asarray(each) for each in (first, second)]
+    assert cka(first, second) == cka(*arrays)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: cka(X, X, unbiased=True), "cka: got an unexpected keyword argument 'unbiased'; there is: X, Y, as_pr"),
+        (lambda: cka(X, X, estimater="biased"), "cka: got an unexpected keyword .*; did you mean 'estimator'?"),
+        (lambda: cka(X), "cka: missing a required argument: 'Y'"),
+        (lambda: CKA(1, 1).update(), r"CKA\.update: missing a required argument: 'source_states'"),
+    ],
+)
+def test_an_argument_that_is_not_there_is_named_with_its_function(call, message):
+    with pytest.raises(TypeError, match=message):
         call()
 
 

@@ -128,7 +128,7 @@ def test_planted_weights_of_random_numbers_are_recovered(form):
     """(D_ij)² = Σ_f w_f (x_if - x_jf)²: what MLEM() makes of numbers without being told."""
     x, truth = torch.randn(100, 3, dtype=torch.float64), torch.tensor([2.0, 0.0, 0.5], dtype=torch.float64)
     with pytest.warns(
-        UserWarning, match="features 0, 1, 2 have many values with fractions and are taken for continuous"
+        UserWarning, match="taken for continuous, for their many values with fractions: features 0, 1, 2"
     ):
         model = MLEM(alpha=0.0, scale="none").fit(form(x), x * truth.sqrt())
     ranges = x.amax(0) - x.amin(0)
@@ -143,7 +143,7 @@ def test_numbers_and_categories_stand_side_by_side():
     number = torch.randn(N, dtype=torch.float64)
     states[:, 0] += 5 * number
     table = frame.assign(frequency=pd.array([pd.NA, *number[1:].tolist()], dtype="Float64"))
-    with pytest.warns(UserWarning, match="features frequency have many values with fractions"):
+    with pytest.warns(UserWarning, match="many values with fractions: features frequency"):
         model = MLEM(alpha=1.0, difference="levels").fit(table, states)
     assert model.encoder_.kinds == ("nominal", "nominal", "nominal", "continuous")
     number[0] = torch.nan

@@ -139,7 +139,7 @@ def test_what_a_user_holds_says_what_it_is(metric, checkpoints):
         repr(result): f"CKAResult(2 x 3 layers, 3 batches: {ends}, {width})",
         repr(MLEM()): "MLEM()",
         repr(MLEM(difference="levels")): "MLEM(difference='levels')",
-        repr(fitted): "MLEM(alpha=1.0; fitted on 2 features, 1 layers)",
+        repr(fitted): "fitted MLEM(alpha=1.0, features=2, layers=1)",
         repr(Stitch("affine", 4, 5)).splitlines()[1].strip(): "affine, 4 -> 5",
         repr(model): (
             f"FrozenModel({model.name}: 4 layers of width 32, vocabulary {model.vocabulary}, context {model.context}; "

@@ -646,6 +646,8 @@ def test_parquet_keeps_its_types(tmp_path):
         ("text,f\na,1\nb\n", {}, "x.csv row 2 has 1 cells, the header 2"),
         ("text,f\na,b,1\n", {}, "x.csv row 1 has 3 cells, the header 2; quote all commas"),
         ('text,f\n"a,1\n', {}, "cannot read .*x.csv: Error: unexpected end of data"),
+        ("text;f\na;1\nb;2\n", {}, "x.csv seems to be divided by semicolons; save it with commas as .csv"),
+        ('"text"\t"f"\n"a"\t"1"\n', {}, "x.csv seems to be divided by tabs"),
         ("text,f\na,1\n,2\n", {}, "x.csv row 2: the span 0-0 is empty or outside its text of 0"),
         ("text,word,f\na b,c,1\n", {}, "x.csv row 1: the word 'c' occurs 0 times in 'a b'; add columns start and stop"),
         ("text,word,f\na b,,1\n", {}, "x.csv row 1: the word '' occurs 0 times"),
@@ -662,6 +664,44 @@ def test_a_table_that_is_wrong_is_refused(text, options, message, tmp_path):
     with pytest.raises(DataError, match=message) as caught:
         read_table(path, **options)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
+def test_a_table_in_another_encoding_is_named(encoding, tmp_path):
+    (tmp_path / "x.csv").write_bytes("text,f\nein Käfer,1\nzwei Käfer,2\n".encode(encoding))
+    with pytest.raises(DataError, match=r"cannot read .*x.csv: it is no UTF-8 text .*; save it as UTF-8"):
+        read_table(tmp_path / "x.csv")
+
+
+@pytest.mark.parametrize("header", ["", "Unnamed: 0", " "])
+def test_the_row_numbers_that_pandas_writes_are_no_feature(header, tmp_path, caplog):
+    caplog.set_level("INFO")
+    (tmp_path / "x.csv").write_text(f"{header},text,f\n0,a,1\n1,b,2\n")
+    assert read_table(tmp_path / "x.csv").names == ["f"]
+    (said,) = caplog.messages
+    assert said.endswith("x.csv: column 1 has no name and is left out; to_csv(..., index=False) writes none")
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        (["1", "2", "n/a"], "f holds numbers but for 'n/a', so it is taken for nominal"),
+        (["early", "early ", "late"], "f has the levels 'early', 'early ', which look alike"),
+        (["one two", "One  two", "x"], "f has the levels 'one two', 'One  two', which look alike"),
+        (["1", "a", "b"], None),
+        (["1", "2", ""], None),
+    ],
+)
+def test_levels_that_may_not_be_meant_are_told(cells, said, tmp_path, caplog):
+    rows = "".join(f"text {number},{cell}\n" for number, cell in enumerate(cells))
+    (tmp_path / "x.csv").write_text(f"text,f\n{rows}")
+    read_table(tmp_path / "x.csv")
+    assert [message.partition("x.csv: ")[2].partition("; leave")[0] for message in caplog.messages] == [said] * bool(
+        said
+    )
+    caplog.clear()
+    read_table(tmp_path / "x.csv", kinds={"f": "nominal"})
+    assert caplog.messages == []
 
 
 @pytest.mark.parametrize("read", [read_table, read_conllu, lambda path: read_arrays(path, made({"f": [1, 2]}))])

@@ -1,6 +1,7 @@
 """What functions are given: arrays of every sort, which become tensors here."""
 
 from thinkalike.arguments.annotations import takes_arrays
+from thinkalike.arguments.rows import check_rows
 from thinkalike.arguments.values import Array, tensor_of
 
-__all__ = ["Array", "takes_arrays", "tensor_of"]
+__all__ = ["Array", "check_rows", "takes_arrays", "tensor_of"]

@@ -23,7 +23,9 @@ import torch
 from jaxtyping import AbstractArray, Shaped
 from torch import Tensor
 
+from thinkalike.arguments.rows import check_rows
 from thinkalike.arguments.values import tensor_of
+from thinkalike.errors import nearest
 
 F = TypeVar("F", bound=Callable[..., Any])
 NAMES = ("groups", "labels")  # whole numbers that stand for names, which may be given themselves
@@ -33,8 +35,9 @@ def takes_arrays(function: F) -> F:
     """Let a function or a method take arrays of any sort where its annotations want tensors, or sequences of them.
 
     Raises of that function:
+        TypeError: an argument is missing, or there is none of its name.
         ValueError: an argument cannot be made into its tensor, see `tensor_of`, or has another shape than its
-            annotation; the message names the argument.
+            annotation; the message names the argument. Tables have their rows in another order, see `check_rows`.
     """
     signature = inspect.signature(function)
 
@@ -46,7 +49,8 @@ def takes_arrays(function: F) -> F:
 
     @functools.wraps(function)
     def taking(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
+        given = _bound(signature, function.__qualname__, args, kwargs)
+        check_rows(given.arguments.items())
         reader = _Reader(_device_of(given.arguments.values()))
         for name, each in wanted().items():
             if name in given.arguments:
@@ -54,6 +58,16 @@ def takes_arrays(function: F) -> F:
         return function(*given.args, **given.kwargs)
 
     return taking  # type: ignore[return-value]
+
+
+def _bound(signature: inspect.Signature, called: str, args: Any, kwargs: Any) -> inspect.BoundArguments:
+    """Return the arguments of a call by their names; an error of Python names neither function nor parameters."""
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError as error:
+        names = [name for name in signature.parameters if name != "self"]
+        wrong = next((f"; {nearest(name, names)}" for name in kwargs if name not in names), "")
+        raise TypeError(f"{called}: {error}{wrong}") from None
 
 
 @dataclass(frozen=True)
@@ -64,12 +78,14 @@ class Wanted:
         array: a tensor: its type, with its kind of numbers and its shape if it names them.
         items: what the items of a sequence are, if they are tensors, too.
         is_list: whether it is a sequence of something else, such as names.
+        is_named: whether the items may be a mapping, by their names.
         others: further types, which are taken as they are.
     """
 
     array: Any = None
     items: Wanted | None = None
     is_list: bool = False
+    is_named: bool = False
     others: tuple[type, ...] = ()
 
     @classmethod
@@ -79,9 +95,12 @@ class Wanted:
         parts = typing.get_args(annotation) if is_union else (annotation,)
         arrays = [part for part in parts if inspect.isclass(part) and issubclass(part, Tensor | AbstractArray)]
         others = tuple(part for part in parts if inspect.isclass(part) and part not in arrays)
-        inside = [cls.of(typing.get_args(part)[-1]) for part in parts if typing.get_origin(part) in (Sequence, Mapping)]
+        several = [part for part in parts if typing.get_origin(part) in (Sequence, Mapping)]
+        inside = [cls.of(typing.get_args(part)[-1]) for part in several]
         layers = [each for each in inside if each.array]
-        return cls(arrays[0] if arrays else None, layers[0] if layers else None, bool(inside) and not layers, others)
+        is_named = any(typing.get_origin(part) is Mapping for part in several)
+        array = arrays[0] if arrays else None
+        return cls(array, layers[0] if layers else None, bool(inside) and not layers, is_named, others)
 
 
 class _Reader:
@@ -103,6 +122,8 @@ class _Reader:
             return value.tolist() if hasattr(value, "tolist") else value
         if isinstance(value, wanted.others) and not isinstance(value, Tensor):
             return value
+        if wanted.items and isinstance(value, Mapping) and not wanted.is_named:
+            raise ValueError(f"{name} is a {type(value).__name__}: give a list, such as list({name}.values())")
         if wanted.items and isinstance(value, list | tuple | Mapping):
             return self._layers(value, wanted.items, name)
         tensor = self._tensor(value, wanted.array, name)

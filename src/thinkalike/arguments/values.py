@@ -37,12 +37,14 @@ def tensor_of(value: Any, kind: Any, name: str, named: bool = False) -> Tensor:
         named: whether whole numbers stand for names, which may be given themselves; they are numbered as they appear.
 
     Raises:
-        ValueError: it is no array, holds text, complex numbers or dates, lacks a value, or has a fraction where whole
-            numbers are wanted.
+        ValueError: it is no array, a sparse tensor, holds text, complex numbers or dates, lacks a value, or has a
+            fraction where whole numbers are wanted.
     """
     if isinstance(value, Tensor):
         if value.is_complex():
             raise ValueError(f"{name} holds complex numbers: {NUMBERS}")
+        if value.layout is not torch.strided:
+            raise ValueError(f"{name} is a sparse tensor: give {name}.to_dense()")
         return _converted(value, kind, name, named)
     if stacked := _stacked(value):
         return _converted(torch.stack(stacked), kind, name, named)

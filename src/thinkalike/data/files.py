@@ -24,6 +24,8 @@ def read_with(path: Path, readers: Mapping[str, Callable[[Path], Any]]) -> Any:
         return readers[path.suffix](path)
     except DataError:
         raise
+    except UnicodeError as error:
+        raise DataError(f"cannot read {path}: it is no UTF-8 text ({first_line(error)}); save it as UTF-8") from error
     except Exception as error:  # missing, damaged, in another encoding: each library has errors of its own
         reason = first_line(error)
         raise DataError(f"cannot read {path}: {type(error).__name__}: {reason}") from error

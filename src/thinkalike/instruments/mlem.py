@@ -163,6 +163,14 @@ def _check_features(measure: Any, stimuli: Stimuli) -> None:
     for name in named:
         if name not in stimuli.names:
             raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
+    if measure.difference == "indicator":
+        for name, column in stimuli.features.items():
+            if stimuli.kinds[name] != "continuous" and column.nunique(dropna=False) == len(stimuli):
+                raise DataError(
+                    f"{stimuli.source}: {name} has another value in every row, so that all pairs differ in it and it "
+                    f"explains nothing; leave it out of stimuli.features, or, of a measurement, say "
+                    f"'stimuli.kinds={{{name}: continuous}}'"
+                )
 
 
 def _fit(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> tuple[MLEM, Importance]:

@@ -17,13 +17,15 @@ import pandas as pd
 from thinkalike.data.files import read_with
 from thinkalike.data.stimuli.columns import Kinds, duplicates
 from thinkalike.data.stimuli.stimuli import Stimuli
-from thinkalike.errors import DataError, nearest
+from thinkalike.errors import DataError, listed, nearest
 
 log = logging.getLogger(__name__)
 
 Names = Sequence[str] | None  # None stands for all that there are
 Span = tuple[int, int]
 
+MARKS = {".csv": ",", ".tsv": "\t"}  # what stands between two cells
+MOSTLY = 0.5  # of the values of a column; if as many are numbers, the others may have been meant as missing
 ROLES = ("text", "word", "start", "stop", "id")
 
 
@@ -60,6 +62,8 @@ def read_table(
     sentence, distinct = pd.factorize(np.array(texts, dtype=object))
     names = chosen(path, features, [name for name in frame.columns if name not in roles.values()])
     table = frame[names].apply(_values, path=path)
+    for name in set(names) - set(kinds or {}):
+        _warn_of_levels(path, table[name])
     stimuli = varied(Stimuli(list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)))
     if found := [name for name in stimuli.names if stimuli.kinds[name] == "continuous" and name not in (kinds or {})]:
         log.info("%s: %s taken for continuous, as numbers with fractions; kinds says otherwise", path, ", ".join(found))
@@ -81,14 +85,35 @@ def read_frame(path: Path) -> pd.DataFrame:
 def _separated(path: Path) -> pd.DataFrame:
     """Read all cells as they are written; pandas' own reader takes words such as `null` and `NA` for missing."""
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = [row for row in csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True) if row]
+        _check_mark(path, file.readline())
+        file.seek(0)
+        rows = [row for row in csv.reader(file, delimiter=MARKS[path.suffix], strict=True) if row]
     header, rows = (rows or [[]])[0], rows[1:]
-    if repeated := duplicates(header):
+    if repeated := duplicates(filter(str.strip, header)):
         raise DataError(f"{path}: the column {repeated[0]} occurs more than once; rename one")
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise DataError(f"{path} row {number} has {len(row)} cells, the header {len(header)}; quote all commas")
-    return pd.DataFrame(rows, columns=header, dtype=object)
+    return _named(path, pd.DataFrame(rows, columns=header, dtype=object))
+
+
+def _check_mark(path: Path, header: str) -> None:
+    """Raise a DataError if the columns of a header are divided by another mark than those of such a file."""
+    own = MARKS[path.suffix]
+    for mark, called in {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}.items():
+        if own not in header and mark in header:
+            raise DataError(
+                f"{path} seems to be divided by {called}; save it with commas as .csv, or with tabs as .tsv"
+            )
+
+
+def _named(path: Path, frame: pd.DataFrame) -> pd.DataFrame:
+    """Leave out columns without a name, such as the row numbers that pandas writes unless it is told not to."""
+    unnamed = [not name.strip() or re.fullmatch(r"Unnamed: [\d.]+", name) is not None for name in frame.columns]
+    if any(unnamed):
+        place = unnamed.index(True) + 1
+        log.info("%s: column %d has no name and is left out; to_csv(..., index=False) writes none", path, place)
+    return frame.loc[:, [not each for each in unnamed]]
 
 
 def _roles(path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]) -> dict[str, str]:
@@ -140,6 +165,26 @@ def _values(column: pd.Series, path: str | Path) -> pd.Series:
     numbers = pd.to_numeric(values, errors="coerce")
     written = all(isinstance(value, str) for value in values.dropna())
     return numbers if written and numbers.notna().equals(values.notna()) else values
+
+
+def _warn_of_levels(path: str | Path, column: pd.Series) -> None:
+    """Tell of levels that may not be meant: words among numbers, and names that differ in white space or case."""
+    texts = [each for each in column.dropna().unique() if isinstance(each, str)]
+    words = [each for each in texts if pd.isna(pd.to_numeric(each, errors="coerce"))]
+    if words and len(texts) - len(words) >= MOSTLY * len(texts):
+        log.warning(
+            "warning: %s: %s holds numbers but for %s, so it is taken for nominal; leave a cell empty where there is "
+            "no value",
+            path, column.name, listed([repr(each) for each in words]),
+        )  # fmt: skip
+    alike = pd.Series(texts, dtype=object).groupby([" ".join(each.split()).casefold() for each in texts])
+    if same := next((list(each) for _, each in alike if len(each) > 1), None):
+        log.warning(
+            "warning: %s: %s has the levels %s, which look alike",
+            path,
+            column.name,
+            listed([repr(each) for each in same]),
+        )
 
 
 def chosen(path: str | Path, features: Names, there: list[str]) -> list[str]:

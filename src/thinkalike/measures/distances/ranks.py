@@ -110,7 +110,7 @@ def _unit(ranks: Float[Tensor, " n"], row: str, count: int) -> Float[Tensor, " n
     """
     norm = ranks.norm()
     if norm == 0:
-        raise ValueError(f"{row} is constant over its {count} values and has no ranks")
+        raise ValueError(f"{row}: all {count} values are equal, so that they have no ranks")
     return ranks.div_(norm)
 
 

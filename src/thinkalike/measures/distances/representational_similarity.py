@@ -45,10 +45,10 @@ def rsa(
     """
     if comparator != "spearman":
         vectors = distance_vectors(layers, distance)
-        further = vectors if others is None else distance_vectors(others, distance, len(layers[0]))
+        further = vectors if others is None else distance_vectors(others, distance, _count(layers))
         return compare(vectors, further, comparator)
     ranks = _ranks(layers, distance)
-    return ranks @ (ranks if others is None else _ranks(others, distance, len(layers[0]))).T
+    return ranks @ (ranks if others is None else _ranks(others, distance, _count(layers))).T
 
 
 def rsa_estimate(
@@ -68,7 +68,7 @@ def rsa_estimate(
     Raises:
         ValueError: See `rsa` and `stimulus_folds`.
     """
-    owners = stimulus_folds(len(layers[0]), folds, seed, groups).to(_device(layers))
+    owners = stimulus_folds(_count(layers), folds, seed, groups).to(_device(layers))
     kept = [torch.arange(len(owners), device=owners.device), *(train for train, _ in splits(owners))]
     if comparator == "spearman":
         whole, *replicates = _ranked_among(layers, others, distance, kept)
@@ -83,7 +83,7 @@ def _ranked_among(
     layers: Layers, others: Layers | None, distance: DistanceChoice, kept: Sequence[Int[Tensor, " _"]]
 ) -> list[Float[Tensor, "l m"]]:
     """Return Spearman's ρ among the stimuli that are kept each time; the distances of a layer are sorted once."""
-    n = len(layers[0])
+    n = _count(layers)
     ordered = SortedRows(_vectors(layers, distance, n))
     further = ordered if others is None else SortedRows(_vectors(others, distance, n))
     rows, columns = torch.triu_indices(n, n, 1, device=_device(layers))
@@ -99,6 +99,17 @@ def _ranked_among(
 def _taken(given: Layers, rows: Tensor) -> list[Tensor | NeuralDistances]:
     """Return the layers of some of the stimuli."""
     return [layer.take(rows) if isinstance(layer, NeuralDistances) else layer[rows] for layer in given]
+
+
+def _count(layers: Layers) -> int:
+    """Return the number of stimuli.
+
+    Raises:
+        ValueError: There is no layer.
+    """
+    if not len(layers):
+        raise ValueError("layers is empty: give at least one layer")
+    return len(layers[0])
 
 
 def mantel(
@@ -119,7 +130,7 @@ def mantel(
     """
     if permutations < 1:
         raise ValueError(f"permutations={permutations}: a p-value needs at least one")
-    n, ranked = len(layers[0]), comparator == "spearman"
+    n, ranked = _count(layers), comparator == "spearman"
     take = _ranks if ranked else distance_vectors
     vectors = take(layers, distance)
     further = vectors if others is None else take(others, distance, n)
@@ -164,7 +175,7 @@ def distance_vectors(
 
 
 def _vectors(layers: Layers, distance: DistanceChoice, n: int | None) -> Iterator[Float[Tensor, " p"]]:
-    n = n or len(layers[0])
+    n = n or _count(layers)
     for index, states in enumerate(layers):
         if len(states) != n:
             raise ValueError(f"layer {index} has {len(states)} stimuli, not {n}: all layers need the same ones")

@@ -111,7 +111,8 @@ def refuse_flaws(layers: Sequence[CentredRows], alike: str = "all rows are the s
         if flaw == NOT_FINITE:
             raise ValueError(f"{layer.name}: a value is not finite, or too large for {layer.rows.dtype}")
         if flaw == ALIKE:
-            raise ValueError(f"{layer.name}: {alike}, so there is no variance to compare")
+            within = f"or differ by too little for {layer.rows.dtype}"
+            raise ValueError(f"{layer.name}: {alike}, {within}, so there is no variance to compare")
 
 
 def all_alike(spread: Float[Tensor, "*b"], offset: Float[Tensor, "*b"], dtype: torch.dtype) -> Bool[Tensor, "*b"]:

@@ -49,7 +49,7 @@ class Columns(NamedTuple):
             if kind == "auto" and own in NUMBERS[1:]
         ]
         if inferred:
-            message = f"features {', '.join(inferred)} have many values with fractions and are taken for continuous"
+            message = f"taken for continuous, for their many values with fractions: features {', '.join(inferred)}"
             warnings.warn(f"{message}: Δ is their distance over its range; kinds= says otherwise", stacklevel=4)
         return cls(names, tuple(kind for kind, _ in found), tuple(levels for _, levels in found))
 

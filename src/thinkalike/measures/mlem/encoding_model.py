@@ -101,8 +101,8 @@ class MLEM:
         usual = inspect.signature(MLEM).parameters
         chosen = [f"{name}={value!r}" for name, value in self.get_params().items() if value != usual[name].default]
         fitted = getattr(self, "_fitted", None)
-        told = f"; fitted on {len(self.encoder_.kinds)} features, {len(fitted.weights)} layers" if fitted else ""
-        return f"MLEM({', '.join(chosen)}{told})"
+        told = [f"features={len(self.encoder_.kinds)}", f"layers={len(fitted.weights)}"] if fitted else []
+        return f"{'fitted ' if fitted else ''}MLEM({', '.join([*chosen, *told])})"
 
     def set_params(self, **params: Any) -> MLEM:
         """Change some parameters of the constructor.

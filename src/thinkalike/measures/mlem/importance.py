@@ -111,9 +111,11 @@ def feature_importance(
         seed: The seed of folds and permutations.
 
     Raises:
-        ValueError: `given` comes with folds of pairs, or there is no such feature; see `MLEM.fit` and
+        ValueError: permutations is less than 1, `given` comes with folds of pairs, or there is no such feature; see `MLEM.fit` and
             `stimulus_folds`.
     """
+    if permutations < 1:
+        raise ValueError(f"permutations={permutations} must be at least 1: importance is what a permutation costs")
     table = model.read(X, Y, groups)
     n, f = table.values.shape
     pairs = [(table.columns.place(a), table.columns.place(b)) for a, b in interactions]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import tensor_of
+from thinkalike.arguments import check_rows, tensor_of
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances
 from thinkalike.measures.mlem.columns import Columns, Level
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
@@ -34,9 +35,15 @@ def read(X: Any, Y: Any, groups: Any, columns: Columns, distance: DistanceChoice
         by_pair: Whether folds divide pairs, not stimuli.
 
     Raises:
-        ValueError: A layer is no matrix, layers and X differ in the number of stimuli, or groups are given although
+        ValueError: Y is no layer and no list of layers, a layer is no matrix, tables have the same rows in another order
+            (`check_rows`), layers and X differ in the number of stimuli, or groups are given although
             folds divide pairs; see `Columns.read`.
     """
+    if isinstance(Y, Mapping):
+        raise ValueError(f"Y is a {type(Y).__name__}: give a list of layers, such as list(Y.values())")
+    if isinstance(Y, Sequence) and not Y:
+        raise ValueError("Y is empty: give a layer, or a list of layers")
+    check_rows([("X", X), ("Y", Y), ("groups", groups)])
     single = _is_matrix(Y)
     states = [tensor_of(layer, Float, f"layer {index}") for index, layer in enumerate([Y] if single else Y)]
     values, levels = columns.read(X, states[0].device)
