@@ -51,16 +51,16 @@ and dictionaries are quoted, `'stitch.rates=[0.5,2]'`. `null` is no value. `--he
 matter, `--cfg job` shows all of them with their values, and a misspelt one is refused with the nearest that there is.
 
 **In the key**: whether the setting decides which job this is. Results are kept by a hash of all settings that are in
-the key and differ from the defaults of their schemas. Those outside the key are not meant to change a number; device and
-threads change how sums are rounded, which training can amplify. A path is not in the key, because the
-content of the file is.
+the key and differ from the defaults of their schemas. Those outside the key are not meant to change a number; device
+and threads change how sums are rounded, which training can amplify. A path is not in the key: the content of the file
+is.
 
 **Default**: what a command has that does not mention the setting; where minis and other models differ (`scale`), both
 values. The options of a group ([Names](names.md)) set several at once: the defaults of `stitch` are those of
 `stitch=linear`. What the command line says wins over all of them. In an option, `${{at_scale:A,B}}` is A with
 `scale=mini` and B with `scale=paper`, `${{by_recipe:A,B}}` is A with `recipe=honest` and B with `recipe=paper`, and
-`${{at_most_a_tenth:A,B}}` is A, but at most a tenth of B. The ends of an interval belong to it at square brackets, and do
-not at round ones.
+`${{at_most_a_tenth:A,B}}` is A, but at most a tenth of B. The ends of an interval belong to it at square brackets, and
+do not at round ones.
 
 {sections}
 """

@@ -291,11 +291,12 @@ def test_settings_of_a_measure_have_names_and_defaults(files, settings, message)
         composed("plugins=[bad.py]", "measure=bad", door="analyze")
 
 
-def test_a_measure_of_more_than_one_number_is_refused(files, door, small_stitching):
-    (files / "bad.py").write_text(HEAD + "register_measure('bad', lambda x, y: x)")
+@pytest.mark.parametrize(("given", "said"), [("x", "tensor of shape"), ("'high'", "str"), ("None", "NoneType")])
+def test_a_measure_of_more_or_less_than_one_number_is_refused(files, door, small_stitching, given, said):
+    (files / "bad.py").write_text(HEAD + f"register_measure('bad', lambda x, y: {given})")
     words = [word for word in small_stitching if not word.startswith("stitch.")]
     refused = door("analyze.py", "plugins=[bad.py]", "measure=bad", *WORDS[1:], *words)
-    assert "measure bad gives a tensor of shape" in refused.error
+    assert f"measure bad gives a {said}" in refused.error
 
 
 def test_an_experiment_takes_no_plugins(files):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -13,6 +14,7 @@ import hub
 import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig, TrainConfig, check_overrides, options
+from thinkalike.config.repositories import folders_named
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models import checkpoint_fingerprint, head_dimensions, label, load_model, told_apart
 from thinkalike.models.checkpoints.contents import fault_of
@@ -85,14 +87,11 @@ def test_repositories_pass_the_check_of_the_command_line(words):
         ("model=gpt2,a--b/c", "model=a--b/c is not known"),
         ("model=a/b.git", "model=a/b.git is not known"),
         ("model@target=a/..b", "model@target=a/..b is not known"),
-        ("model=./run", "model=./run is a folder; give model=local model.path=./run"),
-        ("model=/run/last", "model=/run/last is a folder; give model=local model.path=/run/last"),
-        ("model='~/run'", "model=~/run is a folder; give model=local model.path=~/run"),
-        ("model=runs/gpt2/last", "model=runs/gpt2/last is a folder; give model=local model.path=runs/gpt2/last"),
-        ("model@target=./run", "model@target=./run is a folder; give model@target=local target.path=./run"),
+        ("model=./run,gpt2", "model=./run is a folder; in a sweep give model=local model.path=./run,..."),
+        ("model=gpt2,runs/here", "model=runs/here is a folder; in a sweep give model=local model.path=runs/here"),
         (
-            "model=runs/here",
-            "model=runs/here is a folder; give model=local model.path=runs/here, or call from elsewhere",
+            "model@target=gpt2,/run",
+            "model@target=/run is a folder; in a sweep give model@target=local target.pa",
         ),
         ("data=a/b", "data=a/b is not known"),
     ],
@@ -104,6 +103,33 @@ def test_what_is_no_repository_is_refused_with_the_remedy(word, message, monkeyp
         check_overrides([word], TrainConfig)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["model=./run"], ["model=local", "model.path='./run'"]),
+        (["model=runs/here", "seed=1"], ["model=local", "model.path='runs/here'", "seed=1"]),
+        (["model=runs/not-here"], ["model=runs/not-here"]),
+        (["model='/run/my last'"], ["model=local", "model.path='/run/my last'"]),
+        (["model=gpt2", "model@target=../a/b"], ["model=gpt2", "model@target=local", "target.path='../a/b'"]),
+        (["model=./a,./b", "model=gpt2"], ["model=./a,./b", "model=gpt2"]),
+        (["model=https://huggingface.co/a/b"], ["model=https://huggingface.co/a/b"]),
+        (["data=./run"], ["data=./run"]),
+    ],
+)
+def test_a_model_may_be_given_by_its_folder(words, said, monkeypatch, tmp_path):
+    (tmp_path / "runs" / "here").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert folders_named(words) == said
+
+
+def test_a_folder_is_the_same_job_as_its_path(checkpoints, monkeypatch):
+    folder = checkpoints["gpt2"]
+    monkeypatch.chdir(folder.parent)
+    named = composed(f"model={folder}", f"model@target=./{folder.name}", "model.context=32")
+    assert named.model == composed("model=local", f"model.path={folder}", "model.context=32").model
+    assert Path(named.target.path) == Path(folder.name)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from thinkalike import open_result, results
 from thinkalike.errors import DataError, ModelError, StoreError, TrainingError
 from thinkalike.store import Job, finished, newest_state, read_state, write_state
+from thinkalike.store.locks import locked
 
 TABLE = pd.DataFrame({"layer": [0, 1], "penalty": [0.5, 0.25]})
 CONFIG = {"model": {"name": "tiny"}, "seed": 3, "layers": [[0, 0]], "nothing": None}
@@ -181,6 +184,30 @@ def test_two_of_the_same_job_are_refused_and_the_first_is_not_harmed(tmp_path):
         write(first)
         first.appear()
     assert first.done
+
+
+def test_a_lock_that_this_very_thread_holds_is_refused_and_one_of_another_thread_waited_for(tmp_path):
+    """As of a script that is imported again while its job runs, which would wait for itself without an end."""
+    path, order = tmp_path / "job" / "lock", []
+
+    def other():
+        with locked(path, "computing x"):
+            order.append("other")
+
+    with locked(path, "computing x"):
+        with (
+            pytest.raises(StoreError, match=r"this process is computing x already; .*__main__"),
+            locked(path, "computing x"),
+        ):
+            pass
+        waiting = threading.Thread(target=other)
+        waiting.start()
+        time.sleep(0.2)
+        order.append("first")
+    waiting.join()
+    assert order == ["first", "other"]
+    with locked(path, "computing x"):
+        pass
 
 
 def test_a_lock_ends_with_its_process_however_that_ends(tmp_path):

@@ -100,6 +100,9 @@ def main() -> None:
     if name in ("-h", "--help"):
         print("usage: thinkalike train|analyze|results|report [key=value ...]; thinkalike train --help says more")
         return
+    if name in ("-V", "--version"):
+        print(f"thinkalike {sys.modules[__package__].__version__}")
+        return
     if name not in COMMANDS:
         print(f"error: thinkalike {name} is not known; {nearest(name, COMMANDS)}", file=sys.stderr)
         sys.exit(1)

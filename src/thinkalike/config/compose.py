@@ -15,7 +15,7 @@ from thinkalike import plugins
 from thinkalike.config.inputs import HOW_IT_RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.plugging import plug_in_those_of
 from thinkalike.config.registry import MEASURES
-from thinkalike.config.repositories import register_repositories
+from thinkalike.config.repositories import folders_named, register_repositories
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig
 from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
 from thinkalike.config.words.folders import CONF, OwnFolders, configurations
@@ -219,7 +219,7 @@ def compose_job(door: str, overrides: Sequence[str]) -> Any:
     from hydra._internal.utils import create_config_search_path
     from hydra.types import RunMode
 
-    overrides = at_home(overrides)
+    overrides = folders_named(at_home(overrides))
     parsed = parse_overrides(overrides)
     plug_in_those_of(parsed)
     overrides = with_default_target(door, overrides)

@@ -1,13 +1,15 @@
-"""Models by the name of their repository on the hub, ORG/NAME, which have no file in conf/model."""
+"""Models that have no file in conf/model: by the name of their repository on the hub, ORG/NAME, or by their folder."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 
+from thinkalike.config.words.reading import parse_overrides, quoted
 from thinkalike.errors import ConfigError
 
 PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"  # as the hub has names of users and of repositories
@@ -43,6 +45,22 @@ def is_folder(name: str) -> bool:
     return written or ("/" in name and Path(name).is_dir())
 
 
+def folders_named(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with `model=local model.path=DIR` for each `model=DIR`, of the target, too.
+
+    In a sweep over several models a folder has to be given so by the user.
+    """
+    found: list[str] = []
+    for word, override in zip(words, parse_overrides(words), strict=True):
+        part, value = override.package or "model", None if override.is_sweep_override() else override.value()
+        name = getattr(value, "text", value)  # what was quoted
+        if override.key_or_group == "model" and isinstance(name, str) and "://" not in name and is_folder(name):
+            found += [f"{word.partition('=')[0]}=local", f"{part}.path={quoted(os.path.expanduser(name))}"]
+        else:
+            found.append(word)
+    return found
+
+
 def check_no_folder(key: str, name: str) -> None:
     """Refuse a folder or an address where a model is named.
 
@@ -57,10 +75,7 @@ def check_no_folder(key: str, name: str) -> None:
         raise ConfigError(f"{key}={name} is an address; a model of the hub is named by its repository: {key}={near}")
     if is_folder(name):
         part = key.rpartition("@")[2]
-        remedy = f"give {key}=local {part}.path={name}"
-        if is_repository(name):
-            remedy += ", or call from elsewhere for the repository of this name"
-        raise ConfigError(f"{key}={name} is a folder; {remedy}")
+        raise ConfigError(f"{key}={name} is a folder; in a sweep give {key}=local {part}.path={name},...")
 
 
 def _is_name(name: str) -> bool:

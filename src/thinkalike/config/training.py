@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass, field
 from typing import Optional
 
@@ -185,3 +186,5 @@ class LoggerConfig(Checked, part="logger"):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("logger.kind", self.kind, ("none", "csv", "wandb", "tensorboard"))
+        if self.kind == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
+            raise ConfigError("logger=tensorboard needs a package: pip install tensorboard")

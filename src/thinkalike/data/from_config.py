@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,19 @@ def read_corpus(
 def read_stimuli(config: StimuliConfig) -> Stimuli:
     """Return the stimuli that a configuration describes.
 
+    A job asks for them several times; the last ones are kept as long as their file stays as it is.
+
     Raises:
         DataError: a file is missing, damaged or lacks what is asked for, or there are too few stimuli for the sample.
     """
+    path = Path(config.path) if config.path else None
+    state = path.stat() if path and path.exists() else None
+    return _stimuli(json.dumps(asdict(config)), state and (state.st_mtime_ns, state.st_size))
+
+
+@lru_cache(maxsize=2)
+def _stimuli(settings: str, _: tuple[int, int] | None) -> Stimuli:
+    config = StimuliConfig(**json.loads(settings))
     if config.kind in ("controlled", "crossed"):
         stimuli = _of_grammar(config)
         chosen = stimuli.names if config.features is None else list(config.features)

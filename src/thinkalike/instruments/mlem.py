@@ -164,8 +164,9 @@ def _check_features(measure: Any, stimuli: Stimuli) -> None:
         if name not in stimuli.names:
             raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
     if measure.difference == "indicator":
-        for name, column in stimuli.features.items():
-            if stimuli.kinds[name] != "continuous" and column.nunique(dropna=False) == len(stimuli):
+        for name in stimuli.names:
+            all_differ = stimuli.features[name].nunique(dropna=False) == len(stimuli)
+            if all_differ and stimuli.kinds[name] != "continuous":
                 raise DataError(
                     f"{stimuli.source}: {name} has another value in every row, so that all pairs differ in it and it "
                     f"explains nothing; leave it out of stimuli.features, or, of a measurement, say "

@@ -31,7 +31,7 @@ def show_sweep(made: Sequence[Made]) -> None:
         ([entry.key, duration(entry.seconds)], [f"{name}={value}" for name, value in own.items()], told(entry))
         for (_, entry), own in zip(jobs, settings, strict=True)
     ]
-    print_rows(f"{len(jobs)} jobs of the sweep", rows, ("job", "swept", "result"))
+    print_rows(f"jobs of the sweep: {len(jobs)}", rows, ("job", "swept", "result"))
     logged = next((each.logger for each, _ in jobs if each.logger["kind"] == "wandb"), None)
     if logged:
         store = jobs[0][1].result.folder.parent.parent
@@ -72,7 +72,7 @@ def _settings(made: Made) -> dict[str, Any]:
 
 
 def _swept(made: Sequence[Made]) -> list[str]:
-    """Return the keys in which the jobs differ."""
+    """Return the keys in which the jobs differ, and of a job that is left alone all that were given."""
     given = [_settings(each) for each in made]
     keys = dict.fromkeys(key for each in given for key in each)
-    return [key for key in keys if len({each.get(key) for each in given}) > 1]
+    return [key for key in keys if len(given) == 1 or len({each.get(key) for each in given}) > 1]

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 
 from thinkalike.config import LoggerConfig
-from thinkalike.errors import ConfigError
 from thinkalike.loggers.tracker import About, Tracker, pictures_of, summary_of
 from thinkalike.store import Result
 
 
 class TensorBoardTracker(Tracker):
-    """Writes scalars, figures, and settings and table as text, into a folder that is called as the run.
-
-    Raises:
-        ConfigError: the package tensorboard is not there.
-    """
+    """Writes scalars, figures, and settings and table as text, into a folder that is called as the run."""
 
     def __init__(self, config: LoggerConfig, about: About):
         super().__init__(config, about)
-        if importlib.util.find_spec("tensorboard") is None:
-            raise ConfigError("logger=tensorboard needs the package tensorboard: pip install 'thinkalike[tensorboard]'")
         self.folder = about.folder / re.sub(r"[^\w.=+-]+", "_", about.name)
 
     def publish(self, result: Result) -> None:

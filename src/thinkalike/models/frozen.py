@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from thinkalike.models.checkpoints.weights import tensors_of
 from thinkalike.models.families import Family, Predicts
 from thinkalike.models.proof import prove
 from thinkalike.models.recomputation import recomputed
-from thinkalike.models.samples import Tokens
+from thinkalike.models.samples import Tokens, unreadable
 from thinkalike.models.sites import EMBED, Layer, after
 from thinkalike.models.surgery import (
     captured_input,
@@ -131,7 +132,7 @@ class FrozenModel:
             site: "update" asks for what a BERT's block adds last to its residual stream instead.
 
         Raises:
-            ModelError: a layer is out of range or has no such site.
+            ModelError: a layer is out of range or has no such site, or the model cannot read these tokens.
         """
         self.check_layers(layers, site)
         states: dict[Layer, Tensor] = {}
@@ -216,10 +217,11 @@ class FrozenModel:
             known = ", ".join(self.family.sites)
             raise ModelError(f"{self.name} has no site {site} at layers {list(layers)}: its blocks have {known}")
         for layer in layers:
-            if layer != EMBED and not 0 <= layer < self.n_layers:
+            is_block = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
+            if layer != EMBED and not (is_block and 0 <= layer < self.n_layers):
                 raise ModelError(
-                    f"{self.name} has no layer {layer}: its layers are 0 to {self.n_layers - 1}, and '{EMBED}' is the "
-                    "site before them"
+                    f"{self.name} has no layer {layer!r}: its layers are 0 to {self.n_layers - 1}, and '{EMBED}' is "
+                    "the site before them"
                 )
 
     def parameters(self) -> tuple[int, int]:
@@ -270,8 +272,13 @@ class FrozenModel:
     def _run(self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         given = {"attention_mask": mask, "token_type_ids": types}
         named = {name: each.to(self.device) for name, each in given.items() if each is not None and self._accepts(name)}
-        with one_text_per_row():
-            return first_tensor(self.module(tokens.to(self.device), **named))
+        try:
+            with one_text_per_row():
+                return first_tensor(self.module(tokens.to(self.device), **named))
+        except (IndexError, RuntimeError) as error:
+            if flaw := unreadable(tokens, self.vocabulary, self.context, error):
+                raise ModelError(f"{self.name}: {flaw}") from error
+            raise
 
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
         """Run the model with this state before block `start`, or after the last one; earlier blocks are passed over.

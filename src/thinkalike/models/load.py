@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,8 @@ from thinkalike.models.families import FAMILIES, Family, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
 from thinkalike.progress import doing
+
+log = logging.getLogger(__name__)
 
 READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".txt", ".model"}  # configuration, weights, tokenizer
 LONGEST = 1024  # tokens per row, of models that can take more
@@ -85,6 +88,7 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
 
     Raises:
         ConfigError: the model, its family or a setting is not known.
+        TypeError: the model is given as something else.
         ModelError: weights cannot be had or read, are of another architecture, or fail the proof.
     """
     config = configured(model, settings)
@@ -103,6 +107,8 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
             raise ModelError(
                 f"{config.name}: model.classes={config.classes} is for classifiers, and this is a {family.name}"
             )
+        if config.context and context and config.context > context:
+            log.warning("%s reads %d tokens at once, so that its rows are no longer", own_label, context)
         family = family if family.blocks else replace(family, blocks=blocks_of(module, config.name))
         frozen = FrozenModel(
             module,
@@ -125,11 +131,17 @@ def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[st
 
     Raises:
         ConfigError: the model or a setting is not known.
+        TypeError: this is neither a name, nor a path, nor a configuration.
     """
     plain = {key: str(value).removeprefix("torch.") if key in ("dtype", "device") else value
              for key, value in settings.items()}  # fmt: skip
     if isinstance(model, ModelConfig):
         return model_named(model, plain)
+    if not isinstance(model, str | os.PathLike):
+        raise TypeError(
+            f"a model is given by its name or folder, and this is a {type(model).__name__}; write it with "
+            "model.save_pretrained(DIR) and tokenizer.save_pretrained(DIR), and give DIR"
+        )
     called = os.fspath(model)
     is_place = isinstance(model, os.PathLike) or (called not in options("model") and Path(called).is_dir())
     return model_named(str(Path(called).absolute()) if is_place else called, plain)

@@ -1,4 +1,4 @@
-"""A few fixed rows of tokens, with which every model is checked when it is loaded."""
+"""Rows of tokens: a few fixed ones, with which every model is checked when it is loaded, and what no model reads."""
 
 from __future__ import annotations
 
@@ -20,3 +20,16 @@ def sample_padding(tokens: Tokens) -> tuple[Tokens, Tokens]:
     mask[-1, 3 * tokens.shape[1] // 4 :] = 0
     types[:, tokens.shape[1] // 2 :] = 1
     return mask, types
+
+
+def unreadable(tokens: Tokens, vocabulary: int, context: int, error: Exception) -> str:
+    """Return what of these tokens led to an error of a model that reads them, or nothing if no fault of theirs did."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return ""
+    if not tokens.numel():
+        return f"there are no tokens in rows of shape {tuple(tokens.shape)}"
+    least, most = int(tokens.min()), int(tokens.max())
+    if least < 0 or most >= vocabulary:
+        return f"tokens lie between {least} and {most}, and those of its vocabulary in 0 to {vocabulary - 1}"
+    longer = tokens.shape[1] > context
+    return f"rows of {tokens.shape[1]} tokens are longer than its context of {context}" if longer else ""

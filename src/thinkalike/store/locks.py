@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 
 NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # what file systems without it answer
 OFTEN = 9  # as many times in a row no other process takes a folder away
+_HELD: dict[Path, int] = {}  # locks of this process, and the threads that hold them
 SAY_EVERY = 60.0  # seconds, how often a process that waits says so
 
 
@@ -30,12 +32,19 @@ def locked(path: Path, what: str, wait: bool = True) -> Iterator[None]:
 
     Raises:
         OSError: the folder cannot be written.
-        StoreError: another process has the lock, and `wait` is false.
+        StoreError: another process has the lock, and `wait` is false; or this thread has it, and would wait for itself.
     """
+    if wait and _HELD.get(path.absolute()) == threading.get_ident():
+        raise StoreError(
+            f"this process is {what} already; a script that is imported while it runs keeps its jobs behind "
+            'if __name__ == "__main__":'
+        )
     lock = _acquired(path, what, wait)
+    _HELD[path.absolute()] = threading.get_ident()
     try:
         yield
     finally:
+        del _HELD[path.absolute()]
         lock.release()
 
 

@@ -21,6 +21,7 @@ from thinkalike.config.doors.exits import OneLineErrors, Stdout
 from thinkalike.config.doors.helping import register_help
 from thinkalike.config.doors.sweeps import JOBS, Made, in_sweep, jobs_of_sweep, noted, sweep
 from thinkalike.config.plugging import plug_in, plug_in_those_of
+from thinkalike.config.repositories import folders_named
 from thinkalike.config.words.folders import CONF, with_own
 from thinkalike.config.words.reading import at_home, is_override, parse_overrides
 from thinkalike.config.words.spelling import check_overrides
@@ -107,7 +108,7 @@ def _made_known(name: str, words: Sequence[str]) -> list[Override]:
     """Check a command line, and tell Hydra of all that it asks for; returns its overrides."""
     asking = {"--help", "-h", "--hydra-help"} & set(words)  # which needs no settings of any measure
     sweeps = bool(MULTIRUN & set(words))
-    overrides = list(filter(is_override, words))
+    overrides = folders_named(list(filter(is_override, words)))
     options = [word for word in words if not is_override(word)]
     _check_options(options)
     parsed = parse_overrides(overrides)

@@ -102,9 +102,7 @@ def _check_mark(path: Path, header: str) -> None:
     own = MARKS[path.suffix]
     for mark, called in {";": "semicolons", "\t": "tabs", ",": "commas", "|": "bars"}.items():
         if own not in header and mark in header:
-            raise DataError(
-                f"{path} seems to be divided by {called}; save it with commas as .csv, or with tabs as .tsv"
-            )
+            raise DataError(f"{path} seems to be divided by {called}; save it with commas as .csv, or tabs as .tsv")
 
 
 def _named(path: Path, frame: pd.DataFrame) -> pd.DataFrame:

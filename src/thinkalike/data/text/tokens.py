@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from typing import Any
 
 from thinkalike.config import DataConfig
@@ -92,10 +93,11 @@ def _tell(config: DataConfig, corpus: Corpus, context: int, source: SourceText |
         *(f"{counts[key]:,}" for key in ("dropped_tokens", "duplicate_documents", "near_duplicates")),
     )
     if bounded and counts["report_documents"] < DOCUMENTS:
+        is_full = counts["report_tokens"] + context > (config.report_tokens or math.inf)
         log.warning(
-            "warning: data %s: the report has %d documents, and fewer than %d make wide intervals; give more text, or "
-            "raise data.report_share or data.report_tokens",
+            "warning: data %s: the report has %d documents, and fewer than %d make wide intervals; %s",
             *(config.name, counts["report_documents"], DOCUMENTS),
+            "raise data.report_tokens" if is_full else "give more text, or raise data.report_share",
         )
     if source:
         shares = alignment_shares(corpus)

@@ -76,7 +76,11 @@ def _of_function(kind: str, compare: Callable[[Tensor, Tensor], Any], is_distanc
     """Return the measure that a function of two layers makes: 1 is the best likeness, 0 the best distance."""
 
     def value(source: Tensor, target: Tensor) -> Tensor:
-        found = torch.as_tensor(compare(source, target), dtype=torch.float64)
+        given = compare(source, target)
+        try:
+            found = torch.as_tensor(given, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError):
+            raise PluginError(f"measure {kind} gives a {type(given).__name__}: give one number") from None
         if found.numel() != 1:
             raise PluginError(f"measure {kind} gives a tensor of shape {tuple(found.shape)}: give one number")
         return found.reshape(())

@@ -156,10 +156,11 @@ def _warn_of_overfitting(module: StitchTraining, corpus: Corpus) -> None:
     tokens, seen = corpus.counts["fit_tokens"], module.config.steps * module.config.tokens_per_step
     if tokens < TOKENS_PER_PARAMETER * parameters:
         log.warning(
-            "warning: %s fit tokens are fewer than %d per parameter of φ (%s): expect overfitting; give more text",
+            "warning: %s fit tokens are fewer than %d per parameter of φ (%s): expect overfitting; %s",
             f"{tokens:,}",
             TOKENS_PER_PARAMETER,
             f"{parameters:,}",
+            "give more text" if seen > tokens else "raise stitch.steps or stitch.tokens_per_step",
         )
     if seen > 1.01 * tokens:
         log.warning("warning: training reads the fit tokens %.1f times over: there are no more", seen / tokens)

@@ -111,8 +111,8 @@ def feature_importance(
         seed: The seed of folds and permutations.
 
     Raises:
-        ValueError: permutations is less than 1, `given` comes with folds of pairs, or there is no such feature; see `MLEM.fit` and
-            `stimulus_folds`.
+        ValueError: permutations is less than 1, `given` comes with folds of pairs, or there is no such feature; see
+            `MLEM.fit` and `stimulus_folds`.
     """
     if permutations < 1:
         raise ValueError(f"permutations={permutations} must be at least 1: importance is what a permutation costs")

@@ -35,9 +35,9 @@ def read(X: Any, Y: Any, groups: Any, columns: Columns, distance: DistanceChoice
         by_pair: Whether folds divide pairs, not stimuli.
 
     Raises:
-        ValueError: Y is no layer and no list of layers, a layer is no matrix, tables have the same rows in another order
-            (`check_rows`), layers and X differ in the number of stimuli, or groups are given although
-            folds divide pairs; see `Columns.read`.
+        ValueError: Y is no layer and no list of layers, a layer is no matrix, tables have the same rows in another
+            order (`check_rows`), layers and X differ in the number of stimuli, or groups are given although folds
+            divide pairs; see `Columns.read`.
     """
     if isinstance(Y, Mapping):
         raise ValueError(f"Y is a {type(Y).__name__}: give a list of layers, such as list(Y.values())")

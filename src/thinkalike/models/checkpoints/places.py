@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import HubError, ModelError, ResourceError, ThinkalikeError
+from thinkalike.errors import HubError, ModelError, ResourceError, ThinkalikeError, nearest
 from thinkalike.hub import ANSWER_SECONDS, Commit, be_patient, cause_of, refused, resolved, trouble
 from thinkalike.memory import exhausted
 from thinkalike.models.checkpoints.contents import fault_of
@@ -155,11 +155,18 @@ def _unresolved(config: ModelConfig, error: Exception) -> str:
         return f"cannot load model={config.name} from {config.hub_id}: {kind}{cause}"
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    return (
+    return _no_such_folder(str(config.hub_id)) + (
         f"model={config.name}: cannot get {config.hub_id}: {cause} ({endpoint}), and HF_HOME={home} has no copy; set "
         f"HF_HOME to a cache that has it, give a folder (model=local model.path=DIR), or take a mini "
         f"(model=gelu-3l-mini)"
     )
+
+
+def _no_such_folder(name: str) -> str:
+    """Return that a name may be that of a folder which is not there, where the folder that it would be in is."""
+    owner, _, own = name.partition("/")
+    there = [path.name for path in sorted(Path(owner).iterdir()) if path.is_dir()] if Path(owner).is_dir() else []
+    return f"{owner} is a folder here, and has no {own} ({nearest(own, there)}). " if own and there else ""
 
 
 def _explanation(config: ModelConfig, error: Exception) -> str:
@@ -193,11 +200,26 @@ def _remedy(config: ModelConfig, error: Exception) -> str:
         return "change the permissions of that file, or set HF_HOME to a folder of your own"
     if "state_dict" in words:
         return "its weights are not those that its config.json describes; take another revision or checkpoint"
+    if config.path and "Safetensor" in type(error).__name__ and (file := _damaged(Path(config.path))):
+        return f"{file} is damaged or was cut short; copy it again"
     if config.path:
         return "check model.path"
     if isinstance(error, OSError | ValueError | EOFError | RuntimeError) or "Safetensor" in type(error).__name__:
         return "if a file is damaged, delete it under HF_HOME and try again"
     return "THINKALIKE_TRACEBACK=1 shows where it happened"
+
+
+def _damaged(folder: Path) -> str | None:
+    """Return the name of the first file of weights in a folder that cannot be opened."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(file, "np"):
+                pass
+        except SafetensorError:
+            return file.name
+    return None
 
 
 def _first_line(error: BaseException) -> str:

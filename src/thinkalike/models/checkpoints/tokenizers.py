@@ -61,7 +61,12 @@ def read_tokenizer(config: ModelConfig, place: str) -> Any:
     from transformers.utils import cached_file
 
     revision = config.revision or "main"
-    tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+    except ValueError as error:
+        if "backend tokenizer" not in str(error):
+            raise
+        raise no_tokenizer(config.name, place, ["tokenizer.json"]) from error  # nor an older file, for most models
     names = {*getattr(tokenizer, "vocab_files_names", {}).values(), "tokenizer.json"}
     if not any(
         cached_file(place, name, revision=revision, _raise_exceptions_for_missing_entries=False)

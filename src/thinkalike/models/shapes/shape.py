@@ -16,6 +16,7 @@ import yaml
 from torch import nn
 
 from thinkalike.config import ModelConfig
+from thinkalike.errors import ModelError
 from thinkalike.models.checkpoints.blocks import blocks_of
 from thinkalike.models.checkpoints.minis import ASSETS
 from thinkalike.models.families import AUTO_CLASSES, FAMILIES, family_in
@@ -78,7 +79,12 @@ def shape_of(config: ModelConfig) -> Shape | None:
     """Return the shape of a model without its weights and without any download; None where nothing here tells it.
 
     What task=pretrain builds, config.json of a folder or of the hub's cache tells it, or the table of published sizes.
+
+    Raises:
+        ModelError: a folder is given that has no config.json.
     """
+    if config.path and not (Path(config.path) / "config.json").exists():
+        raise ModelError(f"{config.path} has no config.json; give a folder written by save_pretrained")
     sizes = _sizes(config)
     known = _empty(json.dumps(sizes, sort_keys=True)) if sizes else None
     if known is None:
