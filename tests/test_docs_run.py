@@ -40,7 +40,7 @@ SMALL = {
     **dict.fromkeys(layer_measures(), FEW),
     "asymmetry": [],
     "atlas": ["measure.batches=4", "measure.tokens_per_batch=256", "measure.fit_batches=2"],
-    "court": ["measure.steps=2", "measure.sources=[rotated,next token]", "data.report_tokens=4096"],
+    "court": ["measure.steps=2", "measure.sources=[rotated,next token]", "measure.report_tokens=4096"],
     "probes": PROBES,
     "steering": [*CARRIED, "measure.pairs=40"],
     "transfer_maps": ["measure.fit_tokens=4096"],

@@ -354,6 +354,16 @@ BAD = {
         "feature 0 has 60 levels: leave it out, or give it another kind, such as ordinal, and so one weight; features "
         "are numbered 0 word, 1 colour",
     ),
+    "a number for each row": (
+        [
+            "activations=BRAIN",
+            "stimuli=table",
+            "stimuli.path=TABLE",
+            "stimuli.columns={word: null}",
+            "stimuli.features=[word]",
+        ],
+        "word has another value in every row, so that all pairs differ in it and it explains nothing; leave it out",
+    ),
     "one fold": (["measure.folds=1"], "measure.folds=1 must be at least 2"),
     "kinds that are no mapping": (["stimuli.kinds=ordinal"], "must be of the form {name: value, ...}"),
     "a sample without a size": (["stimuli.balance=[Number]"], "needs stimuli.sample=N"),
@@ -361,7 +371,7 @@ BAD = {
     "constant distances": (["activations=FLAT", "stimuli=table", "stimuli.path=TABLE"], "1 flat b"),
     "constant distances in rsa": (
         ["measure=rsa", "activations=FLAT", "stimuli=table", "stimuli.path=TABLE"],
-        "the distances of layer 1 is constant over",
+        "the distances of layer 1: all 1770 values are equal",
     ),
 }
 
@@ -405,7 +415,7 @@ def test_settings_that_cannot_be_are_refused_by_the_schema(case):
 
 def test_a_text_that_is_too_long_is_named(door, words, tmp_path, checkpoints):
     long = tmp_path / "long.csv"
-    long.write_text("text,colour\n" + "abc " * 100 + ",red\nabc,green\n")
+    long.write_text("text,colour\n" + "abc " * 100 + ",red\nabc,green\nabd,green\n")
     own = ["stimuli=table", f"stimuli.path={long}"]
     refused = door("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words[1:], *own)
     assert "is longer than the 64 of gpt2; split it: abc abc" in refused.error

@@ -3,6 +3,8 @@
 import functools
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -25,6 +27,7 @@ from thinkalike.models import (
     same_vocabulary,
 )
 from thinkalike.models.load import READERS
+from thinkalike.models.samples import unreadable
 from thinkalike.models.sites import after
 
 NAMES = (*tiny.FAMILIES, "native")
@@ -158,8 +161,63 @@ def test_a_forward_pass_that_a_block_was_given_is_put_back():
 @pytest.mark.parametrize("layer", [-1, -2, tiny.LAYERS])
 def test_a_layer_that_is_not_there(models, tokens, layer):
     """-1 is the embedding to nobody, and the last layer to some, so it is refused."""
-    with pytest.raises(ModelError, match=rf"no layer {layer}: its layers are 0 to 3, and 'embed' is the site before"):
+    with pytest.raises(ModelError, match=rf"no layer {layer!r}: its layers are 0 to 3, and 'embed' is the site before"):
         models["gpt2"].head(tokens, layer)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "said"),
+    [
+        (
+            lambda tokens: tokens + 10**6,
+            "gpt2: tokens lie between 10.* and those of its vocabulary in 0 to 299",
+        ),
+        (lambda tokens: tokens - 400, "gpt2: tokens lie between -.* and those of its vocabulary"),
+        (lambda tokens: tokens[:, :0], r"gpt2: there are no tokens in rows of shape \(3, 0\)"),
+        (lambda tokens: tokens.repeat(1, 500), r"gpt2: rows of \d+ tokens are longer than its context of"),
+    ],
+)
+def test_tokens_that_a_model_cannot_read_are_named(models, tokens, spoilt, said):
+    with pytest.raises(ModelError, match=said):
+        models["gpt2"].head(spoilt(tokens), 1)
+
+
+def test_too_little_memory_is_no_fault_of_the_tokens(tokens):
+    assert unreadable(tokens, 300, 2, torch.OutOfMemoryError()) == ""
+    assert unreadable(tokens, 300, 2, IndexError()).startswith("rows of")
+    assert unreadable(tokens, 300, 64, RuntimeError("else")) == ""
+
+
+SCRIPT = """
+import torch
+from thinkalike import load_model
+
+model = load_model("gpt2-mini")
+for layer in ("1", 1.0, True, None):
+    try:
+        model.head(torch.zeros(1, 4, dtype=torch.long), layer)
+    except Exception as error:
+        print(type(error).__name__, error)
+try:
+    load_model(torch.nn.Linear(2, 2))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def test_what_is_no_layer_and_what_is_no_name_are_named_where_types_are_not_checked():
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+    *layers, name = done.stdout.splitlines()
+    assert [line.partition(":")[0] for line in layers] == [
+        f"ModelError gpt2-mini has no layer {layer}" for layer in ("'1'", "1.0", "True", "None")
+    ]
+    assert name.startswith("TypeError a model is given by its name or folder, and this is a Linear; write it with")
+
+
+def test_a_context_that_a_model_does_not_have_is_said(checkpoints, caplog):
+    model = load_model(checkpoints["gpt2"], context=10**6)
+    assert model.context < 10**6
+    assert f"gpt2 reads {model.context} tokens at once, so that its rows are no longer" in caplog.text
 
 
 def test_bert_has_no_tail(models):

@@ -124,6 +124,14 @@ def test_a_model_may_be_given_by_its_folder(words, said, monkeypatch, tmp_path):
     assert folders_named(words) == said
 
 
+def test_a_folder_that_is_misspelt_is_not_only_looked_for_on_the_hub(served, monkeypatch, tmp_path):
+    served()
+    (tmp_path / "runs" / "llama-a").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    said = line_of(lambda: load_model("runs/lama-a"))
+    assert said.startswith("runs is a folder here, and has no lama-a (did you mean 'llama-a'?)")
+
+
 def test_a_folder_is_the_same_job_as_its_path(checkpoints, monkeypatch):
     folder = checkpoints["gpt2"]
     monkeypatch.chdir(folder.parent)

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tiny
 from thinkalike.config import AnalyzeConfig, ModelConfig, StitchConfig, TrainConfig, TrainerConfig, compose_job
-from thinkalike.errors import ConfigError
+from thinkalike.errors import ConfigError, ModelError
 from thinkalike.forecast import SHARE, forecast, hours_on
 from thinkalike.forecast.screen import summary
 from thinkalike.instruments import instrument_of
@@ -93,7 +93,6 @@ def test_published_sizes_of_other_models_too(name, millions):
 
 def test_a_model_that_nothing_here_tells_has_no_shape(tmp_path):
     assert shape_of(ModelConfig(name="hub", hub_id="some/where")) is None
-    assert shape_of(ModelConfig(name="local", path=str(tmp_path))) is None
     (tmp_path / "config.json").write_text("{damaged")
     assert shape_of(ModelConfig(name="local", path=str(tmp_path))) is None
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "no such thing"}))
@@ -274,6 +273,12 @@ def test_a_result_says_operations_and_speed_unless_a_shape_is_unknown(monkeypatc
 
 def slow(*case):
     return pytest.param(*case, marks=pytest.mark.slow)
+
+
+def test_a_folder_without_a_model_is_refused_before_it_is_foretold(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelError, match=r"has no config\.json; give a folder written by save_pretrained"):
+        shape_of(ModelConfig(name="local", path=str(tmp_path)))
 
 
 @pytest.mark.parametrize("wrong", ["yes", 0, -1, float("inf"), None])

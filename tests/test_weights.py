@@ -229,6 +229,21 @@ def test_a_folder_without_a_tokenizer_is_refused(whole, kind):
     assert "has no tokenizer (none of " in line_of(kind, folder)
 
 
+def test_a_tokenizer_of_which_only_the_settings_are_there_is_refused(whole):
+    folder = whole("gpt2")
+    (folder / "tokenizer.json").unlink()
+    shape = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**shape, "tokenizer_class": "TokenizersBackend"}))
+    assert f"{folder} has no tokenizer (none of tokenizer.json" in line_of("gpt2", folder)
+
+
+def test_a_file_of_weights_that_was_cut_short_is_named(whole):
+    folder = whole("gpt2")
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    assert "model.safetensors is damaged or was cut short; copy it again" in line_of("gpt2", folder)
+
+
 @pytest.mark.parametrize("kind", [*tiny.FAMILIES, "classifier"])
 def test_a_tokenizer_with_more_entries_than_the_embedding_is_refused(whole, kind):
     folder = whole(kind)

@@ -150,19 +150,20 @@ def _cached_files(repository: str, commit: str) -> list[str]:
 
 def _unresolved(config: ModelConfig, error: Exception) -> str:
     cause = cause_of(error, str(config.hub_id), config.revision) or _first_line(error)
+    near = _near(str(config.hub_id))
     if refused(error):
         kind = "" if isinstance(error, HubError) else f"{type(error).__name__}: "
-        return f"cannot load model={config.name} from {config.hub_id}: {kind}{cause}"
+        return f"{near}cannot load model={config.name} from {config.hub_id}: {kind}{cause}"
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    return _no_such_folder(str(config.hub_id)) + (
-        f"model={config.name}: cannot get {config.hub_id}: {cause} ({endpoint}), and HF_HOME={home} has no copy; set "
+    return (
+        f"{near}model={config.name}: cannot get {config.hub_id}: {cause} ({endpoint}), and HF_HOME={home} has no copy; set "
         f"HF_HOME to a cache that has it, give a folder (model=local model.path=DIR), or take a mini "
         f"(model=gelu-3l-mini)"
     )
 
 
-def _no_such_folder(name: str) -> str:
+def _near(name: str) -> str:
     """Return that a name may be that of a folder which is not there, where the folder that it would be in is."""
     owner, _, own = name.partition("/")
     there = [path.name for path in sorted(Path(owner).iterdir()) if path.is_dir()] if Path(owner).is_dir() else []
