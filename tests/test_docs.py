@@ -15,6 +15,7 @@ import yaml
 import pages
 from conftest import ROOT, composed
 from thinkalike.config import AnalyzeConfig, TrainConfig, check_overrides
+from thinkalike.config.repositories import folders_named
 from thinkalike.config.words.reading import parse_overrides
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query
@@ -40,7 +41,7 @@ def script(name):
 def check(command):
     """Check a command line as far as that goes in no time: what it names is there; `compose` checks values, too."""
     if command.door in SCHEMAS:
-        check_overrides(command.overrides, SCHEMAS[command.door])
+        check_overrides(folders_named(command.overrides), SCHEMAS[command.door])
     elif command.door in ("results", "report"):
         options = ("--out", "--title")
         after = {index + 1 for index, word in enumerate(command.words) if word in options}

@@ -157,9 +157,9 @@ def _unresolved(config: ModelConfig, error: Exception) -> str:
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
-        f"{near}model={config.name}: cannot get {config.hub_id}: {cause} ({endpoint}), and HF_HOME={home} has no copy; set "
-        f"HF_HOME to a cache that has it, give a folder (model=local model.path=DIR), or take a mini "
-        f"(model=gelu-3l-mini)"
+        f"{near}model={config.name}: cannot get {config.hub_id}: {cause} ({endpoint}), and HF_HOME={home} has no copy; "
+        "set HF_HOME to a cache that has it, give a folder (model=local model.path=DIR), or take a mini "
+        "(model=gelu-3l-mini)"
     )
 
 
