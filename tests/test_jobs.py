@@ -415,7 +415,7 @@ def test_an_analysis_is_a_run_of_wandb(door, minis, text_files, tmp_path):
     assert table["columns"][:2] == ["kind", "model.path"]
     place = table["columns"].index("loss")
     assert sorted(row[place] for row in table["data"]) == sorted(losses.values())
-    assert "2 jobs of the sweep" in done.stdout
+    assert "jobs of the sweep: 2" in done.stdout
     assert f"model.path={minis}/b" in done.stdout.replace("\n", "")
 
 

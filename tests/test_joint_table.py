@@ -34,7 +34,7 @@ def test_it_has_what_was_swept_and_the_headlines(made, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     show_sweep(made)
     shown = capsys.readouterr().out
-    assert "3 jobs of the sweep" in shown
+    assert "jobs of the sweep: 3" in shown
     for text in ("model=gelu-3l-mini", "stitch.steps=20", "score 0.75 [0.65, 0.85]"):
         assert text in shown
     assert "seed" not in shown, "all jobs have the same"
@@ -58,7 +58,7 @@ def test_in_wandb_it_is_a_run_of_the_group_where_a_job_was_logged_there(made, mo
 def test_a_result_that_is_gone_is_left_out_with_a_word(made, capsys, caplog):
     shutil.rmtree(made[1].folder)
     show_sweep(made)
-    assert "2 jobs of the sweep" in capsys.readouterr().out
+    assert "jobs of the sweep: 2" in capsys.readouterr().out
     assert f"left out of the sweep's table: {made[1].folder} is damaged" in caplog.text
     for each in made:
         shutil.rmtree(each.folder, ignore_errors=True)

@@ -254,10 +254,13 @@ def test_names_tell_runs_apart(labels, words, name):
 # --------------------------------------------------------------------------------------------------------- TensorBoard
 
 
-def test_tensorboard_without_its_package_is_refused_before_anything_is_loaded(monkeypatch):
+def test_tensorboard_without_its_package_is_refused_before_anything_is_loaded(tmp_path, monkeypatch, door):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="logger=tensorboard needs a package: pip install tensorboard"):
-        LoggerConfig(kind="tensorboard")
+        perform(Toy(), config(tmp_path / "toy", logger=LoggerConfig(kind="tensorboard")))
+    refused = door("train.py", "logger=tensorboard", f"store={tmp_path}/store")
+    assert refused.error == "error: logger=tensorboard needs a package: pip install tensorboard"
+    assert not list(tmp_path.iterdir()), "nothing is left"
 
 
 def test_tensorboard_has_the_numbers_figures_and_settings_in_the_folder_of_the_result(tmp_path):

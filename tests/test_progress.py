@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
 import pty
@@ -247,7 +248,8 @@ class Terminal:
         env |= {"TERM": "xterm", "PYTHONPATH": str(ROOT / "src")}
         command = [sys.executable, "-c", code]
         streams = {"stdin": theirs, "stdout": theirs if stdout is None else stdout, "stderr": theirs}
-        self.process = subprocess.Popen(command, env=env, start_new_session=True, **streams)
+        heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which a shell's background jobs ignore
+        self.process = subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=heed, **streams)
         os.close(theirs)
         self.seen = b""
 

@@ -43,7 +43,7 @@ def test_a_failed_job_does_not_stop_the_others_and_is_listed(door, small_stitchi
     assert "Traceback" not in first.stderr
     made = stamps(tmp_path / "results")
     assert len(made) == 2
-    table = first.stdout[first.stdout.index("2 jobs of the sweep") :]
+    table = first.stdout[first.stdout.index("jobs of the sweep: 2") :]
     assert all(f"layers=[[{layer},{layer}]]" in table for layer in (0, 1))
     assert table.count("worst penalty") == 2
     assert [path.name for path in (tmp_path / "results").iterdir()] == ["stitching"]
@@ -52,7 +52,7 @@ def test_a_failed_job_does_not_stop_the_others_and_is_listed(door, small_stitchi
     again = run(*sweep)
     assert again.status == 1
     assert again.stderr.count("already done") == 2
-    assert again.stdout[again.stdout.index("2 jobs of the sweep") :] == table
+    assert again.stdout[again.stdout.index("jobs of the sweep: 2") :] == table
     assert summary in again.stderr
     assert stamps(tmp_path / "results") == made
 

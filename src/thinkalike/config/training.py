@@ -186,5 +186,8 @@ class LoggerConfig(Checked, part="logger"):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("logger.kind", self.kind, ("none", "csv", "wandb", "tensorboard"))
+
+    def check_package(self) -> None:
+        """Raise a ConfigError if the package that writes there is missing."""
         if self.kind == "tensorboard" and importlib.util.find_spec("tensorboard") is None:
             raise ConfigError("logger=tensorboard needs a package: pip install tensorboard")

@@ -11,10 +11,15 @@ from thinkalike.store import Result
 
 
 class TensorBoardTracker(Tracker):
-    """Writes scalars, figures, and settings and table as text, into a folder that is called as the run."""
+    """Writes scalars, figures, and settings and table as text, into a folder that is called as the run.
+
+    Raises:
+        ConfigError: the package tensorboard is not there.
+    """
 
     def __init__(self, config: LoggerConfig, about: About):
         super().__init__(config, about)
+        config.check_package()
         self.folder = about.folder / re.sub(r"[^\w.=+-]+", "_", about.name)
 
     def publish(self, result: Result) -> None:

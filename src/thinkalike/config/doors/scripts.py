@@ -96,6 +96,7 @@ def _done(job: Job, schema: type, composed: DictConfig) -> list[Path]:
     plug_in(settings.get("plugins"))  # this may be a worker of a sweep
     config = resolve(composed, schema, words)
     _refuse_processes_in_a_sweep(config)
+    config.logger.check_package()  # before anything is imported
     with contextlib.suppress(ShareDone):
         folders = job(config)
         for folder in folders:
