@@ -26,10 +26,11 @@ def check_rows(named: Iterable[tuple[str, Any]]) -> None:
 
 
 def _tables(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield each table, also of a list of layers; a row of numbers, of which a long list may be made, has none."""
     for name, value in named:
-        if hasattr(value, "iloc") and hasattr(value, "index"):
+        if hasattr(value, "iloc"):
             yield name, value
-        elif isinstance(value, list | tuple):
+        elif isinstance(value, list | tuple) and value and not isinstance(value[0], int | float):
             yield from _tables((f"{name}[{place}]", each) for place, each in enumerate(value))
 
 

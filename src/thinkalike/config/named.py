@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 from thinkalike.config.compose import compose_job
 from thinkalike.config.inputs import ModelConfig
-from thinkalike.config.repositories import is_folder
+from thinkalike.config.repositories import is_folder, path_of
 from thinkalike.config.words.reading import quoted
 from thinkalike.config.words.spelling import check_option
 from thinkalike.errors import ConfigError, nearest
@@ -45,6 +44,6 @@ def words_of_model(key: str, name: str, settings: Mapping[str, Any]) -> Words:
     """
     more = tuple(f"model.{setting}={quoted(value)}" for setting, value in settings.items())
     if is_folder(name):
-        return ("model=local", f"model.path={quoted(str(Path(name).expanduser()))}", *more)
+        return ("model=local", path_of("model", name), *more)
     check_option("model", key, [name])
     return (f"model={name}", *more)

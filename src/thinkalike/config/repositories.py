@@ -55,10 +55,15 @@ def folders_named(words: Sequence[str]) -> list[str]:
         part, value = override.package or "model", None if override.is_sweep_override() else override.value()
         name = getattr(value, "text", value)  # what was quoted
         if override.key_or_group == "model" and isinstance(name, str) and "://" not in name and is_folder(name):
-            found += [f"{word.partition('=')[0]}=local", f"{part}.path={quoted(os.path.expanduser(name))}"]
+            found += [f"{word.partition('=')[0]}=local", path_of(part, name)]
         else:
             found.append(word)
     return found
+
+
+def path_of(part: str, folder: str) -> str:
+    """Return the word of a command line that says in which folder a model of `local` is."""
+    return f"{part}.path={quoted(os.path.expanduser(folder))}"
 
 
 def check_no_folder(key: str, name: str) -> None:

@@ -185,7 +185,7 @@ class AnalyzeConfig(Checked):
 
     @property
     def sides(self) -> list[str | ModelConfig]:
-        """What measures of stimuli compare, each once: the files of `activations`, and `model` and `model@target`."""
+        """Return what measures of stimuli compare, each once: files of `activations`, `model` and `model@target`."""
         if self.activations:
             return [*self.recordings, *self.beside_recordings]
         return [self.model] if self.target == self.model else [self.model, self.target]

@@ -88,7 +88,7 @@ class StitchConfig(Checked, part="stitch"):
 
     @property
     def peak(self) -> float:
-        """What `lr` is, or the default of the optimiser."""
+        """Return `lr`, or the default of the optimiser where it is null."""
         if self.lr is not None:
             return self.lr
         own = plugins.active("optimizer").get(self.optimizer)

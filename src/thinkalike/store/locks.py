@@ -18,8 +18,9 @@ log = logging.getLogger(__name__)
 
 NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # what file systems without it answer
 OFTEN = 9  # as many times in a row no other process takes a folder away
-_HELD: dict[Path, int] = {}  # locks of this process, and the threads that hold them
 SAY_EVERY = 60.0  # seconds, how often a process that waits says so
+
+_HELD: dict[Path, int] = {}  # locks of this process, and the threads that hold them
 
 
 @contextlib.contextmanager
