@@ -32,7 +32,7 @@ from thinkalike.config import (
     relevant,
 )
 from thinkalike.config import compose as composing
-from thinkalike.config.doors.exits import OneLineErrors, one_line
+from thinkalike.config.doors.exits import OneLineErrors
 from thinkalike.errors import ConfigError, ThinkalikeError, nearest, one_of
 
 CKAConfig, MLEMConfig, PopulationMeasureConfig, RSAConfig = map(measure_schema, ("cka", "mlem", "population", "rsa"))
@@ -449,10 +449,25 @@ def test_one_of_takes_what_is_there_and_refuses_the_rest():
         one_of("key", "c", iter("ab"))
 
 
-def test_an_option_that_hydra_does_not_find_is_one_short_line():
-    with pytest.raises(Exception, match="Available options") as caught:
-        compose_job("train", ["stitch=linea"])
-    assert one_line(caught.value) == "stitch=linea is not known; did you mean 'linear'?"
+@pytest.mark.parametrize(
+    ("door", "words", "message"),
+    [
+        ("train", ["stitch=linea"], "stitch=linea is not known; did you mean 'linear'?"),
+        ("train", ["stitch.stepz=4"], "'stitch.stepz' is not a setting; did you mean 'stitch.steps'?"),
+        ("train", ["stitch.steps=abc"], "stitch.steps=abc must be a whole number"),
+        ("train", ["stitch.lr=${sede}"], "stitch.lr: ${sede} refers to no setting"),
+        ("train", ["seed=1,2"], "seed=1,2 has several values"),
+        ("train", "seed=1", "'seed=1' must be a list of words, one setting each"),
+        ("training", [], "door=training is not known; did you mean 'train'?"),
+        ("analyze", ["measure=cka", "measure.null=99"], "measure.null=99 must be true or false"),
+        ("analyze", ["measure=cka", "stitch.steps=4"], "train.py has it, and this is analyze.py"),
+    ],
+)
+def test_a_job_of_a_notebook_is_refused_as_the_door_refuses_it(door, words, message):
+    with pytest.raises(ConfigError) as caught:
+        compose_job(door, words)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_user_error_is_one_line_and_exit_status_1(capsys, monkeypatch):

@@ -215,6 +215,13 @@ def test_help_says_how_and_the_package_can_be_called(monkeypatch, capsys):
     assert said.err == ""
 
 
+@pytest.mark.parametrize("option", ["--version", "-V"])
+def test_the_package_says_its_version(option, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["thinkalike", option])
+    main()
+    assert capsys.readouterr().out == f"thinkalike {thinkalike.__version__}\n"
+
+
 # --------------------------------------------------------------------------------------------------- what is no result
 
 

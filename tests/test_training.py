@@ -19,6 +19,7 @@ from conftest import break_off, composed
 from thinkalike.config import LoggerConfig, ModelConfig, PretrainConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError, DataError, StoreError, TrainingError
 from thinkalike.evaluation import document_sums, last_states, masked_losses, next_token_losses, state_moments
+from thinkalike.instruments.stitching.fitting import _warn_of_overfitting
 from thinkalike.loggers import About, Tracker
 from thinkalike.measures import least_squares
 from thinkalike.models import build_mini, load_model, train_tokenizer
@@ -493,6 +494,24 @@ def test_other_losses_go_down_and_reach_nought_where_they_can(rows, run, loss):
     module = training(rows, config=config)
     fit(module, run)
     assert (module.curve[-5:].mean(0) < module.curve[:5].mean(0)).all()
+
+
+@pytest.mark.parametrize(
+    ("steps", "tokens", "remedies"),
+    [
+        (6, 5_000, ["raise stitch.steps or stitch.tokens_per_step"]),
+        (60, 5_000, ["give more text", "training reads the fit tokens 1.5 times over: there are no more"]),
+        (200, 30_000, []),
+    ],
+)
+def test_a_stitch_of_few_tokens_is_warned_of_with_what_helps(rows, caplog, steps, tokens, remedies):
+    """A map of 32 by 32 wants 20 tokens for each of its 1,024 numbers."""
+    module = training(rows, config=replace(CONFIG, steps=steps))
+    with caplog.at_level("WARNING", logger="thinkalike"):
+        _warn_of_overfitting(module, tokens)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == len(remedies)
+    assert all(line.endswith(remedy) for line, remedy in zip(said, remedies, strict=True))
 
 
 def test_moments_of_all_pairs_give_the_closed_forms_of_explicit_states(rows):

@@ -14,10 +14,9 @@ from conftest import ROOT, composed
 from thinkalike.config import AnalyzeConfig, DataConfig, ModelConfig, TrainConfig, check_overrides, compose_job
 from thinkalike.config.compose import SCHEMAS
 from thinkalike.config.doors import sweeps
-from thinkalike.config.doors.exits import one_line
-from thinkalike.config.doors.plain import in_plain_words
 from thinkalike.config.doors.sweeps import jobs_of_sweep
 from thinkalike.config.words import elsewhere
+from thinkalike.config.words.plain import in_plain_words, one_line
 from thinkalike.config.words.reading import at_home, parse_overrides, quoted, values_of
 from thinkalike.errors import ConfigError, ResourceError, nearest
 
@@ -150,15 +149,14 @@ SAID = {
 @pytest.mark.parametrize("word", SAID)
 def test_what_libraries_refuse_is_said_in_plain_words(word, monkeypatch):
     monkeypatch.delenv("NOPE", raising=False)
-    with pytest.raises(Exception) as caught:
+    with pytest.raises(ConfigError) as caught:
         composed(word)
-    assert one_line(caught.value) == SAID[word]
+    assert str(caught.value) == SAID[word]
 
 
 def test_a_reference_that_lacks_a_value_is_one_line():
-    with pytest.raises(Exception, match="resolving") as caught:
+    with pytest.raises(ConfigError, match=r"^stitch\.steps: \$\{\.\.\.\} takes other values: "):
         composed("stitch.steps=${at_scale:1}")
-    assert one_line(caught.value).startswith("stitch.steps: ${...} takes other values: ")
 
 
 def test_what_is_not_known_is_said_as_it_is():

@@ -1,7 +1,6 @@
 """Configuration: it ends at the door. Nothing outside this package imports hydra or omegaconf."""
 
 from thinkalike.config.compose import (
-    compose_job,
     from_yaml,
     measure_schema,
     options,
@@ -14,6 +13,7 @@ from thinkalike.config.doors import door, own_process
 from thinkalike.config.doors.commands import command_line, command_words
 from thinkalike.config.doors.sweeps import Made
 from thinkalike.config.inputs import RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
+from thinkalike.config.job import compose_job
 from thinkalike.config.layers import check_layers, pairs_of_layers
 from thinkalike.config.named import model_named
 from thinkalike.config.plugging import plug_in

@@ -9,17 +9,16 @@ from typing import Any, TypeVar
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf import DictConfig, OmegaConf
 
 from thinkalike import plugins
 from thinkalike.config.inputs import HOW_IT_RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
-from thinkalike.config.plugging import plug_in_those_of
 from thinkalike.config.registry import MEASURES
-from thinkalike.config.repositories import folders_named, register_repositories
+from thinkalike.config.repositories import register_repositories
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig
 from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
 from thinkalike.config.words.folders import CONF, OwnFolders, configurations
-from thinkalike.config.words.reading import at_home, parse_overrides, values_of
+from thinkalike.config.words.reading import parse_overrides, values_of
 from thinkalike.errors import ConfigError, one_of
 
 Config = TypeVar("Config", TrainConfig, AnalyzeConfig)
@@ -207,29 +206,6 @@ def _fill_in_target(composed: DictConfig, overrides: Sequence[str]) -> None:
         source = {key: source[key] for key in HOW_IT_RUNS if f"model.{key}" in named}
     for key in source.keys() - own:
         composed.target[key] = source[key]
-
-
-def compose_job(door: str, overrides: Sequence[str]) -> Any:
-    """Return the configuration dataclass of a command line, without a command line.
-
-    Hydra's `compose` works on a global state, which a job of Hydra's own may be using: its loader does without.
-    """
-    from hydra import version
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra._internal.utils import create_config_search_path
-    from hydra.types import RunMode
-
-    overrides = folders_named(at_home(overrides))
-    parsed = parse_overrides(overrides)
-    plug_in_those_of(parsed)
-    overrides = with_default_target(door, overrides)
-    register(measures_of(parsed) if door == "analyze" else (), models_of(parsed))
-    version.setbase("1.3")
-    loader = ConfigLoaderImpl(create_config_search_path(str(CONF)))
-    composed = loader.load_configuration(door, overrides, run_mode=RunMode.RUN, from_shell=False)
-    with flag_override(composed, ["struct", "readonly"], [False, False]):
-        del composed["hydra"]
-    return resolve(composed, SCHEMAS[door], overrides)
 
 
 def train_config(settings: Mapping[str, Any]) -> TrainConfig:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from thinkalike.config.compose import compose_job
 from thinkalike.config.inputs import ModelConfig
+from thinkalike.config.job import compose_job
 from thinkalike.config.repositories import is_folder, path_of
 from thinkalike.config.words.reading import quoted
 from thinkalike.config.words.spelling import check_option

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config.compose import compose_job
 from thinkalike.config.inputs import HOW_IT_RUNS, ModelConfig
+from thinkalike.config.job import compose_job
 from thinkalike.config.named import Words, words_of_model
 from thinkalike.config.roots import AnalyzeConfig
 from thinkalike.config.words.reading import quoted

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import Any
 
-from hydra.errors import HydraException, MissingConfigException
-from omegaconf.errors import OmegaConfBaseException
-from yaml import MarkedYAMLError, YAMLError
-
-from thinkalike.config.compose import options as known_options
-from thinkalike.config.doors.plain import in_plain_words
-from thinkalike.errors import ThinkalikeError, first_line, nearest
+from thinkalike.config.words.plain import COMPOSING_ERRORS, one_line
+from thinkalike.errors import ThinkalikeError
 from thinkalike.interrupts import Interrupted
 
-SLURM = "'thinkalike[slurm]'"
-PLUGINS = {  # of Hydra, by the option that is missing: what a user names, and what is to be installed
-    "hydra/launcher/submitit_slurm": ("hydra/launcher=slurm", SLURM),
-    "hydra/launcher/submitit_local": ("hydra/launcher=submitit_local", SLURM),
-    "hydra/launcher/joblib": ("hydra/launcher=joblib", "hydra-joblib-launcher"),
-    "hydra/launcher/ray": ("hydra/launcher=ray", "hydra-ray-launcher"),
-    "hydra/launcher/rq": ("hydra/launcher=rq", "hydra-rq-launcher"),
-    "hydra/sweeper/optuna": ("hydra/sweeper=optuna", "hydra-optuna-sweeper"),
-    "hydra/sweeper/ax": ("hydra/sweeper=ax", "hydra-ax-sweeper"),
-    "hydra/sweeper/nevergrad": ("hydra/sweeper=nevergrad", "hydra-nevergrad-sweeper"),
-}
-USER_ERRORS = (ThinkalikeError, OmegaConfBaseException, HydraException, YAMLError)
+USER_ERRORS = (ThinkalikeError, *COMPOSING_ERRORS)
 
 
 class OneLineErrors:
@@ -46,35 +28,6 @@ class OneLineErrors:
         if isinstance(error, USER_ERRORS) and "THINKALIKE_TRACEBACK" not in os.environ:
             print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
             sys.exit(1)
-
-
-def one_line(error: BaseException) -> str:
-    """Return what an error says in one line."""
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:  # Hydra lists all that there is
-        named_by = re.match(r"In '((?!hydra/).+?/.+?)':", str(error))  # a file of a group whose defaults name it
-        said = _missing(str(error.missing_cfg_file), error.options or [])
-        return f"the defaults of {named_by[1]}: {said}" if named_by else said
-    if isinstance(error, HydraException):  # says what it could not do; its cause says why
-        cause = next(iter(str(error.__cause__ or "").splitlines()), "")  # below stands where in a schema it was
-        return in_plain_words(f"{error}: {cause}".strip().removesuffix(":"))
-    if isinstance(error, MarkedYAMLError) and error.problem_mark:
-        return f"{error.problem_mark.name}, line {error.problem_mark.line + 1}: {error.problem}"
-    if isinstance(error, YAMLError):
-        return f"a file of YAML cannot be read: {' '.join(str(error).split())[:300]}"
-    first = first_line(error) or type(error).__name__
-    if not isinstance(error, OmegaConfBaseException):
-        return first
-    key = getattr(error, "full_key", None)
-    return in_plain_words(f"{key}: {first}" if key else first)
-
-
-def _missing(name: str, options: Sequence[str]) -> str:
-    """Return that there is no option of such a name, and which there are or how it is to be had."""
-    group, _, option = name.rpartition("/")
-    if name in PLUGINS:
-        return "{} needs a plugin: pip install {}".format(*PLUGINS[name])
-    more = {known.rpartition("/")[2] for known in PLUGINS if known.startswith(f"{group}/")}
-    return f"{group}={option} is not known; {nearest(option, more.union(options or known_options(group)))}"
 
 
 class Stdout:

@@ -24,7 +24,8 @@ from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
 from thinkalike.config.compose import options
 from thinkalike.config.doors.commands import words_of_job
-from thinkalike.config.doors.exits import USER_ERRORS, one_line
+from thinkalike.config.doors.exits import USER_ERRORS
+from thinkalike.config.words.plain import one_line
 from thinkalike.errors import ConfigError, ResourceError, StoreError, first_line
 
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from thinkalike.data import Corpus
 from thinkalike.evaluation import Maps
 from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.models import FrozenModel
@@ -73,7 +72,7 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Settin
         setting.source, setting.target, setting.layer_pairs, rows.tokens, config, setting.seed,
         layout=rows.layout, limits=trainer, beside=beside.fits,
     )  # fmt: skip
-    _warn_of_overfitting(module, setting.corpus)
+    _warn_of_overfitting(module, setting.corpus.counts["fit_tokens"])
     _start(module, setting, untrained)
     log.info(
         "%d stitches, %d steps, peak rate %g, %.3g TFLOP",
@@ -151,9 +150,9 @@ def _start(module: StitchTraining, setting: Setting, untrained: Setting | None) 
     )
 
 
-def _warn_of_overfitting(module: StitchTraining, corpus: Corpus) -> None:
+def _warn_of_overfitting(module: StitchTraining, tokens: int) -> None:
     parameters = sum(weight.numel() for weight in module.stitches[0].parameters())
-    tokens, seen = corpus.counts["fit_tokens"], module.config.steps * module.config.tokens_per_step
+    seen = module.config.steps * module.config.tokens_per_step
     if tokens < TOKENS_PER_PARAMETER * parameters:
         log.warning(
             "warning: %s fit tokens are fewer than %d per parameter of φ (%s): expect overfitting; %s",
