@@ -59,6 +59,17 @@ def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield str(config.hub_id), commit
 
 
+def check_folder(config: ModelConfig) -> None:
+    """Refuse a folder that holds no checkpoint.
+
+    Raises:
+        ModelError: a folder is given, and has no config.json.
+    """
+    if config.path and not (Path(config.path) / "config.json").exists():
+        remedy = fault_of(config) or "give a folder written by save_pretrained"
+        raise ModelError(f"model.path={config.path} has no config.json; {remedy}")
+
+
 def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
     """Return the contents of the config.json of a checkpoint that is `reached`.
 
@@ -69,10 +80,8 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
     from huggingface_hub.errors import RemoteEntryNotFoundError
 
     if config.path:
+        check_folder(config)
         path = Path(place) / "config.json"
-        if not path.exists():
-            remedy = fault_of(config) or "give a folder written by save_pretrained"
-            raise ModelError(f"model.path={config.path} has no config.json; {remedy}")
     else:
         try:
             path = Path(huggingface_hub.hf_hub_download(place, "config.json", revision=config.revision))

@@ -16,9 +16,9 @@ import yaml
 from torch import nn
 
 from thinkalike.config import ModelConfig
-from thinkalike.errors import ModelError
 from thinkalike.models.checkpoints.blocks import blocks_of
 from thinkalike.models.checkpoints.minis import ASSETS
+from thinkalike.models.checkpoints.places import check_folder
 from thinkalike.models.families import AUTO_CLASSES, FAMILIES, family_in
 from thinkalike.models.flops import Operations, operations_of
 from thinkalike.models.labels import label
@@ -83,8 +83,7 @@ def shape_of(config: ModelConfig) -> Shape | None:
     Raises:
         ModelError: a folder is given that has no config.json.
     """
-    if config.path and not (Path(config.path) / "config.json").exists():
-        raise ModelError(f"{config.path} has no config.json; give a folder written by save_pretrained")
+    check_folder(config)
     sizes = _sizes(config)
     known = _empty(json.dumps(sizes, sort_keys=True)) if sizes else None
     if known is None:
