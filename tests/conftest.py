@@ -24,7 +24,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from jaxtyping import _import_hook, install_import_hook
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -33,23 +32,17 @@ os.environ["PYTHONPATH"] = os.pathsep.join(  # processes of tests import the cod
     [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
+import yaml  # noqa: E402
 
-def _run_module(self, module):
-    """Run a module of ours as checked code.
+import checked  # noqa: E402, F401 (before anything imports thinkalike)
 
-    The hook's own loader keeps such code in caches of another name, and looks for those of all libraries that the
-    module imports, too: it would compile PyTorch anew in every process.
-    """
-    exec(self.source_to_code(self.get_data(self.path), self.path), vars(module))
-
-
-_import_hook._JaxtypingLoader.exec_module = _run_module
-HOOK = install_import_hook("thinkalike", "beartype.beartype")  # before anything imports thinkalike
+yaml.SafeLoader = yaml.CSafeLoader  # before OmegaConf derives its own from it: it reads the same in a tenth of the time
 
 import huggingface_hub.constants  # noqa: E402, F401 (before a door sets HF_ENDPOINT, which it reads at import)
 import matplotlib.figure  # noqa: E402
 import torch  # noqa: E402
 from hydra._internal.hydra import Hydra  # noqa: E402
+from hydra.core.config_store import ConfigStore  # noqa: E402
 
 import hub  # noqa: E402
 import tiny  # noqa: E402
@@ -67,6 +60,7 @@ def _save_empty(self, path, **options):
 
 matplotlib.figure.Figure.savefig = _save_empty
 matplotlib.figure.Figure.draw_without_rendering = lambda self: None
+ConfigStore.__deepcopy__ = lambda self, _: self  # which each composition copies whole, and none changes
 Hydra.get_mode = lambda *_, **__: None  # which composes a configuration once more, to ask it whether it is a sweep
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import warnings
 from collections.abc import Sequence
 
@@ -33,6 +35,7 @@ from thinkalike.measures import (
     NeuralDistances,
     RowGroups,
     Stitch,
+    bootstrap_interval,
     cka,
     draw,
     feature_importance,
@@ -40,6 +43,7 @@ from thinkalike.measures import (
     layer_measures,
     mutual_knn_matrix,
     rsa,
+    spearman,
     token_loss,
     weighted_tau,
 )
@@ -427,7 +431,6 @@ REPEATED = NAMED.set_axis([f"word {row // 2}" for row in range(N)])
         lambda: MLEM().fit(FEATURES, [X, SHUFFLED]),
         lambda: MLEM().fit(TABLE, NAMED, groups=pd.Series(range(N), SHUFFLED.index)),
         lambda: cka(pd.DataFrame(X.numpy()), pd.DataFrame(X.numpy()).sample(frac=1, random_state=0)),
-        lambda: cka(NAMED[1:], SHUFFLED[:-1]),
         lambda: cka(REPEATED, REPEATED.sample(frac=1, random_state=0)),
     ],
 )
@@ -435,6 +438,11 @@ def test_tables_whose_rows_are_in_another_order_are_refused(call):
     """Their rows are paired by order, so that a shuffled copy would be as unlike as noise."""
     with pytest.raises(ValueError, match="have the same labels in another order, and rows are paired by their order"):
         call()
+
+
+def test_tables_that_share_some_rows_alone_are_refused():
+    with pytest.raises(ValueError, match=r"some are in both, in other rows, and some, such as '.*', in one alone"):
+        cka(NAMED[1:], SHUFFLED[:-1])
 
 
 @pytest.mark.parametrize(
@@ -475,6 +483,50 @@ def test_one_array_of_all_layers_is_a_list_of_them():
 
 
 # ------------------------------------------------------------------------------------------------ what stays as it was
+
+
+def test_layers_that_are_converted_one_by_one_stay_apart():
+    """What was made of a slice must not be taken for the next one, which may stand where the slice stood."""
+    whole = torch.randint(0, 9, (2, 3, 30, 5))
+    for sort in (Tensor.clone, Tensor.numpy, Tensor.int, Tensor.bool):
+        together, apart = (LayerMeans(3, 3, layer_measures()["cka"]) for _ in range(2))
+        sides = [sort(side) for side in whole]
+        together.update(*sides)
+        apart.update(*(list(side) for side in sides))
+        assert torch.equal(together.compute().value, apart.compute().value)
+        assert together.compute().value.diagonal().max() < 0.5, "the two sides have nothing in common"
+
+
+def test_a_measure_of_layers_can_be_pickled():
+    for name, measure in layer_measures().items():
+        again = pickle.loads(pickle.dumps(measure))
+        assert torch.equal(again.of(X, Y), measure.of(X, Y)), name
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: weighted_tau(torch.tensor([[1.0, torch.nan, 2.0]])), r"profiles lacks a value at \[0, 1\]"),
+        (lambda: weighted_tau(VECTORS, VECTORS * torch.nan), "others lacks a value"),
+        (lambda: spearman(torch.tensor([1.0, torch.nan]), torch.ones(2)), r"x lacks a value at \[1\]"),
+        (lambda: rsa([X], []), "others is empty"),
+        (lambda: layer_measures()["cka"].matrix([], [Y]), "there is no layer to compare"),
+        (lambda: bootstrap_interval(X[0], X[0]), "a number below 0, or NaN"),
+        (lambda: bootstrap_interval(X[0], torch.ones(D).double(), level=95.0), "level=95.0 must lie between 0 and 1"),
+        (lambda: bootstrap_interval(X[0], torch.ones(D).double(), resamples=0), "resamples=0: an interval needs"),
+    ],
+)
+def test_values_that_say_nothing_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_seed_may_be_a_number_of_numpys():
+    """In a process of its own, where types are not checked."""
+    code = "import numpy as np, torch; from thinkalike.measures import stimulus_folds as f, bootstrap_interval as b; "
+    code += "assert torch.equal(f(9, 3, np.int64(4)), f(9, 3, 4)); x = torch.arange(5.0); "
+    code += "assert b(x, x, seed=np.int32(2)).low == b(x, x, seed=2).low"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_gradients_reach_tensors_also_those_in_a_list_of_rows():

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from thinkalike.measures import BatchMeans, jackknife, leave_one_out
+from thinkalike.measures import (
+    BatchMeans,
+    LayerMeans,
+    LayerPredictions,
+    NeighboursGivenToken,
+    jackknife,
+    layer_measures,
+    leave_one_out,
+)
 
 
 def dots(layers):
@@ -66,6 +74,34 @@ def test_a_run_that_goes_on_is_that_of_one_go():
     second.load_state_dict(first.state_dict() | second.state_dict())
     assert torch.equal(whole.compute().value, second.compute().value)
     assert torch.equal(whole.compute().low, second.compute().low)
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        lambda: BatchMeans(1, 1, dots),
+        lambda: LayerMeans(1, 1, layer_measures()["cka"], permutations=3),
+        lambda: NeighboursGivenToken(1, 1, k=2),
+        lambda: LayerPredictions(1, 1, fit_batches=2),
+    ],
+)
+def test_batches_without_a_number_are_numbered_as_they_come(new):
+    counted, numbered = new(), new()
+    for number in range(4):
+        pair = batch(1, 20), batch(1, 20)
+        more = {"groups": torch.arange(20) // 10} if isinstance(counted, NeighboursGivenToken) else {}
+        counted.update(*pair, **more)
+        numbered.update(*pair, number=number, **more)
+    assert torch.equal(counted.compute().value, numbered.compute().value)
+
+
+@pytest.mark.parametrize("new", [lambda: BatchMeans(1, 1, dots), lambda: LayerMeans(1, 1, layer_measures()["cka"])])
+def test_two_runs_of_one_number_are_not_merged(new):
+    first, second = new(), new()
+    for means in (first, second):
+        means.update(batch(1), batch(1))
+    with pytest.raises(ValueError, match=r"both have a batch 0: number the batches of one run"):
+        first.merge_state(second)
 
 
 def test_what_does_not_fit_is_refused():

@@ -449,6 +449,13 @@ def test_one_of_takes_what_is_there_and_refuses_the_rest():
         one_of("key", "c", iter("ab"))
 
 
+def test_a_job_of_a_notebook_takes_words_of_any_sort():
+    words = ["measure=cka", "model=gpt2-mini"]
+    for given in (words, tuple(words), iter(words), map(str, words)):
+        config = compose_job("analyze", given)
+        assert (config.measure.kind, config.model.name) == ("cka", "gpt2-mini")
+
+
 @pytest.mark.parametrize(
     ("door", "words", "message"),
     [

@@ -193,3 +193,14 @@ def test_wrong_requests_are_refused():
     for loss in ("pearson", "spearman"):
         with pytest.raises(ValueError, match="all equal"):
             DifferentiableMLEM(4, loss=loss).loss(features, torch.ones_like(states))
+    with pytest.raises(ValueError, match=rf"there are 9 states of {len(features)} stimuli: give one for each"):
+        DifferentiableMLEM(4).loss(features, states[:9])
+
+
+@pytest.mark.parametrize("loss", ["squared_error", "pearson", "spearman"])
+def test_states_may_be_of_another_precision_than_the_weights(loss):
+    _, features, states = drawn()
+    model = DifferentiableMLEM(4, loss=loss).float()
+    value = model.loss(features, states.double().requires_grad_())
+    assert value.isfinite()
+    torch.testing.assert_close(value, model.loss(features, states.float()).to(value.dtype), rtol=1e-3, atol=1e-4)

@@ -37,6 +37,7 @@ from thinkalike.config import (
 from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument
 from thinkalike.job import Instrument, Outcome, Work, environment, key_of, perform
+from thinkalike.job.performing import contents_of
 from thinkalike.store import write_state
 
 
@@ -442,6 +443,7 @@ def test_no_default_has_changed_without_a_word():
 def test_the_provenance_says_what_computed_it(tmp_path):
     record = perform(Toy(), config(tmp_path, seed=3)).provenance
     assert (record["seed"], record["models"]) == (3, [{"name": "toy"}])
+    assert record["inputs"] == contents_of(Toy().inputs(config(tmp_path)))
     assert {"thinkalike", "torch", "transformers", "numpy"} <= set(record["versions"])
     assert record["versions"]["numpy"] == np.__version__
     assert 1e7 < record["peak_memory_bytes"] < 1e13

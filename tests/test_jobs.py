@@ -19,6 +19,7 @@ from thinkalike.config import StitchConfig, TrainerConfig, pairs_of_layers
 from thinkalike.errors import ConfigError, StoreError
 from thinkalike.evaluation import bytes_by_document
 from thinkalike.forecast import forecast
+from thinkalike.instruments import asymmetry
 from thinkalike.instruments.stitching.screen import _warn_of_far_states
 from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.job import Instrument, Work
@@ -328,7 +329,8 @@ def test_all_pairs_are_drawn_as_a_map(door, small_stitching):
 def test_asymmetry_is_the_difference_of_both_directions(door, small_stitching, minis):
     there = door("train.py", *small_stitching, "model.name=x", "target.name=y").result.table
     store = next(word for word in small_stitching if word.startswith("store"))
-    asked = ["measure=asymmetry", store, "model.name=x", "target.name=y"]
+    models = [word for word in small_stitching if word.startswith(("model", "target"))]
+    asked = ["measure=asymmetry", store, *models, "model.name=x", "target.name=y"]
     result = door("analyze.py", *asked).result
     turned = [f"model.path={minis}/b", f"target.path={minis}/a", "model.name=y", "target.name=x"]
     again = door("train.py", *small_stitching, *turned)
@@ -343,8 +345,6 @@ def test_asymmetry_is_the_difference_of_both_directions(door, small_stitching, m
 
 def test_asymmetry_makes_both_directions_by_one_recipe(tmp_path, monkeypatch):
     """The jobs, without doing them."""
-    from thinkalike.instruments import asymmetry
-
     jobs = []
 
     def perform(kind, job, shown_again):
@@ -369,6 +369,28 @@ def test_asymmetry_makes_both_directions_by_one_recipe(tmp_path, monkeypatch):
     assert there == replace(composed(*words[1:], "logger=none"), logger=there.logger, scale=there.scale)
     with pytest.raises(ConfigError, match=r"of two models; add model@target=, as gelu-3l-mini is both"):
         asymmetry.Asymmetry().inputs(composed("measure=asymmetry", f"store={tmp_path}", door="analyze"))
+
+
+def test_an_asymmetry_is_of_the_very_models_of_the_command(door, small_stitching, minis, tmp_path):
+    """Folders have any name: without one, all of them have the same."""
+    store = next(word for word in small_stitching if word.startswith("store"))
+    quick = [word for word in small_stitching if not word.startswith(("model.path", "target.path"))]
+    folders = {name: shutil.copytree(minis / name, tmp_path / name) for name in "ab"}
+
+    def there(source, target):
+        config = composed("measure=asymmetry", store, *of(source, target), door="analyze")
+        found = asymmetry.newest_directions(config)
+        return None if found is None else [each.folder for each in found]
+
+    def of(source, target):
+        return [f"model.path={folders[source]}", f"target.path={folders[target]}"]
+
+    forth, back = (door("train.py", *quick, *of(*pair)).result.folder for pair in ("ab", "ba"))
+    assert there("a", "b") == [forth, back]
+    assert there("b", "a") == [back, forth]
+    assert there("a", "a") is None
+    shutil.copy(minis / "b" / "model.safetensors", folders["a"])
+    assert there("a", "b") is None, "its weights are others now"
 
 
 @pytest.mark.slow

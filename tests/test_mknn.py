@@ -8,6 +8,7 @@ import torch
 from sklearn.neighbors import NearestNeighbors
 
 from thinkalike.measures import mutual_knn, mutual_knn_matrix
+from thinkalike.measures.neighbours.sets import neighbour_measure
 
 N, K = 60, 5
 
@@ -68,6 +69,16 @@ def test_a_matrix_of_layers_is_that_of_its_pairs():
 def test_what_has_no_neighbours_is_refused(x, y, k, message):
     with pytest.raises(ValueError, match=message):
         mutual_knn(x, y, k)
+
+
+@pytest.mark.parametrize("measure", ["mutual", "jaccard", "second order cosine"])
+def test_autocast_changes_nothing(measure):
+    x = torch.randn(200, 64)
+    y = x + torch.randn(200, 64) + 8
+    plain = neighbour_measure(measure).of(x + 3, y), mutual_knn(x + 3, y)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = neighbour_measure(measure).of(x + 3, y), mutual_knn(x + 3, y)
+    assert plain == cast
 
 
 @pytest.fixture

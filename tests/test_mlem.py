@@ -643,6 +643,7 @@ def test_a_constant_prediction_has_no_score():
         ({"alpha": ()}, r"alpha=\(\) is no number >= 0"),
         ({"alpha": (1.0, float("nan"))}, "is no number >= 0"),
         ({"distance": "l2"}, "distance='l2' is none of"),
+        ({"folds": 1}, "1 folds of 60 stimuli: there must be at least 2"),
         ({"folds": 61}, "61 folds of 60 stimuli"),
         ({"folds": 30}, "1 pairs in a fold are too few"),
     ],
@@ -666,11 +667,23 @@ def test_data_that_do_not_fit_are_refused():
         MLEM(distance="precomputed").fit(table, 1 - torch.eye(60))
     with pytest.raises(ValueError, match="cannot keep groups together"):
         MLEM(recipe="paper").fit(table, states, groups=torch.arange(60))
+    for groups, shape in ((range(300), r"\(300,\)"), (range(9), r"\(9,\)"), ([[0, 1]] * 60, r"\(60, 2\)")):
+        with pytest.raises(ValueError, match=rf"groups has shape {shape}: give the group of each of the 60 stimuli"):
+            MLEM().fit(table, states, groups=np.array(groups))
+    with pytest.raises(ValueError, match=r"groups has shape \(6\): give|groups has shape \(6,\): give"):
+        stimulus_folds(10, 3, groups=torch.arange(6))
     with pytest.raises(ValueError, match="2 layers, but the model was fitted on 1"):
         MLEM().fit(table, states).score(table, [states, states])
     for call in (lambda m: m.predict(table), lambda m: m.score(table, states), lambda m: m.save("nowhere")):
         with pytest.raises(ValueError, match="not fitted"):
             call(MLEM())
+
+
+def test_ridges_may_come_as_an_array():
+    table, states = drawn()
+    ridges = np.logspace(-2, 2, 3)
+    several = [MLEM(alpha=each).fit(table, states) for each in (ridges, list(ridges))]
+    assert all(torch.equal(each.weights_, several[0].weights_) for each in several)
 
 
 # ------------------------------------------------------------------------------------------------------ scikit-learn

@@ -256,6 +256,7 @@ LATE = datetime.datetime(2020, 1, 1)
         ([["a", LATE], ["b", None]], "feature 1 has a (Timestamp|datetime) in row 0"),
         (pd.DataFrame({"list": ["a", (1, 2)]}), "feature list has a tuple in row 1"),
         (pd.DataFrame({"x": [1.0, np.inf]}), "feature x has an infinite value"),
+        (pd.DataFrame({"x": [1.0, 2.0], "z": [1j, 2j]}), "feature z holds complex numbers: give real ones"),
     ],
 )
 def test_tables_that_are_none_are_refused(table, message):

@@ -5,9 +5,12 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from transformers import masking_utils
 
 import hub
 import tiny
@@ -146,9 +149,62 @@ def test_blocks_are_put_back_after_an_error(models, tokens):
     model = models["gpt2"]
     before, full = [vars(block).copy() for block in model.blocks], model.full(tokens)
     with pytest.raises(RuntimeError):
-        model.tail(torch.randn(2, 5, 31), 1)  # of another width
+        model.tail(torch.randn(2, 5, 32).double(), 1)  # the model is in single precision
     assert [vars(block) for block in model.blocks] == before
     torch.testing.assert_close(model.full(tokens), full, atol=0, rtol=0)
+
+
+def test_threads_share_a_model_and_each_gets_its_own_pass(models, tokens):
+    """Blocks are passed over, and states put in, by changes to the module that another thread would see."""
+    model = models["gpt2"]
+    shared = masking_utils.find_packed_sequence_indices
+    texts = [tokens, tokens.flip(-1)]
+    heads = [model.head(text, 1) for text in texts]
+    tails, wrong = [model.tail(head, 1) for head in heads], []
+
+    def ask(text, head, tail):
+        try:
+            for _ in range(20):
+                same = torch.equal(model.head(text, 1), head) and torch.equal(model.tail(head, 1), tail)
+                wrong.extend([] if same else ["another's state"])
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=ask, args=each) for each in zip(texts, heads, tails, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert not any("forward" in vars(block) for block in model.blocks)
+    assert masking_utils.find_packed_sequence_indices is shared
+
+
+def test_threads_load_models_one_by_one(checkpoints):
+    """transformers changes classes of its own meanwhile, and would leave them so."""
+    with ThreadPoolExecutor(3) as pool:
+        loaded = list(pool.map(lambda _: load_model(checkpoints["gpt2"]), range(3)))
+    assert len({model.fingerprint() for model in [*loaded, load_model(checkpoints["gpt2"])]}) == 1
+
+
+@pytest.mark.parametrize("layer", [-1, -2, tiny.LAYERS, True])
+def test_a_tail_begins_after_a_layer_that_there_is(models, tokens, layer):
+    model = models["gpt2"]
+    with pytest.raises(ModelError, match="has no layer"):
+        model.tail(model.head(tokens, 1), layer)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "width", "message"),
+    [
+        (-1, 2, 32, "has no blocks -1 to 1"),
+        (1, 9, 32, "has no blocks 1 to 8"),
+        (1, 2, 31, "has states of width 32, and"),
+    ],
+)
+def test_states_are_advanced_through_blocks_that_there_are(models, start, stop, width, message):
+    with pytest.raises(ModelError, match=message):
+        models["gpt2"].advance(torch.randn(2, 5, width), start, stop)
 
 
 def test_a_forward_pass_that_a_block_was_given_is_put_back():

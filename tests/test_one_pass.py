@@ -3,6 +3,8 @@
 import itertools
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -291,6 +293,16 @@ def test_a_list_stands_for_several_jobs_so_one_job_refuses_it():
     config = composed("measure=cka", "models=[gpt2-mini,bert-mini]", door="analyze")
     with pytest.raises(ConfigError, match=r"stands for several jobs; call run_jobs\(asked_for\(config\)\)"):
         run_job(config)
+
+
+def test_what_is_no_configuration_is_no_job():
+    """In a process of its own, where types are not checked."""
+    code = "from thinkalike.instruments import run_job, run_jobs\n"
+    code += "for call in (lambda: run_job(['measure=cka']), lambda: run_job(None), lambda: run_jobs([{}])):\n"
+    code += "    try: call()\n    except TypeError as error: print(error)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    wanted = "a job is a configuration, as compose_job makes one, and this is a"
+    assert done.stdout.splitlines() == [f"{wanted} {kind}" for kind in ("list", "NoneType", "dict")]
 
 
 def test_measures_of_one_model_take_each_and_those_of_pairs_all_pairs():

@@ -84,7 +84,7 @@ def test_a_stitch_an_optimiser_and_a_callback_of_plugins_make_a_result_and_the_s
 def test_the_modules_of_a_result_are_those_of_the_package_too(files, door, small_stitching):
     words = ["stitch=affine", "stitch.norm=pre", "stitch.seeds=2", "layers=[[0,1],[2,2]]", *small_stitching]
     result = door("train.py", *words).result
-    first, second = stitch_modules(result), stitch_modules(result, seed=1)
+    first, second = stitch_modules(result), stitch_modules(str(result.folder), seed=1)
     assert list(first) == [(0, 1), (2, 2)]
     assert isinstance(first[2, 2].pre, torch.nn.LayerNorm)
     assert not torch.equal(first[2, 2].map.weight, second[2, 2].map.weight)

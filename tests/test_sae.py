@@ -249,3 +249,10 @@ def test_through_a_fitted_rotation_it_is_the_native_one_and_through_a_wrong_one_
     assert native > 0.98
     assert astray == pytest.approx(chance, abs=0.005)
     assert torch.stack(others).mean() == pytest.approx(chance, abs=0.005)
+
+
+@pytest.mark.parametrize("others", [[], [SparseAutoencoder.random(8, 16, k=1)], [SparseAutoencoder.random(8, 12, k=4)]])
+def test_autoencoders_that_differ_are_no_stack(others):
+    first = [SparseAutoencoder.random(8, 16, k=4)] if others else []
+    with pytest.raises(ValueError, match="autoencoders of one stack have one width, number of latents and k, not"):
+        SparseAutoencoder.stacked([*first, *others])

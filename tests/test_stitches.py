@@ -3,6 +3,7 @@
 import json
 import pickle
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -123,6 +124,7 @@ def test_seeds_and_directions_are_chosen(finish):
 
 def test_a_pair_that_is_not_there_is_a_key_error_that_names_those_that_are(finish):
     stitches = load_stitch(finish(tensors_of(plain())))
+    assert torch.equal(stitches.__getitem__(np.int64(2)).weight, stitches[2].weight)
     with pytest.raises(StitchError, match=r"0123456789ab has no stitch \(1, 1\); there is: 0→1, 2→2$"):
         _ = stitches[1]
     assert (0, 1) in stitches

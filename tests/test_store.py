@@ -81,6 +81,14 @@ def test_what_was_put_in_comes_out(tmp_path):
     assert result.figures == []
 
 
+def test_a_result_stays_open_where_the_working_folder_changes(tmp_path, monkeypatch):
+    folder = done(tmp_path)
+    monkeypatch.chdir(folder.parent)
+    result = open_result(folder.name)
+    monkeypatch.chdir(tmp_path)
+    pd.testing.assert_frame_equal(result.table, TABLE)
+
+
 def test_a_folder_without_a_result_is_refused(tmp_path):
     with pytest.raises(StoreError, match="nowhere holds no finished result"):
         open_result(tmp_path / "nowhere")

@@ -2,6 +2,6 @@
 
 from thinkalike.arguments.annotations import takes_arrays
 from thinkalike.arguments.rows import check_rows
-from thinkalike.arguments.values import Array, tensor_of
+from thinkalike.arguments.values import Array, refuse_nan, seeded, tensor_of
 
-__all__ = ["Array", "check_rows", "takes_arrays", "tensor_of"]
+__all__ = ["Array", "check_rows", "refuse_nan", "seeded", "takes_arrays", "tensor_of"]

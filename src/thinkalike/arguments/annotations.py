@@ -108,14 +108,14 @@ class _Reader:
 
     def __init__(self, device: torch.device | None):
         self.device, self.sizes = device, dict[str, int]()
-        self.known: dict[tuple[int, Wanted], Any] = {}  # so that what is one object stays one
+        self.known: dict[tuple[int, Wanted], tuple[Any, Any]] = {}  # given and read, so that one object stays one
 
     def read(self, value: Any, wanted: Wanted, name: str) -> Any:
         """Return an argument as its annotation wants it."""
         key = id(value), wanted
-        if key not in self.known:
-            self.known[key] = self._read(value, wanted, name)
-        return self.known[key]
+        if key not in self.known:  # what was given is kept, or another object could take its place and its id
+            self.known[key] = value, self._read(value, wanted, name)
+        return self.known[key][1]
 
     def _read(self, value: Any, wanted: Wanted, name: str) -> Any:
         if wanted.is_list:

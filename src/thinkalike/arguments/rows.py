@@ -18,11 +18,21 @@ def check_rows(named: Iterable[tuple[str, Any]]) -> None:
     for name, table in _tables(named):
         for before, known in first:
             if len(known) == len(table) and _contradict(known, table):
-                raise ValueError(
-                    f"the rows of {before} and {name} have the same labels in another order, and rows are paired by "
-                    f"their order: give {name}.loc[{before}.index], or arrays, which have no labels"
-                )
+                raise ValueError(f"the rows of {before} and {name} have {_remedy(known, table.index, before, name)}")
         first.append((name, table.index))
+
+
+def _remedy(known: Any, labels: Any, before: str, name: str) -> str:
+    """Return how two indices differ, and what to do."""
+    by_order = "and rows are paired by their order"
+    if set(known) == set(labels):
+        again = f"{name}.loc[{before}.index]"
+        return f"the same labels in another order, {by_order}: give {again}, or arrays, which have no labels"
+    some = next(label for label in [*known, *labels] if (label in known) != (label in labels))
+    return (
+        f"labels of which some are in both, in other rows, and some, such as {some!r}, in one alone, {by_order}: give "
+        "the rows that both have, in one order, or arrays, which have no labels"
+    )
 
 
 def _tables(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:

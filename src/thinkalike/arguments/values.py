@@ -54,6 +54,17 @@ def tensor_of(value: Any, kind: Any, name: str, named: bool = False) -> Tensor:
     return _converted(torch.from_numpy(_numeric(array, name)), kind, name, named)
 
 
+def refuse_nan(values: Tensor, name: str) -> None:
+    """Raise a ValueError if a tensor holds NaN; `tensor_of` leaves tensors as they are, since looking takes time."""
+    if values.isnan().any():
+        _refuse_missing(values.isnan().cpu().numpy(), name)
+
+
+def seeded(seed: int) -> torch.Generator:
+    """Return a generator of random numbers; the seed may be a whole number of NumPy's, too."""
+    return torch.Generator().manual_seed(int(seed))
+
+
 def _stacked(value: Any) -> list[Tensor]:
     """Return the tensors of a list of nothing else, which keep their gradients."""
     is_list = isinstance(value, list | tuple) and bool(value)

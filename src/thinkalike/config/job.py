@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from omegaconf import flag_override
@@ -17,7 +17,7 @@ from thinkalike.config.words.spelling import check_overrides
 from thinkalike.errors import ConfigError, one_of
 
 
-def compose_job(door: str, overrides: Sequence[str]) -> Any:
+def compose_job(door: str, overrides: Iterable[str]) -> Any:
     """Return the configuration dataclass of a command line: `compose_job("train", ["model=gpt2", "stitch=affine"])`.
 
     Args:
@@ -29,9 +29,10 @@ def compose_job(door: str, overrides: Sequence[str]) -> Any:
         PluginError: a plugin that they name cannot be used.
     """
     one_of("door", door, SCHEMAS)
-    if isinstance(overrides, str) or not all(isinstance(word, str) for word in overrides):
+    words = [overrides] if isinstance(overrides, str) else list(overrides)
+    if isinstance(overrides, str) or not all(isinstance(word, str) for word in words):
         raise ConfigError(f"{overrides!r} must be a list of words, one setting each, such as ['seed=1']")
-    overrides = folders_named(at_home(overrides))
+    overrides = folders_named(at_home(words))
     parsed = parse_overrides(overrides)
     plug_in_those_of(parsed)
     check_overrides(overrides, SCHEMAS[door], sweeps=False)

@@ -55,6 +55,7 @@ def run_jobs(configs: Sequence[TrainConfig | AnalyzeConfig], shown_again: bool =
     Raises:
         ThinkalikeError: see `run_job`.
     """
+    configs = [configs] if isinstance(configs, TrainConfig | AnalyzeConfig) else list(configs)
     found: dict[int, Result] = {}
     for places in counted(passes(configs), "pass") if len(configs) > 1 else passes(configs):
         results = perform_all([(instrument_of(configs[place]), configs[place]) for place in places], shown_again)
@@ -91,7 +92,10 @@ def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
 
     Raises:
         ConfigError: there is no such measure, or it takes no such activations or layers.
+        TypeError: this is no configuration.
     """
+    if not isinstance(config, TrainConfig | AnalyzeConfig):
+        raise TypeError(f"a job is a configuration, as compose_job makes one, and this is a {type(config).__name__}")
     plug_in(config.plugins)
     if isinstance(config, TrainConfig):
         return instrument(TASKS[config.task])

@@ -8,7 +8,7 @@ It rests on two stitching jobs, those of the store if it has them, which differ 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -33,6 +33,7 @@ from thinkalike.evaluation import BITS, document_numbers, number_of_documents
 from thinkalike.instruments import instrument
 from thinkalike.job import Instrument, Outcome, Work, perform
 from thinkalike.measures import Estimate, bootstrap_difference, bootstrap_interval
+from thinkalike.models import checkpoint_fingerprint
 from thinkalike.progress import doing
 from thinkalike.screen import Table, number_column, show_table, text_column
 from thinkalike.store import Headline, Result, finished
@@ -102,19 +103,34 @@ def newest_directions(config: AnalyzeConfig) -> tuple[Result, Result] | None:
         (there, back)
         for there in _from_to(config.model, config.target, stitches)
         for back in stitches
-        if back.settings == _reversed(there.settings)
+        if _are_reversed(there, back)
     ]
     return max(both, key=lambda pair: _age(pair[0]), default=None)
 
 
 def _from_to(source: ModelConfig, target: ModelConfig, stitches: Sequence[Result]) -> list[Result]:
     """Return the stitches of a source into a target."""
-    names = (source.name, target.name)
-    return [each for each in stitches if (each.settings["model"]["name"], each.settings["target"]["name"]) == names]
+    wanted = tuple(
+        _identity(asdict(model), checkpoint_fingerprint(model) if model.path else None) for model in (source, target)
+    )
+    return [each for each in stitches if _sides(each) == wanted]
 
 
-def _reversed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {**settings, "model": settings["target"], "target": settings["model"]}
+def _sides(result: Result) -> tuple[Any, ...]:
+    """Return what tells the source and the target of a result from all other models."""
+    read = result.provenance.get("inputs", {})
+    return tuple(_identity(result.config[part], read.get(part)) for part in ("model", "target"))
+
+
+def _identity(model: Mapping[str, Any], checkpoint: str | None) -> tuple[Any, ...]:
+    """Return what tells a model from all others: of a folder the content of its files, as its name may be any."""
+    return model["name"], model["hub_id"], model["revision"], checkpoint if model["path"] else None
+
+
+def _are_reversed(there: Result, back: Result) -> bool:
+    """Return whether two results differ in nothing but their direction."""
+    settings = {**there.settings, "model": there.settings["target"], "target": there.settings["model"]}
+    return back.settings == settings and _sides(back) == _sides(there)[::-1]
 
 
 def _age(result: Result) -> float:

@@ -102,7 +102,8 @@ class _Planned:
             self.inputs = {**self.inputs, "plugins": fingerprint(self.plugins)}
         read = relevant(self.narrowed).items()
         self.entered = {name: part for name, part in read if name in instrument.reads and part is not None}
-        self.job = Job(config.store, instrument.kind, key_of(instrument, self.entered, self.inputs))
+        self.contents = contents_of(self.inputs)
+        self.job = Job(config.store, instrument.kind, key_of(instrument, self.entered, self.contents))
         self.name = run_name(self.job.kind, self.job.key, self.inputs, command_words())
 
     def is_done(self) -> bool:
@@ -135,7 +136,7 @@ class _Planned:
         began, outcome = time.monotonic(), computed.guarded()
         facts = {"seed": self.config.seed, "models": list(outcome.models), **outcome.facts}
         record = {"version": self.instrument.version, "scalars": outcome.scalars, "settings": self.entered}
-        provenance = {**environment(), **facts, **took}
+        provenance = {**environment(), **facts, **took, "inputs": self.contents}
         if self.plugins:
             provenance["plugins"] = [plugin.describe() for plugin in self.plugins]
         tables = {"table": outcome.table, **outcome.tables}
@@ -206,10 +207,14 @@ def _pass(jobs: Sequence[_Planned], among: int) -> None:
         raise errors[0]
 
 
+def contents_of(inputs: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fingerprint of each thing that a job reads, see `Instrument.inputs`."""
+    return {name: part if isinstance(part, str) else part.fingerprint() for name, part in inputs.items()}
+
+
 def key_of(instrument: Instrument, entered: dict[str, Any], inputs: Mapping[str, Any]) -> str:
     """Return the name of a job: a hash of its kind's version, of its settings and of the content of what it reads."""
-    content = {name: part if isinstance(part, str) else part.fingerprint() for name, part in inputs.items()}
-    text = json.dumps([instrument.kind, instrument.version, entered, content], sort_keys=True)
+    text = json.dumps([instrument.kind, instrument.version, entered, contents_of(inputs)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

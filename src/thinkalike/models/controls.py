@@ -7,6 +7,7 @@ import copy
 import torch
 from torch import nn
 
+from thinkalike.arguments import seeded
 from thinkalike.models.frozen import FrozenModel
 
 
@@ -32,7 +33,7 @@ def variant(model: FrozenModel, module: nn.Module, name: str) -> FrozenModel:
 def randomised(model: FrozenModel, seed: int) -> FrozenModel:
     """Return a copy in which every matrix is drawn anew from a normal distribution of its own spread."""
     module = copy.deepcopy(model.module)
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     with torch.no_grad():
         for weight in module.parameters():
             if weight.dim() > 1:
@@ -44,7 +45,7 @@ def randomised(model: FrozenModel, seed: int) -> FrozenModel:
 def perturbed(model: FrozenModel, share: float, seed: int) -> FrozenModel:
     """Return a copy with normal noise on every weight, of this share of the root mean square of its tensor."""
     module = copy.deepcopy(model.module)
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     with torch.no_grad():
         for weight in module.parameters():
             noise = torch.randn(weight.shape, generator=generator)

@@ -14,7 +14,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -26,8 +25,9 @@ from thinkalike.models.families import Family, Predicts
 from thinkalike.models.proof import prove
 from thinkalike.models.recomputation import recomputed
 from thinkalike.models.samples import Tokens, unreadable
-from thinkalike.models.sites import EMBED, Layer, after
+from thinkalike.models.sites import EMBED, Layer, after, check_blocks, check_numbers
 from thinkalike.models.surgery import (
+    alone,
     captured_input,
     captured_output,
     cast_once,
@@ -138,6 +138,7 @@ class FrozenModel:
         states: dict[Layer, Tensor] = {}
         deepest = max(after(layer) for layer in layers)
         with contextlib.ExitStack() as hooks:
+            hooks.enter_context(alone(self.module))
             for layer in set(layers):
                 hooks.enter_context(self._captured(layer, site, states))
             hooks.enter_context(ended_at(self.blocks[max(deepest - 1, 0)], entering=not deepest))
@@ -158,12 +159,16 @@ class FrozenModel:
         """Return the residual stream after blocks start..stop-1, given the one before block `start`.
 
         The result is differentiable with respect to `residual`.
+
+        Raises:
+            ModelError: the model has no such blocks, or its states have another width.
         """
+        check_blocks(self, start, stop, residual.shape[-1])
         if start >= stop:
             return residual
         states: dict[int, Tensor] = {}
         last = self.blocks[stop - 1]
-        with captured_output(last, stop, states), ended_at(last):
+        with alone(self.module), captured_output(last, stop, states), ended_at(last):
             self._continued(residual, start, mask)
         return states[stop].to(self.device)
 
@@ -193,7 +198,11 @@ class FrozenModel:
         """Return the logits, given the residual stream after block `layer`; earlier blocks do not run.
 
         The result is differentiable with respect to `residual`.
+
+        Raises:
+            ModelError: the layer is out of range, or see `finish`.
         """
+        self.check_layers([layer])
         return self.finish(self.advance(residual, after(layer), self.n_layers, mask), mask)
 
     @takes_arrays
@@ -216,13 +225,7 @@ class FrozenModel:
         if site not in self.family.sites or (site != "resid_post" and EMBED in layers):
             known = ", ".join(self.family.sites)
             raise ModelError(f"{self.name} has no site {site} at layers {list(layers)}: its blocks have {known}")
-        for layer in layers:
-            is_block = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
-            if layer != EMBED and not (is_block and 0 <= layer < self.n_layers):
-                raise ModelError(
-                    f"{self.name} has no layer {layer!r}: its layers are 0 to {self.n_layers - 1}, and '{EMBED}' is "
-                    "the site before them"
-                )
+        check_numbers(self, layers)
 
     def parameters(self) -> tuple[int, int]:
         """Return how many weights the model has, and how many of them are in its blocks."""
@@ -231,10 +234,7 @@ class FrozenModel:
         return counts[0], counts[1]
 
     def compiled(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
-        """Compile the forward pass of every block while the context is open; hooks stay outside of it.
-
-        The first passes take minutes.
-        """
+        """Compile the forward pass of every block while the context is open: minutes at first; hooks stay outside."""
         blocks = self.blocks if wanted else []
         return replaced_forward(blocks, [torch.compile(block.forward) for block in blocks])
 
@@ -273,7 +273,7 @@ class FrozenModel:
         given = {"attention_mask": mask, "token_type_ids": types}
         named = {name: each.to(self.device) for name, each in given.items() if each is not None and self._accepts(name)}
         try:
-            with one_text_per_row():
+            with alone(self.module), one_text_per_row():
                 return first_tensor(self.module(tokens.to(self.device), **named))
         except (IndexError, RuntimeError) as error:
             if flaw := unreadable(tokens, self.vocabulary, self.context, error):
@@ -287,6 +287,7 @@ class FrozenModel:
         """
         placeholder = torch.zeros(residual.shape[:2], dtype=torch.long, device=self.device)
         with (
+            alone(self.module),
             passed_over(self.blocks[:start], self._forms[:start]),
             replaced_input(self.blocks[max(start - 1, 0)], residual),
         ):

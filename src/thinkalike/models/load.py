@@ -8,6 +8,7 @@ import importlib.util
 import logging
 import os
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -32,6 +33,8 @@ from thinkalike.models.labels import label, told_apart
 from thinkalike.progress import doing
 
 log = logging.getLogger(__name__)
+
+_LOADING = threading.RLock()  # transformers changes classes of its own while it loads, so threads load one by one
 
 READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".txt", ".model"}  # configuration, weights, tokenizer
 LONGEST = 1024  # tokens per row, of models that can take more
@@ -94,7 +97,7 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
     config = configured(model, settings)
     one_of("model.family", config.family, ("auto", *FAMILIES))
     own_label = label(config)
-    with explained(config), doing(f"model {name or own_label}"):
+    with _LOADING, explained(config), doing(f"model {name or own_label}"):
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
         config = replace(config, path=str(folder_of(config))) if config.mini else config
         with reached(config) as (place, revision):

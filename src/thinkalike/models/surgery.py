@@ -4,17 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from transformers import masking_utils
 from transformers.pytorch_utils import Conv1D
 
+_CHANGING = threading.Lock()  # held while what follows changes
+_LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # of each module, see `alone`
+_one_text_per_row: list[Any] = []  # what transformers had, once for each pass under way, see `one_text_per_row`
+
 
 class _Reached(Exception):
     """Ends a pass where all that was wanted of it has been seen."""
+
+
+def alone(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """Let no other thread pass through a module while the context is open: its hooks would see both passes."""
+    with _CHANGING:
+        return _LOCKS.setdefault(module, threading.RLock())  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager
@@ -76,12 +88,16 @@ def one_text_per_row() -> Iterator[None]:
 
     It looks at the positions, and where nobody gives any they count from 0 on.
     """
-    own = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda positions: None
+    with _CHANGING:
+        _one_text_per_row.append(masking_utils.find_packed_sequence_indices)
+        masking_utils.find_packed_sequence_indices = _no_packed_sequences
     try:
         yield
     finally:
-        masking_utils.find_packed_sequence_indices = own
+        with _CHANGING:
+            before = _one_text_per_row.pop()  # the last pass to end takes out what the first one found
+            if not _one_text_per_row:
+                masking_utils.find_packed_sequence_indices = before
 
 
 @contextlib.contextmanager
@@ -150,6 +166,9 @@ def _replace_input(state: Tensor, _: nn.Module, args: tuple, kwargs: dict[str, A
 
 def _end(*_: Any) -> None:
     raise _Reached
+
+
+def _no_packed_sequences(positions: Tensor) -> None: ...
 
 
 def _same(form: int | None, *args: Any, **kwargs: Any) -> Any:

@@ -83,13 +83,10 @@ def accepted(module: Any) -> Callable[[str], bool]:
 
     Types of tokens are taken only where there is more than one: RoBERTa has the argument, and one type.
     """
-    parameters = inspect.signature(module.forward).parameters
-    single = getattr(getattr(module, "config", None), "type_vocab_size", 2) or 0
-
-    def accepts(name: str) -> bool:
-        return name in parameters and (name != "token_type_ids" or single > 1)
-
-    return accepts
+    names = set(inspect.signature(module.forward).parameters)
+    if (getattr(getattr(module, "config", None), "type_vocab_size", 2) or 0) <= 1:
+        names -= {"token_type_ids"}
+    return names.__contains__
 
 
 def windows(module: Any) -> list[int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from safetensors.torch import load_file
 
 from thinkalike.config import plug_in
@@ -9,23 +11,26 @@ from thinkalike.errors import PluginError, StitchError
 from thinkalike.measures import Stitch
 from thinkalike.plugins import fingerprint
 from thinkalike.stitches.files import NAME, LayerPair, contents, prefix
-from thinkalike.store import Result
+from thinkalike.store import Result, open_result
 
 
 def stitch_modules(
-    result: Result, *, seed: int = 0, is_back: bool = False, plugin: str | None = None
+    result: Result | str | os.PathLike[str], *, seed: int = 0, is_back: bool = False, plugin: str | None = None
 ) -> dict[LayerPair, Stitch]:
     """Return the trained φ of every layer pair of a result of task=stitch.
 
     Args:
+        result: the result, or its folder.
         seed: which of several seeds, from 0.
         is_back: whether it is those from the target to the source; pairs are then of the target's layer first.
         plugin: where the plugin is now that made them; by default where it was.
 
     Raises:
         PluginError: the plugin is not there, or not what it was.
+        StoreError: the folder holds no finished result.
         StitchError: the result keeps no stitches that were trained, or none of that seed and direction.
     """
+    result = result if isinstance(result, Result) else open_result(result)
     path = result.folder / NAME
     facts, names = contents(path) if path.exists() else ({}, [])
     start = prefix(seed, is_back)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from thinkalike.errors import StitchError, first_line
@@ -66,8 +67,9 @@ class Stitches(Mapping[LayerPair, StitchMap]):
         """
         return Stitches(self.result, self.seed, is_back=not self.is_back)
 
-    def __getitem__(self, pair: int | LayerPair) -> StitchMap:
-        chosen = (pair, pair) if isinstance(pair, int) else pair
+    def __getitem__(self, pair: int | np.integer | LayerPair) -> StitchMap:
+        first, second = pair if isinstance(pair, tuple) else (pair, pair)
+        chosen = int(first), int(second)
         if chosen not in self._pairs:
             there = ", ".join(f"{l}→{m}" for l, m in self._pairs)  # noqa: E741
             raise UnknownPairError(f"{self.result.folder} has no stitch {chosen}; there is: {there}")

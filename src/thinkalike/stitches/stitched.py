@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from thinkalike.arguments import seeded, takes_arrays
 from thinkalike.errors import StitchError
 from thinkalike.models import FrozenModel, tokenizer_fingerprint
 
@@ -45,6 +46,7 @@ class StitchedModel:
         states = self.phi(self.source.head(tokens, self.layer))
         return self.target.tail(states.to(self.target.device, self.target.dtype), self.depth)
 
+    @takes_arrays
     @torch.no_grad()
     def generate(
         self, tokens: Int[Tensor, "b t"], steps: int, temperature: float = 0.0, seed: int = 0
@@ -67,7 +69,7 @@ class StitchedModel:
                 f"{tokens.shape[1]} tokens and steps={steps} more are longer than {self.context}, the most that "
                 f"{self.source.name} and {self.target.name} both read: give fewer"
             )
-        chance = torch.Generator().manual_seed(seed)
+        chance = seeded(seed)
         for _ in range(steps):
             logits = self(tokens)[:, -1].float().cpu()
             if temperature:

@@ -125,12 +125,12 @@ class Result:
 
 
 def open_result(folder: str | os.PathLike[str]) -> Result:
-    """Open the folder of a finished job.
+    """Open the folder of a finished job, which stays open where the working folder changes.
 
     Raises:
         StoreError: the folder holds no finished result, or a file of it is missing or damaged.
     """
-    result = Result(Path(folder).expanduser())
+    result = Result(Path(folder).expanduser().absolute())
     if not (result.folder / manifest.NAME).exists():
         raise StoreError(f"{result.folder} holds no finished result; it would have a {manifest.NAME}")
     manifest.check(result.folder)

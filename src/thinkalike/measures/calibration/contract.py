@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -68,6 +69,8 @@ class LayerMeasure:
     @takes_arrays
     def matrix(self, sources: Sequence[Float[Tensor, "_ _"]], targets: Sequence[Float[Tensor, "_ _"]]) -> Tensor:
         """Return the likeness of every source layer with every target layer, (l, m); see `prepared` for its errors."""
+        if not (len(sources) and len(targets)):
+            raise ValueError("there is no layer to compare: give at least one on each side")
         names = [f"layer {index}" for index in range(len(sources) + len(targets))]
         prepared = self.prepared([*sources, *targets], names)
         return self.compare(prepared[: len(sources)], prepared[len(sources) :])
@@ -79,17 +82,19 @@ def each_pair(compare: Compare, *, is_symmetric: bool = True) -> CompareAll:
     Args:
         is_symmetric: whether the order of two layers plays no part, so that each two of one list are compared once.
     """
+    return partial(_compare_all, compare, is_symmetric)
 
-    def compare_all(sources: Sequence[Any], targets: Sequence[Any]) -> Float[Tensor, "l m"]:
-        if sources is not targets or not is_symmetric:
-            return torch.stack([torch.stack([compare(first, second) for second in targets]) for first in sources])
-        rows, columns = torch.triu_indices(len(sources), len(sources)).tolist()
-        values = torch.stack([compare(sources[i], sources[j]) for i, j in zip(rows, columns, strict=True)])
-        matrix = values.new_empty(len(sources), len(sources))
-        matrix[rows, columns] = matrix[columns, rows] = values
-        return matrix
 
-    return compare_all
+def _compare_all(
+    compare: Compare, is_symmetric: bool, sources: Sequence[Any], targets: Sequence[Any]
+) -> Float[Tensor, "l m"]:
+    if sources is not targets or not is_symmetric:
+        return torch.stack([torch.stack([compare(first, second) for second in targets]) for first in sources])
+    rows, columns = torch.triu_indices(len(sources), len(sources)).tolist()
+    values = torch.stack([compare(sources[i], sources[j]) for i, j in zip(rows, columns, strict=True)])
+    matrix = values.new_empty(len(sources), len(sources))
+    matrix[rows, columns] = matrix[columns, rows] = values
+    return matrix
 
 
 def products(sources: Sequence[Float[Tensor, "n n"]], targets: Sequence[Float[Tensor, "n n"]]) -> Float[Tensor, "l m"]:

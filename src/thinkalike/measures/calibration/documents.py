@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
+from thinkalike.arguments import seeded
 from thinkalike.measures.kernels.rows import rows_of
 
 FEW_DOCUMENTS = 8  # fewer of them have few orders, and too often stand in their own place
@@ -29,7 +30,7 @@ class Permutations(NamedTuple):
 
 def permutations_of(documents: Int[Tensor, " n"], count: int, seed: int) -> Permutations:
     """Return so many permutations of documents, see `permuted_rows`, on the CPU."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     orders = torch.stack([permuted_rows(documents, generator) for _ in range(count)]).cpu()
     home = (orders == torch.arange(len(documents))).double().mean(1)
     return Permutations(orders, home <= home.min().clamp(min=AT_HOME))

@@ -55,7 +55,7 @@ class LayerMeans(BatchMeans):
         source: States,
         target: States,
         mask: Bool[Tensor, " ..."] | None = None,
-        number: int = 0,
+        number: int | None = None,
         documents: Int[Tensor, " ..."] | None = None,
     ) -> None:
         """Add one batch; see `BatchMeans.update`.
@@ -68,7 +68,7 @@ class LayerMeans(BatchMeans):
             ValueError: There is not one document for each state, or by chance alone layers are as close as can be;
                 see `BatchMeans.update` and the measure.
         """
-        self.update_pairs([self], [(0, 1)], [source, target], mask, number, documents)
+        self.update_pairs([self], [(0, 1)], [source, target], mask, self._number(number), documents)
 
     @staticmethod
     @torch.no_grad()
@@ -115,7 +115,7 @@ class LayerMeans(BatchMeans):
         return CalibratedEstimate(plain.value, plain.low, plain.high, *within, plain.batches, chance=chance)
 
     def merge_state(self, other: BatchMeans) -> None:
-        """Add the batches of another that compares the same layers."""
+        """Add the batches of another that compares the same layers, see `BatchMeans.merge_state`."""
         super().merge_state(other)
         assert isinstance(other, LayerMeans)
         for name, parts in self._own().items():

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import seeded
 from thinkalike.measures.stitching.losses import CHUNK, Finish, logits_of
 
 NUMBERS = 64  # of a token's code
@@ -20,7 +21,7 @@ def token_codes(vocabulary: int, numbers: int = NUMBERS, seed: int = 0) -> Float
     Products of the codes of two tokens are about 0, so that codes stand for tokens at a fraction of the numbers
     (Johnson & Lindenstrauss 1984).
     """
-    return torch.randn(vocabulary, numbers, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(vocabulary, numbers, generator=seeded(seed))
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import takes_arrays
+from thinkalike.arguments import seeded, takes_arrays
 from thinkalike.measures.kernels.centring import all_alike, common_dtype
 from thinkalike.measures.kernels.rows import rows_of
 
@@ -71,7 +71,7 @@ class RowGroups:
 
     def shuffled(self, seed: int) -> Int[Tensor, " kept"]:
         """Return a permutation of rows that stand in `order`, at random within every group."""
-        generator, places = torch.Generator().manual_seed(seed), torch.arange(len(self.order))
+        generator, places = seeded(seed), torch.arange(len(self.order))
         parts = [
             block.gather(1, torch.rand(block.shape, generator=generator).argsort(1)) for block in self.blocks(places)
         ]

@@ -61,7 +61,7 @@ class LayerPredictions:
         source: States,
         target: States,
         mask: Bool[Tensor, " ..."] | None = None,
-        number: int = 0,
+        number: int | None = None,
         groups: Int[Tensor, " ..."] | None = None,
     ) -> None:
         """Add one batch; see `BatchMeans.update`.
@@ -79,6 +79,7 @@ class LayerPredictions:
         rows = [_rows(layer, mask, within) for layer in layers]
         if self._prediction is None:
             self._prediction = LinearPrediction(combinations_with_replacement(range(len(rows)), 2), ridge=self.ridge)
+        number = max(self._used, default=-1) + 1 if number is None else number
         if number < self.fit_batches:
             self._prediction.fit(rows, rows)
         else:

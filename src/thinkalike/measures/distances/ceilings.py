@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import seeded
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
 from thinkalike.measures.distances.ranks import spearman
 from thinkalike.measures.mlem.columns import joint_cells
@@ -44,7 +45,7 @@ def ceiling(
     Raises:
         ValueError: There are fewer than two pairs of cells in both halves, they are all equally far, or they are noise.
     """
-    draw = torch.Generator().manual_seed(seed)
+    draw = seeded(seed)
     owners = _numbers(range(len(layers[0])) if groups is None else joint_cells(groups))
     numbers = _numbers(joint_cells(cells))
     rows = torch.randperm(len(numbers), generator=draw)[:MOST].sort().values

@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.arguments import refuse_nan
+
 
 def weighted_tau(profiles: Float[Tensor, "l f"], others: Float[Tensor, "m f"] | None = None) -> Float[Tensor, "l m"]:
     """Return the weighted Kendall τ of every two profiles, in [-1, 1], as `scipy.stats.weightedtau` does.
@@ -18,8 +20,11 @@ def weighted_tau(profiles: Float[Tensor, "l f"], others: Float[Tensor, "m f"] | 
         others: The profiles to compare with; by default the same.
 
     Raises:
-        ValueError: A profile is constant.
+        ValueError: A profile is constant, or holds NaN.
     """
+    refuse_nan(profiles, "profiles")
+    if others is not None:
+        refuse_nan(others, "others")
     left, right = (_signs(part) for part in (profiles, profiles if others is None else others))
     left, right = left[:, None], right[None]
     return (_tau(left, right) + _tau(right, left)) / 2

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import refuse_nan
+
 LONG = 2**14  # numbers from which a row sorts faster alone
 STEPS = 2**31 - 2**8  # between the ends of a row; below 2^31 after rounding
 NARROW = 1e-290  # between the ends of a row, where a step would have no reciprocal
@@ -151,8 +153,10 @@ def spearman(x: Float[Tensor, "*b n"], y: Float[Tensor, "*b n"]) -> Float[Tensor
     """Return Spearman's ρ along the last axis, in [-1, 1], with ties at mid-ranks, as `scipy.stats.spearmanr` does.
 
     Raises:
-        ValueError: x or y is constant, or has fewer than two values.
+        ValueError: x or y is constant, holds NaN, or has fewer than two values.
     """
+    refuse_nan(x, "x")
+    refuse_nan(y, "y")
     left, right = (unit_ranks(_rows(part)) for part in (x, y))
     return (left * right).sum(-1).view(x.shape[:-1])
 

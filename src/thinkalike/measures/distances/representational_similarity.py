@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import seeded
 from thinkalike.measures.distances.comparators import compare
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
 from thinkalike.measures.distances.ranks import SortedRows, spearman, unit_ranks
@@ -47,6 +48,8 @@ def rsa(
         vectors = distance_vectors(layers, distance)
         further = vectors if others is None else distance_vectors(others, distance, _count(layers))
         return compare(vectors, further, comparator)
+    if others is not None and not len(others):
+        raise ValueError("others is empty: give at least one layer")
     ranks = _ranks(layers, distance)
     return ranks @ (ranks if others is None else _ranks(others, distance, _count(layers))).T
 
@@ -142,7 +145,7 @@ def mantel(
     place = torch.zeros(n, n, dtype=torch.long, device=vectors.device)  # of each pair, in either order, in the vectors
     rows, columns = torch.triu_indices(n, n, 1, device=vectors.device)
     place[rows, columns] = place[columns, rows] = torch.arange(len(rows), device=vectors.device)
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     reached = torch.ones_like(found)
     for _ in counted(range(permutations), "permutation"):
         order = torch.randperm(n, generator=generator).to(vectors.device)

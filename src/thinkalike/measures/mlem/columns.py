@@ -209,6 +209,8 @@ def _read(column: Tensor | pd.Series, levels: list[Level] | None, label: str) ->
 
 def _numbers(column: pd.Series, label: str) -> np.ndarray:
     numbers = pd.to_numeric(column.astype(object).where(column.notna(), None), errors="coerce")
+    if numbers.dtype.kind == "c":
+        raise ValueError(f"feature {label} holds complex numbers: give real ones")
     wrong = (numbers.isna() & column.notna()).to_numpy()
     if wrong.any():
         row = int(wrong.argmax())

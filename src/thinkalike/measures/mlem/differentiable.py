@@ -92,13 +92,16 @@ class DifferentiableMLEM(nn.Module):
             pairs: The pairs of stimuli; by default all i < j.
 
         Raises:
-            ValueError: Under pearson and spearman, predictions or distances are all equal, or not finite.
+            ValueError: There are not as many states as stimuli; under pearson and spearman, predictions or distances
+                are all equal, or not finite.
         """
+        if len(states) != len(features):
+            raise ValueError(f"there are {len(states)} states of {len(features)} stimuli: give one for each")
         if pairs is None:
             pairs = torch.triu_indices(len(states), len(states), 1, device=states.device)
         chosen = features.codes(pairs) if self.terms else features.differences(pairs).to(self.root.dtype)
         predicted = self(chosen)
-        distances = (states[pairs[0]] - states[pairs[1]]).square().sum(-1)
+        distances = (states[pairs[0]] - states[pairs[1]]).square().sum(-1).to(predicted.dtype)
         if self.kind == "squared_error":
             error = (predicted - distances).square().mean()
             return error + self.alpha / pairs.shape[1] * self._penalty(features)

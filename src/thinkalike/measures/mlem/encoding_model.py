@@ -79,7 +79,7 @@ class MLEM:
         *,
         weights: str = "diagonal",
         distance: DistanceChoice = "euclidean",
-        alpha: float | Sequence[float] = ALPHAS,
+        alpha: float | Sequence[float] | np.ndarray = ALPHAS,
         kinds: Kinds = "auto",
         difference: str = "indicator",
         missing: str = "own_level",
@@ -244,7 +244,7 @@ class MLEM:
 
     def divide(self, stimulus_pairs: StimulusPairs, groups: Tensor | None) -> Division:
         """Return the folds for the choice of α, if there is a choice."""
-        return divide(stimulus_pairs, self.folds if len(self._alphas()) > 1 else 1, self.seed, groups)
+        return divide(stimulus_pairs, self.folds if len(self._alphas()) > 1 else None, self.seed, groups)
 
     def fit_weights(self, features: Features, stimulus_pairs: StimulusPairs, division: Division) -> Fitted:
         """Return the weights, in units of the squared distances."""
@@ -252,12 +252,15 @@ class MLEM:
         return fit_weights(features, stimulus_pairs, division, self._alphas(), full, euclidean)
 
     def _alphas(self) -> tuple[float, ...]:
-        alphas = tuple(self.alpha) if isinstance(self.alpha, Sequence) else (self.alpha,)
+        alphas = np.atleast_1d(self.alpha).ravel().tolist()
         levels = self.difference in OF_LEVELS
-        if not alphas or not all(0 <= alpha < torch.inf or (levels and alpha == torch.inf) for alpha in alphas):
+        if not alphas or not all(
+            isinstance(alpha, int | float) and (0 <= alpha < torch.inf or (levels and alpha == torch.inf))
+            for alpha in alphas
+        ):
             raise ValueError(f"alpha={self.alpha} is no number >= 0, nor several")
         more = (torch.inf,) if levels and len(alphas) > 1 and torch.inf not in alphas else ()
-        return (*(float(alpha) for alpha in alphas), *more)
+        return (*map(float, alphas), *more)
 
     def _keep(self, fitted: Fitted, table: Table) -> None:
         """Keep the fit in the scale that was asked for."""

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import seeded
 from thinkalike.measures.mlem.columns import Columns
 from thinkalike.measures.mlem.encoding_model import MLEM
 from thinkalike.measures.mlem.solver import Division, Fitted, describe
@@ -124,7 +125,7 @@ def feature_importance(
     if given is not None and table.stimulus_pairs.chosen is not None:
         raise ValueError("recipe='paper' permutes pairs, which have no strata: given needs recipe='stimuli'")
     strata = torch.zeros(n) if given is None else table.values[:, given].nan_to_num(torch.inf)
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     plan: Iterable[_Fold] = _plan(model, table, folds, permutations, strata, generator, seed)
     if null:  # ranks of held-out pairs are kept, as they are needed again and again
         plan = [fold._replace(division=fold.division._replace(parts=list(fold.division.parts))) for fold in plan]

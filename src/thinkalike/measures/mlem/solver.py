@@ -52,14 +52,16 @@ class Division(NamedTuple):
     parts: Iterable[StimulusPairs]  # made one by one: their ranks are most of the memory
 
 
-def divide(stimulus_pairs: StimulusPairs, folds: int, seed: int, groups: Int[Tensor, " n"] | None = None) -> Division:
-    """Divide stimuli, or pairs where folds are of pairs, into folds; one fold is no division.
+def divide(
+    stimulus_pairs: StimulusPairs, folds: int | None, seed: int, groups: Int[Tensor, " n"] | None = None
+) -> Division:
+    """Divide stimuli, or pairs where folds are of pairs, into folds; None: into none.
 
     Raises:
         ValueError: See `stimulus_folds`.
     """
     units = stimulus_pairs.index if stimulus_pairs.chosen is None else stimulus_pairs.chosen
-    if folds == 1:
+    if folds is None:
         return Division(torch.zeros_like(units), [])
     cells = stimulus_folds(len(units), folds, seed, groups).to(units.device)
     return Division(cells, (stimulus_pairs.part((cells == fold).nonzero()[:, 0]) for fold in range(folds)))

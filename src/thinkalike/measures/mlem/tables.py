@@ -59,8 +59,16 @@ def read(X: Any, Y: Any, groups: Any, columns: Columns, distance: DistanceChoice
     stimulus_pairs = StimulusPairs(layers)
     if by_pair:
         stimulus_pairs = StimulusPairs(layers, chosen=stimulus_pairs.flat, targets=stimulus_pairs.targets())
-    owners = None if groups is None else tensor_of(groups, Int, "groups", named=True).to(kept.device)[kept]
+    owners = None if groups is None else _owners(groups, len(values)).to(kept.device)[kept]
     return Table(values[kept], levels, columns, stimulus_pairs, owners, single)
+
+
+def _owners(groups: Any, n: int) -> Int[Tensor, " n"]:
+    """Return the group of each stimulus, as a number."""
+    owners = tensor_of(groups, Int, "groups", named=True)
+    if owners.shape != (n,):
+        raise ValueError(f"groups has shape {tuple(owners.shape)}: give the group of each of the {n} stimuli")
+    return owners
 
 
 def kept_rows(values: Float[Tensor, "n f"], drop: bool) -> Int[Tensor, " k"]:

@@ -56,7 +56,8 @@ def mutual_knn_matrix(
     if groups.rows != n:
         raise ValueError(f"groups of {groups.rows} rows do not fit layers of {n} rows")
     rows = [directions(layer, groups, f"layer {index}").to(place) for index, layer in enumerate(layers)]
-    shared = sum(_shared(blocks, k) for blocks in zip(*map(groups.blocks, rows), strict=True))
+    with torch.autocast(place.type, enabled=False):
+        shared = sum(_shared(blocks, k) for blocks in zip(*map(groups.blocks, rows), strict=True))
     return shared / (k * len(groups.order))  # type: ignore[return-value]
 
 

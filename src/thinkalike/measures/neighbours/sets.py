@@ -59,9 +59,10 @@ def _prepared(features: Float[Tensor, "n d"], name: str, k: int) -> Neighbours:
     n = len(features)
     check_neighbours(k, n)
     rows = directions(features, RowGroups.whole(n, features.device), name)
-    numbers = nearest(rows[None], k)[0]
+    with torch.autocast(rows.device.type, enabled=False):
+        numbers, cosine = nearest(rows[None], k)[0], rows @ rows.T
     member = torch.zeros(n, n, dtype=torch.bool, device=rows.device).scatter_(1, numbers, True)
-    return Neighbours(numbers, member, rows @ rows.T)
+    return Neighbours(numbers, member, cosine)
 
 
 def _moved(prepared: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:

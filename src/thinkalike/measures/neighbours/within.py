@@ -50,7 +50,7 @@ class NeighboursGivenToken(BatchMeans):
         source: States,
         target: States,
         mask: Bool[Tensor, " ..."] | None = None,
-        number: int = 0,
+        number: int | None = None,
         groups: Int[Tensor, " ..."] | None = None,
     ) -> None:
         """Add one batch; see `BatchMeans.update`.
@@ -61,7 +61,7 @@ class NeighboursGivenToken(BatchMeans):
         Raises:
             ValueError: there are no groups, or none of k + 2 rows; see `BatchMeans.update`, `mutual_knn_matrix`.
         """
-        self.update_pairs([self], [(0, 1)], [source, target], mask, number, groups)
+        self.update_pairs([self], [(0, 1)], [source, target], mask, self._number(number), groups)
 
     @staticmethod
     def update_pairs(  # type: ignore[override]
@@ -114,7 +114,7 @@ class NeighboursGivenToken(BatchMeans):
         )
 
     def merge_state(self, other: BatchMeans) -> None:
-        """Add the batches of another that compares the same layers."""
+        """Add the batches of another that compares the same layers, see `BatchMeans.merge_state`."""
         super().merge_state(other)
         assert isinstance(other, NeighboursGivenToken)
         self._groups |= other._groups

@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from thinkalike.arguments import seeded
+
 
 class SparseAutoencoder(nn.Module):
     """z = σ(h W_enc + b_enc), ĥ = z W_dec + b_dec: a state h of width d as a sparse sum of f directions.
@@ -44,14 +46,23 @@ class SparseAutoencoder(nn.Module):
     @classmethod
     def random(cls, d: int, f: int, k: int | None = None, seed: int = 0) -> SparseAutoencoder:
         """Return one with random directions of norm 1 that reads what it writes: W_enc = W_dec', no biases."""
-        directions = torch.randn(f, d, generator=torch.Generator().manual_seed(seed))
+        directions = torch.randn(f, d, generator=seeded(seed))
         W_dec = nn.functional.normalize(directions, dim=-1)
         return cls(W_dec.T.clone(), torch.zeros(f), W_dec, torch.zeros(d), k)
 
     @classmethod
     def stacked(cls, several: Sequence[SparseAutoencoder]) -> SparseAutoencoder:
-        """Return several autoencoders of one shape as one module, with a leading axis."""
+        """Return several autoencoders of one shape as one module, with a leading axis.
+
+        Raises:
+            ValueError: There is none, or they differ in their shape or in k.
+        """
         parts = ("W_enc", "b_enc", "W_dec", "b_dec")
+        kinds = {(each.d, each.f, each.k) for each in several}
+        if len(kinds) != 1:
+            raise ValueError(
+                f"autoencoders of one stack have one width, number of latents and k, not {sorted(kinds, key=str)}"
+            )
         stacked = {part: torch.stack([getattr(each, part).detach() for each in several]) for part in parts}
         return cls(**stacked, k=several[0].k)
 

@@ -70,18 +70,25 @@ class BatchMeans:
         return bool(self._matrices)
 
     @takes_arrays
-    def update(self, source: States, target: States, mask: Bool[Tensor, " ..."] | None = None, number: int = 0) -> None:
+    def update(
+        self, source: States, target: States, mask: Bool[Tensor, " ..."] | None = None, number: int | None = None
+    ) -> None:
         """Add one batch: the same tokens, or rows, in both models.
 
         Args:
             source, target: per layer (b, t, d), or (n, d).
             mask: the tokens that count.
-            number: of this batch in the whole run.
+            number: of this batch in the whole run; by default the next one. A batch takes the place of one that has
+                its number.
 
         Raises:
             ValueError: another number of layers came than was announced; see the measure.
         """
-        self.update_pairs([self], [(0, 1)], [source, target], mask, number)
+        self.update_pairs([self], [(0, 1)], [source, target], mask, self._number(number))
+
+    def _number(self, given: int | None) -> int:
+        """Return the number of a batch: the one that is given, or the next."""
+        return max(self._matrices, default=-1) + 1 if given is None else given
 
     @staticmethod
     @torch.no_grad()
@@ -139,7 +146,13 @@ class BatchMeans:
         return LayerPairEstimate(across.value, across.low, across.high, first, second, len(matrices))
 
     def merge_state(self, other: BatchMeans) -> None:
-        """Add the batches of another that compares the same layers."""
+        """Add the batches of another that compares the same layers.
+
+        Raises:
+            ValueError: both have a batch of one number.
+        """
+        if both := sorted(self._matrices.keys() & other._matrices.keys()):
+            raise ValueError(f"both have a batch {both[0]}: number the batches of one run, update(..., number=)")
         self._matrices |= other._matrices
 
     def _stacked(self) -> Float[Tensor, "b k k"]:

@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
+from thinkalike.arguments import seeded
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.student import student_t
 
@@ -80,9 +81,10 @@ def bootstrap_interval(
             of the largest and of the smallest t of each resample (max-t; Westfall & Young 1993, section 2.5).
 
     Raises:
-        ValueError: Fewer than two documents have tokens.
+        ValueError: Fewer than two documents have tokens, a count is no number or below 0, the level does not lie
+            between 0 and 1, or there are no resamples.
     """
-    return _studentised([_Ratio.of(sums, counts, counts > 0)], level, resamples, seed, together)
+    return _studentised([_Ratio.of(sums, counts, _counted(counts))], level, resamples, seed, together)
 
 
 def bootstrap_difference(
@@ -102,11 +104,18 @@ def bootstrap_difference(
     without a count on either side are left out. `together` is that of `bootstrap_interval`.
 
     Raises:
-        ValueError: Fewer than two documents have counts on both sides.
+        ValueError: Fewer than two documents have counts on both sides; see `bootstrap_interval`.
     """
-    kept = (first_counts > 0) & (second_counts > 0)
+    kept = _counted(first_counts) & _counted(second_counts)
     ratios = [_Ratio.of(first, first_counts, kept), _Ratio.of(second, second_counts, kept, sign=-1)]
     return _studentised(ratios, level, resamples, seed, together)
+
+
+def _counted(counts: Tensor) -> Tensor:
+    """Return which documents have tokens."""
+    if not (counts >= 0).all():
+        raise ValueError("the counts of documents hold a number below 0, or NaN: give how many tokens each has")
+    return counts > 0
 
 
 class _Ratio(NamedTuple):
@@ -130,6 +139,10 @@ def _studentised(ratios: Sequence[_Ratio], level: float, resamples: int, seed: i
     Where resamples hardly differ within, as of two or three documents, t is without bounds. It is cut at the quantile
     of Student's distribution with one degree of freedom, which is exact for two documents of equal length.
     """
+    if not 0 < level < 1:
+        raise ValueError(f"level={level} must lie between 0 and 1, such as 0.95")
+    if resamples < 1:
+        raise ValueError(f"resamples={resamples}: an interval needs at least one")
     value, error = _with_error(ratios)
     n = ratios[0].counts.numel()
     parts = [_beyond(ratios, weights) for weights in resampled_counts(n, resamples, seed)]
@@ -187,7 +200,7 @@ def resampled_counts(n: int, resamples: int, seed: int) -> Iterator[Float[Tensor
     """Yield how often each of n documents is drawn in each resample, for some resamples at a time."""
     if n < 2:
         raise ValueError(f"an interval over documents needs two of them, not {n}")
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     for part in torch.arange(resamples).split(max(AT_ONCE // n, 1)):
         draws = torch.randint(n, (len(part), n), generator=generator)
         weights = torch.zeros(len(part), n, dtype=torch.float64)

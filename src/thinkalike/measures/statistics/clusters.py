@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import seeded
+
 MOST = 20_000  # assignments of models to groups that are tried
 
 
@@ -76,7 +78,7 @@ def agreement_p(labels: Int[Tensor, " m"], groups: Sequence[Hashable], *, seed: 
     if _count(sizes) <= MOST:
         assigned, extra = torch.tensor(list(_assignments(sizes))), 0
     else:
-        draws = torch.rand(MOST, len(known), generator=torch.Generator().manual_seed(seed))
+        draws = torch.rand(MOST, len(known), generator=seeded(seed))
         assigned, extra = known[draws.argsort(1)], 1
     as_good = _together(assigned, labels) >= _together(known[None], labels)
     return (int(as_good.sum()) + extra) / (len(assigned) + extra)

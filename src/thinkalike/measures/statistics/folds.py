@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import seeded
 from thinkalike.measures.statistics.estimate import Estimate, interval_around
 from thinkalike.measures.statistics.student import student_t
 
@@ -20,15 +21,18 @@ def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " 
     the fold that is smallest so far.
 
     Raises:
-        ValueError: There are fewer than two folds, or fewer stimuli or groups than folds.
+        ValueError: There are fewer than two folds, or fewer stimuli or groups than folds, or not one group for each
+            stimulus.
     """
+    if groups is not None and groups.shape != (n,):
+        raise ValueError(f"groups has shape {tuple(groups.shape)}: give the group of each of the {n} stimuli")
     units, inverse = torch.arange(n), torch.arange(n)
     if groups is not None:
         units, inverse = torch.unique(groups.cpu(), return_inverse=True)
     if not 2 <= folds <= len(units):
         what = "stimuli" if groups is None else "groups"
         raise ValueError(f"{folds} folds of {len(units)} {what}: there must be at least 2, and as many {what}")
-    order = torch.randperm(len(units), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(units), generator=seeded(seed))
     if groups is None:
         return torch.empty(n, dtype=torch.long).index_copy_(0, order, torch.arange(n) % folds)
     sizes = torch.bincount(inverse)

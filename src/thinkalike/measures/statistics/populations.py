@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import seeded
 from thinkalike.measures.statistics.bootstrapping import percentile_interval
 from thinkalike.measures.statistics.estimate import Estimate, interval_around
 from thinkalike.measures.statistics.student import student_t
@@ -105,7 +106,7 @@ def parting(
         ValueError: See `grouped` and `change_point`.
     """
     members = _members(groups, len(values))
-    own, generator = members.double(), torch.Generator().manual_seed(seed)
+    own, generator = members.double(), seeded(seed)
     draws = torch.empty(resamples, len(own), dtype=torch.float64).exponential_(generator=generator)
     weights = torch.cat([torch.ones_like(draws[:1]), draws / (draws @ (own / own.sum(0)) @ own.T)])
     places = change_point(_means(values, members, weights)[:, 2])

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from thinkalike.arguments import seeded
 from thinkalike.measures.statistics.bootstrapping import percentile_interval
 from thinkalike.measures.statistics.estimate import Estimate
 
@@ -37,7 +38,7 @@ def separation(
         raise ValueError("a value is not a number, so it has no rank")
     above = upper[:, :, None] - lower[:, None, :]
     wins = ((above > 0).double() + 0.5 * (above == 0).double()).mean(0)
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     drawn = [_shares(count, resamples, generator).to(wins.device) for count in wins.shape]
     areas = ((drawn[0] @ wins) * drawn[1]).sum(1).clamp(max=1)  # rounding
     return percentile_interval(wins.mean(), areas, level)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import seeded
 from thinkalike.measures.statistics.estimate import Estimate, interval_around
 from thinkalike.measures.statistics.random_effects import two_sided
 from thinkalike.measures.statistics.student import student_t
@@ -42,7 +43,7 @@ def draw(subjects: int, stimuli: int, resamples: int, seed: int = 0, groups: Int
         raise ValueError(f"resamples={resamples}: a spread needs two of them or more")
     if units < FEWEST:
         raise ValueError(f"{units} stimuli or groups of them are too few to resample; three are needed")
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     drawn = torch.empty(0, units, dtype=torch.float64)
     while len(drawn) < resamples:
         more = _counts(units, resamples, generator)

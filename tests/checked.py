@@ -1,0 +1,55 @@
+"""Checks every function of the package against its annotations while tests run: importing this file lets it begin.
+
+Functions of arrays are jaxtyping's, which knows what sizes have in common; others beartype checks alone, several times
+faster, as jaxtyping would bind and check each call twice.
+"""
+
+from __future__ import annotations
+
+import typing
+from types import FunctionType
+
+import jaxtyping
+from beartype import beartype
+from jaxtyping import _decorator, _import_hook
+
+_jaxtyped = jaxtyping.jaxtyped
+
+
+def _run_module(self, module):
+    """Run a module of ours as checked code.
+
+    The hook's own loader keeps such code in caches of another name, and looks for those of all libraries that the
+    module imports, too: it would compile PyTorch anew in every process.
+    """
+    exec(self.source_to_code(self.get_data(self.path), self.path), vars(module))
+
+
+def _checked(**options):
+    """Return what the hook puts above each function and class."""
+
+    def decorate(checked):
+        if not isinstance(checked, FunctionType):
+            return _jaxtyped(**options)(checked)
+        written = checked.__annotations__
+        meant = {name: _decorator._destring_annotation(hint, checked.__globals__) for name, hint in written.items()}
+        if any(map(_has_shape, meant.values())):
+            return _jaxtyped(**options)(checked)
+        checked.__annotations__ = meant  # as far as they are known now; beartype keeps nothing but its own code
+        made = beartype(checked)
+        checked.__annotations__ = made.__annotations__ = written
+        return made
+
+    return decorate
+
+
+def _has_shape(hint):
+    """Return whether an annotation has one of jaxtyping's arrays in it."""
+    return (isinstance(hint, type) and issubclass(hint, jaxtyping.AbstractArray)) or any(
+        map(_has_shape, typing.get_args(hint))
+    )
+
+
+_import_hook._JaxtypingLoader.exec_module = _run_module
+jaxtyping.jaxtyped = _checked
+HOOK = jaxtyping.install_import_hook("thinkalike", "beartype.beartype")
