@@ -32,18 +32,13 @@ os.environ["PYTHONPATH"] = os.pathsep.join(  # processes of tests import the cod
     [str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
 
-import yaml  # noqa: E402
-
-import checked  # noqa: E402, F401 (before anything imports thinkalike)
-
-yaml.SafeLoader = yaml.CSafeLoader  # before OmegaConf derives its own from it: it reads the same in a tenth of the time
-
 import huggingface_hub.constants  # noqa: E402, F401 (before a door sets HF_ENDPOINT, which it reads at import)
 import matplotlib.figure  # noqa: E402
 import torch  # noqa: E402
 from hydra._internal.hydra import Hydra  # noqa: E402
 from hydra.core.config_store import ConfigStore  # noqa: E402
 
+import checked  # noqa: E402, F401 (before anything imports thinkalike)
 import hub  # noqa: E402
 import tiny  # noqa: E402
 
