@@ -125,6 +125,16 @@ def test_what_a_sweep_that_died_left_is_cleared_away(door, small_stitching, tmp_
         alive.kill()
 
 
+def test_measures_of_a_sweep_take_the_settings_that_all_of_them_have(door):
+    """Hydra composes a sweep once before its jobs, with another measure."""
+    small = ["measure.tokens_per_batch=256", "model=gelu-3l-mini", "model@target=solu-3l-mini", "dry_run=true"]
+    told = door("analyze.py", "-m", "measure=cka,mknn", "measure.batches=2,3", *small, "logger=none").stdout
+    assert [line.count("gelu-3l-mini 512") for line in told.splitlines()].count(1) == 2
+    assert [line.count("gelu-3l-mini 768") for line in told.splitlines()].count(1) == 2
+    foreign = door("analyze.py", "-m", "measure=cka,mlem", "measure.folds=2", *small[1:]).error
+    assert foreign.endswith("measure.folds=2 is no setting of measure=cka; sweep over the measures that have it")
+
+
 def test_processes_that_share_a_job_are_refused_in_a_sweep(door, small_stitching, tmp_path):
     both = ["layers=[[0,0]],[[1,1]]", "trainer=ddp", "trainer.devices=2"]
     refused = door("train.py", "-m", *both, *small_stitching)

@@ -103,7 +103,7 @@ class AnalyzeConfig(Checked):
     activations: Any = neutral(None)  # instead of model: states of stimuli, a file or two; or subjects
     models: Any = neutral(None)  # instead of model and target: a list, whose pairs are jobs of one pass
     experiment: Optional[str] = None  # a paper's figure or table; takes the place of measure
-    recipe: str = "honest"  # of an experiment's training, and of mlem: honest | paper
+    recipe: str = "honest"  # of an experiment's training, of mlem, and of how text is split: honest | paper
     threads: Optional[int] = ranged(None, least=1, most=THREADS, neutral=True)  # CPU threads; null: torch's default
     trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata=NEUTRAL)  # how many processes share the job
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NEUTRAL)

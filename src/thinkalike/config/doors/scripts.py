@@ -19,7 +19,7 @@ from thinkalike.config.compose import SCHEMAS, measures_of, models_of, register,
 from thinkalike.config.doors import commands
 from thinkalike.config.doors.exits import OneLineErrors, Stdout
 from thinkalike.config.doors.helping import register_help
-from thinkalike.config.doors.sweeps import JOBS, Made, in_sweep, jobs_of_sweep, noted, sweep
+from thinkalike.config.doors.sweeps import JOBS, Made, in_sweep, jobs_of_sweep, noted, of_every_measure, sweep
 from thinkalike.config.plugging import plug_in, plug_in_those_of
 from thinkalike.config.repositories import folders_named
 from thinkalike.config.words.folders import CONF, with_own
@@ -117,7 +117,8 @@ def _made_known(name: str, words: Sequence[str]) -> list[Override]:
     check_overrides(overrides, SCHEMAS[name], sweeps)
     _check_hydra(parsed, sweeps, is_shown=bool(SHOWN & set(words)))
     whole = ["all"] if options[-1:] in (["-i"], ["--info"]) else []  # or it would take the first override
-    sys.argv[1:] = [*options, *whole, *with_default_target(name, overrides)]  # options before any override
+    words = of_every_measure(parsed) if sweeps else overrides
+    sys.argv[1:] = [*options, *whole, *with_default_target(name, words)]  # options before any override
     register_help()
     register(measures_of(parsed) if name == "analyze" and not asking else (), models_of(parsed))
     return parsed

@@ -16,13 +16,14 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
-from thinkalike.config.compose import options
+from thinkalike.config.compose import measure_schema, measures_of, options
 from thinkalike.config.doors.commands import words_of_job
 from thinkalike.config.doors.exits import USER_ERRORS
 from thinkalike.config.words.plain import one_line
@@ -72,6 +73,27 @@ def sweep(run: Callable[[], None], words: list[str], joined: Callable[[Sequence[
                 print(f"{len(failed)} of the sweep's jobs failed:", *failed, sep="\n  ", file=sys.stderr, flush=True)
     if failed:
         sys.exit(1)
+
+
+def of_every_measure(parsed: Sequence[Override]) -> list[str]:
+    """Return the words of a sweep; where it is over measures, their settings are added to whichever it is.
+
+    Hydra composes a sweep once before its jobs, with a measure of none of them.
+
+    Raises:
+        ConfigError: a setting is not one of all the measures.
+    """
+    measures, words = measures_of(parsed), list[str]()
+    is_over = any(each.is_sweep_override() and each.key_or_group in ("measure", "experiment") for each in parsed)
+    for override in parsed:
+        word, (part, _, setting) = str(override.input_line), str(override.key_or_group).partition(".")
+        if is_over and part == "measure" and setting:
+            for kind in measures:
+                if setting.partition(".")[0] not in {item.name for item in fields(measure_schema(kind))}:
+                    raise ConfigError(f"{word} is no setting of measure={kind}; sweep over the measures that have it")
+            word = f"++{word.lstrip('+')}"
+        words.append(word)
+    return words
 
 
 def jobs_of_sweep(parsed: Sequence[Override]) -> str:

@@ -21,7 +21,8 @@ def mutual_knn(
 
     m = 1/n Σᵢ |S_X(i) ∩ S_Y(i)| / k, with S(i) the k rows of greatest cosine similarity with row i, without i itself
     (Huh et al. 2024, "The Platonic Representation Hypothesis", appendix A). In [0, 1]; features that have nothing in
-    common give k / (n - 1) on average. It has no gradient.
+    common give k / (n - 1) on average. It has no gradient. Cosines have the precision of the states, at least float32:
+    where one dimension is massive, give float64.
 
     Args:
         X, Y: row i of both belongs to stimulus i; widths and dtypes may differ.
