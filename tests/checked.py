@@ -10,10 +10,11 @@ import typing
 from types import FunctionType
 
 import jaxtyping
-from beartype import beartype
+from beartype import BeartypeConf, beartype
 from jaxtyping import _decorator, _import_hook
 
 _jaxtyped = jaxtyping.jaxtyped
+_check = beartype(conf=BeartypeConf(violation_type=jaxtyping.TypeCheckError))  # a TypeError
 
 
 def _run_module(self, module):
@@ -36,7 +37,7 @@ def _checked(**options):
         if any(map(_has_shape, meant.values())):
             return _jaxtyped(**options)(checked)
         checked.__annotations__ = meant  # as far as they are known now; beartype keeps nothing but its own code
-        made = beartype(checked)
+        made = _check(checked)
         checked.__annotations__ = made.__annotations__ = written
         return made
 

@@ -73,6 +73,21 @@ def _composed(door: str, overrides: tuple[str, ...]):
 
 # the slow tests that continuous integration runs: those that need under ten minutes together
 IN_CI = {
+    "test_the_reference_is_as_its_script_makes_it",
+    "test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch",
+    "test_help_and_a_misspelt_word_need_no_torch",
+    "test_a_court_goes_on_source_by_source",
+    "test_an_asymmetry_is_of_the_very_models_of_the_command",
+    "test_a_result_draws_the_figures_of_its_kind",
+    "test_sources_that_are_alike_and_those_that_are_not_are_told_apart",
+    "test_models_of_different_tokenizers_are_compared_by_words",
+    "test_without_a_hub_both_sets_are_one_line_with_a_remedy",
+    "test_what_is_no_layer_and_what_is_no_name_are_named_where_types_are_not_checked",
+    "test_what_is_no_configuration_is_no_job",
+    "test_a_rotated_copy_of_a_models_states_is_the_model_and_permuted_rows_are_nothing",
+    "test_a_recording_alone_is_compared_with_itself_and_known_by_its_content",
+    "test_one_of_another_model_is_carried_over_by_maps_or_by_a_stitch_and_tuned",
+    "test_every_table_says_what_the_states_share_and_a_verdict",
     "test_a_wheel_in_a_fresh_environment_runs_the_main_job_from_another_folder",
     "test_any_command_line_that_is_made_composes_the_same_configuration",
     "test_a_page_of_200_results_takes_less_than_ten_seconds",

@@ -60,6 +60,7 @@ def across(result, source, target, column="value"):
     return table[column].to_numpy().reshape(table["source_layer"].nunique(), -1)
 
 
+@pytest.mark.slow
 def test_a_rotated_copy_of_a_models_states_is_the_model_and_permuted_rows_are_nothing(
     measured, states, stimuli, checkpoints, tmp_path
 ):
@@ -173,6 +174,7 @@ def test_the_other_choices_of_cka_hold_for_stimuli(more, measured, two):
         assert np.abs(across(result, "one", "two", "null")).max() < 0.1
 
 
+@pytest.mark.slow
 def test_a_recording_alone_is_compared_with_itself_and_known_by_its_content(measured, stimuli, tmp_path):
     layers = {
         "a": np.random.default_rng(0).normal(size=(COUNT, 5)),

@@ -137,6 +137,7 @@ def test_less_text_than_asked_for_is_said(door, words, pair, text_files):
     assert "batches of the 100000 asked for: there is no more text" in done.stderr
 
 
+@pytest.mark.slow
 def test_models_of_different_tokenizers_are_compared_by_words(door, words, checkpoints, minis, tmp_path):
     folder = tmp_path / "gpt2"
     folder.mkdir()

@@ -166,6 +166,7 @@ def words(text_files, minis, tmp_path):
 FEW = "measure.sources=[rotated,next token]"
 
 
+@pytest.mark.slow
 def test_a_court_goes_on_source_by_source(door, words, monkeypatch):
     judged, heard = [], job.verdicts
 

@@ -71,6 +71,7 @@ def test_a_job_imports_what_it_needs_and_no_more(tmp_path):
     assert done.stdout.splitlines()[-1] == "there: torch", "torch is the control"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--help"], ["measure=cke"], ["modle=gpt2"]])
 def test_help_and_a_misspelt_word_need_no_torch(tmp_path, words):
     code = f"import atexit, sys; sys.argv = ['analyze.py', *{words}]; from thinkalike.cli import analyze; "

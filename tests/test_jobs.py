@@ -371,6 +371,7 @@ def test_asymmetry_makes_both_directions_by_one_recipe(tmp_path, monkeypatch):
         asymmetry.Asymmetry().inputs(composed("measure=asymmetry", f"store={tmp_path}", door="analyze"))
 
 
+@pytest.mark.slow
 def test_an_asymmetry_is_of_the_very_models_of_the_command(door, small_stitching, minis, tmp_path):
     """Folders have any name: without one, all of them have the same."""
     store = next(word for word in small_stitching if word.startswith("store"))

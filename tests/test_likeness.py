@@ -213,6 +213,7 @@ def next_tokens(tokens):
     return torch.cat([tokens[:, 1:], tokens[:, :1]], 1)
 
 
+@pytest.mark.slow
 def test_sources_that_are_alike_and_those_that_are_not_are_told_apart(minis, source_text):
     own, seed = minis
     turn = torch.linalg.qr(torch.randn(128, 128)).Q

@@ -261,6 +261,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 def test_what_is_no_layer_and_what_is_no_name_are_named_where_types_are_not_checked():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
     *layers, name = done.stdout.splitlines()

@@ -275,6 +275,7 @@ def test_both_sets_are_streamed_from_a_hub_and_hans_from_its_parquet_branch(tmp_
     assert "/api/datasets/jhu-cogsci/hans/revision/refs%2Fconvert%2Fparquet" in asked
 
 
+@pytest.mark.slow
 def test_without_a_hub_both_sets_are_one_line_with_a_remedy(tmp_path):
     lines = loaded("http://127.0.0.1:9", tmp_path)
     assert [line.partition(":")[0] for line in lines] == [

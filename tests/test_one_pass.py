@@ -76,6 +76,7 @@ MEASURES = {
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(MEASURES)[1:]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cka", *SLOW])
 def test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch(
     name, door, words, chosen, minis, passes, tmp_path
@@ -295,6 +296,7 @@ def test_a_list_stands_for_several_jobs_so_one_job_refuses_it():
         run_job(config)
 
 
+@pytest.mark.slow
 def test_what_is_no_configuration_is_no_job():
     """In a process of its own, where types are not checked."""
     code = "from thinkalike.instruments import run_job, run_jobs\n"
