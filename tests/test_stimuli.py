@@ -618,6 +618,13 @@ def test_cells_say_numbers_levels_or_nothing(tmp_path):
     ]
 
 
+def test_a_row_without_an_id_is_refused_and_a_path_may_begin_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "x.csv").write_text("id,size\na,big\n,small\n")
+    with pytest.raises(DataError, match=r"x\.csv row 2 has no id; give each row one, or leave the column out"):
+        read_table("~/x.csv", columns={"text": None})
+
+
 def test_parquet_keeps_its_types(tmp_path):
     size = pd.Categorical(["1", "10", "2"], ["10", "2", "1"], ordered=True)
     frame = pd.DataFrame({"text": list("abc"), "size": size, "f": [1.5, None, 2], "truth": [True, None, False]})
@@ -950,7 +957,8 @@ def test_ids_may_be_numbers_or_bytes_and_stand_in_an_array_of_either_format(tmp_
     np.savez(tmp_path / "x.npz", V1=states.numpy(), ids=np.array([3, 1, 2]))
     save_file({"V1": states, "ids": torch.tensor([3, 1, 2])}, tmp_path / "x.safetensors")
     np.savez(tmp_path / "bytes.npz", V1=states.numpy(), ids=np.array([b"3", b"1", b"2"]))
-    for name in ("x.npz", "x.safetensors", "bytes.npz"):
+    np.savez(tmp_path / "big.npz", V1=states.numpy().astype(">f4"), ids=np.array([3, 1, 2], dtype=">i8"))
+    for name in ("x.npz", "x.safetensors", "bytes.npz", "big.npz"):
         layers = read_arrays(tmp_path / name, stimuli)
         assert list(layers) == ["V1"]
         assert torch.equal(layers["V1"], states[[1, 2, 0]])

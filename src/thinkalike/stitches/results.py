@@ -68,14 +68,14 @@ class Stitches(Mapping[LayerPair, StitchMap]):
         return Stitches(self.result, self.seed, is_back=not self.is_back)
 
     def __getitem__(self, pair: int | np.integer | LayerPair) -> StitchMap:
-        first, second = pair if isinstance(pair, tuple) else (pair, pair)
-        chosen = int(first), int(second)
+        sides = pair if isinstance(pair, tuple) else (pair, pair)
+        chosen = tuple(int(layer) if isinstance(layer, np.integer) else layer for layer in sides)
         if chosen not in self._pairs:
             there = ", ".join(f"{l}→{m}" for l, m in self._pairs)  # noqa: E741
             raise UnknownPairError(f"{self.result.folder} has no stitch {chosen}; there is: {there}")
         fit = self._read(self._pairs.index(chosen))
-        sides = [Site.of(model, layer) for model, layer in zip(self._models, chosen, strict=True)]
-        source, target = reversed(sides) if self.is_back else sides
+        sites = [Site.of(model, layer) for model, layer in zip(self._models, chosen, strict=True)]
+        source, target = reversed(sites) if self.is_back else sites
         return StitchMap(fit.weight, fit.bias, source, target)
 
     def __iter__(self) -> Iterator[LayerPair]:

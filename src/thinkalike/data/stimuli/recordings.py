@@ -105,7 +105,8 @@ def _rows_by_run(
 
 def _npz(path: Path) -> _File:
     with np.load(path) as file:
-        arrays = {name: torch.from_numpy(file[name]) for name in file.files if name not in (IDS, RUNS)}
+        named = {name: file[name] for name in file.files if name not in (IDS, RUNS)}
+        arrays = {name: torch.from_numpy(each.astype(each.dtype.newbyteorder("="))) for name, each in named.items()}
         try:
             return _File(arrays, *(file[name] if name in file.files else None for name in (IDS, RUNS)))
         except ValueError as error:

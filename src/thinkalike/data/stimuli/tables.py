@@ -46,12 +46,14 @@ def read_table(
             for a text.
 
     Raises:
-        DataError: the file cannot be read, a column is not there, a word is not in its text or is there twice, or a
-            feature has one level.
+        DataError: the file cannot be read, a column is not there, a row has no id, a word is not in its text or is
+            there twice, or a feature has one level.
     """
-    frame = read_frame(Path(path))
+    frame = read_frame(Path(path).expanduser())
     roles = _roles(path, frame, columns or {})
     cells = {role: ["" if pd.isna(cell) else str(cell) for cell in frame[name]] for role, name in roles.items()}
+    if "" in cells.get("id", []):
+        raise DataError(f"{path} row {cells['id'].index('') + 1} has no id; give each row one, or leave the column out")
     ids = cells.get("id", [str(row) for row in range(1, len(frame) + 1)])
     texts = cells.get("text", ids)
     spans = [

@@ -101,7 +101,9 @@ class DifferentiableMLEM(nn.Module):
             pairs = torch.triu_indices(len(states), len(states), 1, device=states.device)
         chosen = features.codes(pairs) if self.terms else features.differences(pairs).to(self.root.dtype)
         predicted = self(chosen)
-        distances = (states[pairs[0]] - states[pairs[1]]).square().sum(-1).to(predicted.dtype)
+        distances = (states[pairs[0]] - states[pairs[1]]).square().sum(-1)
+        wider = torch.promote_types(predicted.dtype, distances.dtype)
+        predicted, distances = predicted.to(wider), distances.to(wider)
         if self.kind == "squared_error":
             error = (predicted - distances).square().mean()
             return error + self.alpha / pairs.shape[1] * self._penalty(features)
