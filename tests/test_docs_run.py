@@ -154,7 +154,7 @@ def shared(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(9000)  # figures 1 and 6 of brown2023 take more than an hour of one core
 @pytest.mark.parametrize("command", RUN_LONG, ids=called)
 def test_a_long_command_of_a_page_runs(command, shared):
     line = " ".join(command.words)
