@@ -225,7 +225,8 @@ def test_jobs_report_penalties_and_their_asymmetry_in_bits_per_byte(door, words,
 
     store = next(word for word in words("other", "plain") if word.startswith("store"))
     back = door("train.py", *words("plain", "other")).result
-    asked = door("analyze.py", "measure=asymmetry", store, "model.name=other", "target.name=plain").result
+    models = [word for word in words("other", "plain") if word.startswith(("model", "target"))]
+    asked = door("analyze.py", "measure=asymmetry", store, *models).result
     assert (asked.table["unit"] == "bits per byte").all()
     assert ((asked.table["low"] <= asked.table["asymmetry"]) & (asked.table["asymmetry"] <= asked.table["high"])).all()
     assert "bits per byte" in (asked.folder / "figures" / "asymmetry.svg").read_text()
