@@ -32,6 +32,7 @@ from thinkalike.models import (
 from thinkalike.models.load import READERS
 from thinkalike.models.samples import unreadable
 from thinkalike.models.sites import after
+from thinkalike.models.survey import embedding_of
 
 NAMES = (*tiny.FAMILIES, "native")
 UNEMBEDDINGS = {"gpt_neox": "lm_head", "gpt2": "lm_head", "mamba": "lm_head"}
@@ -152,6 +153,27 @@ def test_blocks_are_put_back_after_an_error(models, tokens):
         model.tail(torch.randn(2, 5, 32).double(), 1)  # the model is in single precision
     assert [vars(block) for block in model.blocks] == before
     torch.testing.assert_close(model.full(tokens), full, atol=0, rtol=0)
+
+
+class OfPositionsFirst(torch.nn.Module):
+    """A model whose first matrix is not that of its tokens."""
+
+    def __init__(self, says: bool):
+        super().__init__()
+        self.positions, self.tokens, self.says = torch.nn.Embedding(7, 3), torch.nn.Embedding(11, 3), says
+
+    def get_input_embeddings(self):
+        if not self.says:
+            raise NotImplementedError
+        return self.tokens
+
+
+def test_the_token_embedding_is_what_a_model_says_it_is_or_else_the_first_matrix():
+    telling, silent = OfPositionsFirst(True), OfPositionsFirst(False)
+    assert embedding_of(telling) is telling.tokens.weight
+    assert embedding_of(silent) is silent.positions.weight
+    bare = torch.nn.Sequential(torch.nn.Embedding(5, 2), torch.nn.Linear(2, 2))
+    assert embedding_of(bare) is bare[0].weight
 
 
 def test_threads_share_a_model_and_each_gets_its_own_pass(models, tokens):

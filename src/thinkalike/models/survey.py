@@ -114,5 +114,5 @@ def _text(shape: Any) -> Any:
 def embedding_of(module: Any) -> Tensor:
     """Return the token embedding, (vocabulary, width): by convention, or else the first matrix."""
     with contextlib.suppress(AttributeError, NotImplementedError):
-        return module.get_inputembedding_ofs().weight  # type: ignore[no-any-return]
+        return module.get_input_embeddings().weight  # type: ignore[no-any-return]
     return next(weight for weight in module.parameters() if weight.dim() == 2)
