@@ -51,7 +51,7 @@ class Architecture:
 
     @property
     def name(self) -> str:
-        """What the table calls it."""
+        """Return what the table calls it."""
         extra = f" ({self.side})" if self.side else " (classifier)" if "Sequence" in self.kind else ""
         return f"{self.model_type}{extra}"
 

@@ -414,9 +414,10 @@ def test_an_impossible_value_is_refused_with_its_name(kind, values, message):
 
 def test_the_smallest_possible_values_are_taken():
     """The positive control of the refusals above."""
-    StitchConfig(steps=1, warmup=0, momentum=0.0, tokens_per_step=2)
-    DataConfig(name="d", source="text", files=["a"], context=2, fit_tokens=1, report_tokens=2, report_share=1e-6)
-    PretrainConfig(tokens=0, tokens_per_step=2)
+    assert StitchConfig(steps=1, warmup=0, momentum=0.0, tokens_per_step=2).steps == 1
+    small = {"context": 2, "fit_tokens": 1, "report_tokens": 2, "report_share": 1e-6}
+    assert DataConfig(name="d", source="text", files=["a"], **small).report_share == 1e-6
+    assert PretrainConfig(tokens=0, tokens_per_step=2).tokens == 0
 
 
 def test_an_identity_trains_nothing():

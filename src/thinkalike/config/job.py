@@ -29,7 +29,7 @@ def compose_job(door: str, overrides: Iterable[str]) -> Any:
         PluginError: a plugin that they name cannot be used.
     """
     one_of("door", door, SCHEMAS)
-    words = [overrides] if isinstance(overrides, str) else list(overrides)
+    words = list(overrides)
     if isinstance(overrides, str) or not all(isinstance(word, str) for word in words):
         raise ConfigError(f"{overrides!r} must be a list of words, one setting each, such as ['seed=1']")
     overrides = folders_named(at_home(words))

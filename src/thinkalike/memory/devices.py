@@ -60,12 +60,12 @@ class Budget:
 
     @property
     def allowed(self) -> str:
-        """What the message of an error says of it."""
+        """Return what the message of an error says of it."""
         return f"{'trainer.memory allows' if self.binding else 'this device has'} {readable(self.total)}"
 
     @property
     def more(self) -> str:
-        """What the message of an error gives as the last remedy."""
+        """Return what the message of an error gives as the last remedy."""
         return "or raise trainer.memory" if self.binding else "or choose a device with more memory"
 
 

@@ -102,7 +102,7 @@ class FrozenModel:
 
     @property
     def predicts(self) -> Predicts:
-        """What the output is: logits of the "next" token, of "hidden" tokens, of the "class" of a text, or "states"."""
+        """Return what the output is: logits of the "next" token, "hidden" ones, the "class" of a text, or "states"."""
         return self.family.predicts
 
     @property

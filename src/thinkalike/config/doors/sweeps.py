@@ -16,17 +16,17 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.types import Glob, IntervalSweep, Override
 
-from thinkalike.config.compose import measure_schema, measures_of, options
+from thinkalike.config.compose import measures_of, options
 from thinkalike.config.doors.commands import words_of_job
 from thinkalike.config.doors.exits import USER_ERRORS
 from thinkalike.config.words.plain import one_line
+from thinkalike.config.words.spelling import settings_of
 from thinkalike.errors import ConfigError, ResourceError, StoreError, first_line
 
 SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
@@ -89,7 +89,7 @@ def of_every_measure(parsed: Sequence[Override]) -> list[str]:
         word, (part, _, setting) = str(override.input_line), str(override.key_or_group).partition(".")
         if is_over and part == "measure" and setting:
             for kind in measures:
-                if setting.partition(".")[0] not in {item.name for item in fields(measure_schema(kind))}:
+                if setting.partition(".")[0] not in settings_of("measure", [kind]):
                     raise ConfigError(f"{word} is no setting of measure={kind}; sweep over the measures that have it")
             word = f"++{word.lstrip('+')}"
         words.append(word)

@@ -164,11 +164,11 @@ def _inside(walked: str, part: str, door: Any, measures: Sequence[str]) -> str |
         measures: those that are asked for.
     """
     places = [] if walked else [item.name for item in dataclasses.fields(door)]
-    inside = [f"{place}.{part}" for place in places if part in _names(place, measures)]
+    inside = [f"{place}.{part}" for place in places if part in settings_of(place, measures)]
     return f"did you mean {' or '.join(map(repr, inside))}?" if inside else None
 
 
-def _names(part: str, measures: Sequence[str]) -> set[str]:
+def settings_of(part: str, measures: Sequence[str]) -> set[str]:
     """Return the settings of a part of a configuration; of measure those of these measures."""
     if part == "measure":
         return {item.name for kind in measures if kind in MEASURES for item in dataclasses.fields(measure_schema(kind))}

@@ -72,7 +72,7 @@ class TokenRows:
 
     @property
     def layout(self) -> Layout:
-        """What stands where in a row."""
+        """Return what stands where in a row."""
         return Layout(self.context)
 
 
@@ -93,7 +93,7 @@ class PairedRows(TokenRows):
 
     @property
     def layout(self) -> Layout:
-        """What stands where in a row."""
+        """Return what stands where in a row."""
         return Layout(self.context, self.tokens.shape[1] // 2 - self.context)
 
 

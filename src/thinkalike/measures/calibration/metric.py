@@ -14,7 +14,7 @@ from thinkalike.measures.calibration.chance import CalibratedEstimate, Chance, c
 from thinkalike.measures.calibration.contract import LayerMeasure
 from thinkalike.measures.calibration.documents import count_documents, documents_of_rows, permutations_of
 from thinkalike.measures.kernels.rows import rows_of
-from thinkalike.measures.statistics.batch_means import BatchMeans, States
+from thinkalike.measures.statistics.batch_means import BatchMeans, States, batch_number
 from thinkalike.measures.statistics.jackknifing import leave_one_out
 from thinkalike.progress import counted
 
@@ -68,7 +68,7 @@ class LayerMeans(BatchMeans):
             ValueError: There is not one document for each state, or by chance alone layers are as close as can be;
                 see `BatchMeans.update` and the measure.
         """
-        self.update_pairs([self], [(0, 1)], [source, target], mask, self._number(number), documents)
+        self.update_pairs([self], [(0, 1)], [source, target], mask, batch_number(number, self._matrices), documents)
 
     @staticmethod
     @torch.no_grad()

@@ -16,7 +16,7 @@ from thinkalike.measures.conditional.groups import RowGroups, groups_of
 from thinkalike.measures.conditional.linear import LinearPrediction
 from thinkalike.measures.kernels.hsic import FEWEST
 from thinkalike.measures.kernels.rows import rows_of
-from thinkalike.measures.statistics.batch_means import LayerPairEstimate, States
+from thinkalike.measures.statistics.batch_means import LayerPairEstimate, States, batch_number
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.stitching.moments import RIDGE
 
@@ -79,7 +79,7 @@ class LayerPredictions:
         rows = [_rows(layer, mask, within) for layer in layers]
         if self._prediction is None:
             self._prediction = LinearPrediction(combinations_with_replacement(range(len(rows)), 2), ridge=self.ridge)
-        number = max(self._used, default=-1) + 1 if number is None else number
+        number = batch_number(number, self._used)
         if number < self.fit_batches:
             self._prediction.fit(rows, rows)
         else:

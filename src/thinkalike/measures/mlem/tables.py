@@ -13,6 +13,7 @@ from thinkalike.arguments import check_rows, tensor_of
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances
 from thinkalike.measures.mlem.columns import Columns, Level
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
+from thinkalike.measures.statistics.folds import check_groups
 
 
 class Table(NamedTuple):
@@ -66,8 +67,7 @@ def read(X: Any, Y: Any, groups: Any, columns: Columns, distance: DistanceChoice
 def _owners(groups: Any, n: int) -> Int[Tensor, " n"]:
     """Return the group of each stimulus, as a number."""
     owners = tensor_of(groups, Int, "groups", named=True)
-    if owners.shape != (n,):
-        raise ValueError(f"groups has shape {tuple(owners.shape)}: give the group of each of the {n} stimuli")
+    check_groups(owners, n)
     return owners
 
 

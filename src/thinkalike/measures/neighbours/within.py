@@ -14,7 +14,7 @@ from torch import Tensor
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.conditional.groups import groups_of
 from thinkalike.measures.neighbours.mutual import chance_share, mutual_knn_matrix
-from thinkalike.measures.statistics.batch_means import BatchMeans, LayerPairEstimate, States
+from thinkalike.measures.statistics.batch_means import BatchMeans, LayerPairEstimate, States, batch_number
 from thinkalike.measures.statistics.estimate import Estimate
 from thinkalike.measures.statistics.jackknifing import jackknife, leave_one_out
 
@@ -61,7 +61,7 @@ class NeighboursGivenToken(BatchMeans):
         Raises:
             ValueError: there are no groups, or none of k + 2 rows; see `BatchMeans.update`, `mutual_knn_matrix`.
         """
-        self.update_pairs([self], [(0, 1)], [source, target], mask, self._number(number), groups)
+        self.update_pairs([self], [(0, 1)], [source, target], mask, batch_number(number, self._matrices), groups)
 
     @staticmethod
     def update_pairs(  # type: ignore[override]

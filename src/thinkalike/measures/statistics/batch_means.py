@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -50,6 +50,11 @@ class LayerPairEstimate(Estimate):
         return max(float((estimate.high - estimate.low).max()) for estimate in estimates)
 
 
+def batch_number(given: int | None, known: Iterable[int]) -> int:
+    """Return the number of a batch: the one that is given, or the next after those that are there."""
+    return max(known, default=-1) + 1 if given is None else given
+
+
 class BatchMeans:
     """Gathers a measure batch by batch; the order of the batches does not matter.
 
@@ -84,11 +89,7 @@ class BatchMeans:
         Raises:
             ValueError: another number of layers came than was announced; see the measure.
         """
-        self.update_pairs([self], [(0, 1)], [source, target], mask, self._number(number))
-
-    def _number(self, given: int | None) -> int:
-        """Return the number of a batch: the one that is given, or the next."""
-        return max(self._matrices, default=-1) + 1 if given is None else given
+        self.update_pairs([self], [(0, 1)], [source, target], mask, batch_number(number, self._matrices))
 
     @staticmethod
     @torch.no_grad()

@@ -24,10 +24,9 @@ def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " 
         ValueError: There are fewer than two folds, or fewer stimuli or groups than folds, or not one group for each
             stimulus.
     """
-    if groups is not None and groups.shape != (n,):
-        raise ValueError(f"groups has shape {tuple(groups.shape)}: give the group of each of the {n} stimuli")
     units, inverse = torch.arange(n), torch.arange(n)
     if groups is not None:
+        check_groups(groups, n)
         units, inverse = torch.unique(groups.cpu(), return_inverse=True)
     if not 2 <= folds <= len(units):
         what = "stimuli" if groups is None else "groups"
@@ -42,6 +41,12 @@ def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " 
         fold_of[unit] = fold
         filled[fold] += int(sizes[unit])
     return fold_of[inverse]
+
+
+def check_groups(groups: Tensor, n: int) -> None:
+    """Raise a ValueError unless these are the groups of n stimuli."""
+    if groups.shape != (n,):
+        raise ValueError(f"groups has shape {tuple(groups.shape)}: give the group of each of the {n} stimuli")
 
 
 def splits(fold_of: Int[Tensor, " n"]) -> Iterator[tuple[Int[Tensor, " train"], Int[Tensor, " test"]]]:
