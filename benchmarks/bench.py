@@ -2,7 +2,7 @@
 
     make bench                                  all that are listed here, a quarter of an hour on an idle machine
     make bench ARGS="cka rsa"                   some; the tables of others stay as they are
-    make bench ARGS="cka mknn --device cuda"    on a GPU, those that can; their tables stand beside those of a CPU
+    make bench ARGS="cka mutual_knn --device cuda"    on a GPU, those that can; their tables stand beside those of a CPU
 
 Each benchmark has a part of RESULTS.md of its own, between two marks, with the command, the machine and the versions.
 """
@@ -36,7 +36,7 @@ class Benchmark(NamedTuple):
 BENCHMARKS = {
     "stitching": Benchmark("Stitching: all stitches at once", on_gpu=True, prints_tables=False),
     "cka": Benchmark("CKA", on_gpu=True),
-    "mknn": Benchmark("Mutual nearest neighbours", on_gpu=True),
+    "mutual_knn": Benchmark("Mutual nearest neighbours", on_gpu=True),
     "rsa": Benchmark("RSA", on_gpu=True),
     "mlem": Benchmark("MLEM", on_gpu=True),
     "similarity": Benchmark("Every measure of layer pairs"),

@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from thinkalike.measures import LayerMeans, LayerMeasure, layer_measures
+from thinkalike.instruments.layer_pairs.declared import CONFIGS, DECLARED, OUTPUTS
+from thinkalike.measures import LayerMeans, LayerMeasure, cka_measure
 
-OUTPUTS = ("jsd", "disagreement")  # measures of logits
 LATENT, NOISE, OF_DOCUMENT = 8, 0.05, 0.5  # variables; of a unit; share of the variance
 CHUNK = 10  # simulations that are kept together
 LEVEL = 0.05
@@ -64,7 +64,12 @@ def held_out_r2(sources: Sequence[Halves], targets: Sequence[Halves]) -> Tensor:
     return torch.stack([torch.stack([r2(x, y) for y in targets]) for x in sources])
 
 
-MEASURES = {**layer_measures(), "r2": LayerMeasure(halves, held_out_r2, lambda layer, order: halves(layer.rows[order]))}
+OWN = {kind: each.measure(CONFIGS[kind]()) for kind, each in (DECLARED | OUTPUTS).items()}
+MEASURES = {
+    "cka": cka_measure(),
+    **OWN,
+    "r2": LayerMeasure(halves, held_out_r2, lambda layer, order: halves(layer.rows[order])),
+}
 
 
 def latent(documents: int, length: int, chance: torch.Generator) -> Tensor:

@@ -16,8 +16,10 @@ import torch
 from tail import in_turn
 from transformers import BertConfig, BertForSequenceClassification
 
-from thinkalike.evaluation import IdentityStitches, class_losses, identity_stitches, predicted_classes
-from thinkalike.models import FAMILIES, FrozenModel, train_tokenizer
+from thinkalike.evaluation.classifiers import IdentityStitches, class_losses, identity_stitches, predicted_classes
+from thinkalike.models.families import FAMILIES
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.tokenizers import train_tokenizer
 
 CLASSES = ("contradiction", "entailment", "neutral")
 SHAPE = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4, "max_position_embeddings": 64}

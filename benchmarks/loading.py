@@ -31,7 +31,7 @@ def write(folder: Path, layers: int) -> None:
     """Write a random checkpoint in shards of 1 GB, with the tokenizer of a mini."""
     import transformers
 
-    from thinkalike.models import train_tokenizer
+    from thinkalike.models.tokenizers import train_tokenizer
 
     shape = transformers.LlamaConfig(**SHAPE, num_hidden_layers=layers)
     torch.set_default_dtype(torch.bfloat16)
@@ -68,7 +68,7 @@ def load(folder: Path) -> None:
 
     from thinkalike.config import ModelConfig
     from thinkalike.measures import CKA
-    from thinkalike.models import load_model
+    from thinkalike.models.load import load_model
 
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     peak, began = Peak(), time.perf_counter()

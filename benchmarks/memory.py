@@ -23,11 +23,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForC
 from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.errors import ResourceError
 from thinkalike.memory import LiveBytes, in_use, readable
-from thinkalike.models import FAMILIES, FrozenModel, train_tokenizer
-from thinkalike.training import StitchTraining
-from thinkalike.training.budgets import plan_within
-from thinkalike.training.parts import mean_losses
-from thinkalike.training.plans import Plan
+from thinkalike.models.families import FAMILIES
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.tokenizers import train_tokenizer
+from thinkalike.training.parts import Plan, mean_losses, plan_within
+from thinkalike.training.stitching import StitchTraining
 
 CONTEXT = 1024
 GPT2 = GPT2Config()

@@ -14,7 +14,7 @@ import torch
 from measuring import Row, floor, in_turn, large_product, scaled, table
 from sklearn.neighbors import NearestNeighbors
 
-from thinkalike.measures import mutual_knn_matrix
+from thinkalike.measures import mutual_measure
 
 LAYERS, N, D, K = 26, 1024, 768, 10
 
@@ -40,13 +40,13 @@ def main() -> None:
     layers = [(shared + torch.randn(N, D)).to(options.device) for _ in range(LAYERS)]
     similarity = torch.randn(N, N, device=options.device)
     work = {
-        "ours": lambda: mutual_knn_matrix(layers, K),
+        "ours": lambda: mutual_measure(K).matrix(layers, layers),
         "peak": large_product(device=options.device),
         "top": lambda: similarity.topk(K, dim=1),
         "scikit-learn": lambda: by_sklearn(layers),
     }
     times = in_turn(work, options.rounds, options.device)
-    error = float((mutual_knn_matrix(layers, K).cpu() - by_sklearn(layers)).abs().max())
+    error = float((mutual_measure(K).matrix(layers, layers).cpu() - by_sklearn(layers)).abs().max())
     rows = [
         Row("ours", times["ours"]),
         Row("floor", floor(2 * LAYERS * N * N * D, times["peak"], scaled(times["top"], LAYERS))),

@@ -1,7 +1,7 @@
 """Every measure of layer pairs on 13 x 13 layers of one batch, n = 1024, d = 768, beside its floor.
 
     python benchmarks/similarity.py             one CPU thread, some minutes
-    python benchmarks/similarity.py --measures cka dcor jaccard --turns 5
+    python benchmarks/similarity.py --measures cka distance_correlation jaccard --turns 5
 
 Layers are prepared once, and then all pairs are compared. The floor is the operations that the definition cannot do
 without, at the peak of a large float32 product measured in the same turns: Gram matrices (half of each, as they are
@@ -20,11 +20,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from thinkalike.measures import layer_measures
+from thinkalike.instruments.layer_pairs.declared import CONFIGS, DECLARED, OUTPUTS
+from thinkalike.measures import cka_measure
 
 LAYERS, N, D, VOCABULARY, PEAK = 13, 1024, 768, 50257, 2048
 PAIRS = LAYERS**2
-OUTPUTS = ("jsd", "disagreement")
+
 
 GRAMS = 2 * LAYERS * N**2 * D  # half of 2 n² d each
 ALL_PAIRS = PAIRS * 2 * N**2
@@ -32,11 +33,11 @@ LAYER_PRODUCTS = PAIRS * 2 * N * D**2
 OPERATIONS = {
     "cka": GRAMS + ALL_PAIRS,
     "token_rsa": GRAMS + ALL_PAIRS,
-    "dcor": GRAMS + ALL_PAIRS,
+    "distance_correlation": GRAMS + ALL_PAIRS,
     "procrustes": LAYER_PRODUCTS + PAIRS * 8 / 3 * D**3,
     "svcca": 2 * LAYERS * (N * D**2 + 9 * D**3) + LAYER_PRODUCTS + PAIRS * 8 / 3 * D**3,
     "soft_matching": LAYER_PRODUCTS,
-    "mknn": GRAMS,
+    "mutual_knn": GRAMS,
     "jaccard": GRAMS,
     "second_order_cosine": GRAMS,
 }
@@ -67,7 +68,8 @@ def floors(peak: float, copied: float) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    measures = layer_measures()
+    own = {kind: each.measure(CONFIGS[kind]()) for kind, each in (DECLARED | OUTPUTS).items()}
+    measures = {"cka": cka_measure(), **own}
     parser.add_argument("--measures", nargs="+", choices=measures, default=list(measures))
     parser.add_argument("--turns", type=int, default=2)
     options = parser.parse_args()

@@ -21,11 +21,15 @@ import torch
 from measuring import PEAK, large_product
 from tail import in_turn
 from torch.nn.functional import cross_entropy
+from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import StitchConfig
 from thinkalike.measures import Stitch, token_loss
-from thinkalike.models import FAMILIES, FrozenModel, build_mini, operations, train_tokenizer
-from thinkalike.training import Place, StitchTraining, stitching_step
+from thinkalike.models.families import FAMILIES
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.minis import build_mini
+from thinkalike.models.tokenizers import train_tokenizer
+from thinkalike.training.stitching import StitchTraining
 
 LAYERS, WIDTH, VOCABULARY = 4, 512, 48262
 SHAPE = {"n_layers": LAYERS, "d_model": WIDTH, "n_heads": 8, "d_head": 64, "d_mlp": 2048, "n_ctx": 1024}
@@ -90,9 +94,9 @@ def multiply_adds() -> dict[str, float]:
 
 def utilisation(source: FrozenModel, target: FrozenModel, tokens: torch.Tensor, medians: dict[str, float]) -> float:
     """Return operations of the step with all stitches / its seconds / those per second of a large product."""
-    places = [Place(False, *pair) for pair in PAIRS]
-    shapes, weights = (operations(source), operations(target)), float(WIDTH**2)
-    taken = stitching_step(*shapes, places, weights, "cross_entropy", tokens.numel(), tokens.shape[1])
+    with FlopCounterMode(display=False) as counter:
+        ours(source, target, PAIRS, tokens)()
+    taken = counter.get_total_flops()
     return taken / medians["together"] / (2 * PEAK**3 / medians["product"])
 
 

@@ -19,7 +19,9 @@ import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from thinkalike.config import ModelConfig
-from thinkalike.models import FrozenModel, load_model, train_tokenizer
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.models.tokenizers import train_tokenizer
 
 
 def build(device: str, vocabulary: int) -> FrozenModel:

@@ -1,4 +1,4 @@
-"""Which architectures load, and that they are cut right: writes docs/models.md.
+"""Which architectures load, and that they are cut right: writes docs/reference/architectures.md.
 
     python docs/make_models.py              all of them, minutes
     python docs/make_models.py llama t5     only these, to the screen
@@ -23,8 +23,11 @@ import yaml
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ThinkalikeError
-from thinkalike.models import EMBED, FrozenModel, after, load_model, train_tokenizer
+from thinkalike.models.families import EMBED, after
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
 from thinkalike.models.surgery import captured_output
+from thinkalike.models.tokenizers import train_tokenizer
 
 HERE = Path(__file__).parent
 ROWS, TOKENS, VOCABULARY = 2, 48, 320
@@ -189,7 +192,7 @@ def main() -> None:
         refused = sum("refused" in line for line in rows)
         counts = {"loaded": len(rows) - refused, "refused": refused, "close": CLOSE}
         versions = {"version": version("transformers"), "bridge": version("transformer-lens")}
-        (HERE / "models.md").write_text(PAGE.format(rows="\n".join(rows), **counts, **versions))
+        (HERE / "reference" / "architectures.md").write_text(PAGE.format(rows="\n".join(rows), **counts, **versions))
 
 
 if __name__ == "__main__":

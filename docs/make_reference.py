@@ -12,7 +12,10 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import re
 import tokenize
+import typing
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -22,24 +25,23 @@ from omegaconf import MISSING, OmegaConf
 
 import thinkalike
 from thinkalike.config import CONF, MEASURES, AnalyzeConfig, TrainConfig, compose_job, measure_schema
-from thinkalike.config.ranges import Range
-from thinkalike.config.relevance import default_of
+from thinkalike.config.schema import Range, default_of
 from thinkalike.errors import ConfigError
 
 HERE = Path(__file__).parent / "reference"
 KINDS = {
-    "int": "whole number",
+    "int": "integer",
     "float": "number",
-    "bool": "true, false",
+    "bool": "bool",
     "str": "text",
     "list[str]": "list of texts",
     "list[float]": "list of numbers",
     "list[list[str]]": "list of lists of texts",
-    "list[Any]": "list",
-    "Any": "see the meaning",
+    "list[typing.Any]": "list",
+    "typing.Any": "",
 }
 NAMED = {"model": {"name": "x"}, "data": {"name": "x"}, "stimuli": {"kind": "table", "path": "x"}}  # what they need
-PLACES = {"target": "the same as [`model`](#model)", "measure": "see `measure=` below"}  # of parts of a door's schema
+PLACES = {"target": "the same as [`model`](#model)", "measure": "see `measure=` below"}  # of parts of a root schema
 HIDDEN = ("measure.kind", "chosen")  # which the choice of a measure, and the command line, fill in
 BY_OPTION = ("stitch", "nli", "sae")  # parts whose options set more than their schema
 UNCHECKED = "?"  # a value that no setting has, so that its check lists those that it may have
@@ -47,13 +49,12 @@ UNCHECKED = "?"  # a value that no setting has, so that its check lists those th
 SETTINGS = """# Settings
 
 Made by `python docs/make_reference.py` from the schemas. A setting is given on the command line as `key=value`; lists
-and dictionaries are quoted, `'stitch.rates=[0.5,2]'`. `null` is no value. `--help` of either door names those that
-matter, `--cfg job` shows all of them with their values, and a misspelt one is refused with the nearest that there is.
+and dictionaries are quoted, `'stitch.rates=[0.5,2]'`. `null` is no value. `--help` of either entry point
+lists those that matter, and `--cfg job` shows all of them with their values.
 
-**In the key**: whether the setting decides which job this is. Results are kept by a hash of all settings that are in
-the key and differ from the defaults of their schemas. Those outside the key are not meant to change a number; device
-and threads change how sums are rounded, which training can amplify. A path is not in the key: the content of the file
-is.
+**†**: not in the key. Results are kept by a hash (the key) of all other settings that differ from the defaults of their
+schemas. Settings outside the key are not meant to change a number; device and threads change the rounding of sums,
+which training can amplify. Instead of a path, the key has the content of the file.
 
 **Default**: what a command has that does not mention the setting; where minis and other models differ (`scale`), both
 values. The options of a group ([Names](names.md)) set several at once: the defaults of `stitch` are those of
@@ -85,39 +86,59 @@ layers, `f` features.
 PARTS = {  # of the Python API, below the names of the package itself
     "Jobs": ("thinkalike.config.compose_job", "thinkalike.instruments.run_job", "thinkalike.instruments.run_jobs",
              "thinkalike.instruments.asked_for"),
-    "Stitches": ("thinkalike.stitches.Stitches", "thinkalike.stitches.StitchedModel", "thinkalike.measures.PairMoments",
+    "Stitches": ("thinkalike.stitches.results.Stitches", "thinkalike.stitches.stitch_map.StitchedModel",
+                 "thinkalike.measures.PairMoments",
                  "thinkalike.measures.both_directions"),
-    "Stimuli and recordings": ("thinkalike.data.Stimuli", "thinkalike.data.read_table", "thinkalike.data.read_conllu",
-                               "thinkalike.data.read_recording", "thinkalike.data.read_arrays",
-                               "thinkalike.data.controlled_stimuli", "thinkalike.data.crossed_stimuli"),
-    "Measures of layer pairs": ("thinkalike.measures.layer_measures", "thinkalike.measures.LayerMeasure",
+    "Stimuli and recordings": ("thinkalike.data.stimuli.Stimuli", "thinkalike.data.tables.read_table",
+                               "thinkalike.data.conllu.read_conllu",
+                               "thinkalike.data.recordings.read_recording", "thinkalike.data.recordings.read_arrays",
+                               "thinkalike.data.stimuli.controlled_stimuli", "thinkalike.data.stimuli.crossed_stimuli"),
+    "Measures of layer pairs": ("thinkalike.measures.LayerMeasure",
                                 "thinkalike.measures.LayerMeans", "thinkalike.measures.PROPERTIES"),
-    "Plugins": ("thinkalike.plugins.register_stitch", "thinkalike.plugins.register_measure",
-                "thinkalike.plugins.register_optimizer", "thinkalike.plugins.register_callback"),
+    "Plugins": ("thinkalike.plugins.MeasurePlugin", "thinkalike.plugins.OptimizerPlugin"),
 }  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------------------- settings
 
 
+Row = tuple[str, str, str, str]  # setting, values, default, meaning
+
+
 def settings() -> str:
-    """Return the text of the page of settings."""
-    doors = TrainConfig, AnalyzeConfig
-    groups = {item.name: type(default_of(item)) for door in doors for item in dataclasses.fields(door)}
+    """Return the text of the page of settings; rows that several tables share stand in one table."""
+    roots = {"train.py": TrainConfig, "analyze.py": AnalyzeConfig}
+    groups = {item.name: type(default_of(item)) for root in roots.values() for item in dataclasses.fields(root)}
     groups = {name: each for name, each in groups.items() if dataclasses.is_dataclass(each) and name not in PLACES}
-    parts = [section(title, door) for title, door in zip(("train.py", "analyze.py"), doors, strict=True)]
+    own = {f"`{name}.py`".replace(".py.py", ".py"): rows_of(root) for name, root in roots.items()}
+    parts = shared("`train.py` and `analyze.py`", own, least=2)
     for name, schema in sorted(groups.items()):
         made = at_both_scales("train", name) if name in BY_OPTION else []
-        parts.append(section(f"`{name}`", schema, f"{name}.", made))
-    alike: dict[Any, list[str]] = {}  # kinds of measure by their settings, which many share
+        parts.append(section(f"`{name}`", rows_of(schema, f"{name}.", made), inspect.getdoc(schema) or ""))
+    measures: dict[tuple[Row, ...], list[str]] = {}  # kinds of measure by their settings
     for kind in MEASURES:
-        schema = measure_schema(kind)
-        own = tuple(map(str, dataclasses.fields(schema)[1:])), takes_token(schema)
-        alike.setdefault(own, []).append(kind)
-    for kinds in alike.values():
-        made = at_both_scales("analyze", "measure", f"measure={kinds[0]}")
-        parts.append(section(f"`measure={', '.join(kinds)}`", measure_schema(kinds[0]), "measure.", made))
+        made = at_both_scales("analyze", "measure", f"measure={kind}")
+        measures.setdefault(tuple(rows_of(measure_schema(kind), "measure.", made)), []).append(kind)
+    titles = {f"`measure={', '.join(kinds)}`": list(rows) for rows, kinds in measures.items()}
+    parts += shared("Measures of layer pairs", titles, least=4)
     return SETTINGS.format(sections="\n\n".join(parts))
+
+
+def shared(title: str, tables: dict[str, list[Row]], least: int) -> list[str]:
+    """Return the sections of tables, with the rows that at least so many of them have in a section before them."""
+    count = Counter(row for rows in tables.values() for row in rows)
+    common = [row for row in count if count[row] >= least]
+    sections = [section(title, common)]
+    for name, rows in tables.items():
+        also = [row[0].rpartition(".")[2].strip("`") for row in rows if row in common]
+        named = f"Also, as in [{title.replace('`', '')}](#{anchor(title)}): {', '.join(also)}." * (least > 2)
+        sections.append(section(name, [row for row in rows if row not in common], named * bool(also)))
+    return sections
+
+
+def anchor(title: str) -> str:
+    """Return the anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 def at_both_scales(door: str, part: str, *words: str) -> list[Any]:
@@ -125,23 +146,27 @@ def at_both_scales(door: str, part: str, *words: str) -> list[Any]:
     return [getattr(compose_job(door, [*words, f"scale={scale}"]), part) for scale in ("mini", "paper")]
 
 
-def section(title: str, schema: Any, prefix: str = "", made: Sequence[Any] = ()) -> str:
-    """Return the settings of a schema under its title, in the order in which it declares them.
+def section(title: str, rows: Sequence[Row], about: str = "") -> str:
+    """Return a table of settings under its title."""
+    head = ["| setting | values | default | meaning |", "|---|---|---|---|"]
+    table = [*head, *(f"| {' | '.join(row)} |" for row in rows)] if rows else []
+    return "\n".join(
+        [f"## {title}", *([about, ""] if about else []), *(table or ["No settings of their own."] * (not about))]
+    )
+
+
+def rows_of(schema: Any, prefix: str = "", made: Sequence[Any] = ()) -> list[Row]:
+    """Return the rows of a schema's settings, in the order in which it declares them.
 
     Args:
         made: the values of a command that sets none of them, where these are not all those of the schema.
     """
     meanings = dict(comments(schema))
-    fields = [item for item in dataclasses.fields(schema) if f"{prefix}{item.name}" not in HIDDEN]
-    rows = [
+    return [
         row(schema, item, prefix, meanings.get(item.name, ""), [getattr(each, item.name) for each in made])
-        for item in fields
-        if item.name != "given" or takes_token(schema)
+        for item in dataclasses.fields(schema)
+        if f"{prefix}{item.name}" not in HIDDEN and (item.name != "given" or takes_token(schema))
     ]
-    head = ["| setting | values | default | in the key | meaning |", "|---|---|---|---|---|"]
-    shared = "," in title  # by several kinds, of which none says what it is
-    about = ["Settings of each of these measures." if shared else inspect.getdoc(schema) or "", ""] if rows else []
-    return "\n".join([f"## {title}", *about, *([*head, *rows] if rows else ["No settings of their own."])])
 
 
 def takes_token(schema: Any) -> bool:
@@ -152,7 +177,7 @@ def takes_token(schema: Any) -> bool:
     return False
 
 
-def row(schema: Any, item: dataclasses.Field, prefix: str, meaning: str, made: Sequence[Any] = ()) -> str:
+def row(schema: Any, item: dataclasses.Field, prefix: str, meaning: str, made: Sequence[Any] = ()) -> Row:
     """Return the row of one setting.
 
     Args:
@@ -169,14 +194,13 @@ def row(schema: Any, item: dataclasses.Field, prefix: str, meaning: str, made: S
         values = values_of(schema, item, prefix)
         shown = ", ".join(f"`{each}`" for each in dict.fromkeys(map(written, made or [default]))) * (default != MISSING)
         shown += " with `scale=paper`" * (shown.count("`") > 2)
-    if not meaning:
+    if not (meaning or "`" in values):  # the values of a choice may speak for themselves
         raise LookupError(f"{schema.__name__}.{item.name} has no comment; say behind it what it means")
-    kept = "no" if item.metadata.get("neutral") or prefix == "logger." else "yes"
-    return (
-        "| "
-        + " | ".join(each.replace("|", "\\|") for each in (f"`{prefix}{item.name}`", values, shown, kept, meaning))
-        + " |"
-    )
+    if item.metadata.get("not_in_key") or prefix == "logger.":
+        meaning += " †"
+    cells = (f"`{prefix}{item.name}`", values, shown, meaning)
+    first, second, third, fourth = (each.replace("|", "\\|") for each in cells)
+    return first, second, third, fourth
 
 
 def comments(schema: Any) -> Iterator[tuple[str, str]]:
@@ -199,17 +223,26 @@ def comments_in(source: str) -> Iterator[tuple[str, str]]:
 
 def values_of(schema: Any, item: dataclasses.Field, prefix: str) -> str:
     """Return which values a setting may have: its range, its choices, or the kind of value that it is."""
-    kind = str(item.type)
-    optional = kind.startswith("Optional[")
-    kind = kind.removeprefix("Optional[").removesuffix("]") if optional else kind
-    text = KINDS.get(kind, "dictionary")
+    hint = typing.get_type_hints(schema)[item.name]
+    parts = [each for each in typing.get_args(hint) if each is not type(None)]
+    optional = type(None) in typing.get_args(hint)
+    kinds = parts if optional else [hint]
+    text = " or ".join(filter(None, map(text_of, kinds)))
     if "range" in item.metadata:
         text = f"{text} {interval(item.metadata['range'])}"
-    elif item.metadata.get("size"):
+    elif item.name == "memory":
         text = "amount of memory, such as 8GB"
-    elif kind == "str":
+    elif hint is str:
         text = choices(schema, item.name, prefix) or text
-    return f"{text} or null" if optional else text
+    return " or ".join(filter(None, [text, "null" * optional]))
+
+
+def text_of(hint: Any) -> str:
+    """Return in words which values an annotation allows."""
+    if typing.get_origin(hint) is typing.Literal:
+        return ", ".join(f"`{each}`" for each in typing.get_args(hint))
+    name = hint.__name__ if isinstance(hint, type) and not typing.get_args(hint) else str(hint)
+    return KINDS.get(name, "dictionary" if name.startswith("dict") else "")
 
 
 def interval(allowed: Range) -> str:
@@ -283,7 +316,7 @@ def short(value: Any) -> str:
     """Return a value as a command line has it, cut where it is long."""
     inner = ", ".join(f"{key}: {short(each)}" for key, each in value.items()) if isinstance(value, dict) else ""
     text = f"{{{inner}}}" if isinstance(value, dict) else written(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."
+    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 # ------------------------------------------------------------------------------------------------------------------ api

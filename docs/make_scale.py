@@ -1,4 +1,4 @@
-"""What every experiment takes at the papers' scale, before any of it is run: writes docs/scale.md.
+"""What every experiment takes at the papers' scale, before any of it is run: writes docs/reference/scale.md.
 
 python docs/make_scale.py
 """
@@ -12,9 +12,9 @@ from thinkalike.config import compose_job, options
 from thinkalike.forecast import GPUS, SHARE, Forecast, forecast
 from thinkalike.job import total
 from thinkalike.memory import readable
-from thinkalike.models import PEAKS, PRECISIONS
+from thinkalike.models.shapes import PEAKS, PRECISIONS
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parent / "reference"
 PYTHIAS = ("70m", "160m", "410m", "1b", "1.4b", "2.8b", "6.9b", "12b")
 FASTER = ("model.dtype=bfloat16",)
 
@@ -60,7 +60,7 @@ Pair by pair every model runs once for each of its pairs; in one pass it runs on
 
 
 def page() -> str:
-    """Return the text of docs/scale.md."""
+    """Return the text of docs/reference/scale.md."""
     asked = {name: compose_job("analyze", [f"experiment={name}"]) for name in sorted(options("experiment"))}
     rows = [_experiment(name, forecast(config, looks_up=False)) for name, config in asked.items()]
     plans = {"float32": _pythias(()), "bfloat16": _pythias(FASTER)}

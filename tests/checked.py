@@ -30,6 +30,8 @@ def _checked(**options):
     """Return what the hook puts above each function and class."""
 
     def decorate(checked):
+        if isinstance(checked, type) and any(base.__name__ == "Checked" for base in checked.__mro__):
+            return checked  # a schema checks its values itself, and converts some
         if not isinstance(checked, FunctionType):
             return _jaxtyped(**options)(checked)
         written = checked.__annotations__

@@ -5,7 +5,8 @@ import torch
 
 import tiny
 from thinkalike.config import ModelConfig
-from thinkalike.data import HANS, MNLI, Pairs, nli_training
+from thinkalike.data.pairs import HANS, MNLI, Pairs
+from thinkalike.data.templates import nli_training
 from thinkalike.measures import CKA
 
 THREE = ["contradiction", "entailment", "neutral"]

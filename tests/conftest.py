@@ -200,7 +200,7 @@ def checkpoints(tmp_path_factory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def stimuli(table):
     """The stimuli of a module's own table."""
-    from thinkalike.data import read_table
+    from thinkalike.data.tables import read_table
 
     return read_table(table)
 
@@ -209,8 +209,8 @@ def stimuli(table):
 def states(checkpoints, stimuli):
     """The states of all stimuli in the layers of a model."""
     from thinkalike.config import ModelConfig
-    from thinkalike.models import load_model
-    from thinkalike.states import stimulus_states
+    from thinkalike.models.load import load_model
+    from thinkalike.states.stimuli import stimulus_states
 
     return stimulus_states(load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"]))), stimuli)
 
@@ -413,6 +413,6 @@ def kill_and_resume(door: Door, script: str, *words: str, state: str, endpoint: 
         assert process.wait() == -signal.SIGKILL
     assert not results_in(stores[0])
     resumed, whole = (door(script, *words, f"store={store}", endpoint=endpoint) for store in stores)
-    assert "going on from" in resumed.stderr, resumed.stderr
-    assert "going on from" not in whole.stderr
+    assert "resuming from" in resumed.stderr, resumed.stderr
+    assert "resuming from" not in whole.stderr
     return resumed.result, whole.result

@@ -32,8 +32,7 @@ class Fault:
         headers: more headers of the answer.
         times: how many requests go wrong before all is well.
         silence: seconds before the answer.
-        trickle: seconds between the single bytes of a body.
-        flip: whether the last byte of a body is another one.
+        body: the text of the answer.
         method: the method of the requests, or "" for all.
     """
 
@@ -41,8 +40,7 @@ class Fault:
     headers: dict[str, str] = field(default_factory=dict)
     times: int | None = None
     silence: float = 0
-    trickle: float = 0
-    flip: bool = False
+    body: str = ""
     method: str = ""
 
 
@@ -89,7 +87,7 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
         fault = self._fault()
         time.sleep(fault.silence)
         if fault.status:
-            return self._missing(fault.headers.get("X-Error-Code", ""), fault.status, fault.headers)
+            return self._missing(fault.headers.get("X-Error-Code", ""), fault.status, fault.headers, fault.body)
         if refusal := self._refusal(path):
             return self._missing(*refusal)
         if match := re.fullmatch(r"/api/(?:models|datasets)/(.+?)/refs", path):
@@ -158,14 +156,8 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
         return None
 
     def _send(self, part: bytes) -> None:
-        fault = self._fault()
-        if fault.flip:
-            part = part[:-1] + bytes([part[-1] ^ 1])
-        step = 1 if fault.trickle else max(len(part), 1)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            for start in range(0, len(part), step):
-                self.wfile.write(part[start : start + step])
-                time.sleep(fault.trickle)
+            self.wfile.write(part)
 
     def _fault(self) -> Fault:
         """What goes wrong with this request; each call counts for a status or a silence."""
@@ -196,13 +188,15 @@ class _Handler(Uploads, BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(text)
 
-    def _missing(self, code: str, status: int = 404, headers: dict[str, str] | None = None) -> None:
+    def _missing(self, code: str, status: int = 404, headers: dict[str, str] | None = None, body: str = "") -> None:
         self.send_response(status)
         for name, value in {"X-Error-Code": code, **(headers or {})}.items():
             self.send_header(name, value)
         self.send_header("X-Repo-Commit", self.commit)  # lets the client remember that there is no such file
-        self.send_header("Content-Length", "0")
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body.encode())
 
 
 def _is_set(folder: Path) -> bool:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from hydra.core.override_parser.types import IntervalSweep, Override
 
 from conftest import ROOT
-from thinkalike.config.words.reading import at_home
+from thinkalike.config.overrides import at_home
 
 PROGRAMS = ("python ", "thinkalike ", "make", "torchrun ", "srun ")
 FENCE = re.compile(r"^(`{3,}).*?^\1\s*$", re.MULTILINE | re.DOTALL)

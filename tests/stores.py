@@ -21,6 +21,7 @@ def finish(
     command: str | None = "",
     headlines: Sequence[dict[str, Any]] = (),
     config: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
 ) -> Result:
     """Put a finished result into a store.
 
@@ -31,7 +32,8 @@ def finish(
     asked = f"python analyze.py measure={kind}{named}"
     said = {} if command is None else {"command": command or asked}
     provenance = {"seed": 0, "models": [{"name": name, "dtype": "float32"} for name in models], **said}
-    record = {"scalars": {"mean": 0.5}, "headlines": list(headlines), "settings": {}, "provenance": provenance}
+    record = {"scalars": {"mean": 0.5}, "headlines": list(headlines), "settings": settings or {}}
+    record["provenance"] = provenance
     job = Job(str(store), kind, key)
     with job.running():
         job.write(config or {"measure": {"kind": kind}}, record, tables, {})

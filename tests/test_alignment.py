@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import cutters
-from thinkalike.data.text.alignment import Cut, align
-from thinkalike.data.text.two_tokenizers import cuts_of, untrimmed
+from thinkalike.data.alignment import Cut, align
+from thinkalike.data.paired import cuts_of, untrimmed
 from thinkalike.tokenizers import BYTE_OF
 
 KINDS = list(cutters.MAKERS)

@@ -14,9 +14,9 @@ import torch
 import tiny
 from test_data import Letters
 from thinkalike.config import DataConfig
-from thinkalike.data import documents, held_out_texts, read_tokens, text_fingerprint, training_texts
-from thinkalike.data.text.documents import document_fingerprint
-from thinkalike.data.text.overlap import near_duplicates, shingles
+from thinkalike.data.corpus import read_tokens
+from thinkalike.data.documents import document_fingerprint, documents, text_fingerprint
+from thinkalike.data.split import held_out_texts, near_duplicates, shingles, training_texts
 from thinkalike.errors import DataError
 
 SHARE = 0.3
@@ -57,8 +57,8 @@ def source(tmp_path, monkeypatch):
                 make.read += 1
                 yield {"text": text}
 
-        monkeypatch.setattr("thinkalike.data.text.documents.stream_records", streamed)
-        monkeypatch.setattr("thinkalike.data.text.documents.commit_of", lambda *_: "0" * 40)
+        monkeypatch.setattr("thinkalike.data.documents.stream_records", streamed)
+        monkeypatch.setattr("thinkalike.data.documents.commit_of", lambda *_: "0" * 40)
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.jsonl"
         path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
         own = {"files": [str(path)]} if kind == "text" else {"hub_id": "someone/set"}
@@ -310,7 +310,7 @@ def test_the_report_of_a_hub_set_is_the_first_that_stays_whatever_is_fitted(sour
 
 
 def test_held_out_texts_of_a_hub_set_are_read_as_they_are_asked_for(source, monkeypatch):
-    monkeypatch.setattr("thinkalike.data.text.split.READ_AHEAD", 50)
+    monkeypatch.setattr("thinkalike.data.split.READ_AHEAD", 50)
     texts = held_out_texts(source(FILLING, "hub"))
     assert next(texts) in FILLING
     assert source.read == 50
@@ -344,7 +344,7 @@ def test_another_rule_is_another_source(kind, source, monkeypatch):
     """So that finished jobs, and caches, of another split are not taken for those of this one."""
     config = source(OTHERS, kind)
     now = text_fingerprint(config)
-    monkeypatch.setattr("thinkalike.data.text.documents.SPLIT_VERSION", 1)
+    monkeypatch.setattr("thinkalike.data.documents.SPLIT_VERSION", 1)
     assert text_fingerprint(config) != now
 
 

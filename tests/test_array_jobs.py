@@ -9,10 +9,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from conftest import results_in
 from thinkalike.measures import CKA
-from thinkalike.measures.statistics.folds import stimulus_folds
-from thinkalike.states import array_batches
+from thinkalike.measures.estimates import stimulus_folds
+from thinkalike.states.batches import array_batches
 
 SENTENCES, WORDS = 60, 4
 COUNT = SENTENCES * WORDS
@@ -84,7 +83,7 @@ def test_a_rotated_copy_of_a_models_states_is_the_model_and_permuted_rows_are_no
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("measure", ["cka", "mknn"])
+@pytest.mark.parametrize("measure", ["cka", "mutual_knn"])
 def test_the_order_of_the_rows_of_a_file_changes_no_bit(measure, measured, states, stimuli, checkpoints, tmp_path):
     layers = rotated(states[:2])
     order = torch.randperm(COUNT).tolist()
@@ -181,18 +180,18 @@ def test_a_recording_alone_is_compared_with_itself_and_known_by_its_content(meas
         "b": np.random.default_rng(1).normal(size=(COUNT, 3)),
     }
     path = write(tmp_path / "x.npz", layers, stimuli.ids)
-    first = measured(f"activations={path}", measure="mknn").result
+    first = measured(f"activations={path}", measure="mutual_knn").result
     assert len(first.table) == 4
     assert (across(first, "x", "x").diagonal() == 1).all()
-    assert "already done" in measured(f"activations=[{path},{path}]", measure="mknn").stderr
+    assert "already done" in measured(f"activations=[{path},{path}]", measure="mutual_knn").stderr
     save_file({name: torch.tensor(layer) for name, layer in layers.items()}, tmp_path / "x.safetensors",
               {"ids": json.dumps(stimuli.ids)})  # fmt: skip
-    other = measured(f"activations={tmp_path}/x.safetensors", measure="mknn").result
+    other = measured(f"activations={tmp_path}/x.safetensors", measure="mutual_knn").result
     assert other.key != first.key
     assert np.array_equal(other.arrays["value"], first.arrays["value"])
     layers["a"][0, 0] += 1
     write(path, layers, stimuli.ids)
-    assert measured(f"activations={path}", measure="mknn").result.key not in (first.key, other.key)
+    assert measured(f"activations={path}", measure="mutual_knn").result.key not in (first.key, other.key)
 
 
 @pytest.mark.parametrize("measure", ["cka", pytest.param("rsa", marks=pytest.mark.slow)])
@@ -212,43 +211,15 @@ def test_the_model_that_is_the_default_can_be_the_other_side(measured, stimuli, 
     assert list(table["target_layer"][:3]) == ["0", "1", "2"]
 
 
-REFUSED = {
-    "too few stimuli": (
-        ["stimuli.path=FEW"],
-        "of 4 stimuli, measure.tokens_per_batch=1024 compares 3 at once, and at least 4",
-    ),
-    "small batches": (
-        ["measure.tokens_per_batch=3", "stimuli.columns={text: null}"],
-        "=3 compares 3 at once, and at least 4 are needed; set",
-    ),
-    "many neighbours": (
-        ["measure=mknn", "measure.neighbours=220"],
-        "compares 216 at once, and at least 222 are needed",
-    ),
-    "tokens": (["measure.skip_first_tokens=1"], "measure.skip_first_tokens=1 is for text; leave it out, as stimuli"),
-    "words": (["measure.level=word"], "measure.level=word is for text"),
-    "rows of text": (["measure.flatten=mean"], "measure.flatten=mean is for text"),
-    "a number of batches": (["measure.batches=7"], "measure.batches is for text; leave it out, as all stimuli"),
-    "a width": (["measure.stop_at_width=0.1"], "measure.stop_at_width=0.1 is for text"),
-    "the token": (["measure.given=token"], "measure.given=token is for text"),
-    "a constant layer": (["activations=FLAT"], "batch 0 of flat, layers 0 a, 1 b (source)"),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_done_is_one_line(case, measured, stimuli, table, tmp_path):
-    more, message = REFUSED[case]
-    chance = np.random.default_rng(0)
-    few = table.read_text().splitlines()[:5]
-    (tmp_path / "few.csv").write_text("\n".join(few) + "\n")
-    ids = stimuli.ids[:4] if "stimuli" in case else stimuli.ids
-    paths = {"FEW": tmp_path / "few.csv", "FLAT": tmp_path / "flat.npz"}
-    write(tmp_path / "flat.npz", {"a": chance.normal(size=(COUNT, 3)), "b": np.ones((COUNT, 3))}, stimuli.ids)
-    words = [f"activations={write(tmp_path / 'x.npz', {'a': chance.normal(size=(len(ids), 3))}, ids)}", *more]
-    for name, path in paths.items():
-        words = [word.replace(name, str(path)) for word in words]
-    assert message in measured(*words).error
-    assert not results_in(tmp_path / "results")
+@pytest.mark.parametrize(
+    "word",
+    [
+        *("measure.skip_first_tokens=1", "measure.level=word", "measure.flatten=mean"),
+        *("measure.stop_at_width=0.1", "measure.given=token"),
+    ],
+)
+def test_settings_of_text_are_refused_for_stimuli(word, measured, two):
+    assert word.partition("=")[0] in measured(two[-1], word).error
 
 
 def test_one_stimulus_that_decides_is_warned_of(measured, stimuli, tmp_path):

@@ -1,4 +1,4 @@
-"""Means over batches of any measure of layer pairs."""
+"""Accumulators of any measure of layer pairs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import pytest
 import torch
 
 from thinkalike.measures import (
-    BatchMeans,
+    DISTANCE_CORRELATION,
     LayerMeans,
+    LayerMeasure,
     LayerPredictions,
-    NeighboursGivenToken,
     jackknife,
-    layer_measures,
     leave_one_out,
+    mutual_measure,
 )
+from thinkalike.measures.contract import each_pair, rows_in_order
+
+
+def dots_measure(prepare=lambda rows, name: rows.double()):
+    return LayerMeasure(prepare, each_pair(lambda a, b: (a * b).sum(1).mean()), rows_in_order, fewest=1)
 
 
 def dots(layers):
@@ -26,7 +31,7 @@ def batch(layers, n=6, d=3):
 
 
 def test_it_is_the_mean_over_batches_with_a_jackknife_interval():
-    means, pairs = BatchMeans(2, 3, dots), [(batch(2), batch(3)) for _ in range(5)]
+    means, pairs = LayerMeans(2, 3, dots_measure()), [(batch(2), batch(3)) for _ in range(5)]
     for number, (source, target) in enumerate(pairs):
         means.update(source, target, None, number)
     matrices = torch.stack([dots([*source, *target]) for source, target in pairs])
@@ -43,31 +48,32 @@ def test_it_is_the_mean_over_batches_with_a_jackknife_interval():
     assert result.widest_interval() == float((expected.high - expected.low).max())
 
 
-def test_a_model_with_itself_is_compared_once():
-    sizes, source = [], batch(2)
+def test_a_model_with_itself_is_prepared_once():
+    seen, source = [], batch(2)
 
-    def counted(layers):
-        sizes.append(len(layers))
-        return dots(layers)
+    def prepared(rows, name):
+        seen.append(name)
+        return rows
 
-    alone, copied = BatchMeans(2, 2, counted), BatchMeans(2, 2, counted)
+    alone, copied = (LayerMeans(2, 2, dots_measure(prepared)) for _ in range(2))
     alone.update(source, source)
+    assert seen == ["source layer 0", "source layer 1"]
     copied.update(source, [layer.clone() for layer in source])
-    assert sizes == [2, 4]
+    assert len(seen) == 6
     torch.testing.assert_close(alone.compute().value, copied.compute().value, rtol=0, atol=1e-14)
     torch.testing.assert_close(alone.compute().within_target.value, copied.compute().within_target.value)
 
 
 def test_a_mask_leaves_tokens_out():
     states, mask = [torch.randn(2, 4, 3)], torch.tensor([[True, False, True, True], [True, True, False, False]])
-    means = BatchMeans(1, 1, dots)
+    means = LayerMeans(1, 1, dots_measure())
     means.update(states, states, mask)
     torch.testing.assert_close(means.compute().value[0, 0], dots([states[0][mask]])[0, 0].double())
 
 
 def test_a_run_that_goes_on_is_that_of_one_go():
     pairs = [(batch(1), batch(1)) for _ in range(4)]
-    whole, first, second = (BatchMeans(1, 1, dots) for _ in range(3))
+    whole, first, second = (LayerMeans(1, 1, dots_measure()) for _ in range(3))
     for number, pair in enumerate(pairs):
         whole.update(*pair, None, number)
         (first if number < 2 else second).update(*pair, None, number)
@@ -79,9 +85,9 @@ def test_a_run_that_goes_on_is_that_of_one_go():
 @pytest.mark.parametrize(
     "new",
     [
-        lambda: BatchMeans(1, 1, dots),
-        lambda: LayerMeans(1, 1, layer_measures()["cka"], permutations=3),
-        lambda: NeighboursGivenToken(1, 1, k=2),
+        lambda: LayerMeans(1, 1, dots_measure()),
+        lambda: LayerMeans(1, 1, DISTANCE_CORRELATION, permutations=3),
+        lambda: LayerMeans(1, 1, mutual_measure(2), given="token"),
         lambda: LayerPredictions(1, 1, fit_batches=2),
     ],
 )
@@ -89,13 +95,15 @@ def test_batches_without_a_number_are_numbered_as_they_come(new):
     counted, numbered = new(), new()
     for number in range(4):
         pair = batch(1, 20), batch(1, 20)
-        more = {"groups": torch.arange(20) // 10} if isinstance(counted, NeighboursGivenToken) else {}
+        more = {"groups": torch.arange(20) // 10} if counted.given == "token" else {}
         counted.update(*pair, **more)
         numbered.update(*pair, number=number, **more)
     assert torch.equal(counted.compute().value, numbered.compute().value)
 
 
-@pytest.mark.parametrize("new", [lambda: BatchMeans(1, 1, dots), lambda: LayerMeans(1, 1, layer_measures()["cka"])])
+@pytest.mark.parametrize(
+    "new", [lambda: LayerMeans(1, 1, dots_measure()), lambda: LayerMeans(1, 1, DISTANCE_CORRELATION)]
+)
 def test_two_runs_of_one_number_are_not_merged(new):
     first, second = new(), new()
     for means in (first, second):
@@ -106,6 +114,6 @@ def test_two_runs_of_one_number_are_not_merged(new):
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=r"1 and 1 layers were announced, but \(2, 1\) came"):
-        BatchMeans(1, 1, dots).update(batch(2), batch(1))
+        LayerMeans(1, 1, dots_measure()).update(batch(2), batch(1))
     with pytest.raises(ValueError, match="there is no mean of no batches"):
-        BatchMeans(1, 1, dots).compute()
+        LayerMeans(1, 1, dots_measure()).compute()

@@ -9,8 +9,8 @@ import torch
 
 import tiny
 from thinkalike.config import DataConfig
-from thinkalike.data import SourceText, read_corpus
-from thinkalike.data.text.packing import DOCUMENTS, FEWEST_BYTES, beginning, beginning_bytes
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.packing import DOCUMENTS, FEWEST_BYTES, SourceText, beginning, beginning_bytes
 
 WORDS = "one two three four five six seven"
 
@@ -121,18 +121,3 @@ def test_two_tokenizers_read_the_same_beginnings_in_either_direction(data, texts
         names.append(rows.names.tolist())
     fewer = min(map(len, names)) - 1
     assert names[0][:fewer] == names[1][:fewer], "so that both directions can be compared by document"
-
-
-def test_a_text_of_few_documents_says_so_each_time(data, caplog):
-    data.report_share = 0.1
-    for _ in range(2):
-        caplog.clear()
-        corpus = read(data)
-        count = corpus.counts["report_documents"]
-        assert 2 < count < DOCUMENTS
-        assert (
-            f"the report has {count} documents, and fewer than 100 make wide intervals; give more text" in caplog.text
-        )
-    caplog.clear()
-    read(data, whole=True)
-    assert "make wide intervals" not in caplog.text

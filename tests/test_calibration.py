@@ -7,11 +7,10 @@ import pytest
 import torch
 from scipy.stats import kstest, permutation_test
 
-from thinkalike.measures import LayerMeans, cka, permuted_rows
-from thinkalike.measures.distances.distance_correlation import UNBIASED_CKA
-from thinkalike.measures.neighbours.sets import neighbour_measure
-from thinkalike.measures.shape.procrustes import PROCRUSTES
-from thinkalike.measures.shape.subspaces import svcca_measure
+from thinkalike.measures import LayerMeans, distance_correlation, permuted_rows
+from thinkalike.measures.distances.representational_similarity import DISTANCE_CORRELATION
+from thinkalike.measures.neighbours import jaccard_measure
+from thinkalike.measures.shape import PROCRUSTES, svcca_measure
 
 N, LAYERS = 24, 2
 generator = torch.Generator()
@@ -84,15 +83,17 @@ def test_every_order_of_documents_is_as_likely():
 
 def test_without_a_null_it_is_the_mean_over_batches():
     batches = [(layers(), layers(3)) for _ in range(4)]
-    result = compared(UNBIASED_CKA, batches)
+    result = compared(DISTANCE_CORRELATION, batches)
     assert result.chance is None
-    expected = np.mean([[[float(cka(x, y)) for y in target] for x in source] for source, target in batches], 0)
+    expected = np.mean(
+        [[[float(distance_correlation(x, y)) for y in target] for x in source] for source, target in batches], 0
+    )
     np.testing.assert_allclose(result.value, expected, atol=1e-10)
-    with_null = compared(UNBIASED_CKA, batches, 3)
+    with_null = compared(DISTANCE_CORRELATION, batches, 3)
     assert torch.equal(with_null.value, result.value)
 
 
-@pytest.mark.parametrize("measure", [UNBIASED_CKA, PROCRUSTES], ids=["likeness", "distance"])
+@pytest.mark.parametrize("measure", [DISTANCE_CORRELATION, PROCRUSTES], ids=["likeness", "distance"])
 def test_p_is_that_of_a_permutation_test_of_scipy(measure):
     x = torch.randn(20, 3, dtype=torch.float64)
     y = 0.6 * x + torch.randn(20, 3, dtype=torch.float64)
@@ -111,7 +112,7 @@ def test_p_is_that_of_a_permutation_test_of_scipy(measure):
 
 
 def test_calibrated_is_0_by_chance_and_1_of_a_layer_with_itself_whatever_the_width():
-    for measure in (PROCRUSTES, neighbour_measure("jaccard", 5), UNBIASED_CKA):
+    for measure in (PROCRUSTES, jaccard_measure(5), DISTANCE_CORRELATION):
         for d in (4, 60):
             pairs = [(layers(1, d=d), layers(1, d=d)) for _ in range(16)]
             independent = compared(measure, pairs, 9).chance
@@ -126,24 +127,24 @@ def test_calibrated_is_0_by_chance_and_1_of_a_layer_with_itself_whatever_the_wid
 
 def test_the_largest_of_many_layers_has_a_null_of_its_own():
     batches = [(layers(6), layers(6)) for _ in range(3)]
-    chance = compared(UNBIASED_CKA, batches, 50).chance
+    chance = compared(DISTANCE_CORRELATION, batches, 50).chance
     assert (chance.p_of_largest >= chance.p).all()
     assert float(chance.p_of_largest.min()) > float(chance.p.min()), "control: the search is paid for"
-    value = compared(UNBIASED_CKA, batches).value
+    value = compared(DISTANCE_CORRELATION, batches).value
     assert chance.largest < float(chance.calibrated.value.max())
     assert abs(chance.largest) < 0.1 < float(value.max()) + 0.1
 
 
 def test_a_model_with_itself_and_batches_that_leave_parts_out_have_a_null():
     x = layers(3)
-    itself = LayerMeans(3, 3, UNBIASED_CKA, 9)
-    copied = LayerMeans(3, 3, UNBIASED_CKA, 9)
+    itself = LayerMeans(3, 3, DISTANCE_CORRELATION, 9)
+    copied = LayerMeans(3, 3, DISTANCE_CORRELATION, 9)
     itself.update(x, x)
     copied.update(x, [layer.clone() for layer in x])
     torch.testing.assert_close(itself.compute().chance.null.value, copied.compute().chance.null.value)
     parts = [(x, layers(3)), *((layers(3, N - 6), layers(3, N - 6)) for _ in range(4))]
-    result = compared(UNBIASED_CKA, parts, 9, left_out=True)
-    alone = compared(UNBIASED_CKA, parts[:1], 9)
+    result = compared(DISTANCE_CORRELATION, parts, 9, left_out=True)
+    alone = compared(DISTANCE_CORRELATION, parts[:1], 9)
     torch.testing.assert_close(result.chance.null.value, alone.chance.null.value)
     assert torch.equal(result.chance.p, alone.chance.p)
 
@@ -167,13 +168,13 @@ def test_a_mask_leaves_rows_and_their_documents_out():
     states = [torch.randn(2, 6, 3), torch.randn(2, 6, 4)]
     mask = torch.tensor([[True] * 5 + [False], [False] + [True] * 5])
     owners = torch.tensor([[0, 0, 0, 1, 1, 9], [9, 1, 1, 2, 2, 2]])
-    masked, plain = (LayerMeans(1, 1, UNBIASED_CKA, 5) for _ in range(2))
-    masked.update(states[:1], states[1:], mask, 0, owners)
-    plain.update([states[0][mask]], [states[1][mask]], None, 0, owners[mask])
+    masked, plain = (LayerMeans(1, 1, DISTANCE_CORRELATION, 5) for _ in range(2))
+    masked.update(states[:1], states[1:], mask, 0, documents=owners)
+    plain.update([states[0][mask]], [states[1][mask]], None, 0, documents=owners[mask])
     assert torch.equal(masked.compute().chance.null.value, plain.compute().chance.null.value)
     assert masked.compute().chance.documents == 3
     with pytest.raises(ValueError, match=r"documents of shape \(12,\) do not fit states of shape \(2, 6, 3\)"):
-        masked.update(states[:1], states[1:], mask, 0, owners.flatten())
+        masked.update(states[:1], states[1:], mask, 0, documents=owners.flatten())
 
 
 def test_where_chance_is_as_close_as_can_be_nothing_is_reported():
@@ -192,7 +193,7 @@ def clustered(n_documents, length, d=8):
 def p_values(owners, runs=60):
     found = []
     for _ in range(runs):
-        means = LayerMeans(1, 1, UNBIASED_CKA, 19)
+        means = LayerMeans(1, 1, DISTANCE_CORRELATION, 19)
         means.update([clustered(10, 6)], [clustered(10, 6)], documents=owners)
         found.append(float(means.compute().chance.p))
     return np.array(found)

@@ -87,6 +87,6 @@ def test_noise_alone_has_no_ceiling():
 
 
 def test_of_many_stimuli_some_are_drawn(monkeypatch):
-    monkeypatch.setattr("thinkalike.measures.distances.ceilings.MOST", 200)
+    monkeypatch.setattr("thinkalike.measures.mlem.importance.MOST", 200)
     owners, states, best = planted(0.5, 20)
     assert float(ceiling(owners.tolist(), [states])) == pytest.approx(best, abs=0.06)

@@ -11,9 +11,10 @@ from conftest import composed
 from thinkalike import Result, papers
 from thinkalike.config import to_yaml
 from thinkalike.instruments.transfer import trial
-from thinkalike.instruments.transfer.carrying import CARRIED, NATIVE, RANDOM, REFITTED
-from thinkalike.papers.chen2025 import probes, steering
-from thinkalike.papers.chen2025.pairs import Pair
+from thinkalike.instruments.transfer.probing import CARRIED, NATIVE, RANDOM, REFITTED
+from thinkalike.papers import chen2025_probes as probes
+from thinkalike.papers import chen2025_steering as steering
+from thinkalike.papers.chen2025_probes import Pair
 from thinkalike.papers.experiment import Model, job_of
 
 

@@ -7,9 +7,9 @@ from conftest import composed
 from test_chen2025 import finished
 from test_sae_savings import course
 from thinkalike import papers
-from thinkalike.instruments.sae.savings import break_even_table, savings_table
+from thinkalike.instruments.sae.fitting import break_even_table, savings_table
 from thinkalike.job import Outcome
-from thinkalike.papers.chen2025.sae import TRANSFERS, _sae
+from thinkalike.papers.chen2025_sae import TRANSFERS, _sae
 from thinkalike.papers.experiment import Case, job_of
 
 SLOWER, SAVES_HALF = 0.5, 2.0  # speeds beside that of a random start

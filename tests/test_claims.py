@@ -14,6 +14,7 @@ from thinkalike.measures import Estimate
 from thinkalike.papers.claims import (
     VERDICTS,
     Bound,
+    Claim,
     claims_table,
     counted,
     counts_of,
@@ -171,10 +172,9 @@ def test_the_overview_has_all_claims_of_both_papers(make_results, tmp_path, caps
     text = capsys.readouterr().out
     counts = [line for line in text.splitlines() if line.startswith(("| brown2023 ", "| salle2024 "))]
     assert counts == ["| brown2023 | mini | 1 | 0 | 1 | 1 |", "| salle2024 | mini | 2 | 1 | 0 | 0 |"]
-    assert "| brown2023/figure1 | mini | brown2023/figure1 holds | holds | 6 models | 0.05 |" in text
-    assert "| brown2023/figure1 | mini | no | not testable here | none |  |" in text
-    assert "## salle2024/figure3, scale mini" in text
-    assert text.count("+1 [0, 2]") == 5
+    assert "| brown2023/figure1 holds | holds: +1 [0, 2] |" in text
+    assert "| no | not testable here: why |" in text
+    assert "## salle2024/figure3\n- `python analyze.py experiment=salle2024/figure3 scale=mini`" in text
 
 
 def test_only_the_newest_result_of_an_experiment_is_told(make_results, tmp_path, capsys):
@@ -196,11 +196,22 @@ def test_an_experiment_made_in_several_ways_has_a_column_for_each(make_results, 
     planted(tmp_path, "brown2023/figure1", [HOLDS], population={"name": "planted"}, measure=None)
     make_results.main(str(tmp_path))
     lines = capsys.readouterr().out.splitlines()
-    assert "| claim | mini | mini stimuli=crossed measure.difference=levels |" in lines
-    assert f"| {name} holds | holds |  |" in lines
-    assert "| no | not testable here | not testable here |" in lines
-    assert f"`python analyze.py experiment={name} scale=mini stimuli=crossed measure.difference=levels`" in lines
-    assert "| brown2023/figure1 | mini | brown2023/figure1 holds | holds | 6 models | 0.05 |" in lines
+    assert "| claim | verdict (1) | verdict (2) |" in lines
+    assert f"| {name} holds | holds: +1 [0, 2] |  |" in lines
+    assert "| no | not testable here: why | not testable here: why |" in lines
+    assert f"- `python analyze.py experiment={name} scale=mini stimuli=crossed measure.difference=levels` (2)" in lines
+    assert "| brown2023/figure1 holds | holds: +1 [0, 2] |" in lines
+
+
+@pytest.mark.parametrize(
+    ("numbers", "shown"),
+    [
+        ("+1 [0, 2], p = 0.01; intervals hold for all 3 together", "holds: +1 [0, 2], p = 0.01"),
+        ("by layer: " + ", ".join(["+1 [0, 2]"] * 9), "holds: ±0.5"),
+    ],
+)
+def test_a_claim_on_many_numbers_shows_its_smallest_effect(make_results, numbers, shown):
+    assert make_results.cell(Claim("a", HOLDS, numbers, "6 models", "above 0", 0.5)) == shown
 
 
 def test_an_empty_store_has_no_overview(make_results, tmp_path, capsys):

@@ -13,11 +13,15 @@ import tiny
 from classifiers import THREE, local
 from classifiers import random_pairs as pairs
 from conftest import composed
-from thinkalike.errors import DataError, ModelError
-from thinkalike.evaluation import check_labels, class_losses
+from thinkalike.errors import ConfigError, DataError, ModelError
+from thinkalike.evaluation.classifiers import check_labels, class_losses
 from thinkalike.measures import cka
-from thinkalike.models import CLASSIFIER, EMBED, FrozenModel, load_model, new_classifier, randomised
-from thinkalike.states import counted, token_states
+from thinkalike.models.classifiers import new_classifier
+from thinkalike.models.controls import randomised
+from thinkalike.models.families import CLASSIFIER, EMBED
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.states.tokens import counted, token_states
 
 TWO = ["entailment", "non-entailment"]
 CUTS = [EMBED, *range(tiny.LAYERS)]
@@ -183,7 +187,7 @@ def test_classes_that_cannot_be_are_one_line(tmp_path, named, stated, message):
 
 
 def test_classes_are_for_classifiers(checkpoints):
-    with pytest.raises(ModelError, match="is for classifiers, and this is a gpt2"):
+    with pytest.raises(ConfigError, match=r"model\.classes"):
         load_model(local(checkpoints["gpt2"], THREE))
 
 

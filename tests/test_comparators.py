@@ -11,7 +11,6 @@ from scipy.spatial.distance import pdist
 
 from thinkalike.measures import (
     NOISES,
-    comparable,
     compare,
     crossnobis,
     distance_vectors,
@@ -22,8 +21,7 @@ from thinkalike.measures import (
 )
 from thinkalike.measures.distances.comparators import pair_counts
 from thinkalike.measures.distances.neural import NeuralDistances
-from thinkalike.measures.statistics.folds import splits, stimulus_folds
-from thinkalike.measures.statistics.jackknifing import jackknife
+from thinkalike.measures.estimates import jackknife, splits, stimulus_folds
 from toolbox import THEIRS, every
 
 N = 12
@@ -146,12 +144,6 @@ def test_whitening_finds_a_signal_that_plain_cosine_misses():
 def test_what_cannot_be_compared_is_refused(vectors, comparator, message):
     with pytest.raises(ValueError, match=message):
         compare(vectors, vectors, comparator)
-
-
-def test_what_cannot_be_compared_is_called_by_its_name():
-    with pytest.raises(ValueError, match="the distances of s2 V1 are constant"):
-        comparable(torch.tensor([[1.0, 2, 3], [1, 1, 1]]), "corr", ["s1 V1", "s2 V1"])
-    assert compare(torch.ones(1, 3), torch.rand(1, 3), "cosine") > 0, "control: a constant has a cosine"
 
 
 def test_a_resample_without_anything_to_compare_is_nan():

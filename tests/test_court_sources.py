@@ -8,13 +8,15 @@ from sklearn.decomposition import PCA
 
 import tiny
 from thinkalike.config import ModelConfig, PretrainConfig, TrainerConfig
-from thinkalike.court import KINDS, Setting, entries, models, same, source
-from thinkalike.court.noise import STEP, mixed, normals, prefixes
-from thinkalike.court.tokens import Occurrences
+from thinkalike.court import source, table
+from thinkalike.court.source import STEP, Setting, mixed, normals, prefixes
+from thinkalike.court.table import KINDS, Occurrences, entries
 from thinkalike.errors import ModelError
-from thinkalike.evaluation import bigrams
-from thinkalike.models import EMBED, fresh, load_model, perturbed, variant
-from thinkalike.training import Run, fit
+from thinkalike.evaluation.token_means import bigrams
+from thinkalike.models.controls import fresh, perturbed, variant
+from thinkalike.models.families import EMBED
+from thinkalike.models.load import load_model
+from thinkalike.training.run import Run, fit
 
 LAYER, TOKENS, CONTEXT = 1, 40, 32
 LEAKS = ("next token", "next token, half of the tokens", "next token, half of the variance")
@@ -44,8 +46,8 @@ def sources(setting):
     before = setting.target.fingerprint()
     with pytest.MonkeyPatch.context() as patch:
         small = PretrainConfig(tokens=20 * 512, tokens_per_step=512, lr=1e-4, warmup=2)
-        patch.setattr(same, "TRAINED", small)
-        patch.setattr(models, "SHORTCUT", small)
+        patch.setattr(table, "TRAINED", small)
+        patch.setattr(table, "SHORTCUT", small)
         made = {entry.name: entry.made(setting) for entry in entries(setting)}
     assert setting.target.fingerprint() == before
     return made
@@ -60,15 +62,15 @@ def flat(found, rows):
 
 
 def names(kind, *but):
-    from thinkalike.court import SOURCES
+    from thinkalike.court.table import SOURCES
 
     return [entry.name for entry in SOURCES if entry.kind == kind and entry.name not in but]
 
 
 def test_there_are_sources_of_every_kind_under_names_of_their_own(setting, sources):
-    table = entries(setting)
-    assert len(sources) == len(table) >= 30
-    assert {entry.kind for entry in table} == set(KINDS)
+    listed = entries(setting)
+    assert len(sources) == len(listed) >= 30
+    assert {entry.kind for entry in listed} == set(KINDS)
     for name, each in sources.items():
         state = states(each, setting.report)
         assert each.name == name
@@ -135,11 +137,11 @@ def test_other_coordinates_lead_back_to_the_target_without_loss(name, setting, s
     expected = flat(setting.itself, setting.report) - own.mean(0)
     assert np.abs(held_out @ weight - expected).max() < 1e-4 * np.abs(expected).max()
     singular = np.linalg.svd(weight, compute_uv=False)
-    spreads = {"rotated": 1.0, "affine": same.CONDITION}
+    spreads = {"rotated": 1.0, "affine": table.CONDITION}
     if name in spreads:
         assert singular[0] / singular[-1] == pytest.approx(spreads[name], rel=1e-3)
     else:
-        assert 30 < singular[0] / singular[-1] <= same.SCALES * 1.001
+        assert 30 < singular[0] / singular[-1] <= table.SCALES * 1.001
         assert (np.abs(weight) > 1e-3 * np.abs(weight).max(0)).sum() == len(weight), "one dimension each"
 
 
@@ -152,7 +154,7 @@ def test_what_is_as_good_as_the_target_is_near_it_and_not_it(name, setting, sour
 def test_noise_on_states_is_a_tenth_of_each_dimensions_spread(setting, sources):
     noise = flat(sources["noisy states"], setting.fit) - flat(setting.itself, setting.fit)
     shares = noise.std(0) / flat(setting.itself, setting.fit).std(0)
-    assert shares == pytest.approx(same.STATE_NOISE, rel=0.1)
+    assert shares == pytest.approx(table.STATE_NOISE, rel=0.1)
     distinct = len(prefixes(setting.fit).unique())
     assert len(np.unique(noise[:, :2].round(4), axis=0)) >= distinct - 2 > 1200, "each prefix has a draw of its own"
 

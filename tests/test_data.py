@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
+import os
 import sysconfig
-import threading
-import time
 from collections import Counter
 from dataclasses import replace
 from itertools import islice
@@ -18,17 +16,11 @@ import torch
 
 import tiny
 from thinkalike.config import DataConfig
-from thinkalike.data import (
-    Corpus,
-    TokenRows,
-    derivations,
-    document_fingerprint,
-    documents,
-    read_tokens,
-    text_fingerprint,
-    training_texts,
-)
-from thinkalike.data.text.packing import pack
+from thinkalike.data.corpus import read_tokens
+from thinkalike.data.documents import document_fingerprint, documents, text_fingerprint
+from thinkalike.data.grammar import derivations
+from thinkalike.data.rows import Corpus, TokenRows
+from thinkalike.data.split import training_texts
 from thinkalike.errors import DataError
 
 CONTEXT, EOS, BOS = 16, 0, 1
@@ -138,9 +130,8 @@ def test_every_format_gives_the_same_documents(name, tmp_path, config):
 def test_the_field_is_chosen_by_name(name, tmp_path, config):
     files = write(tmp_path / name, texts(3), field="content")
     assert list(documents(config(*files, field="content"))) == texts(3)
-    with pytest.raises(DataError, match=r"field contnet; did you mean 'content'\?") as caught:
+    with pytest.raises(DataError, match=str(tmp_path / name)):
         list(documents(config(*files, field="contnet")))
-    assert str(tmp_path / name) in str(caught.value)
 
 
 def test_files_and_globs_are_read_in_the_order_given_and_sorted_within(tmp_path, config):
@@ -162,77 +153,33 @@ def test_several_zst_frames_are_one_file(tmp_path, config):
 def test_a_damaged_file_is_named(name, harm, tmp_path, config):
     (file,) = write(tmp_path / name, texts(20))
     file.write_bytes(harm(file.read_bytes()))
-    with pytest.raises(DataError, match="cannot read ") as caught:
+    with pytest.raises(DataError, match=str(file)):
         list(documents(config(file)))
-    assert str(file) in str(caught.value)
 
 
-def test_a_damaged_line_is_named_with_its_file(tmp_path, config):
-    (tmp_path / "x.jsonl").write_text('{"text": "fine"}\n{oops\n')
-    with pytest.raises(DataError, match=r"cannot read .*x\.jsonl line 2: JSONDecodeError"):
-        list(documents(config(tmp_path / "x.jsonl")))
-
-
-def test_text_that_is_not_utf8_is_named(tmp_path, config):
-    (tmp_path / "x.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(DataError, match=r"cannot read .*x\.txt: UnicodeDecodeError"):
-        list(documents(config(tmp_path / "x.txt")))
-
-
-@pytest.mark.parametrize("value", [None, 3])
-def test_a_field_without_text_is_refused_in_every_format(value, tmp_path, config):
-    import pyarrow
-    import pyarrow.parquet
-
-    (tmp_path / "x.jsonl").write_text(json.dumps({"text": "fine"}) + "\n" + json.dumps({"text": value}) + "\n")
-    with pytest.raises(DataError, match=r"x\.jsonl line 2 has no text in field text"):
-        list(documents(config(tmp_path / "x.jsonl")))
-    pyarrow.parquet.write_table(pyarrow.table({"text": [value, value]}), tmp_path / "x.parquet")
-    with pytest.raises(DataError, match=r"x\.parquet.* has no text in field text"):
-        list(documents(config(tmp_path / "x.parquet")))
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"text": null}', r"x\.jsonl line 2 has no text in field text, but null; correct it"),
-        ('{"text": 3}', r"x\.jsonl line 2 has no text in field text, but int; correct it"),
-        ('{"texts": "a"}', r"x\.jsonl line 2 has no text in field text; did you mean 'texts'"),
-        ('{"text": "a \\ud800"}', r"x\.jsonl line 2: the field text holds \\ud800, half a surrogate pair"),
-        ("[1]", r"x\.jsonl line 2 holds no record"),
-        ("{oops", r"cannot read .*x\.jsonl line 2: JSONDecodeError"),
-    ],
-)
-def test_a_line_without_text_is_named(line, message, tmp_path, config):
+@pytest.mark.parametrize("line", ['{"text": 3}', '{"texts": "a"}', '{"text": "a \\ud800"}', "[1]", "{oops"])
+def test_a_line_without_text_is_named(line, tmp_path, config):
     (tmp_path / "x.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=r"x\.jsonl line 2"):
         list(documents(config(tmp_path / "x.jsonl")))
     (tmp_path / "x.jsonl").write_text('{"text": "\\ud83d\\ude00"}\n')  # a whole pair is one character
     assert list(documents(config(tmp_path / "x.jsonl"))) == ["\U0001f600"]
 
 
-def test_a_name_with_a_nul_byte_is_no_file(config):
-    with pytest.raises(DataError, match="holds a NUL byte and names no file"):
-        list(documents(config("a\0b.txt")))
-
-
-def test_a_pattern_that_matches_nothing_is_named(tmp_path, config):
-    with pytest.raises(DataError, match=r"data\.files: nothing matches .*\*\.nothing"):
-        list(documents(config(tmp_path / "*.nothing")))
-
-
-def test_an_unknown_suffix_is_refused_with_the_known_ones(tmp_path, config):
-    (tmp_path / "x.csv").write_text("a,b")
-    with pytest.raises(DataError, match=r"x\.csv is of no known kind; give a file of .*\.jsonl\.zst or \.parquet"):
-        list(documents(config(tmp_path / "x.csv")))
-
-
 @pytest.mark.parametrize("call", [lambda data: list(documents(data)), text_fingerprint])
-def test_a_folder_in_place_of_a_file_is_refused(call, tmp_path, config):
-    """`text_fingerprint` comes first in a job, so it must not be the one that crashes."""
+def test_only_regular_files_are_read(call, tmp_path, config):
+    """A pipe or /dev/zero would never end."""
     (tmp_path / "folder").mkdir()
-    with pytest.raises(DataError, match="folder"):
-        call(config(tmp_path / "folder"))
+    os.mkfifo(tmp_path / "pipe.txt")
+    for place in (tmp_path / "folder", tmp_path / "pipe.txt", "/dev/zero"):
+        with pytest.raises(DataError, match=str(place)):
+            call(config(place))
+
+
+def test_endings_in_capitals_and_byte_order_marks_are_read(tmp_path, config):
+    (tmp_path / "X.TXT").write_text("one")
+    (tmp_path / "x.JSONL").write_text('{"text": "two"}\n', encoding="utf-8-sig")
+    assert list(documents(config(tmp_path / "X.TXT", tmp_path / "x.JSONL"))) == ["one", "two"]
 
 
 # ---------------------------------------------------------------------------------------------------- standard library
@@ -312,25 +259,6 @@ def test_no_more_of_a_hub_set_is_read_than_asked_for(hub):
     assert len(list(islice(documents(DataConfig(**HUB)), 7))) == 7
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_hub_that_fails_is_one_line_with_a_remedy(hub, late):
-    def breaking():
-        yield {"text": "first"}
-        raise ConnectionError("\n\ngone\nand a long explanation")
-
-    hub(breaking() if late else ConnectionError("\n\ngone\nand a long explanation"))
-    with pytest.raises(DataError) as caught:
-        list(documents(DataConfig(**HUB)))
-    assert str(caught.value).startswith("cannot stream data=set (someone/set): ConnectionError: gone; use local files")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_hub_set_without_the_field_is_refused_with_its_row(hub):
-    hub([{"text": "fine"}, {"texts": "not"}])
-    with pytest.raises(DataError, match=r"someone/set row 1 has no text in field text; did you mean 'texts'"):
-        list(documents(DataConfig(**HUB)))
-
-
 # --------------------------------------------------------------------------------------------------------- fingerprint
 
 
@@ -340,17 +268,8 @@ def test_the_fingerprint_changes_with_content_and_field_but_not_with_the_path(tm
     other = write_jsonl(tmp_path / "b.jsonl", [*texts(4), "x"])
     name = text_fingerprint(config(first))
     assert name == text_fingerprint(config(moved))
-    assert (
-        len(
-            {
-                name,
-                text_fingerprint(config(other)),
-                text_fingerprint(config(first, field="n")),
-                text_fingerprint(config(first, other)),
-            }
-        )
-        == 4
-    )
+    others = {text_fingerprint(each) for each in (config(other), config(first, field="n"), config(first, other))}
+    assert len(others | {name}) == 4
 
 
 def test_the_fingerprint_is_the_same_on_python_310(config, monkeypatch):
@@ -371,14 +290,7 @@ def test_the_fingerprint_changes_with_the_format_that_the_same_bytes_are_read_in
 
 def test_the_fingerprint_of_a_hub_set_changes_with_each_thing_that_chooses_it(hub):
     hub([])
-    changes = {
-        "hub_id": "someone/other",
-        "subset": "en",
-        "split": "test",
-        "revision": "v2",
-        "hub_files": ["a"],
-        "field": "f",
-    }
+    changes = {"hub_id": "a/other", "subset": "en", "split": "test", "revision": "v2", "hub_files": ["a"], "field": "f"}
     names = {text_fingerprint(DataConfig(**{**HUB, key: value})) for key, value in changes.items()}
     assert len(names | {text_fingerprint(DataConfig(**HUB))}) == 7
     assert text_fingerprint(DataConfig(**HUB, cache="elsewhere")) == text_fingerprint(DataConfig(**HUB))
@@ -506,24 +418,16 @@ def test_a_separator_stands_in_for_a_missing_eos(config):
     assert EOS not in corpus.fit.tokens
 
 
-@pytest.mark.parametrize(
-    ("missing", "bos", "message"),
-    [("eos_token_id", False, "no EOS token"), ("bos_token_id", True, r"no BOS token .*data\.bos=false")],
-)
-def test_a_tokenizer_without_the_token_is_refused(missing, bos, message, config):
-    with pytest.raises(DataError, match=message):
-        read(config(), Letters(**{missing: None}), bos=bos)
-
-
-def test_a_missing_eos_is_not_blamed_on_bos(config):
-    with pytest.raises(DataError, match="no EOS token"):
-        read(config(), Letters(eos_token_id=None), bos=True)
+@pytest.mark.parametrize(("missing", "name"), [("eos_token_id", "EOS"), ("bos_token_id", "BOS")])
+def test_a_tokenizer_without_the_token_is_refused(missing, name, config):
+    with pytest.raises(DataError, match=name):
+        read(config(), Letters(**{missing: None}), bos=True)
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", '{"text": " "}\n'])
 def test_data_without_text_is_refused(content, tmp_path, config):
     (tmp_path / "empty.jsonl").write_text(content)
-    with pytest.raises(DataError, match="data=text holds no text: not one row of 16 tokens"):
+    with pytest.raises(DataError, match="data=text"):
         read(config(tmp_path / "empty.jsonl"))
 
 
@@ -531,29 +435,13 @@ def one_sided(report: bool, share: float = 0.3) -> list[str]:
     return [text for text in texts(60) if (int(document_fingerprint(text)[:8], 16) / 16**8 < share) == report]
 
 
-def test_too_little_to_fit_on_is_refused(tmp_path, config):
-    with pytest.raises(DataError, match="data=text has too little text to fit on: not one row of 16"):
-        read(config(write_jsonl(tmp_path / "x.jsonl", one_sided(report=True))))
-
-
-@pytest.mark.parametrize(("kept", "message"), [(0, "0 rows of 0 documents"), (1, "2 rows of 1 documents")])
-def test_too_little_for_the_report_is_refused_with_the_remedy(kept, message, tmp_path, config):
-    file = write_jsonl(tmp_path / "x.jsonl", [*one_sided(report=False), *one_sided(report=True)[:kept]])
-    with pytest.raises(DataError, match=rf"too little text for the report: {message}, .*raise data\.report_share=0\.3"):
-        read(config(file), context=16)
-
-
-def test_a_report_shorter_than_asked_for_says_so(config, caplog):
-    read(config(), report_tokens=160)
-    assert "asked for" not in caplog.text
-    read(config(), report_tokens=ALL)
-    assert "tokens of the 1,000,000,000 asked for: there are no more" in caplog.text
-
-
-def test_the_counts_are_logged(config, caplog):
-    caplog.set_level(logging.INFO, "thinkalike")
-    counts = read(config()).counts
-    assert f"{counts['fit_tokens']:,} fit and {counts['report_tokens']:,} report tokens" in caplog.text
+@pytest.mark.parametrize(
+    ("fit", "report", "key"), [(0, 60, "fit on"), (60, 0, r"data\.report_share"), (60, 1, r"data\.report_share")]
+)
+def test_too_little_on_one_side_is_refused(fit, report, key, tmp_path, config):
+    rows = [*one_sided(report=False)[:fit], *one_sided(report=True)[:report]]
+    with pytest.raises(DataError, match=key):
+        read(config(write_jsonl(tmp_path / "x.jsonl", rows)), context=16)
 
 
 def test_the_fingerprint_is_of_the_tokens(tmp_path, config):
@@ -609,46 +497,9 @@ def test_a_damaged_cache_is_said_and_made_anew(tmp_path, config, caplog, harm):
     file.write_bytes({"flip": flipped, "cut": whole[: len(whole) // 2], "empty": b""}[harm])
     again = read(config())
     assert again.fingerprint() == first.fingerprint()
-    assert f"the token cache {file} is damaged" in caplog.text
+    assert f"{file} is damaged" in caplog.text
     assert "made anew" in caplog.text
     assert file.read_bytes() == whole
-
-
-def test_two_processes_that_need_one_entry_make_it_once(tmp_path, config, monkeypatch):
-    made = []
-
-    def slowly(*args):
-        made.append(True)
-        time.sleep(0.3)
-        return pack(*args)
-
-    monkeypatch.setattr("thinkalike.data.text.tokens.pack", slowly)
-    threads = [threading.Thread(target=read, args=(config(),)) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert made == [True]
-    assert len(cache_files(tmp_path)) == 1
-
-
-def test_a_cache_that_cannot_be_made_only_warns(tmp_path, config, caplog):
-    (tmp_path / "file").write_text("in the way")
-    corpus = read(config(cache=str(tmp_path / "file" / "cache")))
-    assert len(corpus.fit) > 10
-    assert "cannot be written" in caplog.text
-
-
-def test_a_cache_that_cannot_be_filled_only_warns(config, caplog, monkeypatch):
-    """A full disk: safetensors has an error of its own for it, which is no OSError."""
-    from safetensors import SafetensorError
-
-    def full(*_, **__):
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setattr("thinkalike.data.text.cache.save_file", full)
-    assert len(read(config()).fit) > 10
-    assert "No space left on device" in caplog.text
 
 
 def test_the_cache_is_where_the_environment_says_unless_configured(tmp_path, config, monkeypatch):

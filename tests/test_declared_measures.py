@@ -18,7 +18,6 @@ from thinkalike.measures import (
     PROPERTIES,
     DifferentiableMLEM,
     FeatureEncoder,
-    FeatureSpaceCKA,
     LinearPrediction,
     arc_length,
     cka,
@@ -81,15 +80,6 @@ def predicted(x, y):
     return prediction.compute()[0].value[0]
 
 
-def in_feature_space(x, y, chunk=tester.N):
-    if len(x) != len(y):
-        chunk = max(len(x), len(y))
-    metric = FeatureSpaceCKA()
-    for part, other in zip(x.split(chunk), y.split(chunk), strict=True):
-        metric.update([part], [other])
-    return metric.compute()[0, 0]
-
-
 def levels(y):
     """A table of features of the stimuli: whether each of the first coordinates is above its median."""
     return (y[:, :4] > y[:, :4].median(0).values).double()
@@ -123,7 +113,6 @@ MEASURES = {
     "cka biased": Measure(partial(cka, estimator="biased"), PROPERTIES["cka biased"]),
     "cka rbf": Measure(partial(cka, kernel="rbf"), PROPERTIES["cka rbf"]),
     "cka of batches": Measure(of_batches, PROPERTIES["cka of batches"], masked=True),
-    "cka in feature space": Measure(in_feature_space, PROPERTIES["cka in feature space"], chunked=True),
     "cka given the token": Measure(given_token, PROPERTIES["cka given the token"]),
     "mutual knn given the token": Measure(
         lambda x, y: mutual_knn(x, y, 3, tokens_of(len(x))), PROPERTIES["mutual knn given the token"]

@@ -12,9 +12,11 @@ import torch
 import tiny
 from classifiers import THREE, loaded, relabelled, write_base, write_sibling
 from thinkalike.config import StitchConfig, TrainerConfig
-from thinkalike.data import nli_training
-from thinkalike.models import FAMILIES, FrozenModel
-from thinkalike.training import Run, StitchTraining, fit
+from thinkalike.data.templates import nli_training
+from thinkalike.models.families import FAMILIES
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.training.run import Run, fit
+from thinkalike.training.stitching import StitchTraining
 
 PAIR = ("measure.batches=12", "measure.tokens_per_batch=128")
 STIMULI = ("model=gpt2-mini", "stimuli.sentences=60", "stimuli.sample=80")
@@ -27,7 +29,7 @@ JOBS = {  # words, the column of numbers, and by how much a device may change th
     "compiled": ((*STITCH, "trainer.compile=true"), "stitching_loss", 1e-3),
     "loss": (("analyze.py", "measure=loss"), "loss", 1e-4),
     "cka": (("analyze.py", "measure=cka", *PAIR), "value", 1e-4),
-    "mknn": (("analyze.py", "measure=mknn", *PAIR), "value", 1e-2),
+    "mutual_knn": (("analyze.py", "measure=mutual_knn", *PAIR), "value", 1e-2),
     "r2": (("analyze.py", "measure=r2", "measure.fit_batches=12", *PAIR), "value", 1e-3),
     "transfer_maps": (("analyze.py", "measure=transfer_maps", "measure.fit_tokens=4096"), "unexplained", 1e-3),
     "rsa": (("analyze.py", "measure=rsa", *STIMULI), "value", 1e-3),

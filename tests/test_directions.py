@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 from safetensors.numpy import load_file
 
 from conftest import kill_and_resume
-from thinkalike.evaluation import VERDICTS
-from thinkalike.instruments.stitching.screen import _warn_of_little_shared
-from thinkalike.stitches import Site, load_stitch
+from thinkalike.evaluation.verdicts import VERDICTS
+from thinkalike.stitches.results import load_stitch
+from thinkalike.stitches.stitch_map import Site
 
 MORE = ("stitch.both=true", "stitch.seeds=2", "stitch.rates=[3]", "layers=[[0,1],[2,2]]")
 
@@ -88,14 +87,3 @@ def test_every_table_says_what_the_states_share_and_a_verdict(door, small_stitch
     assert 0 < done.result.scalars["rows_used"] <= 1
     itself = [word for word in small_stitching if not word.startswith("target.")]
     assert set(door("train.py", *itself).result.table["verdict"]) == {"same up to an affine map"}
-
-
-def test_little_that_is_shared_is_warned_of(caplog):
-    columns = {"source_layer": [0, 1], "target_layer": [0, 1], "penalty": [0.01, 0.01]}
-    table = pd.DataFrame({**columns, "r2_given_token": [0.95, 0.9], "r2_given_token_back": [0.05, 0.3]})
-    with caplog.at_level("WARNING", logger="thinkalike"):
-        _warn_of_little_shared(table)
-    assert [record.message for record in caplog.records] == [
-        "warning: given the token, 0→0 explain 0.05 of each other's states in the worse direction: a penalty of "
-        "+0.010 nats does not speak of likeness"
-    ]

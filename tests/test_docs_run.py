@@ -19,7 +19,7 @@ import tiny
 from conftest import ROOT
 from test_docs import COMMANDS, DOCS, SCHEMAS, script
 from test_report_browser import chromium  # noqa: F401, a fixture
-from thinkalike.measures import layer_measures
+from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
 
 # ------------------------------------------------------------------------------------------------------------ commands
 
@@ -37,7 +37,7 @@ SMALL = {
     "r2": [*FEW, "measure.fit_batches=4"],
     "loss": ["data.report_tokens=4096"],
     "rsa": [],
-    **dict.fromkeys(layer_measures(), FEW),
+    **dict.fromkeys(("cka", *DECLARED, *OUTPUTS), FEW),
     "asymmetry": [],
     "atlas": ["measure.batches=4", "measure.tokens_per_batch=256", "measure.fit_batches=2"],
     "court": ["measure.steps=2", "measure.sources=[rotated,next token]", "measure.report_tokens=4096"],
@@ -91,17 +91,19 @@ RUN_LONG = [command for command in COMMANDS if alone(command) and not runs(comma
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory):
-    """A folder with all files that the commands name: those that docs/stimuli.md makes, plugins, and a checkpoint."""
+    """A folder with all files that the commands name: tables of stimuli, plugins, and a checkpoint."""
     folder = tmp_path_factory.mktemp("workplace")
-    page = (DOCS / "stimuli.md").read_text()
+    page = (DOCS / "guide" / "stimuli.md").read_text()
     (folder / "trees.conllu").write_text(pages.blocks(page, "conllu")[0])
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         doctest.DocTestRunner().run(doctest.DocTestParser().get_doctest(page, {}, "stimuli.md", None, 0))
     (folder / "mine" / "stitch").mkdir(parents=True)
     for name in ("mine/quick.yaml", "mine/stitch/brief.yaml"):
-        (folder / name).write_text(pages.blocks((DOCS / "commands.md").read_text(), f'yaml title="{name}"')[0])
-    for block in pages.blocks((DOCS / "plugins.md").read_text(), "python"):
+        (folder / name).write_text(
+            pages.blocks((DOCS / "reference" / "commands.md").read_text(), f'yaml title="{name}"')[0]
+        )
+    for block in pages.blocks((DOCS / "how-to" / "plugins.md").read_text(), "python"):
         if block.startswith("# my_"):
             (folder / block.splitlines()[0].removeprefix("# ")).write_text(block)
     tiny.write_checkpoint("gpt2", folder / "my-checkpoint")
@@ -110,7 +112,7 @@ def workplace(tmp_path_factory):
 
 def test_the_commands_that_run_are_many_and_of_every_kind():
     kinds = {settings(command).get("measure", command.door) for command in RUN}
-    assert kinds >= {"train", "cka", "mknn", "mlem", "rsa", "r2", "procrustes", "loss"}
+    assert kinds >= {"train", "cka", "mutual_knn", "mlem", "rsa", "r2", "procrustes", "loss"}
     assert len(RUN) > 30
 
 
@@ -235,7 +237,7 @@ def test_the_site_builds_strictly_and_asks_nothing_of_a_network(site):
     assert {"index.html", "tutorials/first-hour.html", "reference/settings.html", "reference/api.html"} <= set(found)
     loaded = re.compile(r"<(?:script|img|iframe)[^>]+src=\"?(https?:)?//|<link[^>]+rel=\"?stylesheet\"?[^>]+https?://")
     assert [name for name in found if loaded.search((site / name).read_text())] == []
-    assert "thinkalike.measures.cka" in (site / "reference" / "api.html").read_text()
+    assert "thinkalike.measures.minibatch_cka" in (site / "reference" / "api.html").read_text()
 
 
 class Quiet(SimpleHTTPRequestHandler):

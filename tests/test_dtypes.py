@@ -21,13 +21,13 @@ JOBS = {
     "kl": ("train.py", "stitch.loss=kl", "stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256"),
     "loss": ("analyze.py", "measure=loss"),
     "cka": ("analyze.py", "measure=cka", *PAIR),
-    "mknn": ("analyze.py", "measure=mknn", *PAIR),
+    "mutual_knn": ("analyze.py", "measure=mutual_knn", *PAIR),
     "r2": ("analyze.py", "measure=r2", "measure.fit_batches=12", *PAIR),
     "transfer_maps": ("analyze.py", "measure=transfer_maps", "measure.fit_tokens=4096"),
     "mlem": ("analyze.py", "measure=mlem", *STIMULI),
     "rsa": ("analyze.py", "measure=rsa", *STIMULI),
 }
-COLUMN = {"loss": "loss", "cka": "value", "mknn": "value", "r2": "value", "rsa": "value", "mlem": "importance"}
+COLUMN = {"loss": "loss", "cka": "value", "mutual_knn": "value", "r2": "value", "rsa": "value", "mlem": "importance"}
 
 
 QUICK = ("stitching", "cka")  # the others take the same roads

@@ -7,8 +7,8 @@ import pytest
 
 from conftest import composed
 from thinkalike.config.compose import DEFAULT_TARGET, with_default_target
-from thinkalike.config.relevance import relevant
-from thinkalike.instruments.stitching.sentence import sentence
+from thinkalike.config.schema import relevant
+from thinkalike.instruments.stitching.instrument import sentence
 
 PAIR = ("gelu-3l-mini", "solu-3l-mini")
 

@@ -1,4 +1,4 @@
-"""measure=cka|mknn measure.given=token: what the door leaves, words and tokens, and what is refused."""
+"""measure=cka|mutual_knn measure.given=token: what the door leaves, words and tokens, and what is refused."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
-from thinkalike.config.relevance import relevant
+from thinkalike.config.schema import relevant
 from thinkalike.instruments.cka import Config, LayerCKA
 from thinkalike.instruments.layer_pairs.memory import _bytes_of_comparing
-from thinkalike.measures import CKA, LayerPredictions, LinearPrediction, NeighboursGivenToken, RowGroups
-from thinkalike.models import load_model
-from thinkalike.states import Pieces, word_forms
+from thinkalike.measures import CKA, LayerMeans, LayerPredictions, LinearPrediction, RowGroups, mutual_measure
+from thinkalike.models.load import load_model
+from thinkalike.states.tokens import Pieces, word_forms
 
 
 @pytest.fixture
@@ -37,12 +37,16 @@ def states_and_tokens(minis, tmp_path):
 
 
 @pytest.mark.drawn
-@pytest.mark.parametrize("measure", ["cka", "mknn"])
+@pytest.mark.parametrize("measure", ["cka", "mutual_knn"])
 def test_a_job_leaves_the_measure_given_the_token(measure, door, words, minis, tmp_path):
     more = ["measure.null=true", "measure.permutations=1"] if measure == "cka" else ["measure.neighbours=3"]
     done = door("analyze.py", f"measure={measure}", *words, *more)
     result, table = done.result, done.result.table
-    metric = CKA(4, 4, given="token", permutations=1) if measure == "cka" else NeighboursGivenToken(4, 4, 3)
+    metric = (
+        CKA(4, 4, given="token", permutations=1)
+        if measure == "cka"
+        else LayerMeans(4, 4, mutual_measure(3), given="token")
+    )
     for number, (states, tokens) in enumerate(states_and_tokens(minis, tmp_path)):
         metric.update(*states, None, number, tokens)
     expected = metric.compute()
@@ -57,8 +61,8 @@ def test_a_job_leaves_the_measure_given_the_token(measure, door, words, minis, t
     assert "of the rows stood in large enough groups" in done.stdout
     svg = next(path for path in result.figures if path.suffix == ".svg").read_text()
     assert "given the token" in svg
-    if measure == "mknn":
-        assert result.scalars["chance"] == pytest.approx(expected.chance)
+    if measure == "mutual_knn":
+        assert result.scalars["chance"] == pytest.approx(expected.by_chance)
 
 
 def test_a_default_stays_out_of_the_key():
@@ -85,20 +89,6 @@ def test_models_of_different_tokenizers_are_compared_given_the_form_of_the_word(
 def test_equal_words_have_equal_numbers():
     batch = Pieces(["a bc a", "bc  d"], [[(0, 1), (2, 4), (5, 6)], [(0, 2), (4, 5)]])
     assert word_forms(batch).tolist() == [0, 1, 0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        (["measure=cka", "measure.kernel=rbf"], "leave out measure.kernel=rbf"),
-        (["measure=cka", "measure.flatten=mean"], "and measure.flatten=mean"),
-        (["measure=cka", "measure.flatten=sample"], "and measure.flatten=sample"),
-        (["measure=cka", "measure.given=tokn"], "measure.given=tokn is not known; did you mean 'token'?"),
-        (["measure=mknn", "measure.neighbours=300"], "no token stands in 302 of the 512 rows"),
-    ],
-)
-def test_what_cannot_be_given_the_token_is_one_line(more, message, door, words):
-    assert message in door("analyze.py", *words, *more).error
 
 
 def test_what_it_takes_is_foreseen():
@@ -174,18 +164,3 @@ def test_predictions_go_on_from_a_state():
             second.update(*batch, None, number)
         assert torch.equal(second.compute().value, whole.compute().value)
         assert torch.equal(second.compute().back.high, whole.compute().back.high)
-
-
-def test_predictions_that_cannot_be_are_refused(door, words):
-    x = [torch.randn(30, 4)]
-    predictions = LayerPredictions(1, 1, fit_batches=1, given="token")
-    with pytest.raises(ValueError, match="come with given=token alone, and this is token"):
-        predictions.update(x, x)
-    predictions.update(x, x, None, 0, torch.zeros(30, dtype=torch.long))
-    with pytest.raises(ValueError, match="give batches that judge"):
-        predictions.compute()
-    said = door("analyze.py", "measure=r2", *words, "measure.fit_batches=100").error
-    assert "measure.fit_batches=100 leaves none of the" in said
-    said = door("analyze.py", "measure=r2", *words, "activations=x.npz", "stimuli=table", "stimuli.path=x.csv").error
-    assert "takes no activations" in said
-    assert "measure.ridge=0" in door("analyze.py", "measure=r2", *words, "measure.ridge=0").error

@@ -70,7 +70,7 @@ def test_the_interval_of_a_mean_penalty_is_wider_with_seeds_that_differ():
     assert two.high - two.low > 2 * (one.high - one.low)
 
 
-@pytest.mark.parametrize("kind", ["cka", "mknn", "r2"])
+@pytest.mark.parametrize("kind", ["cka", "mutual_knn", "r2"])
 def test_two_models_have_their_equal_depths_and_their_most_alike_layers(kind):
     across = cells("a", "b", [[0.9, 0.5, 0.2], [0.1, 0.95, 0.4]])  # depths: 0 with 0, and 1 with 2
     table = pd.concat([across, cells("a", "a", [[1.0, 0.99], [0.99, 1.0]])], ignore_index=True)

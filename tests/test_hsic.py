@@ -7,10 +7,9 @@ import itertools
 import pytest
 import torch
 
+from thinkalike.measures import hsic as gram_products
 from thinkalike.measures import hsic0, hsic1
-from thinkalike.measures.kernels import gram_products
-from thinkalike.measures.kernels.gram_products import Tiling, dense_statistics, linear_statistics
-from thinkalike.measures.kernels.hsic import all_hsics
+from thinkalike.measures.hsic import Tiling, all_hsics, dense_statistics, linear_statistics
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -8,7 +8,7 @@ import torch
 
 import hub
 import tiny
-from thinkalike.models import FrozenModel
+from thinkalike.models.frozen import FrozenModel
 
 SMALL = ("stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256", "data=text", "data.report_tokens=4096",
          "data.report_share=0.4", "model.context=32")  # fmt: skip
@@ -86,7 +86,7 @@ def test_legacy_weights_arrive_in_the_right_places(repositories, monkeypatch, tm
     from transformer_lens.model_bridge.sources import tl_legacy
     from transformers import AutoTokenizer
 
-    from thinkalike.models.checkpoints.unhooked import without_hooks
+    from thinkalike.models.readers import without_hooks
 
     def local(repository, filename, **_):
         return str(repositories / repository / filename)

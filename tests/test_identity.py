@@ -9,10 +9,10 @@ import tiny
 from classifiers import THREE, local
 from classifiers import random_pairs as pairs
 from thinkalike.errors import ModelError
-from thinkalike.evaluation import class_losses, identity_stitches, predicted_classes
+from thinkalike.evaluation.classifiers import class_losses, identity_stitches, predicted_classes
 from thinkalike.memory import LiveBytes
-from thinkalike.models import EMBED, load_model
-from thinkalike.models.sites import after
+from thinkalike.models.families import EMBED, after
+from thinkalike.models.load import load_model
 
 CUTS = [EMBED, *range(tiny.LAYERS)]
 

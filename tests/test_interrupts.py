@@ -110,7 +110,7 @@ def test_an_analysis_leaves_a_state_at_its_batch_and_goes_on_to_the_same_bytes(d
     assert status == 143, said
     assert "interrupted at batch" in said
     again, whole = door(*words, f"store={tmp_path}/s"), door(*words, f"store={tmp_path}/whole")
-    assert "going on from" in again.stderr
+    assert "resuming from" in again.stderr
     assert again.result.fingerprint() == whole.result.fingerprint()
 
 

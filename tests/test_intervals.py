@@ -120,7 +120,7 @@ def test_one_document_apart_from_all_others_gives_finite_ends():
 def test_many_resamples_in_parts_are_as_good_as_at_once(monkeypatch):
     sums, counts = report(30, (3,))
     whole = bootstrap_interval(sums, counts, resamples=4000)
-    monkeypatch.setattr("thinkalike.measures.statistics.bootstrapping.AT_ONCE", 700)
+    monkeypatch.setattr("thinkalike.measures.bootstrapping.AT_ONCE", 700)
     parts = bootstrap_interval(sums, counts, resamples=4000)
     torch.testing.assert_close(parts.low, whole.low, rtol=0, atol=0.05 * float((whole.high - whole.low).max()))
 
@@ -139,11 +139,6 @@ def test_it_says_how_much_wider_an_interval_is():
     counts = report(50)[1]
     weights = (counts / counts.sum()).numpy()
     assert (weights**2).sum() == pytest.approx(1 / effective_number(counts))
-
-
-def test_there_is_no_effective_number_of_nothing():
-    with pytest.raises(ValueError, match="no document has tokens"):
-        effective_number(torch.zeros(3))
 
 
 # ------------------------------------------------------------------------------------------------------- several layers
@@ -227,9 +222,3 @@ def test_intervals_over_documents_and_seeds_cover(seeds):
         documents.append(covered(bootstrap_interval(sums.mean(-2), counts, resamples=400, seed=seed)))
     assert torch.cat(ours).mean() > 0.925
     assert torch.cat(documents).mean() < 0.85, "control"
-
-
-@pytest.mark.parametrize("seeds", [1, 2])
-def test_one_document_is_too_few(seeds):
-    with pytest.raises(ValueError, match="needs two of them, not 1"):
-        documents_and_seeds_interval(torch.ones(seeds, 3), torch.tensor([4.0, 0, 0]))

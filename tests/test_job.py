@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 
 import numpy as np
 import pandas as pd
@@ -31,7 +32,7 @@ from thinkalike.config import (
     TrainConfig,
     TrainerConfig,
     measure_schema,
-    neutral,
+    not_in_key,
     relevant,
 )
 from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
@@ -54,13 +55,12 @@ class Config:
     measure: ToyMeasure = field(default_factory=ToyMeasure)
     other: ToyMeasure = field(default_factory=ToyMeasure)
     seed: int = 0
-    store: str = neutral("results")
-    force: bool = neutral(False)
-    wait: bool = neutral(True)
-    threads: int | None = neutral(None)
-    plugins: str | None = neutral(None)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata={"neutral": True})
-    logger: LoggerConfig = field(default_factory=LoggerConfig, metadata={"neutral": True})
+    store: str = not_in_key("results")
+    force: bool = not_in_key(False)
+    wait: bool = not_in_key(True)
+    threads: int | None = not_in_key(None)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata={"not_in_key": True})
+    logger: LoggerConfig = field(default_factory=LoggerConfig, metadata={"not_in_key": True})
 
 
 class Toy(Instrument, kind="toy", reads=("measure", "seed"), config=Config):
@@ -207,25 +207,8 @@ def test_what_a_machine_runs_out_of_is_one_line_and_the_state_is_kept(error, sai
     assert set(perform(Toy(), config(tmp_path)).table["start"]) == {2}
 
 
-def test_a_store_that_is_removed_meanwhile_is_one_line(tmp_path):
-    class Removing(Toy, kind="removing", reads=("measure",), config=Config):
-        """Loses its store."""
-
-        def run(self, config, work):
-            shutil.rmtree(work.job.store)
-            return super().run(config, work)
-
-    with pytest.raises(ResourceError, match=r"partial was removed while the job ran: leave the store"):
-        perform(Removing(), config(tmp_path / "store"))
-
-
-def test_another_error_of_the_system_keeps_its_traceback(tmp_path):
-    with pytest.raises(RuntimeError, match=r"^a bug$"):
-        perform(Toy(break_off=RuntimeError("a bug")), config(tmp_path))
-
-
 def test_a_second_process_waits_and_takes_the_result_of_the_first(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("thinkalike.store.locks.SAY_EVERY", 0.05)
+    monkeypatch.setattr("thinkalike.store.jobs.SAY_EVERY", 0.05)
     first, began = Toy(), threading.Event()
     slow = first.run
 
@@ -287,24 +270,19 @@ def test_a_schema_that_grows_finds_its_old_results(tmp_path):
     assert perform(toy, config(tmp_path, measure=Grown(size=5, extra="used"))).key != before.key
 
 
-def test_a_part_that_does_not_exist_is_an_error_when_the_kind_is_declared():
-    with pytest.raises(TypeError, match=r"Wrong reads \['modle'\], and AnalyzeConfig has "):
-
-        class Wrong(Instrument, kind="wrong", reads=("modle", "data")):
-            """Has a typo."""
-
-
-def test_an_interrupted_job_goes_on_and_a_damaged_state_is_one_line(tmp_path):
+def test_an_interrupted_job_resumes_and_a_damaged_state_is_put_aside(tmp_path, caplog):
     with pytest.raises(DataError):
         perform(Toy(break_off=DataError("no more")), config(tmp_path))
     (state,) = tmp_path.glob("toy/*.partial/checkpoints/half-1-*.pt")
     kept = state.read_bytes()
+    assert set(perform(Toy(), config(tmp_path)).table["start"]) == {2}
+    with pytest.raises(DataError):
+        perform(Toy(break_off=DataError("no more")), config(tmp_path, force=True))
+    (state,) = tmp_path.glob("toy/*.partial/checkpoints/half-1-*.pt")
     state.write_bytes(kept[: len(kept) // 2])
-    with pytest.raises(StoreError, match=r"half-1-.*\.pt is damaged \(.*\); deleting it is safe"):
-        perform(Toy(), config(tmp_path))
-    state.write_bytes(kept)
-    result = perform(Toy(), config(tmp_path))
-    assert set(result.table["start"]) == {2}
+    shutil.rmtree(next(tmp_path.glob("toy/*[0-9a-f]")))
+    assert set(perform(Toy(), config(tmp_path)).table["start"]) == {0}
+    assert "is damaged" in caplog.text
     assert not list(tmp_path.glob("toy/*.partial"))
 
 
@@ -313,7 +291,7 @@ def test_a_state_holds_nothing_that_could_run_code(tmp_path):
         perform(Toy(break_off=DataError("no more")), config(tmp_path))
     (state,) = tmp_path.glob("toy/*.partial/checkpoints")
     write_state(state, "half", {"done": Path("x")})  # a class of Python, which weights_only refuses
-    with pytest.raises(StoreError, match=r"is damaged .*Weights only"):
+    with pytest.raises(UnpicklingError, match="Weights only"):
         perform(Toy(), config(tmp_path))
 
 
@@ -359,7 +337,7 @@ NEUTRAL = {
     "data.files", "model.path", "target.path", "model.device", "target.device", "trainer.checkpoint_every",
     "trainer.memory", "trainer.recompute", "pretrain.ship", "nli.ship", "pairs.fit", "pairs.report",
     "pairs.challenge", "stimuli.path", "activations", "threads", "chosen", "models", "dry_run",
-    "trainer.log_every", "plugins",
+    "trainer.log_every",
 }  # fmt: skip
 
 
@@ -420,7 +398,7 @@ def defaults() -> dict[str, dict]:
     schemas |= {f"measure={kind}": measure_schema(kind) for kind in MEASURES}
     made = {}
     for name, schema in schemas.items():
-        items = [item for item in dataclasses.fields(schema) if not item.metadata.get("neutral")]
+        items = [item for item in dataclasses.fields(schema) if not item.metadata.get("not_in_key")]
         values = {
             item.name: item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
             for item in items
@@ -449,17 +427,6 @@ def test_the_provenance_says_what_computed_it(tmp_path):
     assert 1e7 < record["peak_memory_bytes"] < 1e13
     assert 0 <= record["wall_seconds"] < 60
     assert record["threads"] >= 1
-
-
-def test_a_checkout_without_git_has_an_unknown_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr("thinkalike.job.provenance.__file__", str(tmp_path / "provenance.py"))
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert environment()["git_commit"] == "unknown"
-
-
-def test_a_machine_without_git_has_an_unknown_commit(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    assert environment()["git_commit"] == "unknown"
 
 
 def test_the_commit_is_that_of_the_checkout():

@@ -9,7 +9,7 @@ import pytest
 
 from test_listing import planted
 from thinkalike.config import Made
-from thinkalike.listing import show_sweep, sweeps
+from thinkalike.listing import show_sweep, shown
 
 BOTH = ("gelu-3l-mini", "solu-3l-mini")
 
@@ -43,7 +43,7 @@ def test_it_has_what_was_swept_and_the_headlines(made, capsys, monkeypatch):
 
 def test_in_wandb_it_is_a_run_of_the_group_where_a_job_was_logged_there(made, monkeypatch):
     published = []
-    monkeypatch.setattr(sweeps, "publish_table", lambda *given: published.append(given))
+    monkeypatch.setattr(shown, "publish_table", lambda *given: published.append(given))
     show_sweep(made)
     assert not published
     show_sweep([*made[:2], made[2]._replace(logger=made[2].logger | {"kind": "wandb"})])

@@ -11,12 +11,13 @@ import torch
 from conftest import composed
 from thinkalike import papers
 from thinkalike.config import ModelConfig
-from thinkalike.data import read_stimuli
+from thinkalike.data.cache import Entry, kept
+from thinkalike.data.from_config import read_stimuli
 from thinkalike.instruments import run_jobs
-from thinkalike.models import FrozenModel
+from thinkalike.models.frozen import FrozenModel
 from thinkalike.papers.experiment import job_of
-from thinkalike.states import kept, stimulus_states_of
-from thinkalike.states.kept import KeptStates, kept_states
+from thinkalike.states import stimuli as stimuli_states
+from thinkalike.states.stimuli import stimulus_states_of
 
 
 @pytest.fixture
@@ -110,17 +111,17 @@ def test_what_can_change_a_bit_is_another_entry(change, config, passes, tmp_path
 
 def test_so_are_other_weights_threads_versions_and_code(config, checkpoints, monkeypatch, tmp_path):
     fingerprint = read_stimuli(config().stimuli).fingerprint()
-    keys = [kept._key(config().model, fingerprint, False)]
-    keys.append(kept._key(ModelConfig(name="local", path=str(checkpoints["mamba"])), fingerprint, False))
+    keys = [stimuli_states._key(config().model, fingerprint, False)]
+    keys.append(stimuli_states._key(ModelConfig(name="local", path=str(checkpoints["mamba"])), fingerprint, False))
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 7)
-        keys.append(kept._key(config().model, fingerprint, False))
+        keys.append(stimuli_states._key(config().model, fingerprint, False))
     for function in ("_versions", "_code", "_processor"):
         with monkeypatch.context() as patch:
-            patch.setattr(kept, function, lambda: "another")
-            keys.append(kept._key(config().model, fingerprint, False))
+            patch.setattr(stimuli_states, function, lambda: "another")
+            keys.append(stimuli_states._key(config().model, fingerprint, False))
     assert len(set(keys)) == len(keys)
-    assert kept._key(config().model, fingerprint, False) == keys[0]
+    assert stimuli_states._key(config().model, fingerprint, False) == keys[0]
 
 
 @pytest.mark.parametrize("damage", [b"", b"no safetensors", None])
@@ -132,20 +133,20 @@ def test_a_damaged_entry_is_computed_anew(damage, config, passes, caplog, tmp_pa
     entry.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]) if damage is None else damage)
     assert same(first, states_of(config()))
     assert len(passes) == 2 * once
-    assert "are damaged" in caplog.text
+    assert "is damaged" in caplog.text
     assert entry.read_bytes() == whole
 
 
 def computing(calls, value=1.0):
     def compute():
         calls.append(value)
-        return KeptStates([torch.full((4, 3), value), torch.ones(4, 2, dtype=torch.bfloat16)], {"layers": [0, 1]})
+        return Entry({"0": torch.full((4, 3), value), "1": torch.ones(4, 2, dtype=torch.bfloat16)}, {"layers": [0, 1]})
 
     return compute
 
 
 @pytest.mark.parametrize("what", ["a file", "a full disk"])
-def test_where_it_cannot_be_written_work_goes_on(what, config, caplog, monkeypatch, tmp_path):
+def test_where_it_cannot_be_written_work_goes_on(what, caplog, monkeypatch, tmp_path):
     calls, folder = [], tmp_path / "kept"
     if what == "a file":
         folder.write_text("")
@@ -154,20 +155,20 @@ def test_where_it_cannot_be_written_work_goes_on(what, config, caplog, monkeypat
         def full(*_, **__):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(kept, "save_file", full)
+        monkeypatch.setattr("thinkalike.data.cache.save_file", full)
     for _ in range(2):
-        states, about = kept_states(folder, config().model, "x", False, computing(calls))
-        assert (float(states[0].sum()), about) == (12, {"layers": [0, 1]})
+        states, about = kept(folder / "x.safetensors", computing(calls))
+        assert (float(states["0"].sum()), about) == (12, {"layers": [0, 1]})
     assert len(calls) == 2
     assert "going on without it" in caplog.text
     assert not list(tmp_path.glob("kept/*.aside"))
 
 
-def test_two_at_once_compute_it_once(config, tmp_path):
-    calls, found, model = [], [], config().model
+def test_two_at_once_compute_it_once(tmp_path):
+    calls, found = [], []
 
     def ask():
-        found.append(kept_states(tmp_path / "kept", model, "x", False, computing(calls)))
+        found.append(kept(tmp_path / "kept" / "x.safetensors", computing(calls)))
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -175,32 +176,24 @@ def test_two_at_once_compute_it_once(config, tmp_path):
     for thread in threads:
         thread.join()
     assert len(calls) == 1
-    assert all(torch.equal(each.states[1], found[0].states[1]) for each in found)
+    assert all(torch.equal(each.tensors["1"], found[0].tensors["1"]) for each in found)
 
 
-def test_what_was_read_longest_ago_makes_room(config, monkeypatch, tmp_path):
-    monkeypatch.setattr(kept, "LARGEST", 700)  # an entry takes some 400 bytes with its header
-    folder, model, calls = tmp_path / "kept", config().model, []
+def test_what_was_read_longest_ago_makes_room(tmp_path):
+    calls = []
 
-    def ask(stimuli, when):
-        kept_states(folder, model, stimuli, False, computing(calls))
-        path = folder / f"{kept._key(model, stimuli, False)}.safetensors"
-        os.utime(path, (when, when))
+    def ask(name, when, most=700):  # an entry takes some 400 bytes with its header
+        path = tmp_path / f"{name}.safetensors"
+        kept(path, computing(calls), most)
+        if path.exists():
+            os.utime(path, (when, when))
 
-    ask("a", 1)
-    ask("b", 2)
-    ask("a", 3)
-    assert len(calls) == 2
-    ask("c", 4)
-    ask("a", 5)
-    assert len(calls) == 3, "b made room"
-    ask("b", 6)
-    assert len(calls) == 4
-    monkeypatch.setattr(kept, "LARGEST", 10)
-    ask_large = computing(calls)
-    kept_states(folder, model, "large", False, ask_large)
-    kept_states(folder, model, "large", False, ask_large)
-    assert len(calls) == 6, "what is larger than all may be is not kept"
+    for when, (name, computed) in enumerate([("a", 1), ("b", 2), ("a", 2), ("c", 3), ("a", 3), ("b", 4)]):
+        ask(name, when)
+        assert len(calls) == computed, "b made room for c"
+    for times in (1, 2):
+        ask("large", 9, most=10)
+        assert len(calls) == 4 + times, "what is larger than all may be is not kept"
 
 
 @pytest.mark.slow

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from thinkalike.config import ModelConfig
-from thinkalike.models import label, load_models, told_apart
+from thinkalike.models.labels import label, told_apart
+from thinkalike.models.load import load_models
 
 MODEL = ModelConfig(name="pythia")
 

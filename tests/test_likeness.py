@@ -15,13 +15,13 @@ from torch.nn.functional import pad
 
 import tiny
 from conftest import composed
-from thinkalike.data import PairedRows, TokenRows
+from thinkalike.data.rows import PairedRows, TokenRows
 from thinkalike.errors import DataError
 from thinkalike.evaluation import likeness as module
-from thinkalike.evaluation import likeness_of
+from thinkalike.evaluation.likeness import likeness_of
 from thinkalike.measures import CKA, Estimate, surprises, token_codes
 from thinkalike.memory import Budget
-from thinkalike.models import load_model
+from thinkalike.models.load import load_model
 
 PAIRS = [(0, 1), (3, 2), (0, 0)]
 BATCH = 16  # rows of 64 tokens: 1024 tokens

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import runpy
 import shutil
 import sys
 import time
@@ -20,8 +19,7 @@ from test_store import TABLE
 from thinkalike.cli import main
 from thinkalike.errors import ConfigError, StoreError
 from thinkalike.listing import search
-from thinkalike.listing.query import Query, moment
-from thinkalike.listing.screen import duration
+from thinkalike.listing.found import Query, moment
 from thinkalike.store import Headline, Job
 
 CONFIG = {"model": {"name": "tiny"}, "stitch": {"kind": "linear", "steps": 2000}, "layers": "same", "seed": 0}
@@ -109,11 +107,6 @@ def test_80_columns_are_enough_for_the_models_that_ship(store, listed):
     assert max(map(len, listed(store, columns=80).out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.0, "0 s"), (31.44, "31.4 s"), (720.0, "12 min"), (12600.0, "3.5 h")])
-def test_durations_are_said_in_a_unit_that_fits(seconds, text):
-    assert duration(seconds) == text
-
-
 # --------------------------------------------------------------------------------------------------------- for machines
 
 
@@ -173,48 +166,6 @@ def test_times_ago_are_counted_back_from_now():
     assert [(now - moment(text, now)) / timedelta(hours=1) for text in ("12h", "7d", "2w")] == [12, 168, 336]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("kind=stitchin", "kind=stitchin is in no result of {store}; did you mean 'stitching'?"),
-        ("kind=rsa", "kind=rsa is in no result of {store}; there is: loss, stitching"),
-        ("model=gelu-3l", "model=gelu-3l is in no result of {store}; did you mean 'gelu-3l-mini'?"),
-        ("sort=scor", "sort=scor is not known; did you mean 'score'?"),
-        ("since=yesterday", "since=yesterday is no date; give one, such as 2026-11-01, or 12h, 7d or 2w"),
-        ("since=99999999999999w", "since=99999999999999w is no date; give one, such as 2026-11-01, or 12h, 7d or 2w"),
-        ("since=2027-01-01", "no result of {store} is all that was asked for; leave out kind=, model= or since="),
-        ("kin=cka", "'kin' is not a setting of results; did you mean 'kind'?"),
-        ("--jsn", "--jsn is not known; did you mean '--json'?"),
-        ("--csv --json", "--json must be said once, and with a value: thinkalike results [STORE] kind=cka"),
-        ("kind=", "kind= must be said once, and with a value: thinkalike results [STORE] kind=cka"),
-        ("elsewhere", "elsewhere must be said once, and with a value: thinkalike results [STORE] kind=cka"),
-    ],
-)
-def test_what_cannot_be_listed_is_one_line(store, listed, words, message):
-    refused = listed(f"store={store}", *words.split())
-    assert (refused.status, refused.out, refused.err) == (1, "", f"error: {message.format(store=store)}\n")
-
-
-def test_a_store_without_results_is_one_line(tmp_path, listed, store):
-    assert listed(tmp_path / "nowhere").err == (
-        f"error: the store {tmp_path}/nowhere cannot be read: No such file or directory; choose store=DIR\n"
-    )
-    (tmp_path / "empty").mkdir()
-    none = "holds no finished results; python train.py makes one\n"
-    assert listed(tmp_path / "empty").err == f"error: the store {tmp_path}/empty {none}"
-    assert len(thinkalike.results(tmp_path / "empty")) == 0
-    one = store / "loss" / "cc"
-    assert listed(one).err == f"error: {one} is one result, and no store; its store is {store}\n"
-
-
-def test_help_says_how_and_the_package_can_be_called(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["__main__.py", "results", "--help"])
-    runpy.run_module("thinkalike", run_name="__main__")
-    said = capsys.readouterr()
-    assert said.out.startswith("usage: thinkalike results [STORE]")
-    assert said.err == ""
-
-
 @pytest.mark.parametrize("option", ["--version", "-V"])
 def test_the_package_says_its_version(option, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["thinkalike", option])
@@ -253,9 +204,9 @@ def test_a_damaged_folder_is_named_and_skipped(store, listed, damage):
 def test_a_record_that_cannot_be_read_is_named_and_skipped(store, listed, record):
     folder = store / "loss" / "cc"
     (folder / "result.json").write_text(record)
-    from thinkalike.store import manifest
+    from thinkalike.store.result import seal
 
-    manifest.seal(folder)
+    seal(folder)
     shown = listed(store)
     assert shown.err.startswith(f"skipped: {folder} is damaged: its record cannot be read (")
     assert "aa" in shown.out

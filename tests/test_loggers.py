@@ -15,11 +15,12 @@ from PIL import Image
 import wandb_runs
 from stores import finish, layer_pairs
 from test_job import Toy, config
+from thinkalike import loggers
 from thinkalike.config import LoggerConfig
-from thinkalike.errors import ConfigError, DataError, ResourceError
+from thinkalike.errors import DataError, ResourceError
 from thinkalike.job import perform
-from thinkalike.job.names import run_name
-from thinkalike.loggers import About, Tracker, publish_table, tracked, tracking, weights_and_biases
+from thinkalike.job.performing import run_name
+from thinkalike.loggers import About, Tracker, publish_table, tracked
 from thinkalike.report.command import write_report
 from thinkalike.store import Result
 
@@ -127,14 +128,14 @@ def test_an_offline_mode_that_was_asked_for_is_heeded_without_a_word(tmp_path, m
 
 @pytest.mark.parametrize("server", ["is not there", "never answers"])
 def test_where_the_server_is_away_the_run_goes_on_offline(tmp_path, monkeypatch, caplog, server):
-    monkeypatch.setattr(weights_and_biases, "PATIENCE", 0.2)
+    monkeypatch.setattr(loggers, "PATIENCE", 0.2)
     with socket.socket() as port:
         port.bind(("127.0.0.1", 0))
         if server == "never answers":
             port.listen()
         address = f"http://127.0.0.1:{port.getsockname()[1]}"
         began = time.monotonic()
-        assert weights_and_biases._away(address).startswith(f"{address} does not answer (")
+        assert loggers._away(address).startswith(f"{address} does not answer (")
         assert time.monotonic() - began < 2
         if server == "never answers":
             return
@@ -159,7 +160,7 @@ def test_a_server_that_answers_is_there_whatever_it_says():
 
     with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()  # it answers 501
-        assert weights_and_biases._away(f"http://127.0.0.1:{server.server_port}") is None
+        assert loggers._away(f"http://127.0.0.1:{server.server_port}") is None
 
 
 def test_a_run_that_the_server_refuses_goes_on_offline(tmp_path, monkeypatch, caplog):
@@ -177,7 +178,7 @@ def test_a_run_that_the_server_refuses_goes_on_offline(tmp_path, monkeypatch, ca
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     wandb.teardown()  # settings of before
     monkeypatch.setattr(wandb, "login", lambda prompt: True)
-    monkeypatch.setattr(weights_and_biases, "_away", lambda address: None)
+    monkeypatch.setattr(loggers, "_away", lambda address: None)
     with caplog.at_level("INFO", logger="thinkalike"):
         perform(Toy(), on(tmp_path))
     wandb.teardown()
@@ -213,14 +214,14 @@ class Recorder(Tracker):
 
 
 def test_a_logger_gets_the_result_when_it_is_drawn_and_is_closed(tmp_path, monkeypatch):
-    monkeypatch.setitem(tracking.TRACKERS, "csv", Recorder)
+    monkeypatch.setitem(loggers.TRACKERS, "csv", Recorder)
     monkeypatch.setattr(Recorder, "said", [])
     perform(Toy(), config(tmp_path))
     assert Recorder.said == [("toy", 1, ["mean"]), False]
 
 
 def test_of_processes_that_share_a_job_the_first_alone_logs(tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(tracking.TRACKERS, "csv", Recorder)
+    monkeypatch.setitem(loggers.TRACKERS, "csv", Recorder)
     monkeypatch.setattr(Recorder, "said", [])
     monkeypatch.setattr("thinkalike.job.performing.rank", lambda config: 1)
     with caplog.at_level("INFO", logger="thinkalike"), pytest.raises(ResourceError):  # the folders are the first one's
@@ -252,15 +253,6 @@ def test_names_tell_runs_apart(labels, words, name):
 
 
 # --------------------------------------------------------------------------------------------------------- TensorBoard
-
-
-def test_tensorboard_without_its_package_is_refused_before_anything_is_loaded(tmp_path, monkeypatch, door):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="logger=tensorboard needs a package: pip install tensorboard"):
-        perform(Toy(), config(tmp_path / "toy", logger=LoggerConfig(kind="tensorboard")))
-    refused = door("train.py", "logger=tensorboard", f"store={tmp_path}/store")
-    assert refused.error == "error: logger=tensorboard needs a package: pip install tensorboard"
-    assert not list(tmp_path.iterdir()), "nothing is left"
 
 
 def test_tensorboard_has_the_numbers_figures_and_settings_in_the_folder_of_the_result(tmp_path):

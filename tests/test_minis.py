@@ -8,10 +8,14 @@ from safetensors.torch import load_file
 
 from conftest import composed
 from thinkalike.config import DataConfig
-from thinkalike.data import controlled_stimuli, read_corpus
-from thinkalike.evaluation import held_out_loss
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.stimuli import controlled_stimuli
+from thinkalike.evaluation.language import held_out_loss
 from thinkalike.instruments import run_job
-from thinkalike.models import ASSETS, check_alignable, load_model, new_classifier, same_vocabulary
+from thinkalike.models.classifiers import new_classifier
+from thinkalike.models.load import load_model
+from thinkalike.models.places import ASSETS
+from thinkalike.models.tokenizers import check_alignable, same_vocabulary
 
 TAUGHT = "bert-mini-nli"  # a body without a head, whose card states accuracies
 MINIS = sorted(path.parent.name for path in ASSETS.glob("*/config.json") if path.parent.name != TAUGHT)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from sklearn.neighbors import NearestNeighbors
 
-from thinkalike.measures import mutual_knn, mutual_knn_matrix
-from thinkalike.measures.neighbours.sets import neighbour_measure
+from thinkalike.measures import mutual_knn
+from thinkalike.measures.neighbours import jaccard_measure, mutual_measure, second_order_measure
 
 N, K = 60, 5
 
@@ -49,7 +49,7 @@ def test_features_with_nothing_in_common_share_what_chance_gives():
 
 def test_a_matrix_of_layers_is_that_of_its_pairs():
     layers = [torch.randn(N, width) for width in (4, 8, 3)]
-    matrix = mutual_knn_matrix(layers, K)
+    matrix = mutual_measure(K).matrix(layers, layers)
     for i, x in enumerate(layers):
         for j, y in enumerate(layers):
             assert float(matrix[i, j]) == pytest.approx(float(mutual_knn(x, y, K)), abs=1e-12)
@@ -60,10 +60,10 @@ def test_a_matrix_of_layers_is_that_of_its_pairs():
     [
         (torch.randn(8, 3), torch.randn(8, 3), 7, "k=7 neighbours of 8 rows: k must lie between 1 and n - 2"),
         (torch.randn(8, 3), torch.randn(8, 3), 0, "k=0 neighbours"),
-        (torch.randn(8, 3), torch.randn(7, 3), 2, "layer 1 has 7 rows, not 8"),
-        (torch.randn(8, 3), torch.full((8, 3), torch.nan), 2, "layer 1: a value is not finite"),
-        (torch.randn(8, 3).index_fill(0, torch.tensor(4), 0), torch.randn(8, 3), 2, "layer 0: row 4 is zero"),
-        (torch.randn(8, 3), torch.ones(8, 3), 2, "layer 1: all rows are the same"),
+        (torch.randn(8, 3), torch.randn(7, 3), 2, "X has 8 and Y has 7"),
+        (torch.randn(8, 3), torch.full((8, 3), torch.nan), 2, "Y: a value is not finite"),
+        (torch.randn(8, 3).index_fill(0, torch.tensor(4), 0), torch.randn(8, 3), 2, "X: row 4 is zero"),
+        (torch.randn(8, 3), torch.ones(8, 3), 2, "Y: all rows"),
     ],
 )
 def test_what_has_no_neighbours_is_refused(x, y, k, message):
@@ -71,13 +71,13 @@ def test_what_has_no_neighbours_is_refused(x, y, k, message):
         mutual_knn(x, y, k)
 
 
-@pytest.mark.parametrize("measure", ["mutual", "jaccard", "second order cosine"])
+@pytest.mark.parametrize("measure", [mutual_measure, jaccard_measure, second_order_measure])
 def test_autocast_changes_nothing(measure):
     x = torch.randn(200, 64)
     y = x + torch.randn(200, 64) + 8
-    plain = neighbour_measure(measure).of(x + 3, y), mutual_knn(x + 3, y)
+    plain = measure().of(x + 3, y), mutual_knn(x + 3, y)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = neighbour_measure(measure).of(x + 3, y), mutual_knn(x + 3, y)
+        cast = measure().of(x + 3, y), mutual_knn(x + 3, y)
     assert plain == cast
 
 
@@ -89,14 +89,14 @@ def words(minis, text_files, tmp_path):
     source = ["model=local", f"model.path={minis}/a", "model.family=native", "model.mini=true"]
     target = [word.replace("model", "target", 1).replace("/a", "/wide") for word in source[1:]]
     models = [*source, "model@target=local", *target, "target.context=32"]
-    return ["measure=mknn", *models, *data, *size, f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
+    return ["measure=mutual_knn", *models, *data, *size, f"store={tmp_path}/results", f"data.cache={tmp_path}/cache"]
 
 
 def test_the_job_leaves_every_layer_pair_with_its_interval(door, words):
     done = door("analyze.py", *words)
     table = done.result.table
     assert len(table) == 3 * 16
-    assert (done.result.kind, done.result.scalars["batches"]) == ("mknn", 4)
+    assert (done.result.kind, done.result.scalars["batches"]) == ("mutual_knn", 4)
     assert ((table["low"] <= table["value"]) & (table["value"] <= table["high"])).all()
     within = table[(table["source"] == table["target"]) & (table["source_layer"] == table["target_layer"])]
     assert (within["value"] == 1).all()

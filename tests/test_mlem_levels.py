@@ -15,9 +15,8 @@ from sklearn.model_selection import cross_val_score
 
 from thinkalike.measures import MLEM, FeatureEncoder, feature_importance, splits, stimulus_folds
 from thinkalike.measures.distances.neural import NeuralDistances
-from thinkalike.measures.mlem.prediction import mostly_different
-from thinkalike.measures.mlem.sums.normal_equations import normal_equations
-from thinkalike.measures.mlem.terms import terms_of
+from thinkalike.measures.mlem.sums import normal_equations
+from thinkalike.measures.mlem.terms import mostly_different, terms_of
 
 LEVELS = (4, 3, 5, 6)
 KINDS = ["nominal", "nominal", "numeric", "nominal"]
@@ -115,7 +114,7 @@ def test_sums_of_items_are_those_of_pairs(missing, kinds, device):
     layers = [NeuralDistances.of(states + 100), NeuralDistances.of(states[:, :3], "cosine")]
     cells, terms = torch.randint(3, (50,), device=device), terms_of(features.known, False)
     found = normal_equations(features, layers, terms, cells)
-    precomputed = [NeuralDistances(layer.squared().sqrt(), "precomputed", torch.float64) for layer in layers]
+    precomputed = [NeuralDistances(layer.squared(), "given") for layer in layers]
     torch.testing.assert_close(normal_equations(features, precomputed, terms, cells), found, rtol=1e-10, atol=1e-8)
     columns = explicit(table.cpu(), kinds=kinds, missing=missing)
     assert sorted(found[0, 0, 1 : len(terms)][found[0, 0, 1 : len(terms)] > 0].tolist()) == sorted(
@@ -134,7 +133,7 @@ def test_sums_of_levels_beside_numbers_are_those_of_pairs(missing, kinds, device
     layers = [NeuralDistances.of(each[kept]) for each in (states + 100, states[:, :3])]
     cells, terms = torch.randint(3, (len(kept),), device=device), terms_of(features.known, False)
     found = normal_equations(features, layers, terms, cells)
-    precomputed = [NeuralDistances(layer.squared().sqrt(), "precomputed", torch.float64) for layer in layers]
+    precomputed = [NeuralDistances(layer.squared(), "given") for layer in layers]
     torch.testing.assert_close(normal_equations(features, precomputed, terms, cells), found, rtol=1e-10, atol=1e-8)
     assert features.scaled == tuple(kind == "continuous" for kind in kinds), "control: both ways are there"
 
@@ -274,7 +273,7 @@ def test_the_size_of_chunks_changes_nothing(monkeypatch):
     for params in ({"distance": "manhattan"}, {"recipe": "paper"}, {}):
         expected = MLEM(**PARAMS, **params).fit(table, states)
         with monkeypatch.context() as changed:
-            changed.setattr("thinkalike.measures.mlem.sums.by_pair.CHUNK", 70)
+            changed.setattr("thinkalike.measures.mlem.sums.CHUNK", 70)
             changed.setattr("thinkalike.measures.mlem.stimulus_pairs.CHUNK", 1)
             found = MLEM(**PARAMS, **params).fit(table, states)
             assert found.score(table, states) == pytest.approx(expected.score(table, states), abs=1e-12)

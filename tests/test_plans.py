@@ -11,16 +11,16 @@ import torch
 
 import tiny
 from conftest import break_off
+from thinkalike import memory as places
 from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.errors import DataError, ResourceError
-from thinkalike.evaluation import document_sums, report_share, rows_of_moments
+from thinkalike.evaluation.stitches import document_sums, report_share, rows_of_moments
 from thinkalike.memory import GAPS, MARGIN, Budget, LiveBytes
-from thinkalike.memory import devices as places
 from thinkalike.store import newest_state, read_state
-from thinkalike.training import Run, StitchTraining, fit
 from thinkalike.training import run as running
-from thinkalike.training.parts import mean_losses
-from thinkalike.training.plans import Plan, Prober, bounded, measured, planned
+from thinkalike.training.parts import Plan, Prober, bounded, mean_losses, measured, planned
+from thinkalike.training.run import Run, fit
+from thinkalike.training.stitching import StitchTraining
 
 CPU = torch.device("cpu")
 LAYERS = 3

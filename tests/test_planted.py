@@ -5,14 +5,15 @@ import torch
 
 from conftest import composed
 from thinkalike.config import TrainerConfig
-from thinkalike.data import read_corpus
-from thinkalike.evaluation import document_sums, state_moments
+from thinkalike.data.corpus import read_corpus
+from thinkalike.evaluation.stitches import document_sums, state_moments
 from thinkalike.instruments.stitching.fitting import fitted
-from thinkalike.instruments.stitching.setting import Setting, moments_of
+from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.measures import both_directions, procrustes
-from thinkalike.models import FrozenModel, load_model
-from thinkalike.stitches import Site, StitchMap
-from thinkalike.training import Run
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.stitches.stitch_map import Site, StitchMap
+from thinkalike.training.run import Run
 
 
 def rotation(width):
@@ -111,8 +112,7 @@ def test_the_default_recipe_finds_the_rotation(planted, tmp_path):
     recipe = config.stitch
     fit_tokens = recipe.steps * recipe.tokens_per_step
     corpus = read_corpus(config.data, source.tokenizer, 256, bos=False, fit_tokens=fit_tokens)
-    moments = moments_of(recipe, source, target, PAIRS, corpus, None)
-    setting = Setting(recipe, 0, source, target, PAIRS, corpus, moments)
+    setting = Setting(recipe, 0, source, target, PAIRS, corpus)
     run = Run(tmp_path, torch.device("cpu"), TrainerConfig())
     maps = fitted(setting, run, ()).maps
     assert penalty(source, target, maps, corpus.report.tokens[:128]).abs().max() < 0.005

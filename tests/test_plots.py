@@ -12,11 +12,9 @@ import pytest
 import torch
 
 from conftest import ROOT
-from thinkalike import CKA, MLEM, DifferentiableMLEM, Stitch, open_result
-from thinkalike.config import ModelConfig
+from thinkalike import CKA, open_result
 from thinkalike.errors import ResultError
 from thinkalike.figures import layer_pairs
-from thinkalike.models import load_model
 
 pytestmark = pytest.mark.drawn
 
@@ -42,19 +40,19 @@ def _closed():
 
 
 def test_a_metric_draws_its_matrix(metric):
-    figure, axes = metric.plot()
+    figure, axes = metric.compute().plot()
     assert isinstance(figure, matplotlib.figure.Figure)
     (image,) = axes.get_images()
     assert np.array_equal(image.get_array(), metric.compute().value)
     assert figure.axes[1].get_ylabel() == "CKA"
 
 
-def test_it_draws_another_value_into_axes_of_the_user(metric):
+def test_a_value_is_drawn_into_axes_of_the_user():
     own = matplotlib.figure.Figure()
     place = own.subplots()
     other = CKA(2, 3)
     other.update([torch.randn(9, 4)] * 2, [torch.randn(9, 4)] * 3)
-    figure, axes = metric.plot(other.compute(), place)
+    figure, axes = other.compute().plot(place)
     assert (figure, axes) == (own, place)
     assert np.array_equal(place.get_images()[0].get_array(), other.compute().value)
 
@@ -63,11 +61,6 @@ def test_values_below_the_scale_are_told_by_the_colour_bar():
     figure, _ = layer_pairs([[-0.5, 0.5]], "CKA", (0.0, 1.0))
     assert figure.axes[1].get_ylabel() == "CKA"
     assert len(figure.axes[1].patches) == 1, "its lower end is an arrow"
-
-
-def test_without_a_batch_there_is_nothing_to_draw():
-    with pytest.raises(ValueError, match="no CKA of no batches"):
-        CKA(1, 1).plot()
 
 
 @pytest.mark.slow
@@ -84,7 +77,7 @@ with canvas(1, 1) as (figure, axes):
     save(figure, Path(tempfile.mkdtemp()), "a")
 metric = thinkalike.CKA(1, 1)
 metric.update([torch.randn(9, 4)], [torch.randn(9, 4)])
-metric.plot()
+metric.compute().plot()
 assert matplotlib.get_backend().lower() == "svg", matplotlib.get_backend()
 import matplotlib.pyplot as plt
 assert len(plt.get_fignums()) == 1, "the one that is shown, and not the one that is saved"
@@ -125,27 +118,3 @@ def test_a_result_draws_the_figures_of_its_kind(door, small_stitching):
 
 
 # ----------------------------------------------------------------------------------------------------------- in words
-
-
-def test_what_a_user_holds_says_what_it_is(metric, checkpoints):
-    model = load_model(ModelConfig(name="local", path=str(checkpoints["gpt2"])))
-    features = np.arange(40).reshape(20, 2) % 3
-    with pytest.warns(UserWarning, match="differ on much the same pairs"):
-        fitted = MLEM(alpha=1.0).fit(features, np.random.default_rng(0).normal(size=(20, 3)))
-    result = metric.compute()
-    ends = f"{float(result.value.min()):.3f} to {float(result.value.max()):.3f}"
-    width = f"intervals at most {result.widest_interval():.3g} wide"
-    written = {
-        repr(metric): "CKA(2, 3, permutations=3; 3 batches)",
-        repr(result): f"CKAResult(2 x 3 layers, 3 batches: {ends}, {width})",
-        repr(MLEM()): "MLEM()",
-        repr(MLEM(difference="levels")): "MLEM(difference='levels')",
-        repr(fitted): "fitted MLEM(alpha=1.0, features=2, layers=1)",
-        repr(Stitch("affine", 4, 5)).splitlines()[1].strip(): "affine, 4 -> 5",
-        repr(model): (
-            f"FrozenModel({model.name}: 4 layers of width 32, vocabulary {model.vocabulary}, context {model.context}; "
-            f"{model.family_name}, float32 on cpu)"
-        ),
-    }
-    assert list(written) == list(written.values())
-    assert "root" in dict(DifferentiableMLEM(2).named_parameters())

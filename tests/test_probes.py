@@ -19,7 +19,7 @@ from thinkalike.measures import (
     turned_at_random,
 )
 from thinkalike.measures.transfer import probes as module
-from thinkalike.measures.transfer.crossfitting import best_penalty
+from thinkalike.measures.transfer.probes import best_penalty
 
 D, N = 8, 240
 ALPHAS = [1.0, 100.0]

@@ -16,7 +16,7 @@ from thinkalike.config import TrainerConfig
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.instruments import run_job
 from thinkalike.instruments.layer_pairs import gathering
-from thinkalike.measures import CKA, BatchMeans, NeighboursGivenToken, mutual_knn_matrix
+from thinkalike.measures import CKA, LayerMeans, mutual_measure
 from thinkalike.processes import Team, check_processes, together
 
 
@@ -83,8 +83,8 @@ def test_a_signal_of_one_process_reaches_all(monkeypatch):
 def metrics():
     return {
         "cka": lambda: CKA(2, 3, permutations=1),
-        "mknn": lambda: BatchMeans(2, 3, lambda layers: mutual_knn_matrix(layers, 5)),
-        "mknn given the token": lambda: NeighboursGivenToken(2, 3, 2),
+        "mutual_knn": lambda: LayerMeans(2, 3, mutual_measure(5)),
+        "mutual_knn given the token": lambda: LayerMeans(2, 3, mutual_measure(2), given="token"),
     }
 
 
@@ -169,7 +169,7 @@ def test_a_width_to_stop_at_is_of_one_process(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("measure", ["cka", "mknn"])
+@pytest.mark.parametrize("measure", ["cka", "mutual_knn"])
 def test_two_processes_give_the_bits_of_one(door, measure):
     words = [f"measure={measure}", "model=gelu-3l-mini", "model@target=solu-3l-mini", "measure.batches=5"]
     words += ["measure.tokens_per_batch=256", "model.device=cpu", "target.device=cpu"]

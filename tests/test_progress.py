@@ -27,7 +27,7 @@ from thinkalike.measures import MLEM, feature_importance, mantel
 from thinkalike.progress import Activity, counted, doing, under_way
 from thinkalike.screen import aside, watched
 from thinkalike.screen import progress as screen
-from thinkalike.screen.progress import PROGRESS, clock, sentence
+from thinkalike.screen.progress import PROGRESS, sentence
 
 HIDES, SHOWS = b"\x1b[?25l", b"\x1b[?25h"  # the cursor
 
@@ -127,14 +127,6 @@ def test_measures_count_folds_nulls_and_permutations(monkeypatch):
 
 def activities(*each: Activity) -> list[Activity]:
     return list(each)
-
-
-CLOCKS = [(0.4, "0:00"), (59.6, "1:00"), (754.0, "12:34"), (11105.0, "3:05:05"), (-1.0, "0:00")]
-
-
-@pytest.mark.parametrize(("seconds", "text"), CLOCKS)
-def test_seconds_are_those_of_a_clock(seconds, text):
-    assert clock(seconds) == text
 
 
 def test_a_line_says_where_how_far_how_fast_and_how_long():

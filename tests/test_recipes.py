@@ -11,10 +11,12 @@ from torch import nn
 import tiny
 from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError
-from thinkalike.evaluation import BigramMeans, Reader, document_sums, states_onwards
+from thinkalike.evaluation.stitches import Reader, document_sums, states_onwards
+from thinkalike.evaluation.token_means import BigramMeans
 from thinkalike.measures import Moments, least_squares, procrustes, reduced_rank
-from thinkalike.training import Fit, Run, StitchTraining, fit, peak_rate
-from thinkalike.training.optimizers import EPSILON
+from thinkalike.training.run import Run, fit
+from thinkalike.training.steps import peak_rate
+from thinkalike.training.stitching import EPSILON, Fit, StitchTraining
 
 CONFIG = StitchConfig(steps=10, warmup=2, tokens_per_step=128)
 PAIRS = [(0, 1), (2, 2)]

@@ -139,21 +139,6 @@ def test_a_fitted_decoder_is_that_of_least_squares(float64):
     assert explained(fitted, states) > explained(sae, states)
 
 
-@pytest.mark.parametrize(
-    ("shapes", "k", "message"),
-    [
-        (((6, 12), (12,), (12, 5), (6,)), None, "does not go with"),
-        (((6, 12), (11,), (12, 6), (6,)), None, "does not go with"),
-        (((2, 6, 12), (2, 12), (2, 12, 6), (6,)), None, "does not go with"),
-        (((6, 12), (12,), (12, 6), (6,)), 13, r"k=13 is not in 1\.\.12"),
-        (((6, 12), (12,), (12, 6), (6,)), 0, r"k=0 is not in 1\.\.12"),
-    ],
-)
-def test_weights_that_do_not_fit_together_are_refused(shapes, k, message):
-    with pytest.raises(ValueError, match=message):
-        SparseAutoencoder(*map(torch.zeros, shapes), k=k)
-
-
 # --------------------------------------------------------------------------------------------------------------- stacks
 
 
@@ -205,12 +190,6 @@ def test_a_change_of_units_keeps_the_latents_and_can_be_undone(float64):
     torch.testing.assert_close(other((states - mean) / 2.5) * 2.5 + mean, sae(states))
     for a, b in zip(in_own_units(other, mean, 2.5).parameters(), sae.parameters(), strict=True):
         torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize(("up", "down"), [((9, 6), (6, 8)), ((9, 5), (6, 9)), ((9, 6), (5, 9))])
-def test_maps_between_other_widths_are_refused(up, down):
-    with pytest.raises(ValueError, match="do not carry an autoencoder of width 6"):
-        carried(SparseAutoencoder.random(6, 12), random_map(*up), random_map(*down))
 
 
 # -------------------------------------------------------------------------------------------------------------- planted

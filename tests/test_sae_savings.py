@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from thinkalike.instruments.sae.savings import (
+from thinkalike.instruments.sae.fitting import (
     Course,
     break_even,
     break_even_table,

@@ -10,18 +10,18 @@ from torch.utils.flop_counter import FlopCounterMode
 import tiny
 from conftest import break_off
 from thinkalike.config import SAEConfig, TrainerConfig
-from thinkalike.data import TokenRows
+from thinkalike.data.rows import TokenRows
 from thinkalike.errors import DataError, TrainingError
-from thinkalike.evaluation import (
+from thinkalike.evaluation.language import next_token_losses
+from thinkalike.evaluation.saes import (
     SiteStates,
     kept_by_document,
-    next_token_losses,
     site_states,
     spliced_losses,
     spread_by_document,
     states_after,
 )
-from thinkalike.instruments.operations import saes as formulas
+from thinkalike.instruments import operations as formulas
 from thinkalike.instruments.sae.fitting import _warn_of_repetition
 from thinkalike.measures import (
     Dead,
@@ -32,8 +32,10 @@ from thinkalike.measures import (
     sae_loss,
     with_fitted_decoder,
 )
-from thinkalike.models import operations
-from thinkalike.training import Run, SAEFit, SAETraining, StepBatches, fit
+from thinkalike.models.shapes import operations
+from thinkalike.training.run import Run, fit
+from thinkalike.training.saes import SAEFit, SAETraining
+from thinkalike.training.steps import StepBatches
 
 CONTEXT = 16
 SIZES = {"layer": 1, "width": 40, "k": 4, "tokens": 1024, "tokens_per_step": 32, "steps_per_buffer": 4}
@@ -83,7 +85,7 @@ def test_a_training_that_was_interrupted_goes_on_to_the_same_bits(tmp_path, at, 
         run(broken, tmp_path / "broken", every=1)
     with caplog.at_level("INFO", logger="thinkalike"):
         again = run(training(fits_of([0, 1], [1.0, 2.0])), tmp_path / "broken")
-    assert f"going on from {tmp_path / 'broken' / 'checkpoints' / 'training'}-{at}-" in caplog.text
+    assert f"resuming from {tmp_path / 'broken' / 'checkpoints' / 'training'}-{at}-" in caplog.text
     for name, value in whole.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
 
@@ -210,11 +212,12 @@ def counted(work) -> int:
 
 def test_a_step_takes_what_the_counter_of_torch_counts():
     stack, states = SparseAutoencoder.stacked([each.begins for each in fits_of(range(3))]), torch.randn(50, 32)
-    assert counted(lambda: sae_loss(stack, states).loss.sum().backward()) == 3 * formulas.of_training(50.0, 32, 40)
-    dead = Dead(torch.arange(7).expand(3, 7), torch.ones(3, 7, dtype=torch.bool))
-    work = counted(lambda: sae_loss(stack, states, dead=dead).loss.sum().backward())
-    assert work == 3 * formulas.of_training(50.0, 32, 40, revived=7)
-    assert counted(lambda: stack(states)) == 3 * formulas.of_rebuilding(50.0, 32, 40)
+    settings = [SAEConfig(**{**SIZES, "activation": "topk", "dead_after": dead}) for dead in (0, 100)]
+    alone, looked_after = (150.0 * formulas.of_token(each, 1.0, formulas.Site(32, 0.0)) for each in settings)
+    assert counted(lambda: sae_loss(stack, states).loss.sum().backward()) == alone
+    count = settings[1].revived
+    dead = Dead(torch.arange(count).expand(3, count), torch.ones(3, count, dtype=torch.bool))
+    assert counted(lambda: sae_loss(stack, states, dead=dead).loss.sum().backward()) == looked_after
 
 
 def test_a_start_takes_what_the_counter_of_torch_counts_and_the_eigenvectors():

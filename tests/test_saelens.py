@@ -44,11 +44,6 @@ def test_what_was_written_is_read(tmp_path, k):
     assert (found.metadata["model_name"], found.metadata["hook_name"]) == ("gpt2", "blocks.2.hook_resid_post")
 
 
-def test_a_stack_is_saved_one_by_one(tmp_path):
-    with pytest.raises(ValueError, match="a file holds one autoencoder, not 2"):
-        save_sae(SparseAutoencoder.stacked([sae_of(4), sae_of(4)]), tmp_path)
-
-
 def test_what_saelens_computes_in_another_order_is_folded_in(tmp_path):
     sae, states = sae_of(4), torch.randn(30, 9)
     save_sae(sae, tmp_path)

@@ -21,19 +21,16 @@ from rich.table import Table as Plain
 
 from stores import layer_pairs, profile
 from thinkalike.config import KINDS
-from thinkalike.config.doors.helping import _fitted
 from thinkalike.court.judges import JUDGES
 from thinkalike.forecast import Forecast, Planned, show
 from thinkalike.instruments import instrument
-from thinkalike.instruments.stitching.screen import NEARNESS, SHARED
-from thinkalike.instruments.stitching.table import BESIDE
+from thinkalike.instruments.stitching.fitting import BESIDE
+from thinkalike.instruments.stitching.instrument import NEARNESS, SHARED
 from thinkalike.job import Estimate, Phase
-from thinkalike.models import Operations, Shape
+from thinkalike.models.shapes import Operations, Shape
 from thinkalike.papers import experiment_named
-from thinkalike.screen import Table, number_column, screen_width, show_table, show_text, text_column
-from thinkalike.screen.columns import Column
-from thinkalike.screen.layout import stacked, widths
-from thinkalike.screen.words import LONG, parts, wrapped
+from thinkalike.screen import Table, number_column, screen_width, show_table, text_column
+from thinkalike.screen.tables import Column, parts, stacked, widths, wrapped
 from thinkalike.store import Result
 
 WIDTHS = (60, 61, 67, 72, 80, 99, 100, 120, 160)
@@ -117,7 +114,9 @@ def population() -> Result:
 
 
 def agreeing() -> Result:
-    pairs = pd.DataFrame({"measure": ["soft_matching"] * 3, "other": ["cka", "mknn", "r2"], "rho": [0.9, 0.5, 0.1]})
+    pairs = pd.DataFrame(
+        {"measure": ["soft_matching"] * 3, "other": ["cka", "mutual_knn", "r2"], "rho": [0.9, 0.5, 0.1]}
+    )
     pairs = pairs.assign(low=0.0, high=1.0, least=-0.5, least_source=NAMES[0], least_target=NAMES[1])
     apart = pd.DataFrame({"source": NAMES[:1], "target": NAMES[1:], "source_layer": 3, "target_layer": 10})
     apart = apart.assign(measure="soft_matching", other="second_order_cosine", rank=0.1, other_rank=0.9)
@@ -140,8 +139,10 @@ def asymmetric() -> Result:
 
 def lost() -> Result:
     ends = {"loss": 3.25, "loss_low": 3.2, "loss_high": 3.3, "unigram_entropy": 5.895, "documents": 58.0}
-    row = {"model": NAMES[1], **ends, "effective_documents": 47.7}
-    return made(pd.DataFrame([row]), config={"data": {"name": "pile-uncopyrighted"}})
+    numbers, named = {**ends, "effective_documents": 47.7}, {"models": [{"name": NAMES[1]}]}
+    return made(
+        pd.DataFrame([{"model": NAMES[1], **numbers}]), numbers, named, config={"data": {"name": "pile-uncopyrighted"}}
+    )
 
 
 def judged() -> Result:
@@ -157,7 +158,7 @@ def similar() -> Result:
 PLANTED = {
     "stitching": lambda: stitched(False),
     "stitching of two tokenizers": lambda: stitched(True),
-    **dict.fromkeys(("cka", "mknn", "r2", "procrustes", "jsd"), compared),
+    **dict.fromkeys(("cka", "mutual_knn", "r2", "procrustes", "jsd"), compared),
     "mlem": lambda: explained(False),
     "mlem of subjects": lambda: explained(True),
     "rsa": similar,
@@ -172,7 +173,7 @@ PLANTED = {
 
 def forecast_of_two() -> Forecast:
     names, sizes = ("gpt2-mini", "pythia-6.9b-deduped"), (32, 4096, 50432, 6_857_302_016, 1.4e10, 2048)
-    shapes = {name: Shape(name, *sizes, Operations((1.0,), 0.0, 0.0)) for name in names}
+    shapes = {name: Shape(name, *sizes, Operations((1.0,), (0.0,), 0.0)) for name in names}
     tokens = dict.fromkeys(shapes, 1.5e9)
     phases = [Phase("forward passes", 1e18, tokens), Phase("comparing", 3e20)]
     found = Estimate(phases, shapes, ["organisation/model-of-unknown-size"])
@@ -273,12 +274,6 @@ def test_where_not_even_one_column_fits_rows_are_lists(monkeypatch, capsys):
     assert shown == ["a title", "model:", f"  {name}", "  loss: 3.25", "  of: a b c d e f g h"]
 
 
-def test_the_column_with_the_most_lines_grows_first():
-    long, short = text_column("claim", ["word " * 30]), text_column("verdict", ["does not hold"])
-    first, second = widths([long, short], 60)
-    assert first > 35 > second
-
-
 def test_a_table_of_no_rows_is_its_header(monkeypatch, capsys):
     shown = at(80, lambda: show_table(table_of(text_column("model", []))), monkeypatch, capsys)
     assert "model" in shown
@@ -307,25 +302,6 @@ def test_an_interval_and_a_percentage_stay_whole():
 def test_width_is_that_of_the_screen_and_not_the_count_of_letters():
     assert wrapped("日本 語語", 4) == ["日本", "語語"]
     assert wrapped("日本 語語", 9) == ["日本 語語"]
-
-
-def test_long_lists_and_paths_go_on_in_the_next_line_and_names_never():
-    layers = "layers=" + str([[number, number] for number in range(20)]).replace(" ", "")
-    lines = wrapped(layers, 30)
-    assert "".join(lines) == layers
-    assert max(map(len, lines)) <= 30
-    assert all(line.endswith((",", "=", "]")) for line in lines)
-    folder = "/home/somebody/a-folder-with-a-long-name/another-folder/results"
-    assert "".join(wrapped(folder, 30)) == folder
-    assert len(wrapped(folder, 30)) > 1
-    name = "organisation-of-twenty/a-model-whose-name-is-long-and-ends-in-mini"
-    assert len(name) > LONG
-    assert parts(name) == (name,)
-
-
-def test_a_text_begins_further_right_after_its_first_line(monkeypatch, capsys):
-    shown = at(20, lambda: show_text("one two three four five six", indent=2), monkeypatch, capsys)
-    assert shown.splitlines() == ["  one two three", "    four five six"]
 
 
 # ---------------------------------------------------------------------------------------------------------------- width
@@ -379,17 +355,3 @@ def test_help_fits_the_screen_but_for_commands_which_are_copied(script, door):
     words = set(" ".join(shown).replace(",", " ").split())
     assert {"gelu-3l-mini", "second_order_cosine", "brown2023/figure1", "least_squares"} <= words
     assert not {word for word in words if word.endswith("schema")}
-
-
-def test_what_a_setting_means_goes_on_below_where_it_began(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "30")
-    text = ["  k=1    one two three four five", "  key=long-and-longer-than-most-are    of", "all=1"]
-    assert _fitted("\n".join([*text, "  - a b c d e f g h i j k l m n o"])).splitlines() == [
-        "  k=1    one two three four",
-        "         five",
-        "  key=long-and-longer-than-most-are",
-        "      of",
-        "all=1",
-        "  - a b c d e f g h i j k l m",
-        "  n o",
-    ]

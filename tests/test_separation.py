@@ -4,7 +4,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from thinkalike.measures import separation
+from thinkalike.measures import auc
 
 
 @pytest.fixture
@@ -19,10 +19,10 @@ def test_it_is_the_mean_of_scikit_learns_area_over_the_repetitions(groups):
     upper, lower = groups
     labels = [1] * 9 + [0] * 14
     areas = [roc_auc_score(labels, torch.cat([a, b]).numpy()) for a, b in zip(upper, lower, strict=True)]
-    found = separation(upper, lower)
+    found = auc(upper, lower)
     assert float(found.value) == pytest.approx(sum(areas) / 4, abs=1e-12)
     assert found.low < found.value < found.high
-    assert float(separation(lower, upper).value) == pytest.approx(1 - sum(areas) / 4, abs=1e-12)
+    assert float(auc(lower, upper).value) == pytest.approx(1 - sum(areas) / 4, abs=1e-12)
 
 
 def test_a_monotone_change_of_one_repetition_leaves_it_as_it_is(groups):
@@ -30,13 +30,13 @@ def test_a_monotone_change_of_one_repetition_leaves_it_as_it_is(groups):
     changed = upper.clone(), lower.clone()
     for side in changed:
         side[2] = side[2].exp() * 100
-    assert separation(*changed).value == separation(*groups).value
+    assert auc(*changed).value == auc(*groups).value
 
 
 def test_groups_that_are_apart_have_one_and_no_doubt():
-    found = separation(torch.ones(2, 3), torch.zeros(2, 4))
+    found = auc(torch.ones(2, 3), torch.zeros(2, 4))
     assert [float(each) for each in found] == [1, 1, 1]
-    assert float(separation(torch.ones(2, 3), torch.ones(2, 4)).value) == 0.5
+    assert float(auc(torch.ones(2, 3), torch.ones(2, 4)).value) == 0.5
 
 
 def test_intervals_cover_the_area_of_the_population():
@@ -45,7 +45,7 @@ def test_intervals_cover_the_area_of_the_population():
     for seed in range(100):
         generator = torch.Generator().manual_seed(seed)
         upper, lower = torch.randn(1, 20, generator=generator) + 1, torch.randn(1, 30, generator=generator)
-        found = separation(upper, lower, resamples=400)
+        found = auc(upper, lower, resamples=400)
         covered += bool(found.low <= truth <= found.high)
     assert 85 <= covered <= 100
 
@@ -59,4 +59,4 @@ def test_intervals_cover_the_area_of_the_population():
 )
 def test_what_has_no_rank_is_refused(upper, lower, message):
     with pytest.raises(ValueError, match=message):
-        separation(upper, lower)
+        auc(upper, lower)

@@ -5,8 +5,9 @@ import torch
 
 import tiny
 from thinkalike.errors import ModelError, StitchError
-from thinkalike.models import FAMILIES, FrozenModel
-from thinkalike.stitches import Site, StitchMap
+from thinkalike.models.families import FAMILIES
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.stitches.stitch_map import Site, StitchMap
 
 
 @pytest.fixture(scope="module")

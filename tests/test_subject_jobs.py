@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 
 import tiny
 from conftest import composed, results_in
-from thinkalike.data import read_arrays, read_recording
+from thinkalike.data.recordings import read_arrays, read_recording
 from thinkalike.errors import DataError
 from thinkalike.instruments.subjects.mlem import group_tables
 from thinkalike.measures import compare, crossnobis, distance_vectors, noise_ceiling, random_effects
-from thinkalike.states import StimulusStates
+from thinkalike.states.stimuli import StimulusStates
 
 COUNT, SUBJECTS = 24, 4
 IDS = [f"w{number}" for number in range(COUNT)]
@@ -111,7 +111,7 @@ BAD_RUNS = {
     "a stimulus twice in a run": (
         [*IDS, "w0", *IDS[1:], "w0"],
         [1] * COUNT + [2] * (COUNT + 1),
-        "w0 more than once; average",
+        "w0 more than once",
     ),
     "no runs": (IDS * 2, None, "give each stimulus one row, or say in an array `runs`"),
     "fractions": (IDS * 2, [0.5] * 2 * COUNT, "runs is float64 of shape (48,)"),
@@ -281,12 +281,9 @@ THREE, TWO = "activations=[S1,S2,S3]", "activations=[S1,S2]"
 CROSSNOBIS, MODEL = "measure.distance=crossnobis", "model=gpt2-mini"
 BAD = {
     "a subject twice": (["activations=[S1,S2,S1]"], "names a file more than once; give each subject once"),
-    "a subject twice beside a model": (["activations=[S1,S1]", MODEL], "names a file more than once"),
     "a copy of a subject": (["activations=[S1,S2,COPY]"], "copy and s1 hold the same; give each subject once"),
     "one subject": (["activations=[S1]", MODEL], "or give several recordings as subjects"),
     "other layers": (["activations=[S1,S2,OTHER]"], "other has the layers V1, and s1 has IT, V1; give all subjects"),
-    "other stimuli": (["activations=[S1,S2,FEW]"], "few.npz: ids lacks w0"),
-    "not finite": (["activations=[S1,S2,NAN]"], "nan.npz: V1 is nan in row"),
     "constant distances": (["activations=[S1,S2,FLAT]"], "the distances of flat V1 are constant"),
     "crossnobis of one run": ([THREE, CROSSNOBIS], "s1.npz has one run, and measure.distance=crossnobis needs two"),
     "crossnobis of a model": ([CROSSNOBIS], "needs runs of a recording; give activations=FILE"),
@@ -294,18 +291,10 @@ BAD = {
         ["activations=[STILL,S1,S2]", CROSSNOBIS],
         "still.npz: IT: unit 0 is the same in all runs: leave it out, or choose measure.noise=none",
     ),
-    "noise without crossnobis": ([THREE, "measure.noise=none"], "measure.noise=none is for measure.distance"),
-    "a comparator that is not there": (
-        [THREE, "measure.comparator=kendall"],
-        "measure.comparator=kendall is not known",
-    ),
     "a comparator of other distances": (
         ["measure.comparator=corr_cov", "measure.distance=manhattan"],
         "is of squared Euclidean distances, which manhattan is none of",
     ),
-    "permutations": ([THREE, "measure.permutations=9"], "measure.permutations=9 is of two sides"),
-    "resamples of two sides": ([TWO, "measure.resamples=9"], "measure.resamples=9 is of several subjects"),
-    "one resample": ([TWO, MODEL, "measure.resamples=1"], "resamples=1: a spread needs two"),
     "a measure of two sides": (
         ["measure=cka", THREE],
         "measure=cka compares two sides, and activations= are 3 subjects",
@@ -328,14 +317,10 @@ CASES = [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) f
 def test_what_cannot_be_done_with_subjects_is_one_line(case, measured, recordings, stimuli, tmp_path):
     words, message = BAD[case]
     first = {name: layer.numpy() for name, layer in read_arrays(recordings[0], stimuli).items()}
-    spoilt = {name: layer.copy() for name, layer in first.items()}
-    spoilt["V1"][3, 0] = np.nan
     paths = {f"S{number + 1}": path for number, path in enumerate(recordings)}
     paths["COPY"] = tmp_path / "copy.npz"
     paths["COPY"].write_bytes(recordings[0].read_bytes())
     paths["OTHER"] = write(tmp_path / "other.npz", {"V1": first["V1"]})
-    paths["FEW"] = write(tmp_path / "few.npz", {name: layer[1:] for name, layer in first.items()}, ids=IDS[1:])
-    paths["NAN"] = write(tmp_path / "nan.npz", spoilt)
     paths["FLAT"] = write(tmp_path / "flat.npz", {**first, "V1": np.ones((COUNT, 2))})
     paths["STILL"] = write(tmp_path / "still.npz", {name: np.stack([layer, layer]) for name, layer in first.items()}, 2)
     for name, path in paths.items():

@@ -20,7 +20,7 @@ from thinkalike.measures import (
     student_p,
     two_factor,
 )
-from thinkalike.measures.statistics.random_effects import two_sided
+from thinkalike.measures.estimates import two_sided
 from toolbox import THEIRS, every
 
 N, S = 10, 5

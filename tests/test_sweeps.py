@@ -128,7 +128,7 @@ def test_what_a_sweep_that_died_left_is_cleared_away(door, small_stitching, tmp_
 def test_measures_of_a_sweep_take_the_settings_that_all_of_them_have(door):
     """Hydra composes a sweep once before its jobs, with another measure."""
     small = ["measure.tokens_per_batch=256", "model=gelu-3l-mini", "model@target=solu-3l-mini", "dry_run=true"]
-    told = door("analyze.py", "-m", "measure=cka,mknn", "measure.batches=2,3", *small, "logger=none").stdout
+    told = door("analyze.py", "-m", "measure=cka,mutual_knn", "measure.batches=2,3", *small, "logger=none").stdout
     assert [line.count("gelu-3l-mini 512") for line in told.splitlines()].count(1) == 2
     assert [line.count("gelu-3l-mini 768") for line in told.splitlines()].count(1) == 2
     foreign = door("analyze.py", "-m", "measure=cka,mlem", "measure.folds=2", *small[1:]).error
@@ -245,7 +245,7 @@ def test_an_interrupted_slurm_job_goes_on_to_the_same_table(sweep, cluster, door
     _, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     log = next(tmp_path.glob("sweep/.submitit/*/*_log.err")).read_text()
-    assert "going on from" in log, log
+    assert "resuming from" in log, log
     (resumed,) = results_in(tmp_path / "interrupted")
     whole = door("train.py", *long, f"store={tmp_path}/whole").result
     assert (resumed.folder / "table.csv").read_bytes() == (whole.folder / "table.csv").read_bytes()

@@ -7,7 +7,8 @@ import torch
 
 import tiny
 from thinkalike.errors import ModelError
-from thinkalike.evaluation import BigramMeans, TokenMeans, bigrams, token_means
+from thinkalike.evaluation import token_means
+from thinkalike.evaluation.token_means import BigramMeans, TokenMeans, bigrams
 
 LAYERS = [0, 2]
 

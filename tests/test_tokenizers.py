@@ -12,8 +12,10 @@ import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models import checkpoint_fingerprint, load_model, same_vocabulary, tokenizer_fingerprint
-from thinkalike.models.checkpoints.tokenizers import puts_bos
+from thinkalike.models.load import load_model
+from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.tokenizers import puts_bos, same_vocabulary
+from thinkalike.tokenizers import tokenizer_fingerprint
 
 
 def fast(change=lambda whole: None, **options):

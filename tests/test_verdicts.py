@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thinkalike.evaluation import VERDICTS, Thresholds, verdict
+from thinkalike.evaluation.verdicts import VERDICTS, Thresholds, verdict
 
 WIDTH = 0.01
 

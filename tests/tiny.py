@@ -22,7 +22,7 @@ def document(seed: int, words: int = 400) -> str:
 
 @cache
 def tokenizer(vocabulary: int = 300):
-    from thinkalike.models import train_tokenizer
+    from thinkalike.models.tokenizers import train_tokenizer
 
     return train_tokenizer([document(seed) for seed in range(20)], vocabulary)
 
@@ -92,15 +92,15 @@ ARCHITECTURE = {
 
 def native(seed: int = 0, vocabulary: int | None = None, **changes):
     """A random module of the family that minis and legacy models have."""
-    from thinkalike.models import build_mini
+    from thinkalike.models.minis import build_mini
 
     return build_mini({**ARCHITECTURE, **changes}, vocabulary or len(tokenizer()), seed)
 
 
 def frozen(seed: int = 0, **changes):
     """The same as a FrozenModel."""
-    from thinkalike.models import FAMILIES as TABLE
-    from thinkalike.models import FrozenModel
+    from thinkalike.models.families import FAMILIES as TABLE
+    from thinkalike.models.frozen import FrozenModel
 
     return FrozenModel(native(seed, **changes), TABLE["native"], tokenizer(), name=f"tiny-{seed}", context=64)
 
@@ -112,7 +112,7 @@ def write_mini(folder: Path, seed: int = 0, cutter=None, module=None, **changes)
         cutter: its tokenizer, if that is not `tokenizer()`.
         module: a model of this shape with other weights.
     """
-    from thinkalike.models import save_mini
+    from thinkalike.models.minis import save_mini
 
     cutter = cutter or tokenizer()
     config = {"architecture": {**ARCHITECTURE, **changes}, "seed": seed}
@@ -124,7 +124,7 @@ def write_mini(folder: Path, seed: int = 0, cutter=None, module=None, **changes)
 @cache
 def other_tokenizer(vocabulary: int = 330):
     """One that knows other runs of letters than `tokenizer()`, some of them longer."""
-    from thinkalike.models import train_tokenizer
+    from thinkalike.models.tokenizers import train_tokenizer
 
     return train_tokenizer([document(seed)[::-1].replace("a", "ab") for seed in range(20)], vocabulary)
 
@@ -185,8 +185,8 @@ def write_legacy(folder: Path, tokenizer_name: str, seed: int = 0, **changes) ->
 @cache
 def pair_tokenizer(vocabulary: int = 300):
     """One that writes pairs as BERT's does, and knows the words of the templates."""
-    from thinkalike.data import nli_challenge, nli_training
-    from thinkalike.models import train_tokenizer
+    from thinkalike.data.templates import nli_challenge, nli_training
+    from thinkalike.models.tokenizers import train_tokenizer
 
     pairs = nli_training(120), nli_challenge(120)
     return train_tokenizer([text for part in pairs for text in (*part.premises, *part.hypotheses)], vocabulary, True)

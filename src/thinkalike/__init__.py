@@ -11,7 +11,6 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_types.py compares 
     from thinkalike.measures import CKA as CKA
     from thinkalike.measures import MLEM as MLEM
     from thinkalike.measures import DifferentiableMLEM as DifferentiableMLEM
-    from thinkalike.measures import FeatureSpaceCKA as FeatureSpaceCKA
     from thinkalike.measures import Stitch as Stitch
     from thinkalike.measures import bootstrap_interval as bootstrap_interval
     from thinkalike.measures import cka as cka
@@ -25,10 +24,10 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_types.py compares 
     from thinkalike.measures import rsa as rsa
     from thinkalike.measures import token_loss as token_loss
     from thinkalike.measures import weighted_tau as weighted_tau
-    from thinkalike.models import FrozenModel as FrozenModel
-    from thinkalike.models import load_model as load_model
-    from thinkalike.stitches import StitchMap as StitchMap
-    from thinkalike.stitches import load_stitch as load_stitch
+    from thinkalike.models.frozen import FrozenModel as FrozenModel
+    from thinkalike.models.load import load_model as load_model
+    from thinkalike.stitches.results import load_stitch as load_stitch
+    from thinkalike.stitches.stitch_map import StitchMap as StitchMap
     from thinkalike.store import Result as Result
     from thinkalike.store import open_result as open_result
 
@@ -38,15 +37,14 @@ _HOME = {
     "Result": "thinkalike.store",
     "open_result": "thinkalike.store",
     "results": "thinkalike.listing",
-    "FrozenModel": "thinkalike.models",
-    "load_model": "thinkalike.models",
-    "StitchMap": "thinkalike.stitches",
-    "load_stitch": "thinkalike.stitches",
+    "FrozenModel": "thinkalike.models.frozen",
+    "load_model": "thinkalike.models.load",
+    "StitchMap": "thinkalike.stitches.stitch_map",
+    "load_stitch": "thinkalike.stitches.results",
     "Stitch": "thinkalike.measures",
     "token_loss": "thinkalike.measures",
     "bootstrap_interval": "thinkalike.measures",
     "CKA": "thinkalike.measures",
-    "FeatureSpaceCKA": "thinkalike.measures",
     "cka": "thinkalike.measures",
     "hsic0": "thinkalike.measures",
     "hsic1": "thinkalike.measures",

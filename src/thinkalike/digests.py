@@ -1,4 +1,7 @@
-"""Digests of files; those of large ones are remembered, so that gigabytes of weights are not read for each job."""
+"""Digests of files, and the folder of all caches.
+
+Digests of large files are remembered, so that gigabytes of weights are not read for each job.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,19 @@ import os
 import time
 from pathlib import Path
 
-from thinkalike.caches import cache_home
-
-LARGE = 2**24  # bytes of a file from which on reading it takes longer than asking the cache
-SETTLED = 5.0  # seconds after a change; before, one more change may leave the same time of change
+LARGE = 2**24  # bytes; a smaller file is read as fast as the cache is asked
+SETTLED = 5.0  # seconds after a change during which one more change may leave the same time of change
 
 _known: dict[str, str] = {}  # digests by what identifies the state of a file, in this process
 
 
+def cache_home() -> Path:
+    """Return the folder of all caches: $THINKALIKE_CACHE, or one in the home folder."""
+    return Path(os.environ.get("THINKALIKE_CACHE") or "~/.cache/thinkalike").expanduser()
+
+
 def digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file, read piece by piece."""
+    """Return the SHA-256 of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while piece := file.read(1 << 20):
@@ -29,21 +35,21 @@ def digest_of(path: Path) -> str:
 def remembered_digest(path: Path) -> str:
     """Return the SHA-256 of a file, read once for each state of it: place, size and times of change to the nanosecond.
 
-    A file that was changed in the last seconds is read anew each time. A cache that cannot be read, is damaged, or
-    cannot be written is as none.
+    A file that was changed in the last seconds is read anew each time. An entry of the cache that cannot be read or
+    written is ignored.
     """
     before = _state_of(path)
     if before in _known:
         return _known[before]
     stat = path.stat()
-    changed = max(stat.st_mtime, stat.st_ctime)
-    settled = time.time() - SETTLED - changed >= 0
+    settled = time.time() - max(stat.st_mtime, stat.st_ctime) >= SETTLED
+    is_cached = settled and stat.st_size >= LARGE
     entry = cache_home() / "digests" / f"{hashlib.sha256(before.encode()).hexdigest()[:32]}.json"
-    kept = _read(entry, before) if settled and stat.st_size >= LARGE else None
+    kept = _read(entry, before) if is_cached else None
     digest = kept or digest_of(path)
     if settled and before == _state_of(path):
         _known[before] = digest
-        if kept is None and stat.st_size >= LARGE:
+        if is_cached and not kept:
             _write(entry, before, digest)
     return digest
 
@@ -56,8 +62,7 @@ def _state_of(path: Path) -> str:
 def _read(entry: Path, state: str) -> str | None:
     try:
         kept = json.loads(entry.read_text())
-        digest = str(kept["sha256"])
-        return digest if kept == _content(state, digest) else None
+        return str(kept["sha256"]) if kept["file"] == state else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
@@ -66,10 +71,5 @@ def _write(entry: Path, state: str, digest: str) -> None:
     with contextlib.suppress(OSError):
         entry.parent.mkdir(parents=True, exist_ok=True)
         aside = entry.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps(_content(state, digest)))
+        aside.write_text(json.dumps({"file": state, "sha256": digest}))
         os.replace(aside, entry)
-
-
-def _content(state: str, digest: str) -> dict[str, str]:
-    """Return what is kept of a digest: also a check of itself, as one wrong bit would be another model."""
-    return {"file": state, "sha256": digest, "check": hashlib.sha256(f"{state}{digest}".encode()).hexdigest()}

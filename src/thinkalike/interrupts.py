@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: a job writes a state where it can go on from one, and ends with the signal's exit status."""
+"""SIGTERM, SIGINT, SIGUSR1: a job writes a state where it can resume, and ends with the exit status of the signal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)  # SLURM may warn by any of these
 
 _waiting: int | None = None  # a signal that came while `at_boundaries` was open
 _patient = False

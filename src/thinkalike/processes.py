@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from thinkalike.config import TrainerConfig
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.interrupts import asked
-from thinkalike.models import pick_device
+from thinkalike.models.places import pick_device
 
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # where launchers say which of a job's processes this is
 CHATTY = ("lightning_fabric.utilities.distributed", "lightning_fabric.utilities.rank_zero")
@@ -132,7 +132,7 @@ def check_processes(trainer: TrainerConfig, device: str) -> None:
             f"SLURM runs {tasks} tasks, and does not say how many are on each node: give --ntasks-per-node, which "
             "trainer.devices must equal, in the place of --ntasks"
         )
-    if trainer.strategy == "ddp" and not trainer.devices and not device.startswith("cuda"):
+    if trainer.strategy == "ddp" and not trainer.devices and not own_device(device, trainer).startswith("cuda"):
         raise ConfigError("trainer=ddp without a GPU needs trainer.devices=N: how many processes")
 
 

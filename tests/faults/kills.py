@@ -46,7 +46,7 @@ COMMANDS = {
     "trainer.checkpoint_every=3",
     "loss": f"analyze.py measure=loss model.path={{here}}/a model.context=32 {TEXT}",
     "cka": f"analyze.py measure=cka {PAIR} {TEXT} measure.batches=110 measure.tokens_per_batch=32",
-    "mknn": f"analyze.py measure=mknn {PAIR} {TEXT} measure.batches=30 measure.tokens_per_batch=64",
+    "mutual_knn": f"analyze.py measure=mutual_knn {PAIR} {TEXT} measure.batches=30 measure.tokens_per_batch=64",
     "r2": f"analyze.py measure=r2 {PAIR} {TEXT} measure.batches=30 measure.fit_batches=80 measure.tokens_per_batch=32",
     "mlem": f"analyze.py measure=mlem model=gpt2-mini {STIMULI}",
     "rsa": f"analyze.py measure=rsa model=gpt2-mini {STIMULI}",
@@ -170,7 +170,7 @@ def _killed(kind: str, here: Path, name: str, moment: dict, whole: Path) -> Kill
     if not problem and status not in (-signal.SIGKILL, 0):  # 0: it was done before the moment came
         problem = f"it ended with {status} when it was to be killed"
     return Kill(
-        kind, ", ".join(f"{key} {value:.3g}" for key, value in moment.items()), "going on from" in said, problem
+        kind, ", ".join(f"{key} {value:.3g}" for key, value in moment.items()), "resuming from" in said, problem
     )
 
 

@@ -8,13 +8,13 @@ import bad_inputs
 import pytest
 from bad_inputs import Case
 
-GROUPS = [*bad_inputs.BAD, "right", "numbers"]
+GROUPS = [*bad_inputs.BAD, "right"]
 
 
 def test_there_are_many_of_each_kind():
     counts = Counter(case.group for case in bad_inputs.cases() if case.bad)
     assert set(counts) == set(GROUPS) - {"right"}
-    assert sum(counts.values()) > 600
+    assert sum(counts.values()) > 300
     assert all(counts[group] >= 9 for group in bad_inputs.BAD)
 
 

@@ -16,22 +16,31 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from thinkalike import figures
-from thinkalike.atlas.agreement import agreement, by_pair, disagreements, mean_agreement, oriented, shares
-from thinkalike.atlas.parts import Part, parts_of
-from thinkalike.atlas.tables import is_distance, joined, measured
+from thinkalike.atlas.tables import (
+    Part,
+    agreement,
+    by_pair,
+    disagreements,
+    is_distance,
+    joined,
+    mean_agreement,
+    measured,
+    oriented,
+    parts_of,
+    shares,
+)
 from thinkalike.config import MEASURES, AnalyzeConfig, ranged
-from thinkalike.config.ranges import TOKENS_AT_ONCE
+from thinkalike.config.schema import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, one_of
 from thinkalike.instruments import run_jobs
-from thinkalike.instruments.layer_pairs import LayerPairsConfig
-from thinkalike.instruments.layer_pairs.declared import DECLARED
-from thinkalike.instruments.layer_pairs.outputs import CONFIGS as OUTPUTS
+from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
+from thinkalike.instruments.layer_pairs.frame import LayerPairsConfig
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.measures import span
+from thinkalike.measures.estimates import span
 from thinkalike.screen import show_text
 from thinkalike.store import Result
 
-OF_STATES = ("cka", "mknn", *DECLARED, "r2")
+OF_STATES = ("cka", *DECLARED, "r2")
 ENDS = ("", "_low", "_high")
 SAID = 3  # how many of the least agreements, and of the largest disagreements, a screen has
 
@@ -45,7 +54,7 @@ class Config(LayerPairsConfig):
     stitches: bool = False  # also stitch every two models at all layer pairs, both ways, by a short recipe
     null: bool = False  # keep what chance gives beside each value, in the results of the measures
     permutations: int = ranged(99, least=1, most=10**6)  # of null
-    neighbours: int = ranged(10, least=1, most=TOKENS_AT_ONCE)  # of mknn, jaccard and second_order_cosine
+    neighbours: int = ranged(10, least=1, most=TOKENS_AT_ONCE)  # of mutual_knn, jaccard and second_order_cosine
     kept: float = ranged(0.99, above=0, most=1)  # of svcca
     fit_batches: int = ranged(64, least=1, most=10**9)  # of r2
 

@@ -14,16 +14,20 @@ from thinkalike.config.doors.commands import command_line, command_words
 from thinkalike.config.doors.sweeps import Made
 from thinkalike.config.inputs import RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.job import compose_job
-from thinkalike.config.layers import check_layers, pairs_of_layers
 from thinkalike.config.named import model_named
-from thinkalike.config.plugging import plug_in
-from thinkalike.config.ranges import ranged
-from thinkalike.config.registry import KINDS, MEASURES, PLUGGED, TASKS
-from thinkalike.config.relevance import NEUTRAL, neutral, relevant
+from thinkalike.config.registry import KINDS, MEASURES, PLUGGED, TASKS, measure_module
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
-from thinkalike.config.saes import SAE_STARTS, SAEConfig
+from thinkalike.config.schema import check_layers, not_in_key, pairs_of_layers, ranged, relevant
 from thinkalike.config.several import as_target, jobs_of
-from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, StitchConfig, TrainerConfig
+from thinkalike.config.training import (
+    SAE_STARTS,
+    LoggerConfig,
+    NLIConfig,
+    PretrainConfig,
+    SAEConfig,
+    StitchConfig,
+    TrainerConfig,
+)
 from thinkalike.config.words.folders import CONF
 from thinkalike.config.words.spelling import check_option, check_overrides
 
@@ -31,7 +35,6 @@ __all__ = [
     "CONF",
     "KINDS",
     "MEASURES",
-    "NEUTRAL",
     "PLUGGED",
     "RUNS",
     "SAE_STARTS",
@@ -62,13 +65,13 @@ __all__ = [
     "door",
     "from_yaml",
     "jobs_of",
+    "measure_module",
     "measure_schema",
     "model_named",
-    "neutral",
+    "not_in_key",
     "options",
     "own_process",
     "pairs_of_layers",
-    "plug_in",
     "ranged",
     "register",
     "relevant",

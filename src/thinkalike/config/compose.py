@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -11,15 +13,15 @@ from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, OmegaConf
 
-from thinkalike import plugins
 from thinkalike.config.inputs import HOW_IT_RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
-from thinkalike.config.registry import MEASURES
-from thinkalike.config.repositories import register_repositories
+from thinkalike.config.overrides import parse_overrides, register_repositories, values_of
+from thinkalike.config.registry import MEASURES, PLUGGED, measure_module
 from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig
+from thinkalike.config.schema import made
 from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
 from thinkalike.config.words.folders import CONF, OwnFolders, configurations
-from thinkalike.config.words.reading import parse_overrides, values_of
 from thinkalike.errors import ConfigError, one_of
+from thinkalike.plugins import is_plugin, named_in
 
 Config = TypeVar("Config", TrainConfig, AnalyzeConfig)
 SCHEMAS: dict[str, type] = {"train": TrainConfig, "analyze": AnalyzeConfig}
@@ -52,19 +54,28 @@ def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
         models: what models are called; repositories of the hub among them become options.
     """
     for name, schema in SCHEMAS.items():
-        _store(f"{name}_schema", schema)
+        _store(f"{name}_schema", _defaults(schema))
     for group, schema in GROUPS.items():
-        _store("schema", schema, group)
+        _store("schema", _defaults(schema), group)
     written = {file.stem for root in configurations("measure") for file in root.glob("*.yaml")}  # recipes, on top
     _ASKED_FOR.update(measures)
     for kind in MEASURES:
-        node = measure_schema(kind) if kind in _ASKED_FOR else {"kind": kind}
+        node = _defaults(measure_schema(kind)) if kind in _ASKED_FOR else {"kind": kind}  # type: ignore[arg-type]
         _store(f"{kind}_schema" if kind in written else kind, node, "measure")
+    for kind in filter(is_plugin, measures):
+        *folders, name = f"measure/{kind}".split("/")
+        _store(name, _defaults(measure_schema(kind)), "/".join(filter(None, folders)))  # type: ignore[arg-type]
     register_repositories(models)
     Plugins.instance().register(OwnFolders)
     OmegaConf.register_new_resolver("at_scale", _at_scale, replace=True)
     OmegaConf.register_new_resolver("by_recipe", _by_recipe, replace=True)
     OmegaConf.register_new_resolver("at_most_a_tenth", _at_most_a_tenth, replace=True)
+
+
+@cache
+def _defaults(schema: type) -> dict[str, Any]:
+    """Return the defaults of a schema as Hydra composes them; the schema checks what comes out."""
+    return dataclasses.asdict(schema())
 
 
 def _store(name: str, node: Any, group: str | None = None) -> None:
@@ -76,8 +87,10 @@ def _store(name: str, node: Any, group: str | None = None) -> None:
 
 def measure_schema(kind: str) -> type[MeasureConfig]:
     """Return the schema of a kind of measure, which stands in the file of its instrument."""
-    name, _, declared = MEASURES[kind].partition(":")
+    name, _, declared = measure_module(kind).partition(":")
     module = import_module(name)
+    if name == PLUGGED:
+        return module.schema_of(declared)  # type: ignore[no-any-return]
     schema: type[MeasureConfig] = module.CONFIGS[declared] if declared else module.Config
     return schema
 
@@ -123,8 +136,7 @@ def options(group: str) -> list[str]:
     """Return the names that a configuration group offers: `options("model")`."""
     roots = [CONF / group] if group == "experiment" else configurations(group)  # which have code of their own
     written = {str(path.relative_to(root).with_suffix("")) for root in roots for path in root.rglob("*.yaml")}
-    more = {"measure": MEASURES, "stitch": plugins.active("stitch")}
-    return sorted(written | {*more.get(group, ())})
+    return sorted(written | {*(MEASURES if group == "measure" else ())})
 
 
 def _at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
@@ -151,11 +163,7 @@ def resolve(composed: DictConfig, schema: type[Config], overrides: Sequence[str]
     of the command line, so that it knows what was asked for.
     """
     OmegaConf.set_struct(composed, False)
-    if "measure" in composed and OmegaConf.get_type(composed.measure) is dict:  # its name alone, see `register`
-        composed.measure = OmegaConf.merge(measure_schema(composed.measure.kind), composed.measure)
-    if "chosen" in composed:
-        composed.chosen = list(overrides)
-    if "target" in composed:
+    if composed.get("target"):
         _fill_in_target(composed, overrides)
     if composed.data.name == "auto" and not composed.get("experiment"):
         plain: Any = OmegaConf.to_container(composed.data, resolve=False)
@@ -165,10 +173,11 @@ def resolve(composed: DictConfig, schema: type[Config], overrides: Sequence[str]
         corpus.pop("defaults", None)
         composed.data = OmegaConf.merge(composed.data, corpus, kept)
     _check_index(composed)
-    merged = OmegaConf.merge(schema, composed)
-    if "target" in merged and composed.target != composed.model:
-        _check_target(merged.target)
-    return OmegaConf.to_object(merged)  # type: ignore[return-value]
+    settings: Any = OmegaConf.to_container(composed, resolve=True)
+    settings["chosen"] = list(overrides)
+    if isinstance(settings.get("measure"), dict):
+        settings["measure"] = made(measure_schema(settings["measure"].get("kind")), settings["measure"], "measure.")
+    return made(schema, settings)
 
 
 def _check_index(composed: DictConfig) -> None:
@@ -180,14 +189,6 @@ def _check_index(composed: DictConfig) -> None:
                 f"{part}.index={plain['index']} is for models of a numbered population, such as feather-bert; "
                 f"{plain['name']} is none, so leave it out"
             )
-
-
-def _check_target(target: Any) -> None:
-    """Make the target alone, so that the message of an error calls its keys as the command line does."""
-    try:
-        OmegaConf.to_object(target)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("model.", "target.", 1)) from None
 
 
 def _fill_in_target(composed: DictConfig, overrides: Sequence[str]) -> None:
@@ -211,7 +212,9 @@ def _fill_in_target(composed: DictConfig, overrides: Sequence[str]) -> None:
 def train_config(settings: Mapping[str, Any]) -> TrainConfig:
     """Return the configuration of a finished job of train.py, whose file lacks the parts that it did not read."""
     given = {name: value for name, value in settings.items() if value is not None}
-    return OmegaConf.to_object(OmegaConf.merge(TrainConfig, given))  # type: ignore[return-value]
+    if own := named_in(given):
+        raise ConfigError(f"this job is of plugins ({', '.join(own)}), which run by python train.py alone")
+    return made(TrainConfig, given)
 
 
 def to_yaml(config: dict[str, Any]) -> str:

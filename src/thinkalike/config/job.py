@@ -8,11 +8,9 @@ from typing import Any
 from omegaconf import flag_override
 
 from thinkalike.config.compose import SCHEMAS, measures_of, models_of, register, resolve, with_default_target
-from thinkalike.config.plugging import plug_in_those_of
-from thinkalike.config.repositories import folders_named
+from thinkalike.config.overrides import at_home, folders_named, parse_overrides
 from thinkalike.config.words.folders import CONF
 from thinkalike.config.words.plain import COMPOSING_ERRORS, one_line
-from thinkalike.config.words.reading import at_home, parse_overrides
 from thinkalike.config.words.spelling import check_overrides
 from thinkalike.errors import ConfigError, one_of
 
@@ -34,7 +32,6 @@ def compose_job(door: str, overrides: Iterable[str]) -> Any:
         raise ConfigError(f"{overrides!r} must be a list of words, one setting each, such as ['seed=1']")
     overrides = folders_named(at_home(words))
     parsed = parse_overrides(overrides)
-    plug_in_those_of(parsed)
     check_overrides(overrides, SCHEMAS[door], sweeps=False)
     overrides = with_default_target(door, overrides)
     register(measures_of(parsed) if door == "analyze" else (), models_of(parsed))

@@ -8,8 +8,7 @@ from typing import Any
 
 from thinkalike.config.inputs import ModelConfig
 from thinkalike.config.job import compose_job
-from thinkalike.config.repositories import is_folder, path_of
-from thinkalike.config.words.reading import quoted
+from thinkalike.config.overrides import is_folder, path_of, quoted
 from thinkalike.config.words.spelling import check_option
 from thinkalike.errors import ConfigError, nearest
 

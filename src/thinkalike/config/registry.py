@@ -4,6 +4,9 @@ Several that are declared in one module are written as module:kind. They are str
 what it configures; a module is imported when it is needed.
 """
 
+from thinkalike.errors import one_of
+from thinkalike.plugins import is_plugin
+
 TASKS = {
     "stitch": "thinkalike.instruments.stitching.instrument",
     "pretrain": "thinkalike.instruments.pretraining",
@@ -14,18 +17,18 @@ MEASURES = {
     "loss": "thinkalike.instruments.loss",
     "asymmetry": "thinkalike.instruments.asymmetry",
     "cka": "thinkalike.instruments.cka",
-    "mknn": "thinkalike.instruments.mknn",
+    "mutual_knn": "thinkalike.instruments.layer_pairs.declared:mutual_knn",
     "procrustes": "thinkalike.instruments.layer_pairs.declared:procrustes",
     "svcca": "thinkalike.instruments.layer_pairs.declared:svcca",
     "soft_matching": "thinkalike.instruments.layer_pairs.declared:soft_matching",
-    "dcor": "thinkalike.instruments.layer_pairs.declared:dcor",
+    "distance_correlation": "thinkalike.instruments.layer_pairs.declared:distance_correlation",
     "token_rsa": "thinkalike.instruments.layer_pairs.declared:token_rsa",
     "jaccard": "thinkalike.instruments.layer_pairs.declared:jaccard",
     "second_order_cosine": "thinkalike.instruments.layer_pairs.declared:second_order_cosine",
-    "jsd": "thinkalike.instruments.layer_pairs.outputs:jsd",
-    "disagreement": "thinkalike.instruments.layer_pairs.outputs:disagreement",
+    "jsd": "thinkalike.instruments.layer_pairs.declared:jsd",
+    "disagreement": "thinkalike.instruments.layer_pairs.declared:disagreement",
     "r2": "thinkalike.instruments.r2",
-    "transfer_maps": "thinkalike.instruments.transfer_maps.instrument",
+    "transfer_maps": "thinkalike.instruments.transfer_maps",
     "mlem": "thinkalike.instruments.mlem",
     "rsa": "thinkalike.instruments.rsa",
     "probes": "thinkalike.instruments.transfer.probes",
@@ -36,4 +39,16 @@ MEASURES = {
 }
 OF_TASKS = {"stitching": TASKS["stitch"], "pretraining": TASKS["pretrain"], "nli": TASKS["nli"], "sae": TASKS["sae"]}
 KINDS = OF_TASKS | MEASURES  # of results
-PLUGGED = "thinkalike.instruments.layer_pairs.plugged"  # the module of measures that plugins add
+PLUGGED = "thinkalike.instruments.layer_pairs.plugged"  # of measures in files of users
+
+
+def measure_module(kind: str) -> str:
+    """Return the module of a kind of measure, which may be FILE.py:NAME.
+
+    Raises:
+        ConfigError: there is no such measure.
+    """
+    if is_plugin(kind):
+        return f"{PLUGGED}:{kind}"
+    one_of("measure", kind, MEASURES)
+    return MEASURES[kind]

@@ -11,8 +11,8 @@ from typing import Any
 from thinkalike.config.inputs import HOW_IT_RUNS, ModelConfig
 from thinkalike.config.job import compose_job
 from thinkalike.config.named import Words, words_of_model
+from thinkalike.config.overrides import quoted
 from thinkalike.config.roots import AnalyzeConfig
-from thinkalike.config.words.reading import quoted
 from thinkalike.errors import ConfigError
 
 

@@ -23,20 +23,24 @@ from thinkalike.config import (
     compose_job,
     ranged,
 )
-from thinkalike.config.ranges import COUNTS, STEPS, TOKENS_AT_ONCE
+from thinkalike.config.schema import COUNTS, STEPS, TOKENS_AT_ONCE
 from thinkalike.court.evidence import Bench, Evidence
 from thinkalike.court.judges import JUDGES, verdicts
 from thinkalike.court.source import Setting
 from thinkalike.court.table import Entry, entries
-from thinkalike.data import Corpus, TokenRows, read_corpus
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import Corpus, TokenRows
 from thinkalike.errors import ConfigError, DataError, nearest
 from thinkalike.interrupts import asked, at_boundaries, stop
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
-from thinkalike.models import FrozenModel, checkpoint_fingerprint, load_model, same_vocabulary
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.models.tokenizers import same_vocabulary
 from thinkalike.progress import doing
 from thinkalike.screen import Table, number_column, show_table, text_column
 from thinkalike.store import Result
-from thinkalike.training import Run, fit
+from thinkalike.training.run import Run, fit
 from thinkalike.training.steps import SteppedModule
 
 STATE = "court"
@@ -57,7 +61,7 @@ class Config(MeasureConfig):
     steps: int = ranged(60, least=1, most=STEPS)  # of the training of a map
     tokens_per_step: int = ranged(2048, least=2, most=TOKENS_AT_ONCE)  # tokens that a step reads
     lr: float = ranged(0.3, above=0)  # of SGD, on whitened states
-    seeds: int = ranged(3, least=1, most=1000, neutral=True)  # experiment=validity/court: how many courts of a target
+    seeds: int = ranged(3, least=1, most=1000, in_key=False)  # experiment=validity/court: how many courts of a target
 
     def __post_init__(self) -> None:
         super().__post_init__()

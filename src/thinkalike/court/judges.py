@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+import pandas as pd
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.court.evidence import Evidence
-from thinkalike.court.profile import profile_likeness
-from thinkalike.measures import FeatureSpaceCKA, NeighboursGivenToken, mutual_knn, rsa
+from thinkalike.court.evidence import Evidence, profile_likeness
+from thinkalike.evaluation.verdicts import STATED, Thresholds, verdict
+from thinkalike.measures.accumulators import LayerMeans
+from thinkalike.measures.bootstrapping import auc
+from thinkalike.measures.distances.ranks import spearman
+from thinkalike.measures.distances.representational_similarity import rsa
+from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.kernel_alignment import cka
+from thinkalike.measures.neighbours import mutual_knn, mutual_measure
 
 NEIGHBOURS = 10
 PROFILED = 512  # tokens whose features an MLEM profile is of
@@ -35,10 +43,7 @@ class Judge(NamedTuple):
 
 
 def _cka(evidence: Evidence) -> float:
-    metric = FeatureSpaceCKA()
-    source, target = evidence.states
-    metric.update([source], [target])
-    return float(metric.compute()[0, 0])
+    return float(cka(*(states.double() for states in evidence.states)))
 
 
 def _over_samples(evidence: Evidence, measure: Callable[[Tensor, Tensor], Tensor]) -> float:
@@ -53,14 +58,16 @@ def _neighbours(evidence: Evidence) -> float:
 
 def _neighbours_given_token(evidence: Evidence) -> float:
     """Return the share of neighbours among states of one token beyond chance; 0 where a token's states do not vary."""
-    metric, start = NeighboursGivenToken(1, 1, NEIGHBOURS), 0
+    metric, start = LayerMeans(1, 1, mutual_measure(NEIGHBOURS), given="token"), 0
     if not evidence.likeness["cka_given_token"]:
         return 0.0
     for number, part in enumerate(evidence.bench.report):
         source, target = (side[start : start + len(part.own)] for side in evidence.states)
         metric.update([source], [target], None, number, part.tokens)
         start += len(part.own)
-    return float(metric.compute().calibrated.value)
+    calibrated = metric.compute().calibrated
+    assert calibrated is not None
+    return float(calibrated.value)
 
 
 def _rsa(evidence: Evidence) -> float:
@@ -115,3 +122,205 @@ JUDGES = (
 def verdicts(evidence: Evidence) -> dict[str, float]:
     """Return what each judge says of a source, by the judge's name."""
     return {judge.name: judge.value(evidence) for judge in JUDGES}
+
+
+# ---------------------------------------------------------------------------------------------------------- conclusions
+
+# A table has a row for each target, layer, seed and source, its `kind`, and a column for each judge. Only sources of
+# one target, layer and seed are compared with each other.
+
+ALIKE, REAL = ("same",), ("real",)
+COURT = ["target", "layer", "seed"]
+
+
+def judges_of(table: pd.DataFrame, kinds: Sequence[str] = ()) -> list[Judge]:
+    """Return the judges that a table has columns of; with kinds, if it also has sources of these, and decoys of theirs.
+
+    A court may hear some sources only.
+    """
+    heard = table["kind"].isin
+    return [
+        judge
+        for judge in JUDGES
+        if judge.name in table and (not kinds or (heard(kinds).any() and heard(judge.against).any()))
+    ]
+
+
+def scores(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> pd.DataFrame:
+    """Return what a judge says of the sources of these kinds: a row for each court, a column for each source.
+
+    More always means more alike: the sign of a judge for whom less does is turned.
+    """
+    chosen = table[table["kind"].isin(kinds)]
+    values = chosen.pivot(index=COURT, columns="source", values=judge.name).dropna(axis=1)
+    return values if judge.higher else -values
+
+
+def ranking(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> Estimate:
+    """Return the area under the ROC curve of sources of these kinds against decoys, with an interval over sources."""
+    return auc(*(_tensor(scores(table, judge, each)) for each in (kinds, judge.against)))
+
+
+def margin(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> float:
+    """Return the least difference, over courts, of the worst source of these kinds and the best decoy.
+
+    It is in the judge's unit, and positive where every one of them is above every decoy.
+    """
+    worst, best = scores(table, judge, kinds).min(axis=1), scores(table, judge, judge.against).max(axis=1)
+    return float((worst - best).min())
+
+
+def fooled(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> list[str]:
+    """Return the decoys that a judge ranks above the worst source of these kinds in some court."""
+    worst, decoys = scores(table, judge, kinds).min(axis=1), scores(table, judge, judge.against)
+    return [str(name) for name in decoys if (decoys[name] >= worst).any()]
+
+
+def summary(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each judge: areas, margins and who fools it, of `same` and of `real` sources against decoys."""
+    rows: dict[Judge, dict[str, object]] = {}
+    for prefix, kinds in (("", ALIKE), ("real_", REAL)):
+        for judge in judges_of(table, kinds):
+            against = "every decoy" if judge.against == DECOYS else f"every decoy of kind {', '.join(judge.against)}"
+            row = rows.setdefault(judge, {"judge": judge.name, "higher_is_alike": judge.higher, "decoys": against})
+            area = ranking(table, judge, kinds)
+            row |= {f"{prefix}auc": float(area.value), f"{prefix}auc_low": float(area.low)}
+            row |= {f"{prefix}auc_high": float(area.high), f"{prefix}margin": margin(table, judge, kinds)}
+            row[f"{prefix}fooled_by"] = ", ".join(fooled(table, judge, kinds))
+    return pd.DataFrame(list(rows.values()))
+
+
+def doses(table: pd.DataFrame) -> pd.DataFrame:
+    """Return what each judge says of each dose, as the mean over courts, and Spearman's ρ of dose and likeness.
+
+    It has no rows where there are no two doses.
+    """
+    rows: list[dict[str, object]] = []
+    for judge in judges_of(table) if table["source"][table["kind"] == "dose"].nunique() > 1 else []:
+        values = scores(table, judge, ["dose"])
+        shares = [float(str(name).split()[0]) for name in values]
+        order = sorted(range(len(shares)), key=lambda place: shares[place])
+        mean = values.mean().iloc[order]
+        given = torch.tensor([shares[place] for place in order], dtype=torch.float64)
+        rho = spearman(given, torch.from_numpy(mean.to_numpy(copy=True)))
+        rows += [
+            {"judge": judge.name, "own_share": shares[place] / 100, "value": value * (1 if judge.higher else -1),
+             "rank_correlation": float(rho)}
+            for place, value in zip(order, mean, strict=True)
+        ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def thresholds(table: pd.DataFrame) -> dict[str, float]:
+    """Return by judge the value that best tells what is alike from decoys: the middle of the worst and the best.
+
+    Where they overlap it is the middle of the overlap. It is in the judge's own unit and direction.
+    """
+    found = {}
+    for judge in judges_of(table, ALIKE):
+        alike, decoys = (scores(table, judge, kinds).to_numpy(dtype=float) for kinds in (ALIKE, judge.against))
+        found[judge.name] = float(alike.min() + decoys.max()) / 2 * (1 if judge.higher else -1)
+    return found
+
+
+def transferred(table: pd.DataFrame, limits: Mapping[str, float]) -> pd.DataFrame:
+    """Return which shares of alike sources and of decoys fall on the right side of thresholds from other targets."""
+    rows = []
+    for judge in judges_of(table, ALIKE):
+        limit = limits[judge.name] * (1 if judge.higher else -1)
+        right = {"alike": scores(table, judge, ALIKE) > limit, "decoys": scores(table, judge, judge.against) <= limit}
+        shares = {name: float(each.to_numpy().mean()) for name, each in right.items()}
+        rows.append({"judge": judge.name, "threshold": limits[judge.name], **shares})
+    return pd.DataFrame(rows)
+
+
+def _tensor(values: pd.DataFrame) -> Float[Tensor, "c s"]:
+    return torch.from_numpy(values.to_numpy(dtype=float, copy=True))
+
+
+# ------------------------------------------------------------------------------------------------- rules of the verdict
+
+
+COLUMNS = {  # of a stitching table, by the judge that says the same
+    "r2_given_token": "R² given the token, to the target",
+    "r2_given_token_back": "R² given the token, to the source",
+    "cka_given_token": "CKA given the token",
+    "future": "future",
+}
+ALONE = "token mean"  # the source that says what the current token alone costs
+RIGHT = {  # the verdicts that are right of a kind; of other trained models it is an open question
+    "same": ("same up to an affine map",),
+    "answers": ("same answers",),
+    "part": ("part of", "related"),
+    "superset": ("superset of",),
+    "token": ("token only", "different"),
+    "leak": ("leak",),
+    "untrained": ("different", "token only"),
+    "shortcut": ("different", "token only"),
+}
+
+
+class _Rule(NamedTuple):
+    """What a threshold of the verdict has to part: sources that it is meant for, by kind or name, from others."""
+
+    meant: tuple[str, ...]
+    others: tuple[str, ...]
+    higher: bool = True  # whether those that it is meant for lie above it
+
+
+ONE_TOKEN = (ALONE, "token code", "other context", "Gaussian given the token", "token alone")
+RULES = {  # by the field of `Thresholds`
+    "leak": _Rule(("leak",), ("same", "answers", "part", "superset", "token", "untrained", "shortcut", "real")),
+    "same": _Rule(("same",), ("answers", "part", "superset", "token", "leak", "untrained", "shortcut", "real")),
+    "related": _Rule(("real",), ("answers", "token", "untrained", "shortcut")),
+    "token": _Rule(ONE_TOKEN, ("same", "answers", "part", "superset", "leak", "untrained", "real"), higher=False),
+    "answers": _Rule(("answers",), ("token", "leak", "untrained", "shortcut"), higher=False),
+}
+
+
+def fitted_thresholds(table: pd.DataFrame) -> Thresholds:
+    """Return thresholds that lie halfway between the sources that a rule is meant for and the nearest others.
+
+    A threshold whose sources a table lacks is the stated one.
+    """
+    seen = pd.DataFrame(_rows(table), index=table.index)
+    forth, back, cka = (seen[f"{name}_low"] for name in ("r2_given_token", "r2_given_token_back", "cka_given_token"))
+    least, largest = pd.concat([forth, back], axis=1).min(axis=1), pd.concat([forth, back, cka], axis=1).max(axis=1)
+    numbers = {
+        "leak": seen["future_low"],
+        "same": least,
+        "related": least.clip(lower=0) * cka.clip(lower=0),
+        "token": largest,
+        "answers": seen["kl"] / seen["token_mean_penalty"],
+    }
+    found = {}
+    for name, rule in RULES.items():
+        sides = [numbers[name][table["kind"].isin(each) | table["source"].isin(each)] for each in rule[:2]]
+        if len(sides[0]) and len(sides[1]):
+            meant, other = sides if rule.higher else sides[::-1]
+            found[name] = float(meant.min() + other.max()) / 2
+    return STATED._replace(**found)
+
+
+def sentenced(table: pd.DataFrame, thresholds: Thresholds = STATED) -> pd.DataFrame:
+    """Return a row for each source of each court, with its verdict, and whether that is right of its kind.
+
+    Points are judged, as intervals of a court's few tokens would leave much undecided.
+    """
+    rows = []
+    for row, seen in zip(table.to_dict("records"), _rows(table), strict=True):
+        found = verdict(seen, thresholds)
+        right = found in RIGHT[row["kind"]] if row["kind"] in RIGHT else None
+        rows.append({**{name: row[name] for name in (*COURT, "source", "kind")}, "verdict": found, "right": right})
+    return pd.DataFrame(rows)
+
+
+def _rows(table: pd.DataFrame) -> list[dict[str, float]]:
+    """Return what `verdict` reads of each source."""
+    alone = table[table["source"] == ALONE].set_index(COURT)["penalty"]
+    rows = []
+    for row in table.to_dict("records"):
+        seen = {column: row[judge] for column, judge in COLUMNS.items()}
+        ends = {f"{column}_{end}": value for column, value in seen.items() for end in ("low", "high")}
+        rows.append({**ends, "kl": row["KL"], "token_mean_penalty": alone[tuple(row[name] for name in COURT)]})
+    return rows

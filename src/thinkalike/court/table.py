@@ -1,13 +1,315 @@
-"""The sources of a court: a line each."""
+"""Sources that are the target itself in other coordinates, or as good as itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from thinkalike.court import leaks, models, parts, same, tokens
-from thinkalike.court.source import Setting, Source, States
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.config import PretrainConfig
+from thinkalike.court.source import Setting, Source, States, mixed, normals, prefixes, stage
+from thinkalike.evaluation.language import BATCH_TOKENS
+from thinkalike.evaluation.token_means import BigramMeans, TokenMeans, bigrams
+from thinkalike.measures.losses import CHUNK
+from thinkalike.models.controls import fresh, perturbed, randomised, variant
+from thinkalike.models.families import EMBED, Layer
+from thinkalike.training.models import Pretraining
+
+SCALES, CONDITION = 100.0, 30.0  # the largest over the smallest: of scales of dimensions, of singular values
+WEIGHT_NOISE, STATE_NOISE = 0.02, 0.1  # of a tensor's root mean square, of a dimension's standard deviation
+TRAINED = PretrainConfig(tokens=50 * 2048, tokens_per_step=2048, lr=1e-4, warmup=10)  # a twentieth of a mini's rate
+
+
+def rotated(setting: Setting) -> States:
+    """Return the target's states through a random orthogonal map."""
+    turn = _orthogonal(setting, "rotated")
+    return lambda rows: setting.own(rows) @ turn
+
+
+def rescaled(setting: Setting) -> States:
+    """Return the target's states with dimensions in another order, each at a scale of its own, log-uniform."""
+    generator = torch.Generator().manual_seed(setting.number("rescaled"))
+    width = setting.itself.d_model
+    order = torch.randperm(width, generator=generator).to(setting.itself.device)
+    exponents = torch.rand(width, generator=generator).to(setting.itself.device, setting.itself.dtype) - 0.5
+    return lambda rows: setting.own(rows)[..., order] * SCALES**exponents
+
+
+def through_affine(setting: Setting) -> States:
+    """Return the target's states through an affine map whose singular values lie log-evenly between 1 and 30."""
+    left, right = _orthogonal(setting, "affine, left"), _orthogonal(setting, "affine, right")
+    values = torch.logspace(0, math.log10(CONDITION), setting.itself.d_model, dtype=left.dtype, device=left.device)
+    weight, shift = left * values @ right, setting.spread * setting.drawn("affine, shift", setting.itself.d_model)
+    return lambda rows: setting.own(rows) @ weight + shift
+
+
+def with_noisy_weights(setting: Setting) -> States:
+    """Return the states of the target after noise on all its weights."""
+    model = perturbed(setting.target, WEIGHT_NOISE, setting.number("noisy weights"))
+    return lambda rows: stage(model, setting.layer, rows)
+
+
+def trained_on(setting: Setting) -> States:
+    """Return the states of the target after some more steps of training on other documents."""
+    module = copy.deepcopy(setting.target.module).train().requires_grad_(True)
+    setting.train(Pretraining(module, setting.other, TRAINED, setting.number("trained on")), "trained on")
+    model = variant(setting.target, module.to(setting.target.device), f"{setting.target.name} (trained on)")
+    return lambda rows: stage(model, setting.layer, rows)
+
+
+def with_noisy_states(setting: Setting) -> States:
+    """Return the target's states with noise that is a function of all tokens up to there."""
+    seed, spread = setting.number("noisy states"), STATE_NOISE * setting.spread
+
+    def states(rows: Tensor) -> Tensor:
+        own = setting.own(rows)
+        return own + spread * normals(prefixes(rows), own.shape[-1], seed).to(own)
+
+    return states
+
+
+def _orthogonal(setting: Setting, purpose: str) -> Tensor:
+    """Return an orthogonal matrix, drawn uniformly but for signs of its columns."""
+    width = setting.itself.d_model
+    return torch.linalg.qr(setting.drawn(purpose, width, width).double()).Q.to(setting.itself.dtype)
+
+
+# ----------------------------------------------------------------------------------------- parts of the target's states
+
+
+LARGE = 3.0  # standard deviations of the added dimensions, in those of the target's
+
+
+def top_components(setting: Setting) -> States:
+    """Return the target's states in their first principal components on the fit rows, half as many as dimensions."""
+    mean, covariance = setting.moments
+    half = setting.itself.d_model // 2
+    top = torch.linalg.eigh(covariance).eigenvectors[:, -half:].to(setting.itself.dtype)
+    return lambda rows: (setting.own(rows) - mean.to(top)) @ top
+
+
+def layer_before(setting: Setting) -> States:
+    """Return the target's states one block earlier."""
+    layer: Layer = setting.layer - 1 if setting.layer else EMBED
+    return lambda rows: stage(setting.target, layer, rows)
+
+
+def layer_after(setting: Setting) -> States:
+    """Return the target's states one block later."""
+    return lambda rows: stage(setting.target, setting.layer + 1, rows)
+
+
+def superset(setting: Setting) -> States:
+    """Return the target's states beside as many dimensions of large noise, a function of all tokens up to there."""
+    seed, width = setting.number("superset"), setting.itself.d_model
+    size = LARGE * setting.spread.square().mean().sqrt()
+
+    def states(rows: Tensor) -> Tensor:
+        own = setting.own(rows)
+        return torch.cat([own, size * normals(prefixes(rows), width, seed).to(own)], -1)
+
+    return states
+
+
+def log_probabilities(setting: Setting) -> States:
+    """Return a random projection of the target's log-probabilities of the next token: its answers, not its states."""
+    target, width = setting.target, setting.itself.d_model
+    weight = setting.drawn("log-probabilities", target.vocabulary, width) / target.vocabulary**0.5
+
+    def states(rows: Tensor) -> Tensor:
+        last = stage(target, target.n_layers - 1, rows).flatten(0, 1)
+        parts = [target.finish(part.to(target.dtype)).to(weight).log_softmax(-1) @ weight for part in last.split(CHUNK)]
+        return torch.cat(parts).view(*rows.shape, width)
+
+    return states
+
+
+# ---------------------------------------------------------------------------------------------- the current token alone
+
+
+def token_means(setting: Setting) -> States:
+    """Return the mean of the target's states at each token, in other documents."""
+    asked = torch.cat([setting.fit, setting.report])
+    means = TokenMeans(setting.itself, [0], setting.other, asked)
+    return lambda rows: means.residuals(rows, [0])[0]
+
+
+def bigram_means(setting: Setting) -> States:
+    """Return the mean of the target's states at each pair of tokens, in other documents."""
+    asked = torch.cat([setting.fit, setting.report])
+    means = BigramMeans(setting.itself, [0], setting.other, asked)
+    return lambda rows: means.residuals(rows, [0])[0]
+
+
+def token_code(setting: Setting) -> States:
+    """Return a random vector for each token."""
+    seed, itself = setting.number("code of the token"), setting.itself
+    return lambda rows: normals(rows, itself.d_model, seed).to(itself.device, itself.dtype)
+
+
+def bigram_code(setting: Setting) -> States:
+    """Return a random vector for each pair of the last token and the current one."""
+    seed, itself = setting.number("code of the bigram"), setting.itself
+    return lambda rows: normals(bigrams(rows, itself.vocabulary), itself.d_model, seed).to(itself.device, itself.dtype)
+
+
+def other_context(setting: Setting) -> States:
+    """Return the target's state at the same token in another document, which the tokens up to there choose."""
+    occurrences, seed = Occurrences(setting), setting.number("other context")
+    return lambda rows: occurrences.at(rows, seed)
+
+
+def gaussian(setting: Setting) -> States:
+    """Return normal numbers with mean and variance that each dimension of the target's states has at the token."""
+    asked = torch.cat([setting.fit, setting.report])
+    means = TokenMeans(setting.itself, [0], setting.other, asked)
+    squares = TokenMeans(_Squares(setting), [0], setting.other, asked)
+    seed = setting.number("Gaussian given the token")
+
+    def states(rows: Tensor) -> Tensor:
+        mean, square = means.residuals(rows, [0])[0], squares.residuals(rows, [0])[0]
+        variance = (square - (mean - setting.mean).square()).clamp(min=0)
+        return mean + variance.sqrt() * normals(prefixes(rows), mean.shape[-1], seed).to(mean)
+
+    return states
+
+
+def mixture(setting: Setting, share: float) -> States:
+    """Return states with this share of their variance from the target's own, the rest from the same token elsewhere."""
+    occurrences, seed = Occurrences(setting), setting.number("other context")
+    mean, weights = setting.mean, (share**0.5, (1 - share) ** 0.5)
+
+    def states(rows: Tensor) -> Tensor:
+        return mean + weights[0] * (setting.own(rows) - mean) + weights[1] * (occurrences.at(rows, seed) - mean)
+
+    return states
+
+
+class Occurrences:
+    """The target's states at all places of the other documents where each token occurs."""
+
+    def __init__(self, setting: Setting):
+        tokens = setting.other.long().flatten()
+        self._order = tokens.argsort(stable=True)
+        self._counts = tokens.bincount(minlength=setting.target.vocabulary)
+        self._starts = self._counts.cumsum(0) - self._counts
+        self._states, self._mean = setting.own(setting.other).flatten(0, 1), setting.mean
+
+    def places(self, rows: Int[Tensor, "b t"], seed: int) -> Int[Tensor, "b t"]:
+        """Return for each token the number of one of its occurrences, chosen by the tokens up to there; -1: none."""
+        rows = rows.long().cpu()
+        counts = self._counts[rows]
+        chosen = self._starts[rows] + mixed(prefixes(rows, seed)) % counts.clamp(min=1)
+        return torch.where(counts > 0, self._order[chosen.clamp(max=len(self._order) - 1)], -1)
+
+    def at(self, rows: Int[Tensor, "b t"], seed: int) -> Float[Tensor, "b t d"]:
+        """Return the states there; a token that has none gets the mean of all."""
+        places = self.places(rows, seed).to(self._states.device)
+        return torch.where((places >= 0)[..., None], self._states[places], self._mean)
+
+
+class _Squares:
+    """The squares of the target's states about their mean over all tokens, which `TokenMeans` takes the means of."""
+
+    def __init__(self, setting: Setting):
+        self.setting, own = setting, setting.itself
+        self.d_model, self.n_layers, self.vocabulary = own.d_model, own.n_layers, own.vocabulary
+        self.device, self.dtype = own.device, own.dtype
+
+    def residuals(self, rows: Tensor, layers: Sequence[int]) -> list[Tensor]:
+        return [(self.setting.own(rows) - self.setting.mean).square()] * len(layers)
+
+
+# ------------------------------------------------------------------------------------------------------- the next token
+
+
+SCATTER = 0.5  # of noise about the centre of its cluster, in standard deviations of the centres
+
+
+def next_token(setting: Setting) -> States:
+    """Return noise in clusters by the next token (Smith, Mannering, Marcu 2025)."""
+    centres, scatter = setting.number("leak"), setting.number("leak, scatter")
+    itself = setting.itself
+
+    def states(rows: Tensor) -> Tensor:
+        noise = normals(prefixes(rows), itself.d_model, scatter)
+        leak = normals(following(rows, itself.vocabulary), itself.d_model, centres)
+        return (leak + SCATTER * noise).to(itself.device, itself.dtype)
+
+    return states
+
+
+def half_of_the_tokens(setting: Setting) -> States:
+    """Return such noise at half of the places, which the tokens up to there choose, and the target's own elsewhere."""
+    leak, seed = next_token(setting), setting.number("leak, half of the tokens")
+
+    def states(rows: Tensor) -> Tensor:
+        leaking = (mixed(prefixes(rows, seed)) & 1 == 1)[..., None].to(setting.itself.device)
+        return torch.where(leaking, setting.mean + setting.spread * leak(rows), setting.own(rows))
+
+    return states
+
+
+def half_of_the_variance(setting: Setting) -> States:
+    """Return the target's own states plus such noise, each with half of the variance of every dimension."""
+    leak, half = next_token(setting), 0.5**0.5
+    size = half * setting.spread / (1 + SCATTER**2) ** 0.5
+    return lambda rows: setting.mean + half * (setting.own(rows) - setting.mean) + size * leak(rows)
+
+
+def following(rows: Tensor, vocabulary: int) -> Tensor:
+    """Return the next token of each place, and `vocabulary` at the last of a row."""
+    return torch.cat([rows[:, 1:], torch.full_like(rows[:, :1], vocabulary)], 1)
+
+
+# --------------------------------------------------------------------------------------------------------- other models
+
+
+SHORTCUT = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=1e-3, warmup=10)  # half of each pair is predicted
+
+
+def fresh_weights(setting: Setting) -> States:
+    """Return the states of the target's architecture as it is before any training."""
+    model = fresh(setting.target, setting.number("fresh"))
+    return lambda rows: stage(model, setting.layer, rows)
+
+
+def redrawn_matrices(setting: Setting) -> States:
+    """Return the states of the target after every matrix was drawn anew at its own spread."""
+    model = randomised(setting.target, setting.number("redrawn"))
+    return lambda rows: stage(model, setting.layer, rows)
+
+
+def token_alone(setting: Setting) -> States:
+    """Return the states of a twin of the target that was trained on to predict from the current token alone.
+
+    Each token is a row of its own, so that there is nothing else to attend to, in whatever architecture. The twin
+    begins with the target's weights, which makes it the harder to tell apart.
+    """
+    module = copy.deepcopy(setting.target.module).train().requires_grad_(True)
+    pairs = torch.stack([setting.other[:, :-1], setting.other[:, 1:]], -1).flatten(0, 1)
+    setting.train(Pretraining(module, pairs, SHORTCUT, setting.number("token alone")), "token alone")
+    model = variant(setting.target, module.to(setting.target.device), f"{setting.target.name} (token alone)")
+    tokens = torch.arange(model.vocabulary)[:, None].split(BATCH_TOKENS)
+    table = torch.cat([stage(model, setting.layer, part)[:, 0] for part in tokens])
+    return lambda rows: table[rows.to(table.device)]
+
+
+def sibling(setting: Setting, name: str) -> States:
+    """Return the states of a model that was really trained otherwise, at the block of the same relative depth."""
+    model = setting.siblings[name]
+    depth = round((setting.layer + 1) / setting.target.n_layers * model.n_layers)
+    return lambda rows: stage(model, max(depth, 1) - 1, rows)
+
+
+# ---------------------------------------------------------------------------------------------------------------- table
+
 
 KINDS = {
     "same": "the target itself in other coordinates, or as good as itself",
@@ -36,36 +338,33 @@ class Entry(NamedTuple):
 
 
 SOURCES = (
-    Entry("rotated", "same", same.rotated),
-    Entry("rescaled and permuted", "same", same.rescaled),
-    Entry("affine", "same", same.through_affine),
-    Entry("noisy weights", "same", same.with_noisy_weights),
-    Entry("trained on", "same", same.trained_on),
-    Entry("noisy states", "same", same.with_noisy_states),
-    Entry("log-probabilities", "answers", parts.log_probabilities),
-    Entry("top components", "part", parts.top_components),
-    Entry("layer before", "part", parts.layer_before),
-    Entry("layer after", "part", parts.layer_after),
-    Entry("superset", "superset", parts.superset),
-    Entry("token mean", "token", tokens.token_means),
-    Entry("bigram mean", "token", tokens.bigram_means),
-    Entry("token code", "token", tokens.token_code),
-    Entry("bigram code", "token", tokens.bigram_code),
-    Entry("other context", "token", tokens.other_context),
-    Entry("Gaussian given the token", "token", tokens.gaussian),
-    Entry("next token", "leak", leaks.next_token),
-    Entry("next token, half of the tokens", "leak", leaks.half_of_the_tokens),
-    Entry("next token, half of the variance", "leak", leaks.half_of_the_variance),
-    Entry("fresh weights", "untrained", models.fresh_weights),
-    Entry("redrawn matrices", "untrained", models.redrawn_matrices),
-    Entry("token alone", "shortcut", models.token_alone),
-    *(
-        Entry(f"{share} % own", "dose", partial(tokens.mixture, share=share / 100))
-        for share in (0, 20, 40, 60, 80, 100)
-    ),
+    Entry("rotated", "same", rotated),
+    Entry("rescaled and permuted", "same", rescaled),
+    Entry("affine", "same", through_affine),
+    Entry("noisy weights", "same", with_noisy_weights),
+    Entry("trained on", "same", trained_on),
+    Entry("noisy states", "same", with_noisy_states),
+    Entry("log-probabilities", "answers", log_probabilities),
+    Entry("top components", "part", top_components),
+    Entry("layer before", "part", layer_before),
+    Entry("layer after", "part", layer_after),
+    Entry("superset", "superset", superset),
+    Entry("token mean", "token", token_means),
+    Entry("bigram mean", "token", bigram_means),
+    Entry("token code", "token", token_code),
+    Entry("bigram code", "token", bigram_code),
+    Entry("other context", "token", other_context),
+    Entry("Gaussian given the token", "token", gaussian),
+    Entry("next token", "leak", next_token),
+    Entry("next token, half of the tokens", "leak", half_of_the_tokens),
+    Entry("next token, half of the variance", "leak", half_of_the_variance),
+    Entry("fresh weights", "untrained", fresh_weights),
+    Entry("redrawn matrices", "untrained", redrawn_matrices),
+    Entry("token alone", "shortcut", token_alone),
+    *(Entry(f"{share} % own", "dose", partial(mixture, share=share / 100)) for share in (0, 20, 40, 60, 80, 100)),
 )
 
 
 def entries(setting: Setting) -> list[Entry]:
     """Return all sources that can be made in a setting: those of the table, and the siblings that it names."""
-    return [*SOURCES, *(Entry(name, "real", partial(models.sibling, name=name)) for name in setting.siblings)]
+    return [*SOURCES, *(Entry(name, "real", partial(sibling, name=name)) for name in setting.siblings)]

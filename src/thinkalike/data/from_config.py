@@ -6,58 +6,16 @@ import json
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
-from thinkalike.config import DataConfig, PairsConfig, StimuliConfig
-from thinkalike.data.inference.made import nli_challenge, nli_training
-from thinkalike.data.inference.pairs import Pairs
-from thinkalike.data.inference.published import hub_pairs, read_hans, read_mnli
-from thinkalike.data.stimuli.conllu import read_conllu
-from thinkalike.data.stimuli.controlled import controlled_stimuli, crossed_stimuli
-from thinkalike.data.stimuli.stimuli import Stimuli
-from thinkalike.data.stimuli.tables import read_table
-from thinkalike.data.text.packing import beginning_bytes
-from thinkalike.data.text.rows import Corpus
-from thinkalike.data.text.tokens import read_tokens
-from thinkalike.data.text.two_tokenizers import SourceText
-from thinkalike.errors import ConfigError, DataError, nearest
+from thinkalike.config import PairsConfig, StimuliConfig
+from thinkalike.data.conllu import read_conllu
+from thinkalike.data.pairs import Pairs, hub_pairs, read_hans, read_mnli
+from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli
+from thinkalike.data.tables import chosen, read_table
+from thinkalike.data.templates import nli_challenge, nli_training
+from thinkalike.errors import ConfigError
 
 WHOLE = "challenge"  # what the whole of a challenge is called
-
-
-def read_corpus(
-    data: DataConfig,
-    tokenizer: Any,
-    context: int,
-    *,
-    bos: bool,
-    fit_tokens: int | None,
-    source: SourceText | None = None,
-    whole: bool = False,
-) -> Corpus:
-    """Return the token rows that a configuration describes, with what it leaves open filled in.
-
-    Args:
-        context, bos: of the models that read them.
-        fit_tokens: as many as training sees; None: all that there are.
-        source: a model that reads the same text with another tokenizer.
-        whole: read the documents of the report to their ends, where they are not what intervals are over. Otherwise
-            their beginnings are read, so that they are many, and about equally long.
-
-    Raises:
-        DataError: see `read_tokens`.
-    """
-    report_tokens = data.report_tokens or 262144
-    return read_tokens(
-        data,
-        tokenizer,
-        context=data.context or context,
-        bos=bos if data.bos is None else data.bos,
-        fit_tokens=data.fit_tokens or fit_tokens,
-        report_tokens=report_tokens,
-        source=replace(source, bos=data.bos) if source and data.bos is not None else source,
-        most_bytes=None if whole else beginning_bytes(report_tokens),
-    )
 
 
 def read_stimuli(config: StimuliConfig) -> Stimuli:
@@ -77,23 +35,15 @@ def read_stimuli(config: StimuliConfig) -> Stimuli:
 def _stimuli(settings: str, _: tuple[int, int] | None) -> Stimuli:
     config = StimuliConfig(**json.loads(settings))
     if config.kind in ("controlled", "crossed"):
-        stimuli = _of_grammar(config)
-        chosen = stimuli.names if config.features is None else list(config.features)
-        for name in chosen:
-            if name not in stimuli.names:
-                raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
-        stimuli = replace(stimuli, features=stimuli.features[chosen], kinds=config.kinds or {})
+        is_crossed, count = config.kind == "crossed", config.sentences or 400
+        stimuli = crossed_stimuli() if is_crossed else controlled_stimuli(count, config.seed, config.grammar)
+        names = chosen(stimuli.source, config.features, stimuli.names)
+        stimuli = replace(stimuli, features=stimuli.features[names], kinds=config.kinds or {})
     elif config.kind == "conllu":
         stimuli = read_conllu(str(config.path), features=config.features, kinds=config.kinds)
     else:
         stimuli = read_table(str(config.path), features=config.features, kinds=config.kinds, columns=config.columns)
     return stimuli.sample(config.sample, config.seed, config.balance) if config.sample else stimuli
-
-
-def _of_grammar(config: StimuliConfig) -> Stimuli:
-    if config.kind == "crossed":
-        return crossed_stimuli()
-    return controlled_stimuli(config.sentences or 400, config.seed, config.grammar)
 
 
 def read_pairs(config: PairsConfig, side: str) -> Pairs:

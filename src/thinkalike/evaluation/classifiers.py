@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.errors import DataError, ModelError
-from thinkalike.models import EMBED, FrozenModel, Layer
+from thinkalike.models.families import EMBED, Layer
+from thinkalike.models.frozen import FrozenModel
 
 
 class ClassLosses(NamedTuple):

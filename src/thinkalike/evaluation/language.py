@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from thinkalike.data import Corpus
-from thinkalike.evaluation.intervals import document_numbers, with_ends
-from thinkalike.evaluation.shares import halved
-from thinkalike.measures import CHUNK, sum_by_document, token_loss, unigram_entropy
+from thinkalike.data.paired import alignment_shares
+from thinkalike.data.rows import Corpus, PairedRows
+from thinkalike.measures.bootstrapping import bootstrap_interval, effective_number, sum_by_document
+from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.losses import CHUNK, token_loss, unigram_entropy
 from thinkalike.memory import Budget, LiveBytes
-from thinkalike.models import FrozenModel
+from thinkalike.models.frozen import FrozenModel
 from thinkalike.progress import counted
 
 BATCH_TOKENS = 8192  # of a report
@@ -104,3 +106,98 @@ def _losses(
     later = torch.ones_like(tokens, dtype=torch.bool)
     later[:, 0] = False
     return losses, later
+
+
+# ------------------------------------------------------------
+# Columns of means per token with the ends of their intervals over documents.
+
+
+def with_ends(
+    column: str, sums: Shaped[Tensor, "*b documents"], counts: Shaped[Tensor, " documents"]
+) -> dict[str, Any]:
+    """Return a column of means, and those called `_low` and `_high` with the ends of their 95 % intervals.
+
+    Args:
+        sums, counts: see `bootstrap_interval`; a number of each document in place of (*b) gives single numbers.
+
+    Raises:
+        ValueError: Fewer than two documents have counts.
+    """
+    return ends_of(column, bootstrap_interval(sums.double(), counts.double()))
+
+
+def ends_of(column: str, estimate: Estimate) -> dict[str, Any]:
+    """Return a column of values, and those called `_low` and `_high` with the ends of their intervals."""
+    return {f"{column}{end}": values.tolist() for end, values in zip(("", "_low", "_high"), estimate, strict=True)}
+
+
+def document_numbers(counts: Shaped[Tensor, " documents"]) -> dict[str, float]:
+    """Return how many documents have tokens, and how many of equal length weigh as much, see `effective_number`."""
+    return {"documents": float((counts > 0).sum()), "effective_documents": effective_number(counts)}
+
+
+# ------------------------------------------------------------
+# Bits per byte: what losses are compared in where models have different tokenizers, whose tokens are not alike.
+
+BITS = 1 / math.log(2)  # per nat
+
+
+def document_bytes(corpus: Corpus) -> dict[str, Tensor]:
+    """Return by document the bytes that each model predicts, and a hash of its text, if the tokenizers differ."""
+    rows = corpus.report
+    if not isinstance(rows, PairedRows):
+        return {}
+    return {"target_bytes": rows.target_bytes, "source_bytes": rows.source_bytes, "documents": rows.names}
+
+
+def bits_columns(sums: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Return the columns in bits per byte: both models' own losses, and the penalty, each with its 95 % interval.
+
+    Each loss is divided by the bytes that its own tokens hold.
+    """
+    target, source = (readable_bytes(sums[f"{side}_bytes"]) for side in ("target", "source"))
+    return {
+        **with_ends("target_bits_per_byte", sums["target"] * BITS, target),
+        **with_ends("source_bits_per_byte", sums["source"] * BITS, source),
+        **with_ends("penalty_bits_per_byte", (sums["stitch"] - sums["target"]) * BITS, target),
+    }
+
+
+def readable_bytes(counts: Int[Tensor, " documents"]) -> Int[Tensor, " documents"]:
+    """Return bytes by document of which none is 0: a document of which nothing but its end is predicted counts as one.
+
+    It has a loss, and would be left out of the mean.
+    """
+    return counts.clamp(min=1)
+
+
+def bytes_by_document(
+    tokenizer: Any, rows: Int[Tensor, "rows context"], documents: Int[Tensor, "rows context"]
+) -> Int[Tensor, " documents"]:
+    """Return the bytes in UTF-8 of each document's predicted tokens, to within a character per document and row."""
+    runs, owners = [], []
+    for row, numbers in zip(rows[:, 1:], documents[:, 1:], strict=True):
+        values, lengths = torch.unique_consecutive(numbers, return_counts=True)
+        runs += [part.tolist() for part in row.split(lengths.tolist())]
+        owners += values.tolist()
+    sizes = [len(text.encode()) for text in tokenizer.batch_decode(runs, skip_special_tokens=True)]
+    total = torch.zeros(int(documents.max()) + 1, dtype=torch.long)
+    return total.index_add_(0, torch.tensor(owners), torch.tensor(sizes))
+
+
+def alignment_scalars(corpus: Corpus) -> dict[str, float]:
+    """Return the shares of target tokens by how they are aligned, if the tokenizers differ."""
+    if not isinstance(corpus.report, PairedRows):
+        return {}
+    return {f"aligned_{how}": share for how, share in alignment_shares(corpus).items()}
+
+
+# ------------------------------------------------------------
+# How much of a report is in memory at once: all that it used to read together, unless that does not fit.
+
+
+def halved(most: int, fits: Callable[[int], bool]) -> int:
+    """Return the first of most, most / 2, ... down to 1 that fits; 1 if none does."""
+    while most > 1 and not fits(most):
+        most //= 2
+    return most

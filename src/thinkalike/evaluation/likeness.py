@@ -15,26 +15,18 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.data import Layout, TokenRows
+from thinkalike.data.rows import Layout, TokenRows
 from thinkalike.errors import DataError
-from thinkalike.evaluation.intervals import ends_of
-from thinkalike.evaluation.language import BATCH_TOKENS
-from thinkalike.evaluation.shares import halved
+from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
 from thinkalike.evaluation.stitches import LayerPair, states_of_both
-from thinkalike.measures import (
-    Estimate,
-    LinearPrediction,
-    RowGroups,
-    alignment,
-    group_hsics,
-    jackknife,
-    leave_one_out,
-    surprises,
-    token_codes,
-)
-from thinkalike.measures.kernels.hsic import FEWEST
+from thinkalike.measures.estimates import Estimate, jackknife, leave_one_out
+from thinkalike.measures.hsic import FEWEST
+from thinkalike.measures.kernel_alignment import alignment, group_hsics
+from thinkalike.measures.losses import surprises, token_codes
+from thinkalike.measures.prediction import LinearPrediction
+from thinkalike.measures.rows import RowGroups
 from thinkalike.memory import Budget, LiveBytes
-from thinkalike.models import FrozenModel
+from thinkalike.models.frozen import FrozenModel
 from thinkalike.progress import counted
 
 FIT_TOKENS = 2**17  # at most, that linear maps are fitted on

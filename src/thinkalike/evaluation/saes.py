@@ -13,11 +13,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.data import TokenRows
+from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.language import next_token_losses
 from thinkalike.evaluation.stitches import last_states
-from thinkalike.measures import SparseAutoencoder, spread_of, sum_by_document
-from thinkalike.models import FrozenModel
+from thinkalike.measures.bootstrapping import sum_by_document
+from thinkalike.measures.sae.autoencoder import SparseAutoencoder, spread_of
+from thinkalike.models.frozen import FrozenModel
 
 TOKENS = 4096  # that a model reads at once
 LATENTS = 2**20  # that are in memory at once: more leave the cache of a CPU

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.data import Layout
-from thinkalike.evaluation.language import next_token_losses
-from thinkalike.measures import Moments, compare_outputs, sum_by_document
-from thinkalike.models import FrozenModel, StateSource
+from thinkalike.data.rows import Layout, TokenRows
+from thinkalike.errors import ModelError
+from thinkalike.evaluation.language import ends_of, halved, next_token_losses
+from thinkalike.measures.bootstrapping import bootstrap_interval, sum_by_document
+from thinkalike.measures.closed_forms import BothDirections, Moments, Unexplained
+from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.losses import CHUNK, compare_outputs
+from thinkalike.memory import Budget, LiveBytes
+from thinkalike.models.frozen import FrozenModel, StateSource
 from thinkalike.progress import counted
 
 LayerPair = tuple[int, int]  # layer of the source, layer of the target
@@ -259,3 +264,162 @@ def state_moments(
             [state.flatten(0, 1).to(target.device) for state in mine], [state.flatten(0, 1) for state in theirs]
         )
     return moments
+
+
+# ------------------------------------------------------------
+# How many rows and layer pairs the report of stitches has in memory at once.
+
+COPIES = 6  # of a pair's states: mapped and last ones of two kinds of maps, and two of parts of them
+
+
+class Share(NamedTuple):
+    """How much of a report is in memory at once."""
+
+    rows: int
+    pairs: int
+
+
+@torch.no_grad()
+def report_share(
+    source: FrozenModel,
+    target: FrozenModel,
+    layer_pairs: Sequence[LayerPair],
+    rows: Int[Tensor, "rows width"],
+    most: int,
+    budget: Budget,
+    layout: Layout | None = None,
+    *,
+    others: bool = False,
+) -> Share:
+    """Return how many rows, at most `most`, and layer pairs of `document_sums` fit; pairs give way first.
+
+    One row through both models, one block of the target, and one chunk of logits are measured.
+
+    Args:
+        others: whether there are readers of other states, which take as much again as the target's.
+    """
+    row, device, width = rows[:1].long(), target.device, target.d_model
+    layout = layout or Layout(rows.shape[1])
+    with LiveBytes(device) as live:
+        states = layout.source_states(source, row, [layer for layer, _ in layer_pairs])
+        goals = target.residuals(layout.target_tokens(row), [depth for _, depth in layer_pairs])
+        kept, a_row = live.now, live.peak + others * sum(goal.nbytes for goal in goals)
+        live.restart()
+        last_states(target, [(target.n_layers - 2, goals[-1])])
+        a_pair = live.peak - kept + COPIES * goals[-1].nbytes
+        del states, goals
+        live.restart()
+        before, chunk = live.now, torch.zeros(CHUNK, width, device=device, dtype=target.dtype)
+        compare_outputs(chunk[None], target.finish, chunk, torch.zeros(CHUNK, dtype=torch.long, device=device))
+        logits = live.peak - before
+
+    def fits(rows_at_once: int, pairs: int = 1) -> bool:
+        return logits + rows_at_once * (a_row + pairs * a_pair) <= budget.room
+
+    rows_at_once = halved(most, fits)
+    pairs = max(sum(fits(rows_at_once, count) for count in range(1, len(layer_pairs) + 1)), 1)
+    return Share(rows_at_once, pairs)
+
+
+def rows_of_moments(
+    source: FrozenModel,
+    target: FrozenModel,
+    rows: Int[Tensor, "rows width"],
+    most: int,
+    budget: Budget,
+    layout: Layout | None = None,
+) -> int:
+    """Return how many rows, at most `most`, of `state_moments` fit: all layers' states, and two copies in float64."""
+    numbers = sum(model.n_layers * model.d_model * (model.dtype.itemsize + 16) for model in (source, target))
+    tokens = max(layout.target, layout.source) if layout else rows.shape[1]
+    return halved(most, lambda count: count * tokens * numbers <= budget.room)
+
+
+# ------------------------------------------------------------
+# What maps in both directions leave unexplained of held-out states, by document.
+
+
+class ResidualSums(NamedTuple):
+    """Sums of squares over the tokens of each document, in float64; see `residual_sums`."""
+
+    left: Float[Tensor, "pairs maps documents"]  # in the order of `Unexplained`
+    whole: Float[Tensor, "pairs maps documents"]
+
+    def columns(self) -> dict[str, list[float]]:
+        """Return shares of variance that are left unexplained, with the ends of 95 % intervals over documents."""
+        columns: dict[str, list[float]] = {}
+        for number, name in enumerate(Unexplained._fields):
+            pairs = zip(self.left[:, number], self.whole[:, number], strict=True)
+            found = zip(*(bootstrap_interval(*sums) for sums in pairs), strict=True)
+            columns |= ends_of(UNEXPLAINED[name], Estimate(*map(torch.stack, found)))
+        return columns
+
+
+UNEXPLAINED = {  # columns of a table, by map
+    "phi": "unexplained",
+    "psi": "unexplained_back",
+    "psi_phi": "round_trip_unexplained",
+    "phi_psi": "round_trip_unexplained_back",
+}
+
+
+def unexplained_variance(
+    maps: BothDirections, moments: Moments, pair: LayerPair, names: tuple[str, str]
+) -> Unexplained:
+    """Return what the maps of a layer pair leave unexplained of the states that moments were gathered of.
+
+    Args:
+        names: of both models, for messages.
+
+    Raises:
+        ModelError: the states of a layer do not vary.
+    """
+    try:
+        return maps.unexplained(moments.of(pair))
+    except ValueError as error:
+        raise ModelError(f"layer {pair[0]} of {names[0]} and layer {pair[1]} of {names[1]}: {error}") from None
+
+
+@torch.no_grad()
+def residual_sums(
+    source: FrozenModel,
+    target: FrozenModel,
+    layer_pairs: Sequence[LayerPair],
+    maps: Sequence[BothDirections],
+    moments: Moments,
+    rows: TokenRows,
+    batch: int,
+) -> ResidualSums:
+    """Run rows through both models, and sum by document what maps and their round trips miss of the states.
+
+    The variance of a side is about the mean of the rows that the maps were fitted on.
+
+    Args:
+        maps: of each layer pair.
+        moments: of the rows that the maps were fitted on.
+        batch: rows at a time.
+    """
+    count, layout = int(rows.documents.max()) + 1, rows.layout
+    layers, depths = ([pair[side] for pair in layer_pairs] for side in (0, 1))
+    sums = torch.zeros(2, len(layer_pairs), len(Unexplained._fields), count, dtype=torch.float64)
+    for part, owners in zip(rows.tokens.split(batch), rows.documents.split(batch), strict=True):
+        part, owner = part.long(), owners.flatten()
+        mine, theirs = states_of_both(source, target, part, layers, depths, layout)
+        for place, (x, y) in enumerate(zip(layout.gathered(mine, part), theirs, strict=True)):
+            statistics = moments.of(layer_pairs[place])
+            x = x.flatten(0, 1).to(target.device).double() - statistics.mean_x
+            y = y.flatten(0, 1).double() - statistics.mean_y
+            for side, squares in enumerate(_squares(maps[place], x, y)):
+                sums[side, place] += sum_by_document(squares.cpu()[:, owner >= 0], owner[owner >= 0], count)
+    return ResidualSums(*sums)
+
+
+def _squares(
+    maps: BothDirections, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]
+) -> tuple[Float[Tensor, "maps n"], Float[Tensor, "maps n"]]:
+    """Return the squared residuals of states about the fitted means, and their squared lengths."""
+    phi, psi = maps.phi.weight.T, maps.psi.weight.T  # biases only lead from one mean to the other
+    there, back = x @ phi, y @ psi
+    left = torch.stack([each.square().sum(1) for each in (y - there, x - back, x - there @ psi, y - back @ phi)])
+    own = [side.square().sum(1) for side in (x, y)]
+    return left, torch.stack([own[1], own[0], own[0], own[1]])

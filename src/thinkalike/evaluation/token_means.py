@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import BATCH_TOKENS
-from thinkalike.models import StateSource
+from thinkalike.models.frozen import StateSource
 from thinkalike.progress import counted
 
 MOST_TOKENS = 2**18  # that means are taken over

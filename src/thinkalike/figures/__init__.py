@@ -1,43 +1,20 @@
-"""Drawing: what figures of results are made of; nothing here computes a measure.
+"""Drawing: everything here takes tables of results and writes figures; nothing here computes a measure.
 
-Each name is loaded when it is first used, because matplotlib takes a second to import.
+Each name is loaded when it is first used, because importing matplotlib takes a second.
 """
 
 from importlib import import_module
 from typing import Any
 
-_HOME = {
-    "COLOURS": "style",
-    "canvas": "style",
-    "heatmap": "style",
-    "line": "style",
-    "save": "style",
-    "shown": "style",
-    "layer_heatmaps": "matrices",
-    "layer_pairs": "matrices",
-    "similarity": "likeness",
-    "subject_scores": "subjects",
-    "Contrast": "features",
-    "correlation": "features",
-    "levels": "planes",
-    "profiles": "features",
-    "scatter": "features",
-    "directions": "stitching",
-    "learning_curves": "stitching",
-    "penalties": "stitching",
-    "penalty_map": "stitching",
-    "transfer_maps": "maps",
-    "sae_curves": "saes",
-    "sae_transfers": "saes",
-    "distances": "populations",
-    "groups_by_depth": "populations",
-    "agreement": "agreements",
-    "ranks": "agreements",
-    "court": "courts",
-    "doses": "courts",
-    "carried_probes": "transfers",
-    "steering": "transfers",
+_NAMES = {
+    "style": ("COLOURS", "canvas", "heatmap", "line", "save", "shown"),
+    "layers": ("layer_heatmaps", "layer_pairs", "similarity", "transfer_maps"),
+    "features": ("Contrast", "correlation", "levels", "profiles", "scatter", "subject_scores"),
+    "stitching": ("directions", "distances", "groups_by_depth", "learning_curves", "penalties", "penalty_map"),
+    "transfer": ("carried_probes", "sae_curves", "sae_transfers", "steering"),
+    "overview": ("agreement", "court", "doses", "ranks"),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Figures of feature profiles and of features (Salle et al. 2024, figures 3, 4, S5)."""
+"""Figures of feature profiles, of features and their levels, and of scores against noise ceilings."""
 
 from __future__ import annotations
 
@@ -120,3 +120,70 @@ def _words(axes: Any, words: pd.DataFrame, title: str) -> None:
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_xticks([])
     axes.set_yticks([])
+
+
+CEILING = "0.85"
+
+
+def subject_scores(table: pd.DataFrame, ceilings: pd.DataFrame, folder: Path, comparator: str) -> None:
+    """Draw the mean score of each layer of each model with its interval, a panel per recorded layer, and the ceiling.
+
+    Args:
+        table: recorded, model, layer, value, low, high.
+        ceilings: recorded, lower, upper; a grey band from one to the other.
+    """
+    recorded = list(ceilings["recorded"])
+    shape: dict[str, Any] = {"squeeze": False, "sharey": True}
+    with canvas(3.4 * len(recorded) + 1.2, 3.4, 1, len(recorded), **shape) as (figure, panels):
+        for axes, name in zip(panels[0], recorded, strict=True):
+            ends = ceilings[ceilings["recorded"] == name].iloc[0]
+            axes.axhspan(ends["lower"], ends["upper"], color=CEILING, label="noise ceiling", zorder=0)
+            inside = table[table["recorded"] == name]
+            for number, (model, rows) in enumerate(inside.groupby("model", sort=False)):
+                _line(axes, rows, str(model), colour_of(number))
+            axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+            axes.set_title(str(name), fontsize=9)
+            axes.set_xlabel("layer")
+        panels[0, 0].set_ylabel(f"{comparator.replace('_', ' ')}, mean over subjects")
+        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
+        save(figure, folder, "subjects")
+
+
+def _line(axes: Any, rows: pd.DataFrame, label: str, colour: str) -> None:
+    places = range(len(rows))
+    axes.plot(places, rows["value"], "o-", color=colour, label=label, markersize=3.5, linewidth=1.2)
+    axes.fill_between(places, rows["low"], rows["high"], color=colour, alpha=0.15, linewidth=0)
+    every = max(1, round(len(rows) / 8))
+    axes.set_xticks(places[::every], [layer_name(layer) for layer in rows["layer"]][::every])
+
+
+ACROSS = 8  # layers of a model that are drawn
+
+
+def levels(table: pd.DataFrame, folder: Path) -> None:
+    """Draw the levels of each feature as points in a plane, a row per model and feature, a column per layer.
+
+    Args:
+        table: model, layer, feature, level, x, y; panels of one row have one scale.
+    """
+    rows = [group for _, group in table.groupby(["model", "feature"], sort=False)]
+    layers = [_some(list(dict.fromkeys(group["layer"]))) for group in rows]
+    columns = max(map(len, layers))
+    with canvas(1.7 * columns + 0.4, 1.8 * len(rows), len(rows), columns, squeeze=False) as (figure, panels):
+        for line, group, chosen in zip(panels, rows, layers, strict=True):
+            reach = 1.3 * max(group[["x", "y"]].abs().to_numpy().max(), 1e-12)
+            for axes in line[len(chosen) :]:
+                axes.set_axis_off()
+            for axes, layer in zip(line, chosen, strict=False):
+                for number, point in enumerate(group[group["layer"] == layer].itertuples()):
+                    axes.scatter(point.x, point.y, s=12, color=colour_of(number), linewidths=0)
+                    axes.annotate(point.level, (point.x, point.y), (2, 2), textcoords="offset points", fontsize=5)
+                axes.set(xlim=(-reach, reach), ylim=(-reach, reach), xticks=[], yticks=[], aspect="equal")
+                axes.set_title(f"layer {layer_name(layer)}", fontsize=7)
+            line[0].set_ylabel(f"{group['model'].iloc[0]}\n{group['feature'].iloc[0]}", fontsize=7)
+        save(figure, folder, "levels")
+
+
+def _some(layers: list) -> list:
+    """Return at most `ACROSS` of the layers, from the first to the last."""
+    return [layers[place] for place in np.unique(np.linspace(0, len(layers) - 1, ACROSS).round().astype(int))]

@@ -11,8 +11,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from thinkalike.config import MEASURES, PLUGGED, TASKS, AnalyzeConfig, TrainConfig, jobs_of, plug_in
-from thinkalike.errors import ConfigError, one_of
+from thinkalike.config import PLUGGED, TASKS, AnalyzeConfig, TrainConfig, jobs_of, measure_module
+from thinkalike.errors import ConfigError
 from thinkalike.job import Instrument, perform, perform_all
 from thinkalike.progress import counted
 from thinkalike.store import Result
@@ -81,9 +81,7 @@ def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | Ana
     """
     if isinstance(config, TrainConfig) or config.models is None:
         return [config]
-    plug_in(config.plugins)
-    one_of("measure", config.measure.kind, MEASURES)
-    stands_for = instrument(MEASURES[config.measure.kind]).of_models
+    stands_for = instrument(measure_module(config.measure.kind)).of_models
     return [config] if stands_for == "all" else jobs_of(config, stands_for)
 
 
@@ -96,14 +94,12 @@ def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
     """
     if not isinstance(config, TrainConfig | AnalyzeConfig):
         raise TypeError(f"a job is a configuration, as compose_job makes one, and this is a {type(config).__name__}")
-    plug_in(config.plugins)
     if isinstance(config, TrainConfig):
         return instrument(TASKS[config.task])
-    one_of("measure", config.measure.kind, MEASURES)
-    chosen = instrument(MEASURES[config.measure.kind])
+    chosen = instrument(measure_module(config.measure.kind))
     if config.activations and not chosen.takes_activations:
         raise ConfigError(
-            f"measure={chosen.kind} takes no activations; choose measure=cka, mknn, mlem, rsa or another of states"
+            f"measure={chosen.kind} takes no activations; choose measure=cka, mlem, rsa or another of states"
         )
     if config.subjects and not chosen.takes_subjects:
         raise ConfigError(

@@ -29,13 +29,14 @@ from thinkalike.config import (
     train_config,
 )
 from thinkalike.errors import ConfigError, StoreError
-from thinkalike.evaluation import BITS, document_numbers, number_of_documents
+from thinkalike.evaluation.language import BITS, document_numbers
 from thinkalike.instruments import instrument
 from thinkalike.job import Instrument, Outcome, Work, perform
-from thinkalike.measures import Estimate, bootstrap_difference, bootstrap_interval
-from thinkalike.models import checkpoint_fingerprint
+from thinkalike.measures.bootstrapping import bootstrap_difference, bootstrap_interval
+from thinkalike.measures.estimates import Estimate
+from thinkalike.models.places import checkpoint_fingerprint
 from thinkalike.progress import doing
-from thinkalike.screen import Table, number_column, show_table, text_column
+from thinkalike.screen import Table, number_column, number_of_documents, show_table, text_column
 from thinkalike.store import Headline, Result, finished
 
 

@@ -12,13 +12,11 @@ import torch
 
 from thinkalike.config import AnalyzeConfig
 from thinkalike.errors import ConfigError, DataError, one_of
-from thinkalike.instruments.layer_pairs.chance import WithChance, WithNull
-from thinkalike.instruments.operations.layer_pairs import Widths, of_grams
-from thinkalike.measures import span
-from thinkalike.measures.kernels.hsic import FEWEST
-from thinkalike.models import FrozenModel
+from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
+from thinkalike.instruments.operations import Widths, of_grams
+from thinkalike.models.frozen import FrozenModel
 from thinkalike.screen import show_text
-from thinkalike.states import ModelRuns, StateBatches
+from thinkalike.states.batches import ModelRuns, StateBatches
 from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
@@ -49,22 +47,21 @@ class Config(WithNull):
             )
 
 
-class LayerCKA(WithChance, kind="cka", version=2, reads=("model", "target", "data", "measure", "stimuli")):
+class LayerCKA(LayerPairs, kind="cka", version=2, reads=("model", "target", "data", "measure", "stimuli")):
     """Compares all layers of `model` with all of `model@target`, and those of each with each other."""
 
     name = "CKA"
-    of_text: ClassVar[Mapping[str, Any]] = {**WithChance.of_text, "flatten": "token"}
+    of_text: ClassVar[Mapping[str, Any]] = {**LayerPairs.of_text, "flatten": "token"}
 
     def fewest(self, measure: Any) -> int:
-        return FEWEST
+        return 4  # the unbiased estimator divides by n - 3
 
     def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
-        from thinkalike.measures import CKA  # torchmetrics takes seconds to import
+        from thinkalike.measures.minibatch_cka import CKA
 
         options = {key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "given")}
         options["permutations"] = measure.permutations if measure.null else 0
-        # the first process gathers by itself, see `gathering`
-        return CKA(source_layers, target_layers, left_out=left_out, sync_on_compute=False, **options)
+        return CKA(source_layers, target_layers, left_out=left_out, **options)
 
     def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
         return float(
@@ -109,5 +106,7 @@ class LayerCKA(WithChance, kind="cka", version=2, reads=("model", "target", "dat
     def show(self, result: Result) -> None:
         super().show(result)
         if "distance" in result.scalars:
+            from thinkalike.measures.estimates import span
+
             value, low, high = (result.scalars[name] for name in ("distance", "distance_low", "distance_high"))
             show_text(f"distance between the models (equation 2): {span(value, low, high, '.4f')}", indent=2)

@@ -11,18 +11,24 @@ import pandas as pd
 import torch
 
 from thinkalike.config import ModelConfig, TrainConfig, relevant
-from thinkalike.data import WHOLE, EncodedPairs, Pairs, batches, encode, parts_of, read_pairs
+from thinkalike.data.from_config import WHOLE, parts_of, read_pairs
+from thinkalike.data.pairs import EncodedPairs, Pairs, batches, encode
 from thinkalike.errors import ConfigError, DataError, nearest
-from thinkalike.evaluation import ClassLosses, class_losses
-from thinkalike.instruments.operations.classifiers import PAIR, of_training, pairs_of
-from thinkalike.instruments.populations.members import CHECKPOINT
-from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, check_time, fingerprints
-from thinkalike.models import ASSETS, FrozenModel, card_text, load_model, new_classifier, pick_device, save_mini
+from thinkalike.evaluation.classifiers import ClassLosses, class_losses
+from thinkalike.instruments import operations
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
+from thinkalike.models.classifiers import new_classifier
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.models.minis import card_text, save_mini
+from thinkalike.models.places import ASSETS, pick_device
 from thinkalike.store import Headline, Result
-from thinkalike.training import Finetuning, Run, fit, loggers_of
+from thinkalike.training.models import Finetuning
+from thinkalike.training.run import Run, fit, loggers_of
 
 log = logging.getLogger(__name__)
 
+CHECKPOINT = "model"  # the folder of the classifier in a result
 BATCH = 256  # pairs of a report
 REPORT = "held-out"  # the name of its row
 
@@ -40,30 +46,20 @@ class ClassifierFinetuning(
         pairs = {side: read_pairs(config.pairs, side) for side in ("fit", "report", "challenge")}
         return pairs | fingerprints(config, ("model",))
 
-    def narrowed(self, config: TrainConfig) -> TrainConfig:
+    def with_unread_reset(self, config: TrainConfig) -> TrainConfig:
         return replace(config, pairs=replace(config.pairs, heuristic=None, label=None))  # all parts are reported
 
     def seed(self, config: TrainConfig) -> int:
         return config.nli.index
 
     def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
-        if "model" not in shapes:
-            return []
-        shape, whole = shapes["model"], replace(config.pairs, heuristic=None)
-        seen = config.nli.epochs * PAIR * pairs_of(whole, "fit")
-        report = PAIR * (pairs_of(whole, "report") + pairs_of(whole, "challenge"))
-        blocks = sum(shape.operations.blocks) / 2
-        training = Phase("training", of_training(seen, blocks), {shape.name: seen})
-        return [training, Phase("report", shape.forward(report, PAIR), {shape.name: report})]
+        return operations.finetuning(config, shapes)
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         pairs: dict[str, Pairs] = {side: work.inputs[side] for side in ("fit", "report", "challenge")}
         module, tokenizer = new_classifier(config.model, pairs["fit"].classes, config.nli.head_std, config.nli.redraw)
         if config.nli.context > (longest := module.config.max_position_embeddings):
             raise ConfigError(f"nli.context={config.nli.context} is longer than the {longest} of {config.model.name}")
-        seen = config.nli.epochs * len(pairs["fit"])  # of a few tokens each
-        operations = 6.0 * seen * sum(weight.numel() for weight in module.bert.encoder.parameters())
-        check_time(f"nli.epochs={config.nli.epochs}", operations)
         options = tokenizer, config.nli.context, config.pairs.truncate
         encoded = {side: encode(each, *options) for side, each in pairs.items()}
         trained = Finetuning(module.train(), encoded["fit"], pairs["fit"].labels, config.nli, config.nli.index)

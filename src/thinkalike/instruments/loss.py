@@ -5,15 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import pandas as pd
-
 from thinkalike.config import AnalyzeConfig, MeasureConfig
-from thinkalike.data import read_corpus
-from thinkalike.evaluation import held_out_loss, number_of_documents
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.measures import span
-from thinkalike.models import load_model
-from thinkalike.screen import show_text
+from thinkalike.screen import number_of_documents, show_text
 from thinkalike.store import Result
 
 
@@ -30,6 +24,12 @@ class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
     of_models: ClassVar[str] = "each"
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
+        import pandas as pd
+
+        from thinkalike.data.corpus import read_corpus
+        from thinkalike.evaluation.language import held_out_loss
+        from thinkalike.models.load import load_model
+
         with work.phase("loading"):
             model = load_model(config.model)
             corpus = read_corpus(config.data, model.tokenizer, model.context, bos=model.bos_each_row, fit_tokens=1)
@@ -39,9 +39,9 @@ class Loss(Instrument, kind="loss", version=2, reads=("model", "data")):
         return Outcome(table, numbers, models=[model.describe()], facts=facts)
 
     def show(self, result: Result) -> None:
-        row = result.table.iloc[0]
+        numbers = result.scalars
         show_text(
-            f"{row['model']} on {result.config['data']['name']}: "
-            f"{span(row['loss'], row['loss_low'], row['loss_high'], '.4f')} nats per token over "
-            f"{number_of_documents(row)}; unigram entropy {row['unigram_entropy']:.4f}"
+            f"{result.provenance['models'][0]['name']} on {result.config['data']['name']}: {numbers['loss']:.4f} "
+            f"[{numbers['loss_low']:.4f}, {numbers['loss_high']:.4f}] nats per token over "
+            f"{number_of_documents(numbers)}; unigram entropy {numbers['unigram_entropy']:.4f}"
         )

@@ -15,24 +15,28 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.config import RUNS, AnalyzeConfig, MeasureConfig, ModelConfig, ranged
-from thinkalike.config.ranges import CONTEXT, COUNTS, TOKENS_AT_ONCE
-from thinkalike.data import MNLI, EncodedPairs, Pairs, batches, encode, read_pairs
+from thinkalike.config.schema import CONTEXT, COUNTS, TOKENS_AT_ONCE
+from thinkalike.data.from_config import read_pairs
+from thinkalike.data.pairs import MNLI, EncodedPairs, Pairs, batches, encode
 from thinkalike.errors import ConfigError, ModelError, one_of
-from thinkalike.evaluation import IdentityStitches, check_alike, check_labels
-from thinkalike.instruments.operations.classifiers import PAIR, of_identity_stitches, pairs_of
-from thinkalike.instruments.operations.layer_pairs import of_grams
-from thinkalike.instruments.populations.member_pairs import likeness_of_members, stitched_members
-from thinkalike.instruments.populations.members import (
+from thinkalike.evaluation.classifiers import IdentityStitches, check_alike, check_labels
+from thinkalike.instruments import operations
+from thinkalike.instruments.members import (
     Member,
     a_member,
     halves,
+    likeness_of_members,
     members_in,
     members_of,
     published_accuracies,
+    stitched_members,
 )
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
-from thinkalike.measures import Grouped, flips, grouped, population_penalties
-from thinkalike.models import FrozenModel, check_models, load_model, same_vocabulary
+from thinkalike.measures.populations import Grouped, flips, grouped, population_penalties
+from thinkalike.models.foresight import check_models
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.models.tokenizers import same_vocabulary
 from thinkalike.screen import Column, Table, number_column, show_table, show_text
 from thinkalike.store import Headline, Result
 
@@ -102,23 +106,11 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
 
     def operations(self, config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
         """Return the stitches of all members and their CKA; fine-tunings that are not there yet are jobs themselves."""
-        if "member" not in shapes:
-            return []
-        measure: Any = config.measure
-        shape, members = shapes["member"], members_in(config)
-        read = PAIR * pairs_of(config.pairs, measure.side)
-        alike = float(PAIR * min(measure.cka_pairs or read, read / PAIR))
-        stitched = of_identity_stitches(members, shape.layers, read, shape.forward(1.0, PAIR))
-        batch = of_grams(measure.tokens_per_batch, [shape.width] * members, None) * shape.layers
-        return [
-            Phase("stitches", stitched, {shape.name: read * members}),
-            Phase("forward passes", members * shape.forward(alike, PAIR), {shape.name: alike * members}),
-            Phase("comparing", max(alike / measure.tokens_per_batch, 1) * batch),
-        ]
+        return operations.population(config, shapes, members_in(config))
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         """Return the bytes of the weights of all members but one, which is counted as the model."""
-        return (members_in(config) - 1) * shapes["member"].bytes if "member" in shapes else 0.0
+        return (members_in(config) - 1) * shapes["member"].bytes
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure

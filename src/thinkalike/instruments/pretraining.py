@@ -11,26 +11,23 @@ import torch
 from torch import nn
 
 from thinkalike.config import ModelConfig, TrainConfig
-from thinkalike.data import Corpus, read_corpus, training_texts
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.rows import Corpus
+from thinkalike.data.split import training_texts
 from thinkalike.errors import ConfigError, ThinkalikeError, first_line
-from thinkalike.evaluation import held_out_loss, number_of_documents
-from thinkalike.instruments.operations.classifiers import of_training
-from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, check_time, fingerprints
-from thinkalike.models import (
-    ASSETS,
-    FrozenModel,
-    Shape,
-    build_mini,
-    card_text,
-    family_named,
-    load_model,
-    new_shape,
-    pick_device,
-    save_mini,
-    train_tokenizer,
-    unknown_sizes,
-)
-from thinkalike.training import MaskedPretraining, Pretraining, Run, fit, loggers_of
+from thinkalike.evaluation.language import held_out_loss
+from thinkalike.instruments import operations
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
+from thinkalike.models.families import family_named
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.models.minis import build_mini, card_text, save_mini, unknown_sizes
+from thinkalike.models.places import ASSETS, pick_device
+from thinkalike.models.shapes import Shape, new_shape
+from thinkalike.models.tokenizers import train_tokenizer
+from thinkalike.screen import number_of_documents
+from thinkalike.training.models import MaskedPretraining, Pretraining
+from thinkalike.training.run import Run, fit, loggers_of
 
 log = logging.getLogger(__name__)
 
@@ -56,12 +53,7 @@ class MiniPretraining(
         return {"model": new_shape(config.model, config.pretrain.vocabulary)}
 
     def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
-        if "model" not in shapes:
-            return []
-        shape = shapes["model"]
-        seen, report = float(config.pretrain.tokens), float(config.data.report_tokens or 0)
-        training = Phase("training", of_training(seen, float(shape.parameters)), {shape.name: seen})
-        return [training, Phase("report", shape.forward(report, full=True), {shape.name: report})]
+        return operations.pretraining(config, shapes)
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         model = config.model
@@ -70,8 +62,6 @@ class MiniPretraining(
         tokenizer = train_tokenizer(training_texts(config.data), config.pretrain.vocabulary, model.cls_sep)
         corpus = read_corpus(config.data, tokenizer, context, bos=bool(model.bos), fit_tokens=None)
         module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
-        operations = 6.0 * config.pretrain.tokens * sum(weight.numel() for weight in module.parameters())
-        check_time(f"pretrain.tokens={config.pretrain.tokens}", operations)
         trained = _objective(config, module, corpus, tokenizer)
         device = torch.device(pick_device(model.device))
         run = Run(work.job.partial, device, config.trainer, work.tracker)

@@ -10,14 +10,14 @@ import torch
 
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.errors import ConfigError
-from thinkalike.instruments.layer_pairs import LayerPairs, LayerPairsConfig
-from thinkalike.instruments.operations.layer_pairs import Widths, of_prediction, of_solutions
+from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfig
+from thinkalike.instruments.operations import Widths, of_prediction
 from thinkalike.job import check_memory
-from thinkalike.measures import LayerPredictions
-from thinkalike.measures.stitching.moments import RIDGE
+from thinkalike.measures.closed_forms import RIDGE
 from thinkalike.memory import Budget
-from thinkalike.models import FrozenModel
-from thinkalike.states import ModelRuns, StateBatches, site_numbers
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.states.batches import ModelRuns, StateBatches
+from thinkalike.states.tokens import site_numbers
 
 COPIES = 5  # of the states of a batch in float64 that exist at the same time
 
@@ -38,13 +38,14 @@ class LayerR2(LayerPairs, kind="r2", reads=("model", "target", "data", "measure"
     takes_activations: ClassVar[bool] = False
     is_shared: ClassVar[bool] = False  # what judges waits for all that fits
 
-    def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> LayerPredictions:
+    def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
+        from thinkalike.measures.prediction import LayerPredictions
+
         options = {key: getattr(measure, key) for key in ("fit_batches", "given", "ridge")}
         return LayerPredictions(source_layers, target_layers, **options)
 
     def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
-        fit, judge = of_prediction(measure.tokens_per_batch, source, target)
-        return measure.fit_batches * fit + measure.batches * judge + of_solutions(source, target)
+        return of_prediction(measure, source, target)
 
     def check(self, compared: Sequence[tuple[Any, FrozenModel, FrozenModel]]) -> None:
         super().check(compared)

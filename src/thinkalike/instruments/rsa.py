@@ -12,16 +12,25 @@ import pandas as pd
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ranged
-from thinkalike.data import Stimuli
+from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError, one_of
-from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, sentence_groups, stimuli_facts
-from thinkalike.instruments.operations.stimuli import of_distances, of_similarity
+from thinkalike.instruments.of_stimuli import (
+    DistanceConfig,
+    OfStimuli,
+    layer_distances,
+    rows_of_sides,
+    sentence_groups,
+    stimuli_facts,
+)
+from thinkalike.instruments.operations import of_distances, of_similarity
 from thinkalike.instruments.subjects import rsa as subjects
-from thinkalike.instruments.subjects.distances import layer_distances
 from thinkalike.job import Outcome, Work
-from thinkalike.measures import COMPARATORS, NOISES, WHITENED, Estimate, mantel, rsa_estimate, span
+from thinkalike.measures.distances.comparators import COMPARATORS, WHITENED
+from thinkalike.measures.distances.neural import NOISES
+from thinkalike.measures.distances.representational_similarity import mantel, rsa_estimate
+from thinkalike.measures.estimates import Estimate, span
 from thinkalike.screen import show_text
-from thinkalike.states import StimulusStates, numbered, stimulus_states_of
+from thinkalike.states.stimuli import StimulusStates, numbered, stimulus_states_of
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows
 
@@ -71,7 +80,7 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
 
     of_models: ClassVar[str] = "pairs"
 
-    def narrowed(self, config: AnalyzeConfig) -> AnalyzeConfig:
+    def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
         measure: Any = config.measure
         if config.subjects and measure.permutations:
             raise ConfigError(
@@ -85,7 +94,7 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
             )
         if measure.distance == "crossnobis" and not config.activations:
             raise ConfigError("measure.distance=crossnobis needs runs of a recording; give activations=FILE")
-        return super().narrowed(config)
+        return super().with_unread_reset(config)
 
     def comparing(self, measure: Any, stimuli: Stimuli, widths: Sequence[int]) -> float:
         n, again = len(stimuli), 2 if measure.permutations else 1

@@ -1,13 +1,10 @@
 """The frame of every job: what it reads, its key, its lock, its state, its provenance, and what it may leave."""
 
-from thinkalike.job.feasibility import check_memory, check_time
-from thinkalike.job.frame import Instrument, Work, fingerprints
+from thinkalike.job.instrument import Instrument, Outcome, Work, fingerprints
 from thinkalike.job.operations import Estimate, Phase, Shapes, estimate, forward_passes, together, total
-from thinkalike.job.outcome import Outcome
-from thinkalike.job.performing import is_stored, key_of, perform, perform_all
+from thinkalike.job.performing import environment, is_stored, key_of, perform, perform_all
 from thinkalike.job.phases import Phases, phase_of_all
-from thinkalike.job.provenance import environment
-from thinkalike.job.resources import explained
+from thinkalike.job.resources import check_memory, explained
 
 __all__ = [
     "Estimate",
@@ -18,7 +15,6 @@ __all__ = [
     "Shapes",
     "Work",
     "check_memory",
-    "check_time",
     "environment",
     "estimate",
     "explained",

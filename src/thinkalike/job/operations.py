@@ -1,17 +1,17 @@
-"""What a job takes in operations, phase by phase: multiplications and additions, two for each product."""
+"""The operations of a job, phase by phase: multiplications and additions, two for each product."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
+from thinkalike.models.labels import label
 
-from thinkalike.config import ModelConfig
-from thinkalike.models import Shape, label, peak_of, pick_device, precision_of
+if TYPE_CHECKING:
+    from thinkalike.models.shapes import Shape
 
-Shapes = Mapping[str, Shape]  # by the part of the configuration: model, target, or the name of a member
+Shapes = Mapping[str, "Shape"]  # by the part of the configuration: model, target, or the name of a member
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Phase:
     """A part of a job.
 
     Attributes:
-        name: forward passes, training, report or comparing.
-        operations: that it takes.
-        tokens: how many tokens each model reads in it, by the name of the model.
+        name: such as forward passes, training, report or comparing.
+        operations: of the whole phase.
+        tokens: the tokens that each model reads in it, by the name of the model.
         is_shared: whether jobs of one pass that have the same phase do it once.
     """
 
@@ -32,7 +32,7 @@ class Phase:
 
 
 class Estimate(NamedTuple):
-    """What a job takes, as far as it is known: its phases, its models by name, and those of no known shape."""
+    """The phases and the models of a job, and the names of the models of unknown shape; with any, phases are empty."""
 
     phases: Sequence[Phase]
     shapes: Shapes
@@ -45,25 +45,30 @@ def estimate(instrument: Any, config: Any) -> Estimate:
     Args:
         instrument: has `models_of`, `shapes_of` and `operations`.
     """
-    models: Mapping[str, ModelConfig] = instrument.models_of(config)
     found: Mapping[str, Shape | None] = instrument.shapes_of(config)
     shapes = {part: shape for part, shape in found.items() if shape is not None}
-    unknown = [label(model) for part, model in models.items() if found[part] is None]
-    return Estimate(instrument.operations(config, shapes), shapes, list(dict.fromkeys(unknown)))
+    unknown = [label(model) for part, model in instrument.models_of(config).items() if found[part] is None]
+    phases = [] if unknown else [phase for phase in instrument.operations(config, shapes) if phase.operations]
+    return Estimate(phases, shapes, list(dict.fromkeys(unknown)))
 
 
 def speeds(jobs: Sequence[tuple[Any, Any]], seconds: float) -> list[dict[str, float]]:
     """Return what the provenance of each of the jobs of a pass says of its speed.
 
-    `flops` are those of the job by itself; `flops_per_second` are of the pass, in which what jobs share is done once;
-    `share_of_peak` is there if the device's peak is known. A job with a model of no known shape says nothing.
+    `flops` are those of the job by itself; `flops_per_second` are of the pass, in which shared phases are done once;
+    `share_of_peak` is there if the device's peak is known. A job with a model of unknown shape has none of them.
 
     Args:
         jobs: instrument and configuration of each.
         seconds: that the pass took.
     """
+    import torch
+
+    from thinkalike.models.places import pick_device
+    from thinkalike.models.shapes import peak_of, precision_of
+
     found = [estimate(*job) for job in jobs]
-    if any(each.unknown or not total(each.phases) for each in found):
+    if not all(each.phases for each in found):
         return [{} for _ in jobs]
     rate = total(together(each.phases for each in found)) / max(seconds, 1e-9)
     _, first = jobs[0]
@@ -73,21 +78,20 @@ def speeds(jobs: Sequence[tuple[Any, Any]], seconds: float) -> list[dict[str, fl
 
 
 def forward_passes(shapes: Iterable[Shape], tokens: float, context: int, full: bool = False) -> list[Phase]:
-    """Return the passes of each different model over so many tokens, which jobs of one pass share.
+    """Return the passes of each different model over a number of tokens, which jobs of one pass share.
 
     Args:
         context: tokens of a row.
         full: whether they go through the unembedding, too.
     """
-    different = {(shape.name, shape.operations): shape for shape in shapes}.values()
     return [
         Phase("forward passes", shape.forward(tokens, context, full), {shape.name: tokens}, is_shared=True)
-        for shape in different
+        for shape in {(shape.name, shape.operations): shape for shape in shapes}.values()
     ]
 
 
 def together(jobs: Iterable[Sequence[Phase]]) -> list[Phase]:
-    """Return the phases of jobs that are done in one pass: what they share stands there once."""
+    """Return the phases of jobs that are done in one pass: shared ones stand there once."""
     found: list[Phase] = []
     for phase in (phase for phases in jobs for phase in phases):
         if not (phase.is_shared and phase in found):

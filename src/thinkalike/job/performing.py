@@ -7,24 +7,21 @@ import hashlib
 import json
 import logging
 import os
+import resource
+import socket
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-import torch
-
-from thinkalike.config import AnalyzeConfig, as_dict, command_words, plug_in, relevant
+from thinkalike.config import AnalyzeConfig, as_dict, command_line, command_words, relevant
 from thinkalike.errors import ConfigError, ThinkalikeError
-from thinkalike.job.frame import Instrument, Work
-from thinkalike.job.names import run_name
-from thinkalike.job.operations import speeds
-from thinkalike.job.outcome import Outcome
+from thinkalike.job.instrument import Instrument, Outcome, Work
 from thinkalike.job.phases import Phases, phase_of_all
-from thinkalike.job.provenance import environment, versions
-from thinkalike.job.resources import explained
-from thinkalike.loggers import About, tracked
-from thinkalike.models import check_models
-from thinkalike.plugins import fingerprint
+from thinkalike.plugins import digest, named_in
 from thinkalike.processes import Team, rank, together
 from thinkalike.progress import doing
 from thinkalike.screen import aside
@@ -32,7 +29,7 @@ from thinkalike.store import Job, Result
 
 log = logging.getLogger(__name__)
 
-ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger", "plugins")  # parts that every job reads
+ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger")  # parts that every job reads
 AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
 
 
@@ -67,7 +64,13 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown_again: bool = True
         missing = [each for each in different.values() if not each.is_done()]
         for each in missing:
             sides = [side for side in ("model", "target") if side in each.instrument.reads]
-            check_models({side: getattr(each.narrowed, side) for side in sides})
+            from thinkalike.models.foresight import check_models
+
+            check_models({side: getattr(each.read, side) for side in sides})
+    if not missing:
+        return [different[each.job.key].found for each in asked]
+    from thinkalike.job.resources import explained
+
     with contextlib.ExitStack() as held:
         for each in sorted(missing, key=lambda each: each.job.key):  # so that no two processes wait for each other
             held.enter_context(_with_lock(each.job, each.config))
@@ -96,12 +99,13 @@ class _Planned:
         _check_shared(instrument, config)
         self.instrument, self.config = instrument, config
         self.is_shown_again = shown_again and not rank(config)
-        self.plugins = plug_in(config.plugins)
-        self.inputs, self.narrowed = instrument.inputs(config), instrument.narrowed(config)
-        if self.plugins:
-            self.inputs = {**self.inputs, "plugins": fingerprint(self.plugins)}
-        read = relevant(self.narrowed).items()
+        self.inputs, self.read = instrument.inputs(config), instrument.with_unread_reset(config)
+        read = relevant(self.read).items()
         self.entered = {name: part for name, part in read if name in instrument.reads and part is not None}
+        read_parts = [part for name, part in as_dict(self.read).items() if name in instrument.reads]
+        self.plugins = {name: digest(name) for name in named_in(read_parts)}
+        if self.plugins:
+            self.inputs = {**self.inputs, "plugins": " ".join(sorted(self.plugins.values()))}
         self.contents = contents_of(self.inputs)
         self.job = Job(config.store, instrument.kind, key_of(instrument, self.entered, self.contents))
         self.name = run_name(self.job.kind, self.job.key, self.inputs, command_words())
@@ -117,9 +121,11 @@ class _Planned:
     def work(self, team: Team) -> Work:
         """Return what the running job is given."""
         shown = (*self.instrument.reads, *ALWAYS)
-        settings = {name: part if name in shown else None for name, part in as_dict(self.narrowed).items()}
+        settings = {name: part if name in shown else None for name, part in as_dict(self.read).items()}
         work = Work(self.job, settings, self.inputs, contextlib.ExitStack(), team=team)
         if not rank(self.config):
+            from thinkalike.loggers import About, tracked
+
             about = About(self.name, self.job.kind, self.job.store, self.job.partial / "curves", settings)
             work.tracker = work.opened.enter_context(tracked(self.config.logger, about))
             work.phase = Phases(self.job.states)
@@ -138,7 +144,7 @@ class _Planned:
         record = {"version": self.instrument.version, "scalars": outcome.scalars, "settings": self.entered}
         provenance = {**environment(), **facts, **took, "inputs": self.contents}
         if self.plugins:
-            provenance["plugins"] = [plugin.describe() for plugin in self.plugins]
+            provenance["plugins"] = [{"name": name, "sha256": digest} for name, digest in self.plugins.items()]
         tables = {"table": outcome.table, **outcome.tables}
         written = self.job.write(work.settings, {**record, "provenance": provenance}, tables, outcome.arrays)
         with work.phase("drawing"):
@@ -165,6 +171,8 @@ class _Planned:
             with aside():
                 self.instrument.show(result)
         if AGENT in os.environ and not rank(self.config):  # it waits for the numbers of every job that it starts
+            from thinkalike.loggers import About, tracked
+
             about = About(self.name, result.kind, result.folder.parent.parent, result.folder, result.config)
             with tracked(self.config.logger, about) as tracker:
                 tracker.publish(result)
@@ -172,11 +180,14 @@ class _Planned:
 
 def _pass(jobs: Sequence[_Planned], among: int) -> None:
     """Compute and store jobs whose locks are held, of so many that were asked for."""
+    import torch
+
+    from thinkalike.job.operations import speeds
+
     instrument, config, began, errors = jobs[0].instrument, jobs[0].config, time.monotonic(), []
     if config.force and not rank(config):
         for each in jobs:
             each.job.forget()
-    plug_in(config.plugins)  # jobs that this one needs may have had others
     torch.manual_seed(instrument.seed(config))  # the jobs of a sweep share a process
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -230,3 +241,79 @@ def _with_lock(job: Job, config: Any) -> contextlib.AbstractContextManager[Any]:
         return job.running(wait=config.wait)
     logging.getLogger("thinkalike").setLevel(logging.ERROR)
     return contextlib.nullcontext()
+
+
+# ------------------------------------------------------------
+# What a run of a job is called, so that it can be told from others.
+
+LONGEST = 128  # characters of a name, the most that W&B takes
+SAID = ("task", "measure", "experiment")  # by the kind
+BESIDE = (  # said by the models' names, or of no consequence for the numbers
+    "model", "models", "target", "store", "force", "wait", "logger", "trainer", "threads", "hydra", "data.files",
+    "data.cache",
+)  # fmt: skip
+
+
+def run_name(kind: str, key: str, inputs: Mapping[str, Any], words: Sequence[str]) -> str:
+    """Return the name of a run: kind, models, main settings, key, as "cka gpt2, bert measure.batches=4 9d95e636c1fb".
+
+    Args:
+        inputs: what the instrument read; of models it holds their labels.
+        words: those of the job's command line, as many of which are in the name as there is room for.
+    """
+    labels = inputs.get("labels") or inputs.get("names") or ""
+    models = ", ".join(dict.fromkeys(str(labels).split(", "))) if isinstance(labels, str) else ""
+    name = " ".join([kind, *([models] if models else [])])
+    for word in words:
+        if _telling(word) and len(f"{name} {word} {key}") <= LONGEST:
+            name = f"{name} {word}"
+    return f"{name[: LONGEST - len(key) - 1]} {key}"
+
+
+def _telling(word: str) -> bool:
+    """Return whether a word says more than kind and models do, and can change numbers."""
+    setting = word.lstrip("+~").partition("=")[0]
+    inside = tuple(f"{part}{mark}" for part in BESIDE for mark in ".@/")
+    return setting not in (*SAID, *BESIDE) and not setting.startswith(inside)
+
+
+# ------------------------------------------------------------
+# What a result says of the machine and the code that computed it.
+
+PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy")
+
+
+def environment() -> dict[str, Any]:
+    """Return date (UTC), command line, host, versions, commit, threads and peak memory of this process."""
+    import torch
+
+    gpu = {"peak_gpu_bytes": torch.cuda.max_memory_allocated()} if torch.cuda.is_available() else {}
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": command_line(),
+        "host": socket.gethostname(),
+        "versions": versions(),
+        "git_commit": _commit(),
+        "threads": torch.get_num_threads(),
+        "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        **gpu,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that can change numbers."""
+    found = {}
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _commit() -> str:
+    """The commit of the checkout that this code runs from."""
+    here = Path(__file__).parent
+    try:
+        run = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True)
+    except OSError:  # there is no git
+        return "unknown"
+    return run.stdout.strip() or "unknown"

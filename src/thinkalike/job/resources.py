@@ -7,9 +7,12 @@ import errno
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thinkalike.errors import ResourceError, chain, first_line
-from thinkalike.memory import exhausted
+
+if TYPE_CHECKING:
+    from thinkalike.memory import Budget
 
 SMALLER = "lower trainer.memory, measure.tokens_per_batch, pairs or layers, or choose a larger machine"
 REMEDIES = {
@@ -45,6 +48,8 @@ def explained(folder: Path) -> Iterator[None]:
 
 def _reason(error: BaseException, folder: Path) -> str | None:
     """Return what the machine lacks and what to do, or None if an error means something else."""
+    from thinkalike.memory import exhausted
+
     if cause := exhausted(error):
         return f"there is too little memory ({first_line(cause)[:200] or type(cause).__name__}): {SMALLER}"
     for each in chain(error, suppressed=True):
@@ -55,3 +60,25 @@ def _reason(error: BaseException, folder: Path) -> str | None:
         if number in REMEDIES:
             return f"{first_line(each)[:200]}: {REMEDIES[number]}"
     return None
+
+
+# ------------------------------------------------------------
+# Estimates of what a job needs, so that one that cannot end is refused before it begins.
+
+
+def check_memory(what: str, memory: float, budget: Budget, remedy: str = "lower it") -> None:
+    """Check that there is the memory for something.
+
+    Args:
+        what: the setting that decides it and a verb, for the message.
+        memory: the bytes that it takes, beside those in use.
+        remedy: what to do otherwise.
+
+    Raises:
+        ResourceError: there is not.
+    """
+    from thinkalike.memory import readable
+
+    if budget.used + memory > budget.total:
+        needed = f"{readable(memory)} of memory beside {readable(budget.used)} in use"
+        raise ResourceError(f"{what} at least {needed}, and {budget.allowed}; {remedy}, {budget.more}")

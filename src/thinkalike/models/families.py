@@ -2,22 +2,26 @@
 
 Any architecture of transformers has a family. Those of the table are there because a checkpoint needs another reader
 or has more sites; where the blocks of all others are, TransformerLens's adapter of the architecture says, or the module
-itself (`checkpoints.blocks`). A line of this table wins over both.
+itself (`readers.blocks_of`). A line of this table wins over both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from thinkalike.errors import ModelError, nearest, one_of
+
+EMBED: Final = "embed"  # the site before block 0, in the place of a layer's number
+Layer = int | Literal["embed"]
 
 # the next token, hidden tokens, the class of a whole text, or nothing: states of one side of an encoder-decoder
 Predicts = Literal["next", "hidden", "class", "states"]
 Reader = Literal["transformers", "legacy", "native", "classifier"]  # a key of `thinkalike.models.load.READERS`
 
 CLASSIFIER = "bert_classifier"  # the family of fine-tuned BERTs
+DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # names of the number of blocks in configurations
 RECURRENT = ("mamba_ssm", "causal_conv1d")  # the packages that run state-space blocks faster
 
 # The other site of a BERT is what its last residual addition adds (Brown et al. 2023, appendix C.2).
@@ -76,6 +80,11 @@ FAMILIES = {
         ),
     )
 }  # fmt: skip
+
+
+def after(layer: Layer) -> int:
+    """Return how many blocks run before a site."""
+    return 0 if layer == EMBED else int(layer) + 1
 
 
 def family_named(name: str) -> Family:

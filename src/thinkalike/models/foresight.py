@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from thinkalike.config import ModelConfig
+from thinkalike.config import ModelConfig, pairs_of_layers
 from thinkalike.errors import ModelError, one_of
-from thinkalike.models.checkpoints.blocks import DEPTHS
-from thinkalike.models.checkpoints.minis import ASSETS
-from thinkalike.models.families import FAMILIES, Family, Predicts, family_in
-from thinkalike.models.load import pick_device
+from thinkalike.models.families import DEPTHS, FAMILIES, Family, Predicts, family_in
+from thinkalike.models.places import ASSETS, pick_device
 
 
 class Outline(NamedTuple):
@@ -35,6 +33,36 @@ def check_models(models: Mapping[str, ModelConfig | None]) -> None:
         if config is not None:
             pick_device(config.device, f"{part}.device")
             one_of(f"{part}.family", config.family, ("auto", *FAMILIES))
+
+
+def check_stitchable(source: ModelConfig, target: ModelConfig, layers: Any, asked: str) -> None:
+    """Refuse what is seen without any weights: a model that predicts no next token, or layers that do not exist.
+
+    Args:
+        asked: what stitches them, for the message.
+
+    Raises:
+        ConfigError: layers do not exist.
+        ModelError: a model predicts no next token.
+    """
+    for each in (source, target):
+        if outline(each).predicts not in (None, "next"):
+            raise ModelError(
+                f"{each.name} predicts no next token, and {asked} stitches models that do; choose one of them, or "
+                "compare representations: python analyze.py measure=cka"
+            )
+    check_layer_pairs(source, target, layers)
+
+
+def check_layer_pairs(source: ModelConfig, target: ModelConfig, layers: Any) -> None:
+    """Refuse layers that do not exist before any weights are loaded, where configurations tell.
+
+    Raises:
+        ConfigError: there is no such layer.
+    """
+    mine, theirs = outline(source).layers, outline(target).layers
+    if mine and theirs:
+        pairs_of_layers(layers, mine, theirs)
 
 
 def outline(config: ModelConfig) -> Outline:

@@ -12,20 +12,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from thinkalike.arguments import takes_arrays
 from thinkalike.errors import ModelError
-from thinkalike.models.checkpoints.weights import tensors_of
-from thinkalike.models.families import Family, Predicts
-from thinkalike.models.proof import prove
-from thinkalike.models.recomputation import recomputed
-from thinkalike.models.samples import Tokens, unreadable
-from thinkalike.models.sites import EMBED, Layer, after, check_blocks, check_numbers
+from thinkalike.models.families import EMBED, Family, Layer, Predicts, after
 from thinkalike.models.surgery import (
     alone,
     captured_input,
@@ -35,10 +31,33 @@ from thinkalike.models.surgery import (
     first_tensor,
     one_text_per_row,
     passed_over,
+    recomputed,
     replaced_forward,
     replaced_input,
 )
-from thinkalike.models.survey import accepted, embedding_of, survey, without_cache
+from thinkalike.models.survey import Tokens, accepted, embedding_of, prove, survey, without_cache
+from thinkalike.models.weights import tensors_of
+
+
+@runtime_checkable
+class StateSource(Protocol):
+    """The part of a FrozenModel that a stitch needs of its source: no unembedding, and no more layers than it has.
+
+    Attributes:
+        d_model: the width of the states.
+        n_layers: the number of layers.
+        vocabulary: the number of tokens.
+        device, dtype: of the states.
+    """
+
+    d_model: int
+    n_layers: int
+    vocabulary: int
+    device: torch.device
+    dtype: torch.dtype
+
+    def residuals(self, tokens: Tensor, layers: Sequence[Any], /) -> list[Tensor]:
+        """Return the states (b, t, d) of tokens (b, t) at each of these layers."""
 
 
 class FrozenModel:
@@ -161,9 +180,10 @@ class FrozenModel:
         The result is differentiable with respect to `residual`.
 
         Raises:
-            ModelError: the model has no such blocks, or its states have another width.
+            ModelError: the model has no such blocks.
         """
-        check_blocks(self, start, stop, residual.shape[-1])
+        if not (0 <= start <= self.n_layers and stop <= self.n_layers):
+            raise ModelError(f"{self.name} has no blocks {start} to {stop - 1}, only 0 to {self.n_layers - 1}")
         if start >= stop:
             return residual
         states: dict[int, Tensor] = {}
@@ -225,7 +245,13 @@ class FrozenModel:
         if site not in self.family.sites or (site != "resid_post" and EMBED in layers):
             known = ", ".join(self.family.sites)
             raise ModelError(f"{self.name} has no site {site} at layers {list(layers)}: its blocks have {known}")
-        check_numbers(self, layers)
+        for layer in layers:
+            is_block = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
+            if layer != EMBED and not (is_block and 0 <= layer < self.n_layers):
+                raise ModelError(
+                    f"{self.name} has no layer {layer!r}: its layers are 0 to {self.n_layers - 1}, and '{EMBED}' is "
+                    "the site before them"
+                )
 
     def parameters(self) -> tuple[int, int]:
         """Return how many weights the model has, and how many of them are in its blocks."""
@@ -272,13 +298,8 @@ class FrozenModel:
     def _run(self, tokens: Tensor, mask: Tensor | None = None, types: Tensor | None = None) -> Tensor:
         given = {"attention_mask": mask, "token_type_ids": types}
         named = {name: each.to(self.device) for name, each in given.items() if each is not None and self._accepts(name)}
-        try:
-            with alone(self.module), one_text_per_row():
-                return first_tensor(self.module(tokens.to(self.device), **named))
-        except (IndexError, RuntimeError) as error:
-            if flaw := unreadable(tokens, self.vocabulary, self.context, error):
-                raise ModelError(f"{self.name}: {flaw}") from error
-            raise
+        with alone(self.module), one_text_per_row():
+            return first_tensor(self.module(tokens.to(self.device), **named))
 
     def _continued(self, residual: Tensor, start: int, mask: Tensor | None) -> Tensor:
         """Run the model with this state before block `start`, or after the last one; earlier blocks are passed over.

@@ -1,4 +1,4 @@
-"""What tables and figures call a model, so that no two models of a result have one name."""
+"""Names of models in tables and figures, different for different models of a result."""
 
 from __future__ import annotations
 
@@ -26,20 +26,31 @@ def told_apart(configs: Sequence[ModelConfig]) -> list[str]:
     Where none of the settings that identify a model differs, they are numbered.
     """
     labels = [label(config) for config in configs]
-    pairs = list(zip(labels, configs, strict=True))
-    whole = [f"{own}{_what_differs(config, _sharing(own, labels, configs))}" for own, config in pairs]
-    return [
-        f"{own}#{configs.index(config) + 1}" if _ambiguous(own, config, whole, configs) else own
-        for own, config in zip(whole, configs, strict=True)
-    ]
+    whole = []
+    for own, config in zip(labels, configs, strict=True):
+        sharing = [each for name, each in zip(labels, configs, strict=True) if name == own]
+        whole.append(f"{own}{_what_differs(config, sharing)}")
+    for place, config in enumerate(configs):
+        if any(name == whole[place] and each != config for name, each in zip(whole, configs, strict=True)):
+            labels[place] = f"{whole[place]}#{configs.index(config) + 1}"
+        else:
+            labels[place] = whole[place]
+    return labels
 
 
-def _ambiguous(own: str, config: ModelConfig, labels: Sequence[str], configs: Sequence[ModelConfig]) -> bool:
-    return any(name == own and each != config for name, each in zip(labels, configs, strict=True))
+def names_of(sides: Sequence[str | ModelConfig]) -> list[str]:
+    """Return what tables call models and recordings: a recording by its file, with as much of the path as tells it."""
+    models = iter(told_apart([side for side in sides if not isinstance(side, str)]))
+    labels = [side if isinstance(side, str) else next(models) for side in sides]
+    for parts in range(max(len(Path(side).parts) for side in labels) + 1):  # 0: the name of the file without its ending
+        names = [_last(side, parts) if isinstance(side, str) else own for side, own in zip(sides, labels, strict=True)]
+        if len(set(names)) == len(names):
+            break
+    return names
 
 
-def _sharing(own: str, labels: Sequence[str], configs: Sequence[ModelConfig]) -> list[ModelConfig]:
-    return [config for name, config in zip(labels, configs, strict=True) if name == own]
+def _last(path: str, parts: int) -> str:
+    return "/".join(Path(path).parts[-parts:]) if parts else Path(path).stem
 
 
 def _what_differs(config: ModelConfig, others: Sequence[ModelConfig]) -> str:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import importlib.util
 import logging
 import os
-import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -18,25 +15,22 @@ from typing import Any
 import torch
 
 from thinkalike.config import ModelConfig, model_named, options
-from thinkalike.digests import remembered_digest
-from thinkalike.errors import ConfigError, ModelError, one_of
-from thinkalike.models.checkpoints.blocks import blocks_of
-from thinkalike.models.checkpoints.bridges import Checkpoint, Where, read_legacy, read_transformers
-from thinkalike.models.checkpoints.classifiers import class_names, read_classifier
-from thinkalike.models.checkpoints.minis import ASSETS, folder_of, read_mini
-from thinkalike.models.checkpoints.placement import device_of
-from thinkalike.models.checkpoints.places import commit_of, explained, hub, reached, read_shape
-from thinkalike.models.checkpoints.tokenizers import check_tokenizer, puts_bos
+from thinkalike.errors import ConfigError, one_of
+from thinkalike.models.classifiers import class_names, read_classifier
 from thinkalike.models.families import FAMILIES, Family, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
+from thinkalike.models.minis import read_mini
+from thinkalike.models.places import explained, pick_device, reached, read_shape
+from thinkalike.models.readers import Checkpoint, Where, blocks_of, device_of, read_legacy, read_transformers
+from thinkalike.models.survey import check_loss
+from thinkalike.models.tokenizers import check_tokenizer, puts_bos
 from thinkalike.progress import doing
 
 log = logging.getLogger(__name__)
 
 _LOADING = threading.RLock()  # transformers changes classes of its own while it loads, so threads load one by one
 
-READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".txt", ".model"}  # configuration, weights, tokenizer
 LONGEST = 1024  # tokens per row, of models that can take more
 
 
@@ -86,7 +80,7 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
     Args:
         model: Its everyday name, such as "gelu-3l-mini"; the name of its repository on the hub, ORG/NAME; a folder with
             a checkpoint; or a configuration.
-        name: What to call it, where its own label would not tell it from another.
+        name: The name of the loaded model, by default its label.
         settings: Settings of `model=` by their names, such as dtype, device, revision and context.
 
     Raises:
@@ -99,17 +93,13 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
     own_label = label(config)
     with _LOADING, explained(config), doing(f"model {name or own_label}"):
         device, dtype = torch.device(pick_device(config.device)), getattr(torch, config.dtype)
-        config = replace(config, path=str(folder_of(config))) if config.mini else config
         with reached(config) as (place, revision):
-            config = config if config.path else replace(config, revision=revision)  # all files are of one commit
-            named = FAMILIES.get(config.family)
-            family = named or family_in(read_shape(config, place), f"{place}/config.json")
-            _check_laid_out(config, family)
+            if not (config.path or config.mini):
+                config = replace(config, revision=revision)  # all files are of one commit
+            shape = read_shape(config, place)
+            family = FAMILIES.get(config.family) or family_in(shape, f"{place}/config.json")
+            _check_settings(config, family)
             module, tokenizer, context = READERS[family.reader](config, family, Where(place, device, dtype))
-        if config.classes and family.predicts != "class":
-            raise ModelError(
-                f"{config.name}: model.classes={config.classes} is for classifiers, and this is a {family.name}"
-            )
         if config.context and context and config.context > context:
             log.warning("%s reads %d tokens at once, so that its rows are no longer", own_label, context)
         family = family if family.blocks else replace(family, blocks=blocks_of(module, config.name))
@@ -126,6 +116,7 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
             classes=class_names(config, module) if family.predicts == "class" else (),
         )
         check_tokenizer(tokenizer, frozen.vocabulary, frozen.name)
+        check_loss(frozen)
         return frozen
 
 
@@ -140,11 +131,6 @@ def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[st
              for key, value in settings.items()}  # fmt: skip
     if isinstance(model, ModelConfig):
         return model_named(model, plain)
-    if not isinstance(model, str | os.PathLike):
-        raise TypeError(
-            f"a model is given by its name or folder, and this is a {type(model).__name__}; write it with "
-            "model.save_pretrained(DIR) and tokenizer.save_pretrained(DIR), and give DIR"
-        )
     called = os.fspath(model)
     is_place = isinstance(model, os.PathLike) or (called not in options("model") and Path(called).is_dir())
     return model_named(str(Path(called).absolute()) if is_place else called, plain)
@@ -164,19 +150,18 @@ READERS: dict[str, Callable[[ModelConfig, Family, Where], Checkpoint]] = {
 }
 
 
-def _check_laid_out(config: ModelConfig, family: Family) -> None:
-    """Refuse ways to lay out weights, and sides, that a family does not have."""
-    foreign = {"device_map": config.device_map, "quantization": config.quantization}
-    for key, value in foreign.items():
-        if value is not None and family.reader in ("legacy", "native"):
-            raise ConfigError(
-                f"model.{key}={value} is for checkpoints of transformers, and {config.name} is a {family.name}; leave "
-                "it out"
-            )
-    if config.side is not None and family.predicts != "states":
-        raise ConfigError(
-            f"model.side={config.side} is for encoder-decoders, and {config.name} is a {family.name}; leave it out"
-        )
+def _check_settings(config: ModelConfig, family: Family) -> None:
+    """Refuse settings that a family does not read, which would change the key of a result and none of its numbers."""
+    of_transformers = family.reader in ("transformers", "classifier")
+    for key, is_read in {
+        "device_map": of_transformers,
+        "quantization": of_transformers,
+        "side": family.predicts == "states",
+        "classes": family.predicts == "class",
+    }.items():
+        value = getattr(config, key)
+        if value is not None and not is_read:
+            raise ConfigError(f"model.{key}={value}: {config.name} is a {family.name}, which has none; leave it out")
 
 
 def head_dimensions(config: ModelConfig) -> dict[str, int]:
@@ -187,58 +172,13 @@ def head_dimensions(config: ModelConfig) -> dict[str, int]:
     """
     from transformers import AutoConfig
 
-    folder = folder_of(config) if config.mini else config.path
-    where = contextlib.nullcontext() if folder else hub(config)
-    with explained(config), where as commit:
-        shape = AutoConfig.from_pretrained(folder or config.hub_id, revision=commit)
+    with explained(config), reached(config) as (place, commit):
+        on_hub = not (config.path or config.mini)
+        shape = AutoConfig.from_pretrained(place, revision=commit if on_hub else None)
     d_head = shape.hidden_size // shape.num_attention_heads
     rotary = int(d_head * (getattr(shape, "rope_parameters", None) or {}).get("partial_rotary_factor", 0))
     sizes = {"layers": shape.num_hidden_layers, "d_model": shape.hidden_size, "heads": shape.num_attention_heads}
     return {**sizes, "d_head": d_head, "rotary": rotary}
-
-
-def checkpoint_fingerprint(config: ModelConfig) -> str:
-    """Return what tells a checkpoint from any other one under the same name.
-
-    It is the commit of a model of the hub, 40 hexadecimal digits, and else the SHA-256 of the files that loading may
-    read, 16 hexadecimal digits.
-
-    Raises:
-        ModelError: there are no files, or the hub does not say the commit and its cache has no copy.
-    """
-    if not (config.path or config.mini):
-        if config.revision and re.fullmatch(r"[0-9a-f]{40}", config.revision):
-            return config.revision
-        with explained(config):
-            return commit_of(config).sha
-    folder = Path(config.path) if config.path else ASSETS / config.name
-    files = sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file())
-    if not files:
-        raise ModelError(f"model={config.name}: {folder} holds no checkpoint; give a folder with config.json")
-    digest = hashlib.sha256()
-    for path in files:
-        digest.update(path.name.encode())
-        digest.update(bytes.fromhex(remembered_digest(path)))
-    return digest.hexdigest()[:16]
-
-
-def pick_device(name: str, key: str = "model.device") -> str:
-    """Return the device that `auto` stands for on this machine, or any other name unchanged.
-
-    Args:
-        key: what the message of an error calls it.
-
-    Raises:
-        ConfigError: this machine has no such device.
-    """
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    there = ["cpu", *(["cuda"] if count else []), *(f"cuda:{number}" for number in range(count))]
-    there += ["mps"] if torch.backends.mps.is_available() else []
-    if name not in there:
-        raise ConfigError(f"{key}={name} is not on this machine; it has: auto, {', '.join(there)}")
-    return name
 
 
 def kernels_of(family: Family) -> str:

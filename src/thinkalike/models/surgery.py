@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import masking_utils
 from transformers.pytorch_utils import Conv1D
 
@@ -36,7 +37,7 @@ def passed_over(blocks: Sequence[nn.Module], forms: Sequence[int | None]) -> Ite
     They stay where they are, since models ask a block's index which attention it has.
 
     Args:
-        forms: what each block returns: a tensor (None), or a tuple of so many parts, of which the first is the state.
+        forms: of each block's output: a tensor (None), or the length of a tuple whose first part is the state.
     """
     with replaced_forward(blocks, [functools.partial(_same, form) for form in forms]):
         yield
@@ -180,3 +181,25 @@ def _same(form: int | None, *args: Any, **kwargs: Any) -> Any:
 def _name_of_state(kwargs: dict[str, Any]) -> str:
     """Return the name by which a block is given the state: the first one, by convention hidden_states."""
     return "hidden_states" if "hidden_states" in kwargs else next(iter(kwargs))
+
+
+# -------------------------------------------------------------------------------------------------------- recomputation
+
+
+def recomputed(blocks: Sequence[nn.Module]) -> contextlib.AbstractContextManager[None]:
+    """Let blocks run again in the backward pass while the context is open; hooks stay outside of it.
+
+    Values and gradients stay the same to the bit, as frozen blocks have no dropout. A third more time, and a block's
+    input in place of all that happens in it, which is an n-th of the memory with n some 20.
+    """
+    return replaced_forward(blocks, [_again_in_backward(block.forward) for block in blocks])
+
+
+def _again_in_backward(forward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def run(*args: Any, **keywords: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **keywords)
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **keywords)
+
+    return run

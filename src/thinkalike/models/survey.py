@@ -1,27 +1,54 @@
-"""What one short pass shows of a model: the width of its stream, what its blocks return, and what it takes."""
+"""Checks of a model at load by short passes: the outputs of its blocks, the proof of its cuts, and gross damage.
+
+Every `model` here is a FrozenModel, whose own module imports this one.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch import nn
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
 
 from thinkalike.errors import ModelError, first_line
-from thinkalike.models.samples import sample_tokens
+from thinkalike.models.families import EMBED, Layer, after
 from thinkalike.models.surgery import first_tensor, form_of
+from thinkalike.models.weights import check_values
 
-ROWS, TOKENS = 2, 3  # of the sample
+Tokens = Int[Tensor, "b t"]
+
+# the largest difference that rounding explains, relative to the largest logit
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+ROWS, TOKENS = 2, 3  # of the sample by which blocks are surveyed
+AT_MOST = 1024  # tokens of the row that is longer than a window
+TEXT = "The man in the old house near the river walked to the market each day, and came back before it was dark."
+LARGEST = 3.0  # times ln V: the largest loss on the text; architectures with random weights have at most 1.5 of it
+
+
+def sample_tokens(vocabulary: int, context: int, rows: int = 2, at_most: int = 16) -> Tokens:
+    """Return short rows of tokens, the same each time."""
+    return torch.randint(vocabulary, (rows, min(at_most, context)), generator=torch.Generator().manual_seed(0))
+
+
+def sample_padding(tokens: Tokens) -> tuple[Tokens, Tokens]:
+    """Return a mask and types for these tokens: the last row ends in padding, and each row is a pair of texts."""
+    mask, types = torch.ones_like(tokens), torch.zeros_like(tokens)
+    mask[-1, 3 * tokens.shape[1] // 4 :] = 0
+    types[:, tokens.shape[1] // 2 :] = 1
+    return mask, types
+
+
+# ---------------------------------------------------------------------------------------------------------- the survey
 
 
 def survey(model: Any) -> tuple[int, list[int | None]]:
     """Return the width of the residual stream and the form of what each block returns, see `surgery.passed_over`.
-
-    Args:
-        model: a FrozenModel, whose own module imports this one.
 
     Raises:
         ModelError: the blocks do not run one after the other and once each, or do not return states of one width.
@@ -47,7 +74,7 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
     if len(shapes) > 1 or next(iter(shapes))[:-1] != (ROWS, TOKENS):
         raise ModelError(
             f"{model.name}: its blocks return states of the shapes {sorted(shapes)} for {ROWS} rows of {TOKENS} "
-            "tokens, and one residual stream of (rows, tokens, width) is what can be compared"
+            "tokens; only one residual stream of (rows, tokens, width) can be compared"
         )
     return next(iter(shapes))[-1], [form_of(outputs[number]) for number in range(model.n_layers)]
 
@@ -98,7 +125,7 @@ def windows(module: Any) -> list[int]:
 
 
 def kinds_of_layers(module: Any) -> list[str]:
-    """Return which kind each layer is of, as the configuration says, or nothing where all are alike."""
+    """Return the kind of each layer, as the configuration says, or nothing where all are alike."""
     shape = _text(getattr(module, "config", None))
     for name in ("layer_types", "layers_block_type", "attention_layers"):
         if isinstance(kinds := getattr(shape, name, None), list):
@@ -116,3 +143,74 @@ def embedding_of(module: Any) -> Tensor:
     with contextlib.suppress(AttributeError, NotImplementedError):
         return module.get_input_embeddings().weight  # type: ignore[no-any-return]
     return next(weight for weight in module.parameters() if weight.dim() == 2)
+
+
+# ----------------------------------------------------------------------------------------------------------- the proof
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return the largest difference, relative to the largest entry of `expected`."""
+    return ((actual - expected).abs().max() / expected.abs().max()).item()
+
+
+def prove(model: Any) -> None:
+    """Check that weights are ordinary numbers, and on fixed tokens that head and tail compose to the full pass.
+
+    Cuts are before the first block, after the first, the middle and the last one, and after the first of each kind; the
+    middle one also on a row that is longer than the windows of the layers that attend to one.
+
+    Raises:
+        ModelError: they do not, or see `check_values`.
+    """
+    check_values(model.module, model.name)
+    last, kinds = model.n_layers - 1, kinds_of_layers(model.module)
+    firsts = {kinds.index(kind) for kind in kinds}
+    cuts: list[Layer] = [EMBED, *sorted({0, last // 2, last} | {layer for layer in firsts if layer <= last})]
+    if model.predicts == "states":
+        cuts = [last]  # the blocks of a decoder also read what its encoder made of the tokens
+    long = [size + 8 for size in windows(model.module) if 16 < size + 8 <= min(model.context, AT_MOST)]
+    with passing(model.name):
+        _compare(model, sample_tokens(model.vocabulary, model.context), cuts)
+        if long and model.predicts != "states":
+            _compare(model, sample_tokens(model.vocabulary, max(long), rows=1, at_most=AT_MOST), [last // 2])
+
+
+def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
+    mask, types = (None, None) if model.predicts == "next" else sample_padding(tokens)
+    with torch.no_grad():
+        full, states = model.full(tokens, mask, types), model.residuals(tokens, cuts, mask, types)
+        for cut, state in zip(cuts, states, strict=True):
+            joined = model.advance(state, after(cut), model.n_layers, mask)
+            joined = model.finish(joined) if model.predicts == "next" else model.output(joined, mask)
+            error, allowed = relative_error(joined, full), TOLERANCE[model.dtype]
+            if not error <= allowed:  # NaN fails as well
+                raise ModelError(
+                    f"{model.name}: tail({cut}, head({cut}, x)) differs from the full pass by {error:.1e} of the "
+                    f"largest logit (allowed: {allowed:.0e}); this model cannot be cut at its blocks"
+                )
+
+
+def check_loss(model: Any) -> None:
+    """Check that the loss on a sentence is not far above ln V, that of a guess, as it is after bits were flipped.
+
+    Swapped layers and the like cannot be seen. A tokenizer that does not know the sentence, and a model that predicts
+    no tokens, pass.
+
+    Raises:
+        ModelError: the loss is more than `LARGEST` · ln V nats per token.
+    """
+    if model.predicts not in ("next", "hidden"):
+        return
+    ids = model.tokenizer(TEXT, add_special_tokens=False, verbose=False)["input_ids"][: model.context]
+    if len(ids) < 2 or model.tokenizer.unk_token_id in ids:
+        return
+    tokens = torch.tensor([ids])
+    logits, targets = model.full(tokens)[0].float().cpu(), tokens[0]
+    if model.predicts == "next":
+        logits, targets = logits[:-1], targets[1:]
+    loss, guess = float(nn.functional.cross_entropy(logits, targets)), math.log(model.vocabulary)
+    if not loss <= LARGEST * guess:
+        raise ModelError(
+            f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a guess has {guess:.3g}; "
+            "its weights are damaged, or not those of its config.json: get the checkpoint again"
+        )

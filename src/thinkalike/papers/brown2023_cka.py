@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.measures import Estimate, alignment, jackknife, leave_one_out
-from thinkalike.models import head_dimensions
+from thinkalike.measures.estimates import Estimate, jackknife, leave_one_out
+from thinkalike.measures.kernel_alignment import alignment
+from thinkalike.models.load import head_dimensions
 from thinkalike.papers.claims import Bound, Claim, counted, judged, level_of_each, together
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Model, Part
 from thinkalike.store import Result

@@ -11,11 +11,12 @@ import pandas as pd
 import torch
 
 from thinkalike import figures
-from thinkalike.evaluation import document_numbers, number_of_documents
+from thinkalike.evaluation.language import document_numbers
 from thinkalike.instruments.asymmetry import asymmetries, penalty_differences
-from thinkalike.measures import Estimate, interval_around, student_t
+from thinkalike.measures.estimates import Estimate, interval_around, student_t
 from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, together, untestable
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
+from thinkalike.screen import number_of_documents
 
 MINI_RECIPE = ("data.report_tokens=131072",)  # 12 jobs within half an hour
 FIRST, LAST = 10, 30  # steps whose losses are compared

@@ -14,7 +14,7 @@ from typing import Literal
 
 import pandas as pd
 
-from thinkalike.measures import Estimate
+from thinkalike.measures.estimates import Estimate
 
 Verdict = Literal["holds", "does not hold", "undecided", "not testable here"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "does not hold", "undecided", "not testable here")

@@ -1,6 +1,6 @@
-"""A paper's figure or table as data: its models at either scale, the jobs that it rests on, and what it claims.
+"""A paper's figure or table as data: its models at each scale, the jobs that it rests on, and its claims.
 
-The jobs run where the store lacks them; what follows from their results is a job like any other, of a kind of its own.
+Its jobs run if the store lacks them. The conclusion from their results is itself a job, of its own kind.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, as_target, compo
 from thinkalike.errors import ConfigError, ResourceError, listed
 from thinkalike.instruments import passes, run_jobs
 from thinkalike.job import Instrument, Outcome, Work
-from thinkalike.models import label
+from thinkalike.models.labels import label
 from thinkalike.papers.claims import Claim, claims_table, counts_of
 from thinkalike.progress import doing
 from thinkalike.screen import Column, Table, number_column, show_table, text_column
@@ -26,12 +26,11 @@ from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
 
-NAMING = ("model=", "model.path=", "model.name=", "model.hub_id=")  # words that say which model
 FORWARDED = ("measure", "stimuli", "pairs", "population", "recipe", "seed", "store", "threads", "force", "wait")
 
 
 class Model(NamedTuple):
-    """A model of an experiment, and the words of a command line that choose it."""
+    """A model of an experiment, and the overrides that choose it."""
 
     words: tuple[str, ...]
     config: ModelConfig
@@ -45,17 +44,17 @@ class Model(NamedTuple):
         return cls(words, compose_job("analyze", words).model)
 
     def as_target(self) -> tuple[str, ...]:
-        """Return the words that choose it as the target."""
+        """Return the overrides that choose it as the target."""
         return as_target(self.words)
 
 
 @dataclass(frozen=True)
 class Part:
-    """A job that an experiment rests on: what its result is called, the words of its command line, what they lack."""
+    """A job that an experiment rests on: the name of its result, its overrides, and further changes."""
 
     label: str
     words: tuple[str, ...] = ()
-    door: str = "analyze"
+    entry_point: str = "analyze"
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -70,10 +69,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """What follows from the results: a table, further ones, the claims, and a function that draws into a folder.
+    """The conclusion from the results: a table, further tables, the claims, and a function that draws into a folder.
 
     Attributes:
-        blank: columns of the tables in which an empty cell says that there is nothing to compute.
+        blank: columns of the tables whose cells may be empty.
     """
 
     table: pd.DataFrame
@@ -116,24 +115,17 @@ class Experiment(
         self.parts, self.measures = parts or (lambda case: ()), bool(parts and measure)
 
     def check(self, config: AnalyzeConfig) -> None:
-        """Raise a ConfigError if the command line asks for what this experiment has not."""
-        if config.plugins:
-            raise ConfigError(
-                f"experiment={config.experiment} does jobs of its own; leave plugins={config.plugins} out"
-            )
-        named = [word for word in config.chosen if word.startswith("measure")]
-        if self.measure is None and named:
-            raise ConfigError(f"experiment={config.experiment} has no measure, so {named[0]} does not go with it")
-        if self.measure not in (None, config.measure.kind):
-            raise ConfigError(
-                f"experiment={config.experiment} is about measure={self.measure}, not measure={config.measure.kind}"
-            )
+        """Raise a ConfigError if the command line names another measure."""
+        named = any(each.startswith("measure") for each in config.chosen)
+        if (self.measure is None and named) or self.measure not in (None, config.measure.kind):
+            only = f"is about measure={self.measure}" if self.measure else "has no measure"
+            raise ConfigError(f"experiment={config.experiment} {only}; leave measure= out")
 
     def case(self, config: AnalyzeConfig) -> Case:
-        """Return configuration and models, those of the command line in the place of its own where it can take them.
+        """Return the configuration and the models: those of the command line if given, else its own.
 
         Raises:
-            ConfigError: it cannot.
+            ConfigError: the experiment does not take this number of models, or one is given twice.
         """
         own = self.models["mini" if config.scale == "mini" else "paper"]
         given = _given(config.chosen)
@@ -144,9 +136,6 @@ class Experiment(
             instead = f"it takes {counts} by model= and model@target=" if counts else "it takes no others"
             about = ", ".join(own) or "the models of population="
             raise ConfigError(f"experiment={config.experiment} is about {about}; {instead}")
-        for words in given:
-            if not any(word.startswith(NAMING) for word in words):
-                raise ConfigError(f"experiment={config.experiment}: {words[0]} sets up a model that no word names")
         models = [Model.of(*words) for words in given]
         if len({model.name for model in models}) < len(models):
             raise ConfigError(
@@ -155,14 +144,14 @@ class Experiment(
             )
         return Case(config, models)
 
-    def narrowed(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        narrowed = copy(config)  # not `replace`, as a configuration that a user gives must have a population
-        narrowed.population = None  # type: ignore[assignment]
+    def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
+        read = copy(config)  # not `replace`, as a configuration that a user gives must have a population
+        read.population = None  # type: ignore[assignment]
         if not self.measures:
-            narrowed.measure = None  # type: ignore[assignment]
+            read.measure = None  # type: ignore[assignment]
         if self.measure == "population":
-            narrowed.population = job_of(config, self.parts(self.case(config))[0]).population
-        return narrowed
+            read.population = job_of(config, self.parts(self.case(config))[0]).population
+        return read
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         """Run the jobs that the store lacks; returns the result of each."""
@@ -238,7 +227,7 @@ def job_of(config: AnalyzeConfig, part: Part) -> Any:
     if any(word.startswith(("model@target=", "target.")) for word in part.words):
         settings += [f"target{word[len('model') :]}" for word in settings]
     chosen = [*part.words, *settings]
-    if part.door == "train":
+    if part.entry_point == "train":
         words = [f"store={config.store}", f"seed={config.seed}", f"force={config.force}", "logger=none"]
         words += [f"recipe={config.recipe}"] + ([f"threads={config.threads}"] if config.threads else [])
         job = compose_job("train", [*chosen, *words])

@@ -14,11 +14,14 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.data import Stimuli, read_stimuli
+from thinkalike.data.from_config import read_stimuli
+from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import rsa
-from thinkalike.measures import Estimate, fold_interval, jackknife, mantel, matrix_agreement, mds, weighted_tau
-from thinkalike.models import load_model
+from thinkalike.measures.distances.comparators import weighted_tau
+from thinkalike.measures.distances.representational_similarity import mantel, matrix_agreement, mds
+from thinkalike.measures.estimates import Estimate, fold_interval, jackknife
+from thinkalike.models.load import load_model
 from thinkalike.papers.claims import FAILS, Bound, Claim, judged, level_of_each, together
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.papers.salle2024_profiles import (
@@ -30,9 +33,9 @@ from thinkalike.papers.salle2024_profiles import (
     lead_over_others,
     over_folds,
     parts,
+    printed,
 )
-from thinkalike.papers.salle2024_stimuli import printed
-from thinkalike.states import stimulus_states
+from thinkalike.states.stimuli import stimulus_states
 from thinkalike.tables import matrix_rows
 
 PAPER_AGREEMENT = 0.69  # Spearman's ρ of the two matrices of figure 2

@@ -11,9 +11,19 @@ from typing import Any
 import pandas as pd
 
 from thinkalike import figures
-from thinkalike.court.conclusions import ALIKE, doses, judges_of, summary, thresholds, transferred
-from thinkalike.court.sentences import ALONE, COLUMNS, fitted_thresholds, sentenced
-from thinkalike.measures import span
+from thinkalike.court.judges import (
+    ALIKE,
+    ALONE,
+    COLUMNS,
+    doses,
+    fitted_thresholds,
+    judges_of,
+    sentenced,
+    summary,
+    thresholds,
+    transferred,
+)
+from thinkalike.measures.estimates import span
 from thinkalike.papers.claims import Claim, counted
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Model, Part
 

@@ -4,9 +4,7 @@
 that they have, and `write_page` packs that with the page's own HTML, CSS and JavaScript into one file.
 """
 
-from thinkalike.report.command import write_report
-from thinkalike.report.gathering import gather
-from thinkalike.report.page import page_of, write_page
+from thinkalike.report.command import gather, page_of, write_page, write_report
 from thinkalike.report.reports import report_of
 
 __all__ = ["gather", "page_of", "report_of", "write_page", "write_report"]

@@ -1,49 +1,45 @@
-"""The command `thinkalike report`: one HTML page of stores, of folders of results, or of those that were asked for."""
+"""The command `thinkalike report`: writes one HTML page that shows the results of stores and of single folders."""
 
 from __future__ import annotations
 
 import argparse
+import base64
+import gzip
+import html
+import json
 import sys
 from collections.abc import Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import NoReturn
 
-from thinkalike.errors import ConfigError
-from thinkalike.listing import Query
+from thinkalike.errors import StoreError
+from thinkalike.listing import Entry, Found, Query, search, selected
 from thinkalike.loggers import publish_page
-from thinkalike.report.gathering import gather
-from thinkalike.report.page import page_of, write_page
-from thinkalike.report.reports import report_of
+from thinkalike.report.reports import Report, report_of
+from thinkalike.store import damage, is_sealed, open_result
 
 EXAMPLES = """\
 thinkalike report                                          all finished jobs of the folder results
 thinkalike report results --out page.html
-thinkalike report results kind=cka,mknn model=gpt2         those of any of these kinds, and of any of these models
+thinkalike report results kind=cka,mutual_knn model=gpt2         those of any of these kinds, and of any of these models
 thinkalike report --wandb                                  the page also as an artifact of W&B
 thinkalike report results since=7d                         since a date (2026-11-01), or 12h, 7d, 2w ago
 thinkalike report results/cka/176300a3bb42 other/store     single results, several stores"""
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are those of a configuration: one line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"thinkalike report: {message}; thinkalike report --help says more")
-
-
-def write_report(words: Sequence[str]) -> Path:
+def write_report(arguments: Sequence[str]) -> Path:
     """Write the page that a command line asks for, and return its path.
 
     Args:
-        words: the command line behind `thinkalike report`.
+        arguments: the command line behind `thinkalike report`.
 
     Raises:
-        ConfigError: the command line cannot be read, or no result is of a kind or model that it names.
+        ConfigError: no result is of a kind or model that it names.
         StoreError: there is no finished result that was asked for, or the page cannot be written.
     """
-    asked = _parser().parse_args(words)
-    query = Query.parsed([word for word in asked.words if "=" in word])
-    places = [word for word in asked.words if "=" not in word] or [str(query.store)]
+    asked = _parser().parse_args(arguments)
+    query = Query.parsed([word for word in asked.which if "=" in word])
+    places = [word for word in asked.which if "=" not in word] or [str(query.store)]
     report = report_of(gather(places, query))
     for sentence in report["left_out"]:
         print(f"left out: {sentence}", file=sys.stderr)
@@ -56,19 +52,90 @@ def write_report(words: Sequence[str]) -> Path:
     return path
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
         prog="thinkalike report",
         description="Write one HTML page of finished jobs, which needs no network and no server.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "words", nargs="*", metavar="STORE|kind=|model=|since=", help="which results (default: results)"
-    )
-    parser.add_argument("--out", default="report.html", metavar="PAGE", help="where the page goes (report.html)")
-    parser.add_argument("--title", help="what the page is called (the names of the folders)")
-    parser.add_argument(
-        "--wandb", nargs="?", const="thinkalike", metavar="PROJECT", help="also keep it in W&B, as an artifact"
-    )
+    add = parser.add_argument
+    add("which", nargs="*", metavar="STORE|kind=|model=|since=", help="the results to show (default: results)")
+    add("--out", default="report.html", metavar="PAGE", help="the file to write (report.html)")
+    add("--title", help="the title of the page (the names of the folders)")
+    add("--wandb", nargs="?", const="thinkalike", metavar="PROJECT", help="also log the page to W&B, as an artifact")
     return parser
+
+
+def gather(places: Sequence[str | Path], query: Query | None = None) -> Found:
+    """Return the results of stores and of single folders, each once; experiments come after the jobs they rest on.
+
+    Damaged results and folders that hold something else are left out and named in `skipped`.
+
+    Args:
+        places: stores such as `results`, or folders of single results.
+        query: which of the results; None: all.
+
+    Raises:
+        ConfigError: no result is of a kind or model that was asked for.
+        StoreError: a place is no folder, or nothing is left.
+    """
+    found = Found(Path(", ".join(map(str, places))))
+    for place in dict.fromkeys(Path(place).expanduser() for place in places):
+        _add(place, found)
+    once = {entry.result.folder.resolve(): entry for entry in found.entries}
+    found.entries = list(once.values())
+    if not found.entries and found.skipped:
+        raise StoreError(f"{found.store} holds no finished results: {found.skipped[0]}")
+    found.entries = sorted(selected(found, query or Query()), key=_experiments_last)
+    return found
+
+
+def _add(place: Path, found: Found) -> None:
+    if not place.is_dir():
+        raise StoreError(f"{place} is no folder; name a store, such as results, or the folder of a result")
+    inside = Found(place, [Entry.of(open_result(place))]) if is_sealed(place) else search(place)
+    for entry in inside.entries:
+        if wrong := damage(entry.result.folder):
+            found.skipped.append(wrong)
+        else:
+            found.entries.append(entry)
+    found.skipped += inside.skipped
+    found.unfinished += inside.unfinished
+
+
+def _experiments_last(entry: Entry) -> bool:
+    """Sort key: a table that an experiment repeats is shown under the job that computed it."""
+    return (entry.result.folder / "claims.csv").exists()
+
+
+PARTS = Path(__file__).parent / "page"
+SCRIPTS = ("elements", "colours", "data", "matrix", "charts", "results", "pair", "profiles", "claims", "main")
+
+
+def page_of(report: Report, title: str) -> str:
+    """Return the HTML of a page, with its styles, its scripts and its data (see `report_of`) inside."""
+    template = (PARTS / "page.html").read_text()
+    scripts = "\n".join((PARTS / f"{name}.js").read_text() for name in SCRIPTS)
+    made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    content = json.dumps({"title": title, "made": made, **report}, ensure_ascii=False, allow_nan=False)
+    packed = base64.b64encode(gzip.compress(content.encode(), mtime=0)).decode()
+    parts = {"TITLE": html.escape(title), "STYLE": (PARTS / "style.css").read_text(), "SCRIPT": scripts, "DATA": packed}
+    for name, text in parts.items():
+        template = template.replace(f"{{{{{name}}}}}", text)
+    return template
+
+
+def write_page(path: str | Path, page: str) -> Path:
+    """Write a page and return its path; the folders above it are made.
+
+    Raises:
+        StoreError: it cannot be written there.
+    """
+    path = Path(path).expanduser()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise StoreError(f"--out: the page cannot be written: {error}") from error
+    return path

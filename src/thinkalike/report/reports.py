@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from thinkalike.config import MEASURES
 from thinkalike.instruments import instrument
 from thinkalike.listing import Entry, Found
-from thinkalike.report.command_lines import command_of, settings_of, written
-from thinkalike.report.grids import Grid, grids_of, rounded
+from thinkalike.listing.found import differing, values_of
 from thinkalike.store import Result
 
-MODELS = ("model.", "target.")
+ENTRY_POINT = re.compile(r"(python3?|thinkalike) \S*(train|analyze)\b")
 ROWS = 60  # of a table that is no grid
 NAMES = {
     "rsa": "RSA",
@@ -38,11 +39,13 @@ def report_of(found: Found) -> Report:
     report: Report = {"results": [], "grids": [], "claims": [], "tables": [], "left_out": list(found.skipped)}
     report["unfinished"] = [f"{folder.parent.name}/{folder.stem}" for folder in found.unfinished]
     known: dict[str, Grid] = {}
+    kinds = {entry.kind for entry in found.entries}
+    differ = {kind: differing([entry for entry in found.entries if entry.kind == kind]) for kind in kinds}
     for entry in found.entries:
         if reason := _unreadable(entry.result):
             report["left_out"].append(f"{entry.result.folder} is no result of this package ({reason:.100})")
             continue
-        report["results"].append(shown(entry))
+        report["results"].append(shown(entry, differ[entry.kind]))
         repeats = "claims" in entry.result.tables
         for name, table in entry.result.tables.items():
             _add(report, known, len(report["results"]) - 1, name, table, repeats)
@@ -58,20 +61,26 @@ def _unreadable(result: Result) -> str:
     return ""
 
 
-def shown(entry: Entry) -> dict[str, Any]:
-    """Return what the list of results says of one, with the command that computes it again."""
-    command = command_of(entry.result)
-    settings = (f"{name}={written(value)}" for name, value in entry.settings.items() if not name.startswith(MODELS))
+def shown(entry: Entry, settings: Sequence[str]) -> dict[str, Any]:
+    """Return the row of one result in the list of results, with the command line that computed it.
+
+    The command line is the one that its provenance holds; a part of an experiment has the experiment's, and a result
+    that a notebook computed has none.
+
+    Args:
+        settings: the settings in which the results of this kind differ.
+    """
+    command = str(entry.result.provenance.get("command") or "")
     return {
         "kind": entry.kind,
         "key": entry.key,
         "folder": str(entry.result.folder),
         "models": entry.models,
-        "settings": settings_of(command) if command else " ".join(settings),
+        "settings": " ".join(f"{name}={value}" for name, value in values_of(entry, settings).items()),
         "date": entry.date.isoformat(),
         "headline": "; ".join(f"{each.label} {each.text}" for each in entry.headlines),
         "is_distance": any(each.name == f"least_{entry.kind}" for each in entry.headlines),
-        "command": command,
+        "command": command if ENTRY_POINT.match(command) else "",
         "scalars": {name: rounded([value])[0] for name, value in entry.result.scalars.items()},
         "provenance": json.loads(json.dumps(_without_nan(entry.result.provenance), default=str)),
     }
@@ -132,3 +141,201 @@ def _content(grid: Grid) -> str:
 def _records(table: pd.DataFrame) -> Sequence[dict[str, Any]]:
     rows = (rounded(row) for row in table.astype(object).itertuples(index=False))
     return [dict(zip(map(str, table.columns), row, strict=True)) for row in rows]
+
+
+# Grids: tables that the page can draw, told apart by their columns and never by the kind of their result.
+#
+# A *pair* grid has the layers of a source as rows and those of a target as columns. A *profile* grid has the features
+# of one model as rows and its layers as columns. A *layers* grid has one row; its columns are the layers of one model.
+
+PAIR = ["source", "target", "source_layer", "target_layer"]
+COMPARED = ["measure", "other"]  # two measures, of whose values a row has both
+MAIN = ("value", "penalty", "importance", "score", "asymmetry")  # what a grid shows first, where it has one of these
+LOW_IS_ALIKE = (
+    "penalty", "unexplained", "loss", "distance", "kl", "bits_per_byte", "flips", "procrustes", "jsd", "disagreement",
+)  # fmt: skip
+SIGNED = ("asymmetry", "gap", "difference", "gain")  # of which 0 is the middle
+DIGITS = 6  # significant ones that a page holds
+MOST_MODELS = 12  # in a table of one layer per row: those of populations have more, and are shown as tables
+
+Grid = dict[str, Any]
+
+
+def grids_of(table: pd.DataFrame, is_distance: bool = False) -> list[Grid]:
+    """Return the grids of a table, or none if its columns are not those of one, or it sets two measures side by side.
+
+    Each grid has `role` (pair, profile or layers), `models` (source and target, or one), `variant` (what tells it from
+    other grids of the same models), `rows`, `columns` (the labels of both axes), `cells` (row * columns + column of
+    each number, or None where all are there in order), `main` (which of the numbers is shown first) and `numbers`.
+    Each of the numbers has `name`, `v`, `colours` (rising, falling or signed), and, if they are there, `low` and
+    `high`; what is not finite is None.
+
+    Args:
+        is_distance: whether less is closer in the column `value`.
+    """
+    grids = _grids(_with_layer_pairs(table))
+    for grid in grids if is_distance else ():
+        for number in grid["numbers"]:
+            if number["name"] == "value":
+                number["colours"] = "falling"
+    return grids
+
+
+def _grids(table: pd.DataFrame) -> list[Grid]:
+    if set(COMPARED) <= set(table):
+        return []
+    if set(PAIR) <= set(table):
+        return list(_pair_grids(table))
+    if {"model", "layer"} <= set(table) and _numbers(table, ["model", "layer"]):
+        return list(_layer_grids(table))
+    return []
+
+
+def rounded(values: Sequence[Any] | pd.Series) -> list[Any]:
+    """Return numbers with `DIGITS` significant digits, None for what is not finite, and all else as text."""
+    return [_plain(value) for value in values]
+
+
+def _plain(value: Any) -> Any:
+    if value is None or value is pd.NA:
+        return None
+    if isinstance(value, bool | np.bool_):
+        return str(bool(value))
+    if isinstance(value, int | np.integer):
+        return int(value)
+    if isinstance(value, float | np.floating):
+        return float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None
+    return str(value)
+
+
+def _with_layer_pairs(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of one layer of two models as one of layer pairs, each layer with itself."""
+    few = {"source", "target", "layer"} <= set(table) and table["source"].nunique() <= MOST_MODELS
+    if not few or {"source_layer", "target_layer"} & set(table):
+        return table
+    return table.rename(columns={"layer": "source_layer"}).assign(target_layer=table["layer"])
+
+
+def _pair_grids(table: pd.DataFrame) -> Iterator[Grid]:
+    """Yield the grids of layer pairs; the other direction only where it says something else."""
+    yielded: dict[tuple[str, ...], Grid] = {}
+    for (source, target), rows in table.groupby(["source", "target"], sort=False) if _numbers(table, PAIR) else ():
+        for variant, cells in _variants(rows, PAIR[2:]):
+            models = [str(source), str(target)]
+            grid = _grid("pair", models, variant, cells, (cells["source_layer"], cells["target_layer"]))
+            other = yielded.get((*models[::-1], variant)) if source != target else None
+            if other is None or _turned(grid) != other:
+                yielded[(*models, variant)] = grid
+                yield grid
+
+
+def _turned(grid: Grid) -> Grid:
+    """Return a full grid of layer pairs with source and target exchanged; one that is not full as it is."""
+    if grid["cells"] is not None:
+        return grid
+    height, width = len(grid["rows"]), len(grid["columns"])
+    order = [row * width + column for column in range(width) for row in range(height)]
+
+    def turned(number: dict[str, Any]) -> dict[str, Any]:
+        return {key: [value[i] for i in order] if isinstance(value, list) else value for key, value in number.items()}
+
+    parts = {part: [turned(number) for number in grid[part]] for part in ("numbers", "words")}
+    return {**grid, "models": grid["models"][::-1], "rows": grid["columns"], "columns": grid["rows"], **parts}
+
+
+def _layer_grids(table: pd.DataFrame) -> Iterator[Grid]:
+    for model, rows in table.groupby("model", sort=False):
+        labels = [name for name in _texts(rows) if name != "model"]
+        feature = rows[labels].astype(str).agg(" × ".join, axis=1) if labels else pd.Series("", index=rows.index)
+        keyed = rows.drop(columns=labels).assign(feature=feature)
+        for variant, cells in _variants(keyed, ["feature", "layer"]):
+            role = "profile" if labels else "layers"
+            yield _grid(role, [str(model)], variant, cells, (cells["feature"], cells["layer"]))
+
+
+def _variants(rows: pd.DataFrame, places: list[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Yield the parts of rows in which each place comes once, named by the columns that tell them apart."""
+    if not rows.duplicated(places).any():
+        yield "", rows
+        return
+    by: list[str] = []
+    for name in rows.columns.difference([*PAIR, "model", "layer", "feature"], sort=False):
+        if not rows.duplicated([*places, *by]).any():
+            break
+        few = rows[name].dtype.kind not in "f" and 1 < rows[name].nunique() <= MOST_MODELS
+        if few and rows.duplicated([*places, *by, name]).sum() < rows.duplicated([*places, *by]).sum():
+            by.append(str(name))
+    again = rows.groupby([*places, *by]).cumcount().rename("repetition")
+    if again.any():
+        rows, by = rows.assign(repetition=again + 1), [*by, "repetition"]
+    for values, part in rows.groupby(by, sort=False) if by else [((), rows)]:
+        yield ", ".join(f"{name} {value}" for name, value in zip(by, _tuple(values), strict=True)), part
+
+
+def _tuple(values: Hashable) -> tuple[Any, ...]:
+    return values if isinstance(values, tuple) else (values,)
+
+
+def _grid(role: str, models: list[str], variant: str, cells: pd.DataFrame, axes: tuple[pd.Series, pd.Series]) -> Grid:
+    first, second = (_sorted_layers(list(dict.fromkeys(axis))) for axis in axes)
+    width = len(second)
+    row, column = ({label: i for i, label in enumerate(labels)} for labels in (first, second))
+    place = axes[0].map(row).to_numpy() * width + axes[1].map(column).to_numpy()
+    cells, place = cells.iloc[np.argsort(place)], np.sort(place)
+    names = _numbers(cells, [*PAIR, "model", "layer", "feature", "repetition"])
+    order = [name for name in MAIN if name in names] or names
+    return {
+        "role": role,
+        "models": models,
+        "variant": variant,
+        "rows": rounded(first),
+        "columns": rounded(second),
+        "cells": None if len(place) == len(first) * width else place.tolist(),
+        "main": names.index(order[0]),
+        "numbers": [_number(cells, name) for name in names],
+        "words": [{"name": name, "v": rounded(cells[name].astype(object))} for name in _told(cells)],
+    }
+
+
+def _number(cells: pd.DataFrame, name: str) -> dict[str, Any]:
+    """Return a column with its interval, and how its colours run: rising, falling (low is alike), or signed."""
+    colours = "signed" if _says(name, SIGNED) else "falling" if _says(name, LOW_IS_ALIKE) else "rising"
+    number: dict[str, Any] = {"name": name, "v": rounded(cells[name]), "colours": colours}
+    if ends := _ends(list(cells.columns), name):
+        number |= {"low": rounded(cells[ends[0]]), "high": rounded(cells[ends[1]])}
+    return number
+
+
+def _says(name: str, words: Sequence[str]) -> bool:
+    return any(f"_{word}_" in f"_{name.lower()}_" for word in words)
+
+
+def _ends(columns: list[str], name: str) -> tuple[str, str] | None:
+    """Return the columns of an interval: NAME_low and NAME_high, or low and high if they stand right behind NAME."""
+    if {f"{name}_low", f"{name}_high"} <= set(columns):
+        return f"{name}_low", f"{name}_high"
+    behind = columns[columns.index(name) + 1 :][:2]
+    return ("low", "high") if sorted(behind) == ["high", "low"] else None
+
+
+def _numbers(table: pd.DataFrame, keys: list[str]) -> list[str]:
+    """Return the columns of numbers that are no keys and no ends of intervals."""
+    columns = [str(name) for name in table.columns]
+    ends = {end for name in columns for end in _ends(columns, name) or ()}
+    numeric = {str(name) for name in table.select_dtypes("number")}
+    return [name for name in columns if name in numeric and name not in ends and name not in keys]
+
+
+def _texts(table: pd.DataFrame) -> list[str]:
+    return [str(name) for name in table.columns if table[name].dtype.kind not in "fiub"]
+
+
+def _told(cells: pd.DataFrame) -> list[str]:
+    """Return the columns of words that a click shows, such as the verdict; those that name models are no such."""
+    words = [str(name) for name in cells.columns if cells[name].dtype.kind not in "fiu"]
+    return [name for name in words if name not in (*PAIR, "model", "layer", "feature")]
+
+
+def _sorted_layers(labels: list[Any]) -> list[Any]:
+    """Return layers from the first to the last, and features as they come."""
+    return sorted(labels) if all(isinstance(label, int | float | np.number) for label in labels) else labels

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from thinkalike.progress import Activity, under_way
-from thinkalike.screen.words import wrapped
+from thinkalike.screen.tables import wrapped
 
 PROGRESS = "THINKALIKE_PROGRESS"  # environment variable: seconds between lines where there is no terminal; 0: silence
 EVERY = 30.0  # where it is not set

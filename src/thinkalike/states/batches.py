@@ -13,13 +13,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.config import DataConfig
-from thinkalike.data import EncodedPairs, PairBatch, held_out_texts, read_corpus
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.pairs import EncodedPairs, PairBatch
+from thinkalike.data.split import held_out_texts
 from thinkalike.errors import DataError
-from thinkalike.measures.statistics.folds import stimulus_folds
-from thinkalike.models import FrozenModel, same_vocabulary, tokenizer_fingerprint
-from thinkalike.states.runs import ModelRuns, content_of_pieces, content_of_rows
-from thinkalike.states.tokens import counted, token_states
-from thinkalike.states.words import pieces, word_documents, word_forms
+from thinkalike.measures.estimates import stimulus_folds
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.tokenizers import same_vocabulary
+from thinkalike.states.tokens import Pieces, counted, pieces, token_states, word_documents, word_forms, word_states
+from thinkalike.tokenizers import tokenizer_fingerprint
 
 log = logging.getLogger(__name__)
 
@@ -38,14 +40,14 @@ class StateBatch(NamedTuple):
 
 @dataclass(frozen=True)
 class StateBatches:
-    """Batches of states, which can be read from any of them on, all or each so many-th.
+    """Batches of states, which can be read from any batch on, with any step.
 
     Attributes:
-        starting: gives the batches from the one of a number on, each so many-th.
-        total: how many there are, as far as that is known beforehand.
-        level: what a row of a batch is: token or word, or stimulus.
-        facts: what the provenance of a result says of the data.
-        parts_left_out: not 0 where the first batch has all rows, and each of so many others all but a part of them.
+        starting: gives the batches from a number on, in steps.
+        total: the number of batches, as far as it is known beforehand.
+        level: of the rows: token, word or stimulus.
+        facts: of the data, for the provenance of a result.
+        parts_left_out: n where the first batch has all rows, and each of n others leaves a part of them out; else 0.
     """
 
     starting: Callable[[int, int], Iterator[StateBatch]]
@@ -157,7 +159,7 @@ def pair_batches(
     pairs: int | None = None,
     pairs_at_once: int = 64,
 ) -> StateBatches:
-    """Return batches of exactly so many tokens of pairs of sentences, rows (n, d); what is left at the end is dropped.
+    """Return batches of `tokens_per_batch` tokens of pairs of sentences, rows (n, d); the rest at the end is dropped.
 
     Pairs come in random order, because batches serve as folds.
 
@@ -201,8 +203,8 @@ def array_batches(
     """Return batches of the states of n stimuli, for each side its layers; a side that is there twice has one list.
 
     Where a batch can hold all of them, the first does, and each of the others leaves a part out, on which an interval
-    rests. Else they are drawn into batches of about equal size. Either way the order of the stimuli plays no part, and
-    those of one group are in one part, unless there are too few groups; then each stimulus is a group.
+    rests. Else they are drawn into batches of about equal size. Either way the order of the stimuli does not matter,
+    and those of one group are in one part, unless there are too few groups; then each stimulus is a group.
 
     Args:
         groups: what each stimulus belongs to, such as a sentence.
@@ -242,3 +244,60 @@ def _parts(groups: Int[Tensor, " n"], most: int) -> Int[Tensor, " n"]:
     together = units >= PARTS
     count = min(most, units if together else n)
     return torch.zeros_like(groups) if count < 2 else stimulus_folds(n, count, groups=groups if together else None)
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs
+
+
+class ModelRuns:
+    """Runs models, each once for each different input until `forget`.
+
+    Jobs that go through their batches in step share one of these. Inputs are equal if their content is, so that jobs
+    whose contexts or tokenizers cut a text differently get states of their own. Two models are one if they have the
+    same module, whatever they are called.
+    """
+
+    def __init__(self) -> None:
+        self._states: dict[Hashable, list[Tensor]] = {}
+        self._texts: dict[Hashable, Any] = {}
+
+    def text(self, asked: Hashable, read: Callable[[], Any]) -> Any:
+        """Return a text, which `read` reads the first time that exactly this is asked for; it is never forgotten."""
+        if asked not in self._texts:
+            self._texts[asked] = read()
+        return self._texts[asked]
+
+    def of_tokens(
+        self, models: Sequence[FrozenModel], rows: Int[Tensor, "b t"], embed: bool
+    ) -> list[list[Float[Tensor, "b t _"]]]:
+        """Return the states of each model at all layers; see `token_states`."""
+        content = (*content_of_rows(rows), embed)
+        return [self.once(model, content, lambda model: token_states([model], rows, embed)[0]) for model in models]
+
+    def of_words(
+        self, models: Sequence[FrozenModel], batch: Pieces, embed: bool
+    ) -> list[list[Float[Tensor, "words _"]]]:
+        """Return the states of each model at all layers; see `word_states`."""
+        content = (*content_of_pieces(batch), embed)
+        return [self.once(model, content, lambda model: word_states(model, batch, embed)) for model in models]
+
+    def forget(self) -> None:
+        """Let go of all states, because the next inputs come."""
+        self._states.clear()
+
+    def once(self, model: FrozenModel, content: Hashable, run: Callable[[FrozenModel], list[Tensor]]) -> list[Tensor]:
+        """Return what a model makes of an input, of this content, which `run` makes the first time."""
+        place = (id(model.module), content)
+        if place not in self._states:
+            self._states[place] = run(model)
+        return self._states[place]
+
+
+def content_of_rows(rows: Int[Tensor, "b t"]) -> tuple[Hashable, ...]:
+    """Return what is equal for equal rows of tokens alone."""
+    return (tuple(rows.shape), rows.cpu().numpy().tobytes())
+
+
+def content_of_pieces(batch: Pieces) -> tuple[Hashable, ...]:
+    """Return what is equal for equal pieces of text with equal words alone."""
+    return (tuple(batch.texts), tuple(map(tuple, batch.words)))

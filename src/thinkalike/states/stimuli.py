@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,18 +15,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, ModelConfig
-from thinkalike.data import Stimuli, read_recording
-from thinkalike.data.text.cache import cache_folder
-from thinkalike.digests import digest_of
+from thinkalike.config import AnalyzeConfig, ModelConfig, as_dict
+from thinkalike.data.cache import Entry, cache_folder, kept
+from thinkalike.data.recordings import read_recording
+from thinkalike.data.sources import recording_fingerprint
+from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
-from thinkalike.models import FrozenModel, load_model, told_apart
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.labels import names_of
+from thinkalike.models.load import load_model
+from thinkalike.models.places import checkpoint_fingerprint, pick_device
 from thinkalike.progress import counted
-from thinkalike.states.kept import KeptStates, kept_states
-from thinkalike.states.tokens import site_numbers
-from thinkalike.states.words import Pieces, word_states
+from thinkalike.states.tokens import Pieces, site_numbers, word_states
 
 TEXTS_AT_ONCE = 64
+LARGEST = 4 * 2**30  # bytes of all entries of the cache together
+PACKAGES = ("torch", "transformers", "transformer-lens", "tokenizers", "mamba-ssm", "causal-conv1d")
+CODE = ("models", "states")  # the parts of this package that states come from
+LEFT_OUT = ("name", "path", "device", "corpus", "members")  # settings of a model that its states do not show
 
 
 class StimulusStates(NamedTuple):
@@ -58,21 +68,6 @@ def stimulus_states_of(
     ]
 
 
-def names_of(sides: Sequence[str | ModelConfig]) -> list[str]:
-    """Return what tables call models and recordings: a recording by its file, with as much of the path as tells it."""
-    models = iter(told_apart([side for side in sides if not isinstance(side, str)]))
-    labels = [side if isinstance(side, str) else next(models) for side in sides]
-    for parts in range(max(len(Path(side).parts) for side in labels) + 1):  # 0: the name of the file without its ending
-        names = [_last(side, parts) if isinstance(side, str) else own for side, own in zip(sides, labels, strict=True)]
-        if len(set(names)) == len(names):
-            break
-    return names
-
-
-def _last(path: str, parts: int) -> str:
-    return "/".join(Path(path).parts[-parts:]) if parts else Path(path).stem
-
-
 def _recorded(path: str, name: str, stimuli: Stimuli) -> StimulusStates:
     layers, runs = read_recording(path, stimuli)
     origin = {"name": Path(path).name, "fingerprint": recording_fingerprint(path)}
@@ -83,26 +78,46 @@ def _recorded(path: str, name: str, stimuli: Stimuli) -> StimulusStates:
 def _of_model(
     config: ModelConfig, name: str, stimuli: Stimuli, embed: bool, cache: Path, loaded: Sequence[FrozenModel]
 ) -> StimulusStates:
-    def compute() -> KeptStates:
+    def compute() -> Entry:
         model = next((model for model in loaded if model.name == name), None) or load_model(config, name)
-        states = stimulus_states(model, stimuli, embed)
-        return KeptStates(states, {"layers": site_numbers(model, embed), "origin": model.describe()})
+        states = {str(number): layer for number, layer in enumerate(stimulus_states(model, stimuli, embed))}
+        return Entry(states, {"layers": site_numbers(model, embed), "origin": model.describe()})
 
-    states, about = kept_states(cache, config, stimuli.fingerprint(), embed, compute)
-    return StimulusStates(name, about["layers"], states, {**about["origin"], "name": name})
+    states, about = kept(cache / f"{_key(config, stimuli.fingerprint(), embed)}.safetensors", compute, LARGEST)
+    layers = [states[str(number)] for number in range(len(states))]
+    return StimulusStates(name, about["layers"], layers, {**about["origin"], "name": name})
 
 
-def recording_fingerprint(path: str) -> str:
-    """Return a fingerprint of a file of recorded states and of its name, by which tables call it.
+def _key(config: ModelConfig, stimuli: str, embed: bool) -> str:
+    """Return a digest of all that can change a bit of the states."""
+    settings = {name: value for name, value in as_dict(config).items() if name not in LEFT_OUT}
+    device = pick_device(config.device)
+    kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor()
+    arithmetic = [device, kind, torch.get_num_threads(), torch.get_float32_matmul_precision()]
+    everything = [settings, checkpoint_fingerprint(config), stimuli, embed, arithmetic, _versions(), _code()]
+    return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:32]
 
-    Raises:
-        DataError: the file cannot be read.
-    """
-    file = Path(path)
-    try:
-        return f"{file.stem} {digest_of(file)[:16]}"
-    except OSError as error:
-        raise DataError(f"cannot read activations={path}: {error.strerror}") from error
+
+def _processor() -> str:
+    """Return which instructions the processor has, by which kernels are chosen."""
+    return str(torch.backends.cpu.get_cpu_capability())
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
+
+
+def _code() -> str:
+    """Return the SHA-256 of the code that loads and runs models, whose version may stay the same while it changes."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for path in sorted(path for part in CODE for path in (root / part).rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -> list[Float[Tensor, "n d"]]:

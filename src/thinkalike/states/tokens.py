@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.models import EMBED, FrozenModel, Layer
+from thinkalike.errors import DataError
+from thinkalike.models.families import EMBED, Layer
+from thinkalike.models.frozen import FrozenModel
 
 
 def sites(model: FrozenModel, embed: bool) -> list[Layer]:
@@ -59,3 +63,120 @@ def counted(
     kept = ~torch.isin(rows, torch.tensor(sorted(special), dtype=rows.dtype))
     kept[:, :skip_first] = False
     return kept if mask is None or include_padding else kept & mask.bool()
+
+
+# ---------------------------------------------------------------------------------------------------------------- words
+
+Span = tuple[int, int]  # characters of a word: first, one past the last
+
+
+def words_of(text: str) -> list[Span]:
+    """Return the words of a text: what lies between white space."""
+    return [match.span() for match in re.finditer(r"\S+", text)]
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Stretches of text that fit into every model's context, with the words of each and the number of its document."""
+
+    texts: list[str]
+    words: list[list[Span]]
+    documents: list[int] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.words))
+
+
+def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int, at_most: int = 128) -> Iterator[Pieces]:
+    """Yield batches of at least `words` words, in pieces of at most 128, fewer where they need too many tokens.
+
+    Raises:
+        DataError: a single word is longer than a model's context.
+    """
+    batch = Pieces([], [])
+    for number, text in enumerate(texts):
+        spans = words_of(text)
+        for start in range(0, len(spans), at_most):
+            for part in _fitting(text, spans[start : start + at_most], models):
+                first, last = part[0][0], part[-1][1]
+                batch.texts.append(text[first:last])
+                batch.words.append([(a - first, b - first) for a, b in part])
+                batch.documents.append(number)
+                if batch.count >= words:
+                    yield batch
+                    batch = Pieces([], [])
+
+
+def _fitting(text: str, spans: list[Span], models: Sequence[FrozenModel]) -> Iterator[list[Span]]:
+    piece = text[spans[0][0] : spans[-1][1]]
+    too_short = [model for model in models if len(model.tokenizer(piece, verbose=False)["input_ids"]) > model.context]
+    if not too_short:
+        yield spans
+    elif len(spans) == 1:
+        raise DataError(
+            f"the word {piece[:40]!r} is longer than the context of {too_short[0].name}: choose a text that both "
+            "models are made for, data=NAME, or raise model.context"
+        )
+    else:
+        for half in (spans[: len(spans) // 2], spans[len(spans) // 2 :]):
+            yield from _fitting(text, half, models)
+
+
+@torch.no_grad()
+def word_states(model: FrozenModel, batch: Pieces, embed: bool = False) -> list[Float[Tensor, "words d"]]:
+    """Return the states of all words of a batch at all layers of a model; a word's state is that of its last token.
+
+    A text has the special tokens that its tokenizer gives it, and BOS before it if the model expects that.
+
+    Raises:
+        DataError: the tokenizer knows no character offsets, or no token ends a word.
+    """
+    if not model.tokenizer.is_fast:
+        raise DataError(f"the tokenizer of {model.name} knows no character offsets, which words are found by")
+    encoded = [_encoded(model, text) for text in batch.texts]
+    longest = max(len(tokens) for tokens, _ in encoded)
+    tokens, mask = torch.zeros(2, len(encoded), longest, dtype=torch.long)
+    chosen = []
+    for row, (numbers, offsets) in enumerate(encoded):
+        tokens[row, : len(numbers)], mask[row, : len(numbers)] = torch.tensor(numbers), 1
+        ends = last_tokens(batch.texts[row], batch.words[row], offsets, model.name)
+        chosen += [row * longest + end for end in ends]
+    states = model.residuals(tokens, sites(model, embed), mask)
+    places = torch.tensor(chosen, device=model.device)
+    return [state.flatten(0, 1)[places] for state in states]
+
+
+def word_forms(batch: Pieces) -> Int[Tensor, " words"]:
+    """Return a number for the form of each word of a batch, as it is written; equal words have equal numbers."""
+    numbers: dict[str, int] = {}
+    parts = zip(batch.texts, batch.words, strict=True)
+    words = [text[start:stop] for text, spans in parts for start, stop in spans]
+    return torch.tensor([numbers.setdefault(word, len(numbers)) for word in words])
+
+
+def word_documents(batch: Pieces) -> Int[Tensor, " words"]:
+    """Return the number of the document of each word of a batch."""
+    return torch.tensor(batch.documents).repeat_interleave(torch.tensor([len(spans) for spans in batch.words]))
+
+
+def _encoded(model: FrozenModel, text: str) -> tuple[list[int], list[Span]]:
+    """Return tokens and the characters of each; special tokens have none."""
+    encoded = model.tokenizer(text, return_offsets_mapping=True, verbose=False)
+    numbers, offsets, bos = encoded["input_ids"], encoded["offset_mapping"], model.tokenizer.bos_token_id
+    if model.bos_each_row and bos is not None and numbers[:1] != [bos]:
+        return [bos, *numbers], [(0, 0), *offsets]
+    return numbers, offsets
+
+
+def last_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], name: str) -> list[int]:
+    """Return for each word the number of the last token that holds its last character.
+
+    Raises:
+        DataError: there is none.
+    """
+    owner = {place: number for number, (start, stop) in enumerate(offsets) for place in range(start, stop)}
+    for start, stop in words:
+        if stop - 1 not in owner:
+            raise DataError(f"{name}: no token holds the end of the word {text[start:stop]!r} in: {text[:200]}")
+    return [owner[stop - 1] for _, stop in words]

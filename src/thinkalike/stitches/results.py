@@ -2,20 +2,85 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from thinkalike.errors import StitchError, first_line
-from thinkalike.measures import AffineMap, Stitch
-from thinkalike.measures.stitching.stitch import KINDS
-from thinkalike.stitches.files import NAME, LayerPair, contents, opened, prefix
-from thinkalike.stitches.site import Site
-from thinkalike.stitches.stitch_map import StitchMap
+from thinkalike.errors import PluginError, StitchError, first_line
+from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.stitch import KINDS, Stitch
+from thinkalike.plugins import digest, is_plugin
+from thinkalike.stitches.stitch_map import Site, StitchMap
 from thinkalike.store import Result, open_result
+
+# ------------------------------------------------------------------------------------------------- the file of stitches
+
+NAME = "stitch.safetensors"
+LayerPair = tuple[int, int]  # layer of the source, layer of the target
+
+
+def write_stitches(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    pairs: Sequence[LayerPair],
+    kind: str,
+    norm: str = "none",
+    **more: Any,
+) -> None:
+    """Write the stitches of a result into its folder.
+
+    Args:
+        tensors: by name: the number of the layer pair, then that of the part, as in "0.map.weight". Before it stands
+            "seed_1." for those of a further seed, and before that "back." for those from the target to the source.
+        kind: of the stitches, one of `Stitch` or a closed form.
+        more: what else a `Stitch` is made of: widths and rank.
+    """
+    facts = {"pairs": pairs, "kind": kind, "norm": norm, **more}
+    metadata = {"stitch": json.dumps(facts)}  # one entry: the order of several is not kept
+    save_file(dict(tensors), folder / NAME, metadata=metadata)
+
+
+def prefix(seed: int, is_back: bool) -> str:
+    """Return what the names of the tensors of one seed and direction begin with; see `write_stitches`."""
+    return ("back." if is_back else "") + (f"seed_{seed}." if seed else "")
+
+
+def opened(path: Path) -> Any:
+    """Return a file of stitches, opened; its tensors are read when they are asked for.
+
+    Raises:
+        StitchError: It is damaged.
+    """
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise StitchError(f"{path} is damaged ({first_line(error)[:200]}): do the job with force=true") from error
+
+
+def contents(result: Result) -> tuple[dict[str, Any], list[str]]:
+    """Return the pairs, the kind and the norm of a result's stitches, and the names of its tensors.
+
+    Raises:
+        StitchError: The result has no such file, or it is damaged.
+    """
+    path = result.folder / NAME
+    if not path.exists():
+        raise StitchError(
+            f"{result.folder} keeps no stitches (a {result.kind}); python train.py stitch=linear, another kind that is "
+            "trained or a closed form keeps some, and so does python analyze.py measure=transfer_maps"
+        )
+    with opened(path) as file:
+        return json.loads((file.metadata() or {}).get("stitch", "{}")), list(file.keys())
+
+
+# ---------------------------------------------------------------------------------------------------------- affine maps
 
 
 class UnknownPairError(StitchError, KeyError):
@@ -31,7 +96,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
 
     Args:
         result: A finished result.
-        seed: Which of several seeds, from 0.
+        seed: The number of the seed, from 0.
         is_back: Whether it is the stitches from the target to the source.
 
     Raises:
@@ -41,17 +106,17 @@ class Stitches(Mapping[LayerPair, StitchMap]):
     def __init__(self, result: Result, seed: int = 0, *, is_back: bool = False):
         self.result, self.seed, self.is_back = result, seed, is_back
         self._path = result.folder / NAME
-        facts, self._names = _contents(result)
+        facts, self._names = contents(result)
         self._kind, self._pairs = str(facts["kind"]), [(int(l), int(m)) for l, m in facts["pairs"]]  # noqa: E741
         if facts["norm"] != "none":
             raise StitchError(
                 f"the stitches of {result.folder} have a LayerNorm (stitch.norm={facts['norm']}), so they are no "
                 "affine maps: fit them with stitch.norm=none"
             )
-        if any(f"stitch {self._kind}" in plugin["adds"] for plugin in result.provenance.get("plugins", [])):
+        if is_plugin(self._kind):
             raise StitchError(
                 f"the stitches of {result.folder} are of a plugin (stitch={self._kind}) and may be no affine maps: "
-                "thinkalike.stitches.stitch_modules(result) gives the modules"
+                "thinkalike.stitches.results.stitch_modules(result) gives the modules"
             )
         self._prefix = prefix(seed, is_back)
         if not any(name.startswith(f"{self._prefix}0.") for name in self._names):
@@ -110,30 +175,13 @@ def load_stitch(result: Result | str | os.PathLike[str], *, seed: int = 0) -> St
 
     Args:
         result: The result, or its folder.
-        seed: Which of several seeds, from 0.
+        seed: The number of the seed, from 0.
 
     Raises:
         StoreError: The folder holds no finished result, or a file of it is damaged.
         StitchError: The result holds no stitches, or none that is an affine map.
     """
     return Stitches(open_result(result.folder if isinstance(result, Result) else result), seed)
-
-
-def _contents(result: Result) -> tuple[dict[str, Any], list[str]]:
-    """Return `contents` of the file of a result.
-
-    Raises:
-        StitchError: There is no such file, or it is damaged.
-    """
-    path = result.folder / NAME
-    if not path.exists():
-        stitching = result.kind == "stitching"
-        what = "of the identity, which have no weights" if stitching else f"in a result of {result.kind}"
-        raise StitchError(
-            f"{result.folder} keeps no stitches {what}; load_stitch reads results of python train.py stitch=linear, "
-            "another kind that is trained, or a closed form, and of python analyze.py measure=transfer_maps"
-        )
-    return contents(path)
 
 
 def _folded(kind: str, parts: dict[str, Tensor]) -> AffineMap:
@@ -145,3 +193,59 @@ def _folded(kind: str, parts: dict[str, Tensor]) -> AffineMap:
     stitch = Stitch(kind, first.shape[1], last.shape[0], rank=len(first))
     stitch.load_state_dict(parts)
     return stitch.affine()
+
+
+# ------------------------------------------------------------------------------------------------------ trained modules
+
+
+def stitch_modules(
+    result: Result | str | os.PathLike[str], *, seed: int = 0, is_back: bool = False, plugin: str | None = None
+) -> dict[LayerPair, Stitch]:
+    """Return the trained φ of every layer pair of a result of task=stitch.
+
+    Args:
+        result: the result, or its folder.
+        seed: the number of the seed, from 0.
+        is_back: whether it is those from the target to the source; pairs are then of the target's layer first.
+        plugin: of stitches that a plugin made, the file of that plugin; a path that the result names is never run.
+
+    Raises:
+        PluginError: the plugin is not there, or not what it was.
+        StoreError: the folder holds no finished result.
+        StitchError: the result keeps no stitches that were trained, or none of that seed and direction.
+    """
+    result = result if isinstance(result, Result) else open_result(result)
+    facts, names = contents(result)
+    start = prefix(seed, is_back)
+    if "widths" not in facts or not any(name.startswith(f"{start}0.") for name in names):
+        which = f"of seed {seed}{', back' if is_back else ''}"
+        raise StitchError(
+            f"{result.folder} keeps no stitches {which} as modules: fit some with python train.py force=true"
+        )
+    kind = _kind(result, facts["kind"], plugin)
+    tensors, found = load_file(result.folder / NAME), {}
+    sides = -1 if is_back else 1
+    for number, pair in enumerate(facts["pairs"]):
+        own = f"{start}{number}."
+        width_in, width_out = facts["widths"][::sides]
+        phi = Stitch(kind, width_in, width_out, facts["norm"], facts["rank"])
+        phi.load_state_dict({name[len(own) :]: each for name, each in tensors.items() if name.startswith(own)})
+        layer, depth = pair[::sides]
+        found[layer, depth] = phi.eval().requires_grad_(False)
+    return found
+
+
+def _kind(result: Result, kind: str, plugin: str | None) -> str:
+    """Return the kind of stitches, with the file that the caller gave in the place of the one that the result names.
+
+    Raises:
+        PluginError: the caller gave none, or its content is not what made the result.
+    """
+    if not is_plugin(kind):
+        return kind
+    if plugin is None:
+        raise PluginError(f"the stitches of {result.folder} are made by {kind}; give that file as plugin=, as it was")
+    here = f"{plugin}:{kind.rpartition(':')[2]}"
+    if digest(here) not in {each["sha256"] for each in result.provenance.get("plugins", []) if each["name"] == kind}:
+        raise PluginError(f"{plugin} is not the file that made {result.folder}; give the file as it was")
+    return here

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from huggingface_hub import ModelHubMixin, hf_hub_download
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from thinkalike.arguments import seeded, takes_arrays
 from thinkalike.errors import StitchError, ThinkalikeError, first_line
 from thinkalike.hub import cause_of, forget_commits, resolved
-from thinkalike.measures import AffineMap
-from thinkalike.models import FrozenModel
-from thinkalike.stitches import checkpoint
-from thinkalike.stitches.site import Site
-from thinkalike.stitches.stitched import StitchedModel
+from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.tokenizers import tokenizer_fingerprint
 
 
 class StitchMap(nn.Module, ModelHubMixin):
@@ -110,7 +114,7 @@ class StitchMap(nn.Module, ModelHubMixin):
         Raises:
             StitchError: A file is missing or damaged, or holds something else.
         """
-        return cls(*checkpoint.read(Path(folder).expanduser()))
+        return cls(*read_files(Path(folder).expanduser()))
 
     @classmethod
     def from_pretrained(
@@ -131,7 +135,7 @@ class StitchMap(nn.Module, ModelHubMixin):
         with _explained(f"cannot get the stitch {place}", place, revision):
             commit = resolved("model", place, revision).sha  # so that both files are of one commit
             files = [hf_hub_download(place, name, revision=commit, **options)
-                     for name in (checkpoint.CONFIG, checkpoint.WEIGHTS)]  # fmt: skip
+                     for name in (CONFIG, WEIGHTS)]  # fmt: skip
             return cls.load(Path(files[0]).parent)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
@@ -152,7 +156,7 @@ class StitchMap(nn.Module, ModelHubMixin):
         return address
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        checkpoint.write(save_directory, checkpoint.Parts(self.weight, self.bias, self.source, self.target))
+        write_files(save_directory, Parts(self.weight, self.bias, self.source, self.target))
 
     def extra_repr(self) -> str:
         return f"{self.source} ({self.weight.shape[1]}) → {self.target} ({self.weight.shape[0]})"
@@ -172,3 +176,204 @@ def _explained(attempt: str, repository: str, revision: str | None = None) -> It
     except Exception as error:  # of the hub's library and of what it is built on
         reason = cause_of(error, repository, revision) or f"{type(error).__name__}: {first_line(error)[:200]}"
         raise StitchError(f"{attempt}: {reason}") from error
+
+
+# ---------------------------------------------------------------------------------------------------------------- sites
+
+
+@dataclass(frozen=True)
+class Site:
+    """The residual stream of a model after one of its blocks.
+
+    Attributes:
+        model: The everyday name of the model, for people.
+        revision: What was loaded under that name.
+        layer: The number of the block.
+        fingerprint: Of the weights, see `FrozenModel.fingerprint`; this is what tells one model from another.
+        dtype: The one that the weights have, which the fingerprint depends on.
+    """
+
+    model: str
+    revision: str
+    layer: int
+    fingerprint: str
+    dtype: str
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any], layer: int) -> Site:
+        """Return the site of a model that `FrozenModel.describe` describes, as the provenance of results does."""
+        names = {"model": "name", "revision": "revision", "fingerprint": "weights", "dtype": "dtype"}
+        return cls(layer=layer, **{own: str(described[theirs]) for own, theirs in names.items()})
+
+    def __str__(self) -> str:
+        return f"{self.model}:{self.layer}"
+
+    def is_same(self, other: Site) -> bool:
+        """Return whether both are the same layer of the same weights, whatever the model is called."""
+        return (self.fingerprint, self.layer) == (other.fingerprint, other.layer)
+
+    def check_model(self, model: FrozenModel) -> None:
+        """Check that a model is the one of this site.
+
+        Raises:
+            StitchError: Its weights have another fingerprint.
+        """
+        found, dtype = model.fingerprint(), str(model.dtype).removeprefix("torch.")
+        if found != self.fingerprint:
+            raise StitchError(
+                f"{model.name} has the weights {found} in {dtype}, but the stitch was made with {self.model} of "
+                f"{self.fingerprint} in {self.dtype}: load that model, or give check=False"
+            )
+
+
+# ------------------------------------------------------------------------------------------------------ stitched models
+
+
+class StitchedModel:
+    """Runs tokens through the source up to a layer, through φ, and through the target from a layer on.
+
+    Attributes:
+        source, target: The models.
+        phi: The map from the source's states after block `layer` to the target's after block `depth`.
+        context: The most tokens of a row, that of the shorter model.
+
+    Raises:
+        StitchError: The models have different tokenizers, or another width than φ.
+    """
+
+    def __init__(self, source: FrozenModel, layer: int, phi: nn.Module, depth: int, target: FrozenModel):
+        self.source, self.layer, self.phi, self.depth, self.target = source, layer, phi, depth, target
+        self.context = min(source.context, target.context)
+        widths, own = (source.d_model, target.d_model), tuple(phi.get_parameter("weight").shape[::-1])
+        if widths != own:
+            raise StitchError(f"{source.name} and {target.name} have the widths {widths}, and the stitch {own}")
+        if tokenizer_fingerprint(source.tokenizer) != tokenizer_fingerprint(target.tokenizer):
+            raise StitchError(
+                f"{source.name} and {target.name} have different tokenizers, so no tokens are those of both: choose "
+                "models of one tokenizer (python train.py aligns the tokens of a text, and reports what that loses)"
+            )
+        source.check_layers([layer])
+        target.check_layers([depth])
+
+    def __call__(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, "b t v"]:
+        """Return the target's logits of each next token; they are differentiable with respect to what φ has trainable.
+
+        Raises:
+            ModelError: The target predicts no next token.
+        """
+        states = self.phi(self.source.head(tokens, self.layer))
+        return self.target.tail(states.to(self.target.device, self.target.dtype), self.depth)
+
+    @takes_arrays
+    @torch.no_grad()
+    def generate(
+        self, tokens: Int[Tensor, "b t"], steps: int, temperature: float = 0.0, seed: int = 0
+    ) -> Int[Tensor, "b more"]:
+        """Return the tokens with `steps` more, each the most likely one, or drawn at a temperature.
+
+        Every step is a whole pass.
+
+        Args:
+            temperature: The divisor of the logits before a token is drawn from their softmax; 0: the most likely one.
+            seed: Of the draws.
+
+        Raises:
+            StitchError: The temperature is negative, or the row would be longer than one of the models can read.
+        """
+        if not 0 <= temperature < float("inf"):
+            raise StitchError(f"temperature={temperature} must be a number >= 0")
+        if tokens.shape[1] + steps > self.context:
+            raise StitchError(
+                f"{tokens.shape[1]} tokens and steps={steps} more are longer than {self.context}, the most that "
+                f"{self.source.name} and {self.target.name} both read: give fewer"
+            )
+        chance = seeded(seed)
+        for _ in range(steps):
+            logits = self(tokens)[:, -1].float().cpu()
+            if temperature:
+                new = (logits / temperature).softmax(-1).multinomial(1, generator=chance)
+            else:
+                new = logits.argmax(-1, keepdim=True)
+            tokens = torch.cat([tokens, new.to(tokens)], 1)
+        return tokens
+
+
+# ----------------------------------------------------------------------------------------------- the folder of a stitch
+
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+FORMAT = "thinkalike affine stitch"
+VERSION = 1  # of the format
+
+
+class Parts(NamedTuple):
+    """The parts of a stitch."""
+
+    weight: Tensor
+    bias: Tensor
+    source: Site
+    target: Site
+
+
+def write_files(folder: Path, parts: Parts) -> None:
+    """Write the files of a stitch into a folder that is there."""
+    tensors = {"weight": parts.weight.detach().cpu().contiguous(), "bias": parts.bias.detach().cpu().contiguous()}
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    sites = {"source": asdict(parts.source), "target": asdict(parts.target)}
+    (folder / CONFIG).write_text(json.dumps({"format": FORMAT, "version": VERSION, **sites}, indent=1) + "\n")
+    (folder / CARD).write_text(card(parts))
+
+
+def read_files(folder: Path) -> Parts:
+    """Read the files of a stitch.
+
+    Raises:
+        StitchError: A file is missing or damaged, or holds something else than one stitch.
+    """
+    try:
+        config = json.loads((folder / CONFIG).read_text())
+        if (stated := (config["format"], config["version"])) != (FORMAT, VERSION):
+            raise ValueError(f"{CONFIG} says {stated}, and this reads {FORMAT}, version {VERSION}")
+        sites: dict[str, Any] = {side: Site(**config[side]) for side in ("source", "target")}
+        tensors: dict[str, Any] = load_file(folder / WEIGHTS)
+        return Parts(**tensors, **sites)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        reason = f"{type(error).__name__}: {first_line(error)[:200]}"
+        raise StitchError(
+            f"{folder} does not hold one stitch as StitchMap.save writes it ({reason}); take another"
+        ) from error
+
+
+def card(parts: Parts) -> str:
+    """Return the text of the model card."""
+    source, target = parts.source, parts.target
+    width_out, width_in = parts.weight.shape
+    rows = "\n".join(
+        f"| {side} | {site.model} | {site.revision} | {site.layer} | {width} | {site.dtype} | `{site.fingerprint}` |"
+        for side, site, width in (("source", source, width_in), ("target", target, width_out))
+    )
+    return f"""---
+library_name: thinkalike
+tags:
+- model-stitching
+- representation-similarity
+---
+
+# A stitch from {source} to {target}
+
+An affine map, W h + b, from the residual stream of {source.model} after block {source.layer} to that of {target.model}
+after block {target.layer}. It holds no weights of either model.
+
+| | model | revision | block | width | dtype | fingerprint of the weights |
+|---|---|---|---|---|---|---|
+{rows}
+
+```python
+from thinkalike import StitchMap, load_model
+
+stitch = StitchMap.from_pretrained("ORG/NAME")  # this repository
+states = stitch(load_model("{source.model}").head(tokens, {source.layer}))  # (batch, position, {width_out})
+```
+
+The map fits states of these weights alone: a model with another fingerprint is refused when a stitched model is made.
+That the stitched model does well does not show that the two models are alike.
+"""

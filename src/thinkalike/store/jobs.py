@@ -1,28 +1,35 @@
 """The folder of a job: `<store>/<kind>/<key>/` appears only when the result in it is complete.
 
-While a job runs, `<key>.partial/` holds what it needs to go on, and a lock, so that two processes never work on the
-same job; the lock ends with its process, however that ends.
+While a job runs, `<key>.partial/` holds its states, from which it can be resumed, and a lock, so that two processes
+never work on the same job; the lock ends with its process, however that ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
+import errno
 import json
+import logging
 import os
+import re
 import shutil
+import threading
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from thinkalike.config import to_yaml
+from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, TrainingError
-from thinkalike.store import manifest
-from thinkalike.store.locks import locked
-from thinkalike.store.result import Result
+from thinkalike.store.result import Result, check_sealed, is_sealed, seal, sync
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    from filelock import BaseFileLock
+
+log = logging.getLogger(__name__)
 
 
 class Job:
@@ -37,20 +44,20 @@ class Job:
     @property
     def done(self) -> bool:
         """Whether the result is there."""
-        return (self.folder / manifest.NAME).exists()
+        return is_sealed(self.folder)
 
     def result(self) -> Result | None:
-        """Return the result if it is there and undamaged, after clearing away what a process that died left beside it.
+        """Return the result if it is there and undamaged, and clear away what a process that died left beside it.
 
         Raises:
             StoreError: a file of it is missing or damaged.
         """
         if not self.done:
             return None
-        manifest.check(self.folder)
+        check_sealed(self.folder)
         if self.partial.exists():
             with contextlib.suppress(StoreError, OSError), self.running(wait=False):
-                pass  # what holds the lock tidies up
+                pass  # the process that gets the lock tidies up
         return Result(self.folder)
 
     @property
@@ -62,13 +69,13 @@ class Job:
 
     @contextlib.contextmanager
     def running(self, wait: bool = True) -> Iterator[Path]:
-        """Hold the job's lock; yields the folder for states to go on from.
+        """Hold the job's lock; yields the folder of its states.
 
         Args:
-            wait: for a process that is at the same job; else it is an error.
+            wait: wait for another process that computes the same job; otherwise that is an error.
 
         Raises:
-            StoreError: the store cannot be written, or another process is at the same job.
+            StoreError: the store cannot be written, or another process computes the same job.
         """
         with contextlib.ExitStack() as held:
             try:
@@ -90,7 +97,7 @@ class Job:
         shutil.rmtree(self.states, ignore_errors=True)
 
     def _tidy(self, error: BaseException) -> None:
-        """Leave nothing behind but a state that the same command can go on from."""
+        """Leave nothing behind but a state from which the same command can resume."""
         diverged = isinstance(error, TrainingError)  # it would do so again
         if diverged or not any(self.states.glob("*.pt")):
             shutil.rmtree(self.partial, ignore_errors=True)
@@ -110,6 +117,8 @@ class Job:
         Args:
             record: scalars, settings and provenance, for result.json.
         """
+        import numpy as np
+
         out = self.aside
         (out / "config.yaml").write_text(to_yaml(config))
         for name, table in tables.items():
@@ -120,39 +129,146 @@ class Job:
         return Result(out)
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Add entries to the record of a result that is written aside; those of a name that is there take its place."""
+        """Add entries to the record of a result that is written aside; an entry of the same name is replaced."""
         file = self.aside / "result.json"
         before = json.loads(file.read_text()) if file.exists() else {}
         file.write_text(json.dumps({**before, **record}, indent=1) + "\n")
 
     def appear(self) -> Result:
         """Let the result that was written aside appear whole, in place of an older one if there is one."""
-        out = self.aside
-        if (self.partial / "curves").exists():
-            shutil.move(str(self.partial / "curves"), str(out / "curves"))
-        manifest.seal(out)
-        _put(out, self.folder)
-        manifest.sync(self.folder.parent)
+        out, old = self.aside, self.partial / "old"
+        if (self.partial / "curves").exists():  # copied, as a run that dies here needs its curves again
+            shutil.copytree(self.partial / "curves", out / "curves", dirs_exist_ok=True)
+        seal(out)
+        if self.folder.exists():
+            shutil.rmtree(old, ignore_errors=True)
+            os.rename(self.folder, old)
+        os.rename(out, self.folder)
+        sync(self.folder.parent)
         shutil.rmtree(self.partial, ignore_errors=True)
         return Result(self.folder)
 
 
-def _put(new: Path, place: Path) -> None:
-    """Rename a folder to a place; a folder that is there changes places with it, in one step where the system can."""
-    if not place.exists():
-        os.rename(new, place)
-    elif not _exchanged(new, place):
-        old = new.with_name("old")
-        shutil.rmtree(old, ignore_errors=True)
-        os.rename(place, old)
-        os.rename(new, place)
+# --------------------------------------------------------------------------------------------------------------- states
+
+STATE = re.compile(r"(?P<name>.+)-(?P<number>\d+)-(?P<digest>[0-9a-f]{16})\.pt")
 
 
-def _exchanged(one: Path, other: Path) -> bool:
-    """Exchange two folders in one step (Linux); returns whether that was possible."""
-    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+def newest_state(folder: Path, name: str) -> Path | None:
+    """Return the file of the newest whole state of this name, or None; a damaged one is renamed, with a warning."""
+    for path in sorted(_states(folder, name), key=_number, reverse=True):
+        if path.stem.endswith(f"-{digest_of(path)[:16]}"):
+            return path
+        with contextlib.suppress(FileNotFoundError):  # another process of the same job was faster
+            os.replace(path, path.with_suffix(".damaged"))
+        log.warning("the state %s is damaged (its checksum differs) and is not used", path)
+    return None
+
+
+def write_state(folder: Path, name: str, state: dict[str, Any]) -> Path:
+    """Write a state of tensors and plain values in place of the one before; returns its file.
+
+    It is written beside its destination and renamed, and the one before it is kept until then, so there is a whole
+    state at any moment. The file is named by its number and its digest.
+
+    Raises:
+        OSError: it cannot be written; the one before is still there.
+    """
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    before, aside = _states(folder, name), folder / f"{name}.aside"
+    with aside.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+    number = max(map(_number, before), default=0) + 1
+    path = folder / f"{name}-{number}-{digest_of(aside)[:16]}.pt"
+    os.replace(aside, path)
+    sync(folder)
+    for old in before:
+        old.unlink()
+    return path
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Read a state onto the CPU; nothing in it can run code."""
+    import torch
+
+    return torch.load(path, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+
+
+def _states(folder: Path, name: str) -> list[Path]:
+    found = ((path, STATE.fullmatch(path.name)) for path in folder.glob(f"{name}-*.pt"))
+    return [path for path, named in found if named and named["name"] == name]
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.split("-")[-2])
+
+
+# ---------------------------------------------------------------------------------------------------------------- locks
+
+NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without flock
+OFTEN = 9  # as many times in a row no other process takes a folder away
+SAY_EVERY = 60.0  # seconds between messages of a process that waits
+
+_HELD: dict[Path, int] = {}  # locks of this process, and the threads that hold them
+
+
+@contextlib.contextmanager
+def locked(path: Path, what: str, wait: bool = True) -> Iterator[None]:
+    """Hold a lock between processes: flock where the file system has it, else a file that names its holder.
+
+    Args:
+        path: of the lock; its folder is made if it is not there, and may vanish meanwhile.
+        what: the work of the process that has the lock, for the messages.
+        wait: wait for another process; otherwise that is an error.
+
+    Raises:
+        OSError: the folder cannot be written.
+        StoreError: another process has the lock, and `wait` is false; or this thread has it, and would wait for itself.
+    """
+    if wait and _HELD.get(path.absolute()) == threading.get_ident():
+        raise StoreError(
+            f"this process is {what} already; a script that is imported while it runs keeps its jobs behind "
+            'if __name__ == "__main__":'
+        )
+    lock = _acquired(path, what, wait)
+    _HELD[path.absolute()] = threading.get_ident()
     try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except (OSError, AttributeError):
-        return False
-    return rename(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0
+        yield
+    finally:
+        del _HELD[path.absolute()]
+        lock.release()
+
+
+def _acquired(path: Path, what: str, wait: bool) -> BaseFileLock:
+    from filelock import FileLock, SoftFileLock, Timeout
+
+    kind: type[BaseFileLock] = FileLock
+    vanished = 0
+    while True:
+        lock = kind(path if kind is FileLock else path.with_suffix(".soft"))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # it says that it uses a lock file, and so do we
+                lock.acquire(timeout=SAY_EVERY if wait else 0)
+        except Timeout:
+            if not wait:
+                raise StoreError(f"another process is {what}; wait for it (wait=true), or stop it") from None
+            log.info("waiting for another process, which is %s", what)
+        except FileNotFoundError:  # that process was done and took the folder away, unless it never can be there
+            vanished += 1
+            if vanished == OFTEN:
+                raise
+        except OSError as error:
+            if kind is SoftFileLock or error.errno not in NO_FLOCK:
+                raise
+            kind = SoftFileLock
+            log.warning("%s has no flock (%s); using a lock file that names host and process", path.parent, error)
+        else:
+            if Path(lock.lock_file).exists():  # and not in a folder that was taken away
+                return lock
+            lock.release()

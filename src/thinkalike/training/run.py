@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, LearningRateMonitor
@@ -23,13 +25,10 @@ from thinkalike import plugins
 from thinkalike.config import TrainerConfig
 from thinkalike.errors import PluginError, ShareDone
 from thinkalike.interrupts import asked, at_boundaries, stop, take_back
-from thinkalike.loggers.tensorboard import TensorBoardTracker
-from thinkalike.loggers.tracker import Tracker
-from thinkalike.loggers.weights_and_biases import WandbTracker
+from thinkalike.loggers import TensorBoardTracker, Tracker, WandbTracker
 from thinkalike.processes import check_processes
 from thinkalike.progress import Activity, doing
 from thinkalike.store import newest_state, read_state, write_state
-from thinkalike.training import curves
 from thinkalike.training.steps import SteppedModule
 
 log = logging.getLogger(__name__)
@@ -141,9 +140,9 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
     name = f"{STATE}-{run.part}" if run.part else STATE
     state = newest_state(folder, name)
     if state:
-        log.info("going on from %s", state)
+        log.info("resuming from %s", state)
     if state and loggers:
-        curves.set_aside(run.partial, int(read_state(state)["global_step"]))
+        keep_curves(run.partial, int(read_state(state)["global_step"]))
     watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
     steps = doing("training step", module.steps)
     with warnings.catch_warnings(), at_boundaries(), _products(trainer.matmul), steps as activity:
@@ -170,7 +169,7 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
             default_root_dir=run.partial,
         ).fit(module, ckpt_path=state, weights_only=True)
     if loggers and not _helps(trainer):
-        curves.join(run.partial)
+        join_curves(run.partial)
     if _helps(trainer):
         raise ShareDone  # all that follows is the first process's
 
@@ -181,7 +180,7 @@ def _of_plugins(trainer: TrainerConfig) -> list[Callback]:
     Raises:
         PluginError: one makes something else.
     """
-    made = {name: plugins.active("callback")[name]() for name in trainer.callbacks}
+    made = {name: plugins.load(name)() for name in trainer.callbacks}
     for name, each in made.items():
         if not isinstance(each, Callback):
             raise PluginError(f"callback {name} makes a {type(each).__name__}: give a Callback of pytorch_lightning")
@@ -228,7 +227,7 @@ def loggers_of(run: Run) -> list[Logger]:
     if isinstance(tracker, TensorBoardTracker):
         return [TensorBoardLogger(tracker.folder.parent, name="", version=tracker.folder.name)]
     with_files = tracker is not None and tracker.config.kind == "csv"
-    return [CSVLogger(run.partial, name=curves.FOLDER, version="")] if with_files else []
+    return [CSVLogger(run.partial, name=FOLDER, version="")] if with_files else []
 
 
 def with_steps(run: Any) -> Any:
@@ -236,3 +235,39 @@ def with_steps(run: Any) -> Any:
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return run
+
+
+# ------------------------------------------------------------
+# Learning curves of a job that was interrupted: what the CSV logger wrote before, joined to what it writes after.
+#
+# Lightning's logger begins a new file whenever a job goes on.
+
+FOLDER = "curves"
+
+
+def keep_curves(partial: Path, step: int) -> None:
+    """Keep the curves of the steps before the one that a job goes on from, out of the logger's way."""
+    written, earlier = _files(partial)
+    parts = [pd.read_csv(path) for path in (earlier, written) if path.exists() and path.stat().st_size]
+    if parts:
+        rows = pd.concat(parts)
+        _write(rows[rows["step"] < step].drop_duplicates(), earlier)
+    written.unlink(missing_ok=True)
+
+
+def join_curves(partial: Path) -> None:
+    """Put the curves that were set aside before those that were written since."""
+    written, earlier = _files(partial)
+    if earlier.exists():
+        parts = [pd.read_csv(path) for path in (earlier, written) if path.exists() and path.stat().st_size]
+        _write(pd.concat(parts), written)
+        earlier.unlink()
+
+
+def _files(partial: Path) -> tuple[Path, Path]:
+    return partial / FOLDER / "metrics.csv", partial / FOLDER / "earlier.csv"
+
+
+def _write(rows: pd.DataFrame, path: Path) -> None:
+    rows.to_csv(path.with_suffix(".aside"), index=False)
+    os.replace(path.with_suffix(".aside"), path)

@@ -14,9 +14,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from thinkalike.config import SAEConfig
-from thinkalike.evaluation import SiteStates, kept_by_document, states_after
-from thinkalike.measures import Dead, SparseAutoencoder, in_own_units, sae_loss, standardised
-from thinkalike.models import FrozenModel
+from thinkalike.evaluation.saes import SiteStates, kept_by_document, states_after
+from thinkalike.measures.sae.autoencoder import Dead, SparseAutoencoder, in_own_units, sae_loss, standardised
+from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.steps import SteppedModule
 
 BETAS = (0.9, 0.99)  # of Adam: a short memory, as many jobs have a few hundred steps

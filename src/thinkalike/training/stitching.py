@@ -8,25 +8,26 @@ run of its own. A step that does not fit into memory runs in parts.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from thinkalike import plugins
 from thinkalike.config import StitchConfig, TrainerConfig
-from thinkalike.data import Layout
-from thinkalike.evaluation import LayerPair
-from thinkalike.measures import Stitch
-from thinkalike.models import FrozenModel, StateSource
-from thinkalike.training.budgets import plan_within
-from thinkalike.training.optimizers import optimizer_of
-from thinkalike.training.parts import mean_losses
-from thinkalike.training.plans import Plan
-from thinkalike.training.schedules import momenta, peak_rate, rate
-from thinkalike.training.steps import SteppedModule
-from thinkalike.training.stitch_losses import STITCH_LOSSES, Own
+from thinkalike.data.rows import Layout
+from thinkalike.errors import PluginError
+from thinkalike.evaluation.language import next_token_losses
+from thinkalike.evaluation.stitches import LayerPair, last_states, states_onwards
+from thinkalike.measures.losses import token_kl
+from thinkalike.measures.stitch import Stitch
+from thinkalike.models.frozen import FrozenModel, StateSource
+from thinkalike.models.shapes import peak_of, precision_of
+from thinkalike.training.parts import Plan, mean_losses, plan_within
+from thinkalike.training.steps import SteppedModule, momenta, peak_rate, rate
 
 LATE = 0.8  # of the steps; what a stitch gains after them says whether it has converged
 
@@ -87,6 +88,7 @@ class StitchTraining(SteppedModule):
         self.late = copy.deepcopy(self.stitches[: len(self.layer_pairs)]).requires_grad_(False)
         self.curve: Tensor
         self.register_buffer("curve", torch.full((config.steps, len(self.fits)), torch.nan))
+        self._step_operations: float | None = None  # of the first step of this run, on all processes
 
     def losses(self, rows: Int[Tensor, "b width"], chosen: Sequence[int] | None = None) -> list[Float[Tensor, " n"]]:
         """Return what each φ, or each of those chosen by number, is trained to make small, by token of the target."""
@@ -123,6 +125,27 @@ class StitchTraining(SteppedModule):
                 self.plan = plan_within(
                     self.limits, self.losses, self._weights_by_stitch(), self.first_batch(), tails, momenta(self.config)
                 )
+
+    def optimizer_step(self, *given: Any, **more: Any) -> None:
+        """Take a step, and count the operations of the first one of this run."""
+        if self._step_operations is None:
+            with FlopCounterMode(display=False) as counter:
+                super().optimizer_step(*given, **more)
+            self._step_operations = float(counter.get_total_flops() * self.trainer.world_size)
+        else:
+            super().optimizer_step(*given, **more)
+
+    def speed(self, device: torch.device, trainer: TrainerConfig) -> dict[str, float]:
+        """Return what the provenance of a result says of its training: `flops`, `flops_per_second`, `share_of_peak`.
+
+        The operations and the seconds are those of the steps of this run; the share is there if the device's peak is
+        known, and is of all devices that share the job.
+        """
+        done = (self._step_operations or 0.0) * self.steps_here
+        facts = {"flops": done, "flops_per_second": done / max(self.seconds, 1e-9)}
+        most = peak_of(device, precision_of("float32", trainer))
+        share = {"share_of_peak": facts["flops_per_second"] / most / self.trainer.world_size} if most else {}
+        return facts | share
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
@@ -201,3 +224,95 @@ class StitchTraining(SteppedModule):
 def _parameters(phi: nn.Module, *parts: str) -> list[nn.Parameter]:
     """Return the parameters of these parts of a φ: map, pre or post."""
     return [weight for part in parts if (inside := getattr(phi, part)) for weight in inside.parameters()]
+
+
+# ------------------------------------------------------------
+# What a stitch can be trained to make small, by token of the target.
+
+Mapped = Sequence[Float[Tensor, "b t d"]]  # states that φ has brought to the target
+Own = Mapping[int, Float[Tensor, "b t d"]]  # the target's own states of these tokens, by layer
+
+
+class StitchLoss(NamedTuple):
+    """A loss, and which of the target's own states it reads.
+
+    Attributes:
+        value: given the target, the layers after which stitches enter it, what they bring there, the target's own
+            states and the tokens: the losses of all tokens, (n), of each stitch.
+        layers: given the layers after which stitches enter and the target's number of layers: whose states are read.
+    """
+
+    value: Callable[[FrozenModel, Sequence[int], Mapped, Own, Int[Tensor, "b t"]], list[Float[Tensor, " n"]]]
+    layers: Callable[[Sequence[int], int], Sequence[int]]
+
+
+def _cross_entropy(target: FrozenModel, depths: Sequence[int], mapped: Mapped, _: Own, tokens: Tensor) -> list[Tensor]:
+    """Return the loss of the next token in nats (Brown et al. 2023, section 2)."""
+    last = last_states(target, list(zip(depths, mapped, strict=True)))
+    return [losses.flatten() for losses in next_token_losses(target, last, tokens)]
+
+
+def _kl(target: FrozenModel, depths: Sequence[int], mapped: Mapped, own: Own, _: Tensor) -> list[Tensor]:
+    """Return KL in nats from the target's own output."""
+    last = torch.stack(last_states(target, list(zip(depths, mapped, strict=True))))
+    return list(token_kl(last.flatten(1, 2), target.finish, own[target.n_layers - 1].flatten(0, 1)))
+
+
+def _mse(_: FrozenModel, depths: Sequence[int], mapped: Mapped, own: Own, __: Tensor) -> list[Tensor]:
+    """Return the mean squared difference from the target's state at the site of the stitch, in its own unit."""
+    return [(state - own[depth]).square().mean(-1).flatten() for depth, state in zip(depths, mapped, strict=True)]
+
+
+def _penultimate(target: FrozenModel, depths: Sequence[int], mapped: Mapped, own: Own, _: Tensor) -> list[Tensor]:
+    """Return ‖s - t‖² / ‖t‖² of the last block's states (arXiv 2603.12433)."""
+    last = last_states(target, list(zip(depths, mapped, strict=True)))
+    return [_relative(state, own[target.n_layers - 1]).flatten() for state in last]
+
+
+def _alignment(target: FrozenModel, depths: Sequence[int], mapped: Mapped, own: Own, _: Tensor) -> list[Tensor]:
+    """Return the mean of ‖s - t‖² / ‖t‖² over the site of the stitch and all after it (arXiv 2505.20142)."""
+    return [
+        torch.stack([_relative(state, own[depth + i]) for i, state in enumerate(states)]).mean(0).flatten()
+        for depth, states in zip(depths, states_onwards(target, list(zip(depths, mapped, strict=True))), strict=True)
+    ]
+
+
+def _relative(state: Tensor, goal: Tensor) -> Tensor:
+    return (state - goal).float().square().sum(-1) / goal.float().square().sum(-1)
+
+
+STITCH_LOSSES = {
+    "cross_entropy": StitchLoss(_cross_entropy, lambda depths, count: []),
+    "kl": StitchLoss(_kl, lambda depths, count: [count - 1]),
+    "mse": StitchLoss(_mse, lambda depths, count: depths),
+    "penultimate": StitchLoss(_penultimate, lambda depths, count: [count - 1]),
+    "alignment": StitchLoss(_alignment, lambda depths, count: range(min(depths), count)),
+}
+
+
+# ------------------------------------------------------------
+# The optimisers of stitches: those of the package, and those of plugins.
+
+EPSILON = 1e-6  # of Adam: far above gradients that are rounding alone (1e-9), far below others (1e-3)
+
+
+def optimizer_of(config: StitchConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Return the optimiser that a configuration names.
+
+    Args:
+        groups: of parameters, each with params, lr and weight_decay.
+
+    Raises:
+        PluginError: a plugin makes no optimiser.
+    """
+    if plugins.is_plugin(config.optimizer):
+        made = plugins.load(config.optimizer).make(groups)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise PluginError(
+                f"optimizer {config.optimizer} makes a {type(made).__name__}: give a torch.optim.Optimizer"
+            )
+        return made
+    more: dict[str, Any] = {"foreach": False}  # all at once would take two more copies of all weights
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.momentum > 0, **more)
+    return torch.optim.AdamW(groups, eps=EPSILON, **more)

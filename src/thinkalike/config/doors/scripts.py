@@ -20,10 +20,8 @@ from thinkalike.config.doors import commands
 from thinkalike.config.doors.exits import OneLineErrors, Stdout
 from thinkalike.config.doors.helping import register_help
 from thinkalike.config.doors.sweeps import JOBS, Made, in_sweep, jobs_of_sweep, noted, of_every_measure, sweep
-from thinkalike.config.plugging import plug_in, plug_in_those_of
-from thinkalike.config.repositories import folders_named
+from thinkalike.config.overrides import at_home, folders_named, is_override, parse_overrides
 from thinkalike.config.words.folders import CONF, with_own
-from thinkalike.config.words.reading import at_home, is_override, parse_overrides
 from thinkalike.config.words.spelling import check_overrides
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.interrupts import follow_parent, heeded
@@ -92,8 +90,6 @@ def _done(job: Job, schema: type, composed: DictConfig) -> list[Path]:
     """Do the job of a composed configuration, and print the folders of its results; another process may have them."""
     words = commands.words_of_job()
     commands.begin(words)
-    settings: Any = OmegaConf.to_container(composed)
-    plug_in(settings.get("plugins"))  # this may be a worker of a sweep
     config = resolve(composed, schema, words)
     _refuse_processes_in_a_sweep(config)
     config.logger.check_package()  # before anything is imported
@@ -113,7 +109,6 @@ def _made_known(name: str, words: Sequence[str]) -> list[Override]:
     options = [word for word in words if not is_override(word)]
     _check_options(options)
     parsed = parse_overrides(overrides)
-    plug_in_those_of(parsed)
     check_overrides(overrides, SCHEMAS[name], sweeps)
     _check_hydra(parsed, sweeps, is_shown=bool(SHOWN & set(words)))
     whole = ["all"] if options[-1:] in (["-i"], ["--info"]) else []  # or it would take the first override

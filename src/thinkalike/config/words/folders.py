@@ -15,7 +15,7 @@ import yaml
 from hydra.core.config_search_path import ConfigSearchPath, SearchPathQuery
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-from thinkalike.config.words.reading import is_override, quoted
+from thinkalike.config.overrides import is_override, quoted
 from thinkalike.errors import ConfigError, nearest
 
 _CHECKOUT = Path(__file__).resolve().parents[4] / "conf"

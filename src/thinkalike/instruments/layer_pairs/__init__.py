@@ -1,6 +1,1 @@
-"""What measures of all layer pairs have in common; each of them is a file beside this folder."""
-
-from thinkalike.instruments.layer_pairs.frame import LayerPairs
-from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
-
-__all__ = ["LayerPairs", "LayerPairsConfig"]
+"""The frame of measures of layer pairs; those that need more than a declaration are files beside this folder."""

@@ -1,26 +1,38 @@
-"""Measures of layer pairs that need nothing but a declaration: a name, a function, what more can be set.
+"""Measures of layer pairs that need nothing but a declaration: a name, a function, further settings.
 
     python analyze.py measure=procrustes model=neox-5l-mini model@target=neox-6l-mini
     python analyze.py measure=jaccard measure.neighbours=20 measure.null=true model=gpt2 model@target=mamba-130m
+    python analyze.py measure=jsd model=gelu-3l-mini model@target=solu-3l-mini
 
-A new one is a line of `DECLARED`, and a line of `thinkalike.config.registry`.
+A new one is an entry of `DECLARED` here, or of a call of `declare` in a file of its own, and a line of
+`thinkalike.config.registry`. A measure is loaded when it is used.
 """
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, make_dataclass
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, make_dataclass, replace
 from functools import partial
 from types import new_class
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from thinkalike.config import ranged
-from thinkalike.config.ranges import TOKENS_AT_ONCE
+from thinkalike import measures
+from thinkalike.config import AnalyzeConfig, ranged
+from thinkalike.config.schema import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError
-from thinkalike.instruments.layer_pairs.chance import WithChance, WithNull
-from thinkalike.measures import LayerMeans, LayerMeasure, layer_measures
+from thinkalike.instruments.layer_pairs.frame import LayerPairs, WithNull
+from thinkalike.instruments.operations import Widths, of_neighbours
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from thinkalike.measures.contract import LayerMeasure
+    from thinkalike.models.frozen import FrozenModel
+    from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
+
+COPIES = 6  # of the logits of a batch that exist at the same time
 
 
 @dataclass
@@ -44,23 +56,87 @@ class WithKept(WithNull):
     kept: float = ranged(0.99, above=0, most=1)  # share of the variance that components hold
 
 
-class OfLayerMeasure(WithChance):
-    """A measure of layer pairs by the one contract."""
+@dataclass
+class WithGivenNeighbours(WithNeighbours):
+    """The settings of mutual nearest neighbours; by chance k / (n - 1) of n tokens are shared."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.null and self.given == "token":
+            raise ConfigError("measure.given=token has its chance in closed form: leave measure.null=true out")
+
+
+@dataclass
+class OutputConfig(WithNull):
+    """The settings of a measure of outputs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.level == "word" or self.embed:
+            wrong = "level=word" if self.level == "word" else "embed=true"
+            raise ConfigError(f"measure={self.kind} compares predictions of the next token: leave measure.{wrong} out")
+
+
+class OfLayerMeasure(LayerPairs):
+    """A measure of layer pairs by the contract of `thinkalike.measures.contract`."""
 
     @abstractmethod
     def measure_of(self, measure: Any) -> LayerMeasure:
-        """Return what is compared, from the settings."""
+        """Return the measure, from the settings."""
 
     def fewest(self, measure: Any) -> int:
         return self.measure_of(measure).fewest
 
     def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
+        from thinkalike.measures.accumulators import LayerMeans
+
         permutations = measure.permutations if measure.null else 0
-        return LayerMeans(source_layers, target_layers, self.measure_of(measure), permutations, left_out)
+        compared = self.measure_of(measure)
+        return LayerMeans(source_layers, target_layers, compared, permutations, left_out, given=measure.given)
+
+
+class OfNeighbours(OfLayerMeasure):
+    """A measure of mutual nearest neighbours."""
+
+    def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
+        return float(measure.batches * of_neighbours(measure.tokens_per_batch, source, target))
+
+
+class Outputs(OfLayerMeasure):
+    """A measure of the logits of two models."""
+
+    takes_activations: ClassVar[bool] = False
+
+    def layers(self, measure: Any, model: FrozenModel) -> list[Any]:
+        return ["logits"]
+
+    def batches(
+        self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
+    ) -> StateBatches:
+        from thinkalike.job import check_memory
+        from thinkalike.memory import Budget
+
+        size = measure.tokens_per_batch
+        needed = 4.0 * COPIES * size * max(model.vocabulary for model in models)
+        remedy = "lower measure.tokens_per_batch"
+        check_memory(
+            f"measure={measure.kind} of {size} tokens at once needs", needed, Budget.of(models[0].device), remedy
+        )
+        batches = super().batches(replace(measure, level="token"), config, models, runs)
+
+        def logits(model: FrozenModel, content: Hashable, state: Tensor) -> list[Tensor]:
+            return runs.once(model, (content, "logits"), lambda model: [model.finish(state)])
+
+        def starting(number: int, step: int) -> Iterator[StateBatch]:
+            for batch in batches.starting(number, step):
+                both = zip(models, batch.states, strict=True)
+                yield batch._replace(states=[logits(model, batch.content, own[-1]) for model, own in both])
+
+        return replace(batches, starting=starting)
 
 
 class Declared(NamedTuple):
-    """What a measure of layer pairs is: all that its instrument needs to know."""
+    """Declares a measure of layer pairs: all that its instrument needs to know."""
 
     title: str  # as tables and figures print it
     measure: Callable[[Any], LayerMeasure]  # from the settings
@@ -71,20 +147,35 @@ class Declared(NamedTuple):
     reads: tuple[str, ...] = ("model", "target", "data", "measure", "stimuli")
 
 
-DECLARED = {
-    "procrustes": Declared(
-        "angular Procrustes distance", lambda measure: layer_measures()["procrustes"], (0.0, math.pi / 2), True
+ALL_ROWS = ("model", "target", "data", "measure")
+OUTPUTS = {
+    "jsd": Declared(
+        "Jensen-Shannon divergence, nats", lambda _: measures.JENSEN_SHANNON, (0.0, math.log(2)), True,
+        OutputConfig, (Outputs,), ALL_ROWS,
     ),
-    "svcca": Declared("SVCCA", lambda measure: layer_measures(kept=measure.kept)["svcca"], settings=WithKept),
-    "soft_matching": Declared("soft matching", lambda measure: layer_measures()["soft_matching"]),
-    "dcor": Declared("distance correlation", lambda measure: layer_measures()["dcor"]),
-    "token_rsa": Declared("RSA of tokens", lambda measure: layer_measures()["token_rsa"]),
+    "disagreement": Declared(
+        "disagreement of the top token", lambda _: measures.DISAGREEMENT, (0.0, 1.0), True,
+        OutputConfig, (Outputs,), ALL_ROWS,
+    ),
+}  # fmt: skip
+DECLARED = {
+    "mutual_knn": Declared(
+        "mutual nearest neighbours", lambda measure: measures.mutual_measure(measure.neighbours),
+        settings=WithGivenNeighbours, bases=(OfNeighbours,),
+    ),
+    "procrustes": Declared(
+        "angular Procrustes distance", lambda _: measures.PROCRUSTES, (0.0, math.pi / 2), True
+    ),
+    "svcca": Declared("SVCCA", lambda measure: measures.svcca_measure(measure.kept), settings=WithKept),
+    "soft_matching": Declared("soft matching", lambda _: measures.SOFT_MATCHING),
+    "distance_correlation": Declared("distance correlation", lambda _: measures.DISTANCE_CORRELATION),
+    "token_rsa": Declared("RSA of tokens", lambda _: measures.RANKED_DISTANCES),
     "jaccard": Declared(
-        "Jaccard index of neighbours", lambda measure: layer_measures(measure.neighbours)["jaccard"],
+        "Jaccard index of neighbours", lambda measure: measures.jaccard_measure(measure.neighbours),
         settings=WithNeighbours,
     ),
     "second_order_cosine": Declared(
-        "second-order cosine", lambda measure: layer_measures(measure.neighbours)["second_order_cosine"],
+        "second-order cosine", lambda measure: measures.second_order_measure(measure.neighbours),
         settings=WithNeighbours,
     ),
 }  # fmt: skip
@@ -116,4 +207,4 @@ def _fill(content: dict[str, Any], namespace: dict[str, Any]) -> None:
     namespace.update(content)
 
 
-CONFIGS: dict[str, type] = declare(DECLARED, __name__)
+CONFIGS: dict[str, type] = declare(DECLARED | OUTPUTS, __name__)

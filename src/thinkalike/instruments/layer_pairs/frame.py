@@ -1,63 +1,75 @@
-"""What measures of all layer pairs of two models have in common: batches of text in, a matrix with intervals out.
+"""The frame of measures of all layer pairs of two models: their settings, tables, headline numbers and screens.
 
-With recordings in the place of a model, or of both, they are batches of stimuli.
-
-A measure of this sort gives a metric: an object with `update(source_states, target_states, mask, number)`, `compute()`,
-`state_dict()` and `load_state_dict()`, and `update_pairs(metrics, sides, states, mask, number)`, which adds a batch of
-several models to a metric for each pair, such as `CKA` or `BatchMeans`; where processes may share the job
-(`is_shared`), also `merge_state(other)`.
+The numbers come from `gathering`, which runs models over batches of text, or of stimuli where recordings take the place
+of a model. A measure gives an `Accumulator` of `thinkalike.measures.accumulators`, or the settings that make one.
 """
 
 from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
-import pandas as pd
-import torch
-
-from thinkalike import figures
-from thinkalike.config import AnalyzeConfig
-from thinkalike.data import Stimuli
-from thinkalike.errors import ConfigError, DataError, ThinkalikeError
-from thinkalike.instruments.layer_pairs.gathering import Comparison, gather
-from thinkalike.instruments.layer_pairs.memory import check_feasible
-from thinkalike.instruments.layer_pairs.screen import mean_and_closest, show_cells
-from thinkalike.instruments.layer_pairs.settings import LayerPairsConfig
-from thinkalike.instruments.of_stimuli import stimuli_facts, stimuli_inputs, without_model
-from thinkalike.instruments.operations.layer_pairs import Widths, bytes_of_states, phases_of
-from thinkalike.interrupts import at_boundaries
-from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, phase_of_all
-from thinkalike.measures import FEW
-from thinkalike.models import FrozenModel, load_groups
-from thinkalike.states import ModelRuns, StateBatches, array_batches, site_numbers, stimulus_states_of, text_batches
+from thinkalike.config import AnalyzeConfig, MeasureConfig, ranged
+from thinkalike.config.schema import CONTEXT, TOKENS_AT_ONCE
+from thinkalike.errors import ConfigError, ThinkalikeError, one_of
+from thinkalike.instruments.of_stimuli import stimuli_inputs, without_model
+from thinkalike.instruments.operations import Widths, bytes_of_states, layer_pairs
+from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
+from thinkalike.screen import show_text
 from thinkalike.store import Headline, Result
-from thinkalike.tables import layer_rows, matrix_rows
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+
+    from thinkalike.models.frozen import FrozenModel
+    from thinkalike.states.batches import ModelRuns, StateBatches
 
 log = logging.getLogger(__name__)
 
-
-class Side(NamedTuple):
-    """A model or a recording: its name, its layers, and what the provenance says of it."""
-
-    name: str
-    layers: list[Any]
-    describe: Callable[[], dict[str, str]]
+FEW_DOCUMENTS = 8  # fewer of them have few orders, and too often stand in their own place
 
 
-class Given(NamedTuple):
-    """What a job compares: two sides, which are one object where a model is compared with itself, in batches."""
+# ruff: noqa: UP045
+@dataclass
+class LayerPairsConfig(MeasureConfig):
+    """The settings that all measures of layer pairs have."""
 
-    measure: Any
-    source: Side
-    target: Side
-    batches: StateBatches
+    batches: int = ranged(64, least=2, most=10**9)  # whose mean is the value; intervals are over them
+    tokens_per_batch: int = ranged(1024, least=1, most=TOKENS_AT_ONCE)  # words, where the models' tokenizers differ
+    level: str = "auto"  # token | word; auto: words where the tokenizers differ
+    embed: bool = False  # also the site before block 0
+    skip_first_tokens: int = ranged(0, least=0, most=CONTEXT)  # of every row of text; the first is often massive
+    skip_special_tokens: bool = False  # leave out BOS, EOS and the like
+    stop_at_width: Optional[float] = ranged(None, above=0)  # stop when every interval is narrower
+    given: str = "none"  # none | token: rows are compared with those of the same token, or form of a word, alone
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("measure.level", self.level, ("auto", "token", "word"))
+        one_of("measure.given", self.given, ("none", "token"))
+
+
+@dataclass
+class WithNull(LayerPairsConfig):
+    """The settings of a measure of layer pairs that has a null."""
+
+    null: bool = False  # beside each value what permuted documents give, the calibrated value and p
+    permutations: int = ranged(99, least=1, most=10**6)  # of each batch; p is at least 1 / (permutations + 1)
+    permute: str = "document"  # what null moves: document (of stimuli: the group, such as a sentence) | token
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_of("measure.permute", self.permute, ("document", "token"))
+        if self.given != "none" and self.kind not in ("", "cka", "mutual_knn"):
+            raise ConfigError(
+                f"measure={self.kind} compares all rows: leave measure.given={self.given} out, or take cka"
+            )
 
 
 class LayerPairs(Instrument):
@@ -84,17 +96,19 @@ class LayerPairs(Instrument):
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         return stimuli_inputs(config) if config.activations else super().inputs(config)
 
-    def narrowed(self, config: AnalyzeConfig) -> AnalyzeConfig:
-        narrowed: Any = without_model(config) if config.activations else copy(config)
+    def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
+        read: Any = without_model(config) if config.activations else copy(config)
         if config.activations:
-            narrowed.data = None
-            narrowed.measure = replace(config.measure, batches=LayerPairsConfig.batches)  # type: ignore[call-arg]
+            read.data = None
+            read.measure = replace(config.measure, batches=LayerPairsConfig.batches)  # type: ignore[call-arg]
         else:
-            narrowed.stimuli = None
-        return narrowed  # type: ignore[no-any-return]
+            read.stimuli = None
+        return read  # type: ignore[no-any-return]
 
     def layers(self, measure: Any, model: FrozenModel) -> list[Any]:
         """Return what tables call the layers of a model that are compared."""
+        from thinkalike.states.tokens import site_numbers
+
         return site_numbers(model, measure.embed)
 
     def fewest(self, measure: Any) -> int:
@@ -110,21 +124,29 @@ class LayerPairs(Instrument):
         return 0.0
 
     def operations(self, config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
-        return phases_of(config, shapes, self.comparing, getattr(config.measure, "fit_batches", 0))
+        return layer_pairs(config, shapes, self.comparing)
 
     def holds(self, config: AnalyzeConfig, shapes: Shapes) -> float:
         return bytes_of_states(config, shapes)
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
-        """Return further columns (l, m) of the rows across the two models."""
-        return {}
+        """Return further columns (l, m) of the rows across the two models: those of the null."""
+        if (chance := estimates.chance) is None:
+            return {} if estimates.calibrated is None else {"calibrated": estimates.calibrated.value}
+        calibrated = zip(("calibrated", "calibrated_low", "calibrated_high"), chance.calibrated, strict=True)
+        return {"null": chance.null.value, **dict(calibrated), "p": chance.p, "p_of_largest": chance.p_of_largest}
 
     def scalars(self, estimates: Any) -> dict[str, float]:
-        """Return further headline numbers."""
-        return {}
+        """Return further headline numbers: those of the null."""
+        if (chance := estimates.chance) is None:
+            return {} if estimates.by_chance is None else {"chance": estimates.by_chance}
+        least = float(chance.p_of_largest.min())
+        return {"largest_calibrated": chance.largest, "largest_p": least, "documents": float(chance.documents)}
 
     def check(self, compared: Sequence[tuple[Any, FrozenModel, FrozenModel]]) -> None:
         """Refuse pairs, each with the settings of its measure, that do not fit together."""
+        from thinkalike.instruments.layer_pairs.memory import check_feasible
+
         check_feasible(self.metric, compared)
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
@@ -136,82 +158,16 @@ class LayerPairs(Instrument):
     @staticmethod
     def run_all(jobs: Sequence[tuple[LayerPairs, AnalyzeConfig, Work]]) -> list[Outcome | ThinkalikeError]:
         """Compute the numbers of several jobs in one pass, in which each model runs once for each different input."""
-        runs, kinds, works = ModelRuns(), [kind for kind, _, _ in jobs], [work for _, _, work in jobs]
-        with phase_of_all(works, "loading"):
-            if jobs[0][1].activations:
-                given = [kind._of_stimuli(config, work) for kind, config, work in jobs]
-            else:
-                given = _of_text(kinds, [config for _, config, _ in jobs], runs)
-        both = zip(kinds, given, works, strict=True)
-        comparisons = [kind._comparison(each, work) for kind, each, work in both]
-        with at_boundaries():
-            gather(comparisons, runs, works[0].team)
-        found = zip(kinds, given, comparisons, strict=True)
-        return [kind._outcome(each, comparison) for kind, each, comparison in found]
+        from thinkalike.instruments.layer_pairs.gathering import compare_all
 
-    def _comparison(self, given: Given, work: Work) -> Comparison:
-        measure, counts = given.measure, (len(given.source.layers), len(given.target.layers))
-        new = partial(self.metric, measure, *counts, given.batches.parts_left_out > 0)
-        return Comparison(new, measure, given.batches, (_called(given.source), _called(given.target)), work)
-
-    def _outcome(self, given: Given, comparison: Comparison) -> Outcome | ThinkalikeError:
-        try:
-            estimates = comparison.estimates()
-        except DataError as error:
-            return error
-        source, target, batches = given.source, given.target, given.batches
-        rows, columns = (layer_rows(side.name, side.layers) for side in (source, target))
-        self.warn(estimates, rows, columns, batches.level)
-        _warn_of_few(estimates, batches.level)
-        ends = {"value": estimates.value, "low": estimates.low, "high": estimates.high}
-        across = self.columns(estimates)
-        parts = [matrix_rows(rows, columns, **ends, **across)]
-        if source is not target:
-            for layers, within in ((rows, estimates.within_source), (columns, estimates.within_target)):
-                parts.append(matrix_rows(layers, layers, value=within.value, low=within.low, high=within.high))
-        table = pd.concat(parts, ignore_index=True)
-        if given.measure.given == "token":
-            table["given"] = "token"
-        arrays = {"value": estimates.value, "within_source": estimates.within_source.value}
-        arrays |= {"within_target": estimates.within_target.value, **self.arrays(estimates)}
-        scalars = {"batches": float(estimates.batches), "widest_interval": estimates.widest_interval()}
-        if estimates.rows_used is not None:
-            scalars["rows_used"] = estimates.rows_used
-        return Outcome(
-            table,
-            scalars | self.scalars(estimates),
-            {name: values.cpu().numpy() for name, values in arrays.items()},
-            models=[source.describe(), target.describe()],
-            facts=batches.facts,
-            blank=tuple(across),  # within a model
-        )
-
-    def _of_stimuli(self, config: AnalyzeConfig, work: Work) -> Given:
-        measure: Any = config.measure
-        for name, own in self.of_text.items():
-            if (value := getattr(measure, name)) != own:
-                raise ConfigError(
-                    f"measure.{name}={value} is for text; leave it out, as stimuli are compared one by one"
-                )
-        if any(word.startswith("measure.batches=") for word in config.chosen):
-            raise ConfigError("measure.batches is for text; leave it out, as all stimuli are compared")
-        stimuli: Stimuli = work.inputs["stimuli"]
-        found = stimulus_states_of(config, stimuli, measure.embed)
-        sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in found]
-        batches = array_batches(
-            [found[0].states, found[-1].states],
-            stimuli.groups,
-            rows_per_batch=measure.tokens_per_batch,
-            fewest=self.fewest(measure),
-        )
-        batches = replace(batches, facts={**batches.facts, **stimuli_facts(stimuli)})
-        measure = replace(measure, batches=batches.parts_left_out or batches.total)
-        return Given(measure, sides[0], sides[-1], batches)
+        return compare_all(jobs)
 
     def batches(
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
     ) -> StateBatches:
         """Return the batches of states that are compared; `runs` keeps states for other jobs of the pass."""
+        from thinkalike.states.batches import text_batches
+
         return text_batches(
             models,
             config.data,
@@ -230,8 +186,16 @@ class LayerPairs(Instrument):
 
     def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
         """Warn of what makes the numbers doubtful; a row of a batch is a token, a word or a stimulus."""
+        if estimates.chance is not None and estimates.chance.documents < FEW_DOCUMENTS:
+            log.warning(
+                "warning: batches hold %d different documents at least, which have few orders, so that p is large; "
+                "raise measure.tokens_per_batch",
+                estimates.chance.documents,
+            )
 
     def draw(self, result: Result, folder: Path) -> None:
+        from thinkalike import figures
+
         figures.layer_heatmaps(result.table, folder, self.kind, self.label(result), self.scale)
 
     def label(self, result: Result) -> str:
@@ -244,45 +208,64 @@ class LayerPairs(Instrument):
     def show(self, result: Result) -> None:
         """Print what fits on a screen: the cells of equal relative depth."""
         show_cells(result, self.label(result))
+        if "largest_p" in result.scalars:
+            calibrated, p = (result.scalars[name] for name in ("largest_calibrated", "largest_p"))
+            chance = f"{calibrated:+.4f} above chance (of 1), p = {p:.3g} among all layer pairs"
+            show_text(f"closest layers: {chance}", indent=2)
 
 
-def _of_text(kinds: Sequence[LayerPairs], configs: Sequence[AnalyzeConfig], runs: ModelRuns) -> list[Given]:
-    """Load each different model once; the batches of each job are those that it would read alone."""
-    pairs = load_groups([(config.model, config.target) for config in configs])
-    measures: list[Any] = [config.measure for config in configs]
-    for kind in dict.fromkeys(kinds):
-        jobs = zip(kinds, measures, pairs, strict=True)
-        kind.check([(measure, *models) for each, measure, models in jobs if each is kind])
-    described: dict[int, dict[str, str]] = {}
-    given = []
-    for kind, config, measure, models in zip(kinds, configs, measures, pairs, strict=True):
-        sides = {
-            id(model): Side(model.name, kind.layers(measure, model), partial(_described, model, described))
-            for model in models
-        }
-        batches = kind.batches(measure, config, models, runs)
-        given.append(Given(measure, sides[id(models[0])], sides[id(models[1])], batches))
-    return given
+# ---- screens and headline numbers: the cells of equal relative depth, their mean, and the closest of all pairs
 
 
-def _described(model: FrozenModel, known: dict[int, dict[str, str]]) -> dict[str, str]:
-    """Return what the provenance says of a model; the weights of one module are read once."""
-    if id(model.module) not in known:
-        known[id(model.module)] = model.describe()
-    return {**known[id(model.module)], "name": model.name}
+def mean_and_closest(table: pd.DataFrame, kind: str, is_distance: bool = False) -> list[Headline]:
+    """Return the mean over layers of equal relative depth and the closest of all pairs of the two models' layers.
+
+    Of a model beside itself these are the mean over different layers, and the closest of those; of one layer beside
+    itself there is nothing to say.
+
+    Args:
+        is_distance: whether the least value is the closest, and not the greatest.
+    """
+    across = _rows_across(table)
+    pairs = across[(across["source"] != across["target"]) | (across["source_layer"] != across["target_layer"])]
+    if pairs.empty:
+        return []
+    same = len(pairs) < len(across)
+    mean = float(pairs["value"].mean() if same else _of_equal_depth(across)["value"].mean())
+    values = pairs["value"]
+    most, name = (values.argmin(), "least") if is_distance else (values.argmax(), "greatest")
+    closest = pairs.iloc[int(most)]
+    return [
+        Headline(f"mean_{kind}", mean),
+        Headline.with_ends(f"{name}_{kind}", closest["value"], closest["low"], closest["high"]),
+    ]
 
 
-def _called(side: Side) -> str:
-    """Return the name of a side, with the names of its layers where they are not their numbers."""
-    named = [f"{number} {layer}" for number, layer in enumerate(side.layers) if not isinstance(layer, int)]
-    return f"{side.name}, layers {', '.join(named)}" if named else side.name
+def show_cells(result: Result, label: str) -> None:
+    """Print the values of layers of equal relative depth; `label` is what the measure is called."""
+    from thinkalike.measures.estimates import span
+
+    across, scalars = _rows_across(result.table), result.scalars
+    source, target = across["source"].iloc[0], across["target"].iloc[0]
+    count, stimuli = int(scalars["batches"]), result.provenance.get("stimuli")
+    rest, parts = (f"{stimuli['count']} stimuli", f"{count} parts") if stimuli else (f"{count} batches", "batches")
+    show_text(f"{label} of {source} and {target}, {rest}, 95 % intervals over {parts}")
+    for cell in _of_equal_depth(across).itertuples():
+        number = span(cell.value, cell.low, cell.high, "+.4f")
+        show_text(f"layer {cell.source_layer:>3} with {cell.target_layer:>3}   {number}", indent=2)
+    if "rows_used" in scalars:
+        show_text(f"{scalars['rows_used']:.0%} of the rows stood in large enough groups of one token", indent=2)
 
 
-def _warn_of_few(estimates: Any, level: str) -> None:
-    """Say when too few rows stood in groups of one token for the numbers to speak of all of them."""
-    if estimates.rows_used is not None and estimates.rows_used < FEW:
-        log.warning(
-            "warning: only %.0f %% of the %ss stand in groups of one that are large enough, and those are frequent "
-            "ones; raise measure.tokens_per_batch",
-            100 * estimates.rows_used, level,
-        )  # fmt: skip
+def _rows_across(table: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows across the two models, which come first."""
+    first = table.iloc[0]
+    return table[(table["source"] == first["source"]) & (table["target"] == first["target"])]
+
+
+def _of_equal_depth(across: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each layer of the source: with the layer of the target at the same relative depth."""
+    rows, columns = (across[f"{side}_layer"].unique() for side in ("source", "target"))
+    last = len(columns) - 1
+    pairs = [(layer, columns[round(n * last / max(len(rows) - 1, 1))]) for n, layer in enumerate(rows)]
+    return across.set_index(["source_layer", "target_layer"]).loc[pairs].reset_index()

@@ -5,21 +5,169 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
 
+import pandas as pd
 from torch import Tensor
 
+from thinkalike.config import AnalyzeConfig
+from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError, ThinkalikeError
-from thinkalike.interrupts import stop
-from thinkalike.job import Work
+from thinkalike.instruments.layer_pairs.frame import LayerPairs
+from thinkalike.instruments.of_stimuli import stimuli_facts
+from thinkalike.interrupts import at_boundaries, stop
+from thinkalike.job import Outcome, Work, phase_of_all
+from thinkalike.measures.rows import FEW
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_groups
 from thinkalike.processes import Round, Team
 from thinkalike.progress import doing
-from thinkalike.states import ModelRuns, StateBatch, StateBatches
+from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches, array_batches
+from thinkalike.states.stimuli import stimulus_states_of
+from thinkalike.tables import layer_rows, matrix_rows
 
 log = logging.getLogger(__name__)
 
 KEPT_EVERY = 50  # batches
 LOOK_EVERY = 10  # batches, how often stop_at_width looks at the intervals
+
+
+class Side(NamedTuple):
+    """A model or a recording: its name, its layers, and how the provenance describes it."""
+
+    name: str
+    layers: list[Any]
+    describe: Callable[[], dict[str, str]]
+
+
+class Given(NamedTuple):
+    """The input of a job: two sides, which are one object where a model is compared with itself, in batches."""
+
+    measure: Any
+    source: Side
+    target: Side
+    batches: StateBatches
+
+
+def compare_all(jobs: Sequence[tuple[LayerPairs, AnalyzeConfig, Work]]) -> list[Outcome | ThinkalikeError]:
+    """Compute the numbers of several jobs in one pass, in which each model runs once for each different input."""
+    runs, kinds, works = ModelRuns(), [kind for kind, _, _ in jobs], [work for _, _, work in jobs]
+    with phase_of_all(works, "loading"):
+        if jobs[0][1].activations:
+            given = [_of_stimuli(kind, config, work) for kind, config, work in jobs]
+        else:
+            given = _of_text(kinds, [config for _, config, _ in jobs], runs)
+    both = zip(kinds, given, works, strict=True)
+    comparisons = [_comparison(kind, each, work) for kind, each, work in both]
+    with at_boundaries():
+        gather(comparisons, runs, works[0].team)
+    found = zip(kinds, given, comparisons, strict=True)
+    return [_outcome(kind, each, comparison) for kind, each, comparison in found]
+
+
+def _of_stimuli(kind: LayerPairs, config: AnalyzeConfig, work: Work) -> Given:
+    measure: Any = config.measure
+    for name, own in kind.of_text.items():
+        if (value := getattr(measure, name)) != own:
+            raise ConfigError(f"measure.{name}={value} is for text; leave it out, as stimuli are compared one by one")
+    stimuli: Stimuli = work.inputs["stimuli"]
+    found = stimulus_states_of(config, stimuli, measure.embed)
+    sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in found]
+    batches = array_batches(
+        [found[0].states, found[-1].states],
+        stimuli.groups,
+        rows_per_batch=measure.tokens_per_batch,
+        fewest=kind.fewest(measure),
+    )
+    batches = replace(batches, facts={**batches.facts, **stimuli_facts(stimuli)})
+    measure = replace(measure, batches=batches.parts_left_out or batches.total)
+    return Given(measure, sides[0], sides[-1], batches)
+
+
+def _outcome(kind: LayerPairs, given: Given, comparison: Comparison) -> Outcome | ThinkalikeError:
+    try:
+        estimates = comparison.estimates()
+    except DataError as error:
+        return error
+    source, target, batches = given.source, given.target, given.batches
+    rows, columns = (layer_rows(side.name, side.layers) for side in (source, target))
+    kind.warn(estimates, rows, columns, batches.level)
+    _warn_of_few(estimates, batches.level)
+    ends = {"value": estimates.value, "low": estimates.low, "high": estimates.high}
+    across = kind.columns(estimates)
+    parts = [matrix_rows(rows, columns, **ends, **across)]
+    if source is not target:
+        for layers, within in ((rows, estimates.within_source), (columns, estimates.within_target)):
+            parts.append(matrix_rows(layers, layers, value=within.value, low=within.low, high=within.high))
+    table = pd.concat(parts, ignore_index=True)
+    if given.measure.given == "token":
+        table["given"] = "token"
+    arrays = {"value": estimates.value, "within_source": estimates.within_source.value}
+    arrays |= {"within_target": estimates.within_target.value, **kind.arrays(estimates)}
+    scalars = {"batches": float(estimates.batches), "widest_interval": estimates.widest_interval()}
+    if estimates.rows_used is not None:
+        scalars["rows_used"] = estimates.rows_used
+    return Outcome(
+        table,
+        scalars | kind.scalars(estimates),
+        {name: values.cpu().numpy() for name, values in arrays.items()},
+        models=[source.describe(), target.describe()],
+        facts=batches.facts,
+        blank=tuple(across),  # within a model
+    )
+
+
+def _comparison(kind: LayerPairs, given: Given, work: Work) -> Comparison:
+    measure, counts = given.measure, (len(given.source.layers), len(given.target.layers))
+    new = partial(kind.metric, measure, *counts, given.batches.parts_left_out > 0)
+    return Comparison(new, measure, given.batches, (_called(given.source), _called(given.target)), work)
+
+
+def _of_text(kinds: Sequence[LayerPairs], configs: Sequence[AnalyzeConfig], runs: ModelRuns) -> list[Given]:
+    """Load each different model once; the batches of each job are those that it would read alone."""
+    pairs = load_groups([(config.model, config.target) for config in configs])
+    measures: list[Any] = [config.measure for config in configs]
+    for kind in dict.fromkeys(kinds):
+        jobs = zip(kinds, measures, pairs, strict=True)
+        kind.check([(measure, *models) for each, measure, models in jobs if each is kind])
+    described: dict[int, dict[str, str]] = {}
+    given = []
+    for kind, config, measure, models in zip(kinds, configs, measures, pairs, strict=True):
+        sides = {
+            id(model): Side(model.name, kind.layers(measure, model), partial(_described, model, described))
+            for model in models
+        }
+        batches = kind.batches(measure, config, models, runs)
+        given.append(Given(measure, sides[id(models[0])], sides[id(models[1])], batches))
+    return given
+
+
+def _described(model: FrozenModel, known: dict[int, dict[str, str]]) -> dict[str, str]:
+    """Return what the provenance says of a model; the weights of one module are read once."""
+    if id(model.module) not in known:
+        known[id(model.module)] = model.describe()
+    return {**known[id(model.module)], "name": model.name}
+
+
+def _called(side: Side) -> str:
+    """Return the name of a side, with the names of its layers where they are not their numbers."""
+    named = [f"{number} {layer}" for number, layer in enumerate(side.layers) if not isinstance(layer, int)]
+    return f"{side.name}, layers {', '.join(named)}" if named else side.name
+
+
+def _warn_of_few(estimates: Any, level: str) -> None:
+    """Say when too few rows stood in groups of one token for the numbers to speak of all of them."""
+    if estimates.rows_used is not None and estimates.rows_used < FEW:
+        log.warning(
+            "warning: only %.0f %% of the %ss stand in groups of one that are large enough, and those are frequent "
+            "ones; raise measure.tokens_per_batch",
+            100 * estimates.rows_used, level,
+        )  # fmt: skip
+
+
+# ---- batches, in step
 
 
 class Comparison:

@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
-from thinkalike.job import check_memory, check_time
+from thinkalike.job import check_memory
 from thinkalike.memory import Budget, LiveBytes
-from thinkalike.models import FrozenModel, tokenizer_fingerprint
-from thinkalike.states import site_numbers
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.states.tokens import site_numbers
+from thinkalike.tokenizers import tokenizer_fingerprint
 
 Metric = Callable[[Any, int, int, bool], Any]
 NOISE = {False: 256, True: 2048}  # rows that are compared to see what it takes, the height of a tile of CKA or more
@@ -33,10 +34,6 @@ def check_feasible(metric: Metric, compared: Sequence[tuple[Any, FrozenModel, Fr
     """
     for device in dict.fromkeys(source.device for _, source, _ in compared):
         _check_memory(metric, [each for each in compared if each[1].device == device])
-    for measure, source, target in compared:
-        what = f"measure.batches={measure.batches} of measure.tokens_per_batch={measure.tokens_per_batch}"
-        operations = 2.0 * measure.batches * measure.tokens_per_batch**2 * (source.n_layers + target.n_layers)
-        check_time(what, operations * min(source.d_model, target.d_model))
 
 
 def _check_memory(metric: Metric, compared: Sequence[tuple[Any, FrozenModel, FrozenModel]]) -> None:

@@ -1,46 +1,54 @@
-"""Measures of layer pairs that plugins add: each becomes an instrument like those of `declared`.
+"""Measures of layer pairs in files of users: each becomes an instrument like those of `declared`.
 
-python analyze.py plugins=[mine.py] measure=my_measure model=gelu-3l-mini model@target=solu-3l-mini
+python analyze.py measure=mine.py:my_measure model=gelu-3l-mini model@target=solu-3l-mini
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from thinkalike import plugins
+from thinkalike.config.registry import MEASURES
+from thinkalike.config.roots import MeasureConfig
 from thinkalike.errors import PluginError
-from thinkalike.instruments.layer_pairs.declared import Declared, WithNull, declare
+from thinkalike.instruments.layer_pairs.declared import Declared, declare
+from thinkalike.instruments.layer_pairs.frame import WithNull
 from thinkalike.job import Instrument
-from thinkalike.measures import LayerMeasure
-from thinkalike.measures.calibration.contract import each_pair, rows_in_order
+from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
 from thinkalike.plugins import MeasurePlugin
 
 
 def instrument_of(kind: str) -> Instrument:
-    """Return the instrument of a measure that a plugin of the job adds."""
-    CONFIGS[kind]
-    return Instrument.known[f"{__name__}:{kind}"]()
+    """Return the instrument of a measure FILE.py:NAME; its results are of the kind NAME."""
+    return _made(kind, plugins.digest(kind))[0]()
 
 
-class _Schemas:
-    """The settings of these measures by kind, made when they are asked for, and anew when the plugin has changed."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, tuple[MeasurePlugin, type]] = {}
-
-    def __getitem__(self, kind: str) -> type:
-        plugin: MeasurePlugin = plugins.active("measure")[kind]
-        if kind not in self._made or self._made[kind][0] is not plugin:
-            self._made[kind] = plugin, declare({kind: _declared(kind, plugin)}, __name__)[kind]
-        return self._made[kind][1]
+def schema_of(kind: str) -> type[MeasureConfig]:
+    """Return the settings of a measure FILE.py:NAME."""
+    return _made(kind, plugins.digest(kind))[1]
 
 
-CONFIGS = _Schemas()
+@cache
+def _made(kind: str, digest: str) -> tuple[type[Instrument], type[MeasureConfig]]:
+    """Return the instrument and the schema of a user's measure.
+
+    Raises:
+        PluginError: it has the name of a measure of the package, whose results look otherwise.
+    """
+    name = kind.rpartition(":")[2]
+    if name in MEASURES:
+        raise PluginError(f"{kind} has the name of a measure of the package; choose another name")
+    given = plugins.load(kind)
+    plugin = given if isinstance(given, MeasurePlugin) else MeasurePlugin(given)
+    schema = declare({name: _declared(name, plugin)}, __name__)[name]
+    own: type[MeasureConfig] = dataclasses.make_dataclass(schema.__name__, [("kind", str, kind)], bases=(schema,))
+    return Instrument.known[f"{__name__}:{name}"], own
 
 
 def _declared(kind: str, plugin: MeasurePlugin) -> Declared:
@@ -51,7 +59,8 @@ def _declared(kind: str, plugin: MeasurePlugin) -> Declared:
         return made if isinstance(made, LayerMeasure) else _of_function(kind, made, plugin.is_distance)
 
     low, high = plugin.scale
-    return Declared(plugin.title, measure, (low, high), plugin.is_distance, settings)
+    title = plugin.title or kind.replace("_", " ")
+    return Declared(title, measure, (float(low), float(high)), plugin.is_distance, settings)
 
 
 def _fields(kind: str, plugin: MeasurePlugin) -> list[tuple[str, type, Any]]:

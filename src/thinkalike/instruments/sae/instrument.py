@@ -7,22 +7,39 @@ from math import isnan
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pandas as pd
+
 from thinkalike import figures
 from thinkalike.config import ModelConfig, TrainConfig
 from thinkalike.errors import ModelError
-from thinkalike.evaluation import document_numbers
-from thinkalike.instruments.operations.saes import phases_of
-from thinkalike.instruments.sae.fitting import Fitted, fitted
-from thinkalike.instruments.sae.savings import break_even_table, savings_table
-from thinkalike.instruments.sae.screen import show_saes
-from thinkalike.instruments.sae.setting import Setting
-from thinkalike.instruments.sae.source import seed_folder, source_jobs, source_layer, source_model, source_result
-from thinkalike.instruments.sae.table import BLANK, courses_of, curves, table_of
+from thinkalike.evaluation.language import document_numbers
+from thinkalike.instruments import operations
+from thinkalike.instruments.sae.fitting import (
+    BLANK,
+    Fitted,
+    break_even_table,
+    courses_of,
+    curves,
+    fitted,
+    savings_table,
+    table_of,
+)
+from thinkalike.instruments.sae.setting import (
+    Setting,
+    seed_folder,
+    source_jobs,
+    source_layer,
+    source_model,
+    source_result,
+)
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
-from thinkalike.measures import save_sae
-from thinkalike.models import checkpoint_fingerprint, outline
+from thinkalike.measures.estimates import span
+from thinkalike.measures.sae.saelens import save_sae
+from thinkalike.models.foresight import outline
+from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.screen import Column, Table, number_column, number_of_documents, show_table, text_column
 from thinkalike.store import Headline, Result, open_result
-from thinkalike.training import Run, loggers_of
+from thinkalike.training.run import Run, loggers_of
 
 NUMBERS = ("explained_variance", "loss_recovered", "dead_latents", "active_latents")
 
@@ -54,7 +71,7 @@ class SparseAutoencoders(
         return {"model": config.model} | ({"source": source_model(config)} if config.sae.source else {})
 
     def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
-        return phases_of(config, shapes, source_layer(config))
+        return operations.autoencoders(config, shapes, source_layer(config))
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
         with work.phase("loading"):
@@ -129,3 +146,65 @@ def _save(setting: Setting, made: Fitted, folder: Path) -> None:
             context_size=setting.corpus.fit.context,
             prepend_bos=setting.model.bos_each_row,
         )
+
+
+# --------------------------------------------------------------------------------------------------------------- screen
+
+
+SHARES = (1 / 16, 1 / 4, 1 / 2, 1)  # of the tokens of a job: the budgets that are printed
+
+
+def show_saes(result: Result) -> None:
+    """Print the tables."""
+    table, sae = result.table, result.config["sae"]
+    first = table.iloc[0]
+    kind = f"Top{sae['k']}" if sae["activation"] == "topk" else "ReLU"
+    title = f"{first['model']}, layer {first['layer']}: {kind} of {sae['width']} latents, {sae['seeds']} seed(s), "
+    title += f"95 % intervals over {number_of_documents(result.scalars)} and seeds"
+    rows = table.to_dict("records")
+    columns = [
+        text_column("start", table["start"]),
+        number_column("tokens", table["tokens"], ","),
+        Column("rate", [f"{rate:g}" if rate else "" for rate in table["rate"]]),
+        number_column("TFLOP", table["flops"] / 1e12, ".3g"),
+        Column("explained variance", [_with_ends(row, "explained_variance", ".3f") for row in rows]),
+        Column("loss recovered", [_with_ends(row, "loss_recovered", ".3f") for row in rows]),
+        number_column("penalty", table["penalty"], "+.3f"),
+        number_column("active", table["active_latents"], ".1f"),
+        number_column("dead", table["dead_latents"], ".1%"),
+    ]
+    show_table(Table(title, columns, keys=2))
+    if "savings" in result.tables and len(result.tables["savings"]):
+        show_table(_savings(result.tables["savings"], result.tables["break_even"]))
+
+
+def budgets(savings: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of the budgets that are spoken of: a sixteenth, a quarter, a half and all of the tokens."""
+    asked = [savings["tokens"].max() * share for share in SHARES]
+    return savings[savings["tokens"].isin(asked)]
+
+
+def _savings(savings: pd.DataFrame, even: pd.DataFrame) -> Table:
+    """Return the table of savings at the budgets."""
+    own = budgets(savings)
+    pairs = list(own[["start", "against"]].drop_duplicates().itertuples(index=False, name=None))
+    columns = [text_column(name, [pair[place] for pair in pairs]) for place, name in enumerate(("start", "against"))]
+    first = [even[(even["start"] == start) & (even["against"] == against)] for start, against in pairs]
+    for tokens in own["tokens"].unique():
+        cells = own[own["tokens"] == tokens].set_index(["start", "against"]).loc[pairs]
+        columns.append(Column(f"{tokens:,}", [_with_ends(row, "saved", "+.1%") for row in cells.to_dict("records")]))
+    columns.append(Column("saves from", [_tokens(each.iloc[0]["break_even_tokens"]) for each in first]))
+    title = "share of all FLOPs saved on the way to what the other start explains after so many tokens"
+    return Table(title, columns, keys=2)
+
+
+def _tokens(count: float) -> str:
+    return "not here" if pd.isna(count) else f"{count:,.0f} tokens"
+
+
+def _with_ends(row: dict, name: str, form: str) -> str:
+    """Return a number with its interval, or alone where that has no ends; nothing for none."""
+    if pd.isna(row[name]):
+        return ""
+    ends = row[f"{name}_low"], row[f"{name}_high"]
+    return f"{row[name]:{form}}" if any(map(pd.isna, ends)) else span(row[name], *ends, form)

@@ -9,12 +9,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from thinkalike.evaluation import Maps
+from thinkalike.evaluation.language import BITS, bits_columns, bytes_by_document, ends_of, readable_bytes, with_ends
+from thinkalike.evaluation.stitches import Maps, Reader
+from thinkalike.evaluation.token_means import BigramMeans
 from thinkalike.instruments.stitching.setting import Setting
-from thinkalike.models import FrozenModel
-from thinkalike.training import Fit, Run, StitchTraining, fit, peak_rate, speed, step_operations
+from thinkalike.measures.bootstrapping import documents_and_seeds_interval
+from thinkalike.measures.stitch import Stitch
+from thinkalike.models.controls import randomised
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.training.run import Run, fit
+from thinkalike.training.steps import peak_rate
+from thinkalike.training.stitching import Fit, StitchTraining
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +85,10 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Settin
     _warn_of_overfitting(module, setting.corpus.counts["fit_tokens"])
     _start(module, setting, untrained)
     log.info(
-        "%d stitches, %d steps, peak rate %g, %.3g TFLOP",
+        "%d stitches, %d steps, peak rate %g",
         len(module.stitches),
         config.steps,
         peak_rate(config, setting.source.d_model),
-        step_operations(module) * config.steps / 1e12,
     )
     with contextlib.ExitStack() as changed:
         for model in dict.fromkeys(each.reads for each in module.fits):
@@ -89,7 +98,7 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Settin
         changed.enter_context(setting.target.recomputed(trainer.recompute))
         fit(module, run, loggers)
     module.to(setting.target.device).eval()
-    return replace(beside.sorted(module), speed=speed(module, setting.target.device, trainer))
+    return replace(beside.sorted(module), speed=module.speed(setting.target.device, trainer))
 
 
 class _Beside:
@@ -163,3 +172,145 @@ def _warn_of_overfitting(module: StitchTraining, tokens: int) -> None:
         )
     if seen > 1.01 * tokens:
         log.warning("warning: training reads the fit tokens %.1f times over: there are no more", seen / tokens)
+
+
+# ------------------------------------------------------------------------------------------------------------- controls
+
+
+def never_trained(setting: Setting) -> Setting | None:
+    """Return the setting of the control `random_source`: a source of the same build that was never trained."""
+    if not setting.config.controls:
+        return None
+    return replace(setting, source=randomised(setting.source, setting.seed))
+
+
+def reported(setting: Setting, fits: Fitted, untrained: Setting | None, again: Mapping[str, Maps]) -> dict[str, Tensor]:
+    """Return sums by document of φ and of all that stands beside it, see `document_sums`.
+
+    Args:
+        again: the φs of further seeds, by their names.
+    """
+    config = setting.config
+    maps: dict[str, Maps] = {"stitch": fits.maps, **again}
+    if setting.equal_widths:
+        maps["identity"] = setting.identity()
+    if config.trained and config.init != "identity":
+        maps["start"] = setting.starts
+    if fits.late:
+        maps["late"] = fits.late
+    maps |= {f"rate_{rate:g}": phis for rate, phis in fits.rates.items()}
+    if config.controls:
+        maps |= _controls(setting, fits.maps)
+    sums = setting.sums(maps, _readers(setting, fits, untrained))
+    return sums | {"floor": sums["stitch"]} if fits.is_own_floor else sums
+
+
+def _readers(setting: Setting, fits: Fitted, untrained: Setting | None) -> dict[str, Reader]:
+    """Return maps of other states: the target's own, mean states of tokens, and an untrained source's."""
+    readers: dict[str, Reader] = {}
+    if fits.floor and not fits.is_own_floor:
+        readers["floor"] = Reader(setting.target, fits.floor, "target")
+    width, pairs = setting.target.d_model, setting.layer_pairs
+    as_they_are = [Stitch("identity", width, width)] * len(pairs)
+    depths = sorted({depth for _, depth in pairs})
+    texts = (rows.layout.target_tokens(rows.tokens) for rows in (setting.corpus.fit, setting.corpus.report))
+    bigrams = BigramMeans(setting.target, depths, *texts)
+    readers["token_mean"] = Reader(bigrams.tokens, as_they_are, "target")
+    readers["bigram_mean"] = Reader(bigrams, as_they_are, "target")
+    if untrained:
+        maps = fits.untrained or untrained.closed_forms("least_squares")
+        readers["random_source"] = Reader(untrained.source, maps, "source")
+    return readers
+
+
+def _controls(setting: Setting, phis: Maps) -> dict[str, Maps]:
+    """Return closed forms, a mere shift, and φ on the states of other tokens."""
+    kinds = ["least_squares", *(["procrustes", "bias"] if setting.equal_widths else [])]
+    maps: dict[str, Maps] = {kind: setting.closed_forms(kind) for kind in kinds}
+    maps["shuffled"] = [_Shuffled(phi, setting.seed) for phi in phis]
+    return maps
+
+
+class _Shuffled:
+    """φ on the states of other tokens of the batch: what is left when the source says nothing of the token."""
+
+    def __init__(self, phi: Any, seed: int):
+        self.phi, self.seed = phi, seed
+
+    def __call__(self, state: Tensor) -> Tensor:
+        mapped = self.phi(state)
+        rows = mapped.flatten(0, 1)
+        order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(self.seed))
+        return rows[order.to(rows.device)].view_as(mapped)
+
+
+# ---------------------------------------------------------------------------------------------------------------- table
+
+
+BESIDE = (
+    "identity", "start", "floor", "token_mean", "bigram_mean",
+    "least_squares", "procrustes", "bias", "shuffled", "random_source",
+)  # fmt: skip
+FLAT = 0.005  # nats that a stitch that has converged may still gain in the last fifth of its steps
+SPREADS = {
+    "kl": "kl",
+    "top1": "top1_agreement",
+    "distance": "distance",
+    "penultimate": "penultimate_distance",
+    "norm": "norm_ratio",
+}
+
+
+def penalties(setting: Setting, sums: dict[str, Tensor]) -> pd.DataFrame:
+    """Return one row per stitch: losses and penalties in nats per token, and what else `document_sums` sums per token.
+
+    Each has `_low` and `_high`, the ends of its 95 % interval over documents, and, of a penalty with several seeds,
+    over seeds.
+
+    Args:
+        sums: what `document_sums` and, where tokenizers differ, `document_bytes` give.
+    """
+    counts, aligned, seeds = sums["tokens"], "target_bytes" in sums, _by_seed(sums)
+    columns: dict[str, Any] = {
+        "source": setting.source.name,
+        "target": setting.target.name,
+        "source_layer": [layer for layer, _ in setting.layer_pairs],
+        "target_layer": [depth for _, depth in setting.layer_pairs],
+        "stitch": setting.config.kind,
+    }
+    columns |= ends_of("stitching_loss", documents_and_seeds_interval(seeds, counts))
+    columns |= with_ends("target_loss", sums["target"], counts)
+    columns |= with_ends("source_loss", sums["source"], sums.get("source_tokens", counts))
+    columns |= ends_of("penalty", documents_and_seeds_interval(seeds - sums["target"], counts))
+    for name in BESIDE:
+        if name in sums:
+            columns |= with_ends(f"{name}_penalty", sums[name] - sums["target"], counts)
+    text = readable_bytes(sums["target_bytes"] if aligned else _text_bytes(setting))
+    columns |= ends_of("bits_per_byte", documents_and_seeds_interval(seeds * BITS, text.double()))
+    for name, column in SPREADS.items():
+        columns |= with_ends(column, sums[name], counts)
+    return pd.DataFrame(columns | _optimisation(sums) | (bits_columns(sums) if aligned else {}))
+
+
+def _by_seed(sums: dict[str, Tensor]) -> Float[Tensor, "pairs seeds documents"]:
+    """Return the losses of the stitches by document, of each seed."""
+    return torch.stack([each for name, each in sums.items() if name == "stitch" or name[:5] == "seed_"], 1)
+
+
+def _optimisation(sums: dict[str, Tensor]) -> dict[str, Any]:
+    """Return what training still gained at its end, and by how much the best of other rates and starts is ahead."""
+    if "late" not in sums:
+        return {}
+    counts, own = sums["tokens"], sums["stitch"]
+    columns = with_ends("late_gain", sums["late"] - own, counts)
+    columns["converged"] = [abs(gain) <= FLAT for gain in columns["late_gain"]]
+    others = torch.stack([each for name, each in sums.items() if name in ("identity", "start") or name[:5] == "rate_"])
+    best = others.sum(-1).argmin(0)
+    chosen = others[best, torch.arange(len(best))]
+    return columns | with_ends("optimisation_gap", own - chosen, counts)
+
+
+def _text_bytes(setting: Setting) -> Tensor:
+    """Return the bytes of the text of each document's predicted tokens."""
+    rows = setting.corpus.report
+    return bytes_by_document(setting.source.tokenizer, rows.tokens, rows.documents)

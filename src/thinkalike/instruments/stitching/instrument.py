@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import pandas as pd
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thinkalike import figures
 from thinkalike.config import TrainConfig
-from thinkalike.evaluation import alignment_scalars, document_bytes, document_numbers, verdict
-from thinkalike.instruments.operations.stitches import bytes_of_maps, phases_of
-from thinkalike.instruments.stitching.controls import never_trained, reported
-from thinkalike.instruments.stitching.fitting import fitted
-from thinkalike.instruments.stitching.screen import show_stitches
-from thinkalike.instruments.stitching.setting import Setting, foresee
-from thinkalike.instruments.stitching.table import penalties
+from thinkalike.instruments import operations
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
-from thinkalike.measures import documents_and_seeds_interval
-from thinkalike.stitches import write_stitches
+from thinkalike.models.foresight import check_stitchable
+from thinkalike.processes import check_processes
+from thinkalike.screen import Column, Table, number_column, number_of_documents, show_table, show_text, text_column
 from thinkalike.store import Headline, Result
-from thinkalike.training import Run, loggers_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from torch import Tensor
+
+    from thinkalike.instruments.stitching.setting import Setting
+    from thinkalike.training.run import Run
 
 
 class Stitching(
@@ -37,16 +35,25 @@ class Stitching(
     """Stitches `model` to `target` at `layers`; leaves table, stitches, learning curves and figure."""
 
     def inputs(self, config: TrainConfig) -> Mapping[str, Any]:
-        foresee(config)
+        check_processes(config.trainer, config.target.device)
+        check_stitchable(config.model, config.target, config.layers, "task=stitch")
         return super().inputs(config)
 
     def operations(self, config: TrainConfig, shapes: Shapes) -> list[Phase]:
-        return phases_of(config, shapes)
+        return operations.stitching(config, shapes)
 
     def holds(self, config: TrainConfig, shapes: Shapes) -> float:
-        return bytes_of_maps(config, shapes)
+        return operations.bytes_of_stitches(config, shapes)
 
     def run(self, config: TrainConfig, work: Work) -> Outcome:
+        import pandas as pd
+        import torch
+
+        from thinkalike.evaluation.language import alignment_scalars, document_numbers
+        from thinkalike.instruments.stitching.setting import Setting
+        from thinkalike.stitches.results import write_stitches
+        from thinkalike.training.run import Run, loggers_of
+
         with work.phase("loading"):
             setting = Setting.of(config)
         source, target, corpus = setting.source, setting.target, setting.corpus
@@ -98,6 +105,10 @@ class Stitching(
 
 def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
     """Return the ends of the interval of the mean penalty over layer pairs, over documents and seeds."""
+    import torch
+
+    from thinkalike.measures.bootstrapping import documents_and_seeds_interval
+
     fits = [each for name, each in arrays.items() if name == "stitch" or name.startswith("seed_")]
     by_seed = torch.stack([torch.from_numpy(each - arrays["target"]).mean(0) for each in fits])
     _, low, high = documents_and_seeds_interval(by_seed, torch.from_numpy(arrays["tokens"]))
@@ -121,6 +132,12 @@ class _Stitched(NamedTuple):
 
 def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) -> _Stitched:
     """Fit the stitches of one direction, with every seed that is asked for, and report on them."""
+    import pandas as pd
+
+    from thinkalike.evaluation.language import document_bytes
+    from thinkalike.evaluation.verdicts import verdict
+    from thinkalike.instruments.stitching.fitting import fitted, never_trained, penalties, reported
+
     with work.phase("likeness"):
         alike = setting.likeness()  # first, as it may find that there is too little text
     with work.phase("controls"):
@@ -141,3 +158,173 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
     table = pd.concat([penalties(setting, sums), pd.DataFrame(alike.columns())], axis=1)
     table["verdict"] = [verdict(row) for row in table.to_dict("records")]
     return _Stitched(table, weights, arrays, alike.rows_used, first.speed)
+
+
+# ------------------------------------------------------------------------------------------------------------- sentence
+
+
+def sentence(table: pd.DataFrame) -> str:
+    """Return what stitches cost, beside no map and the target into itself, and which verdicts that gives.
+
+    Args:
+        table: of one direction of a stitching result.
+    """
+    first = table.iloc[0]
+    is_itself = first["source"] == first["target"]
+    target = "itself" if is_itself else str(first["target"])
+    who = f"{_layers(table)} of {first['source']} {'feeds' if len(table) == 1 else 'feed'} {target}"
+    beside = {"identity_penalty": "without a map", "floor_penalty": f"for {target} into itself"}
+    known = [name for name in beside if name in table and not is_itself]
+    against = " and ".join(f"{_span(table, name)} {beside[name]}" for name in known)
+    cost = f"{_span(table, 'penalty')} nats per token{', against ' if against else ''}{against}"
+    return f"{who} at a cost of {cost}: {_verdicts(table)}{_unconverged(table)}."
+
+
+def _layers(table: pd.DataFrame) -> str:
+    """Return which layers of the source are stitched, and to which of the target where they are others."""
+    pairs = [
+        (int(layer), int(depth)) for layer, depth in zip(table["source_layer"], table["target_layer"], strict=True)
+    ]
+    layers = [layer for layer, _ in pairs]
+    if len(pairs) == 1:
+        layer, depth = pairs[0]
+        return f"Layer {layer}" if layer == depth else f"Layer {layer}, before block {depth + 1},"
+    if all(layer == depth for layer, depth in pairs):
+        in_a_row = layers == list(range(layers[0], layers[-1] + 1))
+        return f"Layers {layers[0]} to {layers[-1]}" if in_a_row else f"Layers {', '.join(map(str, layers))}"
+    return f"Layers {min(layers)} to {max(layers)}, in {len(pairs)} pairs,"
+
+
+def _span(table: pd.DataFrame, column: str) -> str:
+    """Return the least and the greatest number of a column, or the one that both round to."""
+    ends = [f"{value:.2g}" for value in (table[column].min(), table[column].max())]
+    return " to ".join(dict.fromkeys(ends))
+
+
+def _verdicts(table: pd.DataFrame) -> str:
+    counts = table["verdict"].value_counts(sort=False)
+    if len(counts) == 1:
+        return str(counts.index[0])
+    return ", ".join(f"{verdict} at {count} of {len(table)}" for verdict, count in counts.items())
+
+
+def _unconverged(table: pd.DataFrame) -> str:
+    """Return at how many layer pairs training had not converged, if at any."""
+    if "converged" not in table or table["converged"].all():
+        return ""
+    return f"; training had not converged at {int((~table['converged']).sum())} of {len(table)}"
+
+
+# --------------------------------------------------------------------------------------------------------------- screen
+
+
+log = logging.getLogger(__name__)
+
+LOW_PENALTY, FAR = 0.1, 1.0  # nats; distance to the target's state relative to its norm
+NEARNESS = {
+    "KL": ("kl", ".4f"),
+    "same top token": ("top1_agreement", ".1%"),
+    "distance": ("distance", ".3f"),
+    "distance at the end": ("penultimate_distance", ".3f"),
+    "norm ratio": ("norm_ratio", ".3f"),
+    "bits per byte": ("bits_per_byte", ".4f"),
+}
+
+SHARED = {
+    "R² →": "r2",
+    "R² ←": "r2_back",
+    "given the token: R² →": "r2_given_token",
+    "R² given ←": "r2_given_token_back",
+    "CKA given": "cka_given_token",
+    "future": "future",
+}
+LITTLE = 0.1  # R² given the token, in the worse direction
+
+
+def show_stitches(result: Result) -> None:
+    """Print the tables of each direction, warn of what makes a low penalty doubtful, and say what was found."""
+    directions = [table for _, table in result.table.groupby(["source", "target"], sort=False)]
+    for table in directions:
+        _show_direction(result, table)
+    for figure in (path for path in result.figures if path.suffix == ".png"):
+        show_text(f"figure: {figure}")
+    for table in directions:
+        show_text(sentence(table))
+
+
+def _show_direction(result: Result, table: pd.DataFrame) -> None:
+    counts, first = result.provenance["data"], table.iloc[0]
+    aligned = "penalty_bits_per_byte" in table
+    unit = f"nats per token of {first['target']}" if aligned else "nats per token"
+    title = (
+        f"{first['source']} into {first['target']}: φ {first['stitch']}, {unit}, 95 % intervals over "
+        f"{number_of_documents(result.scalars)}, {counts['report_tokens']:,} tokens"
+    )
+    names = ("stitching", "target") if aligned else ("stitching", "target", "source")  # whose tokens are not others
+    losses = [number_column(f"{name} loss", table[f"{name}_loss"], ".4f") for name in names]
+    _print(title, table, [*losses, *_penalty(table, "penalty"), *_training(table)])
+    if aligned:
+        _print_bits(result, table)
+    nearness = [number_column(label, table[column], form) for label, (column, form) in NEARNESS.items()]
+    _print("against the target's own output and states", table, nearness)
+    beside = [str(name) for name in table if str(name).endswith("_penalty")]
+    cells = [number_column(name[: -len("_penalty")].replace("_", " "), table[name], "+.4f") for name in beside]
+    _print("penalties of what stands beside φ, nats per token", table, cells)
+    shared = [number_column(label, table[column], ".3f") for label, column in SHARED.items()]
+    _print("what the states share, held out", table, [*shared, text_column("verdict", table["verdict"])])
+    _warn_of_far_states(table)
+    _warn_of_little_shared(table)
+
+
+def _penalty(table: pd.DataFrame, column: str) -> list[Column]:
+    """Return a penalty and its interval."""
+    ends = zip(table[f"{column}_low"], table[f"{column}_high"], strict=True)
+    interval = number_column("interval", [f"{low:+.4f} to {high:+.4f}" for low, high in ends], follows=True)
+    return [number_column("penalty", table[column], "+.4f"), interval]
+
+
+def _training(table: pd.DataFrame) -> list[Column]:
+    """Return whether training had converged, and how far it was from the best of other rates and starts."""
+    if "converged" not in table:
+        return []
+    ended = zip(table["converged"], table["late_gain"], strict=True)
+    gains = [f"{gain:+.4f}" if flat else f"{gain:+.4f}, not converged" for flat, gain in ended]
+    gap = number_column("optimisation gap", table["optimisation_gap"], "+.4f", follows=True)
+    return [number_column("last fifth", gains), gap]
+
+
+def _print(title: str, table: pd.DataFrame, columns: Sequence[Column]) -> None:
+    pairs = zip(table["source_layer"], table["target_layer"], strict=True)
+    layers = number_column("layer", [f"{layer}→{depth}" for layer, depth in pairs])
+    show_table(Table(title, [layers, *columns]))
+
+
+def _print_bits(result: Result, table: pd.DataFrame) -> None:
+    """Print what models of different tokenizers can be compared in, and how their tokens are aligned."""
+    shares = result.scalars
+    losses = {"stitching": "bits_per_byte", "target": "target_bits_per_byte", "source": "source_bits_per_byte"}
+    cells = [number_column(label, table[column], ".4f") for label, column in losses.items()]
+    how = ", ".join(f"{shares[f'aligned_{name}']:.1%} {name}" for name in ("exactly", "earlier", "nowhere"))
+    title = f"the same in bits per byte; tokens of the target are aligned: {how}"
+    _print(title, table, [*cells, *_penalty(table, "penalty_bits_per_byte")])
+
+
+def _warn_of_far_states(table: pd.DataFrame) -> None:
+    """Say when a stitch does well with states that the target never has: its loss then says little of likeness."""
+    for row in table[(table["penalty"] < LOW_PENALTY) & (table["distance"] > FAR)].itertuples():
+        log.warning(
+            "warning: %s→%s costs only %.3f nats, but its states lie %.1f norms from the target's own",
+            row.source_layer, row.target_layer, row.penalty, row.distance,
+        )  # fmt: skip
+
+
+def _warn_of_little_shared(table: pd.DataFrame) -> None:
+    """Say where the states share next to nothing but the current token: no penalty there speaks of likeness."""
+    for row in table.to_dict("records"):
+        least = min(row["r2_given_token"], row["r2_given_token_back"])
+        if least < LITTLE:
+            log.warning(
+                "warning: given the token, %s→%s explain %.2f of each other's states in the worse direction: a penalty "
+                "of %+.3f nats does not speak of likeness",
+                row["source_layer"], row["target_layer"], least, row["penalty"],
+            )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,35 +10,39 @@ from functools import cached_property
 
 from torch import Tensor
 
-from thinkalike.config import DataConfig, StitchConfig, TrainConfig, TrainerConfig, pairs_of_layers
-from thinkalike.data import Corpus
+from thinkalike.config import DataConfig, StitchConfig, TrainConfig, pairs_of_layers
+from thinkalike.data.corpus import read_corpus
+from thinkalike.data.packing import SourceText
+from thinkalike.data.rows import Corpus
 from thinkalike.errors import ConfigError
-from thinkalike.evaluation import (
+from thinkalike.evaluation.language import rows_at_once
+from thinkalike.evaluation.likeness import Likeness, likeness_of
+from thinkalike.evaluation.stitches import (
     LayerPair,
-    Likeness,
     Maps,
     Reader,
     document_sums,
-    likeness_of,
     report_share,
-    rows_at_once,
     rows_of_moments,
     state_moments,
 )
-from thinkalike.instruments.stitching.shared import check_stitchable, shared_text
-from thinkalike.job import check_memory, check_time
-from thinkalike.measures import AffineMap, Moments, Stitch, bias_only, least_squares, procrustes, reduced_rank
+from thinkalike.job import check_memory
+from thinkalike.measures.closed_forms import AffineMap, Moments, bias_only, least_squares, procrustes, reduced_rank
+from thinkalike.measures.stitch import Stitch
 from thinkalike.memory import Budget
-from thinkalike.models import FrozenModel, load_models
-from thinkalike.processes import check_processes, own_device
-from thinkalike.training import momenta
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_models
+from thinkalike.models.tokenizers import check_alignable
+from thinkalike.processes import own_device
+from thinkalike.tokenizers import tokenizer_fingerprint
+from thinkalike.training.steps import momenta
 
 CONTROL_TOKENS = 2**18  # that the closed forms of controls and starts are fitted on
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a job works with: two models, the layer pairs, text, and statistics for closed forms if it needs any."""
+    """Two models with their layer pairs, the text that both read, and the statistics of closed forms."""
 
     config: StitchConfig
     seed: int
@@ -45,7 +50,6 @@ class Setting:
     target: FrozenModel
     layer_pairs: Sequence[LayerPair]
     corpus: Corpus
-    moments: Moments | None
     memory: float | None = None  # the most bytes that the user allows
 
     @classmethod
@@ -54,34 +58,54 @@ class Setting:
 
         Raises:
             ConfigError: the kind of map does not fit the models' widths, or layers do not exist.
-            ModelError: a model cannot be had, or the tokenizers differ so that tokens cannot be aligned.
+            ModelError: a model cannot be loaded, or the tokenizers differ so that tokens cannot be aligned.
             DataError: there is too little text.
         """
+        stitch, memory = config.stitch, config.trainer.memory_bytes
         both = (config.model, config.target)
         source, target = load_models(*(replace(e, device=own_device(e.device, config.trainer)) for e in both))
-        if config.stitch.both and source is target:
+        if stitch.both and source is target:
             raise ConfigError(f"stitch.both=true needs two models, and {source.name} is source and target")
-        _check_widths(config.stitch, source, target)
-        layer_pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
-        needed = config.stitch.steps * config.stitch.tokens_per_step
-        if config.stitch.trained:
-            _check_feasible(config.stitch, config.trainer, source, target, layer_pairs)
-        corpus = shared_text(config.data, source, target, max(needed, 1))
-        memory = config.trainer.memory_bytes
-        moments = moments_of(config.stitch, source, target, layer_pairs, corpus, memory)
-        return cls(config.stitch, config.seed, source, target, layer_pairs, corpus, moments, memory)
+        _check_widths(stitch, source, target)
+        pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
+        budget = Budget.of(target.device, memory)
+        if stitch.trained:
+            _check_memory(stitch, source, target, pairs, budget)
+        if stitch.controls or stitch.init != "identity" or not (stitch.trained or stitch.kind == "identity"):
+            _check_closed_forms(stitch, source, target, pairs, budget)
+        corpus = shared_text(config.data, source, target, max(stitch.steps * stitch.tokens_per_step, 1))
+        return cls(stitch, config.seed, source, target, pairs, corpus, memory)
 
     @property
     def equal_widths(self) -> bool:
         return self.source.d_model == self.target.d_model
 
+    @property
+    def budget(self) -> Budget:
+        return Budget.of(self.target.device, self.memory)
+
     def identity(self) -> Maps:
         return [Stitch("identity", self.source.d_model, self.target.d_model)] * len(self.layer_pairs)
 
+    @cached_property
+    def moments(self) -> Moments:
+        """Statistics of both models' states for closed forms, from one pass over rows to fit on.
+
+        All rows are read where φ itself is a closed form, and `CONTROL_TOKENS` where it is a control or a start.
+        """
+        fit, rows = self.corpus.fit, self.corpus.fit.tokens
+        if self.config.trained or self.config.kind == "identity":
+            rows = rows[: CONTROL_TOKENS // fit.context]
+        at_once = self.rows_at_once(rows)
+        return state_moments(self.source, self.target, self.layer_pairs, rows, at_once, layout=fit.layout)
+
+    def rows_at_once(self, rows: Tensor) -> int:
+        """Return how many rows fit into memory where the states of all layer pairs are gathered."""
+        most, layout = rows_at_once(self.corpus), self.corpus.fit.layout
+        return rows_of_moments(self.source, self.target, rows, most, self.budget, layout)
+
     def closed_forms(self, kind: str, *, bias: bool = True) -> list[AffineMap]:
         """Return a closed form of every layer pair, fitted with or without a constant."""
-        if self.moments is None:
-            raise ValueError(f"no statistics were gathered for the closed form {kind}")
         return [_closed_form(kind, self.moments, pair, self.config, bias) for pair in self.layer_pairs]
 
     @cached_property
@@ -89,62 +113,52 @@ class Setting:
         """Where training starts at every layer pair; a map that has no constant is fitted without one."""
         return self.closed_forms(self.config.init, bias=self.config.kind != "linear")
 
-    def reading(self, source: FrozenModel) -> Setting:
-        """Return the same with another source that reads the same tokens, and the statistics of its states."""
-        moments = moments_of(self.config, source, self.target, self.layer_pairs, self.corpus, self.memory)
-        return replace(self, source=source, moments=moments)
-
     def reversed(self, data: DataConfig) -> Setting:
         """Return the same from the target to the source."""
         config, pairs = self.config, [(depth, layer) for layer, depth in self.layer_pairs]
         corpus = shared_text(data, self.target, self.source, max(config.steps * config.tokens_per_step, 1))
-        back = replace(self, source=self.target, target=self.source, layer_pairs=pairs, corpus=corpus, moments=None)
-        return back.reading(back.source)
+        return replace(self, source=self.target, target=self.source, layer_pairs=pairs, corpus=corpus)
 
     def likeness(self) -> Likeness:
-        """Return how alike the states of both models are at every layer pair, whatever a stitch does with them."""
-        rows, budget = self.corpus, Budget.of(self.target.device, self.memory)
-        return likeness_of(self.source, self.target, self.layer_pairs, rows.fit, rows.report, budget)
+        """Return the similarity of the states of both models at every layer pair, which needs no stitch."""
+        rows = self.corpus
+        return likeness_of(self.source, self.target, self.layer_pairs, rows.fit, rows.report, self.budget)
 
     def sums(self, maps: Mapping[str, Maps], readers: Mapping[str, Reader] | None = None) -> dict[str, Tensor]:
         """Return losses by document of all maps on the report's rows, see `document_sums`."""
         rows, readers = self.corpus.report, readers or {}
-        models, budget = (self.source, self.target, self.layer_pairs), Budget.of(self.target.device, self.memory)
-        most, layout = rows_at_once(self.corpus), rows.layout
-        share = report_share(*models, rows.tokens, most, budget, layout, others=bool(readers))
+        models, layout = (self.source, self.target, self.layer_pairs), rows.layout
+        most = rows_at_once(self.corpus)
+        share = report_share(*models, rows.tokens, most, self.budget, layout, others=bool(readers))
         at_once = share.rows, share.pairs
         return document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=layout, readers=readers)
 
 
-def foresee(config: TrainConfig) -> None:
-    """Refuse what is seen without any weights: processes, and what `check_stitchable` refuses."""
-    check_processes(config.trainer, own_device(config.target.device, config.trainer))
-    check_stitchable(config.model, config.target, config.layers, "task=stitch")
-
-
-def _check_feasible(
-    config: StitchConfig,
-    trainer: TrainerConfig,
-    source: FrozenModel,
-    target: FrozenModel,
-    layer_pairs: Sequence[LayerPair],
+def _check_memory(
+    config: StitchConfig, source: FrozenModel, target: FrozenModel, pairs: Sequence[LayerPair], budget: Budget
 ) -> None:
-    """Refuse what no machine can train, in however small parts: weights, gradients and momenta of φ, and the pass.
-
-    What one part takes is measured when training begins.
-    """
-    size, budget = config.tokens_per_step, Budget.of(target.device, trainer.memory_bytes)
-    rank = config.rank if config.kind == "low_rank" else 0
+    """Refuse weights, gradients and momenta of φ that no part of the training fits into memory with."""
     widths = source.d_model, target.d_model
+    rank = config.rank if config.kind == "low_rank" else 0
     weights = rank * sum(widths) or (config.kind != "identity") * math.prod(widths)
-    fits = len(layer_pairs) * (1 + len(config.rates) + config.controls)
-    stitches = fits + config.floor * len({depth for _, depth in layer_pairs})
-    kept = 4.0 * weights * (stitches * (2 + momenta(config)) + len(layer_pairs))
+    fits = len(pairs) * (1 + len(config.rates) + config.controls)
+    stitches = fits + config.floor * len({depth for _, depth in pairs})
+    kept = 4.0 * weights * (stitches * (2 + momenta(config)) + len(pairs))
     check_memory(f"{stitches} stitches need", kept, budget, "choose fewer layers, or stitch=low_rank")
-    tokens = 12.0 * size  # as they are read, and as they are given to the models
-    check_memory(f"stitch.tokens_per_step={size} needs", kept + tokens, budget)
-    operations = 2.0 * config.steps * size * target.parameters()[1]
-    check_time(f"stitch.steps={config.steps} of stitch.tokens_per_step={size} for {stitches} stitches", operations)
+    tokens = 12.0 * config.tokens_per_step  # as they are read, and as they are given to the models
+    check_memory(f"stitch.tokens_per_step={config.tokens_per_step} needs", kept + tokens, budget)
+
+
+def _check_closed_forms(
+    config: StitchConfig, source: FrozenModel, target: FrozenModel, pairs: Sequence[LayerPair], budget: Budget
+) -> None:
+    """Refuse statistics and maps of closed forms, all in float64, that do not fit into memory."""
+    d, e = source.d_model, target.d_model
+    within = sum(len({pair[side] for pair in pairs}) * width**2 for side, width in enumerate((d, e)))
+    kinds = 3 if config.controls else 1
+    remedy = "choose fewer layers" + (", stitch.controls=false" if config.controls else "")
+    memory = 8.0 * (within + (1 + kinds) * len(pairs) * d * e)
+    check_memory(f"closed forms of {len(pairs)} layer pairs need", memory, budget, remedy)
 
 
 def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
@@ -159,41 +173,31 @@ def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel
         raise ConfigError(f"stitch.rank={config.rank} is more than the smaller width: {widths}")
 
 
-def moments_of(
-    config: StitchConfig,
-    source: FrozenModel,
-    target: FrozenModel,
-    layer_pairs: Sequence[LayerPair],
-    corpus: Corpus,
-    memory: float | None,
-) -> Moments | None:
-    """Return statistics for the closed forms that this job needs, if any."""
-    closed = not config.trained and config.kind != "identity"
-    if not (closed or config.controls or config.init != "identity"):
-        return None
-    rows, fit = corpus.fit.tokens, corpus.fit
-    rows = rows if closed else rows[: CONTROL_TOKENS // fit.context]
-    budget = Budget.of(target.device, memory)
-    _check_closed_forms(config, source, target, layer_pairs, budget)
-    batch = rows_of_moments(source, target, rows, rows_at_once(corpus), budget, fit.layout)
-    return state_moments(source, target, layer_pairs, rows, batch, layout=fit.layout)
-
-
-def _check_closed_forms(
-    config: StitchConfig, source: FrozenModel, target: FrozenModel, layer_pairs: Sequence[LayerPair], budget: Budget
-) -> None:
-    """Refuse statistics and maps, all in float64, that do not fit."""
-    d, e, pairs = source.d_model, target.d_model, len(layer_pairs)
-    within = sum(len({pair[side] for pair in layer_pairs}) * width**2 for side, width in enumerate((d, e)))
-    kinds = 3 if config.controls else 1
-    remedy = "choose fewer layers" + (", stitch.controls=false" if config.controls else "")
-    memory = 8.0 * (within + (1 + kinds) * pairs * d * e)
-    check_memory(f"closed forms of {pairs} layer pairs need", memory, budget, remedy)
-
-
 def _closed_form(kind: str, moments: Moments, pair: LayerPair, config: StitchConfig, bias: bool) -> AffineMap:
     if kind == "least_squares":
         return least_squares(moments, pair, config.ridge, bias)
     if kind == "reduced_rank":
         return reduced_rank(moments, pair, config.rank, config.ridge, bias)
     return procrustes(moments, pair, bias=bias) if kind == "procrustes" else bias_only(moments, pair)
+
+
+# ---------------------------------------------------------------------------------------- text and layers of two models
+
+log = logging.getLogger(__name__)
+
+
+def shared_text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_tokens: int) -> Corpus:
+    """Read rows of the tokens of both models, or, where they cut a text differently, of each model's own.
+
+    Raises:
+        ModelError: the tokenizers differ so that tokens cannot be aligned.
+        DataError: there is too little text.
+    """
+    context = min(source.context, target.context)
+    if tokenizer_fingerprint(source.tokenizer) == tokenizer_fingerprint(target.tokenizer):
+        return read_corpus(data, source.tokenizer, context, bos=source.bos_each_row, fit_tokens=fit_tokens)
+    check_alignable(source, target)
+    log.info("%s and %s have different tokenizers: their tokens are aligned", source.name, target.name)
+    reader = SourceText(source.name, source.tokenizer, source.bos_each_row, source.context)
+    bos = target.bos_each_row
+    return read_corpus(data, target.tokenizer, context, bos=bos, fit_tokens=fit_tokens, source=reader)

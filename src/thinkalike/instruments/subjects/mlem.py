@@ -12,21 +12,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig
-from thinkalike.data import Stimuli
+from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
-from thinkalike.instruments.subjects.distances import layer_distances
-from thinkalike.measures import (
-    NeuralDistances,
-    distance_vectors,
-    noise_ceiling,
-    random_effects,
-    span,
-    splits,
-    stimulus_folds,
-    two_sided,
-)
+from thinkalike.instruments.of_stimuli import layer_distances
+from thinkalike.measures.distances.neural import NeuralDistances
+from thinkalike.measures.distances.representational_similarity import distance_vectors
+from thinkalike.measures.estimates import random_effects, span, splits, stimulus_folds, two_sided
+from thinkalike.measures.subjects import noise_ceiling
 from thinkalike.screen import Table, number_column, show_table, text_column
-from thinkalike.states import StimulusStates
+from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Result
 
 

@@ -10,13 +10,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, MeasureConfig, pairs_of_layers, ranged
-from thinkalike.config.ranges import COUNTS
-from thinkalike.data import Corpus
-from thinkalike.evaluation import LayerPair, rows_at_once, rows_of_moments, state_moments, unexplained_variance
-from thinkalike.measures import AffineMap, BothDirections, Unexplained, both_directions
-from thinkalike.measures.stitching.moments import RIDGE
+from thinkalike.config.schema import COUNTS
+from thinkalike.data.rows import Corpus
+from thinkalike.evaluation.language import rows_at_once
+from thinkalike.evaluation.stitches import LayerPair, rows_of_moments, state_moments, unexplained_variance
+from thinkalike.measures.closed_forms import RIDGE, AffineMap, BothDirections, Unexplained, both_directions
 from thinkalike.memory import Budget
-from thinkalike.models import FrozenModel, load_models, same_vocabulary
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_models
+from thinkalike.models.tokenizers import same_vocabulary
 
 
 @dataclass

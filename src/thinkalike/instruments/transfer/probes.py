@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,23 +17,41 @@ import torch
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, pairs_of_layers, ranged
-from thinkalike.data import Corpus, Stimuli, read_stimuli
+from thinkalike.data.from_config import read_stimuli
+from thinkalike.data.rows import Corpus
+from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, one_of
-from thinkalike.evaluation import LayerPair
+from thinkalike.evaluation.stitches import LayerPair
 from thinkalike.instruments.of_stimuli import stimuli_facts
-from thinkalike.instruments.operations.stimuli import WORDS
-from thinkalike.instruments.operations.transfer import of_maps, of_probes, text_passes
-from thinkalike.instruments.stitching.shared import check_layer_pairs, shared_text
-from thinkalike.instruments.transfer.carrying import Probing, Sides
-from thinkalike.instruments.transfer.features import SPLITS, Task, tasks_of
+from thinkalike.instruments.operations import WORDS, both_of, of_maps, of_probes, text_passes
+from thinkalike.instruments.stitching.setting import shared_text
 from thinkalike.instruments.transfer.maps import TransferConfig, fitted_maps, models_and_pairs
-from thinkalike.instruments.transfer.probe_screen import show_probes
-from thinkalike.instruments.transfer.table import BLANK, means_of, named, rows_of
+from thinkalike.instruments.transfer.probing import (
+    BLANK,
+    CARRIED,
+    IDENTITY,
+    NATIVE,
+    RANDOM,
+    REFITTED,
+    SPLITS,
+    UNTRAINED,
+    Probing,
+    Sides,
+    Task,
+    means_of,
+    named,
+    rows_of,
+    tasks_of,
+)
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints, forward_passes, total
+from thinkalike.measures.estimates import span
 from thinkalike.measures.transfer.probes import STEPS
-from thinkalike.models import FrozenModel, fresh
+from thinkalike.models.controls import fresh
+from thinkalike.models.foresight import check_layer_pairs
+from thinkalike.models.frozen import FrozenModel
 from thinkalike.progress import counted
-from thinkalike.states import stimulus_states, stimulus_states_of
+from thinkalike.screen import Column, Table, number_column, show_table, show_text, text_column
+from thinkalike.states.stimuli import stimulus_states, stimulus_states_of
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
@@ -78,9 +97,7 @@ class CarriedProbes(
 
     def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
         measure: Any = config.measure
-        if "model" not in shapes:
-            return []
-        both = [shapes["model"], shapes.get("target", shapes["model"])]
+        both = both_of(shapes)
         stimuli = read_stimuli(config.stimuli)
         words = forward_passes(both, float(WORDS * len(stimuli.groups.unique())), WORDS)
         tasks = [(len(task.rows), len(task.levels)) for task in _tasks(config, stimuli)]
@@ -90,7 +107,7 @@ class CarriedProbes(
         )
         sides = widths + widths[:1] + widths[1:] * measure.untrained  # refitted probes read the source's width
         probes = of_probes(tasks, sides, measure.folds, len(measure.alphas), measure.inner_folds)
-        text = text_passes(both, measure.fit_tokens, config)
+        text = text_passes(config, shapes)
         if measure.untrained:  # its maps need the source's states, too
             text.append(Phase("untrained target", total(text)))
         maps = pairs * of_maps(measure.fit_tokens, *widths) * (1 + measure.untrained)
@@ -167,3 +184,53 @@ def _with_untrained(
     maps = fitted_maps(source, untrained, pairs, corpus, config.measure.ridge)  # type: ignore[attr-defined]
     states = dict(enumerate(stimulus_states(untrained, stimuli)))
     return Sides(sides.source, sides.target, sides.maps, states, {pair: each.psi for pair, each in maps.items()})
+
+
+# --------------------------------------------------------------------------------------------------------------- screen
+
+
+SHOWN = {
+    "native": NATIVE,
+    "carried": CARRIED,
+    "refit": REFITTED,
+    "random": RANDOM,
+    "same": IDENTITY,
+    "untr.": UNTRAINED,
+}
+LEGEND = (
+    "native: fitted in the target; carried: in the source, read through ψ, with its share of native above chance; "
+    "refit: fitted on ψ's states; random: through maps of ψ's spectrum; same: through no map; untr.: native in an "
+    "untrained target"
+)
+
+
+def show_probes(result: Result) -> None:
+    """Print the accuracies of each feature, by layer pair and split."""
+    stimuli, first = result.provenance["stimuli"], result.table["split"].iloc[0]
+    show_text(f"probes of {stimuli['count']} stimuli of {Path(stimuli['source']).name}; balanced accuracy")
+    maps: dict[Any, Any] = result.tables["maps"].set_index(["source_layer", "target_layer"]).to_dict("index")
+    for (layer, depth, split), rows in result.table.groupby(["source_layer", "target_layer", "split"], sort=False):
+        names = rows.iloc[0]
+        title = f"{names['source']} layer {layer} into {names['target']} layer {depth}, held-out {split}s"
+        if split == first:
+            unexplained = maps[layer, depth]
+            title += f"; unexplained of held-out text: φ {unexplained['phi']:.3f}, ψ {unexplained['psi']:.3f}"
+        show_table(_table(title, rows))
+    show_text(LEGEND)
+
+
+def _table(title: str, rows: pd.DataFrame) -> Table:
+    by_condition = {label: rows[rows["condition"] == name] for label, name in SHOWN.items()}
+    carried = by_condition["carried"]
+    columns = [text_column("feature", carried["feature"]), number_column("chance", carried["chance"], ".3f")]
+    for label, own in by_condition.items():
+        if len(own):
+            columns.append(number_column(label, own["accuracy"], ".3f"))
+        if label == "carried":
+            columns.append(Column("share", [_share(row) for row in own.to_dict("records")], follows=True))
+    return Table(title, columns)
+
+
+def _share(row: Mapping[Any, Any]) -> str:
+    share, low, high = (row[f"share_above_chance{end}"] for end in ("", "_low", "_high"))
+    return span(share, low, high, ".2f") if isfinite(share) else ""

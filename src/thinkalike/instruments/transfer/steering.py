@@ -18,17 +18,27 @@ import pandas as pd
 import torch
 
 from thinkalike import figures
-from thinkalike.config import AnalyzeConfig, neutral, pairs_of_layers, ranged
-from thinkalike.data import CONTRASTS, grammar_contrasts, read_contrasts
+from thinkalike.config import AnalyzeConfig, not_in_key, pairs_of_layers, ranged
+from thinkalike.data.contrasts import CONTRASTS, grammar_contrasts, read_contrasts
 from thinkalike.errors import ConfigError, one_of
-from thinkalike.instruments.operations.transfer import of_maps, of_steering, text_passes
-from thinkalike.instruments.stitching.shared import check_layer_pairs, shared_text
+from thinkalike.instruments.operations import both_of, of_maps, of_steering, text_passes
+from thinkalike.instruments.stitching.setting import shared_text
 from thinkalike.instruments.transfer.maps import TransferConfig, fitted_maps, models_and_pairs
-from thinkalike.instruments.transfer.steering_screen import best_rows, show_steering
-from thinkalike.instruments.transfer.table import named
-from thinkalike.instruments.transfer.trial import CARRIED, NATIVE, NOT_RANDOM, POSITIONS, Trial
+from thinkalike.instruments.transfer.probing import named
+from thinkalike.instruments.transfer.trial import (
+    CARRIED,
+    MATCHED,
+    NATIVE,
+    NEGATED,
+    NOT_RANDOM,
+    POSITIONS,
+    RANDOM,
+    Trial,
+)
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
+from thinkalike.models.foresight import check_layer_pairs
 from thinkalike.progress import counted
+from thinkalike.screen import Column, Table, number_column, show_table, show_text
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
@@ -46,7 +56,7 @@ class Config(TransferConfig):
 
     kind: str = "steering"
     contrast: str = "number"  # number, question: of the grammar | table: pairs of texts of your own
-    path: Optional[str] = neutral(None)  # contrast=table: .csv .tsv .parquet
+    path: Optional[str] = not_in_key(None)  # contrast=table: .csv .tsv .parquet
     pairs: int = ranged(400, least=2, most=10**7)  # of the grammar
     strengths: list[float] = ranged(lambda: [1.0, 2.0], above=0, most=1e6)  # 1: the difference of means itself
     positions: list[str] = field(default_factory=lambda: list(POSITIONS))  # the word's last token | also all later ones
@@ -84,15 +94,13 @@ class Steering(Instrument, kind="steering", reads=("model", "target", "layers", 
 
     def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
         measure: Any = config.measure
-        if "model" not in shapes:
-            return []
-        both = [shapes["model"], shapes.get("target", shapes["model"])]
+        both = both_of(shapes)
         count = len(read_contrasts(measure.path)) if measure.contrast == "table" else measure.pairs
         pairs = pairs_of_layers(config.layers, *(shape.layers for shape in both))
         passes = (len(NOT_RANDOM) + measure.draws) * len(measure.strengths) * len(measure.positions)
         steered = of_steering(both[1].operations, [depth for _, depth in pairs], count, LENGTH, passes)
         maps = len(pairs) * of_maps(measure.fit_tokens, *(shape.width for shape in both))
-        return [*text_passes(both, measure.fit_tokens, config), Phase("maps", maps), Phase("steering", steered)]
+        return [*text_passes(config, shapes), Phase("maps", maps), Phase("steering", steered)]
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
@@ -141,3 +149,54 @@ class Steering(Instrument, kind="steering", reads=("model", "target", "layers", 
 
     def show(self, result: Result) -> None:
         show_steering(result)
+
+
+# --------------------------------------------------------------------------------------------------------------- screen
+
+
+SHOWN = {"native": NATIVE, "carried": CARRIED, "matched": MATCHED, "random": RANDOM, "negated": NEGATED}
+LEGEND = (
+    "share of what the counterpart does; native: the target's own vector; carried: the source's, through φ; matched: "
+    "with the norm of the native one; random: of that norm; negated: carried, with the other sign; cosine: of carried "
+    "and native"
+)
+
+
+def best_rows(table: pd.DataFrame) -> dict[Any, Any]:
+    """Return the rows by condition at the layers where the native vector has the greatest effect.
+
+    They are of the first position and strength.
+    """
+    first = table[(table["position"] == table["position"].iloc[0]) & (table["strength"] == table["strength"].iloc[0])]
+    native = first[first["condition"] == NATIVE]
+    best = native.loc[native["effect"].idxmax()]
+    at = (first["source_layer"] == best["source_layer"]) & (first["target_layer"] == best["target_layer"])
+    return first[at].set_index("condition").to_dict("index")
+
+
+def show_steering(result: Result) -> None:
+    """Print the shares of the natural effect, by position, layer pair and strength."""
+    first, scalars = result.table.iloc[0], result.scalars
+    pairs = f"{scalars['pairs']:.0f} pairs of {Path(result.provenance['contrasts']['source']).name}"
+    effect = f"{pairs}; natural effect {scalars['natural_effect']:.2f} nats"
+    show_text(f"steering of {first['target']} by vectors of {first['source']}; {effect}")
+    for position, rows in result.table.groupby("position", sort=False):
+        title = "added at the word's last token" + ("" if position == "word" else " and all later ones")
+        show_table(_table(title, rows))
+    show_text(LEGEND)
+
+
+def _table(title: str, rows: pd.DataFrame) -> Table:
+    """Return the shares of all conditions, or their effects in nats where there is no share."""
+    own = {label: rows[rows["condition"] == name] for label, name in SHOWN.items()}
+    carried = own["carried"].to_dict("records")
+    has_share = isfinite(own["native"]["share"].iloc[0])
+    value, low, high = ("share", "low", "high") if has_share else ("effect", "effect_low", "effect_high")
+    columns = [Column("layer", [f"{row['source_layer']}→{row['target_layer']}" for row in carried])]
+    columns.append(number_column("x", own["carried"]["strength"], "g"))
+    for label, each in own.items():
+        columns.append(number_column(label, each[value], ".3f"))
+        if label == "carried":
+            ends = [f"[{row[low]:.2f}, {row[high]:.2f}]" for row in carried]
+            columns.append(Column("interval", ends, follows=True))
+    return Table(title, [*columns, number_column("cosine", own["carried"]["cosine"], ".2f")], keys=2)

@@ -1,29 +1,132 @@
-"""What vectors do to the texts of contrasts: native, carried, and beside controls."""
+"""What a vector that is added to a model's states does to how texts go on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.data import Contrasts
+from thinkalike.data.contrasts import Contrasts, Prompt, continuations
 from thinkalike.errors import DataError, ModelError
-from thinkalike.evaluation import LayerPair
+from thinkalike.evaluation.stitches import LayerPair
 from thinkalike.instruments.of_stimuli import FEW
 from thinkalike.instruments.transfer.maps import PairMap
-from thinkalike.instruments.transfer.prompts import gaps, read_prompts, states_at_words, steered_gaps
-from thinkalike.measures import (
+from thinkalike.measures.estimates import stimulus_folds
+from thinkalike.measures.transfer.steering import (
     carried_vectors,
     effects_of,
     held_out_differences,
     random_directions,
-    stimulus_folds,
     with_norms_of,
 )
-from thinkalike.models import FrozenModel
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.states.tokens import last_tokens
+
+AT_ONCE = 64  # texts
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Texts as a model reads them, padded on the right, where no state before sees the padding.
+
+    Attributes:
+        words: the place of the last token of the word of each.
+        ends: the place of the last token of each, after which it goes on.
+        up, down: which tokens the feature makes likelier, and which less likely.
+    """
+
+    tokens: Int[Tensor, "n t"]
+    words: Int[Tensor, " n"]
+    ends: Int[Tensor, " n"]
+    up: Bool[Tensor, "n v"]
+    down: Bool[Tensor, "n v"]
+
+    def batches(self) -> Iterator[tuple[slice, Prompts]]:
+        """Yield some of the texts at a time, as long as the longest of them."""
+        for first in range(0, len(self.tokens), AT_ONCE):
+            part = slice(first, first + AT_ONCE)
+            longest = int(self.ends[part].max()) + 1
+            rest = (self.words[part], self.ends[part], self.up[part], self.down[part])
+            yield part, Prompts(self.tokens[part, :longest], *rest)
+
+
+def read_prompts(model: FrozenModel, contrasts: Contrasts) -> tuple[Prompts, Prompts]:
+    """Return the texts of contrasts and their counterparts as a model reads them.
+
+    Raises:
+        DataError: see `continuations`, `last_tokens`.
+    """
+    masks = continuations(contrasts, model.tokenizer, model.vocabulary)
+    texts, counterparts = (_read(model, side, *masks) for side in (contrasts.texts, contrasts.counterparts))
+    return texts, counterparts
+
+
+def _read(model: FrozenModel, texts: Sequence[Prompt], up: Tensor, down: Tensor) -> Prompts:
+    bos = model.tokenizer.bos_token_id
+    first = [bos] if model.bos_each_row and bos is not None else []
+    rows, words = [], []
+    for text, span in texts:
+        read = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        rows.append([*first, *read["input_ids"]])
+        words.append(len(first) + last_tokens(text, [span], read["offset_mapping"], model.name)[0])
+    tokens = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
+    for place, row in enumerate(rows):
+        tokens[place, : len(row)] = torch.tensor(row)
+    return Prompts(tokens, torch.tensor(words), torch.tensor([len(row) - 1 for row in rows]), up, down)
+
+
+@torch.no_grad()
+def states_at_words(model: FrozenModel, prompts: Prompts, layers: Sequence[int]) -> list[Float[Tensor, "n d"]]:
+    """Return the states of the word of each text at these layers, on the CPU."""
+    parts = []
+    for _, part in prompts.batches():
+        states = model.residuals(part.tokens, layers)
+        rows = torch.arange(len(part.tokens))
+        parts.append([state[rows, part.words].cpu() for state in states])
+    return [torch.cat(layer) for layer in zip(*parts, strict=True)]
+
+
+@torch.no_grad()
+def gaps(model: FrozenModel, prompts: Prompts) -> Float[Tensor, " n"]:
+    """Return log P(up) - log P(down) for the token after each text, in nats."""
+    last = model.n_layers - 1
+    return torch.cat([_gap(model, model.head(part.tokens, last), part) for _, part in prompts.batches()])
+
+
+@torch.no_grad()
+def steered_gaps(
+    model: FrozenModel, prompts: Prompts, layer: int, added: Float[Tensor, "c n d"], later: bool = False
+) -> Float[Tensor, "c n"]:
+    """Return the gaps of `gaps` after each of c vectors was added to the states of each text after block `layer`.
+
+    Args:
+        added: a vector for each text.
+        later: at all tokens from the last one of the word on; otherwise at that alone.
+    """
+    parts = []
+    for where, part in prompts.batches():
+        state = model.head(part.tokens, layer)
+        places = torch.arange(part.tokens.shape[1])
+        chosen = places >= part.words[:, None] if later else places == part.words[:, None]
+        chosen = chosen.to(state.device, state.dtype)[..., None]
+        vectors = added[:, where].to(state.device, state.dtype)
+        steered = [model.advance(state + chosen * vector[:, None], layer + 1, model.n_layers) for vector in vectors]
+        parts.append(torch.stack([_gap(model, each, part) for each in steered]))
+    return torch.cat(parts, 1)
+
+
+def _gap(model: FrozenModel, state: Float[Tensor, "n t d"], prompts: Prompts) -> Float[Tensor, " n"]:
+    logits = model.finish(state[torch.arange(len(state)), prompts.ends]).double().cpu()
+    up, down = (logits.masked_fill(~mask, -torch.inf).logsumexp(1) for mask in (prompts.up, prompts.down))
+    return up - down
+
+
+# --------------------------------------------------------------------------------------------------- effects of vectors
+
 
 NATIVE, CARRIED, MATCHED, NEGATED, RANDOM = "native", "carried", "carried, native norm", "carried, negated", "random"
 NOT_RANDOM = (NATIVE, CARRIED, MATCHED, NEGATED)

@@ -1,4 +1,4 @@
-"""How alike two vectors of distances are: the comparators of representational similarity analysis.
+"""Comparators of vectors of distances, as in representational similarity analysis, and of profiles of features.
 
 The distances of n stimuli are a vector of p = n (n - 1) / 2 squared distances, in the order of `upper`. Names are those
 of rsatoolbox (Nili et al. 2014; Schütt et al. 2023), whose values these are.
@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import isqrt
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.distances.concordance import tau_a
+from thinkalike.arguments import refuse_nan
+from thinkalike.measures.distances.ranks import weighted_ranks
 
 COMPARATORS = ("spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov")
 RANKED = ("spearman", "tau_a")
@@ -26,6 +28,7 @@ def compare(
     y: Float[Tensor, "b p"],
     comparator: str = "spearman",
     counts: Float[Tensor, "r n"] | None = None,
+    names: Sequence[str] = (),
 ) -> Float[Tensor, "*r a b"]:
     """Return how alike each vector of x is to each of y, in [-1, 1].
 
@@ -44,6 +47,7 @@ def compare(
 
     Args:
         counts: In each of r resamples, how often each stimulus is drawn; two copies of one stimulus make no pair.
+        names: What errors call the vectors of x; by default their numbers.
 
     Returns:
         The values, (a, b), or (r, a, b) of resamples; NaN where a resample leaves a vector constant (or zero).
@@ -53,28 +57,29 @@ def compare(
             constant (zero, under cosine and cosine_cov).
     """
     check_comparator(comparator)
-    left, right = (comparable(part, comparator) for part in (x, y))
-    each = torch.ones(1, stimuli_of(x.shape[1]), dtype=torch.float64, device=x.device)
-    values = _compared(left, right, comparator, each if counts is None else counts.double())
-    return values[0] if counts is None else values
-
-
-def _compared(left: Tensor, right: Tensor, comparator: str, counts: Float[Tensor, "r n"]) -> Float[Tensor, "r a b"]:
-    if comparator == "tau_a":
-        weights = pair_counts(counts)
-        return torch.stack([torch.stack([tau_a(a, b, weights) for b in right], -1) for a in left], -2)
-    return torch.stack([_units(left, comparator, each) @ _units(right, comparator, each).T for each in counts])
+    left = comparable(x, comparator, names)
+    right = left if y is x else comparable(y, comparator)
+    resamples = torch.ones(1, stimuli_of(x.shape[1]), device=x.device) if counts is None else counts.to(x.device)
+    found = []
+    for each in resamples.double():
+        if comparator == "tau_a":
+            found.append(_tau_a(left, right, pair_counts(each)))
+            continue
+        units = _units(left, comparator, each)
+        found.append(units @ (units if right is left else _units(right, comparator, each)).T)
+    return found[0] if counts is None else torch.stack(found)
 
 
 def _units(vectors: Tensor, comparator: str, counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
-    """Return vectors of norm 1 whose products are the comparator's values; those that have none are NaN."""
+    """Return vectors of norm 1 whose products are the comparator's values; NaN for those that have none."""
     weights = pair_counts(counts)
     if comparator in CENTRED:
         vectors = vectors - (vectors @ weights / weights.sum())[:, None]
     if comparator in WHITENED:
         return _whitened(vectors, counts)
-    kept = weights.nonzero()[:, 0]
-    vectors, weights = vectors[:, kept], weights[kept]
+    if (weights == 0).any():
+        kept = weights.nonzero()[:, 0]
+        vectors, weights = vectors[:, kept], weights[kept]
     if comparator in RANKED:
         vectors = weighted_ranks(vectors, weights) - (weights.sum() + 1) / 2
     return _normed(vectors, weights)
@@ -87,11 +92,7 @@ def check_comparator(comparator: str) -> None:
 
 
 def stimuli_of(pairs: int) -> int:
-    """Return the n of n (n - 1) / 2 pairs.
-
-    Raises:
-        ValueError: There is none, or it is below 3.
-    """
+    """Return the n ≥ 3 of n (n - 1) / 2 pairs, or raise a ValueError if there is none."""
     n = (1 + isqrt(1 + 8 * pairs)) // 2
     if n * (n - 1) // 2 != pairs or n < 3:
         raise ValueError(f"{pairs} distances are not those of all pairs of three stimuli or more")
@@ -107,7 +108,7 @@ def pair_counts(counts: Float[Tensor, "*r n"]) -> Float[Tensor, "*r p"]:
 def comparable(
     vectors: Float[Tensor, "k p"], comparator: str, names: Sequence[str] = ()
 ) -> Float[Tensor, "k p"] | Int[Tensor, "k p"]:
-    """Return the distances in float64, or of ranked ones the number of each level in ascending order.
+    """Return the distances in float64, or for comparators of ranks the number of each level in ascending order.
 
     Args:
         names: What errors call the vectors; by default their numbers.
@@ -135,16 +136,6 @@ def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Floa
     return weighted / weighted.norm(dim=1, keepdim=True)
 
 
-def weighted_ranks(levels: Int[Tensor, "k p"], weights: Float[Tensor, " p"]) -> Float[Tensor, "k p"]:
-    """Return the mid-ranks from 1 of values that each stand for as many copies as their weights.
-
-    Args:
-        levels: The number of each value's level, in ascending order.
-    """
-    sizes = weights.new_zeros(len(levels), int(levels.max()) + 1).scatter_add_(1, levels, weights.expand(levels.shape))
-    return (sizes.cumsum(1) - (sizes - 1) / 2).gather(1, levels)
-
-
 def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
     """Return the matrices G = -½ D + a 1ᵀ + 1 aᵀ, with the a that makes Σ W G² least, as vectors of norm 1.
 
@@ -161,3 +152,58 @@ def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Flo
     shift = torch.linalg.solve(weights + weights.sum(1).diag(), -(weights * square).sum(2).T).T
     gram = square + shift[:, :, None] + shift[:, None]
     return _normed(gram.flatten(1), weights.flatten())
+
+
+def _tau_a(x: Int[Tensor, "a p"], y: Int[Tensor, "b p"], weights: Float[Tensor, " p"]) -> Float[Tensor, "a b"]:
+    """Return Kendall's τ_a = (concordant - discordant) / all pairs of values, in [-1, 1], from SciPy's τ_b.
+
+    A pair that is tied in x or in y is neither, and still one of all pairs (Kendall 1938), so that a vector with ties
+    is never at 1 even with itself: a model that predicts ties gains nothing by them.
+    """
+    from scipy.stats import kendalltau  # takes half a second to import
+
+    copies = weights.cpu().long()
+    left, right = ([np.repeat(row, copies.numpy()) for row in part.cpu().numpy()] for part in (x, y))
+    untied = [[_untied(row) ** 0.5 for row in part] for part in (left, right)]
+    found = [
+        [
+            kendalltau(one, other, method="asymptotic").statistic * root * scale
+            for other, scale in zip(right, untied[1], strict=True)
+        ]
+        for one, root in zip(left, untied[0], strict=True)
+    ]
+    return torch.tensor(found, dtype=torch.float64, device=x.device)
+
+
+def _untied(levels: np.ndarray) -> float:
+    """Return the share of pairs of values that are not tied."""
+    counts = np.bincount(levels).astype(float)
+    return float(1 - (counts * (counts - 1)).sum() / (len(levels) * (len(levels) - 1)))
+
+
+def weighted_tau(profiles: Float[Tensor, "l f"], others: Float[Tensor, "m f"] | None = None) -> Float[Tensor, "l m"]:
+    """Return the weighted Kendall τ of every two profiles, in [-1, 1]: `scipy.stats.weightedtau`.
+
+    τ = <x, y> / (‖x‖ ‖y‖), <x, y> = Σ_{i<j} w_ij sgn(x_i - x_j) sgn(y_i - y_j), w_ij = 1/(1 + r_i) + 1/(1 + r_j), with
+    r = 0 for the most important feature (Vigna 2015, additive hyperbolic). The value is the mean of that with features
+    ranked by x, ties by y, and the other way round.
+
+    Args:
+        others: The profiles to compare with; by default the same.
+
+    Raises:
+        ValueError: A profile is constant, or holds NaN.
+    """
+    from scipy.stats import weightedtau
+
+    left = _ranking(profiles, "profiles")
+    right = left if others is None else _ranking(others, "others")
+    found = [[weightedtau(one, other).statistic for other in right] for one in left]
+    return torch.tensor(found, dtype=torch.float64, device=profiles.device)
+
+
+def _ranking(profiles: Float[Tensor, "l f"], name: str) -> np.ndarray:
+    refuse_nan(profiles, name)
+    if constant := (profiles == profiles[:, :1]).all(1).nonzero().flatten().tolist():
+        raise ValueError(f"profile {constant[0]} is constant and ranks no feature")
+    return profiles.detach().double().cpu().numpy()

@@ -12,7 +12,7 @@ from torch import Tensor
 from thinkalike.arguments import takes_arrays
 
 DISTANCES = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference", "precomputed")
-GIVEN = "given"  # squared distances themselves, which are no choice but come from `NeuralDistances.given`
+GIVEN = "given"  # squared distances themselves: of a precomputed matrix, or from `NeuralDistances.given`
 DistanceChoice = (
     str | Callable[[Tensor, Tensor], Tensor]
 )  # one of those, or a function of (a, d) and (b, d) states that gives (a, b)
@@ -39,7 +39,6 @@ class NeuralDistances:
 
     states: Float[Tensor, "n d"]  # float64; where `exact`, those whose squared Euclidean distances are meant, centred
     distance: DistanceChoice
-    screen: torch.dtype  # the precision in which extremes are searched
     whole: bool = False  # whether (D^N)² are whole numbers, which they then are exactly, so that equal ones tie
 
     @classmethod
@@ -58,8 +57,7 @@ class NeuralDistances:
         """
         if not callable(distance) and distance not in DISTANCES:
             raise ValueError(f"distance={distance!r} is none of {', '.join(DISTANCES)}, nor a function")
-        screen = torch.float64 if states.dtype == torch.float64 else torch.float32
-        states, given = states.detach().double(), states
+        states = states.detach().double()
         mean = states.mean(0)
         if not mean.isfinite().all():
             raise ValueError(f"states of {name} are not finite; run the model in a wider dtype")
@@ -70,12 +68,12 @@ class NeuralDistances:
             square = states.shape[0] == states.shape[1]
             if not square or (states < 0).any() or states.diagonal().any() or not torch.equal(states, states.T):
                 raise ValueError(f"{name} is no matrix of distances: symmetric, none negative, a zero diagonal")
-        distances = cls(states, distance, screen)
+            return cls(states.square(), GIVEN)
+        distances = cls(states, distance)
         if not distances.exact:
             return distances
         whole = distance == "euclidean" and all(bool((part == part.round()).all()) for part in states.split(PANEL))
-        own = states.data_ptr() != given.data_ptr()  # a copy, which may be written to
-        return cls(states.sub_(mean) if own else states - mean, distance, screen, whole)
+        return cls(states - mean, distance, whole)
 
     @classmethod
     @takes_arrays
@@ -87,7 +85,7 @@ class NeuralDistances:
         """
         if not squared.isfinite().all() or squared.diagonal().any() or not torch.equal(squared, squared.T):
             raise ValueError("squared distances must be finite and symmetric, with a zero diagonal")
-        return cls(squared.double(), GIVEN, torch.float64)
+        return cls(squared.double(), GIVEN)
 
     @property
     def exact(self) -> bool:
@@ -99,9 +97,8 @@ class NeuralDistances:
 
     def take(self, index: Int[Tensor, " k"]) -> NeuralDistances:
         """Return the distances of the stimuli at `index`."""
-        between = self.distance in ("precomputed", GIVEN)
-        states = self.states[index][:, index] if between else self.states[index]
-        return NeuralDistances(states, self.distance, self.screen, self.whole)
+        states = self.states[index][:, index] if self.distance == GIVEN else self.states[index]
+        return NeuralDistances(states, self.distance, self.whole)
 
     def block(self, rows: Index, columns: Index) -> Float[Tensor, "a b"]:
         """Return (D^N)² between two sets of stimuli, in float64.
@@ -109,8 +106,6 @@ class NeuralDistances:
         Raises:
             ValueError: The distance is a function, and it gives another shape.
         """
-        if self.distance == "precomputed":
-            return self.states[rows][:, columns].square()
         if self.distance == GIVEN:
             return self.states[rows][:, columns]
         left, right = self.states[rows], self.states[columns]
@@ -127,7 +122,7 @@ class NeuralDistances:
     def squared(self) -> Float[Tensor, "n n"]:
         """Return (D^N)² of all pairs of stimuli; identical rows are at exactly 0, and equally far from any other."""
         squared = self.states.new_zeros(len(self), len(self))
-        for start in range(0, len(self), PANEL):  # the upper triangle, and what it says of the lower
+        for start in range(0, len(self), PANEL):  # the upper triangle, mirrored into the lower
             end = start + PANEL
             squared[start:end, start:] = self.block(slice(start, end), slice(start, None))
             squared[end:, start:end] = squared[start:end, end:].T
@@ -138,42 +133,13 @@ class NeuralDistances:
         return squared if torch.equal(first, everything) else squared[first][:, first]
 
     def vector(self) -> Float[Tensor, " p"]:
-        """Return (D^N)² of all pairs i < j of stimuli, in the order of `upper`, as `squared` has them."""
-        if not self.exact:
-            return self.squared().flatten()[upper(len(self), self.states.device)]
-        found = self.states.new_empty(len(self) * (len(self) - 1) // 2)
-        place = 0
-        for start in range(0, len(self), PANEL):
-            block = self.block(slice(start, start + PANEL), slice(start, None))
-            part = torch.cat([row[own + 1 :] for own, row in enumerate(block)])
-            found[place : place + len(part)] = part
-            place += len(part)
-        if (found == 0).any():  # copies of a row, which a product rounds differently
-            return self.squared().flatten()[upper(len(self), found.device)]
-        return found
+        """Return (D^N)² of all pairs i < j of stimuli, in the order of `upper`."""
+        return self.squared().flatten()[upper(len(self), self.states.device)]
 
     def extremes(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Return the least and the greatest (D^N)² of two different stimuli.
-
-        States of at most float32 are searched in float32, and the row that wins is computed in float64: which row wins
-        can move the result by 1e-7 of the range.
-        """
-        states = self.states.to(self.screen)
-        norms = states.square().sum(1)
-
-        def coarse(rows: slice, columns: slice) -> Float[Tensor, "a b"]:
-            if not self.exact:
-                return self.block(rows, columns)
-            return torch.addmm(norms[rows, None] + norms[columns], states[rows], states[columns].T, alpha=-2)
-
-        lows, highs = [], []
-        for start in range(0, len(self) - 1, PANEL):
-            block = coarse(slice(start, start + PANEL), slice(start, None))
-            highs.append(block.amax(1))
-            lows.append(block.fill_diagonal_(torch.inf).amin(1))
-        low, high = torch.cat(lows).argmin(), torch.cat(highs).argmax()
-        others = (torch.arange(len(self), device=low.device) != low).nonzero()[:, 0]
-        return self.block(low[None], others).min(), self.block(high[None], slice(None)).max()
+        """Return the least and the greatest (D^N)² of two different stimuli."""
+        low, high = self.vector().aminmax()
+        return low, high
 
 
 def _transformed(states: Float[Tensor, "n d"], distance: str, name: str) -> Float[Tensor, "n _"]:
@@ -209,3 +175,88 @@ def squared_distances(left: Float[Tensor, "a d"], right: Float[Tensor, "b d"]) -
     for rows, columns in (places.unbind(1) for places in close.split(max(1, 2**22 // left.shape[1]))):
         squared[rows, columns] = (left[rows] - right[columns]).square().sum(1)
     return squared
+
+
+# ----------------------------------------------------------------------------------------------------------- crossnobis
+
+
+NOISES = ("shrinkage", "diagonal", "none")
+
+
+def crossnobis(runs: Float[Tensor, "m n d"], noise: str = "shrinkage") -> Float[Tensor, "n n"]:
+    """Return the crossnobis distance of every two stimuli, squared and per unit: 0 on average where they are alike.
+
+    d²_ij = 1 / (m (m - 1) d) Σ_{a≠b} (x_ai - x_aj)ᵀ Σ⁻¹ (x_bi - x_bj), over pairs of different runs a and b (Walther et
+    al. 2016, eq. 6). Noise of one run is independent of that of another, so it adds nothing on average, where it adds
+    twice its variance to a squared distance within runs. Hence values can be negative, and 0 is a true zero. It is the
+    mean over runs of that run against the mean of the others, as rsatoolbox has it.
+
+    Σ is the covariance of units in the residuals of all runs from each stimulus's mean, with ν = n (m - 1) degrees of
+    freedom; see `noise_covariance`. As it comes from the same runs, it adds a little to all distances alike: of
+    noise=diagonal 4 / (m (ν - 2)) on average, which goes away with many stimuli.
+
+    Args:
+        runs: The measurements of n stimuli in m runs by d units.
+        noise: shrinkage, diagonal (each unit's own variance alone), or none (Σ is the identity).
+
+    Raises:
+        ValueError: There are fewer than two runs, a value is not finite, the noise is unknown, or the covariance cannot
+            be inverted.
+    """
+    if noise not in NOISES:
+        raise ValueError(f"noise={noise!r} is none of {', '.join(NOISES)}")
+    if len(runs) < 2:
+        raise ValueError(f"crossnobis distances need two runs or more, not {len(runs)}")
+    runs = runs.detach().double()
+    if not runs.isfinite().all():
+        raise ValueError("the measurements are not finite")
+    runs = _prewhitened(runs - runs.mean((0, 1)), noise)
+    m, _, d = runs.shape
+    total = runs.sum(0)
+    products = (total @ total.T - torch.einsum("mid,mjd->ij", runs, runs)) / (m * (m - 1) * d)
+    own = products.diagonal()
+    distances = own[:, None] + own - 2 * products
+    return ((distances + distances.T) / 2).fill_diagonal_(0)
+
+
+def noise_covariance(residuals: Float[Tensor, "k d"], freedom: int) -> Float[Tensor, "d d"]:
+    """Return the covariance of d units in k residuals, with covariances shrunk towards 0 by Schäfer & Strimmer (2005).
+
+    Covariances are multiplied by 1 - λ, λ = Σ_{i≠j} Var(r_ij) / Σ_{i≠j} r_ij², cut to [0, 1], where r_ij and its
+    variance are estimated as rsatoolbox does (`method="shrinkage_diag"`): with z the residuals over their standard
+    deviations, r_ij = Σ z_i z_j / (k - 1) and Var(r_ij) = k / freedom² (Σ z_i² z_j² / (k - 1) - r_ij²).
+
+    Args:
+        residuals: Residuals of mean 0.
+        freedom: The degrees of freedom that they have.
+
+    Raises:
+        ValueError: A unit does not vary.
+    """
+    k, d = residuals.shape
+    covariance = residuals.T @ residuals / freedom
+    variances = covariance.diagonal()
+    if (still := (variances <= 0).nonzero()[:, 0]).numel():
+        raise ValueError(f"unit {int(still[0])} is the same in all runs: leave it out, or choose noise=none")
+    standard = residuals / variances.sqrt()
+    r, squares = standard.T @ standard / (k - 1), standard.square().T @ standard.square() / (k - 1)
+    off = ~torch.eye(d, dtype=torch.bool, device=residuals.device)
+    size = r[off].square().sum()
+    share = (k / freedom**2 * (squares - r.square())[off].sum() / size).clamp(0, 1) if size > 0 else 1.0
+    return torch.where(off, covariance * (1 - share), covariance)
+
+
+def _prewhitened(runs: Float[Tensor, "m n d"], noise: str) -> Float[Tensor, "m n d"]:
+    """Return measurements whose Euclidean inner products are those under Σ⁻¹."""
+    if noise == "none":
+        return runs
+    m, n, d = runs.shape
+    covariance = noise_covariance((runs - runs.mean(0)).reshape(m * n, d), n * (m - 1))
+    if noise == "diagonal":
+        return runs / covariance.diagonal().sqrt()
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if failed:
+        raise ValueError(
+            f"the noise of {d} units has no inverse with {n * (m - 1)} degrees of freedom: choose noise=diagonal"
+        )
+    return torch.linalg.solve_triangular(factor, runs.reshape(m * n, d).T, upper=False).T.reshape(m, n, d)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded
-from thinkalike.measures.distances.comparators import compare
+from thinkalike.measures.contract import LayerMeasure, both_in_order, products, unit
+from thinkalike.measures.distances.comparators import compare, stimuli_of
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
-from thinkalike.measures.distances.ranks import SortedRows, spearman, unit_ranks
-from thinkalike.measures.statistics.estimate import Estimate
-from thinkalike.measures.statistics.folds import splits, stimulus_folds
-from thinkalike.measures.statistics.jackknifing import jackknife
+from thinkalike.measures.distances.ranks import mid_ranks, spearman, unit_ranks
+from thinkalike.measures.estimates import Estimate, jackknife, stimulus_folds
+from thinkalike.measures.rows import centred
 from thinkalike.progress import counted
 
 Layers = (
     Sequence[Float[Tensor, "_ _"] | NeuralDistances] | Float[Tensor, "l n d"]
 )  # states of the same n stimuli, of any widths; or their distances
-
-OF_LAYER = "the distances of layer"  # what an error calls a row
 
 
 def rsa(
@@ -32,8 +30,7 @@ def rsa(
 ) -> Float[Tensor, "l m"]:
     """Return Spearman's ρ, over pairs of stimuli, of the distances in every two layers, in [-1, 1].
 
-    Ties have mid-ranks. Each layer is ranked once, and all ρ are one product, which takes 8 bytes for each pair
-    and layer.
+    Ties have mid-ranks.
 
     Args:
         others: The layers to compare with; by default the same.
@@ -44,14 +41,8 @@ def rsa(
         ValueError: Layers differ in the number of stimuli, or all distances of one are equal; see `NeuralDistances`
             and `compare`.
     """
-    if comparator != "spearman":
-        vectors = distance_vectors(layers, distance)
-        further = vectors if others is None else distance_vectors(others, distance, _count(layers))
-        return compare(vectors, further, comparator)
-    if others is not None and not len(others):
-        raise ValueError("others is empty: give at least one layer")
-    ranks = _ranks(layers, distance)
-    return ranks @ (ranks if others is None else _ranks(others, distance, _count(layers))).T
+    vectors, further = _both(layers, others, distance)
+    return compare(vectors, further, comparator, names=_names(vectors))
 
 
 def rsa_estimate(
@@ -71,48 +62,13 @@ def rsa_estimate(
     Raises:
         ValueError: See `rsa` and `stimulus_folds`.
     """
-    owners = stimulus_folds(_count(layers), folds, seed, groups).to(_device(layers))
-    kept = [torch.arange(len(owners), device=owners.device), *(train for train, _ in splits(owners))]
-    if comparator == "spearman":
-        whole, *replicates = _ranked_among(layers, others, distance, kept)
-    else:
-        further = [None if others is None else _taken(others, rows) for rows in kept]
-        sides = zip((_taken(layers, rows) for rows in counted(kept, "fold")), further, strict=True)
-        whole, *replicates = (rsa(first, second, distance, comparator) for first, second in sides)
+    vectors, further = _both(layers, others, distance)
+    owners = stimulus_folds(stimuli_of(vectors.shape[1]), folds, seed, groups).to(vectors.device)
+    kept = torch.stack([torch.ones_like(owners), *(owners != fold for fold in range(folds))])
+    whole, *replicates = compare(vectors, further, comparator, kept.double(), _names(vectors))
+    if torch.stack(replicates).isnan().any():
+        raise ValueError("all distances of a layer are equal without one fold of stimuli: use more folds, or stimuli")
     return jackknife(whole, torch.stack(replicates))
-
-
-def _ranked_among(
-    layers: Layers, others: Layers | None, distance: DistanceChoice, kept: Sequence[Int[Tensor, " _"]]
-) -> list[Float[Tensor, "l m"]]:
-    """Return Spearman's ρ among the stimuli that are kept each time; the distances of a layer are sorted once."""
-    n = _count(layers)
-    ordered = SortedRows(_vectors(layers, distance, n))
-    further = ordered if others is None else SortedRows(_vectors(others, distance, n))
-    rows, columns = torch.triu_indices(n, n, 1, device=_device(layers))
-    found = []
-    for chosen in counted(kept, "fold"):
-        there = torch.zeros(n, dtype=torch.bool, device=rows.device).index_fill_(0, chosen, True)
-        pairs = there[rows] & there[columns]
-        ranks = ordered.unit_ranks(pairs, OF_LAYER)
-        found.append(ranks @ (ranks if others is None else further.unit_ranks(pairs, OF_LAYER)).T)
-    return found
-
-
-def _taken(given: Layers, rows: Tensor) -> list[Tensor | NeuralDistances]:
-    """Return the layers of some of the stimuli."""
-    return [layer.take(rows) if isinstance(layer, NeuralDistances) else layer[rows] for layer in given]
-
-
-def _count(layers: Layers) -> int:
-    """Return the number of stimuli.
-
-    Raises:
-        ValueError: There is no layer.
-    """
-    if not len(layers):
-        raise ValueError("layers is empty: give at least one layer")
-    return len(layers[0])
 
 
 def mantel(
@@ -133,15 +89,12 @@ def mantel(
     """
     if permutations < 1:
         raise ValueError(f"permutations={permutations}: a p-value needs at least one")
-    n, ranked = _count(layers), comparator == "spearman"
-    take = _ranks if ranked else distance_vectors
-    vectors = take(layers, distance)
-    further = vectors if others is None else take(others, distance, n)
-
-    def likeness(moved: Tensor) -> Tensor:
-        return vectors @ moved.T if ranked else compare(vectors, moved, comparator)
-
-    found = likeness(further)
+    vectors, further = _both(layers, others, distance)
+    n = stimuli_of(vectors.shape[1])
+    if comparator == "spearman":  # Pearson's r of ranks, which are the same however stimuli are permuted
+        ranks = mid_ranks(vectors)
+        vectors, further, comparator = ranks, ranks if further is vectors else mid_ranks(further), "corr"
+    found = compare(vectors, further, comparator, names=_names(vectors))
     place = torch.zeros(n, n, dtype=torch.long, device=vectors.device)  # of each pair, in either order, in the vectors
     rows, columns = torch.triu_indices(n, n, 1, device=vectors.device)
     place[rows, columns] = place[columns, rows] = torch.arange(len(rows), device=vectors.device)
@@ -149,7 +102,7 @@ def mantel(
     reached = torch.ones_like(found)
     for _ in counted(range(permutations), "permutation"):
         order = torch.randperm(n, generator=generator).to(vectors.device)
-        reached += likeness(further[:, place[order[rows], order[columns]]]) >= found
+        reached += compare(vectors, further[:, place[order[rows], order[columns]]], comparator) >= found
     return found, reached / (1 + permutations)
 
 
@@ -174,24 +127,120 @@ def distance_vectors(
     Raises:
         ValueError: Layers differ in the number of stimuli; see `NeuralDistances`.
     """
-    return torch.stack(list(_vectors(layers, distance, n)))
-
-
-def _vectors(layers: Layers, distance: DistanceChoice, n: int | None) -> Iterator[Float[Tensor, " p"]]:
-    n = n or _count(layers)
+    n = n or len(layers[0])
     for index, states in enumerate(layers):
         if len(states) != n:
             raise ValueError(f"layer {index} has {len(states)} stimuli, not {n}: all layers need the same ones")
-    for index, states in enumerate(layers):
-        known = isinstance(states, NeuralDistances)
-        layer = states if known else NeuralDistances.of(states, distance, f"layer {index}")
-        yield layer.vector()
+    known = [
+        each if isinstance(each, NeuralDistances) else NeuralDistances.of(each, distance, f"layer {index}")
+        for index, each in enumerate(layers)
+    ]
+    return torch.stack([layer.vector() for layer in known])
 
 
-def _device(layers: Layers) -> torch.device:
-    first = layers[0]
-    return first.states.device if isinstance(first, NeuralDistances) else first.device
+def _both(layers: Layers, others: Layers | None, distance: DistanceChoice) -> tuple[Tensor, Tensor]:
+    """Return the distances in the layers of both sides, the same object where there is one side."""
+    vectors = distance_vectors(layers, distance)
+    return vectors, vectors if others is None else distance_vectors(others, distance, len(layers[0]))
 
 
-def _ranks(layers: Layers, distance: DistanceChoice, n: int | None = None) -> Float[Tensor, "l p"]:
-    return unit_ranks(_vectors(layers, distance, n), OF_LAYER, len(layers))
+def _names(vectors: Tensor) -> list[str]:
+    return [f"layer {index}" for index in range(len(vectors))]
+
+
+# --------------------------------------------------------------------------------------------- multidimensional scaling
+
+
+LIMIT, SETTLED = 3000, 1e-14  # steps of SMACOF, and the relative gain that is worth another
+
+
+def mds(dissimilarity: Float[Tensor, "l l"], dimensions: int = 2) -> tuple[Float[Tensor, "l k"], Float[Tensor, ""]]:
+    """Return points whose Euclidean distances d_ij are near the dissimilarities δ_ij: metric multidimensional scaling.
+
+    It minimises Σ_{i<j} (d_ij - δ_ij)² by SMACOF (de Leeuw 1977) from the classical solution (Torgerson 1952), so that
+    the result is the same every time; each axis has its largest coordinate positive.
+
+    Returns:
+        The points, about 0 on principal axes, and Kruskal's stress-1, sqrt(Σ (d - δ)² / Σ d²), at least 0.
+
+    Raises:
+        ValueError: The matrix is not symmetric and non-negative with a zero diagonal, or is zero.
+    """
+    given = dissimilarity.double()
+    if not torch.equal(given, given.T) or (given < 0).any() or given.diagonal().any() or not given.any():
+        raise ValueError("dissimilarities must be symmetric, not negative, 0 on the diagonal, and not all 0")
+    from sklearn.manifold import smacof  # takes a second to import
+
+    found, _ = smacof(
+        given.cpu().numpy(), n_components=dimensions, init=_classical(given, dimensions).cpu().numpy(), n_init=1,
+        max_iter=LIMIT, eps=SETTLED, normalized_stress=False,
+    )  # fmt: skip
+    points = torch.from_numpy(found).to(given.device)
+    distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    return _turned(points), ((distances - given).square().sum() / distances.square().sum()).sqrt()
+
+
+def _classical(given: Float[Tensor, "l l"], dimensions: int) -> Float[Tensor, "l k"]:
+    squared = given.square()
+    product = -(squared - squared.mean(0) - squared.mean(1, keepdim=True) + squared.mean()) / 2
+    values, vectors = torch.linalg.eigh(product)
+    return (vectors * values.clamp(min=0).sqrt())[:, -dimensions:]
+
+
+def _turned(points: Float[Tensor, "l k"]) -> Float[Tensor, "l k"]:
+    """Return the points about 0, on principal axes, the largest coordinate of each positive."""
+    centred = points - points.mean(0)
+    turned = centred @ torch.linalg.svd(centred, full_matrices=False).Vh.T
+    return turned * turned.gather(0, turned.abs().argmax(0, keepdim=True)).sign()
+
+
+# ------------------------------------------------------------------------------------------------- distance correlation
+
+
+def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
+    """Return the bias-corrected distance correlation R* = <A, B> / √(<A, A> <B, B>), in [-1, 1].
+
+    A and B are the U-centred Euclidean distances of the rows (Székely & Rizzo 2013; in this form 2014). It
+    estimates the *square* of the distance correlation of Székely, Rizzo & Bakirov (2007), is about 0 for independent
+    features of any width, and below 0 half of the time. It is 0 in the limit only if there is no dependence of any
+    kind. It has no gradient here.
+
+    Raises:
+        ValueError: n < 4 or n differs between the sides, a value is not finite, or all distances of a side are equal.
+    """
+    return DISTANCE_CORRELATION.of(X, Y)
+
+
+@torch.no_grad()
+def u_centred(matrix: Float[Tensor, "n n"], name: str) -> Float[Tensor, "n n"]:
+    """Return a symmetric matrix with the sums of its rows taken away so that products are unbiased, of norm 1.
+
+    Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it. The product of two of them, over
+    n (n-3), is the unbiased squared distance covariance of matrices of distances, and the unbiased HSIC of Grams.
+
+    Raises:
+        ValueError: Nothing is left but rounding.
+    """
+    n = len(matrix)
+    whole = matrix.double().clone().fill_diagonal_(0)
+    sums = whole.sum(0) / (n - 2)
+    matrix_centred = (whole - sums - sums[:, None] + sums.sum() / (n - 1)).fill_diagonal_(0)
+    return unit(matrix_centred, whole.norm(), name)
+
+
+@torch.no_grad()
+def _of_distances(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
+    rows = centred(features, name).rows
+    return u_centred(NeuralDistances.of(rows, name=name).squared().sqrt(), name)
+
+
+@torch.no_grad()
+def _of_ranks(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n n"]:
+    squared = NeuralDistances.of(features, name=name).squared()
+    above, ranked = upper(len(squared), squared.device), torch.zeros_like(squared)
+    ranked.view(-1)[above] = unit_ranks([squared.flatten()[above]], f"the distances of {name},")[0] / 2**0.5
+    return ranked + ranked.T
+
+
+DISTANCE_CORRELATION = LayerMeasure(_of_distances, products, both_in_order)
+RANKED_DISTANCES = LayerMeasure(_of_ranks, products, both_in_order, fewest=3)  # the numbers of `rsa`

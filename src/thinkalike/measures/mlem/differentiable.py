@@ -10,9 +10,8 @@ from torch import Tensor, nn
 
 from thinkalike.arguments import takes_arrays
 from thinkalike.measures.mlem.features import Features
-from thinkalike.measures.mlem.levels.ridge import level_ridge, pair_sizes
-from thinkalike.measures.mlem.prediction import predict
-from thinkalike.measures.mlem.terms import terms_of
+from thinkalike.measures.mlem.levels import level_ridge, pair_sizes
+from thinkalike.measures.mlem.terms import predict, terms_of
 
 LOSSES = ("squared_error", "pearson", "spearman")
 

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from thinkalike.kinds import NUMBERS
 from thinkalike.measures.mlem.columns import Columns, Kinds, Level
-from thinkalike.measures.mlem.levels.codes import pair_codes
 
 DIFFERENCES = ("indicator", "scaled", "levels", "points")
 OF_LEVELS = DIFFERENCES[2:]
@@ -244,3 +243,27 @@ class FeatureEncoder:
         if len(known) < 2:
             return 1.0
         return float(known[-1] - known[0]) if self.kinds[feature] in NUMBERS else len(known) - 1.0
+
+
+# --------------------------------------------------------------------------------------------- codes of pairs of levels
+
+
+def level_pairs(known: int) -> list[tuple[int, int]]:
+    """Return the pairs of levels of codes 1, 2, ...; the last one, (k, k), is any with a level new to training."""
+    rows, columns = torch.triu_indices(known, known, 1).tolist()
+    return [*zip(rows, columns, strict=True), (known, known)]
+
+
+def pair_codes(left: Int[Tensor, "*a"], right: Int[Tensor, "*b"], known: int) -> Int[Tensor, "*c"]:
+    """Return the codes of pairs of levels; `left` and `right` are broadcast, and a negative level is ignored.
+
+    Two stimuli of one level, or with an ignored one, have code 0; those of the known levels a < b codes from 1, in the
+    order (0, 1), (0, 2), ..., (k - 2, k - 1); those with a level that is new to training have the last code.
+    """
+    codes = torch.zeros(known + 1, known + 1, dtype=torch.int32, device=left.device)
+    rows, columns = torch.triu_indices(known, known, 1, device=left.device)
+    codes[rows, columns] = codes[columns, rows] = torch.arange(1, len(rows) + 1, device=left.device).int()
+    codes[known] = codes[:, known] = len(rows) + 1
+    place = left.clamp(0, known).long() * (known + 1) + right.clamp(0, known)
+    found = codes.flatten().index_select(0, place.flatten()).view(place.shape)
+    return found.where((left != right) & (left >= 0) & (right >= 0), 0)

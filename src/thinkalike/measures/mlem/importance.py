@@ -12,13 +12,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded
-from thinkalike.measures.mlem.columns import Columns
-from thinkalike.measures.mlem.encoding_model import MLEM
+from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
+from thinkalike.measures.distances.ranks import spearman
+from thinkalike.measures.estimates import Estimate, fold_interval, splits, stimulus_folds
+from thinkalike.measures.mlem.columns import Columns, cell_numbers
+from thinkalike.measures.mlem.encoding_model import MLEM, Table
 from thinkalike.measures.mlem.solver import Division, Fitted, describe
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
-from thinkalike.measures.mlem.tables import Table
-from thinkalike.measures.statistics.estimate import Estimate
-from thinkalike.measures.statistics.folds import fold_interval, splits, stimulus_folds
 from thinkalike.progress import counted
 
 ROUNDING = 1e-13  # a drop as small is 0: that of a feature of weight 0, which null distributions tie with
@@ -112,11 +112,8 @@ def feature_importance(
         seed: The seed of folds and permutations.
 
     Raises:
-        ValueError: permutations is less than 1, `given` comes with folds of pairs, or there is no such feature; see
-            `MLEM.fit` and `stimulus_folds`.
+        ValueError: `given` comes with folds of pairs, or there is no such feature; see `MLEM.fit` and `stimulus_folds`.
     """
-    if permutations < 1:
-        raise ValueError(f"permutations={permutations} must be at least 1: importance is what a permutation costs")
     table = model.read(X, Y, groups)
     n, f = table.values.shape
     pairs = [(table.columns.place(a), table.columns.place(b)) for a, b in interactions]
@@ -192,3 +189,79 @@ def _shuffled(strata: Float[Tensor, " n"], generator: torch.Generator) -> Int[Te
     within = torch.empty_like(order)
     within[strata.argsort(stable=True)] = order[strata[order].argsort(stable=True)]
     return within
+
+
+# ------------------------------------------------------------------------------------------------------------- ceilings
+
+
+MOST = 2000  # stimuli whose pairs are looked at
+
+
+def ceiling(
+    cells: Any,
+    layers: Sequence[Float[Tensor, "n _"]],
+    distance: DistanceChoice = "euclidean",
+    *,
+    groups: Any = None,
+    splits: int = 5,
+    seed: int = 0,
+) -> Float[Tensor, " l"]:
+    """Return Spearman's ρ that the best function of two stimuli's cells would reach in each layer, in [-1, 1].
+
+    A cell is all stimuli of one level in each feature, so that no model of these features tells them apart; cells of
+    single words give what a word's identity could explain. Stimuli are divided into halves A and B. The mean squared
+    distance of two cells in A predicts that of each pair of stimuli in B, with the noise of few stimuli: ρ(B, A) is √r
+    times what exact means would reach, where the reliability r is the ρ of the means of both halves over the same pairs
+    (Spearman 1904). So ρ(B, A) / √r, at most 1, is averaged over both directions and `splits` divisions. Pairs of cells
+    that a half lacks do not count.
+
+    Args:
+        cells: (n), what says which cell a stimulus is of, or (n, f), a table of features as `MLEM.fit` takes.
+        layers: States (n, d) of each layer; of more than 2,000 stimuli as many are drawn at random.
+        distance: See `NeuralDistances`.
+        groups: (n), such as sentences; the stimuli of one are in one half.
+
+    Raises:
+        ValueError: There are fewer than two pairs of cells in both halves, they are all equally far, or they are noise.
+    """
+    draw = seeded(seed)
+    owners = torch.arange(len(layers[0])) if groups is None else cell_numbers(groups)
+    numbers = cell_numbers(cells)
+    rows = torch.randperm(len(numbers), generator=draw)[:MOST].sort().values
+    distances, found = [NeuralDistances.of(layer, distance) for layer in layers], []
+    for _ in counted(range(splits), "division for ceilings"):
+        side = torch.randperm(int(owners.max()) + 1, generator=draw)[owners[rows]] % 2
+        halves = [rows[side == half] for half in (0, 1)]
+        found.append(torch.tensor([_both(each, numbers, halves) for each in distances]))
+    return torch.stack(found).mean(0)
+
+
+def _both(distances: NeuralDistances, cells: Int[Tensor, " n"], halves: Sequence[Int[Tensor, " _"]]) -> float:
+    squared = [distances.take(half).squared() for half in halves]
+    means = [_means(part, cells[half], int(cells.max()) + 1) for part, half in zip(squared, halves, strict=True)]
+    scores = []
+    for half, part, own, other in zip(halves, squared, means, means[::-1], strict=True):
+        pairs = upper(len(half))
+        left, right = cells[half][pairs // len(half)], cells[half][pairs % len(half)]
+        predicted, measured = other[left, right], own[left, right]
+        known = predicted.isfinite() & measured.isfinite()
+        reliability = _rho(predicted[known], measured[known])
+        if not reliability > 0:
+            raise ValueError(f"cells have no reliable distances (split-half ρ {reliability:.2f}): too few stimuli each")
+        scores.append(min(_rho(part.flatten()[pairs][known], predicted[known]) / reliability**0.5, 1.0))
+    return sum(scores) / 2
+
+
+def _means(squared: Float[Tensor, "k k"], cells: Int[Tensor, " k"], number: int) -> Float[Tensor, "c c"]:
+    """Return the mean squared distance of two different stimuli of each two cells; nan where there are none."""
+    held = torch.nn.functional.one_hot(cells, number).double()
+    sizes = held.sum(0)
+    return (held.T @ squared @ held) / (sizes[:, None] * sizes - sizes.diag())
+
+
+def _rho(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> float:
+    try:
+        return float(spearman(x, y))
+    except ValueError as error:
+        message = f"{len(x)} pairs of stimuli whose cells both halves have are too few, or all equally far"
+        raise ValueError(message) from error

@@ -10,15 +10,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.measures.estimates import stimulus_folds
 from thinkalike.measures.mlem.features import Features
-from thinkalike.measures.mlem.levels.points import Points
-from thinkalike.measures.mlem.levels.ridge import level_path
-from thinkalike.measures.mlem.nonnegative import nnls
-from thinkalike.measures.mlem.semidefinite import psd_least_squares, to_matrix
+from thinkalike.measures.mlem.least_squares import nnls, psd_least_squares, to_matrix
+from thinkalike.measures.mlem.levels import Points, level_path
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
-from thinkalike.measures.mlem.sums.normal_equations import centred
+from thinkalike.measures.mlem.sums import centred
 from thinkalike.measures.mlem.terms import Term, grouped, terms_of
-from thinkalike.measures.statistics.folds import stimulus_folds
 from thinkalike.progress import counted
 
 ALIKE = 0.9  # correlation of two features' Δ from which a warning says so

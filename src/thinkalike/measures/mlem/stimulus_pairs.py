@@ -13,14 +13,11 @@ from torch import Tensor
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.distances.ranks import spearman_of_patterns, spearman_of_units, unit_ranks
 from thinkalike.measures.mlem.features import Features
-from thinkalike.measures.mlem.levels.ridge import level_counts, pair_sizes
-from thinkalike.measures.mlem.prediction import Variants, distinct, mostly_different, pattern_codes, predict
-from thinkalike.measures.mlem.sums.by_pair import sums_of_given_pairs
-from thinkalike.measures.mlem.sums.normal_equations import normal_equations
-from thinkalike.measures.mlem.terms import Term
+from thinkalike.measures.mlem.levels import level_counts, pair_sizes
+from thinkalike.measures.mlem.sums import normal_equations, sums_of_given_pairs
+from thinkalike.measures.mlem.terms import Term, distinct, mostly_different, predict
 
-CHUNK = 2**22  # pairs, or sums of ranks, that exist at the same time
-DENSE = 12  # features up to which all patterns of their differences are counted, met or not
+CHUNK = 2**22  # sums of ranks that exist at the same time
 
 
 class StimulusPairs:
@@ -133,45 +130,29 @@ class StimulusPairs:
         """
         if mostly_different(variants[0]):
             return self._by_sorting(variants, terms, weights)
-        patterns = min(2 ** len(variants[0]), len(self.flat))
-        step = max(1, CHUNK // max(len(self.flat), len(self.ranks) * patterns))
-        parts = [self._score(variants[start : start + step], terms, weights) for start in range(0, len(variants), step)]
-        return torch.cat(parts)
-
-    def _score(self, variants: Sequence[Sequence[Tensor]], terms: Sequence[Term], weights: Tensor) -> Tensor:
-        if any(column.dtype != torch.bool for column in variants[0]):
-            different = [distinct(differences) for differences in variants]
-            return torch.cat([self._of_patterns(found, code[None], terms, weights) for found, code in different])
-        codes, f = torch.stack([pattern_codes(differences) for differences in variants]), len(variants[0])
-        met = torch.arange(2 ** min(f, DENSE), device=codes.device)
-        if f > DENSE:
-            met, codes = codes.unique(return_inverse=True)
-        patterns = met >> torch.arange(f, device=met.device)[:, None] & 1
-        return self._of_patterns(list(patterns), codes, terms, weights)
+        return torch.stack([self._by_pattern(*distinct(differences), terms, weights) for differences in variants])
 
     def _by_sorting(
         self, variants: Sequence[Sequence[Tensor]], terms: Sequence[Term], weights: Float[Tensor, "*b l r"]
     ) -> Float[Tensor, "v *b l"]:
         flat = weights.flatten(0, -3) if weights.dim() > 2 else weights[None]
         scores = weights.new_empty(len(variants), *flat.shape[:2])
-        for place, layer in product(range(len(flat)), range(flat.shape[1])):
-            predictions = Variants(variants[0], terms, flat[place, layer])
-            for variant, differences in enumerate(variants):
-                predicted = predictions.predict(differences)
-                scores[variant, place, layer] = spearman_of_units(predicted, self.ranks[layer])
+        for variant, place, layer in product(range(len(variants)), range(len(flat)), range(flat.shape[1])):
+            predicted = predict(variants[variant], terms, flat[place, layer])
+            scores[variant, place, layer] = spearman_of_units(predicted, self.ranks[layer])
         return scores.view(len(variants), *weights.shape[:-1])
 
-    def _of_patterns(
-        self, patterns: Sequence[Tensor], codes: Int[Tensor, "v p"], terms: Sequence[Term], weights: Tensor
-    ) -> Tensor:
-        """Return the scores of pairs of which each has the differences of one pattern, feature by feature."""
-        counts = torch.stack([torch.bincount(code, minlength=len(patterns[0])) for code in codes])
-        sums = self.ranks.new_zeros(len(codes), len(self.ranks), len(patterns[0]))
-        for code, total in zip(codes, sums, strict=True):
-            total.index_add_(1, code, self.ranks)
-        some = counts.any(0)
-        patterns, counts, sums = [column[some] for column in patterns], counts[:, some].double(), sums[..., some]
+    def _by_pattern(
+        self,
+        patterns: Sequence[Tensor],
+        code: Int[Tensor, " p"],
+        terms: Sequence[Term],
+        weights: Float[Tensor, "*b l r"],
+    ) -> Float[Tensor, "*b l"]:
+        """Return the scores where each pair has the differences of one pattern, feature by feature."""
+        counts = torch.bincount(code).double()
+        sums = self.ranks.new_zeros(len(self.ranks), len(counts)).index_add_(1, code, self.ranks)
         if weights.dim() < 3:
             return spearman_of_patterns(predict(patterns, terms, weights), counts, sums)
-        parts = weights.split(max(1, CHUNK // sums[0].numel()))
-        return torch.cat([spearman_of_patterns(predict(patterns, terms, part), counts, sums) for part in parts], 1)
+        parts = weights.split(max(1, CHUNK // sums.numel()))
+        return torch.cat([spearman_of_patterns(predict(patterns, terms, part), counts, sums) for part in parts])

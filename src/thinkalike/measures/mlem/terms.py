@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from itertools import combinations, groupby
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
-from thinkalike.measures.mlem.levels.codes import level_pairs
+from thinkalike.measures.mlem.features import level_pairs
 
 Term = tuple[int, ...]
 MOST = 1000  # weights of pairs of levels: a fit solves systems of as many equations, hundreds of times
@@ -68,3 +69,73 @@ def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Flo
         else:
             products.append(differences[term[0]].double() * differences[term[1]])
     return products
+
+
+# ---------------------------------------------------------------------------------------------------------- predictions
+
+
+def predict(
+    differences: Sequence[Tensor], terms: Sequence[Term], weights: Float[Tensor, "*b r"]
+) -> Float[Tensor, "*b p"]:
+    """Return the sum of the weights of all terms times what they multiply, see `regressors`, without the intercept.
+
+    Terms are added one by one, so that equal Δ give equal bits.
+    """
+    total = weights.new_zeros(*weights.shape[:-1], len(differences[0]))
+    for term, places in grouped(terms):
+        total += _part(differences, term, weights[..., places])
+    return total
+
+
+def _part(differences: Sequence[Tensor], term: Term, weights: Float[Tensor, "*b q"]) -> Float[Tensor, "*b p"]:
+    """Return what one term, or all pairs of levels of one feature, add to the prediction."""
+    if len(term) == 1:
+        return pad(weights, (1, 0)).index_select(-1, differences[term[0]].long())
+    return weights * (differences[term[0]] * differences[term[1]])
+
+
+DENSE = 2**16  # patterns that may be counted, met or not
+SAMPLE = 4096  # pairs that say whether most of all pairs are different
+
+
+def mostly_different(differences: Sequence[Tensor]) -> bool:
+    """Return whether so few pairs have the same differences that sorting them all is quicker than finding those."""
+    if all(column.dtype == torch.bool for column in differences):
+        return False
+    some = [column[:: -(-len(column) // SAMPLE)] for column in differences]
+    return 2 * len(distinct(some)[0][0]) > len(some[0])
+
+
+def distinct(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, " p"]]:
+    """Return the different differences that pairs have, feature by feature, and which of them each pair has."""
+    key, number = torch.zeros_like(differences[0], dtype=torch.int64), 1
+    for column in map(_numbered, differences):
+        size = int(column.max()) + 1
+        if number * size >= 2**62:
+            key, number = torch.unique(key, return_inverse=True)[1], len(key)
+        key, number = key * size + column, number * size
+    if number <= DENSE:  # without sorting
+        key = ((torch.bincount(key, minlength=number) > 0).cumsum(0) - 1)[key]
+    else:
+        key = torch.unique(key, return_inverse=True)[1]
+    first = torch.empty(int(key.max()) + 1, dtype=torch.int64, device=key.device)
+    first[key] = torch.arange(len(key), device=key.device)  # any pair that has them
+    return [column[first] for column in differences], key
+
+
+def _numbered(column: Tensor) -> Tensor:
+    return torch.unique(column, return_inverse=True)[1] if column.is_floating_point() else column
+
+
+def check_scores(scores: Float[Tensor, " l *b"]) -> Float[Tensor, " l *b"]:
+    """Return the scores if each is a number.
+
+    Raises:
+        ValueError: The prediction of a layer is constant.
+    """
+    if scores.isnan().any():
+        layer = int(scores.isnan().nonzero()[0, 0])
+        raise ValueError(
+            f"the prediction of layer {layer} is constant and has no ranks: no feature explains its distances"
+        )
+    return scores

@@ -44,12 +44,7 @@ def save_sae(sae: SparseAutoencoder, folder: str | os.PathLike[str], **metadata:
 
     Args:
         metadata: What SAELens keeps beside it, such as model_name="gpt2" and hook_name="blocks.2.hook_resid_post".
-
-    Raises:
-        ValueError: It is a stack of several.
     """
-    if sae.W_enc.dim() != 2:
-        raise ValueError(f"a file holds one autoencoder, not {len(sae.W_enc)}: save each of sae.unstacked()")
     own = {"architecture": "standard"} if sae.k is None else {
         "architecture": "topk", "k": sae.k, "rescale_acts_by_decoder_norm": False,
     }  # fmt: skip

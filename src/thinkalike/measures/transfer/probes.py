@@ -1,4 +1,4 @@
-"""Linear probes of states, and what becomes of one that is carried through an affine map into another model's states.
+"""Linear probes of states, cross-fitted, and carried through an affine map into another model's states.
 
 A probe gives every level of a feature a score, p·h + c, and answers with the level of the highest. With ψ(g) = D g + v
 from the states of model B to those of model A, a probe of A reads the states of B:
@@ -6,6 +6,10 @@ from the states of model B to those of model A, a probe of A reads the states of
     p·ψ(g) + c = (p D)·g + (p·v + c)
 
 (Chen, Merullo, Stolfo & Pavlick 2025, arXiv 2506.06609).
+
+Balanced accuracy is the mean over levels of the share of their stimuli that are answered right: a probe that knows
+nothing has 1/k with k levels, however rare some of them are. Words of one sentence are not independent, so intervals
+resample sentences, the same ones for everything that is compared.
 """
 
 from __future__ import annotations
@@ -16,11 +20,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from threadpoolctl import threadpool_limits
 from torch import Tensor
 
-from thinkalike.measures.stitching.closed_forms import AffineMap
+from thinkalike.measures.bootstrapping import percentile_interval, resampled_counts
+from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.estimates import Estimate, splits
 
 TOLERANCE = 1e-6  # of the largest entry of the gradient of the mean loss
 STEPS = 5000  # of L-BFGS at most
@@ -108,3 +114,183 @@ def _of_states(model: Any, levels: int, mean: Tensor, scale: Tensor, converged: 
     weight = mean.new_zeros(levels, len(mean)).index_copy_(0, seen, rows / scale)
     bias = mean.new_full((levels,), -torch.inf).index_copy_(0, seen, offsets - rows @ mean / scale)
     return Probe(weight, bias, converged)
+
+
+# -------------------------------------------------------------------------------------------------------- cross-fitting
+
+ROUGH = 1e-4  # of fits that only choose a penalty
+
+
+@dataclass(frozen=True, eq=False)
+class CrossFitted:
+    """A probe for each fold of the stimuli, fitted on all others, with the ridge penalty that was chosen for it."""
+
+    probes: Sequence[Probe]
+    alphas: Sequence[float]
+    fold_of: Int[Tensor, " n"]
+
+    @property
+    def converged(self) -> bool:
+        """Whether all fits reached their tolerance."""
+        return all(probe.converged for probe in self.probes)
+
+    def through(self, mapping: AffineMap) -> CrossFitted:
+        """Return the probes of the states that the map reads; see `Probe.through`."""
+        return CrossFitted([probe.through(mapping) for probe in self.probes], self.alphas, self.fold_of)
+
+    def right(self, states: Float[Tensor, "n d"], labels: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
+        """Return whether each stimulus, in any model's states of width d, gets its label from the probe of its fold."""
+        right = torch.zeros(len(labels), dtype=torch.bool)
+        for fold, probe in enumerate(self.probes):
+            own = self.fold_of == fold
+            right[own] = probe.answers(states[own]) == labels[own]
+        return right
+
+
+def balanced_folds(labels: Int[Tensor, " n"], groups: Int[Tensor, " n"], folds: int, seed: int) -> Int[Tensor, " n"]:
+    """Return the fold of each stimulus: no group is in two, and levels are shared out as evenly as groups allow.
+
+    Raises:
+        ValueError: There are fewer groups than folds.
+    """
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    if (count := len(groups.unique())) < folds:
+        raise ValueError(f"{folds} folds of {count} groups: there must be as many groups")
+    splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
+    fold_of = torch.empty(len(labels), dtype=torch.long)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of levels with fewer stimuli than there are folds
+        for fold, (_, test) in enumerate(splitter.split(labels, labels, groups)):
+            fold_of[torch.from_numpy(test)] = fold
+    return fold_of
+
+
+def cross_fitted(
+    states: Float[Tensor, "n d"],
+    labels: Int[Tensor, " n"],
+    levels: int,
+    fold_of: Int[Tensor, " n"],
+    groups: Int[Tensor, " n"],
+    alphas: Sequence[float],
+    inner: int,
+    seed: int,
+) -> CrossFitted:
+    """Fit a probe for each fold on all the others, with the penalty that does best on inner folds of those.
+
+    Args:
+        groups: What inner folds keep together, as `fold_of` does.
+        alphas: Ridge penalties to choose from; a single one is taken as it is.
+        inner: How many inner folds.
+
+    Raises:
+        ValueError: See `fit_probes`, `balanced_folds`.
+    """
+    probes, chosen = [], []
+    for train, _ in splits(fold_of):
+        x, y, g = states[train], labels[train], groups[train]
+        chosen.append(alphas[0] if len(alphas) == 1 else best_penalty(x, y, levels, g, alphas, inner, seed))
+        probes += fit_probes(x, y, levels, chosen[-1:])
+    return CrossFitted(probes, chosen, fold_of)
+
+
+def best_penalty(
+    states: Float[Tensor, "n d"],
+    labels: Int[Tensor, " n"],
+    levels: int,
+    groups: Int[Tensor, " n"],
+    alphas: Sequence[float],
+    folds: int,
+    seed: int,
+) -> float:
+    """Return the largest ridge penalty whose held-out balanced accuracy is within a standard error of the best one's.
+
+    Penalties that are equally right up to chance differ in their probes: a weak one leans on directions of little
+    variance, which no map carries well. So the choice is not left to a stimulus or two (the rule of one standard error;
+    Hastie, Tibshirani & Friedman 2009, section 7.10).
+
+    Raises:
+        ValueError: See `fit_probes`, `balanced_folds`.
+    """
+    strongest_first = sorted(alphas, reverse=True)
+    right = torch.zeros(len(alphas), len(labels), dtype=torch.float64)
+    for train, test in splits(balanced_folds(labels, groups, folds, seed)):
+        probes = fit_probes(states[train], labels[train], levels, strongest_first, ROUGH)
+        for place, probe in enumerate(probes):
+            right[place, test] = (probe.answers(states[test]) == labels[test]).double()
+    recalls = torch.stack([right[:, labels == level].mean(1) for level in labels.unique()])
+    accuracy = recalls.mean(0)
+    best = recalls[:, accuracy.argmax()]
+    counts = torch.bincount(labels)[labels.unique()]
+    error = (best * (1 - best) / counts).sum().sqrt() / len(best)
+    return strongest_first[int((accuracy >= accuracy.max() - error).nonzero()[0])]
+
+
+# ---------------------------------------------------------------------------------------------------- balanced accuracy
+
+
+@dataclass(frozen=True, eq=False)
+class Accuracy:
+    """A balanced accuracy, in [0, 1], and those of r resamples of the sentences.
+
+    Accuracies on the same stimuli have the same resamples, so that what is computed of two of them is paired.
+    """
+
+    value: Float[Tensor, ""]
+    draws: Float[Tensor, " r"]
+    levels: int
+
+    @property
+    def chance(self) -> float:
+        """The balanced accuracy of answers that do not depend on the stimulus."""
+        return 1 / self.levels
+
+    def interval(self, level: float = 0.95) -> Estimate:
+        """Return the accuracy with its percentile interval over sentences."""
+        return percentile_interval(self.value, self.draws, level)
+
+    def share_of(self, other: Accuracy, above: float = 0.0, level: float = 0.95) -> Estimate:
+        """Return (a - above) / (b - above) of this accuracy a and another b, with its percentile interval.
+
+        It is nan where the interval of b reaches down to `above`: there is nothing of which it could be a share.
+        """
+        if other.interval(level).low <= above:
+            unknown = torch.full_like(self.value, torch.nan)
+            return Estimate(unknown, unknown, unknown)
+        value = (self.value - above) / (other.value - above)
+        return percentile_interval(value, (self.draws - above) / (other.draws - above), level)
+
+
+def balanced_accuracies(
+    right: Shaped[Tensor, "c n"],
+    labels: Int[Tensor, " n"],
+    sentences: Int[Tensor, " n"],
+    levels: int,
+    resamples: int,
+    seed: int,
+) -> list[Accuracy]:
+    """Return the balanced accuracy of each of c conditions on the same stimuli, with the same resamples.
+
+    Args:
+        right: Whether each stimulus was answered right, or the share of several answers that were.
+        labels: The number of each stimulus's level; each below `levels` occurs.
+
+    Raises:
+        ValueError: There are fewer than two sentences.
+    """
+    sentences = sentences.unique(return_inverse=True)[1]
+    count = int(sentences.max()) + 1
+    cell = labels * count + sentences
+    totals = torch.bincount(cell, minlength=levels * count).double().view(levels, count)
+    sums = torch.zeros(len(right), levels * count, dtype=torch.float64).index_add_(1, cell, right.double())
+    sums = sums.view(len(right), levels, count)
+    weights = resampled_counts(count, resamples, seed)
+    drawn = torch.cat([_mean_recall(sums @ each.T, totals @ each.T) for each in weights], -1)
+    values = _mean_recall(sums.sum(-1), totals.sum(-1))
+    return [Accuracy(value, draws, levels) for value, draws in zip(values, drawn, strict=True)]
+
+
+def _mean_recall(right: Float[Tensor, "c k *r"], total: Float[Tensor, " k *r"]) -> Float[Tensor, " c *r"]:
+    """Return the mean over the levels that a resample has."""
+    there = total > 0
+    return (right / total.masked_fill(~there, 1)).sum(1) / there.sum(0)

@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.statistics.bootstrapping import percentile_interval, resampled_counts
-from thinkalike.measures.statistics.estimate import Estimate
-from thinkalike.measures.stitching.closed_forms import AffineMap
+from thinkalike.measures.bootstrapping import percentile_interval, resampled_counts
+from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.estimates import Estimate
 
 
 def held_out_differences(
@@ -96,3 +96,25 @@ def effects_of(
     drawn = torch.cat([sums @ weights.T for weights in resampled_counts(count, resamples, seed)], -1)
     means, drawn_means = (each[:-1] / each[-1] for each in (sums.sum(-1), drawn))
     return Effects(means[:-1], drawn_means[:-1], means[-1], drawn_means[-1])
+
+
+# ---------------------------------------------------------------------------------------------------------- random maps
+
+
+def turned_at_random(mapping: AffineMap, mean: Float[Tensor, " d"], generator: torch.Generator) -> AffineMap:
+    """Return Q W R x + b' with random rotations Q and R: the singular values of W, and the same image of the mean.
+
+    Args:
+        mean: The mean of the states that the map reads.
+    """
+    weight = mapping.weight.double()
+    left, right = (random_rotation(width, generator).to(weight.device) for width in weight.shape)
+    turned = left @ weight @ right
+    mean = mean.to(weight)
+    return AffineMap(turned, weight @ mean + mapping.bias.double() - turned @ mean)
+
+
+def random_rotation(width: int, generator: torch.Generator) -> Float[Tensor, "d d"]:
+    """Return an orthogonal matrix from the uniform distribution over all of them, in float64 (Mezzadri 2007)."""
+    q, r = torch.linalg.qr(torch.randn(width, width, dtype=torch.float64, generator=generator))
+    return q * r.diagonal().sign()

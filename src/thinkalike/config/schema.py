@@ -1,0 +1,278 @@
+"""What schemas have in common: every value is checked against its annotation, and every number against its range.
+
+    @dataclass
+    class StitchConfig(Checked, part="stitch"):
+        norm: Literal["none", "pre", "post"] = "none"
+        steps: int = ranged(2000, least=1, most=10**7)
+
+pydantic does the checking when an instance is made. The range of a list of numbers is that of each of them. The key of
+a job has only the settings that differ from their defaults, so that a schema can grow without any finished result being
+lost; a setting that cannot change numbers is declared `not_in_key`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import create_model as model_of
+
+from thinkalike.errors import ConfigError, nearest
+
+SEEDS = 2**32 - 1  # the largest seed that every library takes
+COUNTS = 10**12  # the largest count of tokens: a product of two counts that are bounded so fits 64 bits
+STEPS = 10**7
+TOKENS_AT_ONCE = 10**8
+CONTEXT = 10**7
+THREADS = 1024
+MOST_PAIRS = 5000  # of layers in one job
+
+SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?) ?([kmgt]?)(i?)b", re.IGNORECASE)  # 8GB, 500 MB, 1.5GiB
+
+Number = int | float
+Schema = TypeVar("Schema")
+FilePath = Annotated[str, StringConstraints(pattern=r"\S"), AfterValidator(os.path.expanduser)]  # ~ is the home folder
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers between two ends: `least` and `most` belong to it, `above` and `below` do not."""
+
+    least: Number | None = None
+    above: Number | None = None
+    most: Number | None = None
+    below: Number | None = None
+
+    def __str__(self) -> str:
+        low = f"more than {self.above}" if self.least is None else f"at least {self.least}"
+        high = f"less than {self.below}" if self.most is None else f"at most {self.most}"
+        return f"{low} and {'finite' if self.most is None and self.below is None else high}"
+
+    def field(self) -> Any:
+        """Return it as pydantic has it."""
+        return Field(ge=self.least, gt=self.above, le=self.most, lt=self.below, allow_inf_nan=False)
+
+
+def ranged(
+    default: Any,
+    *,
+    least: Number | None = None,
+    above: Number | None = None,
+    most: Number | None = None,
+    below: Number | None = None,
+    in_key: bool = True,
+) -> Any:
+    """Return a dataclass field of a number, or of a list of numbers, with its range.
+
+    Args:
+        default: the value, or a function that makes a list anew.
+        least, above, most, below: see `Range`.
+        in_key: whether it can change the numbers of a job.
+    """
+    metadata = {"range": Range(least, above, most, below), "not_in_key": not in_key}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+NOT_IN_KEY = {"not_in_key": True}  # metadata of a field that cannot change the numbers of any job
+
+
+def not_in_key(default: Any) -> Any:
+    """Return a dataclass field with this default that cannot change the numbers of any job."""
+    return dataclasses.field(default=default, metadata=NOT_IN_KEY)
+
+
+def bytes_of(size: str) -> float:
+    """Return the bytes of an amount of memory such as 8GB, 8 GiB or 500MB.
+
+    Raises:
+        ValueError: it is none.
+    """
+    written = SIZE.fullmatch(str(size).strip())
+    if not written or not float(written[1]):
+        raise ValueError("must be a positive amount of memory with its unit, such as 8GB or 500MiB")
+    number, prefix, binary = written.groups()
+    return float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " ")
+
+
+def _is_size(size: str) -> str:
+    bytes_of(size)
+    return size
+
+
+Size = Annotated[str, AfterValidator(_is_size)]  # an amount of memory with its unit
+
+
+class Checked:
+    """A schema whose values are checked when it is made.
+
+    Args:
+        part: what the keys of its fields begin with on a command line.
+
+    Raises:
+        ConfigError: a value is not of its type or out of its range, or a word is empty, as by a variable of a shell
+            that is not set.
+    """
+
+    part: ClassVar[str] = ""
+
+    def __init_subclass__(cls, part: str | None = None, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if part is not None:
+            cls.part = part
+
+    def __post_init__(self) -> None:
+        try:
+            checked = _model(type(self)).model_validate(vars(self))  # type: ignore[arg-type]
+        except ValidationError as error:
+            raise ConfigError(_sentence(self.part, error)) from None
+        vars(self).update(vars(checked))
+
+
+@cache
+def _model(schema: Any) -> type[BaseModel]:
+    """Return the pydantic model of the fields of a schema; parts that are schemas have checked themselves."""
+    hints = get_type_hints(schema, include_extras=True)
+    fields: dict[str, Any] = {}
+    for item in dataclasses.fields(schema):
+        hint = Any if dataclasses.is_dataclass(hints[item.name]) else hints[item.name]
+        fields[item.name] = (_strict(hint, item.metadata.get("range"), item.default), ...)
+    options = ConfigDict(coerce_numbers_to_str=True, protected_namespaces=(), arbitrary_types_allowed=True)
+    return model_of(schema.__name__, __config__=options, **fields)
+
+
+def _strict(hint: Any, limits: Range | None, default: Any = None) -> Any:
+    """Return an annotation with the range of its numbers, and without truth values for numbers and empty words."""
+    if hint in (int, float):
+        parts = [BeforeValidator(_no_truth_value), *([limits.field()] if limits else [])]
+        return Annotated[(hint, *parts)]
+    if hint is str and default != "":
+        return Annotated[str, StringConstraints(pattern=r"\S")]
+    inner: Any = get_args(hint)
+    origin = get_origin(hint)
+    if origin is dict:
+        return dict[inner[0], _strict(inner[1], limits)]  # type: ignore[misc]  # the key "" is the whole model
+    if origin is list:
+        return list[_strict(inner[0], limits)]  # type: ignore[misc]
+    if inner and type(None) in inner:
+        return Union[tuple(_strict(each, limits) for each in inner)]  # noqa: UP007
+    return hint
+
+
+def _no_truth_value(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+def _sentence(part: str, error: ValidationError) -> str:
+    """Return the first thing that is wrong with values, with its key, in one line."""
+    first = error.errors()[0]
+    where = [str(each) for each in first["loc"] if isinstance(each, str) and each.isidentifier()]
+    key = ".".join(filter(None, [part, *where[:1]]))
+    said = first["msg"].removeprefix("Value error, ").replace("Input should", "must").replace("String should", "must")
+    if first["type"] == "string_pattern_mismatch":
+        said = "must not be empty"
+    return f"{key}={short(first['input'])} {said}"
+
+
+def short(value: Any) -> str:
+    """Return a value as a message shows it: one line of printable characters, and not a whole file of numbers."""
+    text = "".join(each if each.isprintable() else " " for each in str(value))
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def made(schema: type[Schema], values: Mapping[str, Any], path: str = "") -> Schema:
+    """Return the dataclass of nested plain settings.
+
+    Raises:
+        ConfigError: a setting does not exist, or its value is not possible.
+    """
+    hints, given = get_type_hints(schema), dict(values)
+    hints = {item.name: hints[item.name] for item in dataclasses.fields(schema)}  # type: ignore[arg-type]
+    for name in given.keys() - hints.keys():
+        raise ConfigError(f"'{path}{name}' is not a setting; {nearest(path + name, [path + each for each in hints])}")
+    for name, value in given.items():
+        if dataclasses.is_dataclass(hints[name]) and not dataclasses.is_dataclass(value):
+            if not isinstance(value, Mapping):
+                raise ConfigError(
+                    f"{path}{name}={short(value)} must have settings of its own, such as {path}{name}.KEY="
+                )
+            try:
+                given[name] = made(hints[name], value, f"{path}{name}.")  # type: ignore[arg-type]
+            except ConfigError as error:  # the second model is `target` on a command line
+                raise ConfigError(str(error).replace(f"{hints[name].part}.", f"{name}.", 1)) from None
+    return schema(**given)
+
+
+# ----------------------------------------------------------------------------------------------------------- job keys
+
+
+def relevant(config: Any) -> dict[str, Any]:
+    """Return the settings of a configuration dataclass that can change numbers and differ from their defaults."""
+    kept = {}
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if item.metadata.get("not_in_key") or value == default_of(item):
+            continue
+        inner = relevant(value) if dataclasses.is_dataclass(value) else value
+        if inner != {}:
+            kept[item.name] = inner
+    return kept
+
+
+def default_of(item: dataclasses.Field) -> Any:
+    """Return the default of a dataclass field, made anew where a factory makes it."""
+    if item.default_factory is not dataclasses.MISSING:
+        return item.default_factory()
+    return item.default
+
+
+# ------------------------------------------------------------------------------------------------------ pairs of layers
+
+
+def check_layers(layers: Any) -> None:
+    """Check that `layers=` is same, all, or a list of different pairs of layers.
+
+    Raises:
+        ConfigError: it is not, or there are too many.
+    """
+    if layers in ("same", "all"):
+        return
+    if not (isinstance(layers, list) and layers and all(_is_pair(pair) for pair in layers)):
+        raise ConfigError(f"layers={short(layers)} must be same, all, or a list of pairs such as [[0,0],[1,2]]")
+    if len(layers) > MOST_PAIRS or len({tuple(pair) for pair in layers}) < len(layers):
+        raise ConfigError(f"layers={short(layers)} must name each pair once, and {MOST_PAIRS} at most")
+
+
+def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
+    """Return the pairs (source layer, target layer) that `layers=` means.
+
+    Raises:
+        ConfigError: it is neither same, all, nor a list of different pairs of layers that exist.
+    """
+    check_layers(layers)
+    if layers == "same":
+        return [(layer, layer) for layer in range(min(source_layers, target_layers))]
+    if layers == "all":
+        return list(itertools.product(range(source_layers), range(target_layers)))
+    pairs = [(pair[0], pair[1]) for pair in layers]
+    for layer, depth in pairs:
+        if not (0 <= layer < source_layers and 0 <= depth < target_layers):
+            raise ConfigError(
+                f"layers: [{layer},{depth}] is out of range; the source has layers 0 to {source_layers - 1}, "
+                f"the target 0 to {target_layers - 1}"
+            )
+    return pairs
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(type(layer) is int for layer in value)

@@ -1,0 +1,250 @@
+"""Pairs of texts that differ in one feature, and how each may go on."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from thinkalike.data.grammar import lexicon, noun, with_s
+from thinkalike.data.tables import read_frame
+from thinkalike.errors import DataError, nearest
+
+BOUNDARY = "<boundary>"  # the word before ends here: any token that does not go on with it
+
+Span = tuple[int, int]  # characters of a word: first, one past the last
+
+
+class Prompt(NamedTuple):
+    """A text to be continued, and a word of it."""
+
+    text: str
+    span: Span
+
+    @property
+    def word(self) -> str:
+        return self.text[slice(*self.span)]
+
+
+@dataclass(frozen=True)
+class Contrasts:
+    """Pairs of texts, alike but for a feature of a word.
+
+    Attributes:
+        texts, counterparts: without the feature and with it; at a word of each, states are read and changed.
+        up, down: how a text may go on: what the feature makes likelier, and what it makes less likely. Each is one
+            token as it follows the text, or `BOUNDARY`.
+        source: what the message of an error begins with.
+    """
+
+    texts: list[Prompt]
+    counterparts: list[Prompt]
+    up: list[str]
+    down: list[str]
+    source: str = "contrasts"
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @property
+    def groups(self) -> Int[Tensor, " n"]:
+        """The number of the word of each text, by which folds and resamples keep pairs together."""
+        words = np.array([prompt.word for prompt in self.texts], dtype=object)
+        return torch.from_numpy(pd.factorize(words)[0])
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of all texts, words and continuations, as 16 hexadecimal digits."""
+        everything = (self.texts, self.counterparts, self.up, self.down)
+        return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
+
+
+# -------------------------------------------------------------------------------------------------------- continuations
+
+SPACES = ("Ġ", "▁", "Ċ", "ĉ", " ")  # with which tokenizers begin a token that follows white space, or is some
+
+
+def ids_of(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a text, without special ones."""
+    found: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return found
+
+
+def continuations(
+    contrasts: Contrasts, tokenizer: Any, vocabulary: int
+) -> tuple[Bool[Tensor, "n v"], Bool[Tensor, "n v"]]:
+    """Return which tokens are meant by the `up` and the `down` of each pair, of as many as the model has logits for.
+
+    Raises:
+        DataError: one of them is not one token where it follows the text, or its counterpart, or both are the same.
+    """
+    boundary = boundary_tokens(tokenizer, vocabulary)
+    masks = []
+    for ends in (contrasts.up, contrasts.down):
+        rows = torch.zeros(len(contrasts), vocabulary, dtype=torch.bool)
+        for place, end in enumerate(ends):
+            if end == BOUNDARY:
+                rows[place] = boundary
+            else:
+                rows[place, _next_token(contrasts, place, end, tokenizer)] = True
+        masks.append(rows)
+    up, down = masks
+    for place in (up & down).any(1).nonzero()[:, 0].tolist()[:1]:
+        raise DataError(
+            f"{contrasts.source} row {place + 1}: up={contrasts.up[place]!r} and down={contrasts.down[place]!r} have a "
+            "token in common; give two that exclude each other"
+        )
+    return up, down
+
+
+def boundary_tokens(tokenizer: Any, vocabulary: int) -> Bool[Tensor, " v"]:
+    """Return which tokens do not go on with the word before: white space, punctuation, special tokens."""
+    found = torch.zeros(vocabulary, dtype=torch.bool)
+    tokens = tokenizer.convert_ids_to_tokens(list(range(min(len(tokenizer), vocabulary))))
+    ends = [str(token).startswith(SPACES) or not str(token)[:1].isalnum() for token in tokens]
+    found[: len(ends)] = torch.tensor(ends)
+    return found
+
+
+def _next_token(contrasts: Contrasts, place: int, end: str, tokenizer: Any) -> int:
+    """Return the token that an end adds to the text of a pair, and to its counterpart."""
+    after: list[int] = []
+    for text in (contrasts.counterparts[place].text, contrasts.texts[place].text):
+        before, after = ids_of(tokenizer, text), ids_of(tokenizer, text + end)
+        if after[:-1] != before:
+            cut = " ".join(map(str, tokenizer.convert_ids_to_tokens(ids_of(tokenizer, end))))
+            raise DataError(
+                f"{contrasts.source} row {place + 1}: {end!r} after {text[-40:]!r} is not one token (by itself it is "
+                f"{cut}); give what adds one, with its space, such as ' is', or {BOUNDARY}"
+            )
+    return after[-1]
+
+
+# --------------------------------------------------------------------------------------------- contrasts of the grammar
+
+# A verb of the third person ends in -s after a singular subject of a statement. It has none after a plural subject, and
+# none in a do-question: the girl sings, the girls sing, does the girl sing.
+
+CONTRASTS = ("number", "question")
+
+
+class _Verb(NamedTuple):
+    """The text after the subject, and its continuations in the bare form and in the third person."""
+
+    before: str
+    bare: str
+    third: str
+
+
+def grammar_contrasts(kind: str, tokenizer: Any, count: int, seed: int = 0, size: str = "small") -> Contrasts:
+    """Draw pairs of texts that end in a verb, or before one, whose form the feature decides.
+
+    A verb whose third person is its stem and one further token is asked for that token, after the stem, against the end
+    of the word. A verb whose forms are single tokens is asked for one form against the other, after the subject.
+    Other verbs are left out.
+
+    Args:
+        kind: number: a singular subject against a plural one; question: a statement against a do-question.
+        count: how many, at most as many as there are.
+        size: of the grammar.
+
+    Raises:
+        DataError: no verb of the grammar can be asked for with this tokenizer.
+    """
+    words = lexicon(size)
+    verbs = list(_verbs(words["intransitive"] + words["transitive"], tokenizer))
+    if not verbs:
+        raise DataError(
+            f"measure.contrast={kind}: this tokenizer cuts no verb of the grammar so that its forms are told by one "
+            "token; give pairs of your own: measure.contrast=table measure.path=FILE"
+        )
+    entries = words["female"] + words["male"] + words["neither"]
+    every = [(determiner, entry, verb) for determiner in words["either"] for entry in entries for verb in verbs]
+    drawn = random.Random(seed).sample(every, min(count, len(every)))
+    pairs = [_pair(kind, *each) for each in drawn]
+    ends = [verb for _, _, verb in drawn]
+    return Contrasts(
+        [text for text, _ in pairs],
+        [counterpart for _, counterpart in pairs],
+        [verb.bare for verb in ends],
+        [verb.third for verb in ends],
+        f"the {size} grammar, {kind}",
+    )
+
+
+def _pair(kind: str, determiner: str, entry: str, verb: _Verb) -> tuple[Prompt, Prompt]:
+    singular, plural = (noun(entry, None, number).form for number in ("singular", "plural"))
+    text = _prompt(f"{determiner} ", singular, verb.before)
+    if kind == "number":
+        return text, _prompt(f"{determiner} ", plural, verb.before)
+    return text, _prompt(f"does {determiner} ", singular, verb.before)
+
+
+def _prompt(before: str, word: str, after: str) -> Prompt:
+    return Prompt(before + word + after, (len(before), len(before) + len(word)))
+
+
+def _verbs(entries: Sequence[str], tokenizer: Any) -> Iterator[_Verb]:
+    for base in (entry.partition("/")[0] for entry in entries):
+        third = with_s(base)
+        stem, whole = (ids_of(tokenizer, f"the {form}") for form in (base, third))
+        before = len(ids_of(tokenizer, "the"))
+        if whole[:-1] == stem and third.startswith(base):
+            yield _Verb(f" {base}", BOUNDARY, third[len(base) :])
+        elif len(stem) == len(whole) == before + 1:
+            yield _Verb("", f" {base}", f" {third}")
+
+
+# -------------------------------------------------------------------------------------------------- contrasts in tables
+
+COLUMNS = ("text", "counterpart", "word", "up", "down")
+OPTIONAL = "counterpart_word"  # where the word is another one in the counterpart
+
+
+def read_contrasts(path: str | Path) -> Contrasts:
+    """Read pairs of texts from a .csv, .tsv or .parquet; rows are counted from 1, below the header.
+
+    Raises:
+        DataError: the file cannot be read, a column or a cell is missing, or a text does not have its word just once.
+    """
+    frame = read_frame(Path(path))
+    there = list(map(str, frame.columns))
+    for name in COLUMNS:
+        if name not in there:
+            raise DataError(f"{path} has no column {name}; {nearest(name, there)}; contrasts need {', '.join(COLUMNS)}")
+    texts, counterparts = [], []
+    for number, row in enumerate(frame.astype(str).to_dict("records"), 1):
+        for name in COLUMNS:
+            if not row[name]:
+                raise DataError(f"{path} row {number}: {name} is empty; give one")
+        place = f"{path} row {number}"
+        texts.append(prompt(place, row["text"], row["word"]))
+        counterparts.append(prompt(place, row["counterpart"], row.get(OPTIONAL) or row["word"]))
+    return Contrasts(texts, counterparts, list(map(str, frame["up"])), list(map(str, frame["down"])), str(path))
+
+
+def prompt(place: str, text: str, word: str) -> Prompt:
+    """Return a text with the characters of a word of it.
+
+    Args:
+        place: what the message of an error begins with.
+
+    Raises:
+        DataError: the text does not have the word, or more than once.
+    """
+    found = list(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text))
+    if len(found) != 1:
+        raise DataError(
+            f"{place}: the word {word!r} occurs {len(found)} times in {text[:80]!r}, and states are changed at one "
+            "place; give a word that it has once"
+        )
+    return Prompt(text, found[0].span())

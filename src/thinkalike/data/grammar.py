@@ -1,0 +1,327 @@
+"""The lexicon of the grammar: words by what they can be in a sentence."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import cache
+from itertools import groupby, product
+from math import prod
+from operator import attrgetter
+from typing import NamedTuple
+
+from thinkalike.errors import DataError, nearest
+
+SIZES = ("small", "large", "crossed")
+
+# A slash gives an irregular plural or past. No past is like its base (hit, put). Nouns and adjectives begin with a
+# consonant, so that "a" goes with all of them.
+SMALL = {
+    "female": "woman girl princess queen mother daughter sister wife/wives bride widow waitress witch niece lady "
+    "nun duchess hostess grandmother maid goddess",
+    "male": "man boy prince king father son brother husband groom widower waiter wizard nephew gentleman monk duke "
+    "host grandfather butler god",
+    "female names": "Mary Anna Emma Laura Julia Sarah Alice Clara Nora Helen Ruth Grace Lucy Eve Charlotte Rebecca",
+    "male names": "John Peter Paul David Thomas Henry Simon Martin Robert Philip Oscar Victor Max Leo Benjamin "
+    "Nathaniel",
+    "intransitive": "sing/sang play fall/fell vanish sneeze laugh sleep/slept dance smile cough dream swim/swam "
+    "run/ran jump cry sit/sat yawn travel complain disappear hesitate rest wait work",
+    "transitive": "see/saw admire greet help love call thank follow praise visit know/knew find/found hire blame "
+    "warn trust miss forgive/forgave watch meet/met invite ignore recognize catch/caught",
+}
+MORE = {  # what the large grammar adds
+    "female": "granddaughter stepmother stepsister countess baroness priestess stewardess policewoman businesswoman "
+    "saleswoman sportswoman spokeswoman councilwoman noblewoman horsewoman schoolgirl ballerina landlady milkmaid "
+    "bridesmaid godmother goddaughter sorceress shepherdess seamstress mermaid matron governess cowgirl",
+    "male": "grandson stepfather stepbrother count baron priest steward policeman businessman cowboy salesman "
+    "sportsman spokesman councilman nobleman horseman schoolboy hero landlord milkman bridegroom godfather godson "
+    "sorcerer shepherd knight fisherman lad bachelor",
+    "neither": "teacher doctor student pilot nurse singer dancer painter baker farmer soldier lawyer writer "
+    "neighbor child/children tailor driver sailor poet cook guard guest visitor stranger tourist scientist cat dog "
+    "horse bird fox wolf/wolves rabbit bear lion tiger monkey parrot mouse/mice goose/geese donkey pony turtle",
+    "female names": "Susan Linda Karen Nancy Betty Margaret Sandra Carol Diana Amy Olivia Rachel Maria Catherine "
+    "Hannah Victoria Martha Irene Rose Judith Jane Sophia Isabel Amelia Ella Zoe Nina Vera Stella Ivy Agnes Claire "
+    "Daisy Fiona",
+    "male names": "James Michael William Richard Joseph Charles Daniel Matthew Anthony Mark Steven Andrew Kenneth "
+    "Kevin Brian George Edward Ronald Timothy Jason Ryan Jacob Gary Nicholas Eric Jonathan Scott Samuel Gregory "
+    "Frank Hugo",
+    "intransitive": "walk arrive whisper shout kneel/knelt nod/nodded blush faint stumble hide/hid shiver snore "
+    "giggle sigh agree weep/wept argue wander stay breathe listen speak/spoke talk think/thought rise/rose march "
+    "sail ride/rode float bow mutter groan scream tremble limp hurry pause return pray joke fail succeed retire "
+    "suffer",
+    "transitive": "kiss hug/hugged touch push pull kick carry lead/led teach/taught accuse amuse annoy attack avoid "
+    "chase bother bring/brought comfort defend describe disturb envy examine fear fight/fought frighten hear/heard "
+    "hold/held inspire insult interview judge leave/left like mention nominate notice obey pity protect punish "
+    "question remember rescue respect scare shock surprise tease understand/understood want welcome",
+    "adjectives": "tall short young brave clever kind happy sad quiet loud strong weak rich poor famous lazy polite "
+    "rude proud shy tired busy calm cheerful curious friendly gentle nervous patient serious silly wise lucky "
+    "careful modest noble fierce hungry thirsty sleepy beautiful handsome mysterious sensible stubborn talented "
+    "wonderful charming",
+    "places": "garden kitchen market library station museum castle village forest park school church hotel harbor "
+    "bakery barn theater tower palace farm hospital tunnel cave cellar courtyard desert field house jungle lobby "
+    "meadow cabin monastery prison restaurant shop stable studio temple tent valley warehouse cottage mansion",
+}
+DETERMINERS = {"either": "the no", "singular": "a this that every", "plural": "these those many few"}
+CROSSED = {  # so few that all of their combinations are sentences to work with
+    "female": "woman", "male": "man", "intransitive": "sing/sang fall/fell", "transitive": "see/saw", "either": "the",
+}  # fmt: skip
+PREPOSITIONS = "in near behind beside outside"
+
+Lexicon = dict[str, list[str]]
+
+
+def lexicon(size: str) -> Lexicon:
+    """Return the words of the small, the large or the crossed grammar, by group.
+
+    Raises:
+        DataError: there is no such size.
+    """
+    if size not in SIZES:
+        raise DataError(f"size={size} is not known; {nearest(size, SIZES)}")
+    parts = {"small": [SMALL, DETERMINERS], "large": [SMALL, MORE, DETERMINERS], "crossed": [CROSSED]}[size]
+    return {group: " ".join(part.get(group, "") for part in parts).split() for group in [*MORE, *DETERMINERS]}
+
+
+# ---------------------------------------------------------------------------------------------------------------- words
+
+# A word has a feature where it shows it, as in table S1 of Salle et al. 2024:
+#
+# - Gender: nouns, names, he, she, him, her.
+# - Number: nouns, names, pronouns but "you", determiners of one number ("this", "many"; not "the"), and finite verbs in
+#   the present, which have their subject's. As "do" of "do you sing" is singular in the table, "you" counts as one.
+# - Tense: verbs and auxiliaries, that of their clause: "sing" is present in "do you sing" and past in "did you sing".
+# - Person: nouns, names, pronouns, and verbs in -s.
+#
+# The table has no verb like "they sing" and no "did": what is said of these is a choice of this package.
+
+
+class Word(NamedTuple):
+    """A form with its features; None where one does not apply."""
+
+    form: str
+    pos: str
+    gender: str | None = None
+    number: str | None = None
+    tense: str | None = None
+    person: str | None = None
+
+
+Slot = list[Word]
+
+
+def with_s(base: str) -> str:
+    """Return a plural or a third person: girls, ladies; sings, vanishes, cries."""
+    if base.endswith("y") and base[-2] not in "aeiou":
+        return base[:-1] + "ies"
+    return base + ("es" if base.endswith(("s", "sh", "ch", "x", "z", "o")) else "s")
+
+
+def with_ed(base: str) -> str:
+    """Return a regular past: played, danced, cried."""
+    if base.endswith("y") and base[-2] not in "aeiou":
+        return base[:-1] + "ied"
+    return base + ("d" if base.endswith("e") else "ed")
+
+
+def noun(entry: str, gender: str | None, number: str = "singular") -> Word:
+    """Return a noun or name of the lexicon, whose entry gives an irregular plural after a slash."""
+    base, _, irregular = entry.partition("/")
+    plural = base[:-3] + "men" if base.endswith("man") else irregular or with_s(base)
+    return Word(base if number == "singular" else plural, "Noun", gender, number, person="3")
+
+
+def pronoun(form: str, person: str, number: str | None = None, gender: str | None = None) -> Word:
+    """Return a pronoun."""
+    return Word(form, "Pronoun", gender, number, person=person)
+
+
+# -------------------------------------------------------------------------------------------------------------- phrases
+
+
+class Phrase(NamedTuple):
+    """A noun phrase, with the number and person that a verb agrees with."""
+
+    slots: list[Slot]
+    number: str = "singular"
+    third: bool = True
+
+
+I_YOU = [pronoun("I", "1", "singular"), pronoun("you", "2")]
+HE_SHE = [pronoun("he", "3", "singular", "male"), pronoun("she", "3", "singular", "female")]
+WE_THEY = [pronoun("we", "1", "plural"), pronoun("they", "3", "plural")]
+ME_US_YOU = [pronoun("me", "1", "singular"), pronoun("us", "1", "plural"), pronoun("you", "2")]
+HIM_HER = [pronoun("him", "3", "singular", "male"), pronoun("her", "3", "singular", "female")]
+THEM = [pronoun("them", "3", "plural")]
+WHICH, WHO = [Word("which", "Wh-word")], [Word("who", "Wh-word")]
+
+
+def determiners(words: Lexicon, number: str) -> Slot:
+    """Return the determiners of a number."""
+    own = [Word(form, "Det", number=number) for form in words[number]]
+    return [Word(form, "Det") for form in words["either"]] + own
+
+
+def nouns(words: Lexicon, number: str) -> Slot:
+    """Return the common nouns in a number."""
+    genders = {"female": "female", "male": "male", "neither": None}
+    return [noun(entry, gender, number) for group, gender in genders.items() for entry in words[group]]
+
+
+def with_noun(words: Lexicon, first: Slot, number: str) -> list[Phrase]:
+    """Return phrases such as "the woman" and "the tall woman", which begin with the words of `first`."""
+    head, adjectives = nouns(words, number), [Word(form, "Adjective") for form in words["adjectives"]]
+    return [Phrase([first, head], number), Phrase([first, adjectives, head], number)]
+
+
+def full_phrases(words: Lexicon) -> list[Phrase]:
+    """Return phrases such as "Mary", "the woman" and "no men"."""
+    names = [noun(name, gender) for gender in ("female", "male") for name in words[f"{gender} names"]]
+    singular, plural = (with_noun(words, determiners(words, number), number) for number in ("singular", "plural"))
+    return [Phrase([names]), *singular, *plural]
+
+
+def subjects(words: Lexicon) -> list[Phrase]:
+    """Return what can be a subject: pronouns and full phrases."""
+    pronouns = [Phrase([I_YOU], third=False), Phrase([HE_SHE]), Phrase([WE_THEY], "plural")]
+    return pronouns + full_phrases(words)
+
+
+def objects(words: Lexicon, subject: Phrase) -> list[list[Slot]]:
+    """Return what can be the object of a subject.
+
+    After I, you, we and they a pronoun is him, her or them, so that nobody says "I see me".
+    """
+    others = [] if subject.slots in ([I_YOU], [WE_THEY]) else ME_US_YOU
+    return [[HIM_HER + THEM + others], *(phrase.slots for phrase in full_phrases(words))]
+
+
+def interrogatives(words: Lexicon) -> list[Phrase]:
+    """Return phrases that ask: "who", "which woman", "which men"."""
+    return [Phrase([WHO]), *with_noun(words, WHICH, "singular"), *with_noun(words, WHICH, "plural")]
+
+
+def place(words: Lexicon) -> list[Slot]:
+    """Return the slots of a place such as "near the garden"."""
+    prepositions = [Word(form, "Preposition") for form in PREPOSITIONS.split()]
+    return [prepositions, determiners(words, "singular"), [noun(entry, None) for entry in words["places"]]]
+
+
+def finite(entries: list[str], tense: str, subject: Phrase, pos: str = "Verb") -> Slot:
+    """Return verbs that agree with their subject: she sings, I sing, they sing, all sang."""
+    forms = [entry.partition("/")[::2] for entry in entries]
+    if tense == "past":
+        return [Word(past or with_ed(base), pos, tense=tense) for base, past in forms]
+    if subject.third and subject.number == "singular":
+        return [Word(with_s(base), pos, None, "singular", tense, "3") for base, _ in forms]
+    return [Word(base, pos, None, subject.number, tense) for base, _ in forms]
+
+
+def bare(entries: list[str], tense: str) -> Slot:
+    """Return the verbs of a do-question in this tense."""
+    return [Word(entry.partition("/")[0], "Verb", tense=tense) for entry in entries]
+
+
+# ------------------------------------------------------------------------------------------------------------ sentences
+
+# One word of each slot of a pattern makes a sentence, and no sentence is made twice.
+
+
+class Pattern(NamedTuple):
+    """A row of slots; one word of each of them makes a sentence of this kind."""
+
+    kind: str
+    slots: list[Slot]
+
+    @property
+    def size(self) -> int:
+        """The number of its sentences."""
+        return prod(map(len, self.slots))
+
+
+@cache
+def patterns(size: str = "small") -> tuple[Pattern, ...]:
+    """Return all patterns of a grammar: each kind of sentence by tense, subject, object and place.
+
+    Raises:
+        DataError: there is no grammar of this size.
+    """
+    words = lexicon(size)
+    clauses = [clause for tense in ("present", "past") for clause in _clauses(words, tense)]
+    every = [Pattern(kind, slots + after) for (kind, slots), after in product(clauses, ([], place(words)))]
+    return tuple(pattern for pattern in every if pattern.size)  # the small grammar has no adjectives and no places
+
+
+def _clauses(words: Lexicon, tense: str) -> Iterator[tuple[str, list[Slot]]]:
+    alone, taking = words["intransitive"], words["transitive"]
+    for subject in subjects(words):
+        first, do = subject.slots, finite(["do/did"], tense, subject, "Auxiliary")
+        yield "intransitive", [*first, finite(alone, tense, subject)]  # the woman plays
+        yield "do-question", [do, *first, bare(alone, tense)]  # do you sing
+        for object_ in objects(words, subject):
+            yield "transitive", [*first, finite(taking, tense, subject), *object_]  # Mary saw him
+            yield "transitive do-question", [do, *first, bare(taking, tense), *object_]  # did Mary see him
+        for asked in interrogatives(words):
+            yield "object wh-question", [*asked.slots, do, *first, bare(taking, tense)]  # who did Mary see
+    for asked in interrogatives(words):
+        yield "wh-question", [*asked.slots, finite(alone, tense, asked)]  # which men sneezed
+        for object_ in objects(words, asked):
+            yield "transitive wh-question", [*asked.slots, finite(taking, tense, asked), *object_]  # who saw Mary
+
+
+class Sentence(NamedTuple):
+    """A sentence of the grammar, and the kind of its pattern."""
+
+    kind: str
+    words: tuple[Word, ...]
+
+    @property
+    def question(self) -> bool:
+        """Whether the sentence asks something."""
+        return "question" in self.kind
+
+    @property
+    def text(self) -> str:
+        """The words, separated by spaces."""
+        return " ".join(word.form for word in self.words)
+
+
+def crossed_sentences(longest: int = 5) -> list[Sentence]:
+    """Return all sentences of the crossed grammar of at most `longest` words: every word wherever it can stand.
+
+    With one or two words of each kind, features are as independent of each other and of single words as a language
+    lets them be.
+    """
+    within = [pattern for pattern in patterns("crossed") if len(pattern.slots) <= longest]
+    return [Sentence(kind, words) for kind, slots in within for words in product(*slots)]
+
+
+def derivations(text: str, size: str = "small") -> list[Sentence]:
+    """Return the ways in which the grammar derives a sentence: one, or none if it is not a sentence of the grammar."""
+    forms, derived = text.split(), list[Sentence]()
+    for kind, slots in patterns(size):
+        if len(slots) == len(forms):
+            fitting = [[word for word in slot if word.form == form] for slot, form in zip(slots, forms, strict=True)]
+            derived += [Sentence(kind, words) for words in product(*fitting)]
+    return derived
+
+
+def controlled_sentences(count: int, seed: int = 0, size: str = "small") -> list[Sentence]:
+    """Draw distinct sentences: half of them questions, and each kind of question or statement equally often.
+
+    A kind that is used up leaves room to the others.
+
+    Raises:
+        DataError: the grammar has fewer sentences, or there is no such size.
+    """
+    total = sum(pattern.size for pattern in patterns(size))
+    if not 0 < count <= total:
+        raise DataError(f"count={count} must lie between 1 and {total}, the number of sentences of the {size} grammar")
+    moods: dict[bool, list[list[Pattern]]] = {False: [], True: []}
+    for kind, group in groupby(sorted(patterns(size), key=attrgetter("kind")), attrgetter("kind")):
+        moods["question" in kind].append(list(group))
+    rng, sentences = random.Random(seed), dict[str, Sentence]()
+    while len(sentences) < count:
+        kind, slots = rng.choice(rng.choice(moods[rng.random() < 0.5]))
+        drawn = Sentence(kind, tuple(rng.choice(slot) for slot in slots))
+        sentences.setdefault(drawn.text, drawn)
+    return list(sentences.values())

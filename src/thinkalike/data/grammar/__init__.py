@@ -1,1 +1,0 @@
-"""The grammar of controlled English sentences: lexicon, phrases, sentences."""

@@ -1,1 +1,0 @@
-"""Natural language inference: pairs of sentences, published or made from templates, and their tokens."""

@@ -1,0 +1,263 @@
+"""Rows of text for two models that cut it differently: the target's tokens, and the source's tokens of the same text.
+
+The target's tokenizer and packing decide the rows, because losses are of its tokens. The source reads the same
+characters: its own tokens of the documents, cut where the rows are; a token that begins before a row is left out. Its
+rows begin with BOS if it expects that. Where a target token has no source token of its own document in its row, it gets
+the state of the EOS before, and where there is none either, the source's row begins with EOS, as after a document.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from thinkalike.config import DataConfig
+from thinkalike.data.alignment import Alignment, Cut, align
+from thinkalike.data.documents import document_fingerprint
+from thinkalike.data.packing import Reader, SourceText, pack, separators
+from thinkalike.data.rows import Corpus, PairedRows, TokenRows
+from thinkalike.errors import DataError
+
+log = logging.getLogger(__name__)
+
+
+def pack_pairs(
+    config: DataConfig,
+    tokenizer: Any,
+    source: SourceText,
+    context: int,
+    bos: bool,
+    fit_tokens: int | None,
+    report_tokens: int,
+    most_bytes: int | None = None,
+) -> Corpus:
+    """Tokenise and pack as `pack` does, with the source's tokens beside the target's.
+
+    Rows are shorter than `context` where the source could not take what it reads in one of them.
+
+    Raises:
+        DataError: there is too little text, a tokenizer lacks EOS or BOS, or the source's context is too short.
+    """
+    reader, length = TwoTokenizers(tokenizer, source, bos), context
+    while True:
+        packed = pack(config, reader, length, fit_tokens, report_tokens, most_bytes)
+        read = reader.everything()
+        fit, report = Side(packed.fit, reader, read), Side(packed.report, reader, read)
+        longest = max(fit.longest, report.longest)
+        if longest <= source.context:
+            return Corpus(fit.rows(), report.rows(), packed.counts | report.counts())
+        length = min(length - 1, length * source.context // longest)
+        if length < 2:
+            raise DataError(
+                f"{source.name} reads at most {source.context} tokens, and needs {longest} for one row of "
+                f"{packed.fit.context} of the target; choose a source with a longer context"
+            )
+
+
+def alignment_shares(corpus: Corpus) -> dict[str, float]:
+    """Return the shares of the report's target tokens that are aligned exactly, earlier and nowhere."""
+    counts = corpus.counts
+    exactly, nowhere = (counts[f"aligned_{how}"] / counts["report_tokens"] for how in ("exactly", "nowhere"))
+    return {"exactly": exactly, "earlier": 1 - exactly - nowhere, "nowhere": nowhere}
+
+
+class _Stretches(NamedTuple):
+    """The tokens of one document that the source reads in one row: the first, their number, and their document."""
+
+    row: Numbers
+    document: Numbers
+    first: Numbers
+    length: Numbers
+    before: Numbers  # tokens of earlier stretches of the row
+    of_token: Numbers  # the stretch of each target token, in the order of rows
+
+
+class Side:
+    """Rows of one side of a corpus, from the rows of numbers that `pack` made."""
+
+    def __init__(self, packed: TokenRows, reader: TwoTokenizers, read: AllTokens):
+        self.packed, self.reader, self.read = packed, reader, read
+        self.skipped, self.lead = int(reader.start is not None), int(reader.source_bos is not None)
+        self.numbers, self.owners = (
+            part[:, self.skipped :].numpy().astype(np.int64) for part in (packed.tokens, packed.documents)
+        )
+        self.stretches = _stretches(self.numbers, self.owners, read)
+        of_token, base = self.stretches.of_token, self.lead + self.stretches.before
+        self.local = np.maximum(read.last[self.numbers.ravel()] - self.stretches.first[of_token], -1)
+        places = (base[of_token] + self.local).reshape(self.numbers.shape)
+        first = np.full((len(packed), self.skipped), self.lead - 1)  # the state of BOS is that of the source's
+        places = np.concatenate([first, places], 1)
+        self.shift = (places.min(1) < 0).astype(np.int64)  # of rows that begin with EOS
+        self.places = places + self.shift[:, None]
+        ends = base + self.stretches.length + self.shift[self.stretches.row]
+        self.longest = int(max(ends.max(), self.lead, 1))
+
+    def rows(self) -> PairedRows:
+        """Return the rows, see `Layout`."""
+        read, stretches, reader = self.read, self.stretches, self.reader
+        order = _counting(stretches.length)
+        chosen = np.repeat(stretches.first, stretches.length) + order
+        starts = self.lead + stretches.before + self.shift[stretches.row]
+        where = np.repeat(stretches.row, stretches.length), np.repeat(starts, stretches.length) + order
+        shape = (len(self.packed), self.longest)
+        source, documents, sizes = np.full(shape, reader.source_end), np.full(shape, -1), np.zeros(shape, np.int64)
+        if reader.source_bos is not None:
+            source[:, 0] = reader.source_bos
+        source[where], sizes[where] = read.source[chosen], read.source_bytes[chosen]
+        documents[where] = np.repeat(stretches.document, stretches.length)
+        numbers = self.packed.tokens.numpy()
+        text = numbers != BOS
+        target = np.where(text, read.target[numbers], reader.bos or 0)
+        owners = self.packed.documents.numpy()
+        count = int(owners.max()) + 1
+        names = np.zeros(count, np.int64)
+        names[self.owners.ravel()] = read.names[np.searchsorted(read.target_first, self.numbers.ravel(), "right") - 1]
+        return PairedRows(
+            _tensor(np.concatenate([target, source, self.places, documents], 1)),
+            self.packed.documents,
+            _by_document(np.where(text, read.target_bytes[numbers], 0), owners, count),
+            _by_document(sizes, documents, count),
+            torch.from_numpy(names),
+        )
+
+    def counts(self) -> dict[str, int]:
+        """Return how many target tokens get the state of a source token that ends where they do, or of none."""
+        nowhere = self.local < 0
+        exact = int((self.read.exact[self.numbers.ravel()] & ~nowhere).sum())
+        begins = self.skipped * len(self.packed)  # BOS, which the source may have, too
+        exact, without = (exact + begins, 0) if self.lead else (exact, begins)
+        return {"aligned_exactly": exact, "aligned_nowhere": int(nowhere.sum()) + without}
+
+
+def _stretches(numbers: Numbers, owners: Numbers, read: AllTokens) -> _Stretches:
+    """Cut what the source reads of documents where the target's rows are."""
+    change = np.ones(numbers.shape, bool)
+    change[:, 1:] = np.diff(owners) != 0
+    at = np.flatnonzero(change.ravel())
+    row, begin = at // numbers.shape[1], numbers.ravel()[at]
+    end = numbers.ravel()[np.append(at[1:], numbers.size) - 1]
+    document = np.searchsorted(read.target_first, begin, "right") - 1
+    after = read.last[begin - 1] + np.where(read.exact[begin - 1], 1, 2)  # without a token that begins before the row
+    first = np.where(begin == read.target_first[document], read.source_first[document], after)
+    length = np.maximum(read.last[end] + 1 - first, 0)
+    before = np.cumsum(length) - length
+    before -= before[np.searchsorted(row, row)]
+    return _Stretches(row, owners.ravel()[at], first, length, before, np.cumsum(change.ravel()) - 1)
+
+
+def _counting(lengths: Numbers) -> Numbers:
+    """Return 0, 1, ... for each of these lengths, one after the other."""
+    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+
+
+def _by_document(values: Numbers, documents: Numbers, count: int) -> Tensor:
+    """Return the sum of the values of each document's tokens, without the first of each row, which is not predicted."""
+    predicted = documents[:, 1:] >= 0
+    sums = np.bincount(documents[:, 1:][predicted], values[:, 1:][predicted], count)
+    return torch.from_numpy(sums.astype(np.int64))
+
+
+def _tensor(numbers: Numbers) -> Tensor:
+    return torch.from_numpy(numbers.astype(np.int32))
+
+
+# ------------------------------------------------------------------------------------------------------- two tokenizers
+
+Numbers = NDArray[np.integer]
+BOS = -1  # in place of the number of a token of text
+
+
+@dataclass(frozen=True)
+class AllTokens:
+    """The tokens of all documents end to end, of the target and of the source.
+
+    Attributes:
+        target, source: ids; each document ends with EOS.
+        target_bytes, source_bytes: how much text each token adds.
+        last: for each target token the number of the source token whose state it gets; one less than the first of its
+            document if there is none.
+        exact: whether that token ends where the target token does.
+        target_first, source_first: the number of each document's first token.
+        names: a hash of each document's text.
+    """
+
+    target: Numbers
+    source: Numbers
+    target_bytes: Numbers
+    source_bytes: Numbers
+    last: Numbers
+    exact: NDArray[np.bool_]
+    target_first: Numbers
+    source_first: Numbers
+    names: Numbers
+
+
+class TwoTokenizers(Reader):
+    """Reads documents with two tokenizers, and calls the target's tokens by their numbers in `AllTokens`.
+
+    Raises:
+        DataError: a tokenizer lacks EOS or BOS.
+    """
+
+    def __init__(self, target: Any, source: SourceText, bos: bool):
+        self.start = BOS if bos else None
+        self.end, self.bos = separators(target, bos)
+        self.source_end, self.source_bos = separators(source.tokenizer, source.bos)
+        self._tokenizers = untrimmed(target), untrimmed(source.tokenizer)
+        self._known: dict[int, range] = {}  # the target tokens of each document, by its name
+        self._read: list[tuple[Numbers, Numbers, Alignment]] = []
+        self._count = 0
+
+    def __call__(self, texts: Sequence[str]) -> Iterator[range]:
+        """Return the numbers of each document's target tokens; one that was read before is not cut again."""
+        names = [int(document_fingerprint(text)[:15], 16) for text in texts]
+        new = {name: text for name, text in zip(names, texts, strict=True) if name not in self._known}
+        cuts = (cuts_of(tokenizer, list(new.values())) for tokenizer in self._tokenizers)
+        for (name, text), target, source in zip(new.items(), *cuts, strict=True):
+            self._known[name] = range(self._count, self._count + len(target.ids) + 1)
+            self._count += len(target.ids) + 1
+            ids = (np.array([*target.ids, self.end], np.int32), np.array([*source.ids, self.source_end], np.int32))
+            self._read.append((*ids, align(text, target, source)))
+        return (self._known[name] for name in names)
+
+    def everything(self) -> AllTokens:
+        """Return all tokens that were read."""
+        targets, sources, alignments = zip(*self._read, strict=True)
+        target_first, source_first = (np.cumsum([0, *map(len, each[:-1])]) for each in (targets, sources))
+        lasts = [each.last.astype(np.int64) + first for each, first in zip(alignments, source_first, strict=True)]
+        return AllTokens(
+            target=np.concatenate(targets),
+            source=np.concatenate(sources),
+            target_bytes=np.concatenate([each.target_bytes for each in alignments]),
+            source_bytes=np.concatenate([each.source_bytes for each in alignments]),
+            last=np.concatenate(lasts),
+            exact=np.concatenate([each.exact for each in alignments]),
+            target_first=target_first,
+            source_first=source_first,
+            names=np.array(list(self._known)),
+        )
+
+
+def untrimmed(tokenizer: Any) -> Any:
+    """Return a tokenizer of the `tokenizers` library that cuts alike and whose offsets leave no white space out."""
+    from tokenizers import Tokenizer
+
+    whole = json.loads(tokenizer.backend_tokenizer.to_str())
+    backend = Tokenizer.from_str(json.dumps(whole | {"post_processor": None, "truncation": None, "padding": None}))
+    backend.encode_special_tokens = bool(getattr(tokenizer, "split_special_tokens", False))
+    return backend
+
+
+def cuts_of(tokenizer: Any, texts: Sequence[str]) -> list[Cut]:
+    """Return how a tokenizer of `untrimmed` cuts texts."""
+    encoded = tokenizer.encode_batch(texts, add_special_tokens=False)
+    look, composes = tokenizer.id_to_token, tokenizer.normalizer is not None
+    return [Cut(each.ids, np.array(each.offsets, np.int64).reshape(-1, 2), look, composes) for each in encoded]

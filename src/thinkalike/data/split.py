@@ -1,0 +1,190 @@
+"""Documents are kept apart for fitting and for reporting.
+
+A hash of its content decides on which side a document falls, so the split does not move when files are added. Then two
+rules see to it that nothing that is reported on was fitted on, up to small changes:
+
+- A copy of an earlier document of its side is left out. Documents are copies if they differ in white space and case
+  alone.
+- A document of the report gives way if one document to fit on holds more than half of it (see `near_duplicates`). The
+  documents to fit on never depend on those of the report.
+
+Of local sources and of the grammar, all documents to fit on count, whether a job reads them or not, because the minis
+did. Of a set of the hub only those that were read count, wherever they stand: a document of the report may give way to
+one that comes after it, so the report is settled only at the end. With `same_split`, which fits on the report's own
+documents, none gives way.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinkalike.config import DataConfig
+from thinkalike.data.documents import canonical, document_fingerprint, documents
+from thinkalike.progress import counted
+
+READ_AHEAD = 512  # documents of a hub set that are read before the first of them is given out
+
+
+class Sides:
+    """The documents of a source and their sides, in order, without copies and empty documents.
+
+    `settled` says whether all documents of the report that are given out may stay. Where they may not, which is where a
+    set of the hub is streamed, `repeats` tells those that must give way to the documents read so far.
+    """
+
+    def __init__(self, config: DataConfig):
+        self.config, self.counts = config, Counter(duplicate_documents=0, near_duplicates=0)
+        self.settled = config.source != "hub" or bool(config.same_split)
+        self._report: list[Shingles] = []
+        self._fit: list[Shingles] = []
+
+    def __iter__(self) -> Iterator[tuple[str, bool]]:
+        """Yield each document and whether it is for the report."""
+        known = self.settled and not self.config.same_split
+        gone = _giving_way(self.config) if known else set()
+        for text, fingerprint, for_report in _without_copies(self.config, self.counts):
+            if fingerprint in gone:
+                self.counts["near_duplicates"] += 1
+                continue
+            if not self.settled:
+                (self._report if for_report else self._fit).append(shingles(text))
+            yield text, for_report
+
+    def repeats(self, since: int = 0) -> NDArray[np.bool_]:
+        """Return of each document of the report that was given out, from one on, whether it must give way."""
+        return near_duplicates(self._report[since:], self._fit)
+
+
+def training_texts(config: DataConfig) -> Iterator[str]:
+    """Yield the documents that may be fitted on, in order and without copies."""
+    return (text for text, _, for_report in _without_copies(config, Counter()) if not for_report)
+
+
+def held_out_texts(config: DataConfig) -> Iterator[str]:
+    """Yield the documents that nothing is fitted on, in order and without copies.
+
+    Those of a set of the hub are compared with all documents to fit on up to `READ_AHEAD` documents further.
+    """
+    sides = Sides(config)
+    reading, given = iter(sides), 0
+    if sides.settled:
+        yield from (text for text, for_report in reading if for_report)
+        return
+    while batch := list(islice(reading, READ_AHEAD)):
+        held_out = [text for text, for_report in batch if for_report]
+        yield from (text for text, gone in zip(held_out, sides.repeats(given), strict=True) if not gone)
+        given += len(held_out)
+
+
+def _without_copies(config: DataConfig, counts: Counter[str]) -> Iterator[tuple[str, str, bool]]:
+    """Yield documents as `_sided` does, without empty ones and copies of earlier ones of their side."""
+    seen: set[tuple[bool, str]] = set()
+    for text, fingerprint, for_report in _sided(config):
+        copy = for_report, document_fingerprint(canonical(text))
+        if not text.strip() or copy in seen:
+            counts["duplicate_documents"] += 1
+            continue
+        seen.add(copy)
+        yield text, fingerprint, for_report
+
+
+def _sided(config: DataConfig) -> Iterator[tuple[str, str, bool]]:
+    """Yield each document, its fingerprint, and whether it is for the report."""
+    share = config.report_share or 0.1
+    for text in documents(config):
+        fingerprint = document_fingerprint(text)
+        yield text, fingerprint, int(fingerprint[:8], 16) / 16**8 < share
+
+
+def _giving_way(config: DataConfig) -> set[str]:
+    """Return the fingerprints of the documents of the report that nearly repeat one to fit on, of the whole source."""
+    looked_at, compared = (counted(_sided(config), f"document {done}") for done in ("looked at", "compared"))
+    held_out = {fingerprint: shingles(text) for text, fingerprint, for_report in looked_at if for_report}
+    to_fit = (shingles(text) for text, _, for_report in compared if not for_report)
+    gone = near_duplicates(list(held_out.values()), to_fit)
+    return {fingerprint for fingerprint, repeats in zip(held_out, gone, strict=True) if repeats}
+
+
+# ------------------------------------------------------------------------------------------------------ near-duplicates
+
+# A document is the set of its *shingles*: all runs of eight words that follow each other in it. Words are runs of
+# letters and digits whose case does not matter, so line ends, indentation, punctuation and quotation marks do not
+# count; in scripts that put no spaces between words, every character is a word. The share of its shingles that another
+# document holds (Broder 1997: containment) says how much of it that other one repeats.
+#
+# A document of fewer than `LEAST` shingles, such as one sentence, is one single shingle: its canonical form. Sentences
+# of a grammar share most of their words by construction, so short documents repeat each other only as a whole.
+
+Shingles = NDArray[np.uint64]  # the hashes of a document's shingles, sorted, each once
+
+WORDS = 8  # of a shingle
+LEAST = 16  # a document of fewer shingles than this is one shingle
+AT_ONCE = 1 << 20  # shingles that are looked up in one call
+UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # Thai, Khmer, kana, Han, ...
+)
+WORD = re.compile(rf"[^\W{UNSPACED}]+|[{UNSPACED}]")
+FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no bit of a word's hash is lost
+
+
+def shingles(text: str) -> Shingles:
+    """Return the hashes of a document's shingles, or the one of its canonical form if they are too few.
+
+    They are of 64 bits, made of 32 bits a word, and the same in every process.
+    """
+    words = WORD.findall(text.casefold())
+    count = len(words) - WORDS + 1
+    if count >= LEAST:
+        encoded = "\n".join(words).encode("utf-8", errors="replace").split(b"\n")
+        codes = np.fromiter(map(zlib.crc32, encoded), np.uint64, len(words))
+        runs = np.zeros(count, np.uint64)
+        for place in range(WORDS):
+            runs = runs * FACTOR + codes[place : place + count]  # modulo 2 ** 64
+        if len(distinct := np.unique(runs)) >= LEAST:
+            return distinct
+    return np.array([int(document_fingerprint(canonical(text))[:16], 16)], np.uint64)
+
+
+def near_duplicates(documents: Sequence[Shingles], others: Iterable[Shingles]) -> NDArray[np.bool_]:
+    """Return of each document whether one of the others holds more than half of its shingles.
+
+    The others are read once and not kept: memory grows with the shingles of the documents alone.
+    """
+    sizes = np.array([len(each) for each in documents], np.int64)
+    most = np.zeros(len(documents), np.int64)
+    table = np.concatenate([np.zeros(0, np.uint64), *documents])
+    order = np.argsort(table, kind="stable")
+    owners = np.repeat(np.arange(len(documents)), sizes)[order]
+    keys, starts, counts = np.unique(table[order], return_index=True, return_counts=True)
+    for hashes, numbers in _parts(others if len(keys) else ()):
+        places = np.minimum(np.searchsorted(keys, hashes), len(keys) - 1)
+        there = keys[places] == hashes
+        ends = np.flatnonzero(np.diff(numbers[there])) + 1
+        for found in np.split(places[there], ends):  # the keys that one of the others holds
+            several = counts[found]
+            within = np.arange(several.sum()) - np.repeat(several.cumsum() - several, several)
+            holders, shared = np.unique(owners[np.repeat(starts[found], several) + within], return_counts=True)
+            most[holders] = np.maximum(most[holders], shared)
+    return 2 * most > sizes
+
+
+def _parts(documents: Iterable[Shingles]) -> Iterator[tuple[Shingles, NDArray[Any]]]:
+    """Yield the shingles of some documents at a time, with the numbers of their documents."""
+    some: list[Shingles] = []
+    size = 0
+    for each in documents:
+        some.append(each)
+        size += len(each)
+        if size >= AT_ONCE:
+            yield np.concatenate(some), np.repeat(np.arange(len(some)), [len(one) for one in some])
+            some, size = [], 0
+    if some:
+        yield np.concatenate(some), np.repeat(np.arange(len(some)), [len(one) for one in some])

@@ -1,0 +1,367 @@
+"""Stimuli: words in sentences, or anything else, with the features that describe them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.data.grammar import Sentence, controlled_sentences, crossed_sentences
+from thinkalike.errors import DataError, nearest
+from thinkalike.kinds import KINDS, NUMBERS, kind_of
+
+
+class Codes(NamedTuple):
+    """Features as numbers: a numeric value, or else the place of the level in `levels`; NaN where none applies."""
+
+    table: Float[Tensor, "n f"]
+    levels: dict[str, list[str]]  # of the features that are not numbers
+
+
+@dataclass(frozen=True, eq=False)
+class Stimuli:
+    """Words in sentences and their features; NaN where a feature does not apply.
+
+    Features become categories (nominal, ordinal), which keep their levels in every choice of stimuli, or float64
+    (numeric, continuous). `kinds` need only say what the type and the values of a column do not, see
+    `thinkalike.kinds`.
+
+    Raises:
+        DataError: rows or kinds do not fit together, an id is there twice, a span lies outside its text, or a number is
+            infinite; the message begins with `source`.
+    """
+
+    texts: list[str]
+    sentence: Int[np.ndarray, " n"]  # the number of the text that a stimulus is a part of
+    span: list[tuple[int, int]]  # its characters there: first, one past the last
+    words: list[str]
+    features: pd.DataFrame
+    kinds: Kinds = field(default_factory=dict)
+    ids: list[str] = field(default_factory=list)  # none: 1, 2, ...
+    source: str = "stimuli"
+
+    def __post_init__(self) -> None:
+        self._set(ids=self.ids or [str(row) for row in range(1, len(self.words) + 1)])
+        self._set(features=self.features.rename(columns=str).reset_index(drop=True))
+        self._check_rows()
+        self._check_spans()
+        for name in self.kinds:
+            if name not in self.features:
+                raise DataError(f"{self.source}: kinds has no feature {name}; {nearest(name, self.names)}")
+        asked = {name: self.kinds.get(name) or kind_of(self.features[name]) for name in self.names}
+        columns = {name: typed(self.features[name], name, kind, self.source) for name, kind in asked.items()}
+        kinds = {name: kind if kind in NUMBERS else kind_of(columns[name]) for name, kind in asked.items()}
+        self._set(features=pd.DataFrame(columns), kinds=kinds)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the features."""
+        return [str(name) for name in self.features]
+
+    @property
+    def groups(self) -> Int[Tensor, " n"]:
+        """The number of the text of each stimulus, by which measures keep stimuli together."""
+        return torch.from_numpy(np.ascontiguousarray(self.sentence))
+
+    def take(self, rows: Any) -> Stimuli:
+        """Return some of the stimuli, with the sentences that they need.
+
+        Args:
+            rows: an index of numpy: numbers, a mask or a slice.
+        """
+        rows = np.arange(len(self))[rows]
+        used, sentence = np.unique(self.sentence[rows], return_inverse=True)
+        return replace(
+            self,
+            texts=[self.texts[number] for number in used],
+            sentence=sentence,
+            span=[self.span[row] for row in rows],
+            words=[self.words[row] for row in rows],
+            features=self.features.iloc[rows],
+            ids=[self.ids[row] for row in rows],
+        )
+
+    def sample(self, n: int, seed: int = 0, balance: str | Sequence[str] = ()) -> Stimuli:
+        """Draw n stimuli without repetition and return them in their order.
+
+        Args:
+            balance: features whose combinations come equally often, up to one.
+
+        Raises:
+            DataError: there are fewer than n, or too few of a combination.
+        """
+        names = [balance] if isinstance(balance, str) else list(balance)
+        for name in names:
+            if name not in self.features:
+                raise DataError(f"{self.source}: balance={name} is no feature; {nearest(name, self.names)}")
+        if not 0 < n <= len(self):
+            raise DataError(f"{self.source}: n={n} must lie between 1 and {len(self)}, the number of stimuli")
+        return self.take(balanced_rows(self.features[names], n, seed, self.source))
+
+    def codes(self) -> Codes:
+        """Return the features as one table of float64; a level has the same number in every choice of stimuli."""
+        categories = {name: self.features[name].cat for name in self.names if self.kinds[name] not in NUMBERS}
+        numbers = self.features.assign(**{name: column.codes for name, column in categories.items()})
+        table = torch.tensor(numbers.to_numpy(float)).where(torch.tensor(self.features.notna().to_numpy()), torch.nan)
+        return Codes(table, {name: list(column.categories) for name, column in categories.items()})
+
+    def correlation(self) -> FeatureCorrelation:
+        """Return how strongly features go together over all pairs of stimuli; see `correlate_features`.
+
+        Raises:
+            DataError: a feature is alike in all pairs, or different in all.
+        """
+        return correlate_features(self.features, self.source)
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of texts, spans and features, as 16 hexadecimal digits."""
+        table, levels = self.codes()
+        everything = (self.texts, self.sentence.tolist(), self.span, self.kinds, table.tolist(), levels)
+        return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _check_rows(self) -> None:
+        counts = {name: len(getattr(self, name)) for name in ("words", "sentence", "span", "features", "ids")}
+        if len(set(counts.values())) > 1:
+            raise DataError(f"{self.source}: row counts differ: {counts}; give each the same")
+        if not len(self) or not len(self.features.columns):
+            raise DataError(f"{self.source} is empty: {len(self)} stimuli with {len(self.names)} features")
+        if repeated := duplicates(self.ids):
+            raise DataError(f"{self.source}: the id {repeated[0]} occurs more than once; give each row its own")
+        if repeated := duplicates(self.features.columns):
+            raise DataError(f"{self.source}: the feature {repeated[0]} occurs more than once; rename one")
+
+    def _check_spans(self) -> None:
+        for row, (number, (start, stop)) in enumerate(zip(self.sentence, self.span, strict=True), 1):
+            if not 0 <= number < len(self.texts):
+                raise DataError(f"{self.source} row {row}: sentence {number} is not among the {len(self.texts)} texts")
+            length = len(self.texts[number])
+            if not 0 <= start < stop <= length:
+                raise DataError(
+                    f"{self.source} row {row}: the span {start}-{stop} is empty or outside its text of {length} "
+                    "characters; count from 0, with stop one past the last"
+                )
+
+
+# -------------------------------------------------------------------------------------------------------------- columns
+
+Kind = str | Sequence[str]  # one of KINDS, or the levels of an ordinal feature in order
+Kinds = Mapping[str, Kind]  # by feature
+
+
+def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Series:
+    """Return a column as categories, or as float64 if it is numeric or continuous.
+
+    Args:
+        kind: what it is declared to be; None leaves that to its type and values, see `thinkalike.kinds`.
+        source: what the message of an error begins with.
+
+    Raises:
+        DataError: the kind is not known, or the values do not fit it.
+    """
+    kind = kind or kind_of(column)
+    if kind in NUMBERS:
+        return _numbers(column, name, source)
+    if isinstance(kind, str) and kind not in KINDS:
+        raise DataError(f"{source}: kinds.{name}={kind} is not known; {nearest(kind, KINDS)}")
+    if _is_categories(column) and kind == kind_of(column):
+        return column.cat.rename_categories(_level)
+    texts = column.astype(object).map(_level, na_action="ignore")
+    levels = _levels(column) if isinstance(kind, str) else list(dict.fromkeys(map(_level, kind)))
+    if kind == "ordinal" and not pd.api.types.is_numeric_dtype(column):
+        raise DataError(f"{source}: {name} is ordinal; give its levels in order: kinds.{name}={levels}")
+    for row, level in enumerate(texts, 1):
+        if pd.notna(level) and level not in levels:
+            raise DataError(
+                f"{source} row {row}: {name}={level} is not among its levels {levels}; correct it, or add it to them"
+            )
+    return pd.Series(pd.Categorical(texts, levels, ordered=kind != "nominal"))
+
+
+def joint_codes(features: pd.DataFrame) -> Int[np.ndarray, " n"]:
+    """Number the combinations of values that occur, and return the number of each row; NaN is a value of its own."""
+    joint = np.zeros(len(features), dtype=int)
+    for _, column in features.items():
+        codes = pd.factorize(column)[0] + 1
+        joint = pd.factorize(joint * (codes.max() + 1) + codes)[0]
+    return joint
+
+
+def natural_order(name: str) -> tuple[list[Any], str]:
+    """Return the key of an order in which 2 comes before 10."""
+    return [int(part) if odd % 2 else part for odd, part in enumerate(re.split(r"(\d+)", name))], name
+
+
+def duplicates(names: Iterable[str]) -> list[str]:
+    """Return the names that were there before."""
+    index = pd.Index(names)
+    return list(index[index.duplicated()])
+
+
+def _numbers(column: pd.Series, name: str, source: str) -> pd.Series:
+    values = pd.to_numeric(column.astype(object), errors="coerce").astype("float64")
+    wrong = (values.isna() & column.notna()) | np.isinf(values)
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise DataError(
+            f"{source} row {row + 1}: {name}={column.iloc[row]} is no finite number; correct it, empty it if "
+            f"the feature does not apply, or declare kinds.{name}=nominal"
+        )
+    return values
+
+
+def _is_categories(column: pd.Series) -> bool:
+    return isinstance(column.dtype, pd.CategoricalDtype)
+
+
+def _level(value: Any) -> str:
+    """Return the name of a level; a whole number loses its point."""
+    return str(int(value)) if isinstance(value, float | np.floating) and value.is_integer() else str(value)
+
+
+def _levels(column: pd.Series) -> list[str]:
+    """Return the levels: numbers by size, names in natural order."""
+    values = column.dropna().unique()
+    if kind_of(column) in NUMBERS:
+        return [_level(value) for value in sorted(values)]
+    return sorted({_level(value) for value in values}, key=natural_order)
+
+
+# ---------------------------------------------------------------------------------------------------------- correlation
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureCorrelation:
+    """The correlations of all features with all."""
+
+    table: pd.DataFrame  # (f, f), rows and columns named
+
+    def strongest(self, k: int) -> list[tuple[str, str, float]]:
+        """Return the k pairs of features whose correlation is furthest from 0, the strongest first."""
+        names, values = list(map(str, self.table)), self.table.to_numpy()
+        pairs = [(names[i], names[j], float(values[i, j])) for i, j in combinations(range(len(names)), 2)]
+        return sorted(pairs, key=lambda pair: -abs(pair[2]))[:k]
+
+
+def correlate_features(features: pd.DataFrame, source: str) -> FeatureCorrelation:
+    """Return the Pearson correlation of Δ_f and Δ_g over all pairs i < j of stimuli, for all features f and g.
+
+    Δ_f(i, j) = 1[f_i ≠ f_j], and NaN equals NaN only. The Δ are the regressors of a metric-learning encoding model, so
+    this says which features it can hardly tell apart (Salle et al. 2024, figure S5, which does not say what of a
+    category it correlates). No pair is formed: those alike in both features are Σ c(c-1)/2 over the counts c of their
+    joint levels.
+
+    Args:
+        source: what the message of an error begins with.
+
+    Raises:
+        DataError: a feature is alike in all pairs, or different in all.
+    """
+    names = list(map(str, features))
+    alike = np.array([[_pairs_alike(features[[f, g]]) for g in names] for f in names])
+    alike /= max(len(features) * (len(features) - 1) / 2, 1)
+    share = alike.diagonal()
+    for name, value in zip(names, share, strict=True):
+        if not 0 < value < 1:
+            which = (
+                "has one level, so leave it out"
+                if value
+                else "differs between all stimuli; group its values or leave it out"
+            )
+            raise DataError(f"{source}: {name} {which}: it correlates with nothing")
+    deviation = np.sqrt(share * (1 - share))
+    correlation = (alike - np.outer(share, share)) / np.outer(deviation, deviation)
+    return FeatureCorrelation(pd.DataFrame(correlation, names, names))
+
+
+def _pairs_alike(features: pd.DataFrame) -> float:
+    counts = np.bincount(joint_codes(features)).astype(float)
+    return float((counts * (counts - 1) / 2).sum())
+
+
+# ------------------------------------------------------------------------------------------------------------- sampling
+
+
+def balanced_rows(features: pd.DataFrame, n: int, seed: int, source: str) -> Int[np.ndarray, " n"]:
+    """Draw n rows without repetition and return their numbers in order.
+
+    Args:
+        features: those whose combinations come equally often, up to one.
+        source: what the message of an error begins with.
+
+    Raises:
+        DataError: a combination is too rare.
+    """
+    cell = joint_codes(features)
+    counts = np.bincount(cell)
+    most = len(counts) * counts.min() + (counts > counts.min()).sum()
+    if n > most:
+        rarest = features.iloc[np.flatnonzero(cell == counts.argmin())[0]]
+        raise DataError(
+            f"{source}: only {counts.min()} stimuli have "
+            + ", ".join(f"{name}={value}" for name, value in rarest.items())
+            + f", so n={n} cannot be had in {len(counts)} equal parts; n={most} can, or balance fewer features"
+        )
+    rng = np.random.default_rng(seed)
+    share, extra = divmod(n, len(counts))
+    wanted = np.full(len(counts), share)
+    wanted[rng.permutation(np.flatnonzero(counts > share))[:extra]] += 1
+    shuffled = rng.permutation(len(features))
+    chosen = [shuffled[cell[shuffled] == number][:count] for number, count in enumerate(wanted)]
+    return np.sort(np.concatenate(chosen))
+
+
+# ----------------------------------------------------------------------------------------------- stimuli of the grammar
+
+FEATURES = ["Word length", "Gender", "Number", "PoS", "Tense", "Person", "Word position", "Question"]  # table S1
+
+
+def controlled_stimuli(count: int, seed: int = 0, size: str = "small") -> Stimuli:
+    """Return every word of `count` controlled sentences.
+
+    Raises:
+        DataError: the grammar has fewer sentences, or there is no grammar of this size.
+    """
+    return from_sentences(controlled_sentences(count, seed, size), f"the {size} grammar")
+
+
+def crossed_stimuli() -> Stimuli:
+    """Return every word of the sentences of the crossed grammar."""
+    return from_sentences(crossed_sentences(), "the crossed grammar")
+
+
+def from_sentences(sentences: Sequence[Sentence], source: str = "the grammar") -> Stimuli:
+    """Return every word of these sentences.
+
+    Args:
+        source: what the message of an error begins with.
+    """
+    rows, sentence, span, words, ids = [], [], [], [], []
+    for number, each in enumerate(sentences):
+        start = 0
+        for place, word in enumerate(each.words):
+            length, question = len(word.form), str(each.question)
+            rows.append((length, word.gender, word.number, word.pos, word.tense, word.person, place, question))
+            span.append((start, start + length))
+            sentence.append(number)
+            words.append(word.form)
+            ids.append(f"{number + 1}:{place + 1}")
+            start += length + 1
+    features = pd.DataFrame(rows, columns=FEATURES)
+    texts = [each.text for each in sentences]
+    return Stimuli(texts, np.array(sentence), span, words, features, ids=ids, source=source)

@@ -1,0 +1,185 @@
+"""Figures of layer pairs: matrices of measures, the likeness of all layers of models, and closed-form maps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+from matplotlib.colors import Normalize
+
+from thinkalike.figures.style import COLOURS, canvas, colour_of, heatmap, layer_name, line, save, shown, write_values
+
+BELOW = "#4a90d9"  # the colour of values below the scale
+FEW = 36  # cells into which their values are written
+
+
+def layer_heatmaps(
+    table: pd.DataFrame,
+    folder: Path,
+    file: str,
+    label: str,
+    scale: tuple[float, float] = (0.0, 1.0),
+    across: int = 3,
+) -> None:
+    """Draw the layer pairs of every pair of models in the table, `across` in a row, on one scale; below it is blue.
+
+    Args:
+        table: source, target, source_layer, target_layer, value.
+        label: what the value is.
+    """
+    pairs = list(table[["source", "target"]].drop_duplicates().itertuples(index=False, name=None))
+    height, width = -(-len(pairs) // across), min(len(pairs), across)
+    with canvas(2.3 * width + 0.9, 2.5 * height, height, width, squeeze=False) as (figure, panels):
+        for axes in panels.flat[len(pairs) :]:
+            axes.set_axis_off()
+        for axes, (source, target) in zip(panels.flat, pairs, strict=False):
+            inside = table[(table["source"] == source) & (table["target"] == target)]
+            rows, columns = (inside[f"{side}_layer"].unique() for side in ("source", "target"))  # in their order
+            cells = inside.pivot(index="source_layer", columns="target_layer", values="value").loc[rows, columns]
+            image = _drawn(axes, cells, scale, source, target)
+        _explain(figure, panels, image, label, scale[0], table["value"].min())
+        save(figure, folder, file)
+
+
+def layer_pairs(values: Any, label: str, scale: tuple[float, float] = (0.0, 1.0), ax: Any = None) -> tuple[Any, Any]:
+    """Draw a matrix of all layer pairs into axes, or into a new figure; returns figure and axes.
+
+    Args:
+        values: rows are the source's layers.
+        label: what a value is.
+        ax: where to draw.
+    """
+    cells = pd.DataFrame(values)
+    with contextlib.ExitStack() as style:
+        if ax is None:
+            style.enter_context(shown())
+            _, ax = style.enter_context(canvas(0.3 * cells.shape[1] + 2.5, 0.3 * cells.shape[0] + 2))
+        image = _drawn(ax, cells, scale, "source", "target")
+        _explain(ax.figure, ax, image, label, scale[0], cells.to_numpy().min())
+    return ax.figure, ax
+
+
+def _drawn(axes: Any, cells: pd.DataFrame, scale: tuple[float, float], source: str, target: str) -> Any:
+    colours = matplotlib.colormaps["magma"].with_extremes(under=BELOW)
+    image = heatmap(axes, cells, Normalize(*scale), colours)
+    if cells.size <= FEW:
+        write_values(axes, cells.to_numpy(), image)
+    axes.set_xlabel(f"{target}, layer")
+    axes.set_ylabel(f"{source}, layer")
+    return image
+
+
+def _explain(figure: Any, panels: Any, image: Any, label: str, lowest: float, least: float) -> None:
+    extend = "min" if least < lowest else "neither"
+    figure.colorbar(image, ax=panels, label=label, extend=extend, shrink=0.8, aspect=30)
+
+
+def similarity(
+    matrices: Mapping[str, pd.DataFrame], folder: Path, maps: Mapping[str, pd.DataFrame] | None = None
+) -> None:
+    """Draw the likeness of all layers of all models, a panel per way to measure it; below, the layers in a plane.
+
+    Args:
+        maps: by the same titles: model, layer, x, y, and the stress of the map.
+    """
+    size = 4.2 * len(matrices), 7.4 if maps else 3.8
+    with canvas(*size, 2 if maps else 1, len(matrices), squeeze=False) as (figure, panels):
+        for column, (title, table) in enumerate(matrices.items()):
+            axes = panels[0][column]
+            image = _blocks(axes, table)
+            axes.set_title(title, fontsize=9)
+            figure.colorbar(image, ax=axes, shrink=0.75)
+            if maps:
+                _plane(panels[1][column], maps[title])
+        save(figure, folder, "similarity")
+
+
+def _blocks(axes: Any, table: pd.DataFrame) -> Any:
+    layers = table[["source", "source_layer"]].drop_duplicates()
+    values = table["value"].to_numpy().reshape(len(layers), len(layers))
+    image = axes.imshow(values, origin="lower", cmap="RdBu_r", norm=Normalize(-1, 1))
+    if values.size <= 64:
+        write_values(axes, values, image)
+    counts = layers.groupby("source", sort=False).size()
+    ends = counts.cumsum()
+    for end in ends[:-1]:
+        axes.axhline(end - 0.5, color="black", linewidth=1)
+        axes.axvline(end - 0.5, color="black", linewidth=1)
+    names = [layer_name(layer) for layer in layers["source_layer"]]
+    every = max(1, round(len(names) / 24))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(range(0, len(names), every), names[::every], fontsize=6)
+    middles = ends - counts / 2 - 0.5
+    size = 8 if len(counts) <= 3 else 6
+    for model, middle in middles.items():
+        place = (middle + 0.5) / len(names)
+        style: dict[str, Any] = {"transform": axes.transAxes, "fontsize": size}
+        axes.text(place, -0.09, str(model), ha="right", va="top", rotation=30, rotation_mode="anchor", **style)
+        axes.text(-0.1, place, str(model), ha="right", va="center", **style)
+    axes.spines[:].set_visible(False)
+    return image
+
+
+def _plane(axes: Any, points: pd.DataFrame) -> None:
+    for number, (model, rows) in enumerate(points.groupby("model", sort=False)):
+        axes.plot(rows["x"], rows["y"], "o-", color=colour_of(number), label=str(model), alpha=0.7)
+        for row in rows.itertuples():
+            name = (layer_name(row.layer), (row.x, row.y))
+            axes.annotate(*name, fontsize=6, xytext=(3, 3), textcoords="offset points")
+    axes.set_title(f"layers by their likeness, stress {points['stress'].iloc[0]:.2f}", fontsize=9)
+    axes.legend(frameon=False, fontsize=7, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0.0))
+    axes.set_aspect("equal", adjustable="datalim")
+    axes.set_xticks([])
+    axes.set_yticks([])
+
+
+Columns = Mapping[str, str]  # of a table, by the sign of the map that they are of
+
+
+def transfer_maps(table: pd.DataFrame, folder: Path, unexplained: Columns, penalties: Columns) -> None:
+    """Draw what maps leave unexplained: as matrices where all layers meet all, else as lines beside the penalties.
+
+    Args:
+        unexplained: first of the two maps, then of their round trips.
+    """
+    cells = table.pivot(index="source_layer", columns="target_layer", values=next(iter(unexplained.values())))
+    if min(cells.shape) > 1 and cells.notna().all(axis=None):
+        _matrices(table, folder, dict(list(unexplained.items())[:2]))
+    else:
+        _lines(table, folder, {"unexplained variance": unexplained, "penalty [nats per token]": penalties})
+
+
+def _lines(table: pd.DataFrame, folder: Path, labels: Mapping[str, Columns]) -> None:
+    first = table.iloc[0]
+    with canvas(6.6, 2.9, 1, 2) as (figure, panels):
+        for axes, (label, columns) in zip(panels, labels.items(), strict=True):
+            for number, (name, column) in enumerate(columns.items()):
+                ends = f"{column}_low", f"{column}_high"
+                line(axes, table, column, ends, name, COLOURS[number], "o-" if number < 2 else "s--")
+            axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+            pairs = zip(table["source_layer"], table["target_layer"], strict=True)
+            axes.set_xticks(range(len(table)), [f"{l}" if l == m else f"{l}→{m}" for l, m in pairs])  # noqa: E741
+            axes.set_xlabel("layer")
+            axes.set_ylabel(label)
+            axes.legend(frameon=False, fontsize=7)
+        figure.suptitle(f"{first.source} → {first.target} by φ, and back by ψ", fontsize=9)
+        save(figure, folder, "transfer_maps")
+
+
+def _matrices(table: pd.DataFrame, folder: Path, maps: Columns) -> None:
+    first = table.iloc[0]
+    with canvas(7.2, 3.2, 1, 2) as (figure, panels):
+        for axes, (name, column) in zip(panels, maps.items(), strict=True):
+            cells = table.pivot(index="source_layer", columns="target_layer", values=column)
+            image = heatmap(axes, cells, Normalize(0, 1), "viridis_r")
+            if cells.size <= 36:
+                write_values(axes, cells.to_numpy(), image)
+            axes.set_xlabel(f"{first.target}, layer")
+            axes.set_ylabel(f"{first.source}, layer")
+            axes.set_title(name, fontsize=9)
+        figure.colorbar(image, ax=panels, label="unexplained variance")
+        save(figure, folder, "transfer_maps")

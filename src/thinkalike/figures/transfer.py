@@ -1,0 +1,110 @@
+"""Figures of transfer between models: probes, steering vectors and sparse autoencoders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from thinkalike.figures.style import COLOURS, canvas, colour_of, save
+
+MARKS = "osD^vP*Xph"
+WIDTH = 0.7  # of a feature, which its conditions share
+
+
+def carried_probes(table: pd.DataFrame, folder: Path, name: str = "probes") -> None:
+    """Draw the balanced accuracy of each condition by feature with its interval, a panel per split and layer pair."""
+    pairs = list(table.groupby(["source_layer", "target_layer"], sort=False))
+    splits, features = (list(dict.fromkeys(table[part])) for part in ("split", "feature"))
+    size = (max(1.1 * len(features), 4) * len(pairs) + 1.6, 2.8 * len(splits))
+    with canvas(*size, len(splits), len(pairs), squeeze=False, sharey=True) as (figure, panels):
+        for (row, column), axes in np.ndenumerate(panels):
+            (layer, depth), rows = pairs[column]
+            own = rows[rows["split"] == splits[row]]
+            _conditions(axes, own, features)
+            axes.set_title(f"layer {layer} → {depth}, held-out {splits[row]}s", fontsize=9)
+            if not column:
+                axes.set_ylabel("balanced accuracy")
+        lines = panels[0, 0].get_legend_handles_labels()
+        figure.legend(*lines, loc="outside right upper", frameon=False, fontsize=7)
+        first = table.iloc[0]
+        figure.suptitle(f"probes of {first['source']} in {first['target']}", fontsize=10)
+        save(figure, folder, name)
+
+
+def _conditions(axes: Any, table: pd.DataFrame, features: list[str]) -> None:
+    conditions = list(dict.fromkeys(table["condition"]))
+    for number, condition in enumerate(conditions):
+        rows = table[table["condition"] == condition].set_index("feature").reindex(features)
+        places = np.arange(len(features)) + WIDTH * ((number + 0.5) / len(conditions) - 0.5)
+        style = {"fmt": MARKS[number % len(MARKS)], "color": colour_of(number), "markersize": 4, "capsize": 2}
+        axes.errorbar(places, rows["accuracy"], yerr=_bars(rows, "accuracy"), label=condition, **style)
+    chance = table.drop_duplicates("feature").set_index("feature")["chance"].reindex(features)
+    for place, value in enumerate(chance):
+        axes.hlines(value, place - WIDTH / 2, place + WIDTH / 2, color="0.6", linestyles="--", linewidth=1)
+    axes.set_xticks(range(len(features)), features, rotation=30, ha="right")
+    axes.set_ylim(0, 1.03)
+
+
+def steering(table: pd.DataFrame, folder: Path, name: str = "steering") -> None:
+    """Draw the share of the natural effect against the layer pair, a panel per position and strength."""
+    column = "share" if table["share"].notna().any() else "effect"
+    kinds = list(table.groupby(["position", "strength"], sort=False))
+    with canvas(3.6 * len(kinds) + 1.6, 3.0, 1, len(kinds), squeeze=False, sharey=True) as (figure, panels):
+        for axes, ((position, strength), rows) in zip(panels[0], kinds, strict=True):
+            for number, (condition, own) in enumerate(rows.groupby("condition", sort=False)):
+                style = {"color": colour_of(number), "label": condition, "markersize": 4, "capsize": 2}
+                axes.errorbar(range(len(own)), own[column], yerr=_bars(own, column), fmt=f"{MARKS[number]}-", **style)
+            names = [f"{row.source_layer}→{row.target_layer}" for row in own.itertuples()]
+            axes.set_xticks(range(len(names)), names)
+            axes.axhline(0, color="0.6", linewidth=0.8, zorder=0)
+            axes.set_xlabel("layers")
+            axes.set_title(f"{position}, strength {strength:g}", fontsize=9)
+        panels[0, 0].set_ylabel("share of the natural effect" if column == "share" else "effect [nats]")
+        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside right upper", frameon=False, fontsize=8)
+        save(figure, folder, name)
+
+
+def _bars(rows: pd.DataFrame, column: str) -> list[pd.Series]:
+    """Return how far the interval reaches below and above the value."""
+    low, high = (rows[f"effect_{end}" if column == "effect" else end] for end in ("low", "high"))
+    return [(rows[column] - low).clip(lower=0), (high - rows[column]).clip(lower=0)]
+
+
+NAMES = {"random": "random", "least_squares": "random, fitted decoder", "transferred": "transferred"}
+
+
+def sae_curves(curves: pd.DataFrame, folder: Path) -> None:
+    """Draw explained variance against all FLOPs, each start at its best rate: means over seeds, and single seeds."""
+    with canvas(4.4, 3.2) as (figure, axes):
+        draw_courses(axes, curves)
+        axes.legend(frameon=False)
+        save(figure, folder, "explained_variance")
+
+
+def sae_transfers(curves: pd.DataFrame, folder: Path) -> None:
+    """Draw the same of several transfers, one panel for each."""
+    names = list(dict.fromkeys(curves["transfer"]))
+    with canvas(3.2 * len(names), 3.1, 1, len(names), squeeze=False) as (figure, panels):
+        for axes, name in zip(panels[0], names, strict=True):
+            draw_courses(axes, curves[curves["transfer"] == name])
+            axes.set_title(name, fontsize=8)
+        panels[0][0].legend(frameon=False, fontsize=7)
+        save(figure, folder, "explained_variance")
+
+
+def draw_courses(axes: Any, curves: pd.DataFrame) -> None:
+    """Draw the curves of all starts into given axes; the best rate is chosen at each look."""
+    for number, (start, rows) in enumerate(curves.groupby("start", sort=False)):
+        means = rows.groupby(["tokens", "rate"])["explained_variance"].mean()
+        best = means.groupby("tokens").idxmax()
+        own = rows.set_index(["tokens", "rate"]).loc[list(best)].reset_index()
+        middle = own.groupby("tokens")[["flops", "explained_variance"]].mean()
+        colour = COLOURS[number % len(COLOURS)]
+        axes.scatter(own["flops"], own["explained_variance"], s=4, color=colour, alpha=0.4, linewidths=0)
+        axes.plot(middle["flops"], middle["explained_variance"], color=colour, label=NAMES.get(str(start), str(start)))
+    axes.set_xlabel("FLOPs, all counted")
+    axes.set_ylabel("explained variance")
+    axes.set_xscale("symlog", linthresh=max(curves.loc[curves["tokens"] > 0, "flops"].min(), 1.0))

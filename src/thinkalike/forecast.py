@@ -1,0 +1,239 @@
+"""The jobs that a command line stands for, and the operations, tokens, bytes and GPU hours of each: `dry_run=true`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from thinkalike.config import AnalyzeConfig, TrainConfig, TrainerConfig
+from thinkalike.errors import ThinkalikeError
+from thinkalike.instruments import asked_for, instrument_of, passes
+from thinkalike.job import Estimate, Phase, estimate, is_stored, together, total
+from thinkalike.memory import readable
+from thinkalike.models.shapes import PEAKS, PRECISIONS, Shape, precision_of
+from thinkalike.papers import experiment_named
+from thinkalike.papers.experiment import job_of
+from thinkalike.screen import Table, number_column, show_table, show_text, text_column
+
+SHARE = 0.4  # of the peak; 40 % and more is what large trainings reach (Chowdhery et al. 2022, table 3)
+COMPARED = ("comparing", "closed forms")  # phases of states and not of models
+GPUS = ("A100", "H100")  # with 80 GB; their peaks are those of NVIDIA's data sheets, without sparsity
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A job, and what it takes.
+
+    Attributes:
+        label: its name on the screen.
+        training, passes: the precision of products in training, and in other passes: bfloat16, TF32 or float32.
+        is_stored: whether the store has its result.
+        estimate: its phases and models.
+        holds: the bytes beside the weights that are known before anything is loaded.
+    """
+
+    label: str
+    training: str
+    passes: str
+    is_stored: bool
+    estimate: Estimate
+    holds: float
+
+    def precision(self, phase: Phase) -> str:
+        """Return the precision of the products of a phase; states are always compared in float32."""
+        if phase.name in COMPARED:
+            return "float32"
+        return self.training if phase.name == "training" else self.passes
+
+    def hours(self, gpu: str, phases: Sequence[Phase] | None = None) -> float:
+        """Return the hours of all its phases, or of these, on a GPU at `SHARE` of its peak."""
+        chosen = self.estimate.phases if phases is None else phases
+        return float(sum(hours_on(gpu, phase.operations, self.precision(phase)) for phase in chosen))
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Jobs by the passes in which they are done."""
+
+    passes: Sequence[Sequence[Planned]]
+
+    @property
+    def jobs(self) -> list[Planned]:
+        """All jobs."""
+        return [job for each in self.passes for job in each]
+
+    @property
+    def missing(self) -> list[list[Planned]]:
+        """The jobs that the store lacks, by pass."""
+        return [lacking for each in self.passes if (lacking := [job for job in each if not job.is_stored])]
+
+    @property
+    def phases(self) -> list[Phase]:
+        """All phases of the missing jobs; phases that jobs of one pass share are there once."""
+        return [phase for each in self.missing for phase in together(job.estimate.phases for job in each)]
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """The different models, by name."""
+        return list({shape.name: shape for job in self.jobs for shape in job.estimate.shapes.values()}.values())
+
+    @property
+    def unknown(self) -> list[str]:
+        """The names of models of unknown shape; every sum leaves their jobs out."""
+        return list(dict.fromkeys(name for job in self.jobs for name in job.estimate.unknown))
+
+    @property
+    def bytes(self) -> float:
+        """The most bytes that a pass is known to hold: the weights of its models, and the bytes of its jobs."""
+        return max((_bytes(each) for each in self.missing), default=0.0)
+
+    def hours(self, gpu: str) -> float:
+        """Return the hours on a GPU at `SHARE` of its peak, each job at the precision of its own products."""
+        return float(sum(each[0].hours(gpu, together(job.estimate.phases for job in each)) for each in self.missing))
+
+
+def hours_on(gpu: str, operations: float, precision: str) -> float:
+    """Return the hours of a number of operations on a GPU at `SHARE` of its peak."""
+    return operations / (SHARE * PEAKS[gpu][PRECISIONS.index(precision)]) / 3600
+
+
+def forecast(config: TrainConfig | AnalyzeConfig, looks_up: bool = True) -> Forecast:
+    """Return the jobs of a configuration: one, those of `models=[...]`, or the parts of an experiment.
+
+    Args:
+        looks_up: whether the store is asked which jobs are done.
+
+    Raises:
+        ThinkalikeError: the configuration is wrong.
+    """
+    labelled = _jobs(config)
+    places = passes([job for _, job in labelled])
+    return Forecast([[_planned(*labelled[place], looks_up) for place in each] for each in places])
+
+
+def _jobs(config: Any) -> list[tuple[str, Any]]:
+    """Return the jobs with their labels, each after the jobs that it needs."""
+    if isinstance(config, AnalyzeConfig) and config.experiment and config.models is None:
+        experiment = experiment_named(config.experiment)
+        experiment.check(config)
+        asked = [(part.label, job_of(config, part)) for part in experiment.parts(experiment.case(config))]
+    else:
+        asked = [(_name(job), job) for job in asked_for(config)]
+    found: list[tuple[str, Any]] = []
+    for label, job in asked:
+        needed = instrument_of(job).prepared(job)
+        found += [(_name(each), each) for each in needed if each not in [done for _, done in found]]
+        found.append((label, job))
+    return found
+
+
+def _name(config: Any) -> str:
+    """Return the kind of a job and the names of its models."""
+    kind = instrument_of(config)
+    names = [model.name for model in kind.models_of(config).values()]
+    return f"{kind.kind}: {', '.join(dict.fromkeys(names))}" if names else kind.kind
+
+
+def _planned(label: str, config: Any, looks_up: bool) -> Planned:
+    kind, dtype = instrument_of(config), config.model.dtype
+    guess = estimate(kind, config)
+    stored = looks_up and not kind.makes_inputs and _is_stored(kind, config)
+    precisions = precision_of(dtype, config.trainer), precision_of(dtype, TrainerConfig())
+    return Planned(label, *precisions, stored, guess, 0.0 if guess.unknown else kind.holds(config, guess.shapes))
+
+
+def _is_stored(kind: Any, config: Any) -> bool:
+    """Return whether the store has a result; a job that reads the hub, which may be out of reach, then counts as not.
+
+    Raises:
+        ThinkalikeError: the configuration of a job that reads nothing from the hub is wrong.
+    """
+    try:
+        return is_stored(kind, config)
+    except ThinkalikeError:
+        reads_hub = any(not (model.path or model.mini) for model in kind.models_of(config).values())
+        if reads_hub or config.data.source == "hub" or config.pairs.source == "hub":
+            return False
+        raise
+
+
+def _bytes(jobs: Sequence[Planned]) -> float:
+    shapes = {shape.name: shape for job in jobs for shape in job.estimate.shapes.values()}
+    return sum(shape.bytes for shape in shapes.values()) + max(job.holds for job in jobs)
+
+
+# -------------------------------------------------------------------------------------------------------------- screen
+
+
+def show(plan: Forecast, speed: float | None = None) -> None:
+    """Print the models, the jobs, and what the missing ones take together.
+
+    Args:
+        speed: floating-point operations per second of this machine, if it is known.
+    """
+    if plan.shapes:
+        show_table(_models_table(plan.shapes))
+    for name in plan.unknown:
+        show_text(f"{name}: unknown: its sizes are neither here nor in the table of published ones")
+    if plan.jobs:
+        show_table(_jobs_table(plan))
+    for line in summary(plan, speed):
+        show_text(line)
+
+
+def _models_table(shapes: Sequence[Shape]) -> Table:
+    sizes = ("layers", "width", "vocabulary", "parameters")
+    return Table(
+        "models",
+        [
+            text_column("model", [shape.name for shape in shapes]),
+            *(number_column(size, [getattr(shape, size) for shape in shapes], ",") for size in sizes),
+            number_column("weights", [readable(shape.bytes) for shape in shapes]),
+        ],
+    )
+
+
+def _jobs_table(plan: Forecast) -> Table:
+    jobs, phases, *counts = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
+    names = ("tokens read", "FLOPs", f"hours on one 80 GB {GPUS[0]}")
+    columns = [number_column(name, cells) for name, cells in zip(names, counts, strict=True)]
+    return Table("jobs", [text_column("job", jobs), text_column("phase", phases), *columns], keys=2)
+
+
+def _rows(job: Planned) -> list[tuple[str, ...]]:
+    """Return the rows of a job: its name in the first, phase, tokens, operations, hours."""
+    if job.is_stored:
+        return [(job.label, "in the store", "", "", "")]
+    if not job.estimate.phases:
+        return [(job.label, "unknown" if job.estimate.unknown else "no passes of models", "", "", "")]
+    rows: list[tuple[str, ...]] = []
+    for phase in job.estimate.phases:
+        read = "\n".join(f"{model} {tokens:,.0f}" for model, tokens in phase.tokens.items() if tokens)
+        spent = f"{phase.operations:.3g}", f"{job.hours(GPUS[0], [phase]):.2g}"
+        rows.append(("" if rows else job.label, phase.name, read, *spent))
+    return rows
+
+
+def summary(plan: Forecast, speed: float | None = None) -> list[str]:
+    """Return the lines below the tables: operations, bytes, hours, and their assumptions.
+
+    Args:
+        speed: see `show`.
+    """
+    todo, whole = [job for each in plan.missing for job in each], total(plan.phases)
+    apart = sum(total(job.estimate.phases) for job in todo)
+    lines = [
+        f"{len(todo)} of {len(plan.jobs)} jobs to do: {whole:.3g} FLOPs; at least {readable(plan.bytes)} of memory"
+    ]
+    if whole < apart:
+        lines.append(f"in one pass; one after the other {apart:.3g} FLOPs")
+    precisions = dict.fromkeys(job.precision(phase) for job in todo for phase in job.estimate.phases)
+    for gpu in GPUS if precisions else ():
+        peaks = ", ".join(f"{PEAKS[gpu][PRECISIONS.index(each)] / 1e12:g}e12 in {each}" for each in precisions)
+        lines.append(f"{plan.hours(gpu):.2g} hours on one 80 GB {gpu} at {SHARE:.0%} of its peak ({peaks} per second)")
+    if speed is not None:
+        lines.append(f"{whole / speed / 3600:.2g} hours at {speed:g} FLOPs per second")
+    if plan.unknown:
+        lines.append(f"without the jobs of {', '.join(plan.unknown)}, whose shape is not known")
+    return [*lines, "dry run: nothing was loaded, computed or written"]

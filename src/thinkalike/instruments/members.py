@@ -1,0 +1,319 @@
+"""Members of a population: fine-tuned models and how alike they are, two by two."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.config import AnalyzeConfig, ModelConfig, check_option, compose_job
+from thinkalike.data.from_config import read_pairs, reported_part
+from thinkalike.data.pairs import EncodedPairs, PairBatch, Pairs, batches
+from thinkalike.errors import ConfigError, DataError
+from thinkalike.evaluation.classifiers import IdentityStitches, identity_stitches
+from thinkalike.instruments import run_job
+from thinkalike.instruments.finetuning import CHECKPOINT, accuracy_on
+from thinkalike.interrupts import at_boundaries, stop
+from thinkalike.job import Work
+from thinkalike.measures.hsic import FEWEST
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.progress import counted, doing
+from thinkalike.states.batches import StateBatches, pair_batches
+from thinkalike.store import Result
+
+log = logging.getLogger(__name__)
+
+GROUPS = ("generalizing", "heuristic")
+PUBLISHED = {"report": "heldout", "challenge": "challenge"}  # lists of population.published by side of the pairs
+OF_CHALLENGE = "lexical_overlap", "non-entailment"  # the part that was published
+NEAR = 0.005  # of an accuracy: by how much another machine or dtype may change it
+
+
+class Member(NamedTuple):
+    """A classifier of a population, and its group."""
+
+    name: str
+    group: str
+    config: ModelConfig
+
+    def fingerprint(self) -> str:
+        return checkpoint_fingerprint(self.config)
+
+
+def members_of(config: AnalyzeConfig) -> list[Member]:
+    """Return the members group by group, fine-tuned where they are not there yet."""
+    chosen = config.population
+    if chosen.parents:
+        return _forked(config)
+    if chosen.base:
+        return _finetuned(config)
+    return [
+        Member(made.name, group, made)
+        for group in GROUPS
+        for number in getattr(chosen, group)
+        for made in [_published(str(chosen.members), number)]
+    ]
+
+
+def a_member(config: AnalyzeConfig) -> ModelConfig:
+    """Return the configuration of one of the members, or of the model that they are fine-tunings of."""
+    chosen = config.population
+    if chosen.base:
+        check_option("model", "population.base", [chosen.base])
+        base: ModelConfig = compose_job("train", [f"model={chosen.base}"]).model
+        return base
+    return _published(str(chosen.members), (chosen.generalizing or [0])[0])
+
+
+def members_in(config: AnalyzeConfig) -> int:
+    """Return how many members a population has, none of them made."""
+    chosen = config.population
+    if chosen.base:
+        return chosen.per_group * len(chosen.parents or GROUPS)
+    return sum(len(getattr(chosen, group) or ()) for group in GROUPS)
+
+
+def _published(name: str, number: Any) -> ModelConfig:
+    if name == "local":
+        return ModelConfig(name=str(number), path=str(number))
+    check_option("model", "population.members", [name])
+    config: ModelConfig = compose_job("train", [f"model={name}", f"model.index={number}"]).model
+    return config
+
+
+def _forked(config: AnalyzeConfig) -> list[Member]:
+    """Return forks of each parent, each a group of its own, on fewer pairs of the kind that their parent had."""
+    chosen = config.population
+    check_option("model", "population.base", [chosen.base])
+    reported_part(config.pairs, read_pairs(config.pairs, "challenge"))  # an empty part is refused now, not at the end
+    members, parents = [], chosen.parents or {}
+    for number, (group, words) in enumerate(parents.items(), 1):
+        with doing(f"parent {number} of {len(parents)}: {group}"):
+            parent = _made(config, [f"model={chosen.base}"], [*chosen.parent_options, *words])
+        body = ["model=local", f"model.path={parent.folder / CHECKPOINT}", f"model.name={chosen.name}-{group}"]
+        kind = [word for word in words if word.startswith("pairs.")]
+        for index in range(chosen.per_group):
+            with doing(f"member {index + 1} of {chosen.per_group} of {group}"):
+                fork = _made(config, body, [*kind, *chosen.options, f"nli.index={index}"])
+            members.append(_member(f"{chosen.name}-{group}-{index}", group, fork))
+    return members
+
+
+def _finetuned(config: AnalyzeConfig) -> list[Member]:
+    """Return the most and the least accurate on the challenge of as many fine-tunings as the population has.
+
+    Accuracy is that on the half of the challenge by which groups are chosen, see `halves`.
+    """
+    chosen = config.population
+    check_option("model", "population.base", [chosen.base])
+    pairs, _ = halves(config, read_pairs(config.pairs, "challenge"))
+    made = []
+    for index in range(chosen.size or 0):
+        with doing(f"member {index + 1} of {chosen.size}"):
+            result = _made(config, [f"model={chosen.base}"], [*chosen.options, f"nli.index={index}"])
+        member = _member(f"{chosen.base}-nli-{index}", "", result)
+        made.append((accuracy_on(load_model(member.config), pairs, config.pairs.truncate), member))
+    ranked = [member for _, member in sorted(made, key=lambda each: -each[0])]
+    groups = zip(GROUPS, (ranked[: chosen.per_group], ranked[: -chosen.per_group - 1 : -1]), strict=True)
+    return [member._replace(group=group) for group, best in groups for member in best]
+
+
+def _made(config: AnalyzeConfig, body: Sequence[str], words: Sequence[str]) -> Result:
+    """Return a fine-tuning by these words of task=nli, on the population's pairs but for what words say of them."""
+    mini = compose_job("train", [f"model={config.population.base}"]).model.mini
+    scale = f"scale={'mini' if mini else 'paper'}"  # forks are in folders, which have none
+    job = compose_job("train", ["task=nli", *body, scale, *words, "logger=none"])
+    own = {word.partition("=")[0].removeprefix("pairs.") for word in words if word.startswith("pairs.")}
+    job.pairs = replace(config.pairs, **{name: getattr(job.pairs, name) for name in own})
+    job.store, job.threads = config.store, config.threads
+    return run_job(job)
+
+
+def _member(name: str, group: str, made: Result) -> Member:
+    context = made.config["nli"]["context"]
+    return Member(name, group, ModelConfig(name=name, path=str(made.folder / CHECKPOINT), context=context))
+
+
+def published_accuracies(
+    config: AnalyzeConfig, members: Sequence[Member], accuracies: Sequence[float], count: int
+) -> pd.DataFrame | None:
+    """Return the accuracy of each member beside the published one, and say which are not as published; None: no such.
+
+    A sample of the pairs may differ by three standard errors more than all of them, which `pairs.report_pairs=null` or
+    `pairs.challenge_pairs=null` ask for.
+
+    Args:
+        accuracies: on `count` pairs of `measure.side`.
+    """
+    side = config.measure.side  # type: ignore[attr-defined]
+    known = (config.population.published or {}).get(PUBLISHED[side])
+    numbers = [member.config.index for member in members]
+    same = side == "report" or (config.pairs.heuristic, config.pairs.label) == OF_CHALLENGE
+    if not known or not same or config.pairs.source == "templates" or config.population.members == "local":
+        return None
+    stated = np.array([known[number] if number < len(known) else np.nan for number in numbers])
+    sampled = getattr(config.pairs, f"{side}_pairs") is not None
+    tolerance = NEAR + sampled * 3 * np.sqrt(stated * (1 - stated) / count)
+    table = pd.DataFrame({
+        "model": [member.name for member in members], "accuracy": accuracies, "published": stated,
+        "tolerance": tolerance, "as_published": np.abs(np.array(accuracies) - stated) <= tolerance,
+    })  # fmt: skip
+    for row in table[~table["as_published"] & table["published"].notna()].itertuples():
+        log.warning(
+            "%s is right on %.4f of %d pairs, and %.4f was published: check model.revision, model.classes and pairs",
+            row.model, row.accuracy, count, row.published,
+        )  # fmt: skip
+    return table
+
+
+def halves(config: AnalyzeConfig, challenge: Pairs) -> tuple[Pairs, Pairs]:
+    """Return the pairs of the challenge by which groups are chosen, and those that judge them, which are others."""
+    part = reported_part(config.pairs, challenge)
+    if config.population.base is None or config.population.parents:
+        return part, part
+    return part.take(range(0, len(part), 2)), part.take(range(1, len(part), 2))
+
+
+# ----------------------------------------------------------------------------------------------------- pairs of members
+
+
+KEPT_EVERY = 10  # batches of stitches
+LEAST_BATCHES = 4  # of CKA where a pair is one row, so that there is an interval
+STITCHES, CKA_STATE = "stitches", "cka"  # the states that a job goes on from
+
+
+class PopulationCKA(NamedTuple):
+    """CKA of every two models at each layer, and what it comes from."""
+
+    value: Float[Tensor, "m m l"]
+    hsics: Float[Tensor, "b m m l"]  # of each batch
+    facts: dict[str, Any]  # how many pairs and rows
+
+
+def stitched_members(
+    models: Sequence[FrozenModel], encoded: EncodedPairs, pairs: Pairs, measure: Any, work: Work
+) -> IdentityStitches:
+    """Return losses and predicted classes of all stitches (source, target, cut, pair).
+
+    What is done is kept every few batches, and an interrupted job goes on from there. Processes share the batches.
+
+    Args:
+        measure: `batch`, how many pairs run at once, and `at_once`, how many sources.
+    """
+    found, first = _begun(models, len(pairs), work)
+    parts, new = list(batches(encoded, measure.batch)), list[tuple[Any, IdentityStitches]]()
+
+    def add(number: int, batch: PairBatch) -> None:
+        labels, mask = pairs.labels[batch.rows], batch.mask.long()
+        part = identity_stitches(
+            models, batch.tokens, labels, pairs.classes, mask=mask, types=batch.types, at_once=measure.at_once
+        )
+        new.append((batch.rows, part))
+
+    def gather() -> None:
+        for rows, part in itertools.chain.from_iterable(work.team.everyone(new)):
+            for whole, own in zip(found, part, strict=True):
+                whole[..., rows] = own
+        new.clear()
+
+    with at_boundaries(), doing("batch of stitches", len(parts), first) as activity:
+        for each in work.team.rounds(lambda number, step: iter(parts[number::step]), first, add):
+            activity.reach(each.done)
+            if each.passes(KEPT_EVERY) or each.asked:
+                gather()
+                if not work.team.rank:
+                    work.keep(STITCHES, {**found._asdict(), "batches": each.done})
+            if each.asked:
+                stop(f"at batch {each.done} of {len(parts)}")
+        gather()
+    work.team.end_of_share()
+    return found
+
+
+def _begun(models: Sequence[FrozenModel], pairs: int, work: Work) -> tuple[IdentityStitches, int]:
+    """Return what an earlier run left, or nothing but zeros, and how many batches it did."""
+    kept = work.resume(STITCHES)
+    if kept is not None:
+        return IdentityStitches(kept["losses"], kept["predicted"]), int(kept["batches"])
+    shape = len(models), len(models), models[0].n_layers + 1, pairs
+    return IdentityStitches(torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.int8)), 0
+
+
+def likeness_of_members(
+    models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any, work: Work
+) -> PopulationCKA:
+    """Return CKA of every two models at each layer, or what an earlier run left of it.
+
+    Args:
+        measure: `tokens`, `tokens_per_batch`, `cka_pairs`, `site`, `include_padding`, `padding` and `batch`, see
+            `population.Config`.
+
+    Raises:
+        ConfigError: `padding` is shorter than a pair, or longer than a model can take.
+        DataError: there are too few pairs, or states have no CKA.
+    """
+    kept = work.resume(CKA_STATE)
+    if kept is None:
+        kept = _compared(models, *_state_batches(models, encoded, measure), measure)._asdict()
+        work.keep(CKA_STATE, kept)
+    return PopulationCKA(**kept)
+
+
+def _state_batches(
+    models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any
+) -> tuple[StateBatches, dict[str, Any]]:
+    """Return the states that CKA compares, and how many pairs they are of, in batches of how many rows."""
+    count = len(encoded) if measure.cka_pairs is None else measure.cka_pairs
+    if count > len(encoded):
+        raise DataError(f"there are {len(encoded)} pairs for measure.cka_pairs={count}; lower it, or give more pairs")
+    longest, most = encoded.longest, min(model.context for model in models)
+    if measure.padding is not None and not longest <= measure.padding <= most:
+        raise ConfigError(
+            f"measure.padding={measure.padding} must be from {longest}, the longest pair, to {most}, the most tokens "
+            "that every member takes"
+        )
+    rows, first_only = measure.tokens_per_batch, measure.tokens == "cls"
+    if first_only:
+        rows = min(rows, count // LEAST_BATCHES)
+        if count < LEAST_BATCHES * FEWEST:
+            raise DataError(
+                f"measure.tokens=cls compares a row of each of {count} pairs; give at least {LEAST_BATCHES * FEWEST}"
+            )
+    options = {key: getattr(measure, key) for key in ("site", "include_padding")}
+    states = pair_batches(
+        models, encoded, tokens_per_batch=rows, first_only=first_only, padded_to=measure.padding or 0, pairs=count,
+        pairs_at_once=measure.batch, **options,
+    )  # fmt: skip
+    return states, {"tokens": measure.tokens, "pairs": count, "rows_per_batch": rows}
+
+
+def _compared(
+    models: Sequence[FrozenModel], states: StateBatches, facts: dict[str, Any], measure: Any
+) -> PopulationCKA:
+    from thinkalike.measures.minibatch_cka import CKA
+
+    m = len(models)
+    metrics = [CKA(m, m) for _ in range(models[0].n_layers)]
+    for batch in counted(states.starting(0, 1), "batch of CKA"):
+        for number, (metric, layer) in enumerate(zip(metrics, zip(*batch.states, strict=True), strict=True)):
+            try:
+                metric.update(layer, layer)
+            except ValueError as error:  # what it calls layers are models
+                raise DataError(f"block {number} of {', '.join(model.name for model in models)}: {error}") from error
+    if not metrics[0].update_called:
+        raise DataError(
+            f"too few pairs for measure.tokens_per_batch={measure.tokens_per_batch}; lower it, or let CKA read more"
+        )
+    results = [metric.compute() for metric in metrics]
+    hsics = torch.stack([each.hsics[:, :m, :m] for each in results], -1)
+    return PopulationCKA(torch.stack([each.value for each in results], -1), hsics, facts | {"batches": len(hsics)})

@@ -1,0 +1,415 @@
+"""The operations of each kind of job, from sizes alone: passes of its models as counted, and its own matrix products.
+
+Products take two operations per multiplication. Sorting, norms and elementwise work are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from thinkalike.config import AnalyzeConfig, PairsConfig, SAEConfig, StitchConfig, TrainConfig, pairs_of_layers
+from thinkalike.job.operations import Phase, Shapes, forward_passes
+
+if TYPE_CHECKING:
+    from thinkalike.models.shapes import Operations, Shape
+
+Widths = Sequence[int]  # of every layer that is compared
+Pairs = Sequence[tuple[int, int]]  # of layers
+
+EIGEN = 9.0  # d³ for eigenvalues and eigenvectors of a symmetric matrix (Golub & Van Loan 2013, section 8.3)
+STRIP = 64  # rows of the Gram matrices that are computed at once, also beyond the diagonal
+WORDS = 8  # tokens of a sentence of the grammars, about
+PAIR = 40  # tokens of a pair of MNLI, about
+PUBLISHED = {"fit": 392_702, "report": 9_815, "challenge": 30_000}  # pairs of MNLI and HANS
+LBFGS = 100  # steps, about
+REPORTED = 262144  # tokens of the report where the data do not state it
+STATISTICS = 2.0**18  # tokens, at most, of closed forms and of the means of tokens
+LIKENESS = 2.0**17  # fit tokens, at most, of the likeness of states
+
+
+def both_of(shapes: Shapes) -> tuple[Shape, Shape]:
+    """Return source and target; a model without a target is its own."""
+    return shapes["model"], shapes.get("target", shapes["model"])
+
+
+def row_of(config: Any, shapes: Shapes) -> int:
+    """Return the tokens of a row of text."""
+    return config.data.context or min(shape.context for shape in shapes.values())  # type: ignore[no-any-return]
+
+
+# ---------------------------------------------------------------------------------------------- measures of layer pairs
+
+
+def of_grams(n: int, source: Widths, target: Widths | None) -> float:
+    """Return n (n + 64) (Σ d + l² + l m + m²): half of every Gram matrix, and products of every two of them.
+
+    Args:
+        source, target: of both models; target None: a model is compared with itself.
+    """
+    mine, theirs = len(source), len(target or ())
+    products = mine**2 + mine * theirs + theirs**2
+    return float(n * (n + STRIP) * (sum(source) + sum(target or ()) + products))
+
+
+def of_neighbours(n: int, source: Widths, target: Widths | None) -> float:
+    """Return 2 n² (Σ d + (l + m)²): the similarities of tokens in every layer, and the neighbours that two share."""
+    layers = len(source) + len(target or ())
+    return 2.0 * n * n * (sum(source) + sum(target or ()) + layers**2)
+
+
+def of_prediction(measure: Any, source: Widths, target: Widths | None) -> float:
+    """Return what linear maps between all layers take: their moments, their solutions, and their predictions."""
+    widths, n = [*source, *(target or ())], measure.tokens_per_batch
+    squares = sum(width**2 for width in widths)
+    pairs = (sum(widths) ** 2 + squares) / 2
+    solutions = sum(width**3 / 3 + 2 * width**2 * sum(widths) for width in widths)
+    return float(n * (measure.fit_batches * 2 * (2 * squares + pairs) + measure.batches * 4 * pairs) + solutions)
+
+
+def layer_pairs(config: AnalyzeConfig, shapes: Shapes, comparing: Callable[..., float]) -> list[Phase]:
+    """Return the passes of both models over all batches, and the comparing.
+
+    Args:
+        comparing: takes the settings, the widths of the source and those of the target or None, returns operations.
+    """
+    measure: Any = config.measure
+    batches = measure.batches + getattr(measure, "fit_batches", 0)
+    source, target = ([each.width] * (each.layers + measure.embed) for each in both_of(shapes))
+    own = comparing(measure, source, None if config.model == config.target else target)
+    tokens = float(batches * measure.tokens_per_batch)
+    return [*forward_passes(both_of(shapes), tokens, row_of(config, shapes)), Phase("comparing", own)]
+
+
+def bytes_of_states(config: AnalyzeConfig, shapes: Shapes) -> float:
+    """Return the bytes of the states of a batch in all layers of each different model, with a copy in float32."""
+    measure: Any = config.measure
+    different = {shape.name: shape for shape in shapes.values()}.values()
+    numbers = sum((each.layers + measure.embed) * each.width * (each.bytes / each.parameters + 4) for each in different)
+    return float(measure.tokens_per_batch * numbers)
+
+
+# -------------------------------------------------------------------------------------------------- measures of stimuli
+
+
+def of_distances(n: int, widths: Widths) -> float:
+    """Return 2 n² Σ d: the products behind the distances of all stimuli in every layer."""
+    return 2.0 * n * n * sum(widths)
+
+
+def of_similarity(n: int, layers: int, folds: int, permutations: int) -> float:
+    """Return n² k² for each correlation of all layers' distances: of all stimuli, without each fold, and permuted."""
+    return n * (n - 1.0) * layers**2 * (1 + folds + (permutations + 1 if permutations else 0))
+
+
+def of_encoding(n: int, features: int, layers: int, folds: int, permutations: int, null: int = 0) -> float:
+    """Return what MLEM takes on explicit pairs of stimuli; sums by level take less.
+
+    p f (f + 2 k) for each fit, on all stimuli and within the folds, and 2 p' f k for each prediction of the p' pairs of
+    held-out stimuli: one, and one for every permutation of every feature.
+    """
+    pairs, held_out = n * (n - 1) / 2, (n / folds) * (n / folds - 1) / 2
+    fits = (1 + folds) ** 2 * pairs * features * (features + 2 * layers)
+    return (1 + null) * (fits + folds * (1 + features * permutations) * 2 * held_out * features * layers)
+
+
+# ------------------------------------------------------------------------------------- classifiers and language models
+
+
+def of_training(tokens: float, parameters: int | float) -> float:
+    """Return 6 per token and parameter: a pass, and twice that for its gradients (Kaplan et al. 2020, section 2.1)."""
+    return 6.0 * tokens * parameters
+
+
+def pairs_of(config: PairsConfig, side: str) -> float:
+    """Return about how many pairs of sentences a side has; of the challenge, those of the part that is reported on."""
+    asked = getattr(config, f"{side}_pairs") or PUBLISHED[side]
+    if side == "challenge" and config.heuristic:
+        return min(asked, PUBLISHED[side]) / 3 / (2 if config.label else 1)
+    return float(asked)
+
+
+def pretraining(config: TrainConfig, shapes: Shapes) -> list[Phase]:
+    shape, seen, report = shapes["model"], float(config.pretrain.tokens), float(config.data.report_tokens or 0)
+    training = Phase("training", of_training(seen, shape.parameters), {shape.name: seen})
+    return [training, Phase("report", shape.forward(report, full=True), {shape.name: report})]
+
+
+def finetuning(config: TrainConfig, shapes: Shapes) -> list[Phase]:
+    shape, seen = shapes["model"], config.nli.epochs * PAIR * pairs_of(config.pairs, "fit")
+    report = PAIR * (pairs_of(config.pairs, "report") + float(config.pairs.challenge_pairs or PUBLISHED["challenge"]))
+    training = Phase("training", of_training(seen, sum(shape.operations.blocks) / 2), {shape.name: seen})
+    return [training, Phase("report", shape.forward(report, PAIR), {shape.name: report})]
+
+
+def population(config: AnalyzeConfig, shapes: Shapes, members: int) -> list[Phase]:
+    """Return the stitches of all members at all cuts, and their CKA.
+
+    From each cut on, each of m · m pairs runs the target's blocks: m² (L + 1) / 2 passes, and m passes of the sources.
+    """
+    measure: Any = config.measure
+    shape, read = shapes["member"], PAIR * pairs_of(config.pairs, measure.side)
+    alike = min(PAIR * float(measure.cka_pairs or read), read)
+    batch = of_grams(measure.tokens_per_batch, [shape.width] * members, None) * shape.layers
+    return [
+        Phase(
+            "stitches",
+            shape.forward(read, PAIR) * (members**2 * (shape.layers + 1) / 2 + members),
+            {shape.name: read * members},
+        ),
+        Phase("forward passes", members * shape.forward(alike, PAIR), {shape.name: alike * members}),
+        Phase("comparing", max(alike / measure.tokens_per_batch, 1) * batch),
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------- stitches
+
+
+def stitching(config: TrainConfig, shapes: Shapes) -> list[Phase]:
+    """Return the phases of a stitching job, of both directions if both are asked for."""
+    source, target = both_of(shapes)
+    pairs = pairs_of_layers(config.layers, source.layers, target.layers)
+    found = _stitches(config, source, target, pairs)
+    if config.stitch.both:
+        found += _stitches(config, target, source, [pair[::-1] for pair in pairs])
+    return found
+
+
+def _stitches(config: TrainConfig, source: Shape, target: Shape, pairs: Pairs) -> list[Phase]:
+    stitch, row = config.stitch, config.data.context or min(source.context, target.context)
+    report = float(config.data.report_tokens or REPORTED)
+    seen = float(stitch.steps * stitch.tokens_per_step * stitch.seeds) if stitch.trained else 0.0
+    fit = float(stitch.steps * stitch.tokens_per_step) or report
+    fit = min(config.data.fit_tokens or fit, fit)
+    closed = not stitch.trained and stitch.kind != "identity"
+    statistics = min(fit, fit if closed else STATISTICS) * (closed or stitch.controls or stitch.init != "identity")
+    alike, products = min(fit, LIKENESS) + report, _products(source, target, pairs)
+    passes = source.forward(1.0, row) + target.forward(1.0, row)
+    likeness = alike * (passes + target.operations.output + 4 * products) + 8 * report * len(pairs) * _maps(
+        source, target
+    )
+    own = config.model == config.target
+    spent = {
+        "training": (_training(stitch, source, target, pairs, row, own), seen),
+        "closed forms": (statistics * (passes + 2 * products), statistics),
+        "likeness": (likeness, alike),
+        "report": (_maps_reported(stitch, source, target, own) * _tails(source, target, pairs, report, row), report),
+    }
+    models = (source.name, target.name)
+    return [Phase(name, operations, dict.fromkeys(models, tokens)) for name, (operations, tokens) in spent.items()]
+
+
+def map_weights(config: StitchConfig, d: int, e: int) -> float:
+    """Return the weights of a φ's linear maps from width d to width e."""
+    if config.kind == "identity":
+        return 0.0
+    return float(config.rank * (d + e) if config.kind == "low_rank" else d * e)
+
+
+def bytes_of_stitches(config: TrainConfig, shapes: Shapes) -> float:
+    """Return the bytes of the weights of all φ that are trained together, of their gradients and momenta, float32."""
+    source, target = both_of(shapes)
+    stitch, pairs = config.stitch, pairs_of_layers(config.layers, source.layers, target.layers)
+    count = len(pairs) * (1 + len(stitch.rates) + stitch.controls) + stitch.floor * len({depth for _, depth in pairs})
+    momenta = 2 if stitch.optimizer == "adam" else int(stitch.momentum > 0)
+    return stitch.trained * 4.0 * map_weights(stitch, source.width, target.width) * count * (2 + momenta)
+
+
+def _training(config: StitchConfig, source: Shape, target: Shape, pairs: Pairs, row: int, own: bool) -> float:
+    """Return the operations of all steps of all seeds; rates, self-stitches and control are of the first seed alone.
+
+    For each token the source runs to the deepest layer that is read, and each stitch takes four times its weights, and
+    the target's tail and unembedding forward and backward: frozen weights get no gradient.
+    """
+    if not config.trained:
+        return 0.0
+    self_stitched = {depth for _, depth in pairs} if config.floor else set()
+    head = source.operations.forward(0, max(layer for layer, _ in pairs) + 1, row)
+    one = sum(_fit(config, source, target, depth, row) for _, depth in pairs)
+    beside = one * (len(config.rates) + config.controls) + head * config.controls
+    if self_stitched and not own:
+        if config.loss == "cross_entropy":
+            beside += target.operations.forward(0, max(self_stitched) + 1, row)
+        beside += sum(_fit(config, source, target, depth, row) for depth in self_stitched)
+    if config.loss != "cross_entropy":  # it compares with the target's own states
+        head += target.operations.full(row) if config.loss == "kl" else target.forward(1.0, row)
+    return float(config.steps * config.tokens_per_step) * (config.seeds * (head + one) + beside)
+
+
+def _fit(config: StitchConfig, source: Shape, target: Shape, depth: int, row: int) -> float:
+    """Return what one φ takes for each token of a step."""
+    operations, tail = target.operations, 0.0
+    if config.loss != "mse":
+        tail = 2 * operations.forward(depth + 1, target.layers, row)
+    if config.loss in ("cross_entropy", "kl"):
+        tail += 2 * operations.output
+    return 4 * map_weights(config, source.width, target.width) + tail
+
+
+def _maps(source: Shape, target: Shape) -> int:
+    return source.width * target.width
+
+
+def _products(source: Shape, target: Shape, pairs: Pairs) -> float:
+    """Return Σ d² + Σ e² over the layers that are read, and Σ d e over their pairs."""
+    layers, depths = (len({pair[side] for pair in pairs}) for side in (0, 1))
+    return float(layers * source.width**2 + depths * target.width**2 + len(pairs) * _maps(source, target))
+
+
+def _tails(source: Shape, target: Shape, pairs: Pairs, tokens: float, row: int) -> float:
+    """Return what a report of one map per layer pair takes: φ, the target's tail and the unembedding."""
+    operations = target.operations
+    tails = sum(operations.forward(depth + 1, target.layers, row) + operations.output for _, depth in pairs)
+    return tokens * (tails + 2 * len(pairs) * _maps(source, target))
+
+
+def _maps_reported(config: StitchConfig, source: Shape, target: Shape, own: bool) -> int:
+    """Return how many maps of each layer pair are reported: φ, means of tokens and bigrams, identity, and controls."""
+    equal = source.width == target.width
+    count = 3 + equal + (3 + 2 * equal if config.controls else 0)
+    if config.trained:
+        count += (config.init != "identity") + len(config.rates) + config.seeds + (config.floor and not own)
+    return count
+
+
+def transfer_maps(config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
+    """Return the fit of maps in both directions, and their report.
+
+    Maps, their unexplained variance and two eigendecompositions take 8 d e (d + e) + 11 (d³ + e³) for each pair of
+    layers. The report runs both models once for the states, and each as the target of stitched models.
+    """
+    measure: Any = config.measure
+    source, target = both_of(shapes)
+    pairs, row = pairs_of_layers(config.layers, source.layers, target.layers), row_of(config, shapes)
+    fit, report = float(config.data.fit_tokens or measure.fit_tokens), float(config.data.report_tokens or REPORTED)
+    d, e, passes = source.width, target.width, source.forward(1.0, row) + target.forward(1.0, row)
+    states = fit * (passes + 2 * _products(source, target, pairs))
+    states += len(pairs) * (8.0 * d * e * (d + e) + (2 + EIGEN) * (d**3 + e**3))
+    outputs = source.operations.output + target.operations.output
+    judged = report * (3 * passes + 2 * outputs + 8 * len(pairs) * d * e)
+    tails = [_tails(source, target, pairs, report, row)]
+    tails.append(_tails(target, source, [pair[::-1] for pair in pairs], report, row))
+    models = (source.name, target.name)
+    return [
+        Phase("closed forms", states, dict.fromkeys(models, fit)),
+        Phase("report", judged + sum(tails), dict.fromkeys(models, 2 * report)),
+    ]
+
+
+def bytes_of_maps(config: AnalyzeConfig, shapes: Shapes) -> float:
+    """Return the bytes of statistics and maps in float64."""
+    source, target = both_of(shapes)
+    pairs = pairs_of_layers(config.layers, source.layers, target.layers)
+    return 8.0 * (_products(source, target, pairs) + 2 * len(pairs) * _maps(source, target))
+
+
+# ------------------------------------------------------------------------------------------------- probes and steering
+
+
+def of_maps(n: int | float, source: int, target: int) -> float:
+    """Return 2 n (d² + d e + e²) for the products of the states of n tokens; solving for the maps takes far less."""
+    return 2.0 * n * (source**2 + source * target + target**2)
+
+
+def of_probes(tasks: Pairs, widths: Widths, folds: int, alphas: int, inner_folds: int) -> float:
+    """Return what fitting takes: 4 n d k for each step, of every penalty on every inner fold, and of the chosen one.
+
+    Args:
+        tasks: the stimuli n and levels k of each.
+        widths: d of each kind of states that probes are fitted on.
+    """
+    steps = LBFGS * ((alphas * (inner_folds - 1) if alphas > 1 else 0) + 1) * (folds - 1)
+    return float(sum(4.0 * n * width * levels * steps for n, levels in tasks for width in widths))
+
+
+def text_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
+    """Return the passes of both models over the text that maps are fitted on, and over the text that judges them."""
+    measure: Any = config.measure
+    fitted = config.data.fit_tokens or measure.fit_tokens
+    tokens = float(fitted + min(config.data.report_tokens or 0, fitted))
+    return forward_passes(both_of(shapes), tokens, row_of(config, shapes))
+
+
+def of_steering(model: Operations, depths: Sequence[int], texts: int, length: int, passes: int) -> float:
+    """Return what steered passes take: each depth's head once, and its tail and the unembedding for each vector.
+
+    Args:
+        depths: the layers after which vectors are added.
+        texts: their number, each of `length` tokens.
+        passes: of every text from each depth on.
+    """
+    heads = sum(model.forward(0, depth + 1, length) for depth in depths)
+    tails = sum(model.forward(depth + 1, len(model.blocks), length) * length + model.output for depth in depths)
+    return texts * (heads * length + tails * passes)
+
+
+# -------------------------------------------------------------------------------------------------- sparse autoencoders
+
+
+class Site(NamedTuple):
+    """The width of a site, and the operations of one token of the frozen model up to it."""
+
+    width: int
+    passing: float
+
+    @classmethod
+    def of(cls, model: Operations, width: int, layer: int, context: int) -> Site:
+        return cls(width, model.forward(0, layer + 1, context))
+
+
+def of_solution(d: int, e: int) -> float:
+    """Return what the map of least squares from width d to width e takes, given its moments."""
+    return EIGEN * d**3 + 4.0 * d * d * e
+
+
+def of_start(start: str, config: SAEConfig, seen: float, own: Site, source: Site | None = None) -> float:
+    """Return the operations of a start before any training; training the source beforehand is not counted.
+
+    Args:
+        seen: the share of a row's tokens whose states are read.
+        own, source: of the model that is trained on, and of the one that `transferred` comes from.
+    """
+    read, d, f = float(config.map_tokens), own.width, config.width
+    if start == "least_squares":
+        return read * own.passing + 2.0 * seen * read * d * f + of_maps(seen * read, f, d) + of_solution(f, d)
+    if start == "random" or source is None:
+        return 0.0
+    e = source.width
+    carrying = 4.0 * d * e * f + 2.0 * e * (d + f)  # through maps to the other width and back: weights and biases
+    if config.stitch:
+        return carrying
+    gathering = read * (own.passing + source.passing) + of_maps(seen * read, e, d)
+    return gathering + of_solution(e, d) + of_solution(d, e) + carrying
+
+
+def of_token(config: SAEConfig, seen: float, own: Site) -> float:
+    """Return the operations of one token of training: the frozen model's and the autoencoder's.
+
+    The latter are 10 d f: two products forward, and gradients of both maps and of the latents. A latent that is looked
+    after because it may be dead takes 6 d.
+    """
+    revived = config.revived if config.dead_after and config.activation == "topk" else 0
+    return own.passing + seen * own.width * (10.0 * config.width + 6.0 * revived)
+
+
+def autoencoders(config: TrainConfig, shapes: Shapes, source_layer: int) -> list[Phase]:
+    """Return the phases of a job; a source's autoencoders that are not there yet are a job of their own.
+
+    Args:
+        shapes: of "model" and, if there is one, "source".
+    """
+    sae, model, source, row = config.sae, shapes["model"], shapes.get("source"), row_of(config, shapes)
+    seen = 1 - min(sae.skip_first_tokens / row, 1)
+    own = Site.of(model.operations, model.width, sae.layer, row)
+    other = Site.of(source.operations, source.width, source_layer, row) if source else None
+    tokens, report = float(sae.steps * sae.tokens_per_step), float(config.data.report_tokens or 0)
+    fits = len(sae.starts) * len(sae.factors) * sae.seeds
+    training = tokens * (own.passing + fits * (of_token(sae, seen, own) - own.passing))
+    training += fits * len(sae.looks) * min(sae.curve_tokens, report) * 4.0 * own.width * sae.width
+    spliced = (2 + 2 * len(sae.starts) * sae.seeds) * model.forward(report, row, full=True)
+    starts = sae.seeds * sum(of_start(start, sae, seen, own, other) for start in sae.starts)
+    return [
+        Phase("starts", starts, {each.name: float(sae.map_tokens) for each in (model, source) if each}),
+        Phase("training", training, {model.name: tokens}),
+        Phase("report", spliced, {model.name: report}),
+    ]

@@ -1,1 +1,0 @@
-"""Operations of instruments, from sizes alone; each formula is that of the algorithm, whichever device runs it."""

@@ -1,1 +1,0 @@
-"""Members of a population: fine-tuned models and how alike they are, two by two."""

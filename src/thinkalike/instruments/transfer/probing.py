@@ -1,0 +1,258 @@
+"""The tasks of probes: the stimuli that have a level of a feature, divided by sentences or by words."""
+
+from __future__ import annotations
+
+import logging
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.data.stimuli import Stimuli
+from thinkalike.errors import DataError
+from thinkalike.evaluation.stitches import LayerPair
+from thinkalike.instruments.transfer.maps import PairMap
+from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.estimates import Estimate
+from thinkalike.measures.transfer.probes import Accuracy, CrossFitted, balanced_accuracies, balanced_folds, cross_fitted
+from thinkalike.measures.transfer.steering import turned_at_random
+from thinkalike.models.frozen import FrozenModel
+
+log = logging.getLogger(__name__)
+
+SPLITS = ("sentence", "word")
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """To tell the levels of a feature apart in n stimuli, of which folds keep those of a sentence, or a word, together.
+
+    Attributes:
+        rows: which of all stimuli.
+        labels: the number of each one's level, below `levels`.
+        sentences: the number of the text of each.
+        groups: what a fold keeps together.
+    """
+
+    feature: str
+    split: str
+    levels: Sequence[str]
+    rows: Int[Tensor, " n"]
+    labels: Int[Tensor, " n"]
+    sentences: Int[Tensor, " n"]
+    groups: Int[Tensor, " n"]
+    fold_of: Int[Tensor, " n"]
+
+    def take(self, kept: Int[Tensor, " m"]) -> Task:
+        """Return the task of some of the stimuli, with the levels that these have."""
+        present, labels = self.labels[kept].unique(return_inverse=True)
+        parts = (each[kept] for each in (self.sentences, self.groups, self.fold_of))
+        levels = [self.levels[place] for place in present.tolist()]
+        return Task(self.feature, self.split, levels, self.rows[kept], labels, *parts)
+
+
+def tasks_of(stimuli: Stimuli, splits: Sequence[str], folds: int, least: int, seed: int) -> list[Task]:
+    """Return the task of each feature by each split; one that words are too few for is left out, which a warning says.
+
+    Args:
+        least: how many stimuli a level must have, to be told apart.
+
+    Raises:
+        DataError: a feature has fewer than two such levels, or is continuous, or the sentences are too few.
+    """
+    return [task for name in stimuli.names for task in _of_feature(stimuli, name, splits, folds, least, seed)]
+
+
+def _of_feature(
+    stimuli: Stimuli, name: str, splits: Sequence[str], folds: int, least: int, seed: int
+) -> Iterator[Task]:
+    rows, labels, levels = _labelled(stimuli, name, least)
+    words = torch.from_numpy(pd.factorize(np.array(stimuli.words, dtype=object))[0])
+    for split in splits:
+        groups = (stimuli.groups if split == "sentence" else words)[rows]
+        try:
+            fold_of = balanced_folds(labels, groups, folds, seed)
+        except ValueError as error:
+            if split == "sentence":
+                raise DataError(f"{stimuli.source}: {name}: {error}; lower measure.folds") from error
+            log.warning("warning: %s is not judged on held-out words: %s", name, error)
+            continue
+        task = _learnable(Task(name, split, levels, rows, labels, stimuli.groups[rows], groups, fold_of))
+        if len(task.levels) > 1:
+            yield task
+        else:
+            log.warning("warning: %s is not judged on held-out %ss: each level has one alone", name, split)
+
+
+def _labelled(stimuli: Stimuli, name: str, least: int) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"], Sequence[str]]:
+    """Return the stimuli with a level of the feature that is not too rare, the number of that level, and its name."""
+    column = stimuli.features[name]
+    if stimuli.kinds[name] == "continuous":
+        raise DataError(
+            f"{stimuli.source}: {name} is continuous, and a probe tells levels apart; leave it out of stimuli.features"
+        )
+    values = column.dropna()
+    if values.nunique() < 2:
+        raise DataError(
+            f"{stimuli.source}: {name} has one level only, {values.iloc[0] if len(values) else 'none'}; leave it out "
+            "of stimuli.features"
+        )
+    counts = values.value_counts()
+    kept = values[values.map(counts).astype(int) >= least]
+    if kept.nunique() < 2:
+        raise DataError(
+            f"{stimuli.source}: {name} has fewer than two levels of measure.least={least} stimuli; lower it, or leave "
+            f"{name} out of stimuli.features"
+        )
+    labels, levels = pd.factorize(kept.astype(float) if kept.dtype.kind in "if" else kept.astype(str), sort=True)
+    names = [f"{level:g}" if isinstance(level, float) else str(level) for level in levels]
+    return torch.tensor(kept.index.to_numpy()), torch.from_numpy(labels), names
+
+
+def _learnable(task: Task) -> Task:
+    """Return the task without levels that one fold has alone, as the probe that is judged there never saw them."""
+    folds = torch.stack(
+        [torch.bincount(task.fold_of[task.labels == k]).count_nonzero() for k in range(len(task.levels))]
+    )
+    kept = (folds[task.labels] > 1).nonzero()[:, 0]
+    return task if len(kept) == len(task.labels) else task.take(kept)
+
+
+# --------------------------------------------------------------------------------------------------------------- probes
+
+
+NATIVE_SOURCE, NATIVE, CARRIED, BACK = "native in source", "native in target", "source to target", "target to source"
+REFITTED, RANDOM, IDENTITY = "refitted", "random map", "identity"
+SHUFFLED, UNTRAINED, UNTRAINED_CARRIED = "shuffled labels", "untrained target", "source to untrained"
+SHARE_OF = {CARRIED: NATIVE, BACK: NATIVE_SOURCE, REFITTED: NATIVE, RANDOM: NATIVE, IDENTITY: NATIVE}
+
+States = Mapping[int, Float[Tensor, "n _"]]  # of all stimuli, by layer
+
+
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """The states of all stimuli in source, target and a target that was never trained, and the maps between them.
+
+    Attributes:
+        back: from the untrained target's states to the source's, by layer pair; empty if there is none.
+    """
+
+    source: States
+    target: States
+    maps: Mapping[LayerPair, PairMap]
+    untrained: States = field(default_factory=dict)
+    back: Mapping[LayerPair, AffineMap] = field(default_factory=dict)
+
+
+class Probing:
+    """Fits probes of the layers of both sides, each once, and judges them on stimuli that they were not fitted on."""
+
+    def __init__(self, sides: Sides, measure: Any, seed: int):
+        self.sides, self.measure, self.seed = sides, measure, seed
+        self._fitted: dict[tuple[str, int, str, str], CrossFitted] = {}
+
+    def judged(self, task: Task, pair: LayerPair) -> tuple[dict[str, Accuracy], bool]:
+        """Return the accuracies of a layer pair by condition, and whether all fits converged.
+
+        Each has the same resamples of the sentences, so that shares of them are paired.
+        """
+        (layer, depth), maps, sides = pair, self.sides.maps[pair], self.sides
+        a, b = sides.source[layer][task.rows].double(), sides.target[depth][task.rows].double()
+        mine, own = self._native("source", layer, a, task), self._native("target", depth, b, task)
+        read = maps.psi(b)
+        again = self._fit(read, task, self.measure.alphas)
+        right = {
+            NATIVE_SOURCE: mine.right(a, task.labels),
+            NATIVE: own.right(b, task.labels),
+            CARRIED: mine.through(maps.psi).right(b, task.labels),
+            BACK: own.through(maps.phi).right(a, task.labels),
+            REFITTED: again.right(read, task.labels),
+            RANDOM: self._turned(mine, maps, b, task),
+        }
+        if a.shape == b.shape:
+            right[IDENTITY] = mine.right(b, task.labels)
+        fits = [mine, own, again]
+        if sides.untrained:
+            c = sides.untrained[depth][task.rows].double()
+            fresh = self._native("untrained", depth, c, task)
+            right[UNTRAINED] = fresh.right(c, task.labels)
+            right[UNTRAINED_CARRIED] = mine.through(sides.back[pair]).right(c, task.labels)
+            fits.append(fresh)
+        shuffled = task.labels[torch.randperm(len(task.labels), generator=self._generator())]
+        chance = self._fit(b, task, [statistics.median_high(own.alphas)], shuffled)
+        judged = self._accuracies(task, right, task.labels)
+        judged |= self._accuracies(task, {SHUFFLED: chance.right(b, shuffled)}, shuffled)
+        return judged, all(fit.converged for fit in (*fits, chance))
+
+    def _native(self, side: str, layer: int, states: Tensor, task: Task) -> CrossFitted:
+        key = (side, layer, task.feature, task.split)
+        if key not in self._fitted:
+            self._fitted[key] = self._fit(states, task, self.measure.alphas)
+        return self._fitted[key]
+
+    def _fit(self, states: Tensor, task: Task, alphas: list[float], labels: Tensor | None = None) -> CrossFitted:
+        labels = task.labels if labels is None else labels
+        inner = self.measure.inner_folds
+        return cross_fitted(states, labels, len(task.levels), task.fold_of, task.groups, alphas, inner, self.seed)
+
+    def _turned(self, probes: CrossFitted, maps: PairMap, states: Tensor, task: Task) -> Float[Tensor, " n"]:
+        """Return the share of random maps through which each stimulus is answered right."""
+        generator = self._generator()
+        turned = (turned_at_random(maps.psi, maps.target_mean, generator) for _ in range(self.measure.draws))
+        right = [probes.through(mapping).right(states, task.labels) for mapping in turned]
+        return torch.stack(right).double().mean(0)
+
+    def _accuracies(self, task: Task, right: dict[str, Tensor], labels: Tensor) -> dict[str, Accuracy]:
+        rows = torch.stack([each.double() for each in right.values()])
+        settings = len(task.levels), self.measure.resamples, self.seed
+        return dict(zip(right, balanced_accuracies(rows, labels, task.sentences, *settings), strict=True))
+
+    def _generator(self) -> torch.Generator:
+        return torch.Generator().manual_seed(self.seed)
+
+
+# ---------------------------------------------------------------------------------------------------------------- table
+
+
+SHARES = ("share", "share_above_chance")
+BLANK = [f"{share}{end}" for share in SHARES for end in ("", "_low", "_high")]  # where there is nothing to share
+
+
+def named(source: FrozenModel, target: FrozenModel, pair: LayerPair) -> dict[str, Any]:
+    """Return the columns that say what a row is of."""
+    return {"source": source.name, "target": target.name, "source_layer": pair[0], "target_layer": pair[1]}
+
+
+def rows_of(task: Task, stimuli: Stimuli, judged: Mapping[str, Accuracy]) -> Iterator[dict[str, Any]]:
+    """Yield the columns of each condition: its accuracy, and what share it is of the native one's."""
+    words = {stimuli.words[row] for row in task.rows.tolist()}
+    sizes = {"stimuli": len(task.rows), "sentences": len(task.sentences.unique()), "words": len(words)}
+    for condition, accuracy in judged.items():
+        row: dict[str, Any] = {"feature": task.feature, "split": task.split, "condition": condition}
+        row |= _ends("accuracy", accuracy.interval(), ("low", "high")) | {"chance": accuracy.chance}
+        whole = judged.get(SHARE_OF.get(condition, ""))
+        for name, above in zip(SHARES, (0.0, accuracy.chance), strict=True):
+            row |= _ends(name, accuracy.share_of(whole, above) if whole else None, (f"{name}_low", f"{name}_high"))
+        yield {**row, "levels": len(task.levels), **sizes}
+
+
+def means_of(table: pd.DataFrame) -> dict[str, float]:
+    """Return means over features and layer pairs, on held-out sentences where there are any."""
+    first = table[table["split"] == table["split"].iloc[0]]
+    native, carried = (first[first["condition"] == condition] for condition in (NATIVE, CARRIED))
+    found = {"mean_native_accuracy": native["accuracy"].mean(), "mean_carried_accuracy": carried["accuracy"].mean()}
+    shares = carried["share_above_chance"].dropna()
+    return {name: float(value) for name, value in found.items()} | (
+        {"mean_share_above_chance": float(shares.mean())} if len(shares) else {}
+    )
+
+
+def _ends(name: str, estimate: Estimate | None, ends: Sequence[str]) -> dict[str, float]:
+    values = map(float, estimate) if estimate else (float("nan"),) * 3
+    return dict(zip((name, *ends), values, strict=True))

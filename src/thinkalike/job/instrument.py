@@ -1,0 +1,278 @@
+"""The frame of every job: a kind is declared once, and key, lock, seed, provenance and results follow from that.
+
+    class Loss(Instrument, kind="loss", version=1, reads=("model", "data")):
+        def run(self, config, work): ...       # the computation, from models and data to tables
+        def draw(self, result, folder): ...    # its figure, from the result
+        def show(self, result): ...            # what the screen says, from the result
+
+`perform(Loss(), config)` does the rest, and returns the finished `Result`; `perform_all` does several in one pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from thinkalike.config import AnalyzeConfig, ModelConfig
+from thinkalike.data.documents import text_fingerprint
+from thinkalike.errors import ResultError, ThinkalikeError
+from thinkalike.job.phases import Phases
+from thinkalike.models.labels import told_apart
+from thinkalike.models.places import checkpoint_fingerprint
+from thinkalike.processes import Team
+from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, write_state
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+    from thinkalike.job.operations import Phase, Shapes
+    from thinkalike.loggers import Tracker
+    from thinkalike.models.shapes import Shape
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Outcome:
+    """What a job computed.
+
+    Attributes:
+        table, tables: the tidy table of the result, and those beside it by name.
+        scalars, arrays: headline numbers, and arrays by name.
+        models, facts: what the provenance says of each model, and of data.
+        draw: draws into a folder, beside the figures that its kind draws.
+        blank: columns and arrays in which an empty cell says that there is nothing to compute.
+    """
+
+    table: pd.DataFrame
+    scalars: dict[str, float]
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    models: Sequence[dict[str, Any]] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+    draw: Callable[[Path], Any] = lambda folder: None
+    blank: Sequence[str] = ()
+
+    def guarded(self) -> Outcome:
+        """Return this outcome, in which every number is finite; an interval without ends becomes two blank cells.
+
+        Raises:
+            ResultError: a number is not finite; the message names where it stands.
+        """
+        import numpy as np
+
+        for name, value in self.scalars.items():
+            if not np.isfinite(value):
+                raise _not_finite(value, f"the headline number {name}")
+        for table in (self.table, *self.tables.values()):
+            for column in table.select_dtypes("number"):
+                values = table[column].mask(_without_ends(table, str(column)), 0.0).to_numpy()
+                if (row := self._wrong(str(column), values)) is not None:
+                    raise _not_finite(values[row], f"{column}, row {row} ({_label(table, row)})")
+        for name, values in self.arrays.items():
+            if values.dtype.kind == "f" and (place := self._wrong(name, values.ravel())) is not None:
+                raise _not_finite(values.flat[place], f"{name}, {np.unravel_index(place, values.shape)}")
+        return replace(self, table=_marked(self.table), tables={k: _marked(table) for k, table in self.tables.items()})
+
+    def _wrong(self, name: str, values: np.ndarray) -> int | None:
+        """Return the place of the first number that is none, or None."""
+        import numpy as np
+
+        wrong = np.isinf(values) if name in self.blank else ~np.isfinite(values)
+        return int(np.argmax(wrong)) if wrong.any() else None
+
+
+def _without_ends(table: pd.DataFrame, column: str) -> pd.Series:
+    """Return in which rows this column is an end of an interval that reaches from minus to plus infinity."""
+    import numpy as np
+    import pandas as pd
+
+    for end in ("low", "high"):
+        stem = column.removesuffix(end)
+        if column.endswith(end) and {f"{stem}low", f"{stem}high"} <= set(table):
+            return (table[f"{stem}low"] == -np.inf) & (table[f"{stem}high"] == np.inf)
+    return pd.Series(False, index=table.index)
+
+
+def _marked(table: pd.DataFrame) -> pd.DataFrame:
+    """Return a table with blank cells for the ends of intervals that have none."""
+    columns = [str(column) for column in table.select_dtypes("number")]
+    return table.assign(**{column: table[column].mask(_without_ends(table, column)) for column in columns})
+
+
+def _label(table: pd.DataFrame, row: int) -> str:
+    """Return the texts and whole numbers of a row, which say what it is of."""
+    cells = table.iloc[row]
+    kept = [f"{name}={cells[name]}" for name in table.columns if table[name].dtype.kind not in "f"]
+    return ", ".join(kept)[:200]
+
+
+def _not_finite(value: Any, place: str) -> ResultError:
+    return ResultError(
+        f"{place} came out as {value}, so nothing is stored; check the weights and the text, or take more of the text "
+        f"and model.dtype=float32"
+    )
+
+
+@dataclass
+class Work:
+    """What a running job is given.
+
+    Attributes:
+        job: its folders: `job.partial` for a state to go on from, `job.aside` for files of the result.
+        settings: the configuration as dictionaries, without the parts that the job does not read.
+        inputs: what `Instrument.inputs` read.
+        opened: contexts that stay open until the result is there.
+        team: the processes that share the job.
+        tracker: the logger of the job, to which the frame gives the result; None in a process that only helps.
+        phase: counts the time of a part of the run: `with work.phase("loading"): ...`; the rest is "computing".
+    """
+
+    job: Job
+    settings: dict[str, Any]
+    inputs: Mapping[str, Any]
+    opened: contextlib.ExitStack
+    team: Team = field(default_factory=Team)
+    tracker: Tracker | None = None
+    phase: Phases = field(default_factory=Phases)
+
+    def resume(self, name: str) -> dict[str, Any] | None:
+        """Return the state that an earlier run kept under a name, or None; a damaged one is put aside."""
+        path = newest_state(self.job.states, name)
+        if path is None:
+            return None
+        log.info("resuming from %s", path)
+        return read_state(path)
+
+    def keep(self, name: str, state: dict[str, Any]) -> None:
+        """Keep a state of tensors and plain values under a name, in place of the one before."""
+        write_state(self.job.states, name, state)
+
+
+class Instrument(ABC):
+    """A kind of job.
+
+    Args:
+        kind: the folder of its results in a store.
+        version: raised when its numbers change for one and the same configuration.
+        config: which door's configuration it takes.
+        reads: the parts of it that can change the numbers.
+
+    Raises:
+        TypeError: a part does not exist.
+    """
+
+    kind: str
+    version: ClassVar[int]
+    reads: ClassVar[tuple[str, ...]]
+    takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
+    is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
+    in_one_pass: ClassVar[bool] = False  # whether `run_all`, of all kinds that have the same, does them with less work
+    makes_inputs: ClassVar[bool] = False  # whether `inputs` does other jobs first
+    of_models: ClassVar[str] = ""  # what `models=[...]` stands for: jobs of "pairs", of "each", one of "all", or none
+    takes_subjects: ClassVar[bool] = False  # whether they can be several subjects
+    known: ClassVar[dict[str, type[Instrument]]] = {}  # by module, and module:kind
+
+    def __init_subclass__(
+        cls, *, kind: str = "", reads: Sequence[str] = (), version: int = 1, config: type = AnalyzeConfig, **more: Any
+    ):
+        super().__init_subclass__(**more)
+        if not kind:
+            return  # what several kinds have in common
+        parts = {item.name for item in fields(config)}
+        if unknown := set(reads) - parts:
+            raise TypeError(f"{cls.__name__} reads {sorted(unknown)}, and {config.__name__} has {sorted(parts)}")
+        cls.kind, cls.reads, cls.version = kind, tuple(reads), version
+        Instrument.known[cls.__module__] = Instrument.known[f"{cls.__module__}:{kind}"] = cls
+
+    def inputs(self, config: Any) -> Mapping[str, Any]:
+        """Read what decides, beside the settings, what the numbers will be, before the job begins.
+
+        Returns:
+            By name a fingerprint, or something that has one as `.fingerprint()`. Unless a kind says otherwise, the
+            fingerprints of the models' checkpoints and of the text, if it reads them.
+        """
+        return fingerprints(config, self.reads)
+
+    def prepared(self, config: Any) -> Sequence[Any]:
+        """Return the configurations of the jobs that `inputs` would do, so that a forecast has them, too."""
+        return ()
+
+    def with_unread_reset(self, config: Any) -> Any:
+        """Return the configuration with defaults for what this very job does not read of its parts, or None for one."""
+        return config
+
+    def models_of(self, config: Any) -> Mapping[str, ModelConfig]:
+        """Return the models that a job runs: by the part of the configuration, or by their names."""
+        parts = {part: getattr(config, part) for part in ("model", "target") if part in self.reads}
+        return {part: model for part, model in parts.items() if model is not None}
+
+    def shapes_of(self, config: Any) -> dict[str, Shape | None]:
+        """Return the shapes of the models of `models_of`, without any weights; None where nothing here tells one."""
+        from thinkalike.models.shapes import shape_of
+
+        return {part: shape_of(model) for part, model in self.models_of(config).items()}
+
+    def operations(self, config: Any, shapes: Shapes) -> Sequence[Phase]:
+        """Return the operations of a job by phase, from the shapes of its models alone.
+
+        Unless a kind says otherwise, each model runs once over the text of the report.
+
+        Args:
+            shapes: of the models of `models_of`, by their names there; one of no known shape is left out.
+        """
+        from thinkalike.job.operations import forward_passes
+
+        tokens = float(config.data.report_tokens or 0) if "data" in self.reads else 0.0
+        rows = [config.data.context or shape.context for shape in shapes.values()]
+        return forward_passes(shapes.values(), tokens, min(rows), full=True) if tokens and shapes else []
+
+    def holds(self, config: Any, shapes: Shapes) -> float:
+        """Return the bytes that a job is known to hold beside the weights of its models, before anything is loaded."""
+        return 0.0
+
+    def seed(self, config: Any) -> int:
+        """Return the seed of torch's global generator."""
+        return int(config.seed) if "seed" in self.reads else 0
+
+    @abstractmethod
+    def run(self, config: Any, work: Work) -> Outcome:
+        """Compute the numbers."""
+
+    @staticmethod
+    def run_all(jobs: Sequence[tuple[Any, Any, Work]]) -> list[Outcome | ThinkalikeError]:
+        """Compute the numbers of several jobs, each with its instrument and its configuration.
+
+        The error of one leaves the others alone where that is possible.
+        """
+        return [instrument.run(config, work) for instrument, config, work in jobs]
+
+    def draw(self, result: Result, folder: Path) -> None:  # noqa: B027
+        """Draw the figures of a result into a folder; a kind may have none."""
+
+    def headlines(self, result: Result) -> Sequence[Headline]:
+        """Return the numbers that sum a result up, the most telling one first.
+
+        Screens, lists of results, the table of a sweep and W&B's summary show them. Unless a kind says otherwise, it is
+        the first of the scalars.
+        """
+        return first_scalar(result.scalars)
+
+    def show(self, result: Result) -> None:  # noqa: B027
+        """Print what a reader wants to know at once."""
+
+
+def fingerprints(config: Any, parts: Sequence[str]) -> dict[str, str]:
+    """Return the fingerprints of checkpoints and text, as far as they are among these parts, and the models' labels."""
+    read: dict[str, Callable[[Any], str]]
+    read = {"model": checkpoint_fingerprint, "target": checkpoint_fingerprint, "data": text_fingerprint}
+    given = {part: getattr(config, part) for part in parts if part in read}
+    models = [given[part] for part in ("model", "target") if given.get(part) is not None]
+    labels = {"labels": ", ".join(told_apart(models))} if models else {}
+    return {part: read[part](value) for part, value in given.items() if value is not None} | labels

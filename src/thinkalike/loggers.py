@@ -1,0 +1,271 @@
+"""Where jobs of both doors are logged: W&B, TensorBoard, or nowhere but in the result's own folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from thinkalike.config import LoggerConfig
+from thinkalike.errors import first_line
+from thinkalike.store import Result
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["About", "Tracker", "publish_page", "publish_table", "tracked"]
+
+
+# ------------------------------------------------------------
+# What a logger is told of a job, and the logger that writes nothing.
+
+
+@dataclass(frozen=True)
+class About:
+    """A job as a logger needs to know it.
+
+    Attributes:
+        name: tells its run from those of other jobs.
+        kind: of the job.
+        store: where W&B keeps a folder of its own, of runs that fail, too.
+        folder: where curves are written that belong to the result.
+        settings: the resolved configuration.
+    """
+
+    name: str
+    kind: str
+    store: Path
+    folder: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Tracker:
+    """A logger of a job, which begins when this is made; this one, of logger=csv and logger=none, writes nothing.
+
+    Training writes its curves by Lightning's logger of the same kind, into the same run.
+    """
+
+    def __init__(self, config: LoggerConfig, about: About):
+        self.config, self.about = config, about
+
+    def publish(self, result: Result) -> None:
+        """Log a result that is drawn: its headline numbers and scalars, its tables and figures, and the files of it."""
+
+    def close(self, failed: bool) -> None:
+        """End the run, also when the job has failed."""
+
+
+def summary_of(result: Result) -> dict[str, float]:
+    """Return the numbers by which runs are sorted and sweeps steered: scalars, and headline numbers with their ends."""
+    headlines = {name: value for each in result.headlines for name, value in each.numbers.items()}
+    return {**result.scalars, **headlines}
+
+
+def pictures_of(result: Result) -> dict[str, Path]:
+    """Return the figures that loggers can show, by name."""
+    return {path.stem: path for path in result.figures if path.suffix == ".png"}
+
+
+# ------------------------------------------------------------
+# logger=tensorboard: event files in the folder of the result, for `tensorboard --logdir results`.
+
+
+class TensorBoardTracker(Tracker):
+    """Writes scalars, figures, and settings and table as text, into a folder that is called as the run.
+
+    Raises:
+        ConfigError: the package tensorboard is not there.
+    """
+
+    def __init__(self, config: LoggerConfig, about: About):
+        super().__init__(config, about)
+        config.check_package()
+        self.folder = about.folder / re.sub(r"[^\w.=+-]+", "_", about.name)
+
+    def publish(self, result: Result) -> None:
+        import numpy as np
+        from PIL import Image
+        from torch.utils.tensorboard import SummaryWriter
+
+        with SummaryWriter(str(self.folder)) as writer:
+            for name, value in summary_of(result).items():
+                writer.add_scalar(f"result/{name}", value)
+            for name, path in pictures_of(result).items():
+                with Image.open(path) as picture:
+                    writer.add_image(f"figures/{name}", np.asarray(picture.convert("RGB")), dataformats="HWC")
+            writer.add_text("settings", f"```\n{json.dumps(dict(self.about.settings), indent=1, default=str)}\n```")
+            for name, table in result.tables.items():
+                writer.add_text(name, f"```\n{table.to_string(index=False, max_rows=1000)}\n```")
+
+
+# ------------------------------------------------------------
+# logger=wandb: a run of W&B for each job, online where a key and the server are there, else offline.
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 5.0  # seconds for the server's first answer
+BEGINNING = 30.0  # seconds for the beginning of a run, which W&B itself tries again
+
+
+class WandbTracker(Tracker):
+    """A run of W&B: the configuration, headline numbers as summary, tables, figures as images, the result's files.
+
+    What the environment says in WANDB_MODE wins; under `disabled` nothing is written.
+    """
+
+    def __init__(self, config: LoggerConfig, about: About):
+        super().__init__(config, about)
+        self.run = _begun(config, about)
+
+    def publish(self, result: Result) -> None:
+        import wandb
+
+        tables = {"table" if name == "table" else f"tables/{name}": each for name, each in result.tables.items()}
+        pictures = {f"figures/{name}": wandb.Image(str(path)) for name, path in pictures_of(result).items()}
+        self.run.log({**{name: _as_table(each) for name, each in tables.items()}, **pictures})
+        self.run.summary.update(summary_of(result))
+        self._log_files(f"{result.kind}-{result.key}", "result", result.folder, _kept(result.folder))
+
+    def log_table(self, name: str, table: pd.DataFrame) -> None:
+        """Log a table alone."""
+        self.run.log({name: _as_table(table)})
+
+    def log_page(self, path: Path) -> None:
+        """Log a page of results alone, as an artifact of its own type."""
+        self._log_files(path.stem, "report", path.parent, [path])
+
+    def _log_files(self, name: str, kind: str, folder: Path, files: Sequence[Path]) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(_plain(name), type=kind)
+        for path in files:
+            artifact.add_file(str(path), name=str(path.relative_to(folder)))
+        self.run.log_artifact(artifact)
+
+    def close(self, failed: bool) -> None:
+        self.run.finish(exit_code=int(failed))
+
+
+def _kept(folder: Path) -> list[Path]:
+    """Return the files of a result that become its artifact: all at its top, a report page too, and its figures.
+
+    The checkpoint of a model that was trained, which may be of gigabytes, stays in the store.
+    """
+    return sorted(path for pattern in ("*", "figures/*") for path in folder.glob(pattern) if path.is_file())
+
+
+def _as_table(table: pd.DataFrame) -> Any:
+    import wandb
+
+    return wandb.Table(dataframe=table, allow_mixed_types=True)
+
+
+def _begun(config: LoggerConfig, about: About) -> Any:
+    """Begin a run; where the server cannot be reached, say so in one line and begin it offline."""
+    import wandb
+
+    options: dict[str, Any] = {
+        "name": about.name,
+        "project": config.project,
+        "entity": config.entity,
+        "group": config.group,
+        "job_type": about.kind,
+        "dir": str(about.store),
+        "config": dict(about.settings),
+    }
+    mode = os.environ.get("WANDB_MODE", "online")
+    if mode != "disabled":
+        about.store.mkdir(parents=True, exist_ok=True)  # else W&B takes another place
+    if mode != "online":
+        return wandb.init(mode=mode, **options)  # type: ignore[arg-type]
+    run, reason = _online(options)
+    if run is None:
+        upload = f"to upload: wandb sync {about.store}/wandb/offline-run-*"
+        log.info("W&B: %s, so the run stays offline; %s", reason, upload)
+        run = wandb.init(mode="offline", **options)
+    return run
+
+
+def _online(options: dict[str, Any]) -> tuple[Any, str]:
+    """Return a run that is online, or None and the reason why it cannot be."""
+    import wandb
+
+    settings = wandb.setup().settings
+    netrc = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    if not (settings.api_key or netrc.is_file()):
+        return None, "no key"
+    if reason := _away(str(settings.base_url)):  # W&B itself would try for minutes
+        return None, reason
+    try:
+        if not wandb.login(prompt=False):
+            return None, "no key"
+        return wandb.init(mode="online", settings=wandb.Settings(init_timeout=BEGINNING), **options), ""
+    except wandb.Error as error:
+        wandb.teardown()  # what is left of the attempt
+        return None, first_line(error)
+
+
+def _away(address: str) -> str | None:
+    """Return why a server does not answer, or None if it does, whatever its answer is."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=PATIENCE):
+            return None
+    except urllib.error.HTTPError:
+        return None
+    except (OSError, ValueError) as error:
+        why = first_line(getattr(error, "reason", error) if isinstance(error, urllib.error.URLError) else error)
+        return f"{address} does not answer ({why or type(error).__name__})"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name)
+
+
+# ------------------------------------------------------------
+# Opens the logger that a configuration asks for, and closes it whatever happens.
+
+TRACKERS: dict[str, type[Tracker]] = {
+    "none": Tracker,
+    "csv": Tracker,
+    "wandb": WandbTracker,
+    "tensorboard": TensorBoardTracker,
+}
+
+
+@contextlib.contextmanager
+def tracked(config: LoggerConfig, about: About) -> Iterator[Tracker]:
+    """Log a job while this is open.
+
+    Raises:
+        ConfigError: the logger's package is not there.
+    """
+    tracker, failed = TRACKERS[config.kind](config, about), True
+    try:
+        yield tracker
+        failed = False
+    finally:
+        tracker.close(failed)
+
+
+def publish_table(config: LoggerConfig, about: About, table: pd.DataFrame) -> None:
+    """Log a table of several jobs, such as those of a sweep, as a run of its own; W&B alone has a place for it."""
+    if config.kind != "wandb":
+        return
+    with tracked(config, about) as tracker:
+        assert isinstance(tracker, WandbTracker)
+        tracker.log_table(about.kind, table)
+
+
+def publish_page(project: str, path: Path) -> None:
+    """Log a page of results to a project of W&B, as a run of its own."""
+    with tracked(LoggerConfig(kind="wandb", project=project), About(path.stem, "report", path.parent, path)) as tracker:
+        assert isinstance(tracker, WandbTracker)
+        tracker.log_page(path)

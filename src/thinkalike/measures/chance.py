@@ -1,0 +1,174 @@
+"""Values of layer pairs with their intervals, and what chance gives: nulls by permutation, calibrated values, p."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from thinkalike.arguments import seeded
+from thinkalike.measures.estimates import Estimate, jackknife
+from thinkalike.measures.rows import rows_of
+from thinkalike.plots import plot
+
+TIE = 1e-9  # of values that are equal up to rounding, such as those of a permutation that moves nothing
+Means = tuple[Float[Tensor, "l m"], Float[Tensor, "b l m"]]  # over all batches, and over all but each
+
+
+@dataclass(frozen=True, eq=False)
+class Chance:
+    """The null of the values of l x m layer pairs by permutation.
+
+    Attributes:
+        null: The mean value of permuted documents, (l, m), of those permutations that leave next to no row where it
+            was: with few documents many do not, and would show part of the likeness itself.
+        calibrated: (value - null) / (best - null), (l, m): 0 by chance, 1 for a layer with itself; also of distances.
+        p: The share of permutations, with the value itself, whose value is at least as close, (l, m). All of them
+            count here, since a test is exact only then.
+        p_of_largest: The same against the closest of all layer pairs of each permutation (Westfall & Young 1993): for a
+            pair that was chosen because it is the closest.
+        largest: The calibrated value of the closest pair, chance being the mean of the closest of each permutation.
+        documents: How many different documents the batch with the fewest has.
+    """
+
+    null: Estimate
+    calibrated: Estimate
+    p: Float[Tensor, "l m"]
+    p_of_largest: Float[Tensor, "l m"]
+    largest: float
+    documents: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LayerPairEstimate(Estimate):
+    """A measure of l layers of a source with m of a target, (l, m), and of the layers within each.
+
+    Attributes:
+        rows_used: The share of the rows that stood in groups of one token, where rows are compared within such groups.
+        chance: The null by permutations, None without any.
+        by_chance: The value of features with nothing in common, where it is known in closed form.
+        calibrated: (value - by_chance) / (1 - by_chance), (l, m): 0 by chance and at most 1.
+    """
+
+    within_source: Estimate  # (l, l)
+    within_target: Estimate  # (m, m)
+    batches: int
+    rows_used: float | None = field(default=None, kw_only=True)
+    chance: Chance | None = field(default=None, kw_only=True)
+    by_chance: float | None = field(default=None, kw_only=True)
+    calibrated: Estimate | None = field(default=None, kw_only=True)
+
+    label: ClassVar[str] = "value"  # what plots call a value
+
+    def __repr__(self) -> str:
+        l, m = self.value.shape  # noqa: E741
+        closest = f"{float(self.value.min()):.3f} to {float(self.value.max()):.3f}"
+        width = f"intervals at most {self.widest_interval():.3g} wide"
+        return f"{type(self).__name__}({l} x {m} layers, {self.batches} batches: {closest}, {width})"
+
+    def plot(self, ax: Any = None) -> tuple[Any, Any]:
+        """Draw `value` as a matrix, into axes or a new figure; returns figure and axes."""
+        return plot("layer pairs", self.value.cpu().numpy(), self.label, (0.0, 1.0), ax)
+
+    def widest_interval(self) -> float:
+        """Return the width of the widest interval of `value`, `within_source` and `within_target`."""
+        estimates = (self, self.within_source, self.within_target)
+        return max(float((estimate.high - estimate.low).max()) for estimate in estimates)
+
+
+def chance_of(
+    values: Means, levels: Means, nulls: Float[Tensor, "p l m"], documents: int, best: float = 1.0, sign: int = 1
+) -> Chance:
+    """Return values beside their null.
+
+    Args:
+        levels: The values by chance.
+        nulls: The value of each permutation.
+        documents: How many different ones the batch with the fewest has.
+        best: The value of a layer with itself.
+        sign: -1 of a distance.
+    """
+    calibrated = [(value - level) / (best - level) for value, level in zip(values, levels, strict=True)]
+    value, closest = sign * values[0], (sign * nulls).flatten(1).amax(1)
+    chance = float(closest.mean())
+    return Chance(
+        jackknife(*levels),
+        jackknife(*calibrated),
+        _share(sign * nulls, value),
+        _share(closest[:, None, None], value),
+        (float(value.max()) - chance) / (sign * best - chance),
+        documents,
+    )
+
+
+def _share(chance: Float[Tensor, "p ..."], value: Float[Tensor, "l m"]) -> Float[Tensor, "l m"]:
+    """Return (1 + #{chance ≥ value}) / (1 + p)."""
+    return (1 + (chance >= value - TIE).double().sum(0)) / (1 + len(chance))
+
+
+# ---- permutations of rows: rows of one document depend on each other, in either model
+# Under the hypothesis that two models have nothing in common, documents are exchangeable and their rows are not, so
+# documents are permuted as blocks (Winkler et al. 2015, "Multi-level block permutation"). Rows that are shuffled one by
+# one make chance look smaller than it is, and two models that have nothing in common look alike.
+
+FEW_DOCUMENTS = 8  # fewer of them have few orders, and too often stand in their own place
+AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone
+
+
+class Permutations(NamedTuple):
+    """Orders of the rows of a batch, (p, n), and which of them leave next to no row where it was, (p,)."""
+
+    orders: Int[Tensor, "p n"]
+    away: Bool[Tensor, " p"]
+
+
+def permutations_of(documents: Int[Tensor, " n"], count: int, seed: int) -> Permutations:
+    """Return so many permutations of documents, see `permuted_rows`, on the CPU."""
+    generator = seeded(seed)
+    orders = torch.stack([permuted_rows(documents, generator) for _ in range(count)]).cpu()
+    home = (orders == torch.arange(len(documents))).double().mean(1)
+    return Permutations(orders, home <= home.min().clamp(min=AT_HOME))
+
+
+def documents_of_rows(
+    states: Shaped[Tensor, " ..."], mask: Shaped[Tensor, " ..."] | None, documents: Int[Tensor, " ..."] | None
+) -> Int[Tensor, " n"]:
+    """Return the document of each row of a batch, on the CPU; each is one of its own where none are given.
+
+    Raises:
+        ValueError: There is not one document for each state.
+    """
+    if documents is None:
+        documents = torch.arange(states[..., 0].numel()).view(states.shape[:-1])
+    if documents.shape != states.shape[:-1]:
+        raise ValueError(
+            f"documents of shape {tuple(documents.shape)} do not fit states of shape {tuple(states.shape)}"
+        )
+    return rows_of(documents[..., None].cpu(), "token", None if mask is None else mask.cpu()).squeeze(1)
+
+
+def permuted_rows(documents: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
+    """Return an order of rows in which whole documents changed places, at random; rows of one keep their order.
+
+    Rows are taken document by document, documents in a random order, and laid end to end. Documents of one length are
+    so permuted exactly; others come to lie across two places, as far as their lengths differ. Rows of a single document
+    are shifted round by a random number, which keeps neighbours. Where each row is a document of its own this is a
+    plain permutation.
+
+    Args:
+        documents: The document of each row, any number.
+    """
+    labels = documents.unique(return_inverse=True)[1].cpu()
+    home = labels.argsort(stable=True)  # rows document by document
+    count = int(labels.max()) + 1
+    if count == 1:
+        moved = home.roll(int(torch.randint(len(home), (1,), generator=generator)))
+    else:
+        ranks = torch.randperm(count, generator=generator)
+        moved = ranks[labels].argsort(stable=True)
+    order = torch.empty_like(home)
+    order[home] = moved
+    return order.to(documents.device)

@@ -1,0 +1,412 @@
+"""Means and centred products of the states of two models, gathered in one pass over the tokens.
+
+They take d² numbers for each layer pair, whatever the number of tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.arguments import takes_arrays
+
+LayerPair = tuple[int, int]  # layer of the source, layer of the target
+ModelLayer = tuple[str, int]  # "source" or "target", and its layer
+LayerStates = Sequence[Float[Tensor, "_ _"]] | Mapping[int, Float[Tensor, "_ _"]]
+RIDGE = 1e-9  # of the mean variance of the states that predict: below what counts, and above float64's rounding
+CUTOFF = 1e-12  # a direction with less than this share of the largest variance is float32 rounding, and counts as none
+
+
+class PairStatistics(NamedTuple):
+    """The statistics of one layer pair, all in float64; products are sums over the n rows, about the means."""
+
+    n: int
+    mean_x: Float[Tensor, " d"]
+    mean_y: Float[Tensor, " e"]
+    xx: Float[Tensor, "d d"]
+    yy: Float[Tensor, "e e"]
+    xy: Float[Tensor, "d e"]
+
+    @property
+    def noise(self) -> Float[Tensor, ""]:
+        """The most that rounding of the source's mean can leave in `xx` when the source is constant."""
+        return self.n * (CUTOFF * self.mean_x).square().sum()
+
+    @property
+    def reversed(self) -> PairStatistics:
+        """The statistics of the same rows with source and target exchanged."""
+        return PairStatistics(self.n, self.mean_y, self.mean_x, self.yy, self.xx, self.xy.T)
+
+    @property
+    def of_source(self) -> PairStatistics:
+        """The statistics of the source with itself, for maps from its states to themselves."""
+        return PairStatistics(self.n, self.mean_x, self.mean_x, self.xx, self.xx, self.xx)
+
+
+class Moments:
+    """The count, means and centred products of many layer pairs, gathered batch by batch in float64.
+
+    Products are kept about the running mean, so a large offset costs no digits: with δ the difference of two parts'
+    means, S = S₁ + S₂ + δₓ δᵧ' n₁ n₂ / (n₁ + n₂) (Chan et al. 1979). Any chunking gives the same up to rounding.
+    The first update sets the widths. Moments can be pickled, so `all_gather_object` and `merge` add up processes.
+
+    Args:
+        pairs: The layer pairs (l, m) whose products are kept; a layer that none of them names is not looked at.
+    """
+
+    def __init__(self, pairs: Iterable[LayerPair]):
+        self.pairs = list(dict.fromkeys(pairs))
+        crossed = [(("source", l), ("target", m)) for l, m in self.pairs]  # noqa: E741
+        self._layers: list[ModelLayer] = list(dict.fromkeys(layer for both in crossed for layer in both))
+        self._products: list[tuple[ModelLayer, ModelLayer]] = [*((layer, layer) for layer in self._layers), *crossed]
+        self.n = 0
+        self._means: dict[ModelLayer, Tensor] = {}
+        self._scatter: dict[tuple[ModelLayer, ModelLayer], Tensor] = {}
+
+    @takes_arrays
+    @torch.no_grad()
+    def update(self, sources: LayerStates, targets: LayerStates) -> None:
+        """Add the states of the same n tokens in both models, all on one device; float64 copies exist meanwhile.
+
+        Args:
+            sources: The source's states: `sources[l]` is (n, d_l), in a sequence or a mapping.
+            targets: The target's states: `targets[m]` is (n, e_m).
+
+        Raises:
+            ValueError: Layers differ in n, a width is not that so far, or a state is not finite; nothing is added.
+        """
+        sides = {"source": sources, "target": targets}
+        rows = {layer: sides[layer[0]][layer[1]].double() for layer in self._layers}
+        counts = {layer: len(states) for layer, states in rows.items()}
+        n = counts[self._layers[0]]
+        if any(count != n for count in counts.values()):
+            raise ValueError(f"every layer needs the same tokens, but the numbers of rows are {counts}")
+        if n == 0:
+            return
+        means = {layer: states.mean(0) for layer, states in rows.items()}
+        for layer, mean in means.items():
+            if not mean.isfinite().all():
+                raise ValueError(
+                    f"states of {layer[0]} layer {layer[1]} are not finite; run the model in a wider dtype"
+                )
+            rows[layer] = rows[layer] - mean
+        self._absorb(n, means, lambda left, right: rows[left].T @ rows[right])
+
+    @torch.no_grad()
+    def merge(self, other: Moments) -> None:
+        """Add what another accumulator saw, as if its rows had come here; the other one stays as it is.
+
+        Raises:
+            ValueError: The other one has other layer pairs or widths.
+        """
+        if set(other.pairs) != set(self.pairs):
+            raise ValueError(f"moments of different pairs cannot be merged: {self.pairs} here, {other.pairs} there")
+        if other.n == 0:
+            return
+        device = (self if self.n else other)._means[self._layers[0]].device
+        means = {layer: mean.to(device) for layer, mean in other._means.items()}
+        self._absorb(other.n, means, lambda left, right: other._scatter[left, right].to(device))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that was gathered, to go on from."""
+        return {"n": self.n, "means": list(self._means.values()), "scatter": list(self._scatter.values())}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what the `state_dict` of moments of the same layer pairs holds."""
+        self.n = state["n"]
+        self._means = dict(zip(self._layers, state["means"], strict=False))  # there are none of no rows
+        self._scatter = dict(zip(self._products, state["scatter"], strict=False))
+
+    def _absorb(
+        self, n: int, means: Mapping[ModelLayer, Tensor], scatter: Callable[[ModelLayer, ModelLayer], Tensor]
+    ) -> None:
+        before = self._means or {layer: torch.zeros_like(mean) for layer, mean in means.items()}
+        for layer, mean in means.items():
+            if mean.shape != before[layer].shape:
+                raise ValueError(f"{layer[0]} layer {layer[1]} has width {len(mean)}, but {len(before[layer])} so far")
+        total = self.n + n
+        shift = {layer: mean - before[layer] for layer, mean in means.items()}
+        for left, right in self._products:  # one at a time: all pairs' products may be gigabytes
+            added = torch.addr(scatter(left, right), shift[left], shift[right], alpha=self.n * n / total)
+            self._scatter[left, right] = self._scatter[left, right] + added if self.n else added
+        self._means = {layer: before[layer] + shift[layer] * (n / total) for layer in self._layers}
+        self.n = total
+
+    def of(self, pair: LayerPair) -> PairStatistics:
+        """Return the statistics of one layer pair.
+
+        Raises:
+            ValueError: The pair was not gathered, or fewer than two rows were.
+        """
+        if pair not in self.pairs:
+            raise ValueError(f"pair {pair} was not gathered; there is: {', '.join(map(str, self.pairs))}")
+        if self.n < 2:
+            raise ValueError(f"a map needs the states of two tokens, not {self.n}: call update first")
+        x, y = ("source", pair[0]), ("target", pair[1])
+        products = self._scatter[x, x], self._scatter[y, y], self._scatter[x, y]
+        return PairStatistics(self.n, self._means[x], self._means[y], *products)
+
+
+class PairMoments:
+    """The moments of one pair of sites, gathered from rows of x and y; see `Moments`, which gathers many pairs."""
+
+    def __init__(self) -> None:
+        self._moments = Moments([(0, 0)])
+
+    def update(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]) -> None:
+        """Add the states of the same n tokens at both sites; any chunking of the rows gives the same up to rounding.
+
+        Raises:
+            ValueError: The numbers of rows differ, a width is not that so far, or a state is not finite.
+        """
+        self._moments.update([x], [y])
+
+    def merge(self, other: PairMoments) -> None:
+        """Add what another accumulator saw, as if its rows had come here.
+
+        Raises:
+            ValueError: The other one has other widths.
+        """
+        self._moments.merge(other._moments)
+
+    @property
+    def n(self) -> int:
+        """The number of rows so far."""
+        return self._moments.n
+
+    @property
+    def statistics(self) -> PairStatistics:
+        """Return what closed forms need of the rows so far.
+
+        Raises:
+            ValueError: There are fewer than two.
+        """
+        return self._moments.of((0, 0))
+
+
+# ---- Closed-form maps y ≈ W x + b between residual streams: each turns the `Moments` of one layer pair into a map
+
+ROUNDING = 1e-6  # of the largest singular value: below it a matrix that was ever in float32 holds rounding
+
+
+@dataclass(frozen=True, eq=False)
+class AffineMap:
+    """The map x ↦ W x + b for states of any dtype, on any device."""
+
+    weight: Float[Tensor, "e d"]
+    bias: Float[Tensor, " e"]
+
+    @takes_arrays
+    def __call__(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
+        """Return W x + b of each state, with the dtype and device of the states.
+
+        It is computed in the wider of the two dtypes, as b may cancel large means.
+        """
+        wide = torch.promote_types(states.dtype, self.weight.dtype)
+        weight, bias = self.weight.to(states.device, wide), self.bias.to(states.device, wide)
+        return torch.nn.functional.linear(states.to(wide), weight, bias).to(states.dtype)
+
+    def __matmul__(self, first: AffineMap) -> AffineMap:
+        """Return the composition that applies `first`, then this map."""
+        return AffineMap(self.weight @ first.weight, self.weight @ first.bias + self.bias)
+
+    @property
+    def condition(self) -> float:
+        """The largest singular value of W over the smallest that is more than `ROUNDING`; inf where W is 0."""
+        singular = torch.linalg.svdvals(self.weight.double())
+        kept = singular[singular > ROUNDING * singular[0]]
+        return float(kept[0] / kept[-1]) if len(kept) else float("inf")
+
+    def inverse(self) -> AffineMap:
+        """Return y ↦ W⁺ (y - b) in float64, with the pseudo-inverse W⁺ of what of W is more than `ROUNDING`."""
+        back = torch.linalg.pinv(self.weight.double(), rtol=ROUNDING)
+        return AffineMap(back, -back @ self.bias.double())
+
+
+def least_squares(moments: Moments, pair: LayerPair, ridge: float = 0.0, bias: bool = True) -> AffineMap:
+    """Return the W, b with least Σᵢ ‖yᵢ - W xᵢ - b‖² + ridge ‖W‖².
+
+    W = Y'X (X'X + ridge I)⁺ on centred rows, and b = μᵧ - W μₓ.
+
+    The penalty stands beside a sum over rows, as in scikit-learn, and spares b. At ridge=0 and a singular X'X (n <= d,
+    or a LayerNorm's states) W is the one of least norm: directions below `CUTOFF` of the largest variance get none.
+
+    Args:
+        bias: Whether there is a b; without it the products are about 0, which costs digits if means are large.
+
+    Raises:
+        ValueError: The ridge is not a number >= 0; see `Moments.of`.
+    """
+    return least_squares_of(_statistics(moments, pair, bias), ridge)
+
+
+def least_squares_of(statistics: PairStatistics, ridge: float = 0.0) -> AffineMap:
+    """Return what `least_squares` does, from the statistics of one pair.
+
+    Raises:
+        ValueError: The ridge is not a number >= 0.
+    """
+    return _through_means(statistics, _solve(statistics, ridge))
+
+
+def reduced_rank(moments: Moments, pair: LayerPair, rank: int, ridge: float = 0.0, bias: bool = True) -> AffineMap:
+    """Return the best W of at most this rank for the sum that `least_squares` minimises, with b.
+
+    W = U U' W₁ with W₁ of full rank and U the top eigenvectors of W₁ (X'X + ridge I) W₁' = W₁ X'Y, the products of the
+    fitted values (Izenman 1975; with ridge Mukherjee & Zhu 2011).
+
+    Raises:
+        ValueError: The rank is not in 1..min(d, e); see `least_squares`.
+    """
+    statistics = _statistics(moments, pair, bias)
+    most = min(statistics.xy.shape)
+    if not 1 <= rank <= most:
+        raise ValueError(f"rank={rank} is not in 1..{most}, the smaller of the two widths")
+    weight = _solve(statistics, ridge)
+    fitted = weight @ statistics.xy
+    top = torch.linalg.eigh((fitted + fitted.T) / 2).eigenvectors[:, -rank:]
+    return _through_means(statistics, top @ (top.T @ weight))
+
+
+def procrustes(moments: Moments, pair: LayerPair, scale: bool = False, bias: bool = True) -> AffineMap:
+    """Return the isometry Q, Q'Q = I, with least Σᵢ ‖yᵢ - μᵧ - s Q (xᵢ - μₓ)‖², and its b.
+
+    Q = U V' for Y'X = U S V', and b = μᵧ - s Q μₓ. Reflections are allowed (Schönemann 1966). Into a wider target
+    (e > d) Q has orthonormal columns. Where Y'X is singular Q is one of several minimisers. s = 1, or tr S / ‖X‖² with
+    `scale`. Without `bias` the means are taken as 0.
+
+    Raises:
+        ValueError: The target is narrower than the source, or `scale` meets a constant source; see `Moments.of`.
+    """
+    statistics = _statistics(moments, pair, bias)
+    d, e = statistics.xy.shape
+    if e < d:
+        raise ValueError(f"no isometry goes from width {d} to {e}: fit the other direction, or use reduced_rank")
+    u, s, vh = torch.linalg.svd(statistics.xy.T, full_matrices=False)
+    weight, spread = u @ vh, statistics.xx.trace()
+    if scale:
+        if spread <= statistics.noise:
+            raise ValueError(f"source layer {pair[0]} is constant, so it has no scale: use scale=False")
+        weight = weight * (s.sum() / spread)
+    return _through_means(statistics, weight)
+
+
+def bias_only(moments: Moments, pair: LayerPair) -> AffineMap:
+    """Return the best shift x + μᵧ - μₓ, with W = I.
+
+    Raises:
+        ValueError: The widths differ; see `Moments.of`.
+    """
+    statistics = moments.of(pair)
+    d, e = statistics.xy.shape
+    if d != e:
+        raise ValueError(f"a shift needs equal widths, not {d} and {e}: use least_squares")
+    return _through_means(statistics, torch.eye(d, dtype=statistics.xx.dtype, device=statistics.xx.device))
+
+
+def _statistics(moments: Moments, pair: LayerPair, bias: bool) -> PairStatistics:
+    """Return the statistics of a layer pair, about the means, or, for a map without b, about 0."""
+    found = moments.of(pair)
+    if bias:
+        return found
+    x, y = found.mean_x, found.mean_y
+    xx, xy = (torch.addr(product, x, mean, alpha=found.n) for product, mean in ((found.xx, x), (found.xy, y)))
+    return found._replace(mean_x=torch.zeros_like(x), mean_y=torch.zeros_like(y), xx=xx, xy=xy)
+
+
+def _through_means(statistics: PairStatistics, weight: Float[Tensor, "e d"]) -> AffineMap:
+    return AffineMap(weight, statistics.mean_y - weight @ statistics.mean_x)
+
+
+def _solve(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
+    if not 0 <= ridge < float("inf"):
+        raise ValueError(f"ridge={ridge} is not a number >= 0")
+    values, vectors = torch.linalg.eigh(statistics.xx)
+    shifted = values.clamp(min=0) + ridge
+    inverse = torch.where(shifted > CUTOFF * shifted[-1] + statistics.noise, 1 / shifted, 0)
+    return (statistics.xy.T @ vectors * inverse) @ vectors.T
+
+
+# ---- Closed-form maps between two sites in both directions, and what they leave unexplained of each side's variance
+
+
+class Unexplained(NamedTuple):
+    """Shares of variance that maps leave unexplained: Σ‖y - ŷ‖² / Σ‖y - ȳ‖², 0 for a perfect map, 1 for the mean.
+
+    ȳ is the mean of the rows that judge, so a map that was fitted on other rows may exceed 1.
+    """
+
+    phi: float  # of y, by φ(x)
+    psi: float  # of x, by ψ(y)
+    psi_phi: float  # of x, by ψ(φ(x))
+    phi_psi: float  # of y, by φ(ψ(y))
+
+
+class BothDirections(NamedTuple):
+    """The maps φ: x → y and ψ: y → x of one pair of sites, in float64."""
+
+    phi: AffineMap
+    psi: AffineMap
+
+    def unexplained(self, moments: PairMoments | PairStatistics) -> Unexplained:
+        """Return what the maps and their round trips leave unexplained of rows: those they were fitted on, or others.
+
+        Args:
+            moments: What a `PairMoments` has seen, or `Moments.of` a layer pair.
+
+        Raises:
+            ValueError: Fewer than two rows were seen, or one side does not vary.
+        """
+        there = _seen(moments)
+        back = there.reversed
+        return Unexplained(
+            unexplained_by(self.phi, there),
+            unexplained_by(self.psi, back),
+            unexplained_by(self.psi @ self.phi, there.of_source),
+            unexplained_by(self.phi @ self.psi, back.of_source),
+        )
+
+
+def both_directions(moments: PairMoments | PairStatistics, ridge: float = RIDGE) -> BothDirections:
+    """Return φ: x → y and ψ: y → x, each by ridge regression with a bias.
+
+    φ minimises Σ‖yᵢ - W xᵢ - b‖² + λ‖W‖², with λ the ridge times the mean of the diagonal of Σ(x - x̄)(x - x̄)', so
+    that a change of either side's scale changes nothing but that of W; ψ likewise with x and y exchanged. ψ is not the
+    inverse of φ: what φ does not explain of y shrinks both, and the inverse would blow it up.
+
+    Args:
+        moments: What a `PairMoments` has seen, or `Moments.of` a layer pair.
+        ridge: In units of the mean variance of the states that predict.
+
+    Raises:
+        ValueError: The ridge is not a number >= 0, or fewer than two rows were seen.
+    """
+    there = _seen(moments)
+    return BothDirections(*(_fit(statistics, ridge) for statistics in (there, there.reversed)))
+
+
+def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
+    """Return the share of the target's variance that a map of the source, of any dtype, leaves unexplained.
+
+    Raises:
+        ValueError: The target does not vary.
+    """
+    whole = statistics.yy.trace()
+    if whole <= statistics.reversed.noise:
+        raise ValueError("a side whose states do not vary has no variance to explain: leave this pair out")
+    weight, offset = fit.weight.to(whole), statistics.mean_y - fit(statistics.mean_x)
+    left = whole - 2 * (weight * statistics.xy.T).sum() + (weight @ statistics.xx * weight).sum()
+    return float((left + statistics.n * offset.square().sum()) / whole)
+
+
+def _fit(statistics: PairStatistics, ridge: float) -> AffineMap:
+    return least_squares_of(statistics, ridge * float(statistics.xx.diagonal().mean()))
+
+
+def _seen(moments: PairMoments | PairStatistics) -> PairStatistics:
+    return moments.statistics if isinstance(moments, PairMoments) else moments

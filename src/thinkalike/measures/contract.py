@@ -1,0 +1,205 @@
+"""The contract of a measure of layer pairs: prepare each layer once, compare prepared ones, move rows of prepared ones.
+
+mine = LayerMeasure(prepare, each_pair(compare), rows_in_order)
+mine.of(X, Y)                   # (n, d) and (n, e): one number
+mine.matrix([X0, X1], [Y0])     # every layer pair, each layer prepared once
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from thinkalike.arguments import takes_arrays
+
+if TYPE_CHECKING:
+    from thinkalike.measures.rows import RowGroups
+
+Pair = tuple[int, int]  # numbers of two models; a model is with itself, too
+ROUNDING = 1e-12  # share of a matrix in float64 that centring leaves of nothing
+
+
+class Blocks(NamedTuple):
+    """The layers of several models, by their places in a list of different layers, and which models are compared.
+
+    Two models are compared in the same steps, with operands of the same shapes, whether they come alone or with others:
+    so the numbers of a pair are the same to the bit in any company.
+    """
+
+    models: Sequence[Sequence[int]]
+    pairs: Sequence[Pair]
+
+    def by_model(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Return one stack for each model of what each different layer has."""
+        return [torch.stack([parts[place] for place in places]) for places in self.models]
+
+
+def one_model(layers: int) -> Blocks:
+    """Return the blocks of a single model of this many different layers: it is compared with itself."""
+    return Blocks([list(range(layers))], [(0, 0)])
+
+
+def joined(blocks: Mapping[Pair, Tensor], pair: Pair) -> Float[Tensor, "k k"]:
+    """Return the matrix of all layers of the first model and then the second, from the blocks within and between."""
+    first, second = pair
+    across = blocks[pair]
+    above = torch.cat([blocks[first, first], across], 1)
+    return torch.cat([above, torch.cat([across.T, blocks[second, second]], 1)])
+
+
+CompareAll = Callable[[Sequence[Any], Blocks], dict[Pair, Tensor]]
+
+
+def _as_it_is(values: Tensor) -> Tensor:
+    return values
+
+
+@dataclass(frozen=True)
+class LayerMeasure:
+    """A measure of two layers of the same n rows.
+
+    Attributes:
+        prepare: Makes a layer, (n, d), of float32 or float64, into what is compared; the second argument is its name in
+            errors.
+        compare: The likenesses of the prepared layers of models that are compared, by pair of models.
+        moved: Returns a prepared layer with its rows in another order.
+        fewest: The least number of rows.
+        best: The value of a layer with itself.
+        higher_is_closer: False for a distance.
+        finish: Makes likenesses of all layers with all, (.., k, k), into values, where these are ratios of likenesses:
+            sums over batches come before the ratio.
+        flatten: What a row is, see `rows_of`.
+        given: The same measure within groups of rows, such as those of one token; None if there is none.
+        by_chance: The value of features with nothing in common within groups, where it is known in closed form.
+        leverage: The share of a prepared layer that a single row decides.
+    """
+
+    prepare: Callable[[Tensor, str], Any]
+    compare: CompareAll
+    moved: Callable[[Any, Tensor], Any]
+    fewest: int = 4
+    best: float = 1.0
+    higher_is_closer: bool = True
+    finish: Callable[[Tensor], Tensor] = _as_it_is
+    flatten: str = "token"
+    given: Callable[[RowGroups], LayerMeasure] | None = None
+    by_chance: Callable[[RowGroups], float] | None = None
+    leverage: Callable[[Any], Tensor] | None = None
+
+    @property
+    def is_ratio(self) -> bool:
+        """Whether values are ratios of what `compare` gives."""
+        return self.finish is not _as_it_is
+
+    def prepared(self, layers: Sequence[Float[Tensor, "_ _"]], names: Sequence[str]) -> list[Any]:
+        """Return all layers prepared, each tensor once.
+
+        Raises:
+            ValueError: Layers differ in the number of rows, or have too few; see `prepare`.
+        """
+        n, dtype = len(layers[0]), common_dtype(layers)
+        for name, layer in zip(names, layers, strict=True):
+            if len(layer) != n:
+                raise ValueError(f"all layers need the same rows, but {names[0]} has {n} and {name} has {len(layer)}")
+        if n < self.fewest:
+            raise ValueError(f"{n} rows are too few to compare: give at least {self.fewest}")
+        known: dict[int, Any] = {}
+        with torch.autocast(layers[0].device.type, enabled=False):
+            for name, layer in zip(names, layers, strict=True):
+                if id(layer) not in known:
+                    known[id(layer)] = self.prepare(layer.to(dtype), name)
+        return [known[id(layer)] for layer in layers]
+
+    @takes_arrays
+    def of(self, X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
+        """Return the likeness of two layers; see `prepared` for its errors."""
+        return self._values([X], [Y], ["X", "Y"])[0, 0]
+
+    @takes_arrays
+    def matrix(self, sources: Sequence[Float[Tensor, "_ _"]], targets: Sequence[Float[Tensor, "_ _"]]) -> Tensor:
+        """Return the likeness of every source layer with every target layer, (l, m); see `prepared` for its errors."""
+        if not (len(sources) and len(targets)):
+            raise ValueError("there is no layer to compare: give at least one on each side")
+        return self._values(sources, targets, [f"layer {index}" for index in range(len(sources) + len(targets))])
+
+    def _values(self, sources: Sequence[Tensor], targets: Sequence[Tensor], names: Sequence[str]) -> Tensor:
+        layers, depth = [*sources, *targets], len(sources)
+        prepared = self.prepared(layers, names)
+        first = {id(layer): place for place, layer in reversed([*enumerate(layers)])}
+        places = [first[id(layer)] for layer in layers]
+        pairs = [(0, 0), (0, 1), (1, 1)] if self.is_ratio else [(0, 1)]
+        with torch.autocast(layers[0].device.type, enabled=False):
+            found = self.compare(prepared, Blocks([places[:depth], places[depth:]], pairs))
+        return self.finish(joined(found, (0, 1)))[:depth, depth:] if self.is_ratio else found[0, 1]
+
+
+def common_dtype(features: Iterable[Tensor]) -> torch.dtype:
+    """Return the widest dtype, and at least float32."""
+    return reduce(torch.promote_types, (x.dtype for x in features), torch.float32)
+
+
+def each_pair(compare: Callable[[Any, Any], Tensor], *, is_symmetric: bool = True) -> CompareAll:
+    """Return a comparison of every two layers one by one.
+
+    Args:
+        is_symmetric: Whether two layers may change places, so that each two of one model are compared once.
+    """
+    return partial(_compare_each, compare, is_symmetric)
+
+
+def _compare_each(
+    compare: Callable[[Any, Any], Tensor], is_symmetric: bool, layers: Sequence[Any], blocks: Blocks
+) -> dict[Pair, Float[Tensor, "l m"]]:
+    known: dict[Pair, Tensor] = {}
+
+    def value(first: int, second: int) -> Tensor:
+        if is_symmetric and (second, first) in known:
+            return known[second, first]
+        if (first, second) not in known:
+            known[first, second] = compare(layers[first], layers[second])
+        return known[first, second]
+
+    def block(a: int, b: int) -> Tensor:
+        known.clear()  # so that a pair of models is compared in the same order in any company
+        return torch.stack([torch.stack([value(i, j) for j in blocks.models[b]]) for i in blocks.models[a]])
+
+    return {(a, b): block(a, b) for a, b in blocks.pairs}
+
+
+def products(layers: Sequence[Float[Tensor, "n n"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+    """Return the sums of the products of all entries of two matrices, for every two: one product of two models."""
+    flat = [each.flatten(1) for each in blocks.by_model(layers)]
+    return {(a, b): flat[a] @ flat[b].T for a, b in blocks.pairs}
+
+
+def rows_in_order(prepared: Float[Tensor, "n d"], order: Int[Tensor, " n"]) -> Float[Tensor, "n d"]:
+    """Return prepared rows in another order."""
+    return prepared[order]
+
+
+def both_in_order(prepared: Float[Tensor, "n n"], order: Int[Tensor, " n"]) -> Float[Tensor, "n n"]:
+    """Return a prepared matrix of pairs of rows, with the rows in another order."""
+    return prepared[order[:, None], order]
+
+
+def unit(matrix: Float[Tensor, "n n"], size: Float[Tensor, ""], name: str) -> Float[Tensor, "n n"]:
+    """Return a matrix divided by its norm.
+
+    Args:
+        size: The norm of the matrix before it was centred: what is left beside it may be rounding alone.
+
+    Raises:
+        ValueError: Nothing but rounding is left of the matrix.
+    """
+    norm = matrix.norm()
+    if not norm > ROUNDING * size:
+        raise ValueError(
+            f"{name}: all distances are equal, or all but those of one row, so there is nothing to compare"
+        )
+    return matrix / norm

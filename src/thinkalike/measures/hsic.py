@@ -1,0 +1,250 @@
+"""Hilbert-Schmidt independence criterion of two Gram matrices: how alike are the similarities that they hold?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.measures.contract import Blocks, Pair, one_model
+
+FEWEST = 4  # rows; the unbiased estimator divides by n - 3
+ROUNDINGS = 8  # what a sum may be off by, in units of its terms' last digit
+
+
+class GramStatistics(NamedTuple):
+    """All that HSIC needs of the Gram matrices of the layers of models, in float64; K̃ is K with a zero diagonal."""
+
+    products: dict[Pair, Float[Tensor, "l m"]]  # Σᵢⱼ K̃ᵢⱼ L̃ᵢⱼ, by the two models whose layers K and L are of
+    sums: list[Float[Tensor, "l n"]]  # of each row of K̃, by model
+    diagonals: list[Float[Tensor, "l n"]]  # of K, by model
+
+
+def hsic1(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+    """Return the unbiased HSIC of two Gram matrices (Song et al. 2012, eq. 5).
+
+    It is [tr(K̃L̃) + 1'K̃1 1'L̃1 / ((n-1)(n-2)) - 2/(n-2) 1'K̃L̃1] / (n(n-3)), where K̃ is K with a zero diagonal: any real
+    number, in the unit of K times that of L, differentiable. Uncentred Grams of large offsets leave float32 no digits:
+    centre the features first, or use `cka`.
+
+    Raises:
+        ValueError: There are fewer than 4 rows.
+    """
+    enough_rows(len(K))
+    K, L = K - K.diagonal().diag(), L - L.diagonal().diag()
+    return unbiased_from_sums(len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum())
+
+
+def hsic0(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
+    """Return the biased HSIC tr(KHLH) / (n-1)², H = 1 - 11'/n (Gretton et al. 2005, eq. 9), at least 0 for kernels.
+
+    Raises:
+        ValueError: There are fewer than 4 rows.
+    """
+    enough_rows(len(K))
+    return _biased(len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum())
+
+
+def enough_rows(n: int) -> None:
+    """Raise a ValueError if there are too few rows for HSIC."""
+    if n < FEWEST:
+        raise ValueError(f"HSIC needs at least {FEWEST} rows, not {n}")
+
+
+def all_hsics(statistics: GramStatistics, estimator: str, groups: int = 1) -> dict[Pair, Float[Tensor, "l m"]]:
+    """Return the HSIC of every two symmetric Gram matrices of the models that are compared, "unbiased" or "biased".
+
+    Args:
+        groups: Of how many groups of one size the rows are, side by side, and the matrices their blocks; the HSICs of
+            all groups are summed.
+    """
+    formula = unbiased_from_sums if estimator == "unbiased" else _biased
+    sums, own = statistics.sums, statistics.diagonals
+    if estimator == "biased":
+        sums = [off + diagonal for off, diagonal in zip(sums, own, strict=True)]
+    totals = [each.unflatten(1, (groups, -1)).sum(2) for each in sums]
+    n, found = sums[0].shape[1] // groups, {}
+    for (a, b), products in statistics.products.items():
+        whole = products + own[a] @ own[b].T if estimator == "biased" else products
+        found[a, b] = formula(n, whole, sums[a] @ sums[b].T, totals[a] @ totals[b].T)
+    return found
+
+
+def unbiased_from_sums(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
+    """Return `hsic1` from Σᵢⱼ K̃ᵢⱼ L̃ᵢⱼ, the product of the rows' sums of K̃ and L̃, and that of their totals."""
+    return (products - of_sums * 2 / (n - 2) + of_totals / ((n - 1) * (n - 2))) / (n * (n - 3))
+
+
+def cancels(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return whether nothing but rounding is left of the unbiased HSIC of a matrix with itself."""
+    size = unbiased_from_sums(n, products, -of_sums, of_totals)
+    return unbiased_from_sums(n, products, of_sums, of_totals) <= ROUNDINGS * torch.finfo(dtype).eps * size
+
+
+def _biased(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
+    return (products - of_sums * 2 / n + of_totals / n**2) / (n - 1) ** 2
+
+
+# ---- statistics of many layers' Gram matrices; a linear kernel's matrix is never held whole
+
+
+class Tiling(NamedTuple):
+    """Cuts the half of a Gram matrix on and above its diagonal: squares of `height` on it, and tiles to their right.
+
+    A square is cut again into strips of `step` rows, each from its own first column on: less is computed twice.
+    """
+
+    height: int
+    width: int
+    step: int
+
+    def tiles(self, n: int) -> Iterator[tuple[int, int, int, int]]:
+        """Yield the first row, the first column, the rows and the columns of each tile; diagonal ones begin on it."""
+        for top in range(0, n, self.height):
+            end = min(top + self.height, n)
+            for row in range(top, end, self.step):
+                yield row, row, min(self.step, end - row), end - row
+            for left in range(end, n, self.width):
+                yield top, left, end - top, min(self.width, n - left)
+
+
+CPU_TILE = Tiling(256, 1024, 64)  # 27 MB for 26 layers: it stays in the cache between being written and being read
+GPU_TILE = Tiling(2048, 2048, 2048)  # few launches
+LARGE = 512  # rows; a larger group is a Gram matrix of its own
+AT_ONCE = 2**17  # numbers of the blocks of small groups of one layer
+MANY = 8192  # rows in float64, from which on products of features cost less than Gram matrices
+
+
+@torch.no_grad()
+def linear_statistics(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks | None = None) -> GramStatistics:
+    """Return the statistics of K = X X' for the rows X of every layer, which are about centred.
+
+    Products are taken in the dtype of the rows, and summed up in float64.
+
+    Args:
+        rows: Of each different layer.
+        blocks: Which models have them; by default one has all.
+    """
+    blocks = blocks or one_model(len(rows))
+    own = [torch.linalg.vector_norm(x, dim=1).double().square() for x in rows]
+    sums = [(x @ x.sum(0)).double() - norms for x, norms in zip(rows, own, strict=True)]
+    is_tall = len(rows[0]) >= MANY and rows[0].dtype == torch.float64
+    diagonals = blocks.by_model(own)
+    products = _feature_products(rows, blocks, diagonals) if is_tall else _tiled_products(rows, blocks)
+    return GramStatistics(products, blocks.by_model(sums), diagonals)
+
+
+def _feature_products(
+    rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks, own: Sequence[Float[Tensor, "l n"]]
+) -> dict[Pair, Float[Tensor, "l m"]]:
+    """Return Σ_{i≠j} K_ij L_ij = ‖X'Y‖² - Σᵢ K_ii L_ii of every two layers of the models compared."""
+    found = {}
+    for a, b in blocks.pairs:
+        squares = [[(rows[i].T @ rows[j]).square().sum() for j in blocks.models[b]] for i in blocks.models[a]]
+        found[a, b] = torch.stack([torch.stack(row) for row in squares]) - own[a] @ own[b].T
+    return found
+
+
+def _tiled_products(rows: Sequence[Float[Tensor, "n _"]], blocks: Blocks) -> dict[Pair, Float[Tensor, "l m"]]:
+    """Return Σ_{i≠j} K_ij L_ij of every two layers of the models compared, tile by tile on and above the diagonal.
+
+    The product over pairs of layers waits for memory, so all layers' tiles are written side by side, and one small
+    product for each two models reads them, out of the cache. A model's tiles have memory of their own, which begins
+    where memory is aligned: bits may depend on that.
+    """
+    n, counts = len(rows[0]), [len(places) for places in blocks.models]
+    tiling = GPU_TILE if rows[0].is_cuda else CPU_TILE
+    total = {(a, b): rows[0].new_zeros(counts[a], counts[b], dtype=torch.float64) for a, b in blocks.pairs}
+    largest = min(tiling.height, n) * min(max(tiling.height, tiling.width), n)
+    memory = [rows[0].new_empty(count * largest) for count in counts]
+    for top, left, h, w in tiling.tiles(n):
+        tiles = [part[: count * h * w].view(count, h, w) for part, count in zip(memory, counts, strict=True)]
+        _fill(tiles, blocks, [(x[top : top + h], x[left : left + w]) for x in rows])
+        if left == top:
+            for tile in tiles:
+                tile.triu_(1)
+        by_row = [tile.transpose(0, 1) for tile in tiles]  # a float32 sum per row of a tile: a longer one loses a digit
+        for a, b in blocks.pairs:
+            total[a, b] += torch.bmm(by_row[a], by_row[b].mT).sum(0, dtype=torch.float64)
+    return {pair: 2 * each for pair, each in total.items()}
+
+
+def _fill(tiles: Sequence[Tensor], blocks: Blocks, sides: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Write a tile of the Gram matrix of every layer of every model; that of one tensor is computed once."""
+    made: dict[int, Tensor] = {}
+    for tile, places in zip(tiles, blocks.models, strict=True):
+        for own, place in zip(tile, places, strict=True):
+            if place in made:
+                own.copy_(made[place])
+            else:
+                made[place] = torch.mm(sides[place][0], sides[place][1].T, out=own)
+
+
+@torch.no_grad()
+def block_statistics(rows: Sequence[Float[Tensor, "n _"]], groups: int, blocks: Blocks | None = None) -> GramStatistics:
+    """Return the statistics of the blocks of K = X X' that belong to groups of rows, products summed over the groups.
+
+    Small blocks of many groups are made together, large ones tile by tile, and the whole K never.
+
+    Args:
+        groups: How many groups there are; all are of one size, and the rows of each stand side by side.
+        blocks: See `linear_statistics`.
+    """
+    blocks = blocks or one_model(len(rows))
+    size = len(rows[0]) // groups
+    at_once = 1 if size > LARGE else max(AT_ONCE // size**2, 1)
+    parts = []
+    for part in zip(*(x.split(size * at_once) for x in rows), strict=True):
+        if size > LARGE:
+            parts.append(linear_statistics(part, blocks))
+        else:
+            parts.append(_group_products([y @ y.mT for y in (x.unflatten(0, (-1, size)) for x in part)], blocks))
+    products, sums, diagonals = zip(*parts, strict=True)
+    joint = [[torch.cat(each, 1) for each in zip(*kind, strict=True)] for kind in (sums, diagonals)]
+    return GramStatistics({pair: sum(part[pair] for part in products) for pair in blocks.pairs}, *joint)
+
+
+def _group_products(grams: Sequence[Float[Tensor, "g s s"]], blocks: Blocks) -> GramStatistics:
+    off = [gram.double() for gram in grams]
+    own = [gram.diagonal(dim1=1, dim2=2).clone() for gram in off]
+    for gram in off:
+        gram.diagonal(dim1=1, dim2=2).zero_()
+    flat = [each.flatten(1) for each in blocks.by_model(off)]
+    return GramStatistics(
+        {(a, b): flat[a] @ flat[b].T for a, b in blocks.pairs},
+        blocks.by_model([gram.sum(2).flatten() for gram in off]),
+        blocks.by_model([each.flatten() for each in own]),
+    )
+
+
+def dense_statistics(grams: Sequence[Float[Tensor, "n n"]], blocks: Blocks | None = None) -> GramStatistics:
+    """Return the statistics of any symmetric Gram matrices; differentiable."""
+    blocks = blocks or one_model(len(grams))
+    own = [gram.diagonal().double() for gram in grams]
+    off = blocks.by_model([gram.double() - each.diag() for gram, each in zip(grams, own, strict=True)])
+    products = {(a, b): off[a].flatten(1) @ off[b].flatten(1).T for a, b in blocks.pairs}
+    return GramStatistics(products, [each.sum(2) for each in off], blocks.by_model(own))
+
+
+def linear_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
+    """Return ⟨xᵢ, xⱼ⟩."""
+    return rows @ rows.T
+
+
+def rbf_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:
+    """Return exp(-‖xᵢ - xⱼ‖² / 2σ²) with σ the median distance of different rows, so that their scale cancels.
+
+    Raises:
+        ValueError: Half of all distances are zero.
+    """
+    gram = rows @ rows.T
+    own = gram.diagonal()
+    squared = (own[:, None] + own - 2 * gram).clamp(min=0)  # rounding can leave less than none
+    i, j = torch.triu_indices(len(rows), len(rows), 1, device=rows.device)
+    median = squared[i, j].median()
+    if median <= 0:
+        raise ValueError("the median distance between rows is 0, so the rbf kernel has no bandwidth: use kernel=linear")
+    return torch.exp(-squared / (2 * median))

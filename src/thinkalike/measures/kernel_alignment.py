@@ -1,0 +1,274 @@
+"""Centred kernel alignment of two sets of features of the same n stimuli (Kornblith et al. 2019), also by groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, common_dtype, one_model
+from thinkalike.measures.hsic import (
+    FEWEST,
+    ROUNDINGS,
+    GramStatistics,
+    all_hsics,
+    block_statistics,
+    cancels,
+    dense_statistics,
+    hsic1,
+    linear_gram,
+    linear_statistics,
+    rbf_gram,
+    unbiased_from_sums,
+)
+from thinkalike.measures.rows import CentredRows, RowGroups, centre, flaw_of, refuse_flaws, size_of
+
+CHOICES = {
+    "estimator": ("unbiased", "biased"),
+    "kernel": ("linear", "rbf"),
+    "aggregate": ("ratio_of_means", "mean_of_ratios"),
+    "flatten": ("token", "sample", "mean"),
+    "given": ("none", "token"),
+}
+
+
+def cka(
+    X: Float[Tensor, "n d"],
+    Y: Float[Tensor, "m e"],
+    *,
+    estimator: str = "unbiased",
+    kernel: str = "linear",
+    as_printed: bool = False,
+) -> Float[Tensor, ""]:
+    """Return HSIC(K, L) / √(HSIC(K, K) HSIC(L, L)) of the Gram matrices K of X and L of Y.
+
+    It is in [-1, 1] up to rounding, [0, 1] if biased, and differentiable. Products are taken of centred features in
+    float32, or what is wider (`torch.set_float32_matmul_precision("high")` takes digits from them), and summed up in
+    float64.
+
+    Args:
+        X, Y: Features, with row i of both from stimulus i; widths and dtypes may differ.
+        estimator: "unbiased" (Song et al. 2012, eq. 5), or "biased", which tends to 1 where n is far below the widths.
+        kernel: "linear", or "rbf" with the median distance as its bandwidth.
+        as_printed: Whether to follow Brown et al. 2023, appendix C.1, to the letter
+            (docs/reference/brown2023-typos.md), which gives numbers of any size.
+
+    Raises:
+        ValueError: n < 4 or n differs between the sides, a value is not finite, a side has no variance, the estimator
+            or kernel is unknown, or `as_printed` comes with others than the paper's.
+    """
+    check_choices(estimator=estimator, kernel=kernel)
+    dtype = common_dtype([X, Y])
+    if as_printed:
+        if (estimator, kernel) != ("unbiased", "linear"):
+            raise ValueError(f"the paper prints the unbiased linear CKA, not the {estimator} {kernel} one")
+        return _as_printed(X.double(), Y.double()).to(dtype)
+    return cka_measure(estimator, kernel, is_relative=True).of(X, Y).to(dtype)
+
+
+def cka_measure(
+    estimator: str = "unbiased", kernel: str = "linear", flatten: str = "token", *, is_relative: bool = False
+) -> LayerMeasure:
+    """Return CKA as a measure of layer pairs: HSICs of batches are averaged, and CKA is a ratio of the means.
+
+    Args:
+        is_relative: Whether HSICs are of rows of unit variance, so that features of any size have one.
+    """
+    return LayerMeasure(
+        centre,
+        partial(layer_hsics, kernel=kernel, estimator=estimator, is_relative=is_relative),
+        _moved,
+        fewest=FEWEST,
+        finish=alignment,
+        flatten=flatten,
+        given=partial(_within, estimator),
+        leverage=_leverage,
+    )
+
+
+def _within(estimator: str, groups: RowGroups) -> LayerMeasure:
+    return LayerMeasure(
+        partial(centre_groups, groups),
+        partial(layer_hsics_within, groups=groups, estimator=estimator),
+        _moved,
+        fewest=FEWEST,
+        finish=alignment,
+        leverage=_leverage,
+    )
+
+
+def _moved(layer: CentredRows, order: Int[Tensor, " n"]) -> CentredRows:
+    return layer._replace(rows=layer.rows[order])
+
+
+def _leverage(layer: CentredRows) -> Float[Tensor, ""]:
+    return layer.leverage
+
+
+def check_choices(**given: str) -> None:
+    """Raise a ValueError that names the first option that is not known."""
+    for key, value in given.items():
+        if value not in CHOICES[key]:
+            raise ValueError(f"{key}={value} is not known; there is: {', '.join(CHOICES[key])}")
+
+
+def alignment(hsics: Float[Tensor, "*b l l"]) -> Float[Tensor, "*b l l"]:
+    """Return the CKA of every two layers from their HSICs."""
+    norms = hsics.diagonal(dim1=-2, dim2=-1).sqrt()
+    return hsics / (norms[..., :, None] * norms[..., None, :])
+
+
+def layer_hsics(
+    layers: Sequence[CentredRows], blocks: Blocks, *, kernel: str, estimator: str, is_relative: bool = False
+) -> dict[Pair, Float[Tensor, "l m"]]:
+    """Return the HSIC of every two layers of models compared in float64, in the unit of the features; differentiable.
+
+    Args:
+        layers: Different features.
+        blocks: Which models have them, and which are compared.
+        is_relative: See `cka_measure`.
+
+    Raises:
+        ValueError: A layer cannot be compared, or its rows are all alike but for one, which the unbiased estimator
+            cannot tell from none.
+    """
+    rows = [layer.rows for layer in layers]
+    if is_first := any(a == b for a, b in blocks.pairs):  # permuted rows are compared across models alone
+        refuse_flaws(layers)
+    if kernel == "linear" and not any(x.requires_grad for x in rows):
+        statistics = linear_statistics(rows, blocks)
+    else:
+        gram = linear_gram if kernel == "linear" else rbf_gram
+        statistics = dense_statistics([gram(x) for x in rows], blocks)
+    if estimator == "unbiased" and is_first:
+        _refuse_flat(statistics, layers, blocks)
+    hsics = all_hsics(statistics, estimator)
+    return hsics if kernel == "rbf" or is_relative else in_units(hsics, layers, blocks)
+
+
+def in_units(hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], blocks: Blocks) -> dict[Pair, Tensor]:
+    """Return HSICs of scaled rows in the unit of the features."""
+    squares = [scale.square() for scale in blocks.by_model([layer.scale for layer in layers])]
+    return {(a, b): each * torch.outer(squares[a], squares[b]) for (a, b), each in hsics.items()}
+
+
+def _refuse_flat(statistics: GramStatistics, layers: Sequence[CentredRows], blocks: Blocks) -> None:
+    alone = [model for model in range(len(blocks.models)) if (model, model) in statistics.products]
+    flat = []
+    for model in alone:
+        sums = statistics.sums[model]
+        terms = statistics.products[model, model].diagonal(), sums.square().sum(1), sums.sum(1).square()
+        flat.append(cancels(sums.shape[1], *terms, layers[0].rows.dtype))
+    names = [layers[place].name for model in alone for place in blocks.models[model]]
+    for name, is_flat in zip(names, torch.cat(flat).tolist() if flat else [], strict=True):
+        if is_flat:
+            raise ValueError(f"{name}: no variance but in one row, which the unbiased estimator cannot see")
+
+
+def _as_printed(X: Float[Tensor, "n d"], Y: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
+    """Return CKA without 1/n in the centring and without the root; HSIC's last term is read as a trace like the others.
+
+    Features come in float64: the shift that the missing 1/n leaves, -(n-1) times the mean, is NaN in float32 at
+    n = 1024.
+    """
+    K, L = (linear_gram(features - features.sum(0)) for features in (X, Y))
+    return hsic1(K, L) / (hsic1(K, K) * hsic1(L, L))
+
+
+# ---- within groups of rows, such as those of one token
+
+
+@torch.no_grad()
+def centre_groups(groups: RowGroups, features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
+    """Shift the rows of every group about its typical point, and scale all of them; see `centre`.
+
+    Args:
+        features: The rows of the batch, in float32 or float64; those without a group are left out.
+        name: The name of the rows in errors.
+    """
+    rows = features[groups.order]
+    size = size_of(rows)
+    rows /= size
+    offset, apart = rows.new_zeros(()), rows.new_empty(len(rows))
+    for block, distances in zip(groups.blocks(rows), groups.blocks(apart), strict=True):
+        mean = block.mean(1, keepdim=True)
+        offset = offset + block.shape[1] * mean.square().sum()
+        block -= mean
+        distances.copy_(torch.linalg.vector_norm(block, dim=2).square())
+    spread = apart.mean()
+    flaw = flaw_of(spread, offset / len(rows), features.dtype)
+    for block, distances in zip(groups.blocks(rows), groups.blocks(apart), strict=True):
+        weights = 1 / (distances + spread)
+        block -= weights[:, None] @ block / weights.sum(1)[:, None, None]
+    scale = spread.sqrt()
+    return CentredRows(name, rows.div_(scale), scale.double() * size, apart.max() / apart.sum(), flaw)
+
+
+def group_hsics(
+    rows: Sequence[Float[Tensor, "n _"]], groups: RowGroups, estimator: str
+) -> tuple[Float[Tensor, "l l"], Bool[Tensor, " l"]]:
+    """Return Σ_g n_g HSIC_g of every two layers over the groups, in float64, and which layers have nothing in it.
+
+    HSIC_g is that of the n_g rows of group g (Song et al. 2012, eq. 5), in which a shift of the whole group cancels.
+
+    Args:
+        rows: Of each different layer, in the order of the groups and about centred in each of them.
+        estimator: "unbiased" or "biased".
+
+    Returns:
+        The sums, and whether nothing but rounding is left of a layer's sum with itself.
+    """
+    hsics, flat = _block_hsics(rows, groups, estimator, one_model(len(rows)))
+    return hsics[0, 0], flat[0]
+
+
+def _block_hsics(
+    rows: Sequence[Float[Tensor, "n _"]], groups: RowGroups, estimator: str, blocks: Blocks
+) -> tuple[dict[Pair, Tensor], dict[int, Tensor]]:
+    """Return `group_hsics` of the layers of every two models compared, and by model which have nothing in it."""
+    total: dict[Pair, Tensor] = {}
+    size_of_terms: dict[int, Tensor] = {}
+    start = 0
+    for count, size in groups.shapes:
+        statistics = block_statistics([x[start : start + count * size] for x in rows], count, blocks)
+        for pair, hsics in all_hsics(statistics, estimator, count).items():
+            total[pair] = total.get(pair, 0) + size * hsics
+        for model, terms in _size_of_terms(statistics, count, size).items():
+            size_of_terms[model] = size_of_terms.get(model, 0) + size * terms
+        start += count * size
+    rounding = ROUNDINGS * torch.finfo(rows[0].dtype).eps
+    flat = {model: total[model, model].diagonal() <= rounding * terms for model, terms in size_of_terms.items()}
+    return total, flat
+
+
+def _size_of_terms(statistics: GramStatistics, count: int, size: int) -> dict[int, Float[Tensor, " l"]]:
+    """Return the terms of the HSIC of each layer with itself, all with one sign, by model."""
+    found = {}
+    for (model, other), products in statistics.products.items():
+        if model == other:
+            sums = statistics.sums[model]
+            totals = sums.unflatten(1, (count, size)).sum(2).square().sum(1)
+            found[model] = unbiased_from_sums(size, products.diagonal(), -sums.square().sum(1), totals)
+    return found
+
+
+def layer_hsics_within(
+    layers: Sequence[CentredRows], blocks: Blocks, *, groups: RowGroups, estimator: str
+) -> dict[Pair, Float[Tensor, "l m"]]:
+    """Return the sums of `group_hsics` in the unit of the features, as `layer_hsics` does without groups.
+
+    Raises:
+        ValueError: Nothing is left of a layer, as where the rows of each token are alike but for one.
+    """
+    if any(a == b for a, b in blocks.pairs):
+        refuse_flaws(layers, "the rows of each token are the same")
+    hsics, flat = _block_hsics([layer.rows for layer in layers], groups, estimator, blocks)
+    names = [layers[place].name for model in flat for place in blocks.models[model]]
+    flags = torch.cat(list(flat.values())).tolist() if flat else []
+    for name, is_flat in zip(names, flags, strict=True):
+        if is_flat:
+            raise ValueError(f"{name}: given the token there is no variance but in single rows")
+    return in_units(hsics, layers, blocks)

@@ -1,0 +1,246 @@
+"""Losses of next-token distributions through a frozen unembedding, without ever holding all logits.
+
+At 2^14 tokens and 48,262 entries the logits alone are 3.2 GB in float32, and their gradient as much again. Each token's
+loss depends on its own state only, so the logits of a chunk are dropped as soon as its losses and gradients are known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from thinkalike.arguments import seeded
+
+CHUNK = 1024  # tokens whose logits exist at the same time
+
+# Given log-probabilities (m, v) and whether gradients are wanted: losses (m). Those gradients, with respect to the
+# logits, are written over the log-probabilities.
+_Judge = Callable[[Tensor, bool], Tensor]
+Finish = Callable[[Tensor], Tensor]  # final norm and unembedding, row by row: (n, d) to (n, vocabulary)
+
+
+def token_loss(
+    states: Float[Tensor, "n d"], finish: Finish, targets: Int[Tensor, " n"], chunk: int = CHUNK
+) -> Float[Tensor, " n"]:
+    """Return the cross-entropy of each token in nats, -log softmax(finish(states))[targets], at least 0.
+
+    Args:
+        states: The last residuals, one per token.
+        finish: The final norm and the unembedding; its weights get no gradient.
+        targets: The token that follows.
+        chunk: How many tokens' logits are in memory at a time; the result does not depend on it.
+
+    Returns:
+        The losses in float32 (float64 for float64 states), differentiable once in `states`.
+    """
+
+    def chunked(rows: slice) -> _Judge:
+        following = targets[rows, None].long()
+
+        def judge(log_shares: Tensor, wanted: bool) -> Tensor:
+            losses = -log_shares.gather(-1, following).squeeze(-1)
+            if wanted:  # softmax minus one-hot
+                log_shares.exp_().scatter_add_(-1, following, log_shares.new_full((), -1.0).expand_as(following))
+            return losses
+
+        return judge
+
+    return _in_chunks(states, finish, chunked, chunk)
+
+
+def token_kl(
+    states: Float[Tensor, "*k n d"],
+    finish: Finish,
+    reference: Float[Tensor, "n d"],
+    chunk: int = CHUNK,
+) -> Float[Tensor, "*k n"]:
+    """Return KL(p || q) of each token in nats, p = softmax(finish(reference)), q = softmax(finish(states)); at least 0.
+
+    Args:
+        states: The last residuals, of one way to them or of several, which share the work on the reference.
+        reference: The last residuals of the model whose output is the standard; they get no gradient.
+    """
+
+    def chunked(rows: slice) -> _Judge:
+        with torch.no_grad():
+            standard = logits_of(reference[rows], finish).log_softmax(-1)
+            shares = standard.exp()
+
+        def judge(log_shares: Tensor, wanted: bool) -> Tensor:
+            losses = torch.sub(standard, log_shares).mul_(shares).sum(-1)
+            if wanted:  # q minus p
+                log_shares.exp_().sub_(shares)
+            return losses
+
+        return judge
+
+    return _in_chunks(states, finish, chunked, chunk)
+
+
+def logits_of(states: Tensor, finish: Finish) -> Tensor:
+    """Return the logits of states, at least in float32."""
+    logits = finish(states)
+    return logits.to(_wide(logits.dtype))
+
+
+def _in_chunks(states: Tensor, finish: Finish, chunked: Callable[[slice], _Judge], chunk: int) -> Tensor:
+    """Return the losses of all tokens, (..., n), of which `chunked` gives the judge of those of some rows."""
+    flat = states.reshape(math.prod(states.shape[:-2]), *states.shape[-2:])
+    if torch.is_grad_enabled() and states.requires_grad:
+        values = _ChunkedLoss.apply(flat, finish, chunked, chunk)
+    else:
+        with torch.no_grad():
+            values, _ = _judged(flat, finish, chunked, chunk, wanted=False)
+    return values.view(states.shape[:-1])  # type: ignore[no-any-return]
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """A loss that takes the gradient of each chunk in the forward pass, so that the backward pass is one product."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, finish: Finish, chunked: Callable[[slice], _Judge], chunk: int) -> Tensor:
+        values, gradient = _judged(states.detach(), finish, chunked, chunk, wanted=True)
+        ctx.save_for_backward(gradient)
+        return values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *outer: Any) -> Any:
+        (gradient,) = ctx.saved_tensors
+        return gradient * outer[0][..., None].to(gradient.dtype), None, None, None
+
+
+def _judged(
+    states: Float[Tensor, "k n d"], finish: Finish, chunked: Callable[[slice], _Judge], chunk: int, *, wanted: bool
+) -> tuple[Float[Tensor, "k n"], Float[Tensor, "k n d"] | None]:
+    """Return the losses, and, if wanted, the gradient of each with respect to its state.
+
+    Log-probabilities of all chunks use one piece of memory. Only the logits are made anew, by `finish`.
+    """
+    gradient = torch.empty_like(states) if wanted else None
+    values, space = [], states.new_empty(0)
+    for start in range(0, max(states.shape[1], 1), chunk):  # no tokens are one empty chunk
+        rows = slice(start, start + chunk)
+        judge = chunked(rows)
+        columns = []
+        for number, part in enumerate(states[:, rows]):
+            part = part.detach().requires_grad_(wanted)
+            with torch.set_grad_enabled(wanted):
+                logits = finish(part)
+            if space.numel() < logits.numel():
+                space = torch.empty(logits.numel(), dtype=_wide(logits.dtype), device=logits.device)
+            log_shares = space[: logits.numel()].view(logits.shape)
+            torch.log_softmax(logits.detach(), -1, dtype=space.dtype, out=log_shares)
+            columns.append(judge(log_shares, wanted))
+            if gradient is not None:
+                (gradient[number, rows],) = torch.autograd.grad(logits, part, log_shares.to(logits.dtype))
+            del logits  # else they would live until the next chunk has its own
+        values.append(torch.stack(columns))
+    return torch.cat(values, 1), gradient
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def unigram_entropy(tokens: Int[Tensor, " n"]) -> float:
+    """Return the entropy in nats of the tokens' own frequencies: the loss of the best model without context."""
+    counts = torch.bincount(tokens.long()).double()
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * shares.log()).sum())
+
+
+# ---- How near a stitched model's output is to that of its target, token by token, from logits that are made once
+
+
+class OutputMatch(NamedTuple):
+    """What `compare_outputs` finds of each of n tokens, for each of k ways to their last residuals."""
+
+    loss: Float[Tensor, "k n"]  # cross-entropy of the token that follows, in nats
+    kl: Float[Tensor, "k n"]  # KL(reference || ours), in nats
+    top: Bool[Tensor, "k n"]  # whether the most likely token is that of the reference
+
+
+@torch.no_grad()
+def compare_outputs(
+    states: Float[Tensor, "k n d"],
+    finish: Finish,
+    reference: Float[Tensor, "n d"],
+    targets: Int[Tensor, " n"],
+    chunk: int = CHUNK,
+) -> OutputMatch:
+    """Return `token_loss`, `token_kl` and whether the top token is the same, without making any logits twice.
+
+    Args:
+        states: The last residuals, of k ways to them.
+        finish: The final norm and the unembedding.
+        reference: The last residuals of the model whose output is the standard.
+        targets: The token that follows.
+        chunk: How many tokens' logits are in memory at a time.
+    """
+    parts: list[OutputMatch] = []
+    for start in range(0, len(targets), chunk):
+        rows = slice(start, start + chunk)
+        top, standard = _distribution(reference[rows], finish)
+        shares, matches = standard.exp(), []
+        for own in states:
+            likely, logs = _distribution(own[rows], finish)
+            loss = -logs.gather(-1, targets[rows, None].long()).squeeze(-1)
+            kl = (standard - logs).mul_(shares).sum(-1)
+            matches.append(OutputMatch(loss, kl, likely == top))
+        parts.append(OutputMatch(*(torch.stack(values) for values in zip(*matches, strict=True))))
+    return OutputMatch(*(torch.cat(values, 1) for values in zip(*parts, strict=True)))
+
+
+def _distribution(states: Float[Tensor, "m d"], finish: Finish) -> tuple[Int[Tensor, " m"], Float[Tensor, "m v"]]:
+    """Return the most likely token after each state, and the logarithms of all tokens' probabilities."""
+    logits = logits_of(states, finish)
+    return logits.argmax(-1), logits.log_softmax(-1)
+
+
+# ---- What only later text decides: the part of the next token that a model could not have foreseen, as a few numbers
+
+NUMBERS = 64  # of a token's code
+
+
+def token_codes(vocabulary: int, numbers: int = NUMBERS, seed: int = 0) -> Float[Tensor, "v c"]:
+    """Return a random standard normal code for every token of a vocabulary, on the CPU, by which tokens are told apart.
+
+    Products of the codes of two tokens are about 0, so that codes stand for tokens at a fraction of the numbers
+    (Johnson & Lindenstrauss 1984).
+    """
+    return torch.randn(vocabulary, numbers, generator=seeded(seed))
+
+
+@torch.no_grad()
+def surprises(
+    states: Float[Tensor, "n d"],
+    finish: Finish,
+    targets: Int[Tensor, " n"],
+    codes: Float[Tensor, "v c"],
+    chunk: int = CHUNK,
+) -> Float[Tensor, "n c"]:
+    """Return for each token what its model did not foresee of the next: code(next) - Σ_v p(v) code(v).
+
+    p = softmax(finish(states)) is the model's own distribution. If p is right, the mean is 0 whatever came before, so
+    nothing that is made of earlier tokens predicts it. Of a random vector for each next token a linear map
+    reads only as many tokens as it has numbers: see docs/LOG.md for what leaks of several widths come to.
+
+    Args:
+        states: The last residuals of the model, one per token.
+        finish: The final norm and the unembedding.
+        targets: The token that follows.
+        codes: See `token_codes`, on the device of the states.
+        chunk: How many tokens' logits are in memory at a time; the result does not depend on it.
+    """
+    surprising = []
+    for part, following in zip(states.split(chunk), targets.split(chunk), strict=True):
+        foreseen = logits_of(part, finish).softmax(-1).to(codes.dtype) @ codes
+        surprising.append(codes[following] - foreseen)
+    return torch.cat(surprising)

@@ -1,1 +1,0 @@
-"""Sums over all pairs of stimuli, mostly from sums over stimuli."""

@@ -1,0 +1,218 @@
+"""Do two sets of features put the same stimuli next to each other? Mutual neighbours, Jaccard, second-order cosine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, each_pair
+from thinkalike.measures.rows import RowGroups
+
+NEIGHBOURS = 10
+AT_ONCE = 2**24  # entries of the table of neighbours; their sums are whole and exact in float32
+SIMILARITIES = 2**22  # of one layer at a time
+
+
+def mutual_knn(
+    X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS, groups: Int[Tensor, " g"] | None = None
+) -> Float[Tensor, ""]:
+    """Return the mean share of a stimulus's k nearest neighbours in X that are also among those in Y.
+
+    m = 1/n Σᵢ |S_X(i) ∩ S_Y(i)| / k, with S(i) the k rows of greatest cosine similarity with row i, without i itself
+    (Huh et al. 2024, "The Platonic Representation Hypothesis", appendix A). In [0, 1]; features that have nothing in
+    common give k / (n - 1) on average. It has no gradient. Cosines have the precision of the states, at least float32:
+    where one dimension is massive, give float64.
+
+    Args:
+        X, Y: row i of both belongs to stimulus i; widths and dtypes may differ.
+        groups: what each row belongs to, such as its token; then neighbours are rows of the same group, and groups of
+            fewer than k + 2 rows are left out.
+
+    Raises:
+        ValueError: no group has k + 2 rows, X, Y or groups differ in n, k is not in 1..n - 2, a value is not finite, a
+            row is zero, or all rows are the same, or all rows of each group.
+    """
+    check_neighbours(k, len(X))
+    if groups is None:
+        return mutual_measure(k).of(X, Y)
+    within = RowGroups.of(groups, k + 2)
+    if within.rows != len(X):
+        raise ValueError(f"groups of {within.rows} rows do not fit layers of {len(X)} rows")
+    return mutual_measure(k, within).of(X, Y)
+
+
+def jaccard(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS) -> Float[Tensor, ""]:
+    """Return the mean Jaccard index of the k nearest neighbours of each row, in [0, 1].
+
+    1/n Σᵢ |S_X(i) ∩ S_Y(i)| / |S_X(i) ∪ S_Y(i)|, S(i) the k rows of greatest cosine similarity with row i, without i
+    itself (Klabunde et al. 2024, ReSi). Features with nothing in common give about k / (2n). It has no gradient.
+
+    Raises:
+        ValueError: k is not in 1..n - 2, n differs, a value is not finite, a row is 0, or all rows are the same.
+    """
+    return jaccard_measure(k).of(X, Y)
+
+
+def second_order_cosine(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS) -> Float[Tensor, ""]:
+    """Return the mean cosine of two layers' similarities of each row with its neighbours in either, in [-1, 1].
+
+    1/n Σᵢ cos(s_X(i), s_Y(i)), s(i) the cosine similarities of row i with the rows of S_X(i) ∪ S_Y(i), see `jaccard`
+    (Hamilton et al. 2016). ReSi's code takes cosine *distances* in their place. Similarities are mostly above 0,
+    so chance lies far above 0 where states share a direction: compare it with its null. It has no gradient here.
+
+    Raises:
+        ValueError: See `jaccard`.
+    """
+    return second_order_measure(k).of(X, Y)
+
+
+def chance_share(groups: RowGroups, k: int) -> float:
+    """Return the mean share of neighbours of features with nothing in common: Σ_g n_g k / (n_g - 1) / Σ_g n_g."""
+    return sum(count * size * k / (size - 1) for count, size in groups.shapes) / len(groups.order)
+
+
+def check_neighbours(k: int, n: int) -> None:
+    """Raise a ValueError unless each of n rows can have k neighbours that are not all of the others."""
+    if not 1 <= k <= n - 2:
+        raise ValueError(f"k={k} neighbours of {n} rows: k must lie between 1 and n - 2, as n - 1 would be all of them")
+
+
+# ---- nearest rows
+
+
+def directions(features: Float[Tensor, "n d"], groups: RowGroups, name: str) -> Float[Tensor, "kept d"]:
+    """Return the rows in the order of their groups, each of length 1."""
+    rows = features.detach()
+    norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+    if not norms.isfinite().all():
+        raise ValueError(f"{name}: a value is not finite, or too large for {rows.dtype}")
+    if (norms == 0).any():
+        raise ValueError(f"{name}: row {int((norms == 0).nonzero()[0, 0])} is zero and has no direction")
+    order = groups.order.to(rows.device)
+    kept = rows[order]
+    if all((block == block[:, :1]).all() for block in groups.blocks(kept)):
+        raise ValueError(f"{name}: all rows, or all of each token, are the same, so none is nearer than another")
+    return kept.div_(norms[order])
+
+
+def nearest(x: Float[Tensor, "g s d"], k: int) -> Int[Tensor, "g s k"]:
+    """Return the numbers of the k rows of the group that are nearest to each row, without the row itself.
+
+    Some rows at a time, and as many for any number of layers: so a layer has the same neighbours in any company.
+    """
+    count, size, _ = x.shape
+    groups_at_once, rows_at_once = max(SIMILARITIES // size**2, 1), max(SIMILARITIES // size, 1)
+    found = torch.empty(count, size, k, dtype=torch.long, device=x.device)
+    for first in range(0, count, groups_at_once):
+        part = x[first : first + groups_at_once]
+        for top in range(0, size, rows_at_once):
+            similarity = part[:, top : top + rows_at_once] @ part.mT
+            similarity.diagonal(top, 1, 2).fill_(-torch.inf)
+            found[first : first + len(part), top : top + rows_at_once] = similarity.topk(k, dim=2).indices
+    return found
+
+
+def _in_order(numbers: Int[Tensor, "n k"], order: Int[Tensor, " n"]) -> Int[Tensor, "n k"]:
+    """Return the neighbours of rows in another order, by their new numbers."""
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    return places[numbers[order]]
+
+
+# ---- mutual neighbours
+
+
+def mutual_measure(k: int = NEIGHBOURS, groups: RowGroups | None = None) -> LayerMeasure:
+    """Return `mutual_knn` as a measure of layer pairs, among all rows, or within groups of at least k + 2 rows."""
+    return LayerMeasure(
+        partial(_numbers, k=k, groups=groups),
+        partial(_share_in_common, k=k, groups=groups),
+        _in_order,
+        fewest=k + 2,
+        given=partial(mutual_measure, k),
+        by_chance=partial(chance_share, k=k),
+    )
+
+
+@torch.no_grad()
+def _numbers(features: Float[Tensor, "n d"], name: str, k: int, groups: RowGroups | None) -> Int[Tensor, "kept k"]:
+    groups = groups or RowGroups.whole(len(features), features.device)
+    rows = directions(features, groups, name)
+    return torch.cat([nearest(block, k).flatten(0, 1) for block in groups.blocks(rows)])
+
+
+def _share_in_common(
+    layers: Sequence[Int[Tensor, "kept k"]], blocks: Blocks, k: int, groups: RowGroups | None
+) -> dict[Pair, Float[Tensor, "l m"]]:
+    """Return the share of neighbours that any two layers have in common; some rows at a time, by one product of all."""
+    rows, place, start = len(layers[0]), layers[0].device, 0
+    shared = torch.zeros(len(layers), len(layers), dtype=torch.float64, device=place)
+    for count, size in groups.shapes if groups else [(1, rows)]:
+        parts = [each[start : start + count * size].split(max(AT_ONCE // (len(layers) * size), 1)) for each in layers]
+        for part in zip(*parts, strict=True):
+            member = torch.zeros(len(layers), len(part[0]), size, device=place)
+            for own, numbers in zip(member, part, strict=True):
+                own.scatter_(1, numbers, 1.0)
+            flat = member.flatten(1)
+            shared += (flat @ flat.T).double()
+        start += count * size
+    shares = shared / (k * rows)
+    return {(a, b): shares[list(blocks.models[a])][:, list(blocks.models[b])] for a, b in blocks.pairs}
+
+
+# ---- sets of neighbours, row by row
+
+
+class Neighbours(NamedTuple):
+    """The k nearest neighbours of each of n rows, by cosine similarity."""
+
+    numbers: Int[Tensor, "n k"]
+    member: Bool[Tensor, "n n"]
+    cosine: Float[Tensor, "n n"]
+
+
+def jaccard_measure(k: int = NEIGHBOURS) -> LayerMeasure:
+    """Return `jaccard` as a measure of layer pairs."""
+    return _of_sets(_jaccard, k)
+
+
+def second_order_measure(k: int = NEIGHBOURS) -> LayerMeasure:
+    """Return `second_order_cosine` as a measure of layer pairs."""
+    return _of_sets(_second_order, k)
+
+
+def _of_sets(compare: Callable[[Neighbours, Neighbours], Tensor], k: int) -> LayerMeasure:
+    return LayerMeasure(partial(_neighbours, k=k), each_pair(compare), _moved, fewest=k + 2)
+
+
+@torch.no_grad()
+def _neighbours(features: Float[Tensor, "n d"], name: str, k: int) -> Neighbours:
+    n = len(features)
+    check_neighbours(k, n)
+    rows = directions(features, RowGroups.whole(n, features.device), name)
+    numbers = nearest(rows[None], k)[0]
+    member = torch.zeros(n, n, dtype=torch.bool, device=rows.device).scatter_(1, numbers, True)
+    return Neighbours(numbers, member, rows @ rows.T)
+
+
+def _moved(prepared: Neighbours, order: Int[Tensor, " n"]) -> Neighbours:
+    member, cosine = (pairs[order[:, None], order] for pairs in (prepared.member, prepared.cosine))
+    return Neighbours(_in_order(prepared.numbers, order), member, cosine)
+
+
+def _jaccard(source: Neighbours, target: Neighbours) -> Float[Tensor, ""]:
+    shared = source.member.gather(1, target.numbers).sum(1).double()
+    return (shared / (2 * source.numbers.shape[1] - shared)).mean()
+
+
+def _second_order(source: Neighbours, target: Neighbours) -> Float[Tensor, ""]:
+    places = torch.cat([source.numbers, target.numbers], 1)
+    once = torch.ones_like(places, dtype=torch.bool)
+    once[:, source.numbers.shape[1] :] = ~source.member.gather(1, target.numbers)
+    own, other = (side.cosine.gather(1, places).double() * once for side in (source, target))
+    return torch.nn.functional.cosine_similarity(own, other, dim=1).mean()

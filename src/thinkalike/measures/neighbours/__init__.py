@@ -1,1 +1,0 @@
-"""Measures of which rows are near which, whatever the distances."""

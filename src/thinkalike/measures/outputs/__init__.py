@@ -1,1 +1,0 @@
-"""Measures of what models predict: divergence and disagreement of logits."""

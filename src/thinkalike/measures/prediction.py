@@ -1,0 +1,250 @@
+"""How much of one model's states a linear map of another's predicts on held-out rows: R², in both directions.
+
+Given states less the mean of their token (`RowGroups.without_means`) it is R² given the token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations_with_replacement
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.arguments import takes_arrays
+from thinkalike.measures.accumulators import Accumulator, Batch, Record, States
+from thinkalike.measures.chance import LayerPairEstimate
+from thinkalike.measures.closed_forms import CUTOFF, RIDGE, LayerPair, LayerStates, Moments, PairStatistics
+from thinkalike.measures.contract import Pair
+from thinkalike.measures.estimates import Estimate, jackknife
+from thinkalike.measures.hsic import FEWEST
+from thinkalike.measures.rows import RowGroups, groups_of, rows_of
+
+
+class LinearPrediction:
+    """Held-out R² of the least-squares maps between l layers of a source and m of a target, from the source and back.
+
+    R² = 1 - Σ ‖y - ŷ‖² / Σ ‖y - ȳ‖² over the rows that judge, with ŷ = ȳ + W (x - x̄), and W, x̄, ȳ from the rows to fit
+    on. It is at most 1, and 0 for what predicts no better than ȳ; a map that overfits goes below. W minimises
+    Σ ‖y - ŷ‖² + λ ‖W‖², with λ the ridge times the mean of the diagonal of Σ (x - x̄)(x - x̄)'. Everything is in float64,
+    and sums over batches come before the ratio. R² back predicts x from y.
+
+    First come all batches to `fit` on, then those that `judge`.
+
+    Args:
+        pairs: The layer pairs (l, m).
+        ridge: More than 0, in units of the mean variance of the states that predict.
+        nothing: The R² of states that do not vary; None: that is an error.
+    """
+
+    def __init__(self, pairs: Iterable[LayerPair], *, ridge: float = RIDGE, nothing: float | None = None):
+        self.moments, self.ridge, self.nothing = Moments(pairs), ridge, nothing
+        self.pairs = self.moments.pairs
+        self._sums: dict[int, Tensor] = {}  # by batch: (pair, direction, squares of residuals and of states)
+        self._factors: dict[tuple[int, int], Tensor] = {}  # by direction and layer
+
+    @takes_arrays
+    def fit(self, sources: LayerStates, targets: LayerStates) -> None:
+        """Add the states of the same n rows in both models to fit on, see `Moments.update`.
+
+        Raises:
+            ValueError: There were rows that judge already; see `Moments.update`.
+        """
+        if self._sums:
+            raise ValueError("the maps have been judged already: give all batches to fit on first")
+        self.moments.update(sources, targets)
+
+    @takes_arrays
+    @torch.no_grad()
+    def judge(self, sources: LayerStates, targets: LayerStates, number: int | None = None) -> None:
+        """Add a batch of held-out rows.
+
+        Args:
+            sources, targets: See `Moments.update`.
+            number: The number of this batch; by default the count of batches so far.
+
+        Raises:
+            ValueError: Fewer than two rows came to fit on, layers differ in n, or a state is not finite.
+        """
+        rows: dict[tuple[int, int], Tensor] = {}
+        sums = torch.zeros(len(self.pairs), 2, 2, dtype=torch.float64)
+        for place, pair in enumerate(self.pairs):
+            moments = self.moments.of(pair)
+            for side, (layer, states) in enumerate(zip(pair, (sources, targets), strict=True)):
+                if (side, layer) not in rows:
+                    rows[side, layer] = _centred(states[layer], moments, side)
+            x, y = rows[0, pair[0]], rows[1, pair[1]]
+            if len(x) != len(y):
+                raise ValueError(f"source layer {pair[0]} has {len(x)} rows, but target layer {pair[1]} has {len(y)}")
+            for direction, (given, wanted) in enumerate(((x, y), (y, x))):
+                residual = wanted - given @ self._map(pair, moments, direction)
+                sums[place, direction] = torch.stack([residual.square().sum(), wanted.square().sum()])
+        if not sums.isfinite().all():
+            raise ValueError("a state is not finite, or too large for float64; run the model in a wider dtype")
+        self._sums[len(self._sums) if number is None else number] = sums
+
+    def compute(self) -> tuple[Estimate, Estimate]:
+        """Return R² from the source, and back, of each pair, with 95 % jackknife intervals over the batches that judge.
+
+        Raises:
+            ValueError: No batch judged, or a layer does not vary in those that did, unless `nothing` says what that is.
+        """
+        if not self._sums:
+            raise ValueError("there is no R² of no rows: call fit, then judge")
+        sums = torch.stack([self._sums[number] for number in sorted(self._sums)])
+        constant = (sums[..., 1].sum(0) == 0).nonzero().tolist()
+        if constant and self.nothing is None:
+            place, direction = constant[0]
+            side, layer = ("source", self.pairs[place][0]) if direction else ("target", self.pairs[place][1])
+            raise ValueError(f"{side} layer {layer} does not vary, so no share of it can be predicted: leave it out")
+        whole, without = (self._explained(part) for part in (sums.sum(0), sums.sum(0) - sums))
+        both = jackknife(whole, without)
+        return both[:, 0], both[:, 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that was seen, to go on from."""
+        return {
+            "moments": self.moments.state_dict(),
+            "sums": {str(number): sums for number, sums in self._sums.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what the `state_dict` of a prediction of the same pairs holds."""
+        self.moments.load_state_dict(state["moments"])
+        self._sums = {int(number): sums for number, sums in state["sums"].items()}
+        self._factors = {}
+
+    def _explained(self, sums: Float[Tensor, "*b 2"]) -> Float[Tensor, "*b"]:
+        left, whole = sums.unbind(-1)
+        constant = whole == 0
+        nothing = torch.full_like(whole, self.nothing or 0.0)
+        return torch.where(constant, nothing, 1 - left / whole.masked_fill(constant, 1))
+
+    def _map(self, pair: LayerPair, moments: PairStatistics, direction: int) -> Float[Tensor, "d e"]:
+        """Return W' of one direction; it is solved for anew each time, as the maps of all pairs may be gigabytes."""
+        products, key = (moments.xy.T if direction else moments.xy), (direction, pair[direction])
+        if _constant(moments, direction):
+            return torch.zeros_like(products)
+        if key not in self._factors:
+            own = moments.yy if direction else moments.xx
+            ridge = self.ridge * own.diagonal().mean() * torch.eye(len(own), dtype=own.dtype, device=own.device)
+            self._factors[key] = torch.linalg.cholesky(own + ridge)
+        return torch.cholesky_solve(products, self._factors[key])
+
+
+def _centred(states: Float[Tensor, "n d"], moments: PairStatistics, side: int) -> Float[Tensor, "n d"]:
+    """Return states less the mean of the rows to fit on; zeros where those did not vary but by rounding."""
+    rows = states.double() - (moments.mean_y if side else moments.mean_x)
+    return torch.zeros_like(rows) if _constant(moments, side) else rows
+
+
+def _constant(moments: PairStatistics, side: int) -> Tensor:
+    """Return whether the states of the source (0) or of the target (1) were the same in all rows to fit on."""
+    products, mean = (moments.yy, moments.mean_y) if side else (moments.xx, moments.mean_x)
+    return products.trace() <= moments.n * (CUTOFF * mean).square().sum()
+
+
+# ---- all layers of two models, batch by batch
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PredictionEstimate(LayerPairEstimate):
+    """Held-out R² of each target layer from each source layer, (l, m); within a model, of its columns from its rows.
+
+    `back` is that of each source layer from each target layer, (l, m).
+    """
+
+    back: Estimate
+
+
+class LayerPredictions(Accumulator):
+    """`LinearPrediction` of every layer from every other of both models; batches come in the order of their numbers.
+
+    Args:
+        source_layers, target_layers: How many layers a batch brings.
+        fit_batches: How many batches, from the first, the maps are fitted on; the others judge.
+        given: "token" takes the mean of its token from every state, in each batch; "none" takes states as they are.
+        ridge: See `LinearPrediction`.
+    """
+
+    def __init__(
+        self, source_layers: int, target_layers: int, *, fit_batches: int, given: str = "none", ridge: float = RIDGE
+    ):
+        super().__init__(source_layers, target_layers, given=given)
+        self.fit_batches, self.ridge = fit_batches, ridge
+        self._prediction: LinearPrediction | None = None
+
+    def _compared(self, metrics: Sequence[LayerPredictions], sides: Sequence[Pair], batch: Batch) -> list[Record]:
+        return [
+            metric._predicted(batch.states[source], batch.states[target], batch)
+            for metric, (source, target) in zip(metrics, sides, strict=True)
+        ]
+
+    def _predicted(self, source: States, target: States, batch: Batch) -> Record:
+        """Fit or judge maps between the layers of a pair; a batch to fit on leaves an empty record."""
+        layers = list(source) if target is source else [*source, *target]
+        within = None if batch.groups is None else groups_of(batch.groups, batch.mask, layers[0], FEWEST)
+        rows = [_rows(layer, batch.mask, within) for layer in layers]
+        if self._prediction is None:
+            self._prediction = LinearPrediction(combinations_with_replacement(range(len(rows)), 2), ridge=self.ridge)
+        if batch.number < self.fit_batches:
+            self._prediction.fit(rows, rows)
+            return {}
+        self._prediction.judge(rows, rows, batch.number)
+        return {"used": torch.tensor([len(within.order), within.rows] if within else [1, 1])}
+
+    def compute(self) -> PredictionEstimate:
+        """Return R² over all batches that judged so far, with intervals.
+
+        Raises:
+            ValueError: No batch judged; see `LinearPrediction.compute`.
+        """
+        if self._prediction is None or not self.update_called:
+            raise ValueError("there is no R² of no rows: give batches that judge")
+        onward, backward = self._prediction.compute()
+        matrices = Estimate(*(self._matrix(*parts) for parts in zip(onward, backward, strict=True)))
+        depth, judged = self.source_layers, self._columns()["used"]
+        across, back = matrices[:depth, depth:], matrices[depth:, :depth]
+        kept, rows = judged.sum(0).tolist()
+        return PredictionEstimate(
+            across.value,
+            across.low,
+            across.high,
+            matrices[:depth, :depth],
+            matrices[depth:, depth:],
+            len(judged),
+            back=Estimate(*(part.T for part in back)),
+            rows_used=kept / rows if self.given == "token" else None,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the batches so far, to go on from."""
+        prediction = self._prediction and (self._prediction.pairs, self._prediction.state_dict())
+        return {"prediction": prediction, "records": super().state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over the batches of a `state_dict`."""
+        super().load_state_dict(state["records"])
+        if state["prediction"]:
+            pairs, gathered = state["prediction"]
+            self._prediction = LinearPrediction([tuple(pair) for pair in pairs], ridge=self.ridge)
+            self._prediction.load_state_dict(gathered)
+
+    def _matrix(self, onward: Tensor, backward: Tensor) -> Tensor:
+        """Return the numbers of all pairs of layers as a matrix: row i holds predictions from layer i."""
+        assert self._prediction is not None
+        first, second = torch.tensor(self._prediction.pairs).T
+        size = int(second.max()) + 1
+        matrix = onward.new_zeros(size, size)
+        matrix[second, first] = backward
+        matrix[first, second] = onward
+        is_alone = size < self.source_layers + self.target_layers  # a model with itself
+        return matrix.repeat(2, 2) if is_alone else matrix
+
+
+def _rows(states: Tensor, mask: Tensor | None, within: RowGroups | None) -> Tensor:
+    rows = rows_of(states, "token", mask)
+    return rows if within is None else within.without_means(rows)

@@ -1,0 +1,112 @@
+"""What each measure of two sets of features promises, as data; one tester proves it for all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, log, pi
+from typing import Literal
+
+Invariance = Literal[
+    "orthogonal", "isotropic_scaling", "translation", "row_permutation", "unit_scaling", "invertible_linear"
+]
+Refusal = Literal["nan", "inf", "few_rows", "unequal_rows", "constant"]
+
+
+@dataclass(frozen=True)
+class Properties:
+    """The promises of a measure of two sets of features, (n, d) and (n, e), of the same n stimuli.
+
+    | promise | |
+    |---|---|
+    | low, high | the range of the value |
+    | invariances | changes of one side's features alone that leave the value as it is; "row_permutation" is of both |
+    | differentiable | in which sides the value has a gradient: 2 is both, 1 the first alone, 0 neither |
+    | higher_is_closer | False for a distance or a loss |
+    | identical | the value of features with themselves; None if that depends on the features |
+    | symmetric | whether the two sides may change places |
+    | fewest | the least number of rows |
+    | refuses | bad input that raises a ValueError |
+    """
+
+    low: float
+    high: float
+    invariances: frozenset[Invariance]
+    differentiable: Literal[0, 1, 2]
+    higher_is_closer: bool
+    identical: float | None
+    symmetric: bool = True
+    fewest: int = 4
+    refuses: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "unequal_rows", "constant"})
+
+
+SAME_SHAPE: frozenset[Invariance] = frozenset({"orthogonal", "isotropic_scaling", "translation", "row_permutation"})
+OF_RANKS: frozenset[Invariance] = SAME_SHAPE - {"orthogonal"} | {
+    "unit_scaling",
+    "invertible_linear",
+}  # of vectors: one column
+FORMULA: frozenset[Refusal] = frozenset({"few_rows"})  # of Gram matrices: what they are made of is the caller's concern
+RANKLESS: frozenset[Refusal] = frozenset({"few_rows", "constant"})
+OF_LOGITS: frozenset[Invariance] = frozenset({"row_permutation"})
+OUTPUT: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "unequal_rows"})
+UNCORRELATED: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "constant"})
+
+PROPERTIES = {
+    "cka": Properties(-1.0, 1.0, SAME_SHAPE, 2, True, identical=1.0),
+    "cka biased": Properties(0.0, 1.0, SAME_SHAPE, 2, True, identical=1.0),
+    "cka rbf": Properties(-1.0, 1.0, SAME_SHAPE, 2, True, identical=1.0),
+    "cka of batches": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0),
+    "cka given the token": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0),
+    "hsic1": Properties(-inf, inf, SAME_SHAPE - {"isotropic_scaling"}, 2, True, identical=None, refuses=FORMULA),
+    "hsic0": Properties(0.0, inf, SAME_SHAPE - {"isotropic_scaling"}, 2, True, identical=None, refuses=FORMULA),
+    "arc length": Properties(0.0, pi, SAME_SHAPE, 2, False, identical=0.0),
+    "mutual knn": Properties(0.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=5),
+    "jaccard": Properties(0.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=5),
+    "second order cosine": Properties(-1.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=5),
+    "procrustes": Properties(0.0, pi / 2, SAME_SHAPE, 2, False, identical=0.0, fewest=2),
+    "svcca": Properties(0.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=2),
+    "soft matching": Properties(
+        -1.0, 1.0, SAME_SHAPE - {"orthogonal"} | {"unit_scaling"}, 2, True, identical=1.0, fewest=2
+    ),
+    "distance correlation": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0),
+    "jensen-shannon": Properties(0.0, log(2), OF_LOGITS, 2, False, identical=0.0, fewest=1, refuses=OUTPUT),
+    "disagreement": Properties(
+        0.0, 1.0, OF_LOGITS | {"isotropic_scaling"}, 0, False, identical=0.0, fewest=1, refuses=OUTPUT
+    ),
+    "mutual knn given the token": Properties(0.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=5),
+    "r2": Properties(
+        -inf, 1.0, SAME_SHAPE | {"unit_scaling", "invertible_linear"}, 0, True, identical=1.0, symmetric=False, fewest=3
+    ),
+    "rsa": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
+    "rsa cosine": Properties(-1.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=3),
+    "rsa correlation": Properties(
+        -1.0, 1.0, SAME_SHAPE - {"orthogonal", "translation"}, 0, True, identical=1.0, fewest=3
+    ),
+    "rsa manhattan": Properties(-1.0, 1.0, SAME_SHAPE - {"orthogonal"}, 0, True, identical=1.0, fewest=3),
+    "rsa norm_difference": Properties(-1.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=3),
+    "rsa by tau_a": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
+    "rsa by corr": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
+    "rsa by cosine": Properties(0.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
+    "rsa by corr_cov": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
+    "rsa by cosine_cov": Properties(0.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
+    "spearman": Properties(-1.0, 1.0, OF_RANKS, 0, True, identical=1.0, fewest=2, refuses=RANKLESS),
+    "weighted tau": Properties(-1.0, 1.0, OF_RANKS, 0, True, identical=1.0, fewest=2, refuses=RANKLESS),
+    "mlem": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=None, symmetric=False, fewest=3),
+    "mlem levels": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=None, symmetric=False, fewest=3),
+    "mlem loss pearson": Properties(
+        0.0, 2.0, SAME_SHAPE, 1, False, identical=None, symmetric=False, fewest=3, refuses=UNCORRELATED
+    ),
+    "mlem loss spearman": Properties(
+        0.0, 2.0, SAME_SHAPE, 1, False, identical=None, symmetric=False, fewest=3, refuses=UNCORRELATED
+    ),
+    "token kl": Properties(
+        0.0,
+        inf,
+        frozenset({"row_permutation"}),
+        1,
+        False,
+        identical=0.0,
+        symmetric=False,
+        fewest=1,
+        refuses=frozenset(),
+    ),
+}

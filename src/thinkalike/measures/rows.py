@@ -1,0 +1,282 @@
+"""Rows of states: chosen by a mask, centred for Gram matrices, and grouped by their token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from thinkalike.arguments import seeded, takes_arrays
+from thinkalike.measures.contract import common_dtype
+from thinkalike.measures.hsic import ROUNDINGS
+
+
+def rows_of(
+    states: Shaped[Tensor, "*b d"], flatten: str, mask: Shaped[Tensor, " ..."] | None = None
+) -> Shaped[Tensor, "n e"]:
+    """Return the states of a batch of sequences as rows; states that are rows already, (n, d), stay so.
+
+    Args:
+        states: (b, t, d), or with more axes than t.
+        flatten: "token": every token; "sample": a sequence laid out flat, (b, t d); "mean": the mean of its tokens.
+        mask: The tokens that count, of the states' shape without d; "sample" cannot do with several lengths.
+
+    Raises:
+        ValueError: The mask has another shape or dtype, leaves no token of a sequence for its mean, or drops one from
+            a whole sequence.
+    """
+    return RowChoice(flatten, mask)(states)
+
+
+class RowChoice:
+    """`rows_of` for the states of all layers of a batch; what the mask says is looked up once.
+
+    Raises:
+        ValueError: The mask is not boolean.
+    """
+
+    def __init__(self, flatten: str, mask: Shaped[Tensor, " ..."] | None):
+        if mask is not None and mask.dtype != torch.bool:
+            raise ValueError(f"a mask is boolean, and {mask.dtype} would choose rows by number: use mask.bool()")
+        self.flatten, self.mask = flatten, mask
+
+    def __call__(self, states: Shaped[Tensor, "*b d"]) -> Shaped[Tensor, "n e"]:
+        """Return the rows of one layer.
+
+        Raises:
+            ValueError: The mask does not fit the states or the kind of rows; see `rows_of`.
+        """
+        if self.mask is not None and self.mask.shape != states.shape[:-1]:
+            raise ValueError(
+                f"a mask of shape {tuple(self.mask.shape)} does not fit states of shape {tuple(states.shape)}"
+            )
+        if self.flatten == "token" or states.ndim == 2:
+            rows = states.flatten(0, -2)
+            return rows if self.mask is None else rows[self._positions]
+        if self.flatten == "sample":
+            if not self._is_whole:
+                raise ValueError(
+                    "flatten=sample lines up whole sequences, so a mask cannot drop tokens: use flatten=mean"
+                )
+            return states.flatten(1)
+        tokens = states.flatten(1, -2)
+        if self.mask is None:
+            return tokens.mean(1)
+        return tokens.masked_fill(~self.mask.flatten(1)[..., None], 0).sum(1) / self._counts
+
+    @cached_property
+    def _positions(self) -> Int[Tensor, " n"]:
+        """The tokens that count; a boolean index would let the host wait for a GPU at every layer."""
+        assert self.mask is not None
+        return self.mask.flatten().nonzero().squeeze(1)
+
+    @cached_property
+    def _is_whole(self) -> bool:
+        return self.mask is None or bool(self.mask.all())
+
+    @cached_property
+    def _counts(self) -> Int[Tensor, "b 1"]:
+        """How many tokens of each sequence count."""
+        assert self.mask is not None
+        counts = self.mask.flatten(1).sum(1, keepdim=True)
+        if not counts.all():
+            raise ValueError(f"sequence {int(counts.argmin())} has no token left for its mean: drop it from the batch")
+        return counts
+
+
+# ---- rows about their typical point, in units of their typical norm, for Gram matrices in float32
+
+NOT_FINITE, ALIKE = 1, 2
+
+
+class CentredRows(NamedTuple):
+    name: str  # what an error calls them
+    rows: Float[Tensor, "n d"]  # (x - shift) / scale
+    scale: Float[Tensor, ""]  # root of the mean squared distance from the mean
+    leverage: Float[Tensor, ""]
+    flaw: Int[Tensor, ""]  # 0: none; NOT_FINITE; ALIKE. See `refuse_flaws`
+
+
+def leverage(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+    """Return the share of the row that is farthest from the mean: maxᵢ kᵢ / Σᵢ kᵢ with kᵢ = ‖xᵢ - μ‖², in [1/n, 1].
+
+    Near 1, one massive token decides what CKA says.
+
+    Raises:
+        ValueError: A value is not finite, or all rows are the same.
+    """
+    return centred(features).leverage
+
+
+def centred(features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
+    """Return the rows as `centre` gives them, in their own dtype and at least in float32, if they can be compared.
+
+    Raises:
+        ValueError: A value is not finite, or all rows are the same.
+    """
+    rows = centre(features.to(common_dtype([features])), name)
+    refuse_flaws([rows])
+    return rows
+
+
+def centre(features: Float[Tensor, "n d"], name: str = "features") -> CentredRows:
+    """Shift and scale the rows, differentiably as far as a shift- and scale-invariant measure can tell.
+
+    HSIC forgives any shift, so it is chosen for its digits. Under the plain mean one massive token would leave a large
+    offset in every other row; weights 1 / (kᵢ + mean k) leave it out. Shift and scale get no gradient: CKA has none.
+    `refuse_flaws` finds what cannot be compared, so that a GPU need not be waited for at every layer.
+
+    Args:
+        features: The rows, in float32 or float64; of any size, as they are divided by a power of two first.
+        name: The name of the rows in errors.
+    """
+    with torch.no_grad():
+        size = size_of(features)
+    features = features / size
+    with torch.no_grad():
+        mean = features.mean(0)
+        apart = features - mean
+        distances = torch.linalg.vector_norm(apart, dim=1).square()
+        spread = distances.mean()
+        flaw = flaw_of(spread, mean.square().sum(), features.dtype)
+        weights = 1 / (distances + spread)
+        shift = mean + weights @ apart / weights.sum()
+        scale = spread.sqrt()
+    rows = (features - shift) / scale
+    return CentredRows(name, rows, scale.double() * size, distances.max() / distances.sum(), flaw)
+
+
+def size_of(features: Float[Tensor, "n d"]) -> Float[Tensor, ""]:
+    """Return the power of two below the largest absolute value, by which division is exact."""
+    exponent = torch.frexp(torch.linalg.vector_norm(features, torch.inf)).exponent - 1
+    return torch.ldexp(features.new_ones(()), exponent)
+
+
+def flaw_of(spread: Float[Tensor, ""], offset: Float[Tensor, ""], dtype: torch.dtype) -> Int[Tensor, ""]:
+    """Return what keeps rows of that mean squared distance from their mean from being compared, as a number."""
+    return torch.where(spread.isfinite(), ALIKE * all_alike(spread, offset, dtype), NOT_FINITE)
+
+
+def refuse_flaws(layers: Sequence[CentredRows], alike: str = "all rows are the same") -> None:
+    """Look at all layers at once, and refuse the first that cannot be compared.
+
+    Args:
+        layers: At least one.
+        alike: What the error calls rows that are all alike.
+
+    Raises:
+        ValueError: A value is not finite, or all rows are the same up to rounding.
+    """
+    for layer, flaw in zip(layers, torch.stack([layer.flaw for layer in layers]).tolist(), strict=True):
+        if flaw == NOT_FINITE:
+            raise ValueError(f"{layer.name}: a value is not finite, or too large for {layer.rows.dtype}")
+        if flaw == ALIKE:
+            within = f"or differ by too little for {layer.rows.dtype}"
+            raise ValueError(f"{layer.name}: {alike}, {within}, so there is no variance to compare")
+
+
+def all_alike(spread: Float[Tensor, "*b"], offset: Float[Tensor, "*b"], dtype: torch.dtype) -> Bool[Tensor, "*b"]:
+    """Return whether squared distances from the mean are what rounding leaves of the squared offset of that mean."""
+    return spread <= (ROUNDINGS * torch.finfo(dtype).eps) ** 2 * offset
+
+
+# ---- rows by their token: within such groups everything that the token alone decides is constant
+
+FEW = 0.5  # share of the rows; where fewer stand in groups, what is found is of frequent tokens alone
+
+
+@dataclass(frozen=True, eq=False)
+class RowGroups:
+    """Which rows of a batch belong together.
+
+    Attributes:
+        order: The rows that are in a group, with those of one group side by side, and the smallest groups first.
+        shapes: How many groups there are of each size: (number of groups, size), by size.
+        rows: How many rows the batch has, those without a group included.
+    """
+
+    order: Int[Tensor, " kept"]
+    shapes: Sequence[tuple[int, int]]
+    rows: int
+
+    @classmethod
+    @takes_arrays
+    def of(cls, tokens: Int[Tensor, " n"], fewest: int) -> RowGroups:
+        """Group rows by their token; a token that stands in fewer than `fewest` rows makes no group.
+
+        Raises:
+            ValueError: No token stands in as many rows.
+        """
+        _, labels, counts = tokens.unique(return_inverse=True, return_counts=True)
+        sizes, numbers = counts[counts >= fewest].unique(return_counts=True)
+        if not len(sizes):
+            raise ValueError(
+                f"no token stands in {fewest} of the {len(tokens)} rows, so nothing can be compared given the token: "
+                "give more rows at once, as by measure.tokens_per_batch"
+            )
+        kept = int((sizes * numbers).sum())
+        order = (counts[labels] * len(counts) + labels).argsort(stable=True)[len(tokens) - kept :]
+        return cls(order, list(zip(numbers.tolist(), sizes.tolist(), strict=True)), len(tokens))
+
+    @classmethod
+    def whole(cls, n: int, device: torch.device) -> RowGroups:
+        """Return a single group of all n rows."""
+        return cls(torch.arange(n, device=device), [(1, n)], n)
+
+    @property
+    def used(self) -> float:
+        """The share of the rows that are in a group, in (0, 1]."""
+        return len(self.order) / self.rows
+
+    def blocks(self, rows: Shaped[Tensor, " kept *d"]) -> Iterator[Shaped[Tensor, "g s *d"]]:
+        """Yield views of rows that stand in `order`: for each size s, its g groups."""
+        start = 0
+        for count, size in self.shapes:
+            yield rows[start : start + count * size].unflatten(0, (count, size))
+            start += count * size
+
+    def shuffled(self, seed: int) -> Int[Tensor, " kept"]:
+        """Return a permutation of rows that stand in `order`, at random within every group."""
+        generator, places = seeded(seed), torch.arange(len(self.order))
+        parts = [
+            block.gather(1, torch.rand(block.shape, generator=generator).argsort(1)) for block in self.blocks(places)
+        ]
+        return torch.cat([part.flatten() for part in parts]).to(self.order.device)
+
+    def without_means(self, rows: Float[Tensor, "n d"]) -> Float[Tensor, "kept d"]:
+        """Return the rows in `order`, in float64, less the mean of their group.
+
+        What is left of a row may be nothing but rounding, as where the token decides the state; then it is set to 0.
+
+        Raises:
+            ValueError: A value is not finite.
+        """
+        kept = rows[self.order].double()
+        if not kept.isfinite().all():
+            raise ValueError("a value is not finite; run the model in a wider dtype")
+        for block in self.blocks(kept):
+            mean = block.mean(1, keepdim=True)
+            block -= mean
+            apart = block.square().sum(2, keepdim=True)
+            offset = mean.square().sum(2, keepdim=True).expand_as(apart)
+            block.masked_fill_(all_alike(apart, offset, common_dtype([rows])), 0)
+        return kept
+
+
+def groups_of(
+    tokens: Int[Tensor, " ..."], mask: Shaped[Tensor, " ..."] | None, states: Shaped[Tensor, " ..."], fewest: int
+) -> RowGroups:
+    """Return the groups of the rows of a batch of states, (b, t, d) or (n, d), that a mask leaves; see `RowGroups.of`.
+
+    Raises:
+        ValueError: There is not one token for each state, the mask does not fit, or no token stands in as many rows.
+    """
+    if tokens.shape != states.shape[:-1]:
+        raise ValueError(f"tokens of shape {tuple(tokens.shape)} do not fit states of shape {tuple(states.shape)}")
+    rows = rows_of(tokens[..., None], "token", mask).squeeze(1)
+    return RowGroups.of(rows.to(states.device), fewest)

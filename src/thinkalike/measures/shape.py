@@ -1,0 +1,168 @@
+"""Angular Procrustes distance: the angle that is left when one set of features is rotated onto the other."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from thinkalike.measures.contract import LayerMeasure, each_pair, rows_in_order
+from thinkalike.measures.rows import centred
+
+
+def procrustes_distance(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
+    """Return arccos(‖X'Y‖_* / (‖X‖ ‖Y‖)) of centred features, in radians, in [0, π/2].
+
+    ‖X'Y‖_*, the sum of the singular values, is the largest tr(Q'X'Y) of any rotation or reflection Q, so 0 is the same
+    up to rotation, reflection, shift and scale (Williams et al. 2021, "Generalized shape metrics on neural
+    representations", the angular metric). It is a metric, is computed in float64 and differentiable where it is
+    above 0. With n rows in d ≥ n dimensions even noise is near: compare it with its null.
+
+    Args:
+        X, Y: Features, with row i of both from stimulus i; widths and dtypes may differ.
+
+    Raises:
+        ValueError: n differs between the sides or is 1, a value is not finite, or all rows of a side are the same.
+    """
+    return PROCRUSTES.of(X, Y)
+
+
+def centred_rows(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
+    """Return rows less their mean, in float64, in units of their typical norm.
+
+    Raises:
+        ValueError: A value is not finite, or all rows are the same.
+    """
+    rows = centred(features, name).rows.double()
+    return rows - rows.mean(0)
+
+
+def _turned(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n _"]:
+    """Return centred rows of Frobenius norm 1; where d > n, their coordinates in n dimensions."""
+    rows = centred_rows(features, name)
+    if rows.shape[1] > len(rows) and not rows.requires_grad:
+        rows = torch.linalg.qr(rows.T).R.T
+    return rows / rows.norm()
+
+
+def _angle(source: Float[Tensor, "n d"], target: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
+    return torch.linalg.svdvals(source.T @ target).sum().clamp(max=1).arccos()
+
+
+PROCRUSTES = LayerMeasure(_turned, each_pair(_angle), rows_in_order, fewest=2, best=0.0, higher_is_closer=False)
+
+
+# ---- SVCCA: canonical correlations of the subspaces that hold most of the variance
+
+KEPT = 0.99  # of the variance
+
+
+def svcca(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], kept: float = KEPT) -> Float[Tensor, ""]:
+    """Return the mean canonical correlation of the top principal components, in [0, 1].
+
+    1/k Σᵢ σᵢ(U_X' U_Y), U the left singular vectors of centred features that hold at least a share `kept` of their
+    variance, k the smaller count of these (Raghu et al. 2017). It has no gradient here, as the count moves
+    in steps. Where both counts together exceed n - 1, some correlations are 1 whatever the features are: compare the
+    value with its null.
+
+    Raises:
+        ValueError: `kept` is not in (0, 1]; see `procrustes_distance`.
+    """
+    if not 0 < kept <= 1:
+        raise ValueError(f"kept={kept} is no share of the variance: it must lie in (0, 1]")
+    return svcca_measure(kept).of(X, Y)
+
+
+def svcca_measure(kept: float = KEPT) -> LayerMeasure:
+    """Return SVCCA as a measure of layer pairs."""
+    return LayerMeasure(partial(_components, kept=kept), each_pair(_correlation), rows_in_order, fewest=2)
+
+
+@torch.no_grad()
+def _components(features: Float[Tensor, "n d"], name: str, kept: float) -> Float[Tensor, "n r"]:
+    """Return the left singular vectors of the largest singular values, in float64; the smaller Gram matrix has them."""
+    rows = centred_rows(features, name)
+    wide = rows.shape[1] >= len(rows)
+    values, vectors = torch.linalg.eigh(rows @ rows.T if wide else rows.T @ rows)
+    values, vectors = values.flip(0).clamp(min=0), vectors.flip(1)
+    shares = values.cumsum(0) / values.sum()
+    count = min(int((shares < kept).sum()) + 1, int((values > torch.finfo(values.dtype).eps * values[0]).sum()))
+    top = vectors[:, :count]
+    return top if wide else rows @ top / values[:count].sqrt()
+
+
+def _correlation(source: Float[Tensor, "n r"], target: Float[Tensor, "n s"]) -> Float[Tensor, ""]:
+    return torch.linalg.svdvals(source.T @ target).mean()
+
+
+# ---- Soft matching: how alike are the single units, matched one to one or, between widths, in shares?
+
+COPIES = 8192  # units of a side up to which shares are matched as whole copies
+CONSTANT = 1e-12  # share of the widest unit's norm below which a unit does not vary
+
+
+def soft_matching(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
+    """Return the mean correlation of matched units, in [-1, 1]: max_P Σᵢⱼ Pᵢⱼ corr(xᵢ, yⱼ).
+
+    P is a transport plan between units of weight 1/d and units of weight 1/e; of equal widths the best one is a
+    permutation (Khosla & Williams 2024, "Soft matching distance"; their distance of standardised units is
+    √(2 - 2 s)). It is exact, not regularised. A unit that does not vary correlates with nothing: 0. Rotations change
+    the value, as they should; scales of single units do not. It is differentiable where the plan is unique.
+
+    Raises:
+        ValueError: See `procrustes_distance`.
+    """
+    return SOFT_MATCHING.of(X, Y)
+
+
+def transport_plan(likeness: Float[Tensor, "d e"]) -> Float[Tensor, "d e"]:
+    """Return the plan P ≥ 0 with rows that sum to 1/d and columns to 1/e and the largest Σ P likeness, in float64.
+
+    An assignment problem where widths are equal, or have a common multiple of at most `COPIES`, of which each unit then
+    has several copies; else a linear program, which takes minutes for some hundred units.
+    """
+    d, e = likeness.shape
+    size, scores = math.lcm(d, e), likeness.detach().cpu().numpy()
+    plan = _assigned(scores, size) if size <= COPIES else _transported(scores)
+    return torch.from_numpy(plan).to(likeness.device)
+
+
+def _assigned(scores: np.ndarray, size: int) -> np.ndarray:
+    from scipy.optimize import linear_sum_assignment
+
+    d, e = scores.shape
+    copies = scores.repeat(size // d, 0).repeat(size // e, 1)
+    rows, columns = linear_sum_assignment(copies, maximize=True)
+    plan = np.zeros((d, e))
+    np.add.at(plan, (rows // (size // d), columns // (size // e)), 1 / size)
+    return plan
+
+
+def _transported(scores: np.ndarray) -> np.ndarray:
+    from scipy.optimize import linprog
+    from scipy.sparse import eye_array, kron, vstack
+
+    d, e = scores.shape
+    sums = vstack([kron(eye_array(d), np.ones((1, e))), kron(np.ones((1, d)), eye_array(e))]).tocsr()
+    weights = np.concatenate([np.full(d, 1 / d), np.full(e, 1 / e)])
+    return linprog(-scores.ravel(), A_eq=sums, b_eq=weights, method="highs").x.reshape(d, e)  # type: ignore[no-any-return]
+
+
+def _units(features: Float[Tensor, "n d"], name: str) -> Float[Tensor, "n d"]:
+    """Return centred units of norm 1, and those that do not vary as 0."""
+    rows = centred_rows(features, name)
+    norms = torch.linalg.vector_norm(rows, dim=0)
+    varies = norms > CONSTANT * norms.max()
+    return torch.where(varies, rows, 0) / torch.where(varies, norms, 1)
+
+
+def _matched(source: Float[Tensor, "n d"], target: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
+    correlations = source.T @ target
+    return (transport_plan(correlations) * correlations).sum()
+
+
+SOFT_MATCHING = LayerMeasure(_units, each_pair(_matched), rows_in_order, fewest=2)

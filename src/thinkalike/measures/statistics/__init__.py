@@ -1,1 +1,0 @@
-"""Statistics: estimates with their intervals, folds of stimuli, groups of models, and what each measure promises."""

@@ -1,0 +1,167 @@
+"""The map φ between two residual streams (Brown et al. 2023, section 2: g after φ after f)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal
+
+from thinkalike import plugins
+from thinkalike.arguments import takes_arrays
+from thinkalike.errors import PluginError, first_line
+from thinkalike.measures.closed_forms import AffineMap
+
+KINDS = ("identity", "linear", "affine", "low_rank", "orthogonal")
+NORMS = ("none", "pre", "post")
+
+
+class Stitch(nn.Module):
+    """A trainable φ from width d to width e.
+
+    | kind | φ(h) | parameters |
+    |---|---|---|
+    | identity | h | none but those of a LayerNorm |
+    | linear | h + W h | d² |
+    | affine | h + W h + b | d² + d |
+    | low_rank | h + B A h + b, A of `rank` rows | 2 r d + d |
+    | orthogonal | Q h + b, QᵀQ = 1 | d² + d |
+    | one of a plugin | what its module gives | its own |
+
+    The map is a departure from the identity that starts at zero, so that weight decay pulls to the identity (as in
+    tuned-lens); an orthogonal map starts at Q = 1. Where the widths differ there is no identity: the h alone is left
+    out, and the map starts orthogonal. `norm` puts a LayerNorm before or after the map; the paper has one, but does not
+    say where. With it φ cannot be the identity.
+
+    Raises:
+        ValueError: The kind or norm is unknown, the rank is not in 1..min(d, e), or an identity or orthogonal map is
+            to go between different widths.
+    """
+
+    def __init__(self, kind: str, width_in: int, width_out: int, norm: str = "none", rank: int = 16, seed: int = 0):
+        super().__init__()
+        own = plugins.is_plugin(kind)
+        if not (kind in KINDS or own) or norm not in NORMS:
+            raise ValueError(f"kind={kind}, norm={norm}: kinds are {', '.join(KINDS)}; norms are {', '.join(NORMS)}")
+        if kind in ("identity", "orthogonal") and width_in != width_out:
+            raise ValueError(f"an {kind} stitch needs equal widths, not {width_in} and {width_out}")
+        if kind == "low_rank" and not 0 < rank <= min(width_in, width_out):
+            raise ValueError(f"rank={rank} must lie between 1 and the smaller width, {min(width_in, width_out)}")
+        self.kind, self.residual = kind, width_in == width_out and kind != "orthogonal" and not own
+        self.norm, self.widths = norm, (width_in, width_out)
+        self.pre = nn.LayerNorm(width_in) if norm == "pre" else nn.Identity()
+        self.post = nn.LayerNorm(width_out) if norm == "post" else nn.Identity()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self.map = (
+                _plugged(kind, plugins.load(kind), width_in, width_out)
+                if own
+                else self._new_map(kind, width_in, width_out, rank)
+            )
+
+    def _new_map(self, kind: str, width_in: int, width_out: int, rank: int) -> nn.Module | None:
+        if kind == "identity":
+            return None
+        if kind == "low_rank":
+            inner, outer = nn.Linear(width_in, rank, bias=False), nn.Linear(rank, width_out)
+            nn.init.orthogonal_(inner.weight)
+            _start(outer, zero=self.residual)
+            return nn.Sequential(inner, outer)
+        linear = nn.Linear(width_in, width_out, bias=kind != "linear")
+        _start(linear, zero=self.residual)
+        if kind == "orthogonal":
+            with torch.no_grad():
+                linear.weight.copy_(torch.eye(width_in))
+            return orthogonal(linear)
+        return linear
+
+    def extra_repr(self) -> str:
+        return f"{self.kind}, {self.widths[0]} -> {self.widths[1]}"
+
+    @takes_arrays
+    def forward(self, residual: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
+        weight = next(self.parameters(), None)  # φ computes in its own precision, whatever that of the models
+        state = self.pre(residual if weight is None else residual.to(weight.dtype))
+        if self.map is not None:
+            state = state + self.map(state) if self.residual else self.map(state)
+        return self.post(state)
+
+    @torch.no_grad()
+    def start_from(self, weight: Float[Tensor, "e d"], bias: Float[Tensor, " e"]) -> None:
+        """Make φ(h) = weight h + bias, as far as its kind can: linear drops the bias, low_rank what is beyond its rank.
+
+        Raises:
+            ValueError: The map is an identity, which cannot be anything else.
+        """
+        if self.map is None:
+            raise ValueError("an identity stitch has nothing to start from")
+        departure = weight - torch.eye(len(weight)).to(weight) if self.residual else weight
+        if isinstance(self.map, nn.Sequential):
+            inner, outer = (part for part in self.map if isinstance(part, nn.Linear))
+            left, singular, right = torch.linalg.svd(departure, full_matrices=False)
+            rank = len(inner.weight)
+            inner.weight.copy_(right[:rank])
+            outer.weight.copy_(left[:, :rank] * singular[:rank])
+            outer.bias.copy_(bias)
+            return
+        assert isinstance(self.map, nn.Linear)
+        if self.kind == "orthogonal":
+            self.map.weight = departure.to(self.map.weight.dtype)
+        else:
+            self.map.weight.copy_(departure)
+        if self.map.bias is not None:
+            self.map.bias.copy_(bias)
+
+    @torch.no_grad()
+    def affine(self) -> AffineMap:
+        """Return φ as one map W h + b in float64, with the identity and both factors of a low rank folded in.
+
+        Raises:
+            ValueError: There is a LayerNorm, with which φ is no affine map, or φ is a plugin's and may be none.
+        """
+        if self.kind not in KINDS:
+            raise ValueError(f"a stitch of the kind {self.kind} is a plugin's, which may be no affine map")
+        if self.norm != "none":
+            raise ValueError(f"a stitch with norm={self.norm} divides by the state's own spread: it is no affine map")
+        width_in, width_out = self.widths
+        weight, bias = torch.zeros(width_out, width_in), torch.zeros(width_out)
+        linear = [part for part in self.modules() if isinstance(part, nn.Linear)]  # one, or the two of a low rank
+        if linear:
+            first, last = linear[0], linear[-1]
+            weight = last.weight.double() if first is last else last.weight.double() @ first.weight.double()
+            bias = bias if last.bias is None else last.bias
+        weight = weight.double()
+        if self.residual:
+            weight = weight + torch.eye(width_in).to(weight)
+        return AffineMap(weight, bias.to(weight))
+
+
+def _plugged(kind: str, make: Callable[[int, int], nn.Module], width_in: int, width_out: int) -> nn.Module:
+    """Return the module that a plugin makes, after a look at it.
+
+    Raises:
+        PluginError: It is no module with weights from the one width to the other.
+    """
+    made: Any = make(width_in, width_out)
+    if not isinstance(made, nn.Module) or next(made.parameters(), None) is None:
+        raise PluginError(
+            f"stitch {kind} makes a {type(made).__name__} without weights: give an nn.Module that has some"
+        )
+    try:
+        with torch.no_grad():
+            shape = tuple(made(torch.zeros(2, 3, width_in)).shape)
+    except Exception as error:  # whatever the user's code raises
+        raise PluginError(f"stitch {kind} does not take (2, 3, {width_in}): {first_line(error)}") from error
+    if shape != (2, 3, width_out):
+        raise PluginError(f"stitch {kind} makes (2, 3, {width_in}) into {shape}, not (2, 3, {width_out})")
+    return made
+
+
+def _start(linear: nn.Linear, *, zero: bool) -> None:
+    with torch.no_grad():
+        nn.init.zeros_(linear.weight) if zero else nn.init.orthogonal_(linear.weight)
+        if linear.bias is not None:
+            linear.bias.zero_()

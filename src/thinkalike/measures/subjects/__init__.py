@@ -1,1 +1,0 @@
-"""Several subjects that saw the same stimuli: ceilings of noise, and what resampling subjects and stimuli says."""

@@ -1,0 +1,121 @@
+"""Classifiers of texts, and what their classes are called.
+
+TransformerLens would put a random head for hidden tokens in the place of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ModelError
+from thinkalike.models.families import AUTO_CLASSES, FAMILIES, Family, classifier_on
+from thinkalike.models.places import explained, reached, read_shape
+from thinkalike.models.readers import Checkpoint, Where, longest_row, placed, placement
+from thinkalike.models.tokenizers import read_tokenizer
+from thinkalike.models.weights import check_fit, read_weights
+
+THREE = ["entailment", "neutral", "contradiction"]
+TWO = ["entailment", "non-entailment"]
+BERT_SPREAD = 0.02 * 768**0.5  # of the weights that BERT began with, times the root of its width
+
+
+def read_classifier(config: ModelConfig, family: Family, where: Where) -> Checkpoint:
+    """Read a classifier with its tokenizer.
+
+    Raises:
+        ModelError: weights or the tokenizer are missing; transformers would draw the former at random.
+    """
+    import transformers
+
+    kind, place, options = getattr(transformers, AUTO_CLASSES["class"]), where.place, placement(config, where.device)
+    module, fit = read_weights(kind, config, place, dtype=where.dtype, **options)
+    if head := sorted(name for name in fit.missing if not name.startswith(f"{module.base_model_prefix}.")):
+        raise ModelError(f"{config.name}: {place} holds no trained classifier, because it has no {', '.join(head)}")
+    check_fit(fit, config.name, place)
+    tokenizer = read_tokenizer(config, place)
+    return Checkpoint(placed(module, options, where.device, where.dtype), tokenizer, longest_row(module))
+
+
+def new_classifier(
+    config: ModelConfig, classes: Sequence[str], spread: float | None = None, redraw: int | None = None
+) -> tuple[Any, Any]:
+    """Return a classifier with a pretrained body and a head of random weights, and the tokenizer of the body.
+
+    Args:
+        spread: The standard deviation of the head's weights, which the checkpoint then states as its initializer_range;
+            by default what it states.
+        redraw: The first block that is drawn anew, with all later ones and the pooler, at the spread that BERT has for
+            their width; None: no block.
+
+    Raises:
+        ModelError: the checkpoint cannot be had, there are no classifiers of its kind, or it has no such block.
+    """
+    import transformers
+
+    with explained(config), reached(config) as (place, _):
+        kind = str(read_shape(config, place).get("model_type", config.family))  # native and legacy models state none
+        family = classifier_on(kind)
+        if family is None:
+            bodies = " or ".join(each.in_config_json for each in FAMILIES.values() if each.predicts == "class")
+            raise ModelError(f"task=nli fine-tunes {bodies}; {config.name} is a {kind}: choose model=bert-mini")
+        names = dict(enumerate(classes))
+        module, fit = read_weights(
+            getattr(transformers, family.architecture),
+            config,
+            place,
+            dtype=torch.float32,
+            id2label=names,
+            label2id={name: number for number, name in names.items()},
+            **({} if spread is None else {"initializer_range": spread}),
+        )
+        body, blocks = module.base_model, module.base_model.encoder.layer
+        check_fit(fit, config.name, place, [f"{module.base_model_prefix}.{part}" for part in ("embeddings", "encoder")])
+        if redraw is not None and redraw >= len(blocks):
+            raise ModelError(f"nli.redraw={redraw}: {config.name} has blocks 0 to {len(blocks) - 1}")
+        anew = [] if redraw is None else [*blocks[redraw:], *([body.pooler] if body.pooler else [])]
+        _draw(anew, BERT_SPREAD / body.config.hidden_size**0.5)
+        _draw([part for part in module.children() if part is not body], module.config.initializer_range)
+        return module, read_tokenizer(config, place)
+
+
+def _draw(parts: Sequence[nn.Module], spread: float) -> None:
+    """Give parts of a BERT the weights that training begins with."""
+    for layer in (layer for part in parts for layer in part.modules()):
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=spread)
+            nn.init.zeros_(layer.bias)
+        elif isinstance(layer, nn.LayerNorm):
+            layer.reset_parameters()
+
+
+def class_names(config: ModelConfig, module: Any) -> list[str]:
+    """Return the classes in the order of the logits: those of the configuration, or else those of the checkpoint.
+
+    Raises:
+        ModelError: nothing names them, their number or their names are wrong, or the checkpoint has another order.
+    """
+    own = [_ours(module.config.id2label[number]) for number in range(module.config.num_labels)]
+    classes = list(config.classes or own)
+    if len(classes) != len(own):
+        raise ModelError(f"{config.name}: model.classes={classes} names {len(classes)}, but the head has {len(own)}")
+    if sorted(classes) not in (sorted(THREE), sorted(TWO)):
+        raise ModelError(
+            f"{config.name}: its classes are {classes}; say in the order of its logits which is which of {THREE} or "
+            f"{TWO}: model.classes=[{','.join(THREE)}]"
+        )
+    if sorted(own) == sorted(classes) and own != classes:
+        raise ModelError(
+            f"{config.name}: model.classes={classes}, but its config.json says {own}; leave model.classes out"
+        )
+    return classes
+
+
+def _ours(name: str) -> str:
+    """Spell the name of a class as this project does."""
+    name = name.lower().replace("_", "-")
+    return "non-entailment" if name == "not-entailment" else name

@@ -1,0 +1,313 @@
+"""Folders and repositories of checkpoints, their fingerprints, and errors of the libraries that read them, in one line.
+
+Nothing here imports torch or transformers before a model is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from thinkalike.config import ModelConfig
+from thinkalike.digests import remembered_digest
+from thinkalike.errors import ConfigError, HubError, ModelError, ResourceError, ThinkalikeError, first_line, nearest
+from thinkalike.hub import ANSWER_SECONDS, Commit, be_patient, cause_of, refused, resolved, trouble
+
+log = logging.getLogger(__name__)
+
+ASSETS = Path(__file__).resolve().parents[1] / "assets"  # the minis
+READ = {".json", ".safetensors", ".bin", ".pt", ".pth", ".txt", ".model"}  # configuration, weights, tokenizer
+LESS = "take a smaller model, model.dtype=bfloat16, or a device with more memory (model.device)"
+
+
+def folder_of(config: ModelConfig) -> Path | None:
+    """Return the folder of a checkpoint, or None if it is on the hub.
+
+    Raises:
+        ConfigError: a setting says something else than what the folder holds; it would change a name and no number.
+        ModelError: the folder holds no whole checkpoint.
+    """
+    if not (config.path or config.mini):
+        return None
+    folder = Path(config.path) if config.path else ASSETS / config.name
+    if config.revision:
+        raise ConfigError(
+            f"model.revision={config.revision} is a revision of the hub, and {folder} is a folder; leave it out"
+        )
+    if not (folder / "config.json").exists() and not (folder / "adapter_config.json").exists():
+        remedy = "give a folder that save_pretrained wrote"
+        if config.mini:
+            remedy = f"make it: python train.py task=pretrain model={folder.name}"
+        raise ModelError(f"model={config.name}: {folder} holds no checkpoint, because it has no config.json; {remedy}")
+    _check_no_adapter(config, str(folder), os.listdir(folder))
+    if config.mini and not config.path:
+        _check_mini(config, folder)
+    return folder
+
+
+def _check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) -> None:
+    if "adapter_config.json" in files:
+        raise ModelError(
+            f"model={config.name}: {place} has an adapter_config.json, and adapters are not read; give the model with "
+            "the adapter merged into it (PEFT's merge_and_unload), or remove the adapter's files to read the base model"
+        )
+
+
+def _check_mini(config: ModelConfig, folder: Path) -> None:
+    """Check that a mini is not called by a repository, a seed or sizes that it does not have."""
+    shape = _json(folder / "config.json")
+    sizes = shape.get("architecture", shape)
+    asked = {"hub_id": (config.hub_id, None), "seed": (config.seed, shape.get("seed", config.seed))}
+    asked |= {f"architecture.{key}": (value, sizes.get(key, value)) for key, value in config.architecture.items()}
+    for key, (value, own) in asked.items():
+        if value != own:
+            raise ConfigError(
+                f"model.{key}={value}: the weights of {config.name} are there, and it is {own} for them; leave it out, "
+                "or train another model by task=pretrain"
+            )
+
+
+def checkpoint_fingerprint(config: ModelConfig) -> str:
+    """Return what tells a checkpoint from any other one under the same name.
+
+    It is the commit of a model of the hub, 40 hexadecimal digits, and else the SHA-256 of the files that loading may
+    read, 16 hexadecimal digits.
+
+    Raises:
+        ConfigError, ModelError: see `folder_of`; or the hub does not say the commit and its cache has no copy.
+    """
+    folder = folder_of(config)
+    if folder is None:
+        if config.revision and re.fullmatch(r"[0-9a-f]{40}", config.revision):
+            return config.revision
+        with explained(config):
+            return commit_of(config).sha
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in READ and path.is_file()):
+        digest.update(path.name.encode())
+        digest.update(bytes.fromhex(remembered_digest(path)))
+    return digest.hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def reached(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Yield the folder or the repository of a checkpoint, which can be read meanwhile, and its commit.
+
+    Raises:
+        ConfigError, ModelError: see `folder_of` and `hub`.
+    """
+    if folder := folder_of(config):
+        yield str(folder.resolve()), "embedded" if config.mini else "local"
+    else:
+        with hub(config) as commit:
+            yield str(config.hub_id), commit
+
+
+def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
+    """Return the contents of the config.json of a checkpoint that is `reached`.
+
+    Raises:
+        ModelError: the checkpoint has none, it is damaged, or it names code of the hub that transformers would run.
+    """
+    import huggingface_hub
+
+    if config.path or config.mini:
+        path = Path(place) / "config.json"
+    else:
+        path = Path(huggingface_hub.hf_hub_download(place, "config.json", revision=config.revision))
+    shape = _json(path)
+    if code := _code_of_the_hub(shape):
+        raise ModelError(
+            f"{path} says {code}, which is code of a repository of the hub, and none is ever run from there; remove "
+            "that entry"
+        )
+    return shape
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ModelError(f"{path} is no JSON object ({error}); replace it by the checkpoint's own") from None
+
+
+def _code_of_the_hub(shape: Mapping[str, Any]) -> str:
+    """Return the entry of a config.json, or of a part of it, that names an implementation ORG/NAME."""
+    for key, value in shape.items():
+        if isinstance(value, dict) and (found := _code_of_the_hub(value)):
+            return found
+        if "implementation" in key and "/" in str(value):
+            return f"{key}={value}"
+    return ""
+
+
+# ------------------------------------------------------------------------------------------------------------- the hub
+
+
+def commit_of(config: ModelConfig) -> Commit:
+    """Return the commit of a model of the hub, as the hub says or as the cache has it.
+
+    Raises:
+        ModelError: the hub does not give it, and the cache has no copy.
+    """
+    try:
+        commit = resolved("model", str(config.hub_id), config.revision)
+    except Exception as error:
+        raise ModelError(_unresolved(config, error)) from error
+    _check_no_adapter(config, str(config.hub_id), commit.files)
+    return commit
+
+
+@contextlib.contextmanager
+def hub(config: ModelConfig) -> Iterator[str]:
+    """Reach the hub, or its cache where it does not answer, and yield the commit that all files are read of.
+
+    Legacy loading, which asks for the branch `main` only, gets the files of that commit as well.
+
+    Raises:
+        ModelError: the hub does not answer, and the cache has no copy.
+    """
+    import huggingface_hub
+    from huggingface_hub import HfApi, constants
+
+    repository, revision, commit = str(config.hub_id), config.revision, commit_of(config)
+    if Path(repository).is_dir():
+        raise ModelError(
+            f"model={config.name}: {repository} is a folder here, too, which would be read in the place of the "
+            f"repository; call from elsewhere, or give the folder: model=local model.path={repository}"
+        )
+    if offline := commit.trouble is not None:
+        log.warning("using the cached files of %s: %s", repository, cause_of(commit.trouble, repository, revision))
+    download, listing, before = huggingface_hub.hf_hub_download, HfApi.list_repo_files, constants.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = before or offline
+    try:
+        huggingface_hub.hf_hub_download = _at_revision(download, repository, commit.sha)  # type: ignore[assignment]
+        HfApi.list_repo_files = functools.partialmethod(listing, revision=commit.sha)  # type: ignore
+        if offline:
+            files = _cached_files(repository, commit.sha)
+            HfApi.list_repo_files = lambda *_, **__: files  # type: ignore[method-assign]
+        yield commit.sha
+    finally:
+        huggingface_hub.hf_hub_download, HfApi.list_repo_files = download, listing  # type: ignore[method-assign]
+        constants.HF_HUB_OFFLINE = before
+
+
+def _at_revision(download: Callable[..., str], repository: str, revision: str) -> Callable[..., str]:
+    def pinned(repo_id: str, filename: str, **options: Any) -> str:
+        if repo_id == repository:
+            options["revision"] = revision
+        return download(repo_id, filename, **options)
+
+    return pinned
+
+
+def _cached_files(repository: str, commit: str) -> list[str]:
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "snapshots" / commit
+    return [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def _unresolved(config: ModelConfig, error: Exception) -> str:
+    cause = cause_of(error, str(config.hub_id), config.revision) or first_line(error)
+    near = _near(str(config.hub_id))
+    if refused(error):
+        kind = "" if isinstance(error, HubError) else f"{type(error).__name__}: "
+        return f"{near}cannot load model={config.name} from {config.hub_id}: {kind}{cause}"
+    endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
+    home = os.environ.get("HF_HOME", "~/.cache/huggingface")
+    return (
+        f"{near}model={config.name}: cannot get {config.hub_id}: {cause} ({endpoint}), and HF_HOME={home} has no copy; "
+        "set HF_HOME to a cache that has it, give a folder (model=local model.path=DIR), or take a mini "
+        "(model=gelu-3l-mini)"
+    )
+
+
+def _near(name: str) -> str:
+    """Return a hint for a name that may be a misspelt folder, which begins like a folder that is here."""
+    owner, _, own = name.partition("/")
+    there = [path.name for path in sorted(Path(owner).iterdir()) if path.is_dir()] if Path(owner).is_dir() else []
+    return f"{owner} is a folder here, and has no {own} ({nearest(own, there)}). " if own and there else ""
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+
+@contextlib.contextmanager
+def explained(config: ModelConfig) -> Iterator[None]:
+    """Turn errors of the libraries that load models, which are of many kinds, into one line.
+
+    Raises:
+        ModelError: a library failed.
+        ResourceError: there is too little memory for the model.
+    """
+    _quieten()
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ThinkalikeError) and not isinstance(error, HubError):
+            raise
+        if os.environ.get("THINKALIKE_TRACEBACK"):
+            raise
+        from thinkalike.memory import exhausted  # imports torch
+
+        place = config.path or (ASSETS / config.name if config.mini else config.hub_id)
+        attempt = f"cannot load model={config.name} from {place}"
+        if cause := exhausted(error):
+            raise ResourceError(f"{attempt}: {_said(cause)}; {LESS}") from error
+        raise ModelError(f"{attempt}: {_cause_on_hub(config, error) or _said(error)}") from error
+
+
+def _cause_on_hub(config: ModelConfig, error: Exception) -> str | None:
+    """Return why the hub did not give a file, which transformers may hide behind another error."""
+    errors = [] if config.path or config.mini else [error, trouble()]
+    causes = (cause_of(each, str(config.hub_id), config.revision) for each in errors if each)
+    return next(filter(None, causes), None)
+
+
+def _said(error: BaseException) -> str:
+    """Return the first line of what an error says, and the next ones as long as a colon announces them."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    end = next((number for number, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
+    return f"{type(error).__name__}: {' '.join(lines[:end])[:300]}"
+
+
+def _quieten() -> None:
+    """Keep the libraries below from announcing themselves at import, because a job's output is its own."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(ANSWER_SECONDS))
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # else transformers asks the hub to convert .bin files
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    be_patient()
+
+
+def pick_device(name: str, key: str = "model.device") -> str:
+    """Return the device that `auto` stands for on this machine, or any other name unchanged.
+
+    Args:
+        key: what the message of an error calls it.
+
+    Raises:
+        ConfigError: this machine has no such device.
+    """
+    if name == "cpu":
+        return name
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    there = ["cpu", *(["cuda"] if count else []), *(f"cuda:{number}" for number in range(count))]
+    there += ["mps"] if torch.backends.mps.is_available() else []
+    if name not in there:
+        raise ConfigError(f"{key}={name} is not on this machine; it has: auto, {', '.join(there)}")
+    return name

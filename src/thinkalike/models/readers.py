@@ -1,0 +1,326 @@
+"""Reading language models: checkpoints of transformers, and the legacy layout of TransformerLens."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import importlib.util
+import shutil
+import tempfile
+import weakref
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ModelError
+from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
+from thinkalike.models.surgery import first_tensor
+from thinkalike.models.survey import TOLERANCE, relative_error, sample_tokens
+from thinkalike.models.tokenizers import read_tokenizer
+from thinkalike.models.weights import check_fit, check_values, read_weights
+
+# the names that configurations give to the longest row
+LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
+
+
+class Checkpoint(NamedTuple):
+    """The result of a reader: the module on its device, the tokenizer, and the longest row, which may be unknown."""
+
+    module: Any
+    tokenizer: Any
+    context: int | None
+
+
+class Where(NamedTuple):
+    """The origin and the destination of a checkpoint: a folder or a repository of the hub, and a device and a dtype."""
+
+    place: str
+    device: torch.device
+    dtype: torch.dtype
+
+
+def read_transformers(config: ModelConfig, family: Family, where: Where) -> Checkpoint:
+    """Read a language model that `save_pretrained` wrote, with its own tokenizer.
+
+    It runs as transformers runs it. Only a model with processing=compat goes through TransformerLens's bridge, which
+    computes every attention pattern and puts BOS before every text, and GPT-2 and Pythia were not trained with BOS.
+
+    Raises:
+        ModelError: weights or the tokenizer are missing, or an encoder-decoder is to be read and no side of it.
+    """
+    import transformers
+
+    kind = getattr(transformers, AUTO_CLASSES[family.predicts])
+    folded = config.processing == "compat"
+    if folded and (config.device_map is not None or config.quantization):
+        raise ModelError(
+            f"{config.name}: model.processing=compat changes whole weights on one device; leave out model.device_map "
+            "and model.quantization"
+        )
+    options: dict[str, Any] = {"attn_implementation": "eager"} if folded else placement(config, where.device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # a head that nothing reads may be missing: equal checkpoints give equal modules
+        module, fit = read_weights(kind, config, where.place, dtype=where.dtype, **options)
+    needed = module.base_model_prefix if family.predicts == "hidden" else ""
+    check_fit(fit, config.name, where.place, [needed])
+    tokenizer, longest = read_tokenizer(config, where.place), longest_row(module)
+    if folded:
+        from transformer_lens.model_bridge import TransformerBridge
+
+        bridge = TransformerBridge.boot_transformers(
+            where.place, hf_model=module, tokenizer=copy.deepcopy(tokenizer), device="cpu", dtype=where.dtype
+        )
+        module = _folded(bridge)
+    elif family.predicts == "states":
+        module = one_side(module, config)
+    return Checkpoint(placed(module, options, where.device, where.dtype), tokenizer, longest)
+
+
+def read_legacy(config: ModelConfig, family: Family, where: Where) -> Checkpoint:
+    """Read a language model in the layout of TransformerLens 1, with the tokenizer that it names.
+
+    Raises:
+        ModelError: the logits change when TransformerLens's hooks are taken off.
+    """
+    from transformer_lens.model_bridge import TransformerBridge
+
+    bridge = TransformerBridge.boot_tl_legacy(where.place, device="cpu", dtype=where.dtype)
+    module = _folded(bridge) if config.processing == "compat" else _without_hooks(bridge, config.name)
+    return Checkpoint(module.to(device=where.device, dtype=where.dtype), bridge.tokenizer, bridge.cfg.n_ctx)
+
+
+def longest_row(module: Any) -> int | None:
+    """Return how many tokens a row can have, as the configuration says; None where nothing limits it.
+
+    RoBERTa counts positions from one past the number of its padding token, so that the first ones are never used.
+    """
+    shape = module.config.get_text_config()
+    longest = next((size for name in LENGTHS if isinstance(size := getattr(shape, name, None), int) and size > 0), None)
+    unused = [
+        part.padding_idx + 1
+        for path, part in module.named_modules()
+        if path.endswith("embeddings.position_embeddings") and getattr(part, "padding_idx", None) is not None
+    ]
+    return longest - unused[0] if longest and unused else longest
+
+
+def _folded(bridge: Any) -> Any:
+    """Return the bridge's module with LayerNorms folded and weights centred, hooks and all."""
+    bridge.enable_compatibility_mode()
+    return bridge.original_model
+
+
+# ---------------------------------------------------------------------------------------------------------- the blocks
+
+
+def blocks_of(module: Any, name: str) -> str:
+    """Return the path from a module of transformers to its list of blocks.
+
+    It is that of TransformerLens's adapter, or else the list with as many entries as the configuration has layers; of
+    several, the one with most weights. The proof at load shows whether it is right.
+
+    Raises:
+        ModelError: there is none, such as where one block is used again and again.
+    """
+    if (path := _of_adapter(module)) is not None:
+        return path
+    root = module.both.get_decoder() if isinstance(module, DecoderSide) else module
+    shape, side = root.config.get_text_config(), "encoder" if "Encoder" in type(root).__name__ else "decoder"
+    sizes = (getattr(shape, key, None) for key in (f"{side}_layers", *DEPTHS))
+    depth = next((number for number in sizes if isinstance(number, int)), None)
+    own = set(root.modules())
+    fitting = {
+        path: sum(weight.numel() for weight in part.parameters())
+        for path, part in module.named_modules()
+        if isinstance(part, nn.ModuleList) and len(part) == depth and part in own
+    }
+    if not fitting:
+        raise ModelError(
+            f"{name}: {type(root).__name__} of {depth} layers has no list of as many blocks, so there is no residual "
+            "stream to cut; choose a model whose blocks have weights of their own"
+        )
+    return max(fitting, key=lambda path: fitting[path])
+
+
+def _of_adapter(module: Any) -> str | None:
+    """Return the path of the blocks in TransformerLens's adapter of this architecture, or None if it has no adapter."""
+    from transformer_lens.factories.architecture_adapter_factory import ArchitectureAdapterFactory
+    from transformer_lens.model_bridge.sources._bridge_builder import build_bridge_config_from_hf
+
+    architecture = type(module).__name__
+    with contextlib.suppress(Exception):  # an adapter may ask the configuration for what this one does not have
+        shape = build_bridge_config_from_hf(module.config, architecture, architecture, module.dtype)
+        adapter = ArchitectureAdapterFactory.select_architecture_adapter(shape)
+        path = (adapter.component_mapping or {})["blocks"].name
+        if isinstance(module.get_submodule(str(path)), nn.ModuleList):
+            return str(path)
+    return None
+
+
+# ------------------------------------------------------------------------------------------------- placement of weights
+
+
+def placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
+    """Return the options of transformers' `from_pretrained` by which weights come to where they are used.
+
+    Raises:
+        ModelError: a package that is needed is not installed.
+    """
+    options: dict[str, Any] = {}
+    if config.quantization:
+        _check_installed(config, "quantization", "accelerate", "bitsandbytes")
+        from transformers import BitsAndBytesConfig
+
+        in_8bit = config.quantization == "8bit"
+        compute = {} if in_8bit else {"bnb_4bit_compute_dtype": getattr(torch, config.dtype)}
+        options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=in_8bit, load_in_4bit=not in_8bit, **compute)
+    if config.device_map is not None:
+        _check_installed(config, "device_map", "accelerate")
+        options["device_map"] = {"": "disk"} if config.device_map == "disk" else config.device_map
+        options["offload_folder"] = tempfile.mkdtemp(prefix="thinkalike-offload-")  # `placed` removes it
+    elif device.type == "cuda":  # shard by shard, and never whole in the memory of the machine
+        options["device_map"] = {"": device}
+    return options
+
+
+def _check_installed(config: ModelConfig, setting: str, *packages: str) -> None:
+    for package in packages:
+        if importlib.util.find_spec(package) is None:
+            raise ModelError(
+                f"{config.name}: model.{setting}={getattr(config, setting)} needs the package {package}; install it "
+                "with: pip install thinkalike[large]"
+            )
+
+
+def placed(module: Any, options: dict[str, Any], device: torch.device, dtype: torch.dtype) -> Any:
+    """Return a module on its device and in its dtype, unless its weights were laid out as they were read.
+
+    Args:
+        options: those of `placement`, with which it was read.
+    """
+    if folder := options.get("offload_folder"):
+        weakref.finalize(module, shutil.rmtree, folder, ignore_errors=True)
+    if folder or getattr(module, "hf_quantizer", None) is not None:
+        return module
+    return module.to(device=device, dtype=dtype)
+
+
+def device_of(module: Any, device: torch.device) -> torch.device:
+    """Return where the states and logits of a module are: where its first weights run, if they are on several devices.
+
+    Weights that are kept in the memory of the machine or on disk run on the first accelerator, or on the CPU.
+    """
+    mapped = getattr(module, "hf_device_map", None)
+    if mapped is None:
+        return device
+    running = [place for place in mapped.values() if place not in ("cpu", "disk")]
+    return torch.device(running[0]) if running else torch.device("cpu")
+
+
+# ----------------------------------------------------------------------------------------- sides of an encoder-decoder
+
+
+def one_side(module: Any, config: ModelConfig) -> nn.Module:
+    """Return the encoder or the decoder of an encoder-decoder, whichever the configuration asks for.
+
+    Raises:
+        ModelError: it asks for neither.
+    """
+    if config.side == "encoder":
+        return module.get_encoder()  # type: ignore[no-any-return]
+    if config.side == "decoder":
+        return DecoderSide(module)
+    raise ModelError(
+        f"{config.name} is an encoder-decoder, and each side has a residual stream of its own: choose one with "
+        "model.side=encoder or model.side=decoder"
+    )
+
+
+class DecoderSide(nn.Module):
+    """An encoder-decoder whose encoder and decoder read the same text; the states are those of the decoder."""
+
+    def __init__(self, module: Any):
+        super().__init__()
+        self.both = module
+        self.config = module.config
+
+    def get_input_embeddings(self) -> Any:
+        """Return the token embedding, as modules of transformers do."""
+        return self.both.get_input_embeddings()
+
+    def forward(self, tokens: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Return the decoder's last states, (b, t, d)."""
+        return self.both.base_model(  # type: ignore[no-any-return]
+            input_ids=tokens,
+            attention_mask=attention_mask,
+            decoder_input_ids=tokens,
+            decoder_attention_mask=attention_mask,
+        )[0]
+
+
+# ------------------------------------------------------------------------------------------------------- without hooks
+
+
+def _without_hooks(bridge: Any, name: str) -> Any:
+    """Return the bridge's module without hooks and with fused attention, proved to agree."""
+    tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
+    with torch.no_grad():
+        hooked = bridge(tokens)
+        module: Any = without_hooks(bridge.original_model.eval())
+        bare = first_tensor(module(tokens))
+    error = relative_error(bare, hooked)
+    if not error <= TOLERANCE[bare.dtype]:  # NaN fails as well
+        check_values(module, name)
+        raise ModelError(f"{name}: without TransformerLens's hooks the logits differ by {error:.1e}")
+    return module
+
+
+def without_hooks(module: nn.Module) -> nn.Module:
+    """Take TransformerLens's wrappers off in place, and let attention run fused; loading proves that numbers agree.
+
+    Transformers' models have a switch for fused attention. TransformerLens's native ones compute every attention
+    pattern, which is 40 % of a pass.
+    """
+    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
+    from transformer_lens.model_bridge.sources.native.model import NativeAttention
+
+    for name, child in list(module._modules.items()):
+        while isinstance(child, GeneralizedComponent):
+            child = child.original_component
+        module._modules[name] = child
+        if child is not None:
+            without_hooks(child)
+    if getattr(module, "_supports_sdpa", False):
+        module.set_attn_implementation("sdpa")  # type: ignore[operator]
+    elif isinstance(module, NativeAttention) and _is_ordinary(module):
+        module.__class__ = _fused()  # the weights stay where they are
+    return module
+
+
+def _is_ordinary(attention: Any) -> bool:
+    capped = attention.attn_scores_soft_cap > 0
+    return attention.causal and attention.rotary is None and attention.kv_repeats == 1 and not capped
+
+
+@functools.cache
+def _fused() -> type[nn.Module]:
+    """Return the class of a NativeAttention that runs through the fused kernel, which keeps no pattern.
+
+    A class, because compiled blocks share a graph only if no object of one of them stands in their code.
+    """
+    from transformer_lens.model_bridge.sources.native.model import NativeAttention
+
+    class FusedAttention(NativeAttention):
+        def forward(self, hidden_states: Any, attention_mask: Any = None, **_: Any) -> tuple[Any, Any]:
+            if attention_mask is not None:
+                return super().forward(hidden_states, attention_mask=attention_mask)
+            shape = (*hidden_states.shape[:2], self.n_heads, self.d_head)
+            q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
+            mixed = scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / self.scale)
+            return self.o(mixed.transpose(1, 2).flatten(2)), None
+
+    return FusedAttention

@@ -1,0 +1,157 @@
+"""The byte-level BPE of the minis, the tokenizers of checkpoints, and the comparison of two."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from typing import Any
+
+from thinkalike.config import ModelConfig
+from thinkalike.errors import ModelError
+from thinkalike.tokenizers import BYTE_OF, tokenizer_parts
+
+END = "<|endoftext|>"
+SENTENCE = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+PROBES = ("Case", "É", "e\u0301", "Straße", "ñ", "Ω", "й", "ﬁ", "ａ", "漢字", "ガ", "한", "1½")  # for normalisers
+OTHERWISE = "or compare these two by task=stitch or by words (measure=cka measure.level=word)"
+
+
+def train_tokenizer(texts: Iterable[str], vocabulary: int, cls_sep: bool = False) -> Any:
+    """Train a byte-level BPE; the same texts give the same tokenizer.
+
+    Args:
+        texts: the documents to train on.
+        vocabulary: the number of entries.
+        cls_sep: whether a text becomes [CLS] text [SEP], as BERT wants it, and begins with a space, so that its first
+            word is like any other; else one special token is BOS, EOS and padding.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=cls_sep)
+    bpe.decoder = decoders.ByteLevel()
+    special = SENTENCE if cls_sep else {"bos_token": END, "eos_token": END, "pad_token": END}
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    marks = list(dict.fromkeys(special.values()))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=marks, initial_alphabet=alphabet, show_progress=False
+    )
+    bpe.train_from_iterator(texts, trainer)
+    if cls_sep:
+        numbers = [(mark, bpe.token_to_id(mark)) for mark in ("[CLS]", "[SEP]")]
+        bpe.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=numbers
+        )
+        special |= {"bos_token": "[CLS]", "eos_token": "[SEP]"}
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, **special)
+
+
+def read_tokenizer(config: ModelConfig, place: str) -> Any:
+    """Read the tokenizer of a checkpoint.
+
+    Args:
+        place: a folder, or a repository of the hub.
+
+    Raises:
+        ModelError: the checkpoint has none; transformers would make up one without words.
+    """
+    from transformers import AutoTokenizer
+    from transformers.utils import cached_file
+
+    revision = config.revision or "main"
+    names = {"tokenizer.json"}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+    except ValueError as error:
+        if "backend tokenizer" not in str(error):
+            raise
+    else:
+        names |= {*getattr(tokenizer, "vocab_files_names", {}).values()}
+        if any(cached_file(place, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+               for name in sorted(names, reverse=True)):  # fmt: skip
+            return tokenizer
+    raise ModelError(
+        f"{config.name}: {place} has no tokenizer (none of {', '.join(sorted(names))}); add its files, for example "
+        "with AutoTokenizer.from_pretrained(BASE).save_pretrained(DIR)"
+    )
+
+
+def puts_bos(tokenizer: Any) -> bool:
+    """Return whether a tokenizer puts BOS before a text by itself, as Llama's and Gemma's do, and GPT-2's does not.
+
+    A model has seen it then before every text, and its states without it are others.
+    """
+    bos = tokenizer.bos_token_id
+    return bos is not None and list(tokenizer("a")["input_ids"][:1]) == [bos]
+
+
+def check_tokenizer(tokenizer: Any, rows: int, name: str) -> None:
+    """Check that every id of a tokenizer has a row in the embedding.
+
+    Raises:
+        ModelError: the tokenizer has larger ids.
+    """
+    largest = max(len(tokenizer) - 1, *tokenizer.get_vocab().values())
+    if largest >= rows:
+        raise ModelError(
+            f"{name}: its tokenizer has {len(tokenizer)} entries with ids up to {largest}, but its embedding has only "
+            f"{rows} rows; give the tokenizer that the model was trained with"
+        )
+
+
+def same_vocabulary(source: Any, target: Any) -> None:
+    """Check that two models, or anything with `name` and `tokenizer`, cut every text into the same tokens.
+
+    Raises:
+        ModelError: the tokenizers differ; the message says in what.
+    """
+    mine, theirs = source.tokenizer.get_vocab(), target.tokenizer.get_vocab()
+    if mine != theirs:
+        differing = len(set(mine.items()) ^ set(theirs.items()))
+        raise ModelError(
+            f"{source.name} and {target.name} have different tokenizers ({len(mine)} and {len(theirs)} entries, "
+            f"{differing} of them differ), so they share no tokens; choose models of one tokenizer, {OTHERWISE}"
+        )
+    first, second = tokenizer_parts(source.tokenizer), tokenizer_parts(target.tokenizer)
+    if others := sorted(name for name in first.keys() | second.keys() if first.get(name) != second.get(name)):
+        raise ModelError(
+            f"{source.name} and {target.name} have different tokenizers (one vocabulary, but not the same "
+            f"{', '.join(others)}), so they cut a text into other tokens; choose models of one tokenizer, {OTHERWISE}"
+        )
+
+
+def check_alignable(source: Any, target: Any) -> None:
+    """Check that two models, or anything with `name` and `tokenizer`, read the same text, however they cut it.
+
+    Raises:
+        ModelError: a tokenizer knows no character offsets, or one changes letters that the other keeps.
+    """
+    for model in (source, target):
+        if not getattr(model.tokenizer, "is_fast", False):
+            raise ModelError(
+                f"the tokenizer of {model.name} ({type(model.tokenizer).__name__}) knows no character offsets, which "
+                f"tokens of {source.name} and {target.name} are aligned by; save it as a fast one (tokenizer.json)"
+            )
+    for word in PROBES:
+        mine, theirs = (_as_read(model.tokenizer, word) for model in (source, target))
+        if mine != theirs:
+            raise ModelError(
+                f"{source.name} reads {word!r} as {mine!r} and {target.name} as {theirs!r}, so their texts differ and "
+                "cannot be aligned; choose models that treat case and accents alike"
+            )
+
+
+def _as_read(tokenizer: Any, word: str) -> str:
+    """Return what a tokenizer's normaliser makes of a word, as letters, without the spaces that it puts in."""
+    normalizer = tokenizer.backend_tokenizer.normalizer
+    read = word if normalizer is None else _letters(normalizer.normalize_str(word))
+    return "".join(unicodedata.normalize("NFKC", read).replace("▁", " ").split())
+
+
+def _letters(text: str) -> str:
+    """Return the letters of a text in which bytes may be written as a byte-level tokenizer writes them."""
+    try:
+        return bytes(BYTE_OF[character] for character in text).decode()
+    except (KeyError, UnicodeDecodeError):
+        return text

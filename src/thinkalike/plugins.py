@@ -1,0 +1,115 @@
+"""A user's own stitch, measure, optimiser or callback: an object of a Python file, written FILE.py:NAME.
+
+    python train.py stitch.kind=mine.py:two_layer
+    python analyze.py measure=mine.py:centroids
+
+The content of the file is in the key of the job; see docs/how-to/plugins.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from thinkalike.errors import PluginError, first_line
+
+PLUGIN = re.compile(r".*\.py:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class MeasurePlugin:
+    """A measure of layer pairs with a title or settings of its own; a bare function or `LayerMeasure` needs none.
+
+    Attributes:
+        measure: a function of (n, d) and (n, e) tensors to a number; or a `LayerMeasure`; or, with settings, a function
+            of `measure.` settings to either.
+        title: what tables and figures call it; by default its name.
+        scale: the ends of the colours.
+        is_distance: whether less is closer.
+        settings: by name the default of each setting of its own, or a field such as `ranged(10, least=1)`.
+    """
+
+    measure: Any
+    title: str | None = None
+    scale: tuple[int | float, int | float] = (0.0, 1.0)
+    is_distance: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OptimizerPlugin:
+    """An optimiser of stitches.
+
+    Attributes:
+        make: of parameter groups, each with params, lr and weight_decay, to an optimiser of torch.
+        lr: the peak rate where `stitch.lr` is not given.
+        momenta: how many numbers it keeps of each weight, from which the memory of a step is told.
+    """
+
+    make: Callable[[list[dict[str, Any]]], Any]
+    lr: float
+    momenta: int = 2
+
+
+def is_plugin(name: Any) -> bool:
+    """Return whether a value names an object of a user's file."""
+    return isinstance(name, str) and bool(PLUGIN.fullmatch(name))
+
+
+def load(name: str) -> Any:
+    """Return the object that FILE.py:NAME names; a file whose content has changed is run anew.
+
+    Raises:
+        PluginError: there is no such file or object, or the file raises an error.
+    """
+    path, _, attribute = name.rpartition(":")
+    module = _module(Path(path).expanduser().resolve(), _content(path))
+    if not hasattr(module, attribute):
+        raise PluginError(f"{path} has no {attribute}")
+    return getattr(module, attribute)
+
+
+def digest(name: str) -> str:
+    """Return the SHA-256 of the file that FILE.py:NAME names, without running it.
+
+    Raises:
+        PluginError: there is no such file.
+    """
+    return hashlib.sha256(_content(name.rpartition(":")[0])).hexdigest()
+
+
+def named_in(settings: Any) -> list[str]:
+    """Return all plugins that nested settings name, each once."""
+    if isinstance(settings, Mapping):
+        settings = list(settings.values())
+    if isinstance(settings, list | tuple):
+        return list(dict.fromkeys(name for inner in settings for name in named_in(inner)))
+    return [settings] if is_plugin(settings) else []
+
+
+def _content(path: str) -> bytes:
+    try:
+        return Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise PluginError(f"the plugin {path} cannot be read from {Path.cwd()}: {error.strerror}") from error
+
+
+@cache
+def _module(path: Path, content: bytes) -> ModuleType:
+    """Run a file as a module of its own."""
+    module = ModuleType(f"thinkalike_plugin_{path.stem}")
+    module.__file__ = str(path)
+    try:
+        exec(compile(content, str(path), "exec"), vars(module))
+    except Exception as error:  # whatever the user's code raises
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        where = f" at line {lines[-1]}" if lines else ""
+        raise PluginError(f"{path} cannot be run: {type(error).__name__}: {first_line(error)}{where}") from error
+    return module

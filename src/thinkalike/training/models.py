@@ -1,0 +1,113 @@
+"""How a mini is made: the next token, or masked tokens, with AdamW, linear warm-up, cosine to a tenth of the rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from thinkalike.config import NLIConfig, PretrainConfig
+from thinkalike.data.pairs import EncodedPairs
+from thinkalike.errors import ModelError
+from thinkalike.evaluation.language import masked_losses
+from thinkalike.training.steps import SteppedModule, cosine
+
+
+class Pretraining(SteppedModule):
+    """Trains a whole language model on rows of tokens to predict the next one."""
+
+    def __init__(self, model: nn.Module, rows: Int[Tensor, "rows context"], config: PretrainConfig, seed: int):
+        super().__init__(rows, config.tokens_per_step, max(config.tokens // config.tokens_per_step, 1), seed)
+        self.model, self.config = model, config
+
+    def training_step(self, tokens: Int[Tensor, "b t"], _: int) -> Tensor:
+        loss = self.loss(tokens)
+        self.note(self.over_processes(loss)[None], remedy=f"lower pretrain.lr={self.config.lr}")
+        return loss
+
+    def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
+        output = self.model(tokens[:, :-1])
+        logits = output if isinstance(output, Tensor) else output.logits
+        return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+    def configure_optimizers(self) -> Any:
+        config = self.config
+        matrices = [weight for weight in self.model.parameters() if weight.dim() > 1]
+        others = [weight for weight in self.model.parameters() if weight.dim() <= 1]
+        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+        optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95))
+        warmup = min(config.warmup, self.steps)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, self.steps, warmup))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        if self.config.clip > 0:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+
+
+class MaskedPretraining(Pretraining):
+    """Trains it to predict tokens that it does not see, as BERT was."""
+
+    def __init__(
+        self, model: nn.Module, rows: Int[Tensor, "rows context"], config: PretrainConfig, seed: int, tokenizer: Any
+    ):
+        super().__init__(model, rows, config, seed)
+        self.tokenizer, self.seed = tokenizer, seed
+
+    def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.global_step)
+        return masked_losses(self.model, tokens, self.tokenizer, generator)[0].mean()
+
+
+# ------------------------------------------------------------
+# How a classifier of pairs is made from a pretrained BERT: AdamW, linear warm-up, cosine to nothing.
+
+
+class Finetuning(SteppedModule):
+    """Trains a classifier of transformers on pairs, in an order that the seed decides.
+
+    Raises:
+        ModelError: it has fewer blocks than `nli.freeze` leaves as they are.
+    """
+
+    def __init__(self, model: Any, pairs: EncodedPairs, labels: Int[Tensor, " n"], config: NLIConfig, seed: int):
+        steps = max(config.epochs * len(pairs) // config.pairs_per_step, 1)
+        places = torch.arange(len(pairs))[:, None]  # a row is the number of a pair
+        super().__init__(places, config.pairs_per_step, steps, seed)
+        self.model, self.pairs, self.labels, self.config, self.seed = model, pairs, labels, config, seed
+        blocks = model.base_model.encoder.layer
+        if config.freeze > len(blocks):
+            raise ModelError(f"nli.freeze={config.freeze}, but there are {len(blocks)} blocks")
+        for part in [model.base_model.embeddings, *blocks[: config.freeze]] if config.freeze else []:
+            part.requires_grad_(False)
+
+    def transfer_batch_to_device(self, batch: Tensor, *_: Any) -> Tensor:
+        """Leave the numbers of pairs where the pairs are."""
+        return batch
+
+    def training_step(self, places: Int[Tensor, "b 1"], _: int) -> Tensor:
+        torch.manual_seed(self.seed * 1_000_003 + self.global_step)  # dropout depends on the step alone, as batches do
+        batch = self.pairs.batch(places[:, 0].tolist())
+        tokens, mask, types = (part.to(self.device) for part in (batch.tokens, batch.mask.long(), batch.types))
+        logits = self.model(tokens, attention_mask=mask, token_type_ids=types).logits
+        loss = cross_entropy(logits, self.labels[batch.rows].to(self.device))
+        self.note(self.over_processes(loss)[None], remedy=f"lower nli.lr={self.config.lr}")
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        config, body = self.config, {id(weight) for weight in self.model.base_model.parameters()}
+        trained = [weight for weight in self.model.parameters() if weight.requires_grad]
+        head: dict[str, Any] = {"params": [weight for weight in trained if id(weight) not in body]}
+        groups = [{"params": [weight for weight in trained if id(weight) in body]}, head]
+        head["lr"] = config.head_lr or config.lr
+        optimizer = torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay)
+        warmup = round(config.warmup * self.steps)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, self.steps, warmup, 0.0))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        if self.config.clip > 0:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
