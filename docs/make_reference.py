@@ -24,6 +24,7 @@ from typing import Any
 from omegaconf import MISSING, OmegaConf
 
 import thinkalike
+from thinkalike import measures
 from thinkalike.config import CONF, MEASURES, AnalyzeConfig, TrainConfig, compose_job, measure_schema
 from thinkalike.config.schema import Range, default_of
 from thinkalike.errors import ConfigError
@@ -335,8 +336,10 @@ def api() -> str:
 
 
 def directive(path: str) -> str:
-    """Return the line that mkdocstrings replaces by the documentation of a name."""
-    return f"::: {path}"
+    """Return the line that mkdocstrings replaces by the documentation of a name, which it looks up where it is written."""
+    package, _, name = path.rpartition(".")
+    module = measures._HOMES.get(name) if package == measures.__name__ else None
+    return f"::: {package}.{module}.{name}" if module else f"::: {path}"
 
 
 PAGES = {"settings.md": settings, "names.md": names, "api.md": api}
