@@ -336,7 +336,7 @@ def api() -> str:
 
 
 def directive(path: str) -> str:
-    """Return the line that mkdocstrings replaces by the documentation of a name, which it looks up where it is written."""
+    """Return the line that mkdocstrings replaces by the documentation of a name, under the module that defines it."""
     package, _, name = path.rpartition(".")
     module = measures._HOMES.get(name) if package == measures.__name__ else None
     return f"::: {package}.{module}.{name}" if module else f"::: {path}"
