@@ -11,8 +11,7 @@ import tiny
 from thinkalike import memory as places
 from thinkalike.errors import ResourceError
 from thinkalike.instruments import instrument as instrument_of
-from thinkalike.instruments.cka import Config as CKAConfig
-from thinkalike.instruments.cka import LayerCKA
+from thinkalike.instruments.cka import CKAConfig, LayerCKA
 from thinkalike.instruments.layer_pairs.declared import CONFIGS
 from thinkalike.instruments.layer_pairs.memory import _bytes_of_comparing
 from thinkalike.job import check_memory

@@ -11,7 +11,7 @@ import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.config.schema import relevant
-from thinkalike.instruments.cka import Config, LayerCKA
+from thinkalike.instruments.cka import CKAConfig, LayerCKA
 from thinkalike.instruments.layer_pairs.memory import _bytes_of_comparing
 from thinkalike.measures import CKA, LayerMeans, LayerPredictions, LinearPrediction, RowGroups, mutual_measure
 from thinkalike.models.load import load_model
@@ -94,7 +94,7 @@ def test_equal_words_have_equal_numbers():
 def test_what_it_takes_is_foreseen():
     source, target = tiny.frozen(1), tiny.frozen(2)
     taken = [
-        _bytes_of_comparing(LayerCKA().metric, Config(tokens_per_batch=size, given="token"), source, target)
+        _bytes_of_comparing(LayerCKA().metric, CKAConfig(tokens_per_batch=size, given="token"), source, target)
         for size in (1024, 4096)
     ]
     assert 3 < taken[1] / taken[0] < 5, "by the token, and not by pairs of them"

@@ -14,7 +14,7 @@ from thinkalike.errors import ConfigError, DataError
 from thinkalike.evaluation.classifiers import identity_stitches
 from thinkalike.instruments import members as module
 from thinkalike.instruments.members import likeness_of_members, stitched_members
-from thinkalike.instruments.population import Config
+from thinkalike.instruments.population import PopulationMeasureConfig
 from thinkalike.interrupts import Interrupted, heeded
 from thinkalike.job import Work
 from thinkalike.models.frozen import FrozenModel
@@ -55,7 +55,7 @@ def work(tmp_path):
 
 
 def settings(**changes):
-    return Config(**{"tokens_per_batch": BATCH} | changes)
+    return PopulationMeasureConfig(**{"tokens_per_batch": BATCH} | changes)
 
 
 # ----------------------------------------------------------------------------------------------------------------- CKA

@@ -302,10 +302,10 @@ def test_models_that_do_not_fit_together_are_said_with_what_to_do(door, words, c
 
 
 def test_states_of_a_pass_are_counted_once_for_each_model_and_each_way_to_cut_a_text():
-    from thinkalike.instruments.cka import Config
+    from thinkalike.instruments.cka import CKAConfig
     from thinkalike.instruments.layer_pairs.memory import _bytes_of_states
 
-    measure, (a, b, c) = Config(tokens_per_batch=100), (tiny.frozen(seed) for seed in (1, 2, 3))
+    measure, (a, b, c) = CKAConfig(tokens_per_batch=100), (tiny.frozen(seed) for seed in (1, 2, 3))
     one = sum(_bytes_of_states([(measure, a, b)]).values())
     assert one == 2 * 100 * tiny.LAYERS * 32 * (4 + 4)
     three = [(measure, a, b), (measure, a, c), (measure, b, c)]

@@ -46,7 +46,7 @@ SAID = 3  # how many of the least agreements, and of the largest disagreements, 
 
 
 @dataclass
-class Config(LayerPairsConfig):
+class AtlasConfig(LayerPairsConfig):
     """The settings of an atlas: which measures, and what each of them has of the rest."""
 
     kind: str = "atlas"

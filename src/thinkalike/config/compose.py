@@ -86,13 +86,12 @@ def _store(name: str, node: Any, group: str | None = None) -> None:
 
 
 def measure_schema(kind: str) -> type[MeasureConfig]:
-    """Return the schema of a kind of measure, which stands in the file of its instrument."""
+    """Return the schema of a kind of measure, which is defined in the file of its instrument."""
     name, _, declared = measure_module(kind).partition(":")
     module = import_module(name)
     if name == PLUGGED:
         return module.schema_of(declared)  # type: ignore[no-any-return]
-    schema: type[MeasureConfig] = module.CONFIGS[declared] if declared else module.Config
-    return schema
+    return MeasureConfig.schemas[kind]
 
 
 DEFAULT_TARGET = "model@target=solu-3l-mini"  # of the default model: two models show more than one into itself

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -31,6 +31,12 @@ class MeasureConfig(Checked, part="measure"):
     """The settings that every measure has; the schema of each kind stands in the file of its instrument."""
 
     kind: str = ""
+    schemas: ClassVar[dict[str, type[MeasureConfig]]] = {}  # by kind
+
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "kind" in vars(cls):
+            MeasureConfig.schemas[cls.kind] = cls
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -48,7 +48,7 @@ STATE = "court"
 
 # ruff: noqa: UP045
 @dataclass
-class Config(MeasureConfig):
+class CourtConfig(MeasureConfig):
     """The settings of a court."""
 
     kind: str = "court"

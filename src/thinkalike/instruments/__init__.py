@@ -1,6 +1,6 @@
 """Instruments: one file each, with its settings, its run, its table, its figure and what it prints.
 
-Which there are stands in `thinkalike.config.registry`. A module here holds the schema `Config` of a measure and one
+`thinkalike.config.registry` lists them. A module here holds the settings of a measure, such as `CKAConfig`, and one
 subclass of `Instrument`; it imports at its top what is quick, and inside functions what is not.
 """
 

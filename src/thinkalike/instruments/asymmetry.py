@@ -41,7 +41,7 @@ from thinkalike.store import Headline, Result, finished
 
 
 @dataclass
-class Config(MeasureConfig):
+class AsymmetryConfig(MeasureConfig):
     """The asymmetry has no settings of its own."""
 
     kind: str = "asymmetry"

@@ -25,7 +25,7 @@ LEVERAGE = 0.2  # share of one row in a layer's variance that is warned of
 
 
 @dataclass
-class Config(WithNull):
+class CKAConfig(WithNull):
     """The settings of CKA."""
 
     kind: str = "cka"

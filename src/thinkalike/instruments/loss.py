@@ -12,7 +12,7 @@ from thinkalike.store import Result
 
 
 @dataclass
-class Config(MeasureConfig):
+class LossConfig(MeasureConfig):
     """The loss has no settings of its own."""
 
     kind: str = "loss"

@@ -256,7 +256,7 @@ def likeness_of_members(
 
     Args:
         measure: `tokens`, `tokens_per_batch`, `cka_pairs`, `site`, `include_padding`, `padding` and `batch`, see
-            `population.Config`.
+            `population.PopulationMeasureConfig`.
 
     Raises:
         ConfigError: `padding` is shorter than a pair, or longer than a model can take.

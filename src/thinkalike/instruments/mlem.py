@@ -50,7 +50,7 @@ SHARE = "share"  # of the first that a score is
 
 # ruff: noqa: UP045
 @dataclass
-class Config(DistanceConfig):
+class MLEMConfig(DistanceConfig):
     """The settings of a metric-learning encoding model of every layer, and of the importance of the features in it."""
 
     kind: str = "mlem"

@@ -47,7 +47,7 @@ CHECKED = 300  # pairs that labels are checked on
 
 # ruff: noqa: UP045
 @dataclass
-class Config(MeasureConfig):
+class PopulationMeasureConfig(MeasureConfig):
     """The settings of the comparison of a population."""
 
     kind: str = "population"

@@ -23,7 +23,7 @@ COPIES = 5  # of the states of a batch in float64 that exist at the same time
 
 
 @dataclass
-class Config(LayerPairsConfig):
+class R2Config(LayerPairsConfig):
     """The settings of linear prediction; `batches` judge, after those that maps are fitted on."""
 
     kind: str = "r2"

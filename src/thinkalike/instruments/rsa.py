@@ -46,7 +46,7 @@ SIGNS = {
 
 
 @dataclass
-class Config(DistanceConfig):
+class RSAConfig(DistanceConfig):
     """The settings of representational similarity analysis."""
 
     kind: str = "rsa"
@@ -87,7 +87,7 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
                 f"measure.permutations={measure.permutations} is of two sides; subjects have p-values without it, so "
                 "leave it out"
             )
-        if not config.subjects and measure.resamples != Config.resamples:
+        if not config.subjects and measure.resamples != RSAConfig.resamples:
             raise ConfigError(
                 f"measure.resamples={measure.resamples} is of several subjects; give activations=[A,B,...] or leave it "
                 "out"

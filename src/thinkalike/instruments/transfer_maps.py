@@ -30,7 +30,7 @@ OVERFITTED = 0.05  # of the variance: how much more may be unexplained of held-o
 
 
 @dataclass
-class Config(MeasureConfig):
+class TransferMapsConfig(MeasureConfig):
     """The settings of maps between two models."""
 
     kind: str = "transfer_maps"

@@ -71,7 +71,7 @@ class Layers:
 def _with_distances(case: Case) -> list[Part]:
     """Return the jobs of the profiles, and of the distances of every two models."""
     own = case.config.measure
-    measure = rsa.Config(distance=own.distance, embed=own.embed)  # type: ignore[attr-defined]
+    measure = rsa.RSAConfig(distance=own.distance, embed=own.embed)  # type: ignore[attr-defined]
     compared = [
         Part(f"{a.name}, {b.name}", (*a.words, *b.as_target()), changes={"measure": measure})
         for a, b in itertools.combinations(case.models, 2)

@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Config(TransferConfig):
+class ProbesConfig(TransferConfig):
     """The settings of probes and of the controls beside them."""
 
     kind: str = "probes"

@@ -49,7 +49,7 @@ LENGTH = 8  # tokens of a text, about
 
 # ruff: noqa: UP045
 @dataclass
-class Config(TransferConfig):
+class SteeringConfig(TransferConfig):
     """The settings of steering vectors and of what is said of them."""
 
     paths: ClassVar[tuple[str, ...]] = ("path",)
