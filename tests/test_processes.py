@@ -17,11 +17,11 @@ from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.instruments import run_job
 from thinkalike.instruments.layer_pairs import gathering
 from thinkalike.measures import CKA, LayerMeans, mutual_measure
-from thinkalike.processes import Team, check_processes, together
+from thinkalike.processes import ProcessGroup, check_processes, together
 
 
-class Threads(Team):
-    """A member of a team of threads, which stand in for processes."""
+class Threads(ProcessGroup):
+    """A member of a process group of threads, which stand in for processes."""
 
     def __init__(self, rank, size, table, barrier):
         super().__init__(rank, size)
@@ -36,7 +36,7 @@ class Threads(Team):
 
 
 def by_threads(size, work):
-    """What `work(team)` returns in each member of a team."""
+    """What `work(shared)` returns in each member of a process group."""
     table, barrier = [None] * size, threading.Barrier(size)
     with ThreadPoolExecutor(size) as pool:
         return list(pool.map(lambda rank: work(Threads(rank, size, table, barrier)), range(size)))
@@ -45,9 +45,9 @@ def by_threads(size, work):
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize(("first", "total"), [(0, 12), (0, 1), (4, 11), (3, 3), (0, 0)])
 def test_each_batch_is_done_once_by_its_number(size, first, total):
-    def work(team):
+    def work(shared):
         mine = []
-        rounds = team.rounds(
+        rounds = shared.rounds(
             lambda number, step: iter(range(total)[number::step]), first, lambda *each: mine.append(each)
         )
         return mine, list(rounds)
@@ -71,11 +71,11 @@ def test_a_signal_of_one_process_reaches_all(monkeypatch):
     waiting = threading.local()
     monkeypatch.setattr(processes, "asked", lambda: getattr(waiting, "signal", False))
 
-    def work(team):
+    def work(shared):
         def add(number, _):
             waiting.signal = number == 5
 
-        return [each.asked for each in team.rounds(lambda number, step: iter(range(12)[number::step]), 0, add)]
+        return [each.asked for each in shared.rounds(lambda number, step: iter(range(12)[number::step]), 0, add)]
 
     assert by_threads(3, work) == [[False, True, False, False]] * 3
 
@@ -95,14 +95,14 @@ def test_the_first_process_has_what_one_process_would_have(name, size):
     states = [[torch.randn(40, 6, generator=draw) for _ in range(5)] for _ in range(7)]
     groups = {"groups": torch.arange(40) // 8} if "given" in name else {}
 
-    def work(team):
-        shared = gathering._Shared(new, team)
-        for number in range(team.rank, 7, team.size):
-            shared.own.update(states[number][:2], states[number][2:], None, number, **groups)
-            if number < team.size:
-                shared.gather()  # once in the middle
-        shared.gather()
-        return shared.own
+    def work(shared):
+        metric = gathering._Shared(new, shared)
+        for number in range(shared.rank, 7, shared.size):
+            metric.own.update(states[number][:2], states[number][2:], None, number, **groups)
+            if number < shared.size:
+                metric.gather()  # once in the middle
+        metric.gather()
+        return metric.own
 
     first, *others = by_threads(size, work)
     (alone,) = by_threads(1, work)
@@ -114,14 +114,14 @@ def test_the_first_process_has_what_one_process_would_have(name, size):
 
 
 def test_all_but_the_first_end_with_their_share():
-    Team().end_of_share()
+    ProcessGroup().end_of_share()
     with pytest.raises(ShareDone):
-        Team(1, 2).end_of_share()
+        ProcessGroup(1, 2).end_of_share()
 
 
-def test_one_process_is_a_team_of_itself():
-    with together(TrainerConfig(), "cpu") as team:
-        assert (team, team.everyone("a")) == (Team(0, 1), ["a"])
+def test_one_process_is_a_group_of_itself():
+    with together(TrainerConfig(), "cpu") as alone:
+        assert (alone, alone.everyone("a")) == (ProcessGroup(0, 1), ["a"])
     with pytest.raises(ConfigError, match=r"needs trainer\.devices=N"), together(TrainerConfig(strategy="ddp"), "cpu"):
         pass
     check_processes(TrainerConfig(strategy="ddp"), "cuda:0")
@@ -163,7 +163,9 @@ def test_an_experiment_is_done_by_one_process(door):
 
 def test_a_width_to_stop_at_is_of_one_process(tmp_path, monkeypatch):
     job = composed("measure=cka", "measure.stop_at_width=0.1", f"store={tmp_path}", "measure.batches=2", door="analyze")
-    monkeypatch.setattr("thinkalike.job.performing.together", lambda *_: processes.contextlib.nullcontext(Team(0, 2)))
+    monkeypatch.setattr(
+        "thinkalike.job.performing.together", lambda *_: processes.contextlib.nullcontext(ProcessGroup(0, 2))
+    )
     with pytest.raises(ConfigError, match="stop_at_width looks at the batches of one process"):
         run_job(job)
 

@@ -33,7 +33,7 @@ class Round(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Team:
+class ProcessGroup:
     """The processes that share a job; this one is `rank` of `size`. The first, 0, gathers, writes and draws."""
 
     rank: int = 0
@@ -81,7 +81,7 @@ class Team:
 
 
 @contextlib.contextmanager
-def together(trainer: TrainerConfig, device: str) -> Iterator[Team]:
+def together(trainer: TrainerConfig, device: str) -> Iterator[ProcessGroup]:
     """Be one of the processes that a configuration asks for, which are started unless torchrun or srun did it.
 
     Args:
@@ -91,7 +91,7 @@ def together(trainer: TrainerConfig, device: str) -> Iterator[Team]:
         ConfigError: see `check_processes`.
     """
     if trainer.strategy != "ddp":
-        yield Team()
+        yield ProcessGroup()
         return
     kind = pick_device(device).partition(":")[0]
     check_processes(trainer, kind)
@@ -105,7 +105,7 @@ def together(trainer: TrainerConfig, device: str) -> Iterator[Team]:
         fabric = Fabric(accelerator=kind, devices=trainer.devices or -1, num_nodes=trainer.num_nodes, strategy="ddp")
         fabric.launch()
     try:
-        yield Team(fabric.global_rank, fabric.world_size)
+        yield ProcessGroup(fabric.global_rank, fabric.world_size)
     finally:
         distributed.destroy_process_group()
 

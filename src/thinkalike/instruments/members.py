@@ -221,22 +221,22 @@ def stitched_members(
         new.append((batch.rows, part))
 
     def gather() -> None:
-        for rows, part in itertools.chain.from_iterable(work.team.everyone(new)):
+        for rows, part in itertools.chain.from_iterable(work.processes.everyone(new)):
             for whole, own in zip(found, part, strict=True):
                 whole[..., rows] = own
         new.clear()
 
     with at_boundaries(), doing("batch of stitches", len(parts), first) as activity:
-        for each in work.team.rounds(lambda number, step: iter(parts[number::step]), first, add):
+        for each in work.processes.rounds(lambda number, step: iter(parts[number::step]), first, add):
             activity.reach(each.done)
             if each.passes(KEPT_EVERY) or each.asked:
                 gather()
-                if not work.team.rank:
+                if not work.processes.rank:
                     work.keep(STITCHES, {**found._asdict(), "batches": each.done})
             if each.asked:
                 stop(f"at batch {each.done} of {len(parts)}")
         gather()
-    work.team.end_of_share()
+    work.processes.end_of_share()
     return found
 
 

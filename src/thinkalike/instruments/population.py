@@ -119,7 +119,7 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
         with work.phase("loading"):
             models = _load(members, config, pairs)
         encoded = _encode(pairs, models, config)
-        if not work.team.rank:  # first, as it is quick, and may be refused
+        if not work.processes.rank:  # first, as it is quick, and may be refused
             likeness = likeness_of_members(models, encoded, measure, work)
         stitched = stitched_members(models, encoded, pairs, measure, work)
         correct = stitched.predicted == pairs.labels

@@ -24,7 +24,7 @@ from thinkalike.errors import ResultError, ThinkalikeError
 from thinkalike.job.phases import Phases
 from thinkalike.models.labels import told_apart
 from thinkalike.models.places import checkpoint_fingerprint
-from thinkalike.processes import Team
+from thinkalike.processes import ProcessGroup
 from thinkalike.store import Headline, Job, Result, first_scalar, newest_state, read_state, write_state
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ class Work:
         settings: the configuration as dictionaries, without the parts that the job does not read.
         inputs: what `Instrument.inputs` read.
         opened: contexts that stay open until the result is there.
-        team: the processes that share the job.
+        processes: the processes that share the job.
         tracker: the logger of the job, to which the frame gives the result; None in a process that only helps.
         phase: counts the time of a part of the run: `with work.phase("loading"): ...`; the rest is "computing".
     """
@@ -138,7 +138,7 @@ class Work:
     settings: dict[str, Any]
     inputs: Mapping[str, Any]
     opened: contextlib.ExitStack
-    team: Team = field(default_factory=Team)
+    processes: ProcessGroup = field(default_factory=ProcessGroup)
     tracker: Tracker | None = None
     phase: Phases = field(default_factory=Phases)
 

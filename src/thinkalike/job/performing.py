@@ -22,7 +22,7 @@ from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.job.instrument import Instrument, Outcome, Work
 from thinkalike.job.phases import Phases, phase_of_all
 from thinkalike.plugins import digest, named_in
-from thinkalike.processes import Team, rank, together
+from thinkalike.processes import ProcessGroup, rank, together
 from thinkalike.progress import doing
 from thinkalike.screen import aside
 from thinkalike.store import Job, Result
@@ -118,11 +118,11 @@ class _Planned:
         self.found = result
         return True
 
-    def work(self, team: Team) -> Work:
+    def work(self, processes: ProcessGroup) -> Work:
         """Return what the running job is given."""
         shown = (*self.instrument.reads, *ALWAYS)
         settings = {name: part if name in shown else None for name, part in as_dict(self.read).items()}
-        work = Work(self.job, settings, self.inputs, contextlib.ExitStack(), team=team)
+        work = Work(self.job, settings, self.inputs, contextlib.ExitStack(), processes=processes)
         if not rank(self.config):
             from thinkalike.loggers import About, tracked
 
@@ -192,11 +192,15 @@ def _pass(jobs: Sequence[_Planned], among: int) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     with contextlib.ExitStack() as opened:
-        team = opened.enter_context(together(config.trainer, config.model.device)) if instrument.is_shared else Team()
+        processes = (
+            opened.enter_context(together(config.trainer, config.model.device))
+            if instrument.is_shared
+            else ProcessGroup()
+        )
         if among > 1:  # the first process says which, as another one may finish a job meanwhile
-            chosen = team.everyone([each.job.key for each in jobs])[0]
+            chosen = processes.everyone([each.job.key for each in jobs])[0]
             jobs = [each for each in jobs if each.job.key in chosen]
-        works = [each.work(team) for each in jobs]
+        works = [each.work(processes) for each in jobs]
         for work in works:
             opened.enter_context(work.opened)
         given = [(each.instrument, each.config, work) for each, work in zip(jobs, works, strict=True)]

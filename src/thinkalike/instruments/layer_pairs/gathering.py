@@ -22,7 +22,7 @@ from thinkalike.job import Outcome, Work, phase_of_all
 from thinkalike.measures.rows import FEW
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_groups
-from thinkalike.processes import Round, Team
+from thinkalike.processes import ProcessGroup, Round
 from thinkalike.progress import doing
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches, array_batches
 from thinkalike.states.stimuli import stimulus_states_of
@@ -62,7 +62,7 @@ def compare_all(jobs: Sequence[tuple[LayerPairs, AnalyzeConfig, Work]]) -> list[
     both = zip(kinds, given, works, strict=True)
     comparisons = [_comparison(kind, each, work) for kind, each, work in both]
     with at_boundaries():
-        gather(comparisons, runs, works[0].team)
+        gather(comparisons, runs, works[0].processes)
     found = zip(kinds, given, comparisons, strict=True)
     return [_outcome(kind, each, comparison) for kind, each, comparison in found]
 
@@ -184,10 +184,10 @@ class Comparison:
     """
 
     def __init__(self, new: Callable[[], Any], measure: Any, batches: StateBatches, names: tuple[str, str], work: Work):
-        if measure.stop_at_width and work.team.size > 1:
+        if measure.stop_at_width and work.processes.size > 1:
             raise ConfigError("measure.stop_at_width looks at the batches of one process; leave it or trainer=ddp out")
         self.measure, self.batches, self.names, self.work = measure, batches, names, work
-        kept, self.metric = work.resume("batches"), _Shared(new, work.team)
+        kept, self.metric = work.resume("batches"), _Shared(new, work.processes)
         if kept is not None:
             self.metric.load(kept["metric"])
         self.first = 0 if kept is None else int(kept["batches"])
@@ -223,13 +223,13 @@ class Comparison:
     def keep(self, done: int) -> None:
         """Keep a state after so many batches, from which the same comes as without an end."""
         self.collect()
-        if not self.work.team.rank and self.goes_on and done > self.first:
+        if not self.work.processes.rank and self.goes_on and done > self.first:
             self.work.keep("batches", {"metric": self.metric.own.state_dict(), "batches": done})
 
     def collect(self) -> None:
         """Hand all batches, or the error of one, over to the first of the processes that share the job."""
         self.metric.gather()
-        errors = self.work.team.everyone(self.error)
+        errors = self.work.processes.everyone(self.error)
         self.error = next((error for error in errors if error is not None), None)
 
     def look(self, done: int) -> None:
@@ -261,7 +261,7 @@ class Comparison:
         return estimates
 
 
-def gather(comparisons: Sequence[Comparison], runs: ModelRuns, team: Team) -> None:
+def gather(comparisons: Sequence[Comparison], runs: ModelRuns, processes: ProcessGroup) -> None:
     """Go through the batches of all comparisons in step, so that each model runs once for each different input.
 
     Each comparison reads the batches that it would read alone. Processes that share the job hand the first one what
@@ -274,12 +274,12 @@ def gather(comparisons: Sequence[Comparison], runs: ModelRuns, team: Team) -> No
         return _in_step(comparisons, runs, number, step)
 
     with doing("batch", total or None, first) as activity:
-        for each in team.rounds(starting, first, _add):
+        for each in processes.rounds(starting, first, _add):
             activity.reach(each.done)
             _after(each, comparisons, total)
     for comparison in comparisons:
         comparison.collect()
-    team.end_of_share()
+    processes.end_of_share()
 
 
 def _in_step(
@@ -351,21 +351,21 @@ def _after(each: Round, comparisons: Sequence[Comparison], total: int) -> None:
 class _Shared:
     """A metric of which each process has a part; the first process gathers all of them in its own."""
 
-    def __init__(self, new: Callable[[], Any], team: Team):
-        self.new, self.team, self.own = new, team, new()
+    def __init__(self, new: Callable[[], Any], processes: ProcessGroup):
+        self.new, self.processes, self.own = new, processes, new()
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take over a state, which one process has."""
-        if not self.team.rank:
+        if not self.processes.rank:
             self.own.load_state_dict(state)
 
     def gather(self) -> None:
         """Hand all batches over to the first process."""
-        gives = self.team.rank and self.own.update_called
-        for state in self.team.everyone(self.own.state_dict() if gives else None):
-            if state is not None and not self.team.rank:
+        gives = self.processes.rank and self.own.update_called
+        for state in self.processes.everyone(self.own.state_dict() if gives else None):
+            if state is not None and not self.processes.rank:
                 part = self.new()
                 part.load_state_dict(state)
                 self.own.merge_state(part)
-        if self.team.rank:
+        if self.processes.rank:
             self.own = self.new()
