@@ -88,13 +88,6 @@ def test_a_changed_file_is_read_again(tmp_path, cache, reads, monkeypatch, how):
     assert remembered_digest(path) != first
 
 
-def test_a_small_file_needs_no_entry(tmp_path, cache, monkeypatch):
-    path = weights(tmp_path, b"small")
-    later(monkeypatch)
-    assert remembered_digest(path) == digest_of(path)
-    assert not cache.exists()
-
-
 def test_a_damaged_entry_is_made_anew(tmp_path, cache, reads, monkeypatch):
     path = weights(tmp_path)
     later(monkeypatch)
@@ -108,13 +101,3 @@ def test_a_damaged_entry_is_made_anew(tmp_path, cache, reads, monkeypatch):
         assert json.loads(entry.read_text()) == whole
     assert len(reads) == 6
     assert [each.suffix for each in cache.iterdir()] == [".json"]
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, cache, reads, monkeypatch):
-    path = weights(tmp_path)
-    later(monkeypatch)
-    cache.parent.write_text("in the way")
-    for _ in range(2):
-        assert remembered_digest(path) == digest_of(path)
-        forget(monkeypatch)
-    assert len(reads) == 2

@@ -16,7 +16,6 @@ import pandas as pd
 import pytest
 import torch
 
-from conftest import composed
 from thinkalike.config import (
     KINDS,
     MEASURES,
@@ -37,7 +36,7 @@ from thinkalike.config import (
 )
 from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument
-from thinkalike.job import Instrument, Outcome, Work, environment, key_of, perform
+from thinkalike.job import Instrument, Outcome, Work, key_of, perform
 from thinkalike.job.performing import contents_of
 from thinkalike.store import write_state
 
@@ -248,13 +247,6 @@ def test_the_key_is_of_what_the_job_reads(tmp_path):
     assert perform(Toy("another text"), config(tmp_path)).key != plain
 
 
-def test_a_kind_whose_version_is_raised_does_its_jobs_again(tmp_path):
-    class Newer(Toy, kind="toy", version=2, reads=("measure", "seed"), config=Config):
-        """The same with other numbers."""
-
-    assert perform(Newer(), config(tmp_path)).key != perform(Toy(), config(tmp_path)).key
-
-
 def test_a_schema_that_grows_finds_its_old_results(tmp_path):
     """The one way to add a setting: optional, with the default that there was without it."""
 
@@ -427,17 +419,3 @@ def test_the_provenance_says_what_computed_it(tmp_path):
     assert 1e7 < record["peak_memory_bytes"] < 1e13
     assert 0 <= record["wall_seconds"] < 60
     assert record["threads"] >= 1
-
-
-def test_the_commit_is_that_of_the_checkout():
-    import subprocess
-
-    here = Path(__file__).parent
-    run = subprocess.run(["git", "rev-parse", "--short=7", "HEAD"], cwd=here, capture_output=True, text=True)
-    if run.returncode:
-        pytest.skip("this is no checkout of git")
-    assert run.stdout.strip() in environment()["git_commit"]
-
-
-def test_an_experiment_s_configuration_is_that_of_the_door(tmp_path):
-    assert composed("measure=cka", f"store={tmp_path}", door="analyze").chosen == ["measure=cka", f"store={tmp_path}"]

@@ -148,16 +148,13 @@ class Code:
 
 
 BAD = {
-    "unknown model": (["model=gelu-3l-mimi"], r"model=gelu-3l-mimi is not known; did you mean 'gelu-3l-mini'"),
     "layer out of range": (["layers=[[0,0],[4,1]]"], "[4,1] is out of range; the source has layers 0 to 3"),
-    "layers that are none": (["layers=[0,1]"], "layers"),
     "tokenizers that read another text": (
         ["model.path={gpt2}", "model.mini=false", "model.family=auto", "target.mini=true", "target.family=native"],
         "reads 'Case' as 'case' and gelu-3l-mini[path=b] as 'Case', so their texts differ and cannot be aligned",
     ),
     "widths and identity": (["target.path={minis}/wide", "stitch=identity"], "stitch=identity needs equal widths"),
     "empty data": (["data.files=[{tmp}/empty.txt]"], "holds no text"),
-    "no such data": (["data.files=[{tmp}/nothing*.txt]"], "nothing matches"),
     "one document": (["data.files=[{tmp}/one.txt]"], "has too little text"),
     "divergence": (["stitch.lr=1e37", "stitch.optimizer=sgd", "stitch.clip=0", "stitch.weight_decay=0"], "at step"),
     "unwritable store": (["store={tmp}/one.txt/results"], "cannot be written"),
@@ -166,9 +163,6 @@ BAD = {
         "cannot go to a smaller width: gelu-3l-mini[path=wide] has 48",
     ),
     "too high a rank": (["stitch=low_rank", "stitch.rank=33"], "stitch.rank=33 is more than the smaller width"),
-    "unknown recipe": (["recipe=papre"], "recipe=papre is not known; did you mean 'paper'"),
-    "misspelt setting": (["stitch.stepz=3"], "did you mean 'stitch.steps'"),
-    "value of another type": (["stitch.steps=many"], "stitch.steps"),
 }
 
 

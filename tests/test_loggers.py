@@ -20,9 +20,8 @@ from thinkalike.config import LoggerConfig
 from thinkalike.errors import DataError, ResourceError
 from thinkalike.job import perform
 from thinkalike.job.performing import run_name
-from thinkalike.loggers import About, Tracker, publish_table, tracked
+from thinkalike.loggers import About, Tracker, publish_table
 from thinkalike.report.command import write_report
-from thinkalike.store import Result
 
 
 class Pictured(Toy):
@@ -101,12 +100,6 @@ def test_a_result_that_is_there_is_logged_for_the_agent_of_a_sweep_alone(tmp_pat
     assert wandb_runs.Offline.only(tmp_path).summary["mean"] == result.scalars["mean"]
 
 
-def test_disabled_writes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("WANDB_MODE", "disabled")
-    perform(Pictured(), on(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["toy"]
-
-
 def test_a_page_is_kept_as_an_artifact(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     finish(tmp_path / "results", "cka", "c1", {"table": layer_pairs("a", "b", 3, 2)})
@@ -115,15 +108,6 @@ def test_a_page_is_kept_as_an_artifact(tmp_path, monkeypatch):
     (artifact,) = run.artifacts
     assert (artifact.name, artifact.type, run.run.project) == ("page", "report", "thinkalike")
     assert [entry.path for entry in artifact.manifest.contents] == ["page.html"]
-
-
-def test_an_offline_mode_that_was_asked_for_is_heeded_without_a_word(tmp_path, monkeypatch, caplog):
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    with caplog.at_level("INFO", logger="thinkalike"):
-        perform(Toy(), on(tmp_path))
-    assert "W&B" not in caplog.text
-    assert wandb_runs.Offline.only(tmp_path).exit_codes == [0]
 
 
 @pytest.mark.parametrize("server", ["is not there", "never answers"])
@@ -152,15 +136,6 @@ def test_where_the_server_is_away_the_run_goes_on_offline(tmp_path, monkeypatch,
     assert "\n" not in line
     assert wandb_runs.Offline.only(tmp_path).exit_codes == [0]
     wandb.teardown()
-
-
-def test_a_server_that_answers_is_there_whatever_it_says():
-    import http.server
-    import threading
-
-    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
-        threading.Thread(target=server.handle_request, daemon=True).start()  # it answers 501
-        assert loggers._away(f"http://127.0.0.1:{server.server_port}") is None
 
 
 def test_a_run_that_the_server_refuses_goes_on_offline(tmp_path, monkeypatch, caplog):
@@ -227,13 +202,6 @@ def test_of_processes_that_share_a_job_the_first_alone_logs(tmp_path, monkeypatc
     with caplog.at_level("INFO", logger="thinkalike"), pytest.raises(ResourceError):  # the folders are the first one's
         perform(Toy(), config(tmp_path))
     assert Recorder.said == []
-
-
-def test_nothing_is_written_without_a_logger(tmp_path):
-    for kind in ("csv", "none"):
-        with tracked(LoggerConfig(kind=kind), About("x", "toy", tmp_path, tmp_path)) as tracker:
-            tracker.publish(Result(tmp_path))
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

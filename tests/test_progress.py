@@ -17,17 +17,15 @@ import time
 from fcntl import ioctl
 
 import pytest
-import torch
 from rich.console import Console
 from rich.spinner import Spinner
 
 from conftest import ROOT
 from thinkalike import progress
-from thinkalike.measures import MLEM, feature_importance, mantel
 from thinkalike.progress import Activity, counted, doing, under_way
 from thinkalike.screen import aside, watched
 from thinkalike.screen import progress as screen
-from thinkalike.screen.progress import PROGRESS, sentence
+from thinkalike.screen.progress import PROGRESS
 
 HIDES, SHOWS = b"\x1b[?25l", b"\x1b[?25h"  # the cursor
 
@@ -59,16 +57,6 @@ def test_items_are_counted_when_they_are_done_and_are_the_same_items():
     assert seen == [("a", 0, 3), ("b", 1, 3), ("c", 2, 3)]
     assert names() == []
     assert list(counted(iter("ab"), "letter", 5)) == ["a", "b"]
-
-
-def test_what_is_left_open_ends_with_what_is_around_it():
-    with doing("around"):
-        left = counted([1, 2], "left open")
-        next(left)
-        assert names() == ["around", "left open"]
-    assert names() == []
-    left.close()
-    assert names() == []
 
 
 def test_what_other_threads_do_goes_on():
@@ -111,33 +99,11 @@ def test_rate_and_rest_are_of_this_run(monkeypatch):
     assert Activity("batch", None, 3).left(now) is None
 
 
-def test_measures_count_folds_nulls_and_permutations(monkeypatch):
-    """A listener in the place of a screen."""
-    begun = []
-    real = progress.Activity
-    monkeypatch.setattr(progress, "Activity", lambda *given: begun.append(given[:2]) or real(*given))
-    X = torch.randint(0, 3, (40, 2))
-    feature_importance(MLEM(), X, X.double() + 0.1 * torch.randn(40, 2), folds=3, permutations=1, null=2)
-    mantel([torch.randn(8, 3)], [torch.randn(8, 3)], permutations=5)
-    assert {("fold", 3), ("null", 2), ("permutation", 5)} <= set(begun)
-
-
 # ------------------------------------------------------------------------------------------------------------ sentences
 
 
 def activities(*each: Activity) -> list[Activity]:
     return list(each)
-
-
-def test_a_line_says_where_how_far_how_fast_and_how_long():
-    step = Activity("training step", 170, 50, 10, note="loss 3.4548", since=100.0, reached=120.0)
-    line = sentence(activities(Activity("job 3 of 12: φ of a and b"), Activity("fit"), step), 120.0, 0.0)
-    assert line == "2:00 job 3 of 12: φ of a and b: fit: training step 50 of 170, loss 3.4548, 2 per second, 1:00 left"
-    slow = Activity("batch", None, 2, since=0.0, reached=8.0)
-    assert sentence(activities(slow), 9.0, 0.0) == "0:09 batch 2, 4 s each"
-    body = Activity("downloading model.safetensors", 500_000_000, 250_000_000, in_bytes=True, since=0.0, reached=10.0)
-    assert "250.0 of 500.0 MB, 25 MB per second, 0:10 left" in sentence(activities(body), 10.0, 0.0)
-    assert sentence(activities(Activity("loading")), 3.0, 0.0) == "0:03 loading"
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
@@ -171,11 +137,6 @@ def test_in_a_pipe_there_is_a_plain_line_now_and_then(monkeypatch):
     assert set(lines) == {"0:00 loading"}
 
 
-@pytest.mark.parametrize("every", ["30", "0", "never"])
-def test_a_short_job_says_nothing_and_0_is_silence(monkeypatch, every):
-    assert lines_of(monkeypatch, every, 0.1) == []
-
-
 @pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID"])
 def test_of_processes_that_share_a_job_the_first_speaks(monkeypatch, name):
     monkeypatch.setenv(name, "1")
@@ -197,14 +158,6 @@ def test_a_stderr_that_is_closed_or_missing_stops_nothing(monkeypatch):
     with watched(), doing("loading"), aside():
         reached.append("missing")
     assert (reached, errors) == (["closed", "missing"], [])
-
-
-def test_no_thread_is_left(monkeypatch):
-    lines_of(monkeypatch, "0.05", 0.1)
-    deadline = time.monotonic() + 5
-    while any(thread.name == "progress" for thread in threading.enumerate()) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(thread.name == "progress" for thread in threading.enumerate())
 
 
 # ------------------------------------------------------------------------------------------------------------- terminal

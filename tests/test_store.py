@@ -81,14 +81,6 @@ def test_what_was_put_in_comes_out(tmp_path):
     assert result.figures == []
 
 
-def test_a_result_stays_open_where_the_working_folder_changes(tmp_path, monkeypatch):
-    folder = done(tmp_path)
-    monkeypatch.chdir(folder.parent)
-    result = open_result(folder.name)
-    monkeypatch.chdir(tmp_path)
-    pd.testing.assert_frame_equal(result.table, TABLE)
-
-
 def test_all_results_of_a_store_are_one_table(tmp_path):
     assert len(results(tmp_path)) == 0
     for key, penalty in (("a", 0.5), ("b", 0.25)):
@@ -103,19 +95,6 @@ def test_all_results_of_a_store_are_one_table(tmp_path):
     ]
     assert open_result(table["folder"][1]).key == "b"
     assert list(finished(tmp_path, "cka")) == []
-
-
-def test_without_arrays_there_is_no_file_of_them(tmp_path):
-    folder = done(tmp_path)
-    assert everything(folder) == ["config.yaml", "manifest.json", "result.json", "table.csv"]
-    assert open_result(folder).arrays == {}
-
-
-def test_doing_a_job_again_replaces_all_of_the_old_result(tmp_path):
-    folder = done(tmp_path, arrays={"curve": np.arange(3.0)})
-    assert done(tmp_path, penalty=0.75) == folder
-    assert open_result(folder).scalars == {"penalty": 0.75}
-    assert not (folder / "arrays.npz").exists()
 
 
 # ------------------------------------------------------------------------------------------------------------- failures
@@ -226,23 +205,3 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path):
             job(tmp_path).running(wait=False).__enter__()
         other.kill()
     assert done(tmp_path).exists()
-
-
-def test_different_jobs_share_a_store_at_once(tmp_path):
-    one, two = job(tmp_path, "one"), job(tmp_path, "two")
-    with one.running(), two.running():
-        for work, penalty in ((one, 1.0), (two, 2.0)):
-            write(work, penalty)
-            work.appear()
-    assert [open_result(work.folder).scalars["penalty"] for work in (one, two)] == [1.0, 2.0]
-
-
-def test_a_failing_job_does_not_disturb_its_neighbour(tmp_path):
-    one = job(tmp_path, "one")
-    with one.running():
-        with pytest.raises(DataError):
-            fail(job(tmp_path, "two"), DataError("none"), state=False)
-        write(one)
-        one.appear()
-    assert one.done
-    assert not job(tmp_path, "two").partial.exists()
