@@ -235,7 +235,7 @@ def serve(
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), facts))
     server.daemon_threads = True
     server.block_on_close = False
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_port}", asked

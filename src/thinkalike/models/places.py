@@ -1,4 +1,4 @@
-"""Folders and repositories of checkpoints, their fingerprints, and errors of the libraries that read them, in one line.
+"""Where checkpoints are, what tells them apart, and why one cannot be read, in one line.
 
 Nothing here imports torch or transformers before a model is read.
 """
@@ -12,14 +12,14 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from thinkalike.config import ModelConfig
 from thinkalike.digests import remembered_digest
-from thinkalike.errors import ConfigError, HubError, ModelError, ResourceError, ThinkalikeError, first_line, nearest
-from thinkalike.hub import ANSWER_SECONDS, Commit, be_patient, cause_of, refused, resolved, trouble
+from thinkalike.errors import ConfigError, HubError, ModelError, ResourceError, ThinkalikeError, first_line
+from thinkalike.hub import Commit, cause_of, refused, resolved, trouble, watch
 
 log = logging.getLogger(__name__)
 
@@ -39,15 +39,12 @@ def folder_of(config: ModelConfig) -> Path | None:
         return None
     folder = Path(config.path) if config.path else ASSETS / config.name
     if config.revision:
-        raise ConfigError(
-            f"model.revision={config.revision} is a revision of the hub, and {folder} is a folder; leave it out"
-        )
-    if not (folder / "config.json").exists() and not (folder / "adapter_config.json").exists():
-        remedy = "give a folder that save_pretrained wrote"
-        if config.mini:
-            remedy = f"make it: python train.py task=pretrain model={folder.name}"
+        raise ConfigError(f"model.revision={config.revision}: {folder} is a folder, which has no revisions")
+    files = os.listdir(folder) if folder.is_dir() else []
+    if "config.json" not in files and "adapter_config.json" not in files:
+        remedy = f"run: python train.py task=pretrain model={folder.name}" if config.mini else "save_pretrained writes one"
         raise ModelError(f"model={config.name}: {folder} holds no checkpoint, because it has no config.json; {remedy}")
-    _check_no_adapter(config, str(folder), os.listdir(folder))
+    _check_no_adapter(config, str(folder), files)
     if config.mini and not config.path:
         _check_mini(config, folder)
     return folder
@@ -56,33 +53,27 @@ def folder_of(config: ModelConfig) -> Path | None:
 def _check_no_adapter(config: ModelConfig, place: str, files: Collection[str]) -> None:
     if "adapter_config.json" in files:
         raise ModelError(
-            f"model={config.name}: {place} has an adapter_config.json, and adapters are not read; give the model with "
-            "the adapter merged into it (PEFT's merge_and_unload), or remove the adapter's files to read the base model"
+            f"model={config.name}: {place} has an adapter_config.json, and adapters are not read; merge the adapter "
+            "into the model (PEFT's merge_and_unload), or remove its files to read the base model"
         )
 
 
 def _check_mini(config: ModelConfig, folder: Path) -> None:
-    """Check that a mini is not called by a repository, a seed or sizes that it does not have."""
+    """Refuse a repository, a seed or sizes that are not those of a mini: they would change a key and no number."""
     shape = _json(folder / "config.json")
     sizes = shape.get("architecture", shape)
     asked = {"hub_id": (config.hub_id, None), "seed": (config.seed, shape.get("seed", config.seed))}
     asked |= {f"architecture.{key}": (value, sizes.get(key, value)) for key, value in config.architecture.items()}
     for key, (value, own) in asked.items():
         if value != own:
-            raise ConfigError(
-                f"model.{key}={value}: the weights of {config.name} are there, and it is {own} for them; leave it out, "
-                "or train another model by task=pretrain"
-            )
+            raise ConfigError(f"model.{key}={value}: {config.name} is trained already, and has {own}; leave it out")
 
 
 def checkpoint_fingerprint(config: ModelConfig) -> str:
-    """Return what tells a checkpoint from any other one under the same name.
-
-    It is the commit of a model of the hub, 40 hexadecimal digits, and else the SHA-256 of the files that loading may
-    read, 16 hexadecimal digits.
+    """Return the commit of a model of the hub, or the SHA-256 of the files that loading may read, as 16 digits.
 
     Raises:
-        ConfigError, ModelError: see `folder_of`; or the hub does not say the commit and its cache has no copy.
+        ConfigError, ModelError: see `folder_of`; or the hub does not tell the commit and its cache has no copy.
     """
     folder = folder_of(config)
     if folder is None:
@@ -126,8 +117,7 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
     shape = _json(path)
     if code := _code_of_the_hub(shape):
         raise ModelError(
-            f"{path} says {code}, which is code of a repository of the hub, and none is ever run from there; remove "
-            "that entry"
+            f"{path} says {code}, which is code of a repository of the hub and is never run; remove that entry"
         )
     return shape
 
@@ -181,18 +171,23 @@ def hub(config: ModelConfig) -> Iterator[str]:
     repository, revision, commit = str(config.hub_id), config.revision, commit_of(config)
     if Path(repository).is_dir():
         raise ModelError(
-            f"model={config.name}: {repository} is a folder here, too, which would be read in the place of the "
-            f"repository; call from elsewhere, or give the folder: model=local model.path={repository}"
+            f"model={config.name}: {repository} is also a folder here, which would be read instead; call from "
+            f"elsewhere, or give the folder: model=local model.path={repository}"
         )
     if offline := commit.trouble is not None:
         log.warning("using the cached files of %s: %s", repository, cause_of(commit.trouble, repository, revision))
     download, listing, before = huggingface_hub.hf_hub_download, HfApi.list_repo_files, constants.HF_HUB_OFFLINE
+
+    def pinned(repo_id: str, filename: str, **options: Any) -> str:
+        return download(repo_id, filename, **options | ({"revision": commit.sha} if repo_id == repository else {}))
+
     constants.HF_HUB_OFFLINE = before or offline
     try:
-        huggingface_hub.hf_hub_download = _at_revision(download, repository, commit.sha)  # type: ignore[assignment]
+        huggingface_hub.hf_hub_download = pinned  # type: ignore[assignment]
         HfApi.list_repo_files = functools.partialmethod(listing, revision=commit.sha)  # type: ignore
         if offline:
-            files = _cached_files(repository, commit.sha)
+            folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "snapshots" / commit.sha
+            files = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
             HfApi.list_repo_files = lambda *_, **__: files  # type: ignore[method-assign]
         yield commit.sha
     finally:
@@ -200,42 +195,17 @@ def hub(config: ModelConfig) -> Iterator[str]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _at_revision(download: Callable[..., str], repository: str, revision: str) -> Callable[..., str]:
-    def pinned(repo_id: str, filename: str, **options: Any) -> str:
-        if repo_id == repository:
-            options["revision"] = revision
-        return download(repo_id, filename, **options)
-
-    return pinned
-
-
-def _cached_files(repository: str, commit: str) -> list[str]:
-    from huggingface_hub import constants
-
-    folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "snapshots" / commit
-    return [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
-
-
 def _unresolved(config: ModelConfig, error: Exception) -> str:
     cause = cause_of(error, str(config.hub_id), config.revision) or first_line(error)
-    near = _near(str(config.hub_id))
     if refused(error):
-        kind = "" if isinstance(error, HubError) else f"{type(error).__name__}: "
-        return f"{near}cannot load model={config.name} from {config.hub_id}: {kind}{cause}"
+        return f"cannot load model={config.name} from {config.hub_id}: {cause}"
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     return (
-        f"{near}model={config.name}: cannot get {config.hub_id}: {cause} ({endpoint}), and HF_HOME={home} has no copy; "
-        "set HF_HOME to a cache that has it, give a folder (model=local model.path=DIR), or take a mini "
+        f"model={config.name}: cannot get {config.hub_id}: {cause} ({endpoint}), and HF_HOME={home} has no copy; set "
+        "HF_HOME to a cache that has it, give a folder (model=local model.path=DIR), or take a mini "
         "(model=gelu-3l-mini)"
     )
-
-
-def _near(name: str) -> str:
-    """Return a hint for a name that may be a misspelt folder, which begins like a folder that is here."""
-    owner, _, own = name.partition("/")
-    there = [path.name for path in sorted(Path(owner).iterdir()) if path.is_dir()] if Path(owner).is_dir() else []
-    return f"{owner} is a folder here, and has no {own} ({nearest(own, there)}). " if own and there else ""
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
@@ -263,14 +233,10 @@ def explained(config: ModelConfig) -> Iterator[None]:
         attempt = f"cannot load model={config.name} from {place}"
         if cause := exhausted(error):
             raise ResourceError(f"{attempt}: {_said(cause)}; {LESS}") from error
-        raise ModelError(f"{attempt}: {_cause_on_hub(config, error) or _said(error)}") from error
-
-
-def _cause_on_hub(config: ModelConfig, error: Exception) -> str | None:
-    """Return why the hub did not give a file, which transformers may hide behind another error."""
-    errors = [] if config.path or config.mini else [error, trouble()]
-    causes = (cause_of(each, str(config.hub_id), config.revision) for each in errors if each)
-    return next(filter(None, causes), None)
+        # transformers may hide why the hub did not give a file behind another error
+        errors = filter(None, () if config.path or config.mini else (error, trouble()))
+        causes = filter(None, (cause_of(each, str(config.hub_id), config.revision) for each in errors))
+        raise ModelError(f"{attempt}: {next(causes, None) or _said(error)}") from error
 
 
 def _said(error: BaseException) -> str:
@@ -281,13 +247,12 @@ def _said(error: BaseException) -> str:
 
 
 def _quieten() -> None:
-    """Keep the libraries below from announcing themselves at import, because a job's output is its own."""
+    """Keep the libraries from announcing themselves: a job's output is its own."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    os.environ.setdefault("HF_HUB_ETAG_TIMEOUT", str(ANSWER_SECONDS))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")  # else transformers asks the hub to convert .bin files
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    be_patient()
+    watch()
 
 
 def pick_device(name: str, key: str = "model.device") -> str:
@@ -299,15 +264,14 @@ def pick_device(name: str, key: str = "model.device") -> str:
     Raises:
         ConfigError: this machine has no such device.
     """
-    if name == "cpu":
-        return name
+    if name in ("cpu", "cpu:0"):
+        return "cpu"
     import torch
 
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    there = ["cpu", *(["cuda"] if count else []), *(f"cuda:{number}" for number in range(count))]
-    there += ["mps"] if torch.backends.mps.is_available() else []
+    there = [f"cuda:{number}" for number in range(torch.cuda.device_count())]
+    there = ["cpu", *(["cuda"] if there else []), *there, *(["mps"] if torch.backends.mps.is_available() else [])]
     if name not in there:
         raise ConfigError(f"{key}={name} is not on this machine; it has: auto, {', '.join(there)}")
     return name
