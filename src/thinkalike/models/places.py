@@ -42,7 +42,9 @@ def folder_of(config: ModelConfig) -> Path | None:
         raise ConfigError(f"model.revision={config.revision}: {folder} is a folder, which has no revisions")
     files = os.listdir(folder) if folder.is_dir() else []
     if "config.json" not in files and "adapter_config.json" not in files:
-        remedy = f"run: python train.py task=pretrain model={folder.name}" if config.mini else "save_pretrained writes one"
+        remedy = (
+            f"run: python train.py task=pretrain model={folder.name}" if config.mini else "save_pretrained writes one"
+        )
         raise ModelError(f"model={config.name}: {folder} holds no checkpoint, because it has no config.json; {remedy}")
     _check_no_adapter(config, str(folder), files)
     if config.mini and not config.path:
@@ -186,7 +188,9 @@ def hub(config: ModelConfig) -> Iterator[str]:
         huggingface_hub.hf_hub_download = pinned  # type: ignore[assignment]
         HfApi.list_repo_files = functools.partialmethod(listing, revision=commit.sha)  # type: ignore
         if offline:
-            folder = Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "snapshots" / commit.sha
+            folder = (
+                Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}" / "snapshots" / commit.sha
+            )
             files = [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if path.is_file()]
             HfApi.list_repo_files = lambda *_, **__: files  # type: ignore[method-assign]
         yield commit.sha
