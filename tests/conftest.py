@@ -74,6 +74,7 @@ def _composed(door: str, overrides: tuple[str, ...]):
 # the slow tests that continuous integration runs: those that need under ten minutes together
 IN_CI = {
     "test_the_reference_is_as_its_script_makes_it",
+    "test_two_processes_see_the_same_as_one",
     "test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch",
     "test_help_and_a_misspelt_word_need_no_torch",
     "test_a_court_goes_on_source_by_source",

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from thinkalike.measures import CKA
+from thinkalike.measures.minibatch_cka import CKAMeans
 from thinkalike.measures.estimates import stimulus_folds
 from thinkalike.states.batches import array_batches
 
@@ -240,21 +240,13 @@ def test_sentences_that_decide_leave_a_value_though_what_others_add_is_negative(
     assert result.table["value"].tolist() == pytest.approx([1.0])
 
 
-def test_all_rows_at_once_do_not_settle():
-    metric = CKA(1, 1, left_out=True)
-    for number in range(3):
-        metric.update([torch.randn(8, 3)], [torch.randn(8, 2)], None, number)
-    with pytest.raises(ValueError, match="all rows were compared at once, so there are no batches"):
-        metric.compute().convergence()
-
-
 def test_intervals_over_sentences_cover_where_those_over_words_would_not():
     """Words of one sentence have one state in arrays that have nothing in common, whose CKA is therefore zero."""
 
     def covered(groups, seed):
         chance = torch.Generator().manual_seed(seed)
         sides = [[torch.randn(40, 3, generator=chance).double().repeat_interleave(6, 0)] for _ in range(2)]
-        metric = CKA(1, 1, left_out=True)
+        metric = CKAMeans(1, 1, left_out=True)
         for number, batch in enumerate(array_batches(sides, groups, rows_per_batch=1024).starting(0, 1)):
             metric.update(*batch.states, None, number)
         found = metric.compute()

@@ -14,6 +14,7 @@ import scipy.spatial.distance
 import scipy.stats
 import torch
 import torch.multiprocessing
+from torchmetrics import MetricCollection
 
 from thinkalike.measures import (
     CKA,
@@ -295,10 +296,10 @@ def batches(count, n=12, dtype=F64, seed=0):
     return [(features[:2], features[2:]) for features in drawn]
 
 
-def gathered(data, numbers=None, **options):
-    metric = CKA(2, 3, **options)
+def gathered(data, numbers=None, groups=None, **options):
+    metric = CKA(2, 3, given="none" if groups is None else "token", **options)
     for index, (sources, targets) in enumerate(data):
-        metric.update(sources, targets, number=numbers[index] if numbers else None)
+        metric.update(sources, targets, number=numbers[index] if numbers else None, groups=groups)
     return metric
 
 
@@ -486,8 +487,9 @@ def numbers_of(result):
 
 
 def agree(one, other, tolerance):
+    other = other.compute() if isinstance(other, CKA) else other
     for found, expected in zip(numbers_of(one), numbers_of(other), strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=tolerance)
+        torch.testing.assert_close(found.cpu(), expected, rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("aggregate", ["ratio_of_means", "mean_of_ratios"])
@@ -501,6 +503,47 @@ def test_any_split_of_the_batches_gives_the_same_to_the_bit(split, aggregate):
     for part in parts[1:]:
         parts[0].merge_state(part)
     agree(parts[0].compute(), whole, 0)
+
+
+SHARES = [([0, 3, 4], [1, 2]), ([0, 1, 2, 3, 4], [])]  # uneven, and one process without any
+
+
+def process(rank, folder):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/start", rank=rank, world_size=2)
+    data = batches(5)
+    for case, shares in enumerate(SHARES):
+        metric = gathered([data[i] for i in shares[rank]], shares[rank], permutations=1)
+        torch.save([number.clone() for number in numbers_of(metric.compute())], f"{folder}/{case}{rank}")
+        assert len(metric.records) == len(shares[rank]), "each process goes on with its own"
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_see_the_same_as_one(tmp_path):
+    torch.multiprocessing.spawn(process, (str(tmp_path),), nprocs=2)
+    expected = numbers_of(gathered(batches(5), permutations=1).compute())
+    for found in [torch.load(tmp_path / f"{case}{rank}") for case in range(2) for rank in range(2)]:
+        assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_it_is_a_metric_of_torchmetrics_also_in_a_collection_and_another_device(device):
+    data = batches(3)
+    metric = gathered([], groups=torch.arange(12), permutations=2).to(device)
+    both = MetricCollection({"unbiased": CKA(2, 3), "biased": CKA(2, 3, estimator="biased")}).to(device)
+    groups = torch.arange(12) // 6
+    for number, (sources, targets) in enumerate(data):
+        moved = [x.to(device) for x in sources], [y.to(device) for y in targets]
+        agree(metric(*moved, groups=groups), gathered([(sources, targets)], [number], permutations=2, groups=groups), 1e-10)
+        both.update(*moved)
+    agree(metric.compute(), gathered(data, permutations=2, groups=groups), 1e-10)
+    found = both.compute()
+    agree(found["unbiased"], gathered(data), 1e-12)
+    agree(found["biased"], gathered(data, estimator="biased"), 1e-12)
+    assert found["unbiased"].value.device.type == device.type
+    both.reset()
+    with pytest.raises(ValueError, match="call update first"), pytest.warns(UserWarning):
+        both["biased"].compute()
 
 
 def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(tmp_path):
@@ -843,7 +886,7 @@ def test_no_batches_have_no_cka():
 
 
 def test_batches_of_other_options_are_not_mixed_in():
-    with pytest.raises(ValueError, match="other options"):
+    with pytest.raises(ValueError, match="biased.* cannot be added"):
         gathered(batches(2)).merge_state(gathered(batches(2), estimator="biased"))
 
 

@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from thinkalike.measures import CKA, LayerMeans, LayerPredictions, mutual_measure
+from thinkalike.measures import LayerMeans, LayerPredictions, mutual_measure
+from thinkalike.measures.minibatch_cka import CKAMeans
 from thinkalike.measures import hsic as gram_products
 from thinkalike.measures import neighbours as mutual
 
@@ -40,14 +41,14 @@ def agree(one, other):
 @pytest.mark.parametrize("null", [0, 2])
 @pytest.mark.parametrize("n", [150, 601])
 def test_a_pair_among_three_models_has_the_bits_of_the_pair_alone(n, null, given):
-    metrics = [CKA(*depths(side), given=given, permutations=null) for side in SIDES]
+    metrics = [CKAMeans(*depths(side), given=given, permutations=null) for side in SIDES]
     for number in range(2):
         states, tokens, mask = drawn(n)
         states[0][1] = states[0][1].bfloat16()
         groups = tokens if given == "token" else None
-        CKA.update_pairs(metrics, SIDES, states, mask, number, groups)
+        CKAMeans.update_pairs(metrics, SIDES, states, mask, number, groups)
         for (source, target), metric in zip(SIDES, metrics, strict=True):
-            alone = CKA(*depths((source, target)), given=given, permutations=null)
+            alone = CKAMeans(*depths((source, target)), given=given, permutations=null)
             alone.update([x.clone() for x in states[source]], [x.clone() for x in states[target]], mask, number, groups)
             found = metric.records[number]
             assert all(torch.equal(found[name], alone.records[number][name]) for name in found)
@@ -60,10 +61,10 @@ OPTIONS = [{"estimator": "biased"}, {"kernel": "rbf"}, {"flatten": "mean", "perm
 def test_options_keep_the_bits(options):
     states, *_ = drawn(120)
     states = [[x.view(30, 4, -1) for x in layers] for layers in states]
-    metrics = [CKA(*depths(side), **options) for side in SIDES]
-    CKA.update_pairs(metrics, SIDES, states)
+    metrics = [CKAMeans(*depths(side), **options) for side in SIDES]
+    CKAMeans.update_pairs(metrics, SIDES, states)
     for (source, target), metric in zip(SIDES, metrics, strict=True):
-        alone = CKA(*depths((source, target)), **options)
+        alone = CKAMeans(*depths((source, target)), **options)
         alone.update(states[source], states[target])
         agree(metric, alone)
 
@@ -72,15 +73,15 @@ def test_each_gram_is_made_once_however_many_pairs(monkeypatch):
     counts, product = [], torch.mm
     monkeypatch.setattr(torch, "mm", lambda *args, **options: counts.append(1) or product(*args, **options))
     states, *_ = drawn(gram_products.CPU_TILE.step)
-    CKA.update_pairs([CKA(*depths(side)) for side in SIDES], SIDES, states)
+    CKAMeans.update_pairs([CKAMeans(*depths(side)) for side in SIDES], SIDES, states)
     assert len(counts) == sum(map(len, WIDTHS))
 
 
 def test_what_was_computed_before_is_forgotten():
-    metric = CKA(2, 3)
+    metric = CKAMeans(2, 3)
     for _ in range(2):
         states, *_ = drawn()
-        CKA.update_pairs([metric], [(0, 1)], states, number=metric.update_called)
+        CKAMeans.update_pairs([metric], [(0, 1)], states, number=metric.update_called)
         found = metric.compute()
     assert found.batches == 2
 

@@ -16,7 +16,8 @@ from thinkalike.config import TrainerConfig
 from thinkalike.errors import ConfigError, ShareDone
 from thinkalike.instruments import run_job
 from thinkalike.instruments.layer_pairs import gathering
-from thinkalike.measures import CKA, LayerMeans, mutual_measure
+from thinkalike.measures import LayerMeans, mutual_measure
+from thinkalike.measures.minibatch_cka import CKAMeans
 from thinkalike.processes import ProcessGroup, check_processes, together
 
 
@@ -82,7 +83,7 @@ def test_a_signal_of_one_process_reaches_all(monkeypatch):
 
 def metrics():
     return {
-        "cka": lambda: CKA(2, 3, permutations=1),
+        "cka": lambda: CKAMeans(2, 3, permutations=1),
         "mutual_knn": lambda: LayerMeans(2, 3, mutual_measure(5)),
         "mutual_knn given the token": lambda: LayerMeans(2, 3, mutual_measure(2), given="token"),
     }

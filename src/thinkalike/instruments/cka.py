@@ -57,11 +57,11 @@ class LayerCKA(LayerPairs, kind="cka", version=2, reads=("model", "target", "dat
         return 4  # the unbiased estimator divides by n - 3
 
     def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
-        from thinkalike.measures.minibatch_cka import CKA
+        from thinkalike.measures.minibatch_cka import CKAMeans
 
         options = {key: getattr(measure, key) for key in ("estimator", "aggregate", "kernel", "flatten", "given")}
         options["permutations"] = measure.permutations if measure.null else 0
-        return CKA(source_layers, target_layers, left_out=left_out, **options)
+        return CKAMeans(source_layers, target_layers, left_out=left_out, **options)
 
     def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
         return float(

@@ -300,10 +300,10 @@ def _state_batches(
 def _compared(
     models: Sequence[FrozenModel], states: StateBatches, facts: dict[str, Any], measure: Any
 ) -> PopulationCKA:
-    from thinkalike.measures.minibatch_cka import CKA
+    from thinkalike.measures.minibatch_cka import CKAMeans
 
     m = len(models)
-    metrics = [CKA(m, m) for _ in range(models[0].n_layers)]
+    metrics = [CKAMeans(m, m) for _ in range(models[0].n_layers)]
     for batch in counted(states.starting(0, 1), "batch of CKA"):
         for number, (metric, layer) in enumerate(zip(metrics, zip(*batch.states, strict=True), strict=True)):
             try:

@@ -305,8 +305,11 @@ class LayerMeans(Accumulator):
         Raises:
             ValueError: There was no batch.
         """
-        columns, depth = self._columns(), self.source_layers
-        values = self._values(columns)
+        return self.result(self._columns())
+
+    def result(self, columns: Record) -> LayerPairEstimate:
+        """Return the mean over batches, with intervals and the null, from their records, stacked by name."""
+        values, depth = self._values(columns), self.source_layers
         parts = jackknife(self.finished(values, _mean), self.finished(values, leave_one_out))
         across, first, second = parts[:depth, depth:], parts[:depth, :depth], parts[depth:, depth:]
         further: dict[str, Any] = {}

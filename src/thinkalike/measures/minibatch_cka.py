@@ -10,34 +10,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.measures.accumulators import Accumulator, LayerMeans
+from thinkalike.measures.accumulators import LayerMeans, Record
 from thinkalike.measures.chance import LayerPairEstimate
 from thinkalike.measures.estimates import Estimate, jackknife, leave_one_out
 from thinkalike.measures.kernel_alignment import alignment, check_choices, cka_measure
 
 
-class CKA(LayerMeans):
-    """Minibatch CKA of every layer of a source with every layer of a target (Nguyen et al. 2021).
-
-    Each `update` takes one batch of n >= 4 rows from both models and keeps its HSICs in float64, some kB. The order and
-    the split of the batches do not matter. A centred copy of the rows is in memory meanwhile. A
-    tensor that stands for several layers, as where a model is compared with itself, costs one. Products of bfloat16
-    and float16 states are taken in float32, which keeps the value of these states to 1e-7; the error of rounding states
-    to bfloat16 is 1e-5 of benign states, 2e-4 with one massive token, and 1e-3 where a few dimensions have an offset of
-    300 (1024 rows of width 256).
+class CKAMeans(LayerMeans):
+    """CKA of batches as all measures of layer pairs are gathered; `thinkalike.CKA` is this as a metric of torchmetrics.
 
     Args:
-        source_layers, target_layers: How many layers a batch brings.
-        estimator, kernel: See `cka`.
-        aggregate: "ratio_of_means", Σ HSIC / √(Σ HSIC Σ HSIC) over batches, or "mean_of_ratios", the mean of each
-            batch's CKA (Brown et al. 2023), which is off if batches have few rows.
-        flatten: What a row is, see `rows_of` (Brown et al. 2023, footnote 6).
-        given: "token" compares rows within groups of one token, of which each has at least 4 rows: sums over groups,
-            weighted by their rows, and over batches, come before the ratio. "none" compares all rows.
-        permutations: How often to compare also with the target's documents permuted inside each batch, or given the
-            token, its rows of each token; each takes as much time again. A p-value is at least 1 / (permutations + 1).
-        left_out: Whether the first batch has all rows, and the others have all but a part of them, on which intervals
-            rest, see `as_batches`; such batches have one aggregate.
+        estimator, aggregate, kernel, flatten, given, permutations: See `CKA`.
+        left_out: See `LayerMeans`; such batches have one aggregate.
 
     Raises:
         ValueError: An option is not known.
@@ -64,30 +48,26 @@ class CKA(LayerMeans):
         measure = cka_measure(estimator, kernel, flatten)
         after = aggregate == "mean_of_ratios"
         super().__init__(source_layers, target_layers, measure, permutations, left_out, given=given, after_ratio=after)
-        self.options = (estimator, kernel, flatten, given, permutations)
         self.aggregate = "ratio_of_means" if left_out else aggregate
 
     def compute(self) -> CKAResult:
-        """Return the CKA of all batches so far, with intervals.
+        """Return the CKA of all batches so far, with intervals; see `LayerMeans.compute`."""
+        return self.result(self._columns())
 
-        Raises:
-            ValueError: There was no batch.
-        """
-        estimate, columns, depth = super().compute(), self._columns(), self.source_layers
+    def result(self, columns: Record) -> CKAResult:
+        """Return the CKA of these batches, with intervals."""
+        estimate, depth = super().result(columns), self.source_layers
         common: dict[str, Any] = {item.name: getattr(estimate, item.name) for item in fields(estimate)}
         most, values = columns["leverages"].amax(0), self._values(columns)
         sides: dict[str, Any] = {"leverage_source": most[:depth], "leverage_target": most[depth:]}
         return CKAResult(**common, **sides, hsics=values, aggregate=self.aggregate, left_out=self.left_out)
 
-    def merge_state(self, other: Accumulator) -> None:
-        """Add the batches of another, see `Accumulator.merge_state`.
-
-        Raises:
-            ValueError: It has other options, or both have a batch of one number.
-        """
-        if not isinstance(other, CKA) or other.options != self.options:
-            raise ValueError(f"batches of other options than {self.options} cannot be added")
-        super().merge_state(other)
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the tensors of a batch's record, by name."""
+        l, m, p = self.source_layers, self.target_layers, self.permutations  # noqa: E741
+        within = {"used": (2,)} if self.given == "token" else {}
+        nulls = {"nulls": (p, l, m), "levels": (l, m), "documents": ()} if p else {}
+        return {"values": (l + m, l + m), "leverages": (l + m,), **within, **nulls}
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,13 +116,7 @@ class CKAResult(LayerPairEstimate):
         return ModelDistance(distance.value, distance.low, distance.high, int((layers.abs() > 1).sum()))
 
     def convergence(self) -> Float[Tensor, "b l m"]:
-        """Return the CKA of the first batch, of the first two, and so on.
-
-        Raises:
-            ValueError: All rows were compared at once; the share of a part of them may be negative, and has no CKA.
-        """
-        if self.left_out:
-            raise ValueError("all rows were compared at once, so there are no batches from which CKA settles")
+        """Return the CKA of the first batch, of the first two, and so on; it has no meaning where rows were left out."""
         return self._across(_running_mean)
 
     def _across(self, mean: Callable[[Tensor], Tensor]) -> Float[Tensor, "*b l m"]:
