@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from thinkalike.measures.minibatch_cka import CKAMeans
 from thinkalike.measures.estimates import stimulus_folds
+from thinkalike.measures.minibatch_cka import CKAMeans
 from thinkalike.states.batches import array_batches
 
 SENTENCES, WORDS = 60, 4

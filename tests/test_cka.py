@@ -534,7 +534,11 @@ def test_it_is_a_metric_of_torchmetrics_also_in_a_collection_and_another_device(
     groups = torch.arange(12) // 6
     for number, (sources, targets) in enumerate(data):
         moved = [x.to(device) for x in sources], [y.to(device) for y in targets]
-        agree(metric(*moved, groups=groups), gathered([(sources, targets)], [number], permutations=2, groups=groups), 1e-10)
+        agree(
+            metric(*moved, groups=groups),
+            gathered([(sources, targets)], [number], permutations=2, groups=groups),
+            1e-10,
+        )
         both.update(*moved)
     agree(metric.compute(), gathered(data, permutations=2, groups=groups), 1e-10)
     found = both.compute()
@@ -542,7 +546,7 @@ def test_it_is_a_metric_of_torchmetrics_also_in_a_collection_and_another_device(
     agree(found["biased"], gathered(data, estimator="biased"), 1e-12)
     assert found["unbiased"].value.device.type == device.type
     both.reset()
-    with pytest.raises(ValueError, match="call update first"), pytest.warns(UserWarning):
+    with pytest.raises(ValueError, match="call update first"), pytest.warns(UserWarning, match="compute"):
         both["biased"].compute()
 
 
@@ -886,7 +890,7 @@ def test_no_batches_have_no_cka():
 
 
 def test_batches_of_other_options_are_not_mixed_in():
-    with pytest.raises(ValueError, match="biased.* cannot be added"):
+    with pytest.raises(ValueError, match="cannot be added"):
         gathered(batches(2)).merge_state(gathered(batches(2), estimator="biased"))
 
 

@@ -116,7 +116,7 @@ class CKAResult(LayerPairEstimate):
         return ModelDistance(distance.value, distance.low, distance.high, int((layers.abs() > 1).sum()))
 
     def convergence(self) -> Float[Tensor, "b l m"]:
-        """Return the CKA of the first batch, of the first two, and so on; it has no meaning where rows were left out."""
+        """Return the CKA of the first batch, of the first two, and so on; meaningless if `left_out`."""
         return self._across(_running_mean)
 
     def _across(self, mean: Callable[[Tensor], Tensor]) -> Float[Tensor, "*b l m"]:
