@@ -34,7 +34,6 @@ from thinkalike.measures import (
     NeuralDistances,
     RowGroups,
     Stitch,
-    bootstrap_interval,
     cka,
     cka_measure,
     draw,
@@ -482,9 +481,6 @@ def test_a_measure_of_layers_can_be_pickled():
         (lambda: weighted_tau(VECTORS, VECTORS * torch.nan), "others lacks a value"),
         (lambda: spearman(torch.tensor([1.0, torch.nan]), torch.ones(2)), r"x lacks a value at \[1\]"),
         (lambda: cka_measure().matrix([], [Y]), "there is no layer to compare"),
-        (lambda: bootstrap_interval(X[0], X[0]), "a number below 0, or NaN"),
-        (lambda: bootstrap_interval(X[0], torch.ones(D).double(), level=95.0), "level=95.0 must lie between 0 and 1"),
-        (lambda: bootstrap_interval(X[0], torch.ones(D).double(), resamples=0), "resamples=0: an interval needs"),
     ],
 )
 def test_values_that_say_nothing_are_refused(call, message):

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from sklearn.metrics import roc_auc_score
 
-from thinkalike.measures import bootstrap_difference, bootstrap_interval, documents_and_seeds_interval, effective_number
+from thinkalike.measures import (
+    auc,
+    bootstrap_difference,
+    bootstrap_interval,
+    documents_and_seeds_interval,
+    effective_number,
+)
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -117,15 +124,7 @@ def test_one_document_apart_from_all_others_gives_finite_ends():
     assert low <= value < high
 
 
-def test_many_resamples_in_parts_are_as_good_as_at_once(monkeypatch):
-    sums, counts = report(30, (3,))
-    whole = bootstrap_interval(sums, counts, resamples=4000)
-    monkeypatch.setattr("thinkalike.measures.bootstrapping.AT_ONCE", 700)
-    parts = bootstrap_interval(sums, counts, resamples=4000)
-    torch.testing.assert_close(parts.low, whole.low, rtol=0, atol=0.05 * float((whole.high - whole.low).max()))
-
-
-# ----------------------------------------------------------------------------------------------------- effective number
+# ---- Effective number
 
 
 def test_the_effective_number_is_that_of_equal_documents():
@@ -134,39 +133,18 @@ def test_the_effective_number_is_that_of_equal_documents():
     assert effective_number(torch.tensor([3, 1])) == pytest.approx(16 / 10)
 
 
-def test_it_says_how_much_wider_an_interval_is():
-    """With one variance of means, that of the weighted mean is as of so many documents."""
-    counts = report(50)[1]
-    weights = (counts / counts.sum()).numpy()
-    assert (weights**2).sum() == pytest.approx(1 / effective_number(counts))
-
-
-# ------------------------------------------------------------------------------------------------------- several layers
+# ---- Several layers
 
 
 def test_intervals_of_several_layers_hold_together():
     chance, held = np.random.default_rng(0), {True: [], False: []}
-    for seed in range(300):
+    for seed in range(200):
         sums, counts = report(40, (5,), chance=chance)
         for together, each in held.items():
-            found = bootstrap_interval(sums, counts, resamples=400, seed=seed, together=together)
+            found = bootstrap_interval(sums, counts, resamples=300, seed=seed, together=together)
             each.append(covered(found).all().double())
     assert 0.92 < torch.stack(held[True]).mean() < 0.985
     assert torch.stack(held[False]).mean() < 0.9, "control"
-
-
-def test_together_with_itself_an_interval_stays_as_it_is():
-    sums, counts = report(40)
-    alone = bootstrap_interval(sums, counts)
-    for joint in (
-        bootstrap_interval(sums[None], counts, together=True),
-        bootstrap_interval(sums, counts, together=True),
-    ):
-        for left, right in zip(joint, alone, strict=True):
-            torch.testing.assert_close(left.squeeze(), right)
-    both = bootstrap_interval(torch.stack([sums, 3 * sums]), counts, together=True)
-    torch.testing.assert_close(both.low[0], alone.low)
-    torch.testing.assert_close(both.low[1], 3 * alone.low)
 
 
 def test_differences_hold_together_as_paired_ones_do():
@@ -177,7 +155,7 @@ def test_differences_hold_together_as_paired_ones_do():
         torch.testing.assert_close(left, right)
 
 
-# -------------------------------------------------------------------------------------------------- documents and seeds
+# ---- Documents and seeds
 
 
 def test_one_seed_gives_the_interval_over_documents():
@@ -222,3 +200,51 @@ def test_intervals_over_documents_and_seeds_cover(seeds):
         documents.append(covered(bootstrap_interval(sums.mean(-2), counts, resamples=400, seed=seed)))
     assert torch.cat(ours).mean() > 0.925
     assert torch.cat(documents).mean() < 0.85, "control"
+
+
+# ---- The area under the ROC curve
+
+
+@pytest.fixture
+def groups():
+    generator = torch.Generator().manual_seed(3)
+    upper = torch.randn(4, 9, generator=generator) + 1
+    lower = torch.randn(4, 14, generator=generator)
+    return upper.round(decimals=1), lower.round(decimals=1)  # with ties
+
+
+def test_the_area_is_the_mean_of_scikit_learns_area_over_the_repetitions(groups):
+    upper, lower = groups
+    labels = [1] * 9 + [0] * 14
+    areas = [roc_auc_score(labels, torch.cat([a, b]).numpy()) for a, b in zip(upper, lower, strict=True)]
+    found = auc(upper, lower)
+    assert float(found.value) == pytest.approx(sum(areas) / 4, abs=1e-12)
+    assert found.low < found.value < found.high
+    assert float(auc(lower, upper).value) == pytest.approx(1 - sum(areas) / 4, abs=1e-12)
+
+
+def test_a_monotone_change_of_one_repetition_leaves_the_area_as_it_is(groups):
+    upper, lower = groups
+    changed = upper.clone(), lower.clone()
+    for side in changed:
+        side[2] = side[2].exp() * 100
+    assert auc(*changed).value == auc(*groups).value
+
+
+def test_groups_that_are_apart_have_one_and_no_doubt():
+    found = auc(torch.ones(2, 3), torch.zeros(2, 4))
+    assert [float(each) for each in found] == [1, 1, 1]
+    assert float(auc(torch.ones(2, 3), torch.ones(2, 4)).value) == 0.5
+    with pytest.raises(ValueError, match="lower"):
+        auc(torch.ones(1, 2), torch.full((1, 2), torch.nan))
+
+
+def test_intervals_cover_the_area_of_the_population():
+    """Of two normals one standard deviation apart: Φ(1 / √2)."""
+    truth, covered = float(torch.special.ndtr(torch.tensor(0.5**0.5))), 0
+    for seed in range(100):
+        generator = torch.Generator().manual_seed(seed)
+        upper, lower = torch.randn(1, 20, generator=generator) + 1, torch.randn(1, 30, generator=generator)
+        found = auc(upper, lower, resamples=400)
+        covered += bool(found.low <= truth <= found.high)
+    assert 85 <= covered <= 100

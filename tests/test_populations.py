@@ -5,7 +5,8 @@ import itertools
 import pytest
 import scipy.stats
 import torch
-from sklearn.cluster import AgglomerativeClustering
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import pdist
 from sklearn.metrics import adjusted_rand_score
 
 from thinkalike.measures import (
@@ -36,23 +37,20 @@ def ends(estimate):
     return [part.tolist() for part in (estimate.value, estimate.low, estimate.high)]
 
 
-# ------------------------------------------------------------------------------------------------------------- clusters
+# ---- Clusters
 
 
 @pytest.mark.parametrize("k", [1, 2, 5, 12])
-@pytest.mark.parametrize("seed", range(4))
-def test_clusters_are_those_of_scikit_learn(k, seed):
-    points = torch.randn(12, 2, generator=torch.Generator().manual_seed(seed))
-    ours = cluster(distances(points), k)
-    theirs = AgglomerativeClustering(k, metric="precomputed", linkage="average").fit_predict(distances(points).numpy())
-    assert adjusted_rand_score(ours, theirs) == 1
-    assert sorted(set(ours.tolist())) == list(range(k))
+def test_clusters_are_those_of_scipys_average_linkage(k):
+    points = torch.randn(12, 2)
+    theirs = fcluster(linkage(pdist(points.numpy()), "average"), k, "maxclust")
+    assert adjusted_rand_score(cluster(distances(points), k), theirs) == 1
 
 
 def test_average_linkage_is_not_single_linkage():
     """A chain with short links falls apart where average linkage says so."""
     points = torch.tensor([[0.0], [1], [2.1], [3.3], [4.6], [6]])
-    single = AgglomerativeClustering(2, metric="precomputed", linkage="single").fit_predict(distances(points).numpy())
+    single = fcluster(linkage(pdist(points.numpy()), "single"), 2, "maxclust")
     assert adjusted_rand_score(cluster(distances(points), 2), single) < 1
 
 
@@ -71,24 +69,17 @@ def test_planted_groups_are_found_from_directed_penalties():
     assert adjusted_rand_index(labels, TEN[5:] + TEN[:5]) < 0.1  # control: other groups are not found
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_agreement_is_the_adjusted_rand_index(seed):
-    draw = torch.Generator().manual_seed(seed)
-    ours, groups = torch.randint(3, (15,), generator=draw), torch.randint(4, (15,), generator=draw).tolist()
-    assert adjusted_rand_index(ours, groups) == pytest.approx(adjusted_rand_score(groups, ours), abs=1e-12)
-
-
-@pytest.mark.parametrize(("labels", "groups"), [([0, 0, 0], "aaa"), ([0, 1, 2], "abc"), ([0, 0, 0], "abc")])
-def test_agreement_of_trivial_partitions(labels, groups):
+@pytest.mark.parametrize(
+    ("labels", "groups"),
+    [([0, 0, 0], "aaa"), ([0, 1, 2], "abc"), ([0, 0, 0], "abc"), ([0, 1, 1, 2, 0, 2], "abbaca")],
+)
+def test_agreement_is_the_adjusted_rand_index(labels, groups):
     assert adjusted_rand_index(torch.tensor(labels), groups) == adjusted_rand_score(list(groups), labels)
 
 
 def test_symmetric_is_the_mean_of_both_directions():
     penalties = torch.randn(4, 4, 3)
-    found = symmetric(penalties)
-    assert torch.equal(found, found.transpose(0, 1))
-    assert found[1, 2, 0] == (penalties[1, 2, 0] + penalties[2, 1, 0]) / 2
-    assert (found != penalties).any()
+    assert symmetric(penalties)[1, 2, 0] == symmetric(penalties)[2, 1, 0] == penalties[[1, 2], [2, 1], 0].mean()
 
 
 def p_by_loop(labels, groups):
@@ -149,7 +140,7 @@ def test_p_values_of_random_clusters_are_no_smaller_than_they_say():
     assert values.min() < 0.05  # control: it is not always 1
 
 
-# ------------------------------------------------------------------------------------------------- flips and directions
+# ---- Flips and directions
 
 
 def test_flips_are_those_of_a_plain_loop():
@@ -225,7 +216,7 @@ def test_directions_that_compare_with_a_single_pair_are_open():
     assert found.value.diagonal().tolist() == found.low.diagonal().tolist() == [0, 0]
 
 
-# ------------------------------------------------------------------------------------------------------------ intervals
+# ---- Intervals
 
 
 def test_means_are_those_of_ordered_pairs_of_two_models():
@@ -264,8 +255,7 @@ def population(m, own, seed):
     return own * (effects[:, None] + effects) + noise
 
 
-@pytest.mark.parametrize("m", [5, 10])
-@pytest.mark.parametrize("own", [0.3, 1.0])
+@pytest.mark.parametrize(("m", "own"), [(5, 1.0), (10, 0.3)])
 def test_intervals_over_models_cover_where_those_over_pairs_do_not(m, own):
     draws = [population(2 * m, own, seed) for seed in range(200)]
     found = [grouped(values, ["a"] * m + ["b"] * m) for values in draws]
@@ -298,9 +288,7 @@ def test_examples_widen_intervals_by_what_they_vary():
 REFUSED = {
     "more clusters than models": lambda: cluster(torch.zeros(4, 4), 5),
     "distances without a value": lambda: cluster(torch.full((3, 3), torch.nan), 2),
-    "a model without a group": lambda: grouped(torch.ones(2, 2), "abc"),
     "a group of one model": lambda: grouped(torch.randn(4, 4, 3), "aaab"),
-    "a pair without a value": lambda: grouped(torch.full((4, 4), torch.nan), PAIR),
     "a curve without a change": lambda: change_point(torch.ones(5)),
     "an interval without a value": lambda: onset(curve([0.1, torch.nan], 0.0)),
 }
@@ -312,7 +300,7 @@ def test_what_would_give_a_wrong_number_is_refused(case):
         REFUSED[case]()
 
 
-# ---------------------------------------------------------------------------------------------------------------- steps
+# ---- Steps
 
 
 @pytest.mark.parametrize("step", [1, 5, 12])
@@ -369,9 +357,9 @@ def onset_of(shape, seed):
 
 
 def test_an_onset_of_nothing_is_found_in_one_draw_of_twenty_at_most():
-    found = [onset_of(torch.zeros(8), seed) for seed in range(300)]
-    together, alone = (sum(place is not None for place in places) / 300 for places in zip(*found, strict=True))
-    assert together < 0.05 + 2 * (0.05 * 0.95 / 300) ** 0.5
+    found = [onset_of(torch.zeros(8), seed) for seed in range(150)]
+    together, alone = (sum(place is not None for place in places) / 150 for places in zip(*found, strict=True))
+    assert together < 0.05 + 2 * (0.05 * 0.95 / 150) ** 0.5
     assert alone > 0.1, "control: intervals of single places find more"
 
 

@@ -41,7 +41,7 @@ def condensed(square):
     return np.asarray(square)[rows, columns]
 
 
-# ----------------------------------------------------------------------------------------------------------- distances
+# ---- Distances
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,16 @@ def condensed(square):
         ("cosine", lambda x: 2 * pdist(x, "cosine")),
         ("manhattan", lambda x: pdist(x, "cityblock") ** 2),
         ("norm_difference", lambda x: pdist(np.linalg.norm(x, axis=1)[:, None]) ** 2),
+        ("correlation", lambda x: 2 * pdist(x, "correlation")),
+        ("precomputed", lambda x: x[np.triu_indices(N, 1)] ** 2),
         (lambda a, b: torch.cdist(a, b, p=3), lambda x: pdist(x, "minkowski", p=3) ** 2),
     ],
-    ids=["euclidean", "cosine", "manhattan", "norm_difference", "function"],
+    ids=["euclidean", "cosine", "manhattan", "norm_difference", "correlation", "precomputed", "function"],
 )
 def test_squared_distances_are_scipys(distance, reference, device):
     (states,) = drawn(1, device=device)
+    if distance == "precomputed":
+        states = torch.from_numpy(squareform(pdist(states.cpu().numpy(), "chebyshev"))).to(device)
     layer = NeuralDistances.of(states, distance)
     expected = reference(states.cpu().numpy())
     np.testing.assert_allclose(condensed(layer.squared().cpu()), expected, rtol=1e-10)
@@ -68,15 +72,6 @@ def test_squared_distances_are_scipys(distance, reference, device):
         condensed(squareform(expected)[[3, 1, 20]][:, [3, 1, 20]]),
         rtol=1e-10,
     )
-
-
-def test_precomputed_distances_are_squared():
-    given = torch.from_numpy(squareform(pdist(drawn(1)[0].numpy(), "chebyshev")))
-    layer = NeuralDistances.of(given, "precomputed")
-    torch.testing.assert_close(layer.squared(), given.square())
-    part = torch.tensor([5, 2, 9, 4])
-    torch.testing.assert_close(layer.take(part).squared(), given[part][:, part].square())
-    assert layer.extremes()[1] == given.square().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -102,27 +97,34 @@ def test_close_rows_keep_their_digits():
     assert error.max() > 1e-3, "control"
 
 
-@pytest.mark.parametrize(
-    ("states", "distance", "message"),
-    [
-        (torch.ones(3, 2), "euclid", "euclid"),
-        (torch.tensor([[1.0, torch.nan], [1, 2]]), "euclidean", "not finite"),
-        (torch.tensor([[1.0, 2], [0, 0]]), "cosine", "row 1 of layer is zero"),
-        (torch.ones(3, 2), "precomputed", "no matrix of distances"),
-        (torch.tensor([[0.0, 1], [2, 0]]), "precomputed", "no matrix of distances"),
-    ],
-)
-def test_what_has_no_distances_is_refused(states, distance, message):
-    with pytest.raises(ValueError, match=message):
-        NeuralDistances.of(states, distance)
+LAYERS = drawn()
+REFUSED = {
+    "an unknown distance": lambda: NeuralDistances.of(LAYERS[0], "euclid"),
+    "NaN": lambda: NeuralDistances.of(torch.tensor([[1.0, torch.nan], [1, 2]])),
+    "a state of zeros": lambda: NeuralDistances.of(torch.tensor([[1.0, 2], [0, 0]]), "cosine"),
+    "a constant state": lambda: NeuralDistances.of(torch.full((4, 3), 0.1), "correlation"),
+    "a diagonal of distances": lambda: NeuralDistances.of(torch.ones(2, 2), "precomputed"),
+    "distances with a direction": lambda: NeuralDistances.of(torch.tensor([[0.0, 1], [2, 0]]), "precomputed"),
+    "squares with a direction": lambda: NeuralDistances.given(torch.tensor([[0.0, 1], [2, 0]])),
+    "squares of NaN": lambda: NeuralDistances.given(torch.tensor([[0.0, torch.nan], [torch.nan, 0]])),
+    "a function of another shape": lambda: NeuralDistances.of(LAYERS[0], lambda a, b: a.norm(dim=1)).squared(),
+    "a constant": lambda: spearman(torch.tensor([0.0, -0.0, 0.0]), torch.arange(3.0)),
+    "a single value": lambda: spearman(torch.ones(1), torch.ones(1)),
+    "layers of other stimuli": lambda: rsa(LAYERS, [LAYERS[1][1:]]),
+    "a constant layer": lambda: rsa([LAYERS[0], torch.ones(N, 3)]),
+    "a constant matrix": lambda: matrix_agreement(torch.rand(6, 6), torch.eye(6)),
+    "a constant profile": lambda: weighted_tau(torch.tensor([[1.0, 2.0], [3.0, 3.0]])),
+    "a matrix with a direction": lambda: mds(torch.tensor([[0.0, 1], [2, 0]])),
+}
 
 
-def test_a_function_that_gives_another_shape_is_refused():
-    with pytest.raises(ValueError, match=r"gave \(40,\) for 40 and 40 states"):
-        NeuralDistances.of(drawn(1)[0], lambda a, b: a.norm(dim=1)).squared()
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_distances_or_ranks_is_refused(case):
+    with pytest.raises(ValueError):
+        REFUSED[case]()
 
 
-# --------------------------------------------------------------------------------------------------------------- ranks
+# ---- Ranks
 
 
 def valued(kind, n=500):
@@ -182,15 +184,7 @@ def test_spearman_of_patterns_is_that_of_the_values_written_out():
     assert spearman_of_patterns(torch.ones(2, 40), counts, sums).isnan().all()
 
 
-@pytest.mark.parametrize("values", [torch.ones(5), torch.tensor([0.0, -0.0, 0.0]), torch.ones(1)])
-def test_a_constant_has_no_ranks(values):
-    with pytest.raises(ValueError, match=f"row 0: all {len(values)} values are equal"):
-        spearman(values, torch.randn(len(values)))
-    with pytest.raises(ValueError, match="row 1: all 5 values are equal"):
-        unit_ranks([torch.arange(5.0), torch.ones(5)])
-
-
-# ----------------------------------------------------------------------------------------------------------------- rsa
+# ---- Rsa
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -214,51 +208,30 @@ def test_few_distinct_rows_are_many_exact_ties():
     assert found == pytest.approx(expected, abs=1e-9)
 
 
-def test_rsa_ignores_columns_of_zeros_and_a_great_offset():
-    layers = drawn()
-    for changed in (
-        [torch.cat([x, torch.zeros_like(x)], 1) for x in layers],
-        [x + 300 * torch.randn(D) for x in layers],
-    ):
-        assert rsa(layers, changed).sub(rsa(layers)).abs().max() < 1e-7
-
-
 def test_rsa_does_not_ignore_the_order_of_stimuli_on_one_side():
     layers, order = drawn(), torch.randperm(N)
     assert rsa(layers, [x[order] for x in layers]).abs().max() < 0.3
 
 
-def test_layers_of_other_stimuli_and_constant_ones_are_refused():
-    layers = drawn()
-    with pytest.raises(ValueError, match="39 stimuli"):
-        rsa([layers[0], layers[1][1:]])
-    with pytest.raises(ValueError, match="39 stimuli"):
-        rsa(layers, [layers[1][1:]])
-    with pytest.raises(ValueError, match="layer 1"):
-        rsa([layers[0], torch.ones(N, 3)])
-
-
-# -------------------------------------------------------------------------------------------------------------- mantel
+# ---- Mantel
 
 
 def test_mantel_counts_permutations_of_stimuli():
     layers = drawn(2, n=12)
-    found, p = mantel(layers, permutations=99, seed=5)
+    found, p = mantel(layers, permutations=19, seed=5)
     torch.testing.assert_close(found, rsa(layers))
     generator, reached = torch.Generator().manual_seed(5), torch.ones(2, 2)
-    for _ in range(99):
+    for _ in range(19):
         order = torch.randperm(12, generator=generator)
         reached += rsa(layers, [x[order] for x in layers]) >= found
-    torch.testing.assert_close(p, reached.double() / 100)
-    assert torch.equal(mantel(layers, permutations=99, seed=5)[1], p)
+    torch.testing.assert_close(p, reached.double() / 20)
 
 
 def test_mantel_finds_what_is_alike_and_its_p_values_are_uniform_where_nothing_is():
     (states,) = drawn(1)
     assert mantel([states, states + torch.randn(N, D)], permutations=99)[1].max() == 0.01
-    apart = [[torch.randn(10, 4)] for _ in range(400)]
-    p = [float(mantel(x, y, permutations=39, seed=k)[1]) for k, (x, y) in enumerate(itertools.pairwise(apart))][::2]
-    assert scipy.stats.kstest(np.array(p) - np.random.default_rng(0).random(len(p)) / 40, "uniform").pvalue > 0.01
+    p = torch.cat([mantel(*torch.randn(2, 20, 10, 4), permutations=19, seed=k)[1].diagonal() for k in range(10)])
+    assert scipy.stats.kstest(p.numpy() - np.random.default_rng(0).random(len(p)) / 20, "uniform").pvalue > 0.01
 
 
 def test_agreement_of_matrices_is_spearman_of_their_upper_triangles():
@@ -266,11 +239,9 @@ def test_agreement_of_matrices_is_spearman_of_their_upper_triangles():
     expected = scipy.stats.spearmanr(condensed(a), condensed(b)).statistic
     assert matrix_agreement(a, b) == pytest.approx(expected, abs=1e-12)
     assert matrix_agreement(a, a) == pytest.approx(1)
-    with pytest.raises(ValueError, match="all 15 values are equal"):
-        matrix_agreement(a, torch.eye(6, dtype=torch.float64))
 
 
-# ------------------------------------------------------------------------------------------------------------ profiles
+# ---- Profiles
 
 
 @pytest.mark.parametrize("decimals", [9, 1, 0], ids=["no ties", "ties", "many ties"])
@@ -298,12 +269,7 @@ def test_weighted_tau_sees_the_top_more_than_the_bottom():
     assert weighted_tau(profile, top) < weighted_tau(profile, bottom) < 1
 
 
-def test_a_constant_profile_is_refused():
-    with pytest.raises(ValueError, match="profile 1 is constant"):
-        weighted_tau(torch.tensor([[1.0, 2.0], [3.0, 3.0]]))
-
-
-# ----------------------------------------------------------------------------------------------------------------- mds
+# ---- Mds
 
 
 def test_a_flat_configuration_is_found_again():
@@ -321,7 +287,7 @@ def test_the_map_is_no_worse_than_the_best_of_scikit_learns_and_always_the_same(
     found, stress = mds(given)
     distances = torch.cdist(found, found)
     assert stress == pytest.approx(float((distances - given).square().sum().sqrt() / distances.norm()))
-    best = smacof(given.numpy(), n_init=8, eps=1e-12, max_iter=3000, random_state=0, normalized_stress=False)[1]
+    best = smacof(given.numpy(), n_init=3, eps=1e-12, max_iter=3000, random_state=0, normalized_stress=False)[1]
     raw = float((distances - given).square().sum() / 2)
     assert raw <= best * 1.05
     assert torch.equal(mds(given)[0], found)

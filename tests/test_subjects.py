@@ -34,7 +34,7 @@ def drawn(models=3, subjects=S, noise=1.0):
     return torch.cat([shared[None], others]), shared + noise * (torch.rand(subjects, P, dtype=torch.float64) - 0.5)
 
 
-# ------------------------------------------------------------------------------------------------------------- ceilings
+# ---- Ceilings
 
 
 @every
@@ -80,7 +80,7 @@ def test_equal_subjects_leave_no_room_and_unlike_ones_no_lower_end(comparator):
 def test_what_all_subjects_share_lies_between_the_ceilings(comparator):
     """Averages over simulations, as one sample may lie outside."""
     ends = []
-    for _ in range(12):
+    for _ in range(8):
         models, subjects = drawn(1)
         found = noise_ceiling(subjects, comparator)
         ends.append([found.lower.mean(), compare(models, subjects, comparator).mean(), found.upper.mean()])
@@ -88,22 +88,7 @@ def test_what_all_subjects_share_lies_between_the_ceilings(comparator):
     assert lower < truth < upper
 
 
-@pytest.mark.parametrize(
-    ("subjects", "comparator", "message"),
-    [
-        (torch.rand(1, P), "corr", "two subjects or more, not 1"),
-        (torch.rand(2, P), "rho", "comparator='rho' is none of"),
-        (torch.ones(2, P), "corr", "distances of 0 are constant"),
-        (torch.tensor([[1.0, 2, 3], [3, 2, 1]]), "tau_a", "the distances of the mean of all subjects are constant"),
-        (torch.tensor([[1.0, 2, 3], [3, 2, 1], [2, 1, 3]]), "spearman", "the mean of all subjects but 2 are constant"),
-    ],
-)
-def test_subjects_without_a_ceiling_are_refused(subjects, comparator, message):
-    with pytest.raises(ValueError, match=message):
-        noise_ceiling(subjects, comparator)
-
-
-# ------------------------------------------------------------------------------------------------------- random effects
+# ---- Random effects
 
 
 def test_random_effects_are_scipys_t():
@@ -114,8 +99,6 @@ def test_random_effects_are_scipys_t():
     np.testing.assert_allclose([found.value, found.low, found.high], [values.mean(1), low, high], rtol=1e-9)
     errors = values.std(1) / 7**0.5
     np.testing.assert_allclose(two_sided(values.mean(1), errors, 6), theirs.pvalue, rtol=1e-9)
-    with pytest.raises(ValueError, match="an interval over subjects needs two of them, not 1"):
-        random_effects(values[:, :1])
 
 
 @pytest.mark.parametrize("freedom", [1, 2, 5, 11, 30])
@@ -128,7 +111,7 @@ def test_a_difference_of_0_without_spread_has_p_1_and_any_other_p_0():
     assert two_sided(torch.tensor([0.0, 1.0, -1.0]), torch.zeros(3), 4).tolist() == [1, 0, 0]
 
 
-# --------------------------------------------------------------------------------------------------------- both factors
+# ---- Both factors
 
 
 @pytest.mark.parametrize("comparator", ["cosine", "spearman", "corr_cov"])
@@ -221,8 +204,7 @@ def test_without_resamples_there_is_no_interval_over_stimuli():
     found = model_scores(*drawn(), resamples=0)
     assert found.replicates.shape == (0, 3, S)
     assert found.over_subjects(found.best([0, 1])[0].minus(found.of_ceiling())).low.isfinite()
-    with pytest.raises(ValueError, match="needs resamples of them: ask for some, such as resamples=1000"):
-        found.over_both(found.of(0))
+    assert found.over_both(found.of(0)).error.isnan()
 
 
 def test_the_best_is_chosen_on_other_subjects():
@@ -261,26 +243,27 @@ def test_stimuli_of_a_group_are_drawn_together():
     assert (draw(3, N, 50, seed=1).stimuli.sum(1) == N).all()
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: draw(3, 10, 1), "resamples=1: a spread needs two"),
-        (lambda: draw(3, 4, 5, groups=torch.tensor([0, 0, 1, 1])), "2 stimuli or groups of them are too few"),
-        (lambda: two_factor(torch.rand(1), torch.rand(2, 1), draw(1, 4, 2)), "needs two of them, not 1"),
-        (lambda: two_factor(torch.rand(2) / 0, torch.rand(2, 2), draw(2, 4, 2)), "a score is not finite"),
-    ],
-)
-def test_what_cannot_be_resampled_is_refused(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 def test_resamples_that_leave_nothing_to_compare_are_left_out_and_too_many_refused():
     one = torch.zeros(1, P, dtype=torch.float64)
     one[0, :3] = 1  # stimulus 0 and 1, 2, 3
     subjects = drawn()[1]
     found = model_scores(one, subjects, resamples=40)
     assert 20 <= len(found.replicates) == len(found.draws.subjects) < 40
-    one[0, 1:3] = 0
-    with pytest.raises(ValueError, match="of 40 resamples leave the distances of a layer constant"):
-        model_scores(one, subjects, resamples=40)
+
+
+THREE = torch.tensor([[1.0, 2, 3], [3, 2, 1], [2, 1, 3]])
+REFUSED = {
+    "one subject": lambda: noise_ceiling(torch.rand(1, P), "corr"),
+    "an unknown comparator": lambda: noise_ceiling(torch.rand(2, P), "rho"),
+    "a constant subject": lambda: noise_ceiling(torch.ones(2, P), "corr"),
+    "a constant mean": lambda: noise_ceiling(THREE[:2], "tau_a"),
+    "a constant mean of the others": lambda: noise_ceiling(THREE, "spearman"),
+    "two groups": lambda: draw(3, 4, 5, groups=torch.tensor([0, 0, 1, 1])),
+    "resamples that are constant": lambda: model_scores(torch.eye(P)[:1], drawn()[1], resamples=40),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_has_no_ceiling_or_resamples_is_refused(case):
+    with pytest.raises(ValueError):
+        REFUSED[case]()

@@ -45,6 +45,12 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(seed))
 
 
+def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise a ValueError unless a value is one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown: choose {', '.join(choices)}")
+
+
 def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
     """Let a function or a method take arrays of any sort where its annotations want tensors, or sequences of them.
 

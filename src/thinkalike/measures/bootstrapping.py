@@ -1,16 +1,16 @@
 """Intervals that resample documents, because the tokens of one document are not independent.
 
-A mean per token is a ratio R = Σ s / Σ n over documents with sums s and counts n, in which a document weighs
+A mean per token is a ratio R = Σ s / Σ n over documents with sums s and counts n, in which a document has the weight
 w = n / Σ n. Its interval is R - q₊ σ to R - q₋ σ:
 
 - σ² = Σ (s - R n)² / (1 - 2 w + Σ w²) / (Σ n)² is the linearised variance of a ratio, corrected so that it is unbiased
-  where means of documents scatter alike, however they weigh (Bell & McCaffrey 2002).
+  if all documents' means have the same variance, whatever their weights (Bell & McCaffrey 2002).
 - q are quantiles of the *studentised* bootstrap (Efron & Tibshirani 1993, section 12.5): each resample of documents
-  gives t, the distance of its ratio from R in its own standard errors. Where means of documents are skewed, so is t.
-- Resamples know too little of the few documents that weigh most. So q is multiplied by t(m - 1) / t(n - 1) with n
-  documents that weigh as m of equal length (`effective_number`) and t the quantile of Student's distribution with so
-  many degrees of freedom, and is t(m - 1) at least. That is no theorem, but what `benchmarks/coverage.py` found to
-  cover, where percentiles of the resampled ratios and Student's t alone do not.
+  gives t, the distance of its ratio from R in its own standard errors. If documents' means are skewed, so is t.
+- Resamples vary too little in the few documents of greatest weight. So q is multiplied by t(m - 1) / t(n - 1), where
+  the n documents are worth m of equal length (`effective_number`) and t(k) is the quantile of Student's distribution
+  with k degrees of freedom; and q is at least t(m - 1). This is empirical: `benchmarks/coverage.py` found that it
+  covers, and that percentiles of the resampled ratios and Student's t alone do not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from thinkalike.arguments import seeded
+from thinkalike.arguments import refuse_nan, seeded
 from thinkalike.measures.estimates import Estimate, student_t
 
 AT_ONCE = 2**24  # numbers of drawn documents in memory at once
@@ -36,26 +36,21 @@ def sum_by_document(
     """Return the sum of `values` over the tokens of each document, in float64.
 
     Args:
-        documents: The number of each token's document, below `count`.
-        count: How many documents there are.
+        documents: The index of each token's document, below `count`.
+        count: The number of documents.
     """
     sums = values.new_zeros(*values.shape[:-1], count, dtype=torch.float64)
     return sums.index_add_(-1, documents.long(), values.double())
 
 
 def effective_number(counts: Shaped[Tensor, " documents"]) -> float:
-    """Return how many documents of equal length weigh as much as these: (Σ n)² / Σ n², in [1, documents].
+    """Return the number of documents of equal length that are worth these: (Σ n)² / Σ n², in [1, documents].
 
     See Kish 1965, section 11.7.
 
     Args:
         counts: The number of tokens of each document.
-
-    Raises:
-        ValueError: No document has tokens.
     """
-    if not (counts > 0).any():
-        raise ValueError("no document has tokens, so there is no effective number of documents")
     return float(counts.double().sum().square() / counts.double().square().sum())
 
 
@@ -76,14 +71,13 @@ def bootstrap_interval(
     Args:
         sums: The sum of the values of each document's tokens.
         counts: The number of tokens of each document; documents without any are left out.
-        together: Whether the intervals hold for all means together, and not only one by one: their quantiles are those
-            of the largest and of the smallest t of each resample (max-t; Westfall & Young 1993, section 2.5).
+        together: Whether the intervals hold for all means simultaneously: then their quantiles are those of the largest
+            and the smallest t of each resample (max-t; Westfall & Young 1993, section 2.5).
 
     Raises:
-        ValueError: Fewer than two documents have tokens, a count is no number or below 0, the level does not lie
-            between 0 and 1, or there are no resamples.
+        ValueError: Fewer than two documents have tokens.
     """
-    return _studentised([_Ratio.of(sums, counts, _counted(counts))], level, resamples, seed, together)
+    return _studentised([_Ratio.of(sums, counts, counts > 0)], level, resamples, seed, together)
 
 
 def bootstrap_difference(
@@ -100,25 +94,18 @@ def bootstrap_difference(
     """Return the difference of two means over the same documents with a studentised bootstrap interval, of shape (*b).
 
     Each mean is a ratio as in `bootstrap_interval`, with counts of its own; both see the same resamples. Documents
-    without a count on either side are left out. `together` is that of `bootstrap_interval`.
+    without tokens on either side are left out.
 
     Raises:
-        ValueError: Fewer than two documents have counts on both sides; see `bootstrap_interval`.
+        ValueError: Fewer than two documents have tokens on both sides.
     """
-    kept = _counted(first_counts) & _counted(second_counts)
+    kept = (first_counts > 0) & (second_counts > 0)
     ratios = [_Ratio.of(first, first_counts, kept), _Ratio.of(second, second_counts, kept, sign=-1)]
     return _studentised(ratios, level, resamples, seed, together)
 
 
-def _counted(counts: Tensor) -> Tensor:
-    """Return which documents have tokens."""
-    if not (counts >= 0).all():
-        raise ValueError("the counts of documents hold a number below 0, or NaN: give how many tokens each has")
-    return counts > 0
-
-
 class _Ratio(NamedTuple):
-    """A mean per token that is added or subtracted: what its documents' sums have beyond it, and their counts."""
+    """A mean per token that is added or subtracted, with its documents' residuals and counts."""
 
     sign: int
     mean: Float[Tensor, "*b 1"]
@@ -133,15 +120,11 @@ class _Ratio(NamedTuple):
 
 
 def _studentised(ratios: Sequence[_Ratio], level: float, resamples: int, seed: int, together: bool) -> Estimate:
-    """Return the signed sum of the ratios' means with its interval, as the docstring of this module says.
+    """Return the signed sum of the ratios' means with its interval, see the docstring of this module.
 
-    Where resamples hardly differ within, as of two or three documents, t is without bounds. It is cut at the quantile
-    of Student's distribution with one degree of freedom, which is exact for two documents of equal length.
+    t is unbounded if the documents of a resample hardly differ, as may happen with two or three. It is cut at the
+    quantile of Student's distribution with one degree of freedom, which is exact for two documents of equal length.
     """
-    if not 0 < level < 1:
-        raise ValueError(f"level={level} must lie between 0 and 1, such as 0.95")
-    if resamples < 1:
-        raise ValueError(f"resamples={resamples}: an interval needs at least one")
     value, error = _with_error(ratios)
     n = ratios[0].counts.numel()
     parts = [_beyond(ratios, weights) for weights in resampled_counts(n, resamples, seed)]
@@ -159,10 +142,7 @@ def _studentised(ratios: Sequence[_Ratio], level: float, resamples: int, seed: i
 
 
 def _with_error(ratios: Sequence[_Ratio]) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
-    """Return the signed sum of the ratios' means, and its standard error.
-
-    The error is 0 where documents are alike up to rounding.
-    """
+    """Return the signed sum of the ratios' means, and its standard error, 0 if documents are equal up to rounding."""
     value, scale, influence = (torch.zeros(()) for _ in range(3))
     for ratio in ratios:
         weights = ratio.counts / ratio.counts.sum()
@@ -176,13 +156,13 @@ def _with_error(ratios: Sequence[_Ratio]) -> tuple[Float[Tensor, "*b"], Float[Te
 def _beyond(
     ratios: Sequence[_Ratio], weights: Float[Tensor, "r n"]
 ) -> tuple[Float[Tensor, "*b r"], Float[Tensor, "*b r"]]:
-    """Return by how much the signed sum of the ratios is beyond that of all documents, and its standard error.
+    """Return the signed sum of the ratios in each resample minus that of all documents, and its standard error.
 
     The error is the root of Σ w e², with e the sum over ratios of sign (s - r n) / Σ w n, and r that of the resample.
-    It is taken from products of sums and counts, so that nothing of size resamples x documents x entries is formed.
+    Products of sums and counts give it without an array of resamples x documents x entries.
 
     Args:
-        weights: How often each document is drawn in each of r resamples.
+        weights: How often each document is drawn in each resample.
     """
     totals = [weights @ ratio.counts for ratio in ratios]
     means = [ratio.sums @ weights.T / total for ratio, total in zip(ratios, totals, strict=True)]
@@ -201,15 +181,19 @@ def resampled_counts(n: int, resamples: int, seed: int) -> Iterator[Float[Tensor
         raise ValueError(f"an interval over documents needs two of them, not {n}")
     generator = seeded(seed)
     for part in torch.arange(resamples).split(max(AT_ONCE // n, 1)):
-        draws = torch.randint(n, (len(part), n), generator=generator)
-        weights = torch.zeros(len(part), n, dtype=torch.float64)
-        yield weights.scatter_add_(1, draws, torch.ones_like(weights))
+        yield drawn_counts(n, len(part), generator)
+
+
+def drawn_counts(n: int, resamples: int, generator: torch.Generator) -> Float[Tensor, "r n"]:
+    """Return how often each of n units is drawn in each resample of n with replacement."""
+    draws = torch.randint(n, (resamples, n), generator=generator)
+    return torch.zeros(resamples, n, dtype=torch.float64).scatter_add_(1, draws, torch.ones(draws.shape).double())
 
 
 def percentile_interval(value: Shaped[Tensor, "*b"], draws: Shaped[Tensor, "*b r"], level: float) -> Estimate:
     """Return the value with the interval that holds this share of its r draws.
 
-    An end between two draws is interpolated, or, where draws are whole numbers, it is the outer one of the two.
+    An end between two draws is interpolated; between two whole numbers it is the outer one.
     """
     tail = (1 - level) / 2
     sides = ("linear", "linear") if draws.is_floating_point() else ("lower", "higher")
@@ -220,7 +204,7 @@ def percentile_interval(value: Shaped[Tensor, "*b"], draws: Shaped[Tensor, "*b r
     return Estimate(value, low, high)
 
 
-# ---- Intervals in which documents and training seeds both vary: every seed reports on the same documents
+# ---- Documents and training seeds both vary: every seed is evaluated on the same documents
 
 
 def documents_and_seeds_interval(
@@ -240,16 +224,15 @@ def documents_and_seeds_interval(
         low = R - √((R - low_d)² + h²),    high = R + √((high_d - R)² + h²),    h² = t² max(v / S - u, 0)
 
     with R the mean of the S seeds' means per token, low_d and high_d the ends of its `bootstrap_interval` over
-    documents, v the variance of the seeds' means, and t of Student's distribution with S - 1 degrees of freedom. What
-    is peculiar to a seed and a document, e = (s - R_s n) minus its mean over seeds, is in the interval over documents
-    already: u = Σ e² / (S (S - 1) (Σ n)²) takes it from the variance over seeds. With two seeds t is 12.7, since two
-    values say little of their spread. With one seed the interval is that over documents, and says nothing of other
-    seeds. `benchmarks/coverage.py` has what it covers.
+    documents, v the variance of the seeds' means, and t of Student's distribution with S - 1 degrees of freedom (12.7
+    for two seeds). The interaction of seeds and documents, e = (s - R_s n) minus its mean over seeds, is in the
+    interval over documents already: u = Σ e² / (S (S - 1) (Σ n)²) takes it from the variance over seeds. With one seed
+    the interval is that over documents. `benchmarks/coverage.py` measures its coverage.
 
     Args:
         sums: The sum of the values of each document's tokens, of each seed.
         counts: The number of tokens of each document; documents without any are left out.
-        seed: Of the resamples of documents.
+        seed: Seed of the resamples of documents.
 
     Raises:
         ValueError: Fewer than two documents have tokens.
@@ -268,7 +251,7 @@ def documents_and_seeds_interval(
     return Estimate(value, value - (value - low).hypot(half), value + (high - value).hypot(half))
 
 
-# ---- How well a number tells two groups apart: the area under the ROC curve, with an interval over the members
+# ---- The area under the ROC curve, with an interval over the members of both groups
 
 
 def auc(
@@ -281,30 +264,21 @@ def auc(
 ) -> Estimate:
     """Return the share of pairs in which a member of the upper group has the greater value; ties count as half.
 
-    It is the area under the ROC curve, 1/(p n) Σᵢⱼ [uᵢ > lⱼ] + ½ [uᵢ = lⱼ] (Hanley & McNeil 1982), in [0, 1], averaged
-    over c repetitions of which only values of the same one are compared. ½ is what chance gives.
+    It is the area under the ROC curve, 1/(p n) Σᵢⱼ [uᵢ > lⱼ] + ½ [uᵢ = lⱼ] (Hanley & McNeil 1982), in [0, 1], ½ by
+    chance; averaged over c repetitions, with values compared within each.
 
     Args:
         upper, lower: The value of each member of a group in each repetition.
-        level: Of the percentile bootstrap interval over the members of both groups; all repetitions of a member are
-            drawn together.
+        level: Level of the percentile bootstrap interval over members; all repetitions of a member are drawn together.
 
     Raises:
-        ValueError: A group has no member, or a value is not a number.
+        ValueError: A value is NaN.
     """
-    if not (upper.numel() and lower.numel()):
-        raise ValueError(f"groups of {upper.shape[1]} and {lower.shape[1]} members: each needs one")
-    if upper.isnan().any() or lower.isnan().any():
-        raise ValueError("a value is not a number, so it has no rank")
+    refuse_nan(upper, "upper")
+    refuse_nan(lower, "lower")
     above = upper[:, :, None] - lower[:, None, :]
     wins = ((above > 0).double() + 0.5 * (above == 0).double()).mean(0)
     generator = seeded(seed)
-    drawn = [_shares(count, resamples, generator).to(wins.device) for count in wins.shape]
-    areas = ((drawn[0] @ wins) * drawn[1]).sum(1).clamp(max=1)  # rounding
+    shares = [drawn_counts(count, resamples, generator).to(wins.device) / count for count in wins.shape]
+    areas = ((shares[0] @ wins) * shares[1]).sum(1).clamp(max=1)  # rounding
     return percentile_interval(wins.mean(), areas, level)
-
-
-def _shares(count: int, resamples: int, generator: torch.Generator) -> Float[Tensor, "resamples count"]:
-    """Return the share of each member in each resample."""
-    drawn = torch.randint(count, (resamples, count), generator=generator)
-    return torch.nn.functional.one_hot(drawn, count).sum(1).double() / count

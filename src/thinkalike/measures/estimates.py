@@ -1,4 +1,4 @@
-"""A value with the ends of its interval: what everything returns here that says how sure it is."""
+"""Values with intervals: Student's t, the jackknife, means over subjects, and means over folds."""
 
 from __future__ import annotations
 
@@ -18,21 +18,13 @@ from thinkalike.arguments import seeded
 class Estimate:
     """A value with the lower and the upper end of its interval: three tensors of one shape.
 
-    It iterates as (value, low, high), `estimate[index]` indexes all three, and the format of a single number writes it
-    with its interval: f"{estimate:+.3f}" is "+0.037 [+0.032, +0.043]".
-
-    Raises:
-        ValueError: The three tensors differ in shape.
+    It iterates as (value, low, high), `estimate[index]` indexes all three, and a format writes a single number with its
+    interval: f"{estimate:+.3f}" is "+0.037 [+0.032, +0.043]".
     """
 
     value: Tensor
     low: Tensor
     high: Tensor
-
-    def __post_init__(self) -> None:
-        shapes = [tuple(part.shape) for part in (self.value, self.low, self.high)]
-        if len(set(shapes)) > 1:
-            raise ValueError(f"a value and the ends of its interval have one shape, not {shapes}")
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.value, self.low, self.high))
@@ -41,10 +33,7 @@ class Estimate:
         return Estimate(*(part[index] for part in self))
 
     def __format__(self, spec: str) -> str:
-        """Write a single number with its interval; without a format the estimate is written as any dataclass is."""
-        if not spec:
-            return str(self)
-        return span(self.value.item(), self.low.item(), self.high.item(), spec)
+        return span(self.value.item(), self.low.item(), self.high.item(), spec) if spec else str(self)
 
 
 def interval_around(value: Float[Tensor, "..."], half: Float[Tensor, "..."] | float) -> Estimate:
@@ -53,7 +42,7 @@ def interval_around(value: Float[Tensor, "..."], half: Float[Tensor, "..."] | fl
 
 
 def span(value: Any, low: Any, high: Any, spec: str = "+.3f") -> str:
-    """Return a number with its interval as everything writes it: "+0.037 [+0.032, +0.043]"."""
+    """Return a number with its interval: "+0.037 [+0.032, +0.043]"."""
     return f"{value:{spec}} [{low:{spec}}, {high:{spec}}]"
 
 
@@ -72,6 +61,18 @@ def student_p(t: float, freedom: int) -> float:
     from scipy.special import stdtr
 
     return float(2 * stdtr(freedom, -abs(t)))
+
+
+ROUNDING = 1e-12  # of scores in [-1, 1]
+
+
+def two_sided(value: Tensor, error: Tensor, freedom: int) -> Float[Tensor, "*b"]:
+    """Return the p-value of a value that is 0, by Student's t of value / error; 1 where both are 0 up to rounding."""
+    from scipy.special import stdtr
+
+    value, error = (part.where(part.abs() > ROUNDING, 0.0) for part in (value, error))
+    t = (value / error).nan_to_num(0.0, math.inf, -math.inf)
+    return 2 * torch.as_tensor(stdtr(freedom, -t.abs().double().cpu().numpy()))
 
 
 # ---- Intervals from leaving out one batch at a time (Tukey 1958)
@@ -110,54 +111,48 @@ def jackknife(value: Float[Tensor, "*s"], replicates: Float[Tensor, " b *s"], *,
     return interval_around(value, student_t(level, b - 1) * error)
 
 
-# ---- The mean over subjects as a sample of all subjects there could be: random effects (Holmes & Friston 1998)
-
-ROUNDING = 1e-12  # of scores in [-1, 1]
+# ---- Means over subjects and over folds
 
 
 def random_effects(values: Float[Tensor, "*b s"], *, level: float = 0.95) -> Estimate:
-    """Return the mean over s subjects, (*b), ± t √(Σ (v - mean)² / (s - 1) / s), t of s - 1 degrees of freedom.
+    """Return the mean over s ≥ 2 subjects, (*b), ± t √(Σ (v - mean)² / (s - 1) / s), t of s - 1 degrees of freedom.
 
-    The variance between subjects holds each one's own noise already, so that noisy subjects widen the interval. It is
-    of subjects alone: of the same stimuli, see `two_factor` for both.
-
-    Raises:
-        ValueError: There are fewer than two subjects.
+    The subjects are a sample of all subjects: random effects (Holmes & Friston 1998). The variance between subjects
+    includes each one's own noise, so noisy subjects widen the interval. Stimuli are fixed; see `two_factor` for both.
     """
     s = values.shape[-1]
-    if s < 2:
-        raise ValueError(f"an interval over subjects needs two of them, not {s}")
     return interval_around(values.mean(-1), student_t(level, s - 1) * values.std(-1) / math.sqrt(s))
 
 
-def two_sided(value: Tensor, error: Tensor, freedom: int) -> Float[Tensor, "*b"]:
-    """Return the p-value of a value that is 0, by Student's t of value / error; 1 where both are 0 up to rounding."""
-    value, error = (part.where(part.abs() > ROUNDING, 0.0) for part in (value, error))
-    t = (value / error).nan_to_num(0.0, math.inf, -math.inf)
-    found: Any = [student_p(each, freedom) for each in t.flatten().tolist()]
-    return torch.tensor(found, dtype=torch.float64).reshape(t.shape)
+def fold_interval(values: Float[Tensor, "*b k"], level: float = 0.95) -> Estimate:
+    """Return the mean over k ≥ 2 folds, (*b), with a t interval of k - 1 degrees of freedom.
+
+    Training sets overlap, so the variance of the mean is (1/k + 1/(k - 1)) times that of the folds, with 1/(k - 1) the
+    ratio of test to training stimuli (Nadeau & Bengio 2003, eq. 8).
+    """
+    k = values.shape[-1]
+    return interval_around(values.mean(-1), student_t(level, k - 1) * values.std(-1) * math.sqrt(1 / k + 1 / (k - 1)))
 
 
-# ---- Folds over stimuli, never over pairs of them, and the interval of a mean over folds
+# ---- Folds over stimuli, never over pairs of them
 
 
 def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " n"] | None = None) -> Int[Tensor, " n"]:
-    """Return the fold of each stimulus, drawn at random; the sizes of folds differ by one stimulus at most.
+    """Return the fold of each stimulus, drawn at random; the sizes of folds differ by at most one stimulus.
 
-    With `groups` (the sentence of each word, say) no group is in two folds: the largest group that is left goes into
-    the fold that is smallest so far.
+    With `groups` (the sentence of each word, say) no group is in two folds: the largest remaining group goes into the
+    smallest fold so far.
 
     Raises:
-        ValueError: There are fewer than two folds, or fewer stimuli or groups than folds, or not one group for each
-            stimulus.
+        ValueError: There are fewer than two folds, fewer stimuli or groups than folds, or not one group per stimulus.
     """
     units, inverse = torch.arange(n), torch.arange(n)
     if groups is not None:
         check_groups(groups, n)
         units, inverse = torch.unique(groups.cpu(), return_inverse=True)
     if not 2 <= folds <= len(units):
-        what = "stimuli" if groups is None else "groups"
-        raise ValueError(f"{folds} folds of {len(units)} {what}: there must be at least 2, and as many {what}")
+        name = "stimuli" if groups is None else "groups"
+        raise ValueError(f"{folds} folds of {len(units)} {name}: choose 2 folds or more, and at least as many {name}")
     order = torch.randperm(len(units), generator=seeded(seed))
     if groups is None:
         return torch.empty(n, dtype=torch.long).index_copy_(0, order, torch.arange(n) % folds)
@@ -171,7 +166,7 @@ def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " 
 
 
 def check_groups(groups: Tensor, n: int) -> None:
-    """Raise a ValueError unless these are the groups of n stimuli."""
+    """Raise a ValueError unless there is one group for each of n stimuli."""
     if groups.shape != (n,):
         raise ValueError(f"groups has shape {tuple(groups.shape)}: give the group of each of the {n} stimuli")
 
@@ -181,18 +176,3 @@ def splits(fold_of: Int[Tensor, " n"]) -> Iterator[tuple[Int[Tensor, " train"], 
     for fold in range(int(fold_of.max()) + 1):
         test = fold_of == fold
         yield (~test).nonzero()[:, 0], test.nonzero()[:, 0]
-
-
-def fold_interval(values: Float[Tensor, "*b k"], level: float = 0.95) -> Estimate:
-    """Return the mean over k folds, (*b), with a t interval of k - 1 degrees of freedom.
-
-    Training sets overlap, so the variance of the mean is (1/k + 1/(k - 1)) times that of the folds, with 1/(k - 1) the
-    ratio of test to training stimuli (Nadeau & Bengio 2003, eq. 8).
-
-    Raises:
-        ValueError: There is only one fold.
-    """
-    k = values.shape[-1]
-    if k < 2:
-        raise ValueError("an interval over folds needs two of them")
-    return interval_around(values.mean(-1), student_t(level, k - 1) * values.std(-1) * math.sqrt(1 / k + 1 / (k - 1)))

@@ -1,4 +1,4 @@
-"""Several subjects that saw the same stimuli: noise ceilings, and intervals from resampled subjects and stimuli."""
+"""Several subjects with the same stimuli: noise ceilings, and intervals from resampled subjects and stimuli."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded
-from thinkalike.measures.distances.comparators import CENTRED, RANKED, check_comparator, comparable, compare, stimuli_of
+from thinkalike.measures.bootstrapping import drawn_counts
+from thinkalike.measures.distances.comparators import CENTRED, RANKED, comparable, compare, stimuli_of
 from thinkalike.measures.distances.ranks import mid_ranks
 from thinkalike.measures.estimates import Estimate, interval_around, random_effects, student_t, two_sided
 from thinkalike.progress import counted
@@ -38,24 +39,21 @@ class ModelScores:
     replicates: Float[Tensor, "r m s"]
     ceiling: NoiseCeiling
     lower: Float[Tensor, "r s"]  # the lower ceiling in the resamples
-    draws: Draws | None  # None: no resamples
+    draws: Draws
 
     def of(self, model: int) -> Scored:
         """Return the scores of one model."""
         return Scored(self.values[model], self.replicates[:, model])
 
     def of_ceiling(self) -> Scored:
-        """Return the lower noise ceiling as if it were a model: each subject's score by the others' distances."""
+        """Return the lower noise ceiling as the scores of a model: each subject compared with the others' mean."""
         return Scored(self.ceiling.lower, self.lower)
 
     def best(self, models: Sequence[int]) -> tuple[Scored, Int[Tensor, " s"]]:
-        """Return the score of the best of some models, chosen for each subject by the mean of all other subjects.
+        """Return the scores of the best of some models, and its number, chosen for each subject on all other subjects.
 
-        The highest of many scores is too high by what chance adds to it; a choice that does not see the subject in
-        which it is judged is not. It is the same in all resamples.
-
-        Returns:
-            Its scores, and the number of the model that was chosen for each subject.
+        The highest of many scores is biased upwards; a choice that does not see the subject is not. It is the same in
+        all resamples.
         """
         inside = self.values[list(models)]
         others = inside.sum(1, keepdim=True) - inside
@@ -68,13 +66,7 @@ class ModelScores:
         return random_effects(scored.values, level=level)
 
     def over_both(self, scored: Scored, level: float = 0.95) -> TwoFactors:
-        """Return the mean score with its interval over subjects and stimuli; see `two_factor`.
-
-        Raises:
-            ValueError: There are no resamples.
-        """
-        if self.draws is None:
-            raise ValueError("an interval over stimuli needs resamples of them: ask for some, such as resamples=1000")
+        """Return the mean score with its interval over subjects and stimuli, NaN without resamples: `two_factor`."""
         return two_factor(scored.values, scored.replicates, self.draws, level=level)
 
 
@@ -87,25 +79,26 @@ def model_scores(
     seed: int = 0,
     groups: Int[Tensor, " n"] | None = None,
 ) -> ModelScores:
-    """Compare the distances of m models with those of s subjects, and do so again in resamples of the stimuli.
+    """Compare the distances of m models with those of s subjects, for all stimuli and in resamples of them.
 
-    In a resample a stimulus that is drawn twice is two stimuli, whose own pair is left out: its distance is 0 in all
-    models. The pool of the others' distances that gives the lower ceiling is that of all stimuli. Resamples that leave
-    a vector constant are left out.
+    A stimulus that is drawn twice counts as two stimuli, without their own pair, whose distance is 0 in all models. The
+    means of the other subjects for the lower ceiling are taken over all stimuli. Resamples in which a vector is
+    constant are left out.
 
     Args:
         models, subjects: Squared distances of all pairs of the same n stimuli.
-        resamples: How many; 0: none.
+        resamples: The number of resamples; 0: none.
         groups: (n) numbers; stimuli of a group are drawn together.
 
     Raises:
-        ValueError: More than half of the resamples leave a vector constant; see `compare`, `noise_ceiling` and `draw`.
+        ValueError: A vector is constant in more than half of the resamples; see `compare`, `noise_ceiling` and `draw`.
     """
     values, ceiling = compare(models, subjects, comparator).cpu(), noise_ceiling(subjects, comparator)
     ceiling = NoiseCeiling(*(part.cpu() for part in ceiling))
     (m, s), n = values.shape, stimuli_of(models.shape[1])
     if not resamples:
-        return ModelScores(values, values.new_zeros(0, m, s), ceiling, values.new_zeros(0, s), None)
+        none = values.new_zeros(0, s)
+        return ModelScores(values, values.new_zeros(0, m, s), ceiling, none, Draws(none, values.new_zeros(0, n), n))
     draws = draw(s, n, resamples, seed, groups)
     rows = torch.cat([models.double(), ceiling.without.to(models.device)])
     some = draws.stimuli.to(models.device).split(AT_ONCE)
@@ -113,37 +106,34 @@ def model_scores(
     found = torch.cat(parts).cpu()
     known = found.isfinite().flatten(1).all(1)
     if (lost := resamples - int(known.sum())) * 2 > resamples:
-        raise ValueError(f"{lost} of {resamples} resamples leave the distances of a layer constant: take more stimuli")
+        raise ValueError(f"the distances of a layer are constant in {lost} of {resamples} resamples: use more stimuli")
     found, draws = found[known], draws.take(known)
     return ModelScores(values, found[:, :m], ceiling, found[:, m:].diagonal(dim1=1, dim2=2), draws)
 
 
-# ------------------------------------------------------------------------------------------------------- noise ceilings
+# ---- Noise ceilings
 
 
 class NoiseCeiling(NamedTuple):
-    """What the mean distances of subjects reach in each of them: without and with that subject among them.
+    """The score of the subjects' mean distances in each subject, computed without and with that subject.
 
-    The mean of `lower` is a score that a model without error can be expected to reach, and that of `upper` one that no
-    model is much above.
+    A perfect model is expected to score above the mean of `lower`, and not much above that of `upper`.
     """
 
     lower: Float[Tensor, " s"]
     upper: Float[Tensor, " s"]
-    without: Float[Tensor, "s p"]  # the pooled distances of the others, which give `lower`
+    without: Float[Tensor, "s p"]  # the mean distances of the other subjects, which give `lower`
 
 
 def noise_ceiling(subjects: Float[Tensor, "s p"], comparator: str = "spearman") -> NoiseCeiling:
     """Return the noise ceiling of s subjects' distances, as rsatoolbox's `boot_noise_ceiling` does.
 
-    Distances are pooled as is best for the comparator: the mean of ranks (spearman and tau_a), of z-scores (corr,
-    corr_cov), or of vectors of norm 1 (cosine, cosine_cov). The lower end compares each subject with the pool of the
-    others, the upper end with that of all, of which the subject is one.
+    The mean is over ranks (spearman and tau_a), z-scores (corr, corr_cov), or vectors of norm 1 (cosine, cosine_cov).
+    The lower end compares each subject with the mean of the others, the upper end with that of all subjects.
 
     Raises:
         ValueError: There are fewer than two subjects; see `compare`.
     """
-    check_comparator(comparator)
     s = len(subjects)
     if s < 2:
         raise ValueError(f"a noise ceiling needs two subjects or more, not {s}")
@@ -151,14 +141,14 @@ def noise_ceiling(subjects: Float[Tensor, "s p"], comparator: str = "spearman") 
     normalised = _normalised(subjects.double(), comparator)
     pool = normalised.mean(0, keepdim=True)
     without = (s * pool - normalised) / (s - 1)
-    comparable(pool, comparator, ["the mean of all subjects"])
-    comparable(without, comparator, [f"the mean of all subjects but {each}" for each in range(s)])
+    names = ["the mean of all subjects", *(f"the mean of all subjects but {each}" for each in range(s))]
+    comparable(torch.cat([pool, without]), comparator, names)
     lower = [compare(without[each : each + 1], subjects[each : each + 1], comparator)[0, 0] for each in range(s)]
     return NoiseCeiling(torch.stack(lower), compare(pool, subjects, comparator)[0], without)
 
 
 def _normalised(vectors: Float[Tensor, "s p"], comparator: str) -> Float[Tensor, "s p"]:
-    """Return each subject's distances in the unit in which they are averaged."""
+    """Return each subject's distances in the unit in which subjects are averaged."""
     if comparator in RANKED:
         return mid_ranks(vectors)
     if comparator in CENTRED:
@@ -166,9 +156,9 @@ def _normalised(vectors: Float[Tensor, "s p"], comparator: str) -> Float[Tensor,
     return vectors / vectors.square().mean(1, keepdim=True).sqrt()
 
 
-# ------------------------------------------------------------------------------------------------- subjects and stimuli
+# ---- Subjects and stimuli
 
-FEWEST = 3  # different stimuli, or groups of them, that a resample must have: fewer have no distances to compare
+FEWEST = 3  # different stimuli, or groups of them, in a resample: fewer have no distances to compare
 
 
 class Draws(NamedTuple):
@@ -176,7 +166,7 @@ class Draws(NamedTuple):
 
     subjects: Float[Tensor, "r s"]
     stimuli: Float[Tensor, "r n"]
-    units: int  # how many stimuli, or groups of them, were drawn from
+    units: int  # the number of stimuli, or groups of them, from which a resample is drawn
 
     def take(self, kept: Tensor) -> Draws:
         """Return the resamples at an index."""
@@ -190,25 +180,18 @@ def draw(subjects: int, stimuli: int, resamples: int, seed: int = 0, groups: Int
         groups: (n) numbers; stimuli of a group, such as the words of a sentence, are drawn together.
 
     Raises:
-        ValueError: There are fewer than two resamples, or fewer than three stimuli or groups.
+        ValueError: There are fewer than three stimuli or groups.
     """
     owners = torch.arange(stimuli) if groups is None else groups.unique(return_inverse=True)[1].cpu()
     units = int(owners.max()) + 1
-    if resamples < 2:
-        raise ValueError(f"resamples={resamples}: a spread needs two of them or more")
     if units < FEWEST:
-        raise ValueError(f"{units} stimuli or groups of them are too few to resample; three are needed")
+        raise ValueError(f"{units} stimuli or groups of them are too few to resample: give three or more")
     generator = seeded(seed)
     drawn = torch.empty(0, units, dtype=torch.float64)
     while len(drawn) < resamples:
-        more = _counts(units, resamples, generator)
+        more = drawn_counts(units, resamples, generator)
         drawn = torch.cat([drawn, more[(more > 0).sum(1) >= FEWEST]])
-    return Draws(_counts(subjects, resamples, generator), drawn[:resamples][:, owners], units)
-
-
-def _counts(n: int, resamples: int, generator: torch.Generator) -> Float[Tensor, "r n"]:
-    drawn = torch.randint(n, (resamples, n), generator=generator)
-    return torch.zeros(resamples, n, dtype=torch.float64).scatter_add_(1, drawn, torch.ones(drawn.shape).double())
+    return Draws(drawn_counts(subjects, resamples, generator), drawn[:resamples][:, owners], units)
 
 
 class TwoFactors(NamedTuple):
@@ -224,36 +207,28 @@ def two_factor(
 ) -> TwoFactors:
     """Return the mean over subjects, (*b), with an interval over subjects and stimuli: the corrected dual bootstrap.
 
-    Resampling subjects and stimuli at once counts the noise of single measurements, that belongs to both, three times
-    over. So the variance comes from three bootstraps with the same draws: V_s of subjects alone, V_n of stimuli alone,
-    V of both (Schütt et al. 2023, eq. 11; rsatoolbox's `eval_dual_bootstrap`, with its correction for few),
+    Resampling subjects and stimuli together counts the noise of single measurements three times. So the variance comes
+    from three bootstraps with the same draws: V_s of subjects alone, V_n of stimuli alone, V of both (Schütt et al.
+    2023, eq. 11; rsatoolbox's `eval_dual_bootstrap`, with its correction for few),
 
         V_s' + V_n' - s n / ((s - 1) (n - 1)) (V - V_s - V_n),    V_s' = s / (s - 1) V_s,    V_n' = n / (n - 1) V_n,
 
-    not below V_s' and V_n', nor above V. Ends are ± t of min(s, n) - 1 degrees of freedom. A difference of two models
-    is that of their rows: models in the same subjects, with the same draws, are paired.
+    not below V_s' and V_n', nor above V. The interval is ± t of min(s, n) - 1 degrees of freedom. Two models are paired
+    if they have the same subjects and draws: give the difference of their scores.
 
     Args:
-        values: Scores in each subject, of all stimuli.
+        values: Scores in each of s ≥ 2 subjects, with all stimuli.
         replicates: The same in each resample of stimuli, of all subjects.
-
-    Raises:
-        ValueError: There are fewer than two subjects, or a value is not finite.
     """
     s, n = values.shape[-1], draws.units
-    if s < 2:
-        raise ValueError(f"an interval over subjects needs two of them, not {s}")
-    if not (values.isfinite().all() and replicates.isfinite().all()):
-        raise ValueError("a score is not finite")
     values, replicates, weights = values.double(), replicates.double(), draws.subjects / s
     both = torch.einsum("r...s,rs->r...", replicates, weights).var(0)
     of_subjects = torch.einsum("...s,rs->r...", values, weights).var(0)
     variance = dual_variance(both, of_subjects, replicates.mean(-1).var(0), s, n)
     value, error = values.mean(-1), variance.sqrt()
     freedom = min(s, n) - 1
-    return TwoFactors(
-        interval_around(value, student_t(level, freedom) * error), two_sided(value, error, freedom), error
-    )
+    ends = interval_around(value, student_t(level, freedom) * error)
+    return TwoFactors(ends, two_sided(value, error, freedom), error)
 
 
 def dual_variance(
@@ -261,7 +236,7 @@ def dual_variance(
 ) -> Float[Tensor, "*b"]:
     """Return the variance of a mean over s subjects and n stimuli from those of the three bootstraps; see `two_factor`.
 
-    Like rsatoolbox it never returns more than `both`, the variance of resampling subjects and stimuli at once.
+    As in rsatoolbox it is at most `both`, the variance of resampling subjects and stimuli together.
     """
     own, theirs = s / (s - 1) * subjects, n / (n - 1) * stimuli
     joint = s * n / ((s - 1) * (n - 1)) * (both - subjects - stimuli)

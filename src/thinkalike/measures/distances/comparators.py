@@ -14,13 +14,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import refuse_nan
+from thinkalike.arguments import check_choice, refuse_nan
 from thinkalike.measures.distances.ranks import weighted_ranks
 
 COMPARATORS = ("spearman", "tau_a", "corr", "cosine", "corr_cov", "cosine_cov")
 RANKED = ("spearman", "tau_a")
 CENTRED = ("corr", "corr_cov")
-WHITENED = ("corr_cov", "cosine_cov")  # these read distances as squared Euclidean ones
+WHITENED = ("corr_cov", "cosine_cov")  # for squared Euclidean distances
 
 
 def compare(
@@ -28,9 +28,8 @@ def compare(
     y: Float[Tensor, "b p"],
     comparator: str = "spearman",
     counts: Float[Tensor, "r n"] | None = None,
-    names: Sequence[str] = (),
 ) -> Float[Tensor, "*r a b"]:
-    """Return how alike each vector of x is to each of y, in [-1, 1].
+    """Return the similarity of each vector of x with each of y, in [-1, 1].
 
     | comparator | value |
     |---|---|
@@ -41,23 +40,21 @@ def compare(
     | cosine_cov | xᵀ V⁻¹ y / √(xᵀ V⁻¹ x · yᵀ V⁻¹ y) |
     | corr_cov | the same of vectors minus their means |
 
-    V = (C Cᵀ)² elementwise, with a row of C for each pair of stimuli, is the covariance of squared distances that noise
-    gives them (Diedrichsen et al. 2021). xᵀ V⁻¹ y is in proportion to the inner product of the double-centred matrices
-    -½ H D H, so that V is never formed.
+    V = (C Cᵀ)² elementwise, with a row of C for each pair of stimuli, is the covariance of squared distances under
+    noise (Diedrichsen et al. 2021). xᵀ V⁻¹ y is proportional to the inner product of the double-centred matrices
+    -½ H D H, so V is never formed.
 
     Args:
-        counts: In each of r resamples, how often each stimulus is drawn; two copies of one stimulus make no pair.
-        names: What errors call the vectors of x; by default their numbers.
+        counts: In each of r resamples, how often each stimulus is drawn; two copies of one stimulus are no pair.
 
     Returns:
-        The values, (a, b), or (r, a, b) of resamples; NaN where a resample leaves a vector constant (or zero).
+        The values, (a, b), or (r, a, b) of resamples; NaN where a vector is constant (or zero) in a resample.
 
     Raises:
-        ValueError: The comparator is unknown, or a vector is not finite, has not n (n - 1) / 2 > 1 distances, or is
-            constant (zero, under cosine and cosine_cov).
+        ValueError: The comparator is unknown, or a vector is not finite, or constant (zero, under cosine and
+            cosine_cov).
     """
-    check_comparator(comparator)
-    left = comparable(x, comparator, names)
+    left = comparable(x, comparator)
     right = left if y is x else comparable(y, comparator)
     resamples = torch.ones(1, stimuli_of(x.shape[1]), device=x.device) if counts is None else counts.to(x.device)
     found = []
@@ -71,7 +68,7 @@ def compare(
 
 
 def _units(vectors: Tensor, comparator: str, counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
-    """Return vectors of norm 1 whose products are the comparator's values; NaN for those that have none."""
+    """Return vectors of norm 1 whose products are the comparator's values; NaN for constant (or zero) vectors."""
     weights = pair_counts(counts)
     if comparator in CENTRED:
         vectors = vectors - (vectors @ weights / weights.sum())[:, None]
@@ -85,22 +82,13 @@ def _units(vectors: Tensor, comparator: str, counts: Float[Tensor, " n"]) -> Flo
     return _normed(vectors, weights)
 
 
-def check_comparator(comparator: str) -> None:
-    """Raise a ValueError unless the comparator is known."""
-    if comparator not in COMPARATORS:
-        raise ValueError(f"comparator={comparator!r} is none of {', '.join(COMPARATORS)}")
-
-
 def stimuli_of(pairs: int) -> int:
-    """Return the n ≥ 3 of n (n - 1) / 2 pairs, or raise a ValueError if there is none."""
-    n = (1 + isqrt(1 + 8 * pairs)) // 2
-    if n * (n - 1) // 2 != pairs or n < 3:
-        raise ValueError(f"{pairs} distances are not those of all pairs of three stimuli or more")
-    return n
+    """Return the n of n (n - 1) / 2 pairs."""
+    return (1 + isqrt(1 + 8 * pairs)) // 2
 
 
 def pair_counts(counts: Float[Tensor, "*r n"]) -> Float[Tensor, "*r p"]:
-    """Return how many pairs of each two different stimuli there are where each is drawn so often."""
+    """Return how often each pair of stimuli occurs in a resample with these counts of stimuli."""
     rows, columns = torch.triu_indices(counts.shape[-1], counts.shape[-1], 1, device=counts.device)
     return counts[..., rows].double() * counts[..., columns]
 
@@ -111,36 +99,34 @@ def comparable(
     """Return the distances in float64, or for comparators of ranks the number of each level in ascending order.
 
     Args:
-        names: What errors call the vectors; by default their numbers.
+        names: Names of the vectors in errors; by default "layer 0", "layer 1", ...
 
     Raises:
         ValueError: See `compare`.
     """
-    stimuli_of(vectors.shape[1])
+    check_choice("comparator", comparator, COMPARATORS)
     vectors = vectors.detach().double()
-    for name, vector in zip(names or range(len(vectors)), vectors, strict=True):
-        if not vector.isfinite().all():
-            raise ValueError(f"the distances of {name} are not finite")
-        if comparator in (*RANKED, *CENTRED) and (vector == vector[0]).all():
-            raise ValueError(f"the distances of {name} are constant over {len(vector)} pairs; leave it out")
-        if not vector.any():
-            raise ValueError(f"the distances of {name} are all 0 and have no direction")
+    for name, vector in zip(names or (f"layer {k}" for k in range(len(vectors))), vectors, strict=True):
+        flat = (vector == vector[0]).all() if comparator in (*RANKED, *CENTRED) else not vector.any()
+        if flat or not vector.isfinite().all():
+            problem = f"constant over {len(vector)} pairs: leave it out" if flat else "not finite"
+            raise ValueError(f"the distances of {name} are {problem}")
     if comparator in RANKED:
         return torch.stack([vector.unique(return_inverse=True)[1] for vector in vectors])
     return vectors
 
 
 def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Float[Tensor, "k q"]:
-    """Return vectors of norm 1, so that a product of two is their weighted cosine; NaN for those without a norm."""
+    """Return vectors of norm 1, so that a product of two is their weighted cosine; NaN for zero vectors."""
     weighted = vectors * weights.sqrt()
     return weighted / weighted.norm(dim=1, keepdim=True)
 
 
 def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
-    """Return the matrices G = -½ D + a 1ᵀ + 1 aᵀ, with the a that makes Σ W G² least, as vectors of norm 1.
+    """Return the matrices G = -½ D + a 1ᵀ + 1 aᵀ, with the a of least Σ W G², as vectors of norm 1.
 
-    W_ij = c_i c_j counts copies of pairs, and W_ii = c_i those of stimuli, which have a self-product each; pairs of
-    copies of one stimulus are missing, and so free. With all counts 1 that is double centring.
+    W_ij = c_i c_j counts copies of pairs, and W_ii = c_i copies of stimuli, each with its product with itself; pairs of
+    copies of one stimulus have no weight. With all counts 1 this is double centring.
     """
     n, drawn = len(counts), counts.nonzero()[:, 0]
     square = vectors.new_zeros(len(vectors), n, n)
@@ -157,8 +143,8 @@ def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Flo
 def _tau_a(x: Int[Tensor, "a p"], y: Int[Tensor, "b p"], weights: Float[Tensor, " p"]) -> Float[Tensor, "a b"]:
     """Return Kendall's τ_a = (concordant - discordant) / all pairs of values, in [-1, 1], from SciPy's τ_b.
 
-    A pair that is tied in x or in y is neither, and still one of all pairs (Kendall 1938), so that a vector with ties
-    is never at 1 even with itself: a model that predicts ties gains nothing by them.
+    A pair that is tied in x or in y is neither, but is counted (Kendall 1938). So a vector with ties has τ_a < 1 even
+    with itself, and a model gains nothing by predicting ties.
     """
     from scipy.stats import kendalltau  # takes half a second to import
 
@@ -189,7 +175,7 @@ def weighted_tau(profiles: Float[Tensor, "l f"], others: Float[Tensor, "m f"] | 
     ranked by x, ties by y, and the other way round.
 
     Args:
-        others: The profiles to compare with; by default the same.
+        others: The other profiles; by default the same.
 
     Raises:
         ValueError: A profile is constant, or holds NaN.

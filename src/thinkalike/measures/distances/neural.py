@@ -9,16 +9,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.arguments import takes_arrays
+from thinkalike.arguments import check_choice, takes_arrays
 
 DISTANCES = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference", "precomputed")
-GIVEN = "given"  # squared distances themselves: of a precomputed matrix, or from `NeuralDistances.given`
-DistanceChoice = (
-    str | Callable[[Tensor, Tensor], Tensor]
-)  # one of those, or a function of (a, d) and (b, d) states that gives (a, b)
+GIVEN = "given"  # the states are squared distances: of a precomputed matrix, or from `NeuralDistances.given`
+DistanceChoice = str | Callable[[Tensor, Tensor], Tensor]  # one of these, or a function of (a, d) and (b, d) to (a, b)
 Index = Int[Tensor, " _"] | slice
-CLOSE = 1e-6  # share of the squared norms below which a product of rows has lost digits of their distance
-PANEL = 256  # rows whose distances exist beside the result
+CLOSE = 1e-6  # share of the squared norms below which ‖x‖² + ‖y‖² - 2 x·y loses digits
+PANEL = 256  # rows of distances that are computed at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,12 +32,12 @@ class NeuralDistances:
     | manhattan | (Σ abs(x - y))² |
     | precomputed | the square of what is given |
 
-    The first four are squared Euclidean distances of some states, which is what has sums in closed form.
+    The first four are squared Euclidean distances of some states, whose sums have a closed form.
     """
 
-    states: Float[Tensor, "n d"]  # float64; where `exact`, those whose squared Euclidean distances are meant, centred
+    states: Float[Tensor, "n d"]  # float64; if `exact`, centred states with these squared Euclidean distances
     distance: DistanceChoice
-    whole: bool = False  # whether (D^N)² are whole numbers, which they then are exactly, so that equal ones tie
+    whole: bool = False  # whether (D^N)² are whole numbers: they are rounded, so that equal ones tie
 
     @classmethod
     @takes_arrays
@@ -49,14 +47,14 @@ class NeuralDistances:
         """Check and prepare the states of one layer.
 
         Args:
-            name: What an error calls the layer.
+            name: The name of the layer in errors.
 
         Raises:
             ValueError: The distance is unknown, a state is not finite, a state is zero under cosine or constant under
-                correlation, or a precomputed matrix is not one of distances.
+                correlation, or a precomputed matrix is not symmetric and non-negative with a zero diagonal.
         """
-        if not callable(distance) and distance not in DISTANCES:
-            raise ValueError(f"distance={distance!r} is none of {', '.join(DISTANCES)}, nor a function")
+        if not callable(distance):
+            check_choice("distance", distance, DISTANCES)
         states = states.detach().double()
         mean = states.mean(0)
         if not mean.isfinite().all():
@@ -67,7 +65,7 @@ class NeuralDistances:
         elif distance == "precomputed":
             square = states.shape[0] == states.shape[1]
             if not square or (states < 0).any() or states.diagonal().any() or not torch.equal(states, states.T):
-                raise ValueError(f"{name} is no matrix of distances: symmetric, none negative, a zero diagonal")
+                raise ValueError(f"{name} must be symmetric and non-negative, with a zero diagonal")
             return cls(states.square(), GIVEN)
         distances = cls(states, distance)
         if not distances.exact:
@@ -78,7 +76,7 @@ class NeuralDistances:
     @classmethod
     @takes_arrays
     def given(cls, squared: Float[Tensor, "n n"]) -> NeuralDistances:
-        """Return squared distances that were estimated elsewhere, such as `crossnobis`, of which some are negative.
+        """Return squared distances from elsewhere, such as `crossnobis`; some may be negative.
 
         Raises:
             ValueError: They are not finite, not symmetric, or not 0 on the diagonal.
@@ -96,7 +94,7 @@ class NeuralDistances:
         return len(self.states)
 
     def take(self, index: Int[Tensor, " k"]) -> NeuralDistances:
-        """Return the distances of the stimuli at `index`."""
+        """Return the distances of these stimuli."""
         states = self.states[index][:, index] if self.distance == GIVEN else self.states[index]
         return NeuralDistances(states, self.distance, self.whole)
 
@@ -104,7 +102,7 @@ class NeuralDistances:
         """Return (D^N)² between two sets of stimuli, in float64.
 
         Raises:
-            ValueError: The distance is a function, and it gives another shape.
+            ValueError: The distance is a function that returns another shape.
         """
         if self.distance == GIVEN:
             return self.states[rows][:, columns]
@@ -116,11 +114,11 @@ class NeuralDistances:
             return torch.cdist(left, right, p=1).square()
         distances = self.distance(left, right)
         if distances.shape != (len(left), len(right)):
-            raise ValueError(f"the distance gave {tuple(distances.shape)} for {len(left)} and {len(right)} states")
+            raise ValueError(f"the distance returned {tuple(distances.shape)} for {len(left)} and {len(right)} states")
         return distances.double().square()
 
     def squared(self) -> Float[Tensor, "n n"]:
-        """Return (D^N)² of all pairs of stimuli; identical rows are at exactly 0, and equally far from any other."""
+        """Return (D^N)² of all pairs of stimuli; identical rows are exactly 0 apart, and have the same distances."""
         squared = self.states.new_zeros(len(self), len(self))
         for start in range(0, len(self), PANEL):  # the upper triangle, mirrored into the lower
             end = start + PANEL
@@ -137,23 +135,22 @@ class NeuralDistances:
         return self.squared().flatten()[upper(len(self), self.states.device)]
 
     def extremes(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Return the least and the greatest (D^N)² of two different stimuli."""
+        """Return the smallest and the largest (D^N)² of two different stimuli."""
         low, high = self.vector().aminmax()
         return low, high
 
 
 def _transformed(states: Float[Tensor, "n d"], distance: str, name: str) -> Float[Tensor, "n _"]:
-    """Return the states whose Euclidean distances are those of this kind."""
-    if distance == "correlation":
-        if (flat := (states == states[:, :1]).all(1).nonzero()).numel():
-            raise ValueError(f"row {int(flat[0, 0])} of {name} is constant over its units and has no correlation")
-        states = states - states.mean(1, keepdim=True)
-    norms = states.norm(dim=1, keepdim=True)
+    """Return the states with these Euclidean distances."""
     if distance == "norm_difference":
-        return norms
-    if (norms == 0).any():
-        raise ValueError(f"row {int((norms == 0).nonzero()[0, 0])} of {name} is zero and has no direction")
-    return states / norms
+        return states.norm(dim=1, keepdim=True)
+    flat = (states == (states[:, :1] if distance == "correlation" else 0)).all(1)
+    if flat.any():
+        still = "constant" if distance == "correlation" else "zero"
+        raise ValueError(f"row {int(flat.nonzero()[0])} of {name} is {still} and has no {distance}")
+    if distance == "correlation":
+        states = states - states.mean(1, keepdim=True)
+    return states / states.norm(dim=1, keepdim=True)
 
 
 def upper(n: int, device: torch.device | None = None) -> Int[Tensor, " p"]:
@@ -163,13 +160,10 @@ def upper(n: int, device: torch.device | None = None) -> Int[Tensor, " p"]:
 
 
 def squared_distances(left: Float[Tensor, "a d"], right: Float[Tensor, "b d"]) -> Float[Tensor, "a b"]:
-    """Return ‖x - y‖² = ‖x‖² + ‖y‖² - 2 x·y, and the square of the difference itself where that would cancel.
-
-    It is fast, and good to ten digits if the states are centred.
-    """
+    """Return ‖x‖² + ‖y‖² - 2 x·y, or ‖x - y‖² itself where digits would cancel: ten digits for centred states."""
     own, other = left.square().sum(1), right.square().sum(1)
     squared = (own[:, None] + other).addmm_(left, right.T, alpha=-2)
-    near = (squared < CLOSE * (own.max() + other.max())).nonzero()  # few; which of them are close is looked up
+    near = (squared < CLOSE * (own.max() + other.max())).nonzero()  # few candidates, to avoid another (a, b) matrix
     rows, columns = near.unbind(1)
     close = near[squared[rows, columns] < CLOSE * (own[rows] + other[columns])]
     for rows, columns in (places.unbind(1) for places in close.split(max(1, 2**22 // left.shape[1]))):
@@ -177,39 +171,34 @@ def squared_distances(left: Float[Tensor, "a d"], right: Float[Tensor, "b d"]) -
     return squared
 
 
-# ----------------------------------------------------------------------------------------------------------- crossnobis
+# ---- Crossnobis
 
 
 NOISES = ("shrinkage", "diagonal", "none")
 
 
 def crossnobis(runs: Float[Tensor, "m n d"], noise: str = "shrinkage") -> Float[Tensor, "n n"]:
-    """Return the crossnobis distance of every two stimuli, squared and per unit: 0 on average where they are alike.
+    """Return the crossnobis distance of every two stimuli, squared and per unit: 0 on average if they are equal.
 
     d²_ij = 1 / (m (m - 1) d) Σ_{a≠b} (x_ai - x_aj)ᵀ Σ⁻¹ (x_bi - x_bj), over pairs of different runs a and b (Walther et
-    al. 2016, eq. 6). Noise of one run is independent of that of another, so it adds nothing on average, where it adds
-    twice its variance to a squared distance within runs. Hence values can be negative, and 0 is a true zero. It is the
-    mean over runs of that run against the mean of the others, as rsatoolbox has it.
+    al. 2016, eq. 6). The noise of two runs is independent and adds nothing on average; to a squared distance within a
+    run it adds twice its variance. So values can be negative, and 0 is a true zero. This is the mean over runs of each
+    run against the mean of the others, as in rsatoolbox.
 
     Σ is the covariance of units in the residuals of all runs from each stimulus's mean, with ν = n (m - 1) degrees of
-    freedom; see `noise_covariance`. As it comes from the same runs, it adds a little to all distances alike: of
-    noise=diagonal 4 / (m (ν - 2)) on average, which goes away with many stimuli.
+    freedom; see `noise_covariance`. As it comes from the same runs, it adds a small constant to all distances: for
+    noise=diagonal 4 / (m (ν - 2)) on average, which vanishes with many stimuli.
 
     Args:
-        runs: The measurements of n stimuli in m runs by d units.
-        noise: shrinkage, diagonal (each unit's own variance alone), or none (Σ is the identity).
+        runs: The measurements of n stimuli in m ≥ 2 runs by d units.
+        noise: shrinkage, diagonal (each unit's variance alone), or none (Σ is the identity).
 
     Raises:
-        ValueError: There are fewer than two runs, a value is not finite, the noise is unknown, or the covariance cannot
-            be inverted.
+        ValueError: The noise is unknown, or a unit is constant over runs.
+        torch.linalg.LinAlgError: The covariance cannot be inverted: noise="diagonal" always can.
     """
-    if noise not in NOISES:
-        raise ValueError(f"noise={noise!r} is none of {', '.join(NOISES)}")
-    if len(runs) < 2:
-        raise ValueError(f"crossnobis distances need two runs or more, not {len(runs)}")
+    check_choice("noise", noise, NOISES)
     runs = runs.detach().double()
-    if not runs.isfinite().all():
-        raise ValueError("the measurements are not finite")
     runs = _prewhitened(runs - runs.mean((0, 1)), noise)
     m, _, d = runs.shape
     total = runs.sum(0)
@@ -228,10 +217,10 @@ def noise_covariance(residuals: Float[Tensor, "k d"], freedom: int) -> Float[Ten
 
     Args:
         residuals: Residuals of mean 0.
-        freedom: The degrees of freedom that they have.
+        freedom: Their degrees of freedom.
 
     Raises:
-        ValueError: A unit does not vary.
+        ValueError: A unit is constant.
     """
     k, d = residuals.shape
     covariance = residuals.T @ residuals / freedom
@@ -247,16 +236,12 @@ def noise_covariance(residuals: Float[Tensor, "k d"], freedom: int) -> Float[Ten
 
 
 def _prewhitened(runs: Float[Tensor, "m n d"], noise: str) -> Float[Tensor, "m n d"]:
-    """Return measurements whose Euclidean inner products are those under Σ⁻¹."""
+    """Return measurements with Euclidean inner products x' Σ⁻¹ y."""
     if noise == "none":
         return runs
     m, n, d = runs.shape
     covariance = noise_covariance((runs - runs.mean(0)).reshape(m * n, d), n * (m - 1))
     if noise == "diagonal":
         return runs / covariance.diagonal().sqrt()
-    factor, failed = torch.linalg.cholesky_ex(covariance)
-    if failed:
-        raise ValueError(
-            f"the noise of {d} units has no inverse with {n * (m - 1)} degrees of freedom: choose noise=diagonal"
-        )
+    factor = torch.linalg.cholesky(covariance)
     return torch.linalg.solve_triangular(factor, runs.reshape(m * n, d).T, upper=False).T.reshape(m, n, d)

@@ -1,4 +1,4 @@
-"""Ranks with ties, and Spearman's correlation from them: of vectors, and of predictions that take few values."""
+"""Ranks with ties, and Spearman's correlation of vectors and of predictions with few different values."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def _row_ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 
 def weighted_ranks(levels: Int[Tensor, "k p"], weights: Float[Tensor, " p"]) -> Float[Tensor, "k p"]:
-    """Return the mid-ranks from 1 of values that each stand for as many copies as their weights.
+    """Return the mid-ranks from 1 of values with these numbers of copies.
 
     Args:
-        levels: The number of each value's level, in ascending order.
+        levels: The index of each value among the different values, in ascending order.
     """
     sizes = weights.new_zeros(len(levels), int(levels.max()) + 1).scatter_add_(1, levels, weights.expand(levels.shape))
     return (sizes.cumsum(1) - (sizes - 1) / 2).gather(1, levels)
@@ -38,11 +38,11 @@ def weighted_ranks(levels: Int[Tensor, "k p"], weights: Float[Tensor, " p"]) -> 
 def unit_ranks(
     rows: Iterable[Float[Tensor, " n"]], name: str = "row", count: int | None = None
 ) -> Float[Tensor, "l n"]:
-    """Return the mid-ranks of each row, centred and of norm 1, so that Spearman's ρ is a product.
+    """Return the mid-ranks of each row, centred and of norm 1, so that Spearman's ρ is an inner product.
 
     Args:
-        name: What an error calls a row.
-        count: The number of rows, if it is known: then no second copy of them is made.
+        name: The name of a row in errors.
+        count: The number of rows, if known, to save memory: then the rows are not copied once more.
 
     Raises:
         ValueError: A row is constant, or has fewer than two values.
@@ -53,7 +53,7 @@ def unit_ranks(
         ranks = _row_ranks(row).sub_((len(row) + 1) / 2)
         norm = ranks.norm()
         if norm == 0:
-            raise ValueError(f"{name} {index}: all {len(row)} values are equal, so that they have no ranks")
+            raise ValueError(f"{name} {index}: all {len(row)} values are equal and have no ranks")
         if memory is None and count:
             memory = ranks.new_empty(count, len(row))
         found.append(torch.div(ranks, norm, out=None if memory is None else memory[index]))
@@ -81,19 +81,19 @@ def spearman_of_units(values: Float[Tensor, " n"], unit: Float[Tensor, " n"]) ->
 def spearman_of_patterns(
     predictions: Float[Tensor, "*b l q"], counts: Float[Tensor, " q"], rank_sums: Float[Tensor, "l q"]
 ) -> Float[Tensor, "*b l"]:
-    """Return Spearman's ρ of predictions that are the same for all pairs of one pattern, NaN where they are constant.
+    """Return Spearman's ρ of predictions with one value for all pairs of a pattern, NaN where they are constant.
 
     Args:
         predictions: The prediction of each pattern.
         counts: The number of pairs of each pattern.
-        rank_sums: The sums, over the pairs of each pattern, of `unit_ranks` of what is predicted.
+        rank_sums: The sums, over the pairs of each pattern, of `unit_ranks` of the target.
     """
     ranks = _counted_ranks(predictions, counts.expand_as(predictions)) - (counts.sum() + 1) / 2
     return (ranks * rank_sums).sum(-1) / (counts * ranks.square()).sum(-1).sqrt()
 
 
 def _counted_ranks(values: Float[Tensor, "*b n"], counts: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
-    """Return the mid-ranks of values that each stand for as many equal ones as their counts."""
+    """Return the mid-ranks of values with these numbers of copies."""
     ordered, order = values.sort(-1)
     sizes = counts.gather(-1, order)
     ends = sizes.cumsum(-1)

@@ -34,15 +34,14 @@ def rsa(
 
     Args:
         others: The layers to compare with; by default the same.
-        distance: See `NeuralDistances`; layers whose distances are given keep theirs.
-        comparator: What takes the place of Spearman's ρ, of the squared distances; see `compare`.
+        distance: See `NeuralDistances`; layers that are `NeuralDistances` keep theirs.
+        comparator: The similarity of squared distances, instead of Spearman's ρ; see `compare`.
 
     Raises:
         ValueError: Layers differ in the number of stimuli, or all distances of one are equal; see `NeuralDistances`
             and `compare`.
     """
-    vectors, further = _both(layers, others, distance)
-    return compare(vectors, further, comparator, names=_names(vectors))
+    return compare(*_both(layers, others, distance), comparator)
 
 
 def rsa_estimate(
@@ -65,10 +64,10 @@ def rsa_estimate(
     vectors, further = _both(layers, others, distance)
     owners = stimulus_folds(stimuli_of(vectors.shape[1]), folds, seed, groups).to(vectors.device)
     kept = torch.stack([torch.ones_like(owners), *(owners != fold for fold in range(folds))])
-    whole, *replicates = compare(vectors, further, comparator, kept.double(), _names(vectors))
-    if torch.stack(replicates).isnan().any():
+    found = compare(vectors, further, comparator, kept.double())
+    if found.isnan().any():
         raise ValueError("all distances of a layer are equal without one fold of stimuli: use more folds, or stimuli")
-    return jackknife(whole, torch.stack(replicates))
+    return jackknife(found[0], found[1:])
 
 
 def mantel(
@@ -79,22 +78,20 @@ def mantel(
     seed: int = 0,
     comparator: str = "spearman",
 ) -> tuple[Float[Tensor, "l m"], Float[Tensor, "l m"]]:
-    """Return `rsa`, and the probability of so large a ρ if stimuli had no counterpart in the other layers.
+    """Return `rsa` and its p-value under permutations of the stimuli of the other layers.
 
     It is p = (1 + #{ρ of permuted stimuli ≥ ρ}) / (1 + permutations), one-sided (Mantel 1967). Pairs that share a
     stimulus depend on each other, so stimuli are permuted, not pairs. All layers see the same permutations.
 
     Raises:
-        ValueError: There is not one permutation; see `rsa`.
+        ValueError: See `rsa`.
     """
-    if permutations < 1:
-        raise ValueError(f"permutations={permutations}: a p-value needs at least one")
     vectors, further = _both(layers, others, distance)
     n = stimuli_of(vectors.shape[1])
-    if comparator == "spearman":  # Pearson's r of ranks, which are the same however stimuli are permuted
+    if comparator == "spearman":  # Pearson's r of ranks, which move with the stimuli
         ranks = mid_ranks(vectors)
         vectors, further, comparator = ranks, ranks if further is vectors else mid_ranks(further), "corr"
-    found = compare(vectors, further, comparator, names=_names(vectors))
+    found = compare(vectors, further, comparator)
     place = torch.zeros(n, n, dtype=torch.long, device=vectors.device)  # of each pair, in either order, in the vectors
     rows, columns = torch.triu_indices(n, n, 1, device=vectors.device)
     place[rows, columns] = place[columns, rows] = torch.arange(len(rows), device=vectors.device)
@@ -122,15 +119,14 @@ def distance_vectors(
     """Return the squared distances of all pairs of stimuli in each layer, in the order of `upper`.
 
     Args:
-        n: The number of stimuli that layers must have; by default that of the first.
+        n: The number of stimuli of every layer; by default that of the first.
 
     Raises:
         ValueError: Layers differ in the number of stimuli; see `NeuralDistances`.
     """
     n = n or len(layers[0])
-    for index, states in enumerate(layers):
-        if len(states) != n:
-            raise ValueError(f"layer {index} has {len(states)} stimuli, not {n}: all layers need the same ones")
+    if other := [index for index, states in enumerate(layers) if len(states) != n]:
+        raise ValueError(f"layer {other[0]} has {len(layers[other[0]])} stimuli, not {n}")
     known = [
         each if isinstance(each, NeuralDistances) else NeuralDistances.of(each, distance, f"layer {index}")
         for index, each in enumerate(layers)
@@ -144,21 +140,17 @@ def _both(layers: Layers, others: Layers | None, distance: DistanceChoice) -> tu
     return vectors, vectors if others is None else distance_vectors(others, distance, len(layers[0]))
 
 
-def _names(vectors: Tensor) -> list[str]:
-    return [f"layer {index}" for index in range(len(vectors))]
+# ---- Multidimensional scaling
 
 
-# --------------------------------------------------------------------------------------------- multidimensional scaling
-
-
-LIMIT, SETTLED = 3000, 1e-14  # steps of SMACOF, and the relative gain that is worth another
+LIMIT, SETTLED = 3000, 1e-14  # steps of SMACOF, and the relative gain at which it stops
 
 
 def mds(dissimilarity: Float[Tensor, "l l"], dimensions: int = 2) -> tuple[Float[Tensor, "l k"], Float[Tensor, ""]]:
-    """Return points whose Euclidean distances d_ij are near the dissimilarities δ_ij: metric multidimensional scaling.
+    """Return points whose Euclidean distances d_ij approximate dissimilarities δ_ij: metric multidimensional scaling.
 
-    It minimises Σ_{i<j} (d_ij - δ_ij)² by SMACOF (de Leeuw 1977) from the classical solution (Torgerson 1952), so that
-    the result is the same every time; each axis has its largest coordinate positive.
+    It minimises Σ_{i<j} (d_ij - δ_ij)² by SMACOF (de Leeuw 1977) from the classical solution (Torgerson 1952), so it is
+    deterministic; the largest coordinate of each axis is positive.
 
     Returns:
         The points, about 0 on principal axes, and Kruskal's stress-1, sqrt(Σ (d - δ)² / Σ d²), at least 0.
@@ -194,16 +186,15 @@ def _turned(points: Float[Tensor, "l k"]) -> Float[Tensor, "l k"]:
     return turned * turned.gather(0, turned.abs().argmax(0, keepdim=True)).sign()
 
 
-# ------------------------------------------------------------------------------------------------- distance correlation
+# ---- Distance correlation
 
 
 def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
     """Return the bias-corrected distance correlation R* = <A, B> / √(<A, A> <B, B>), in [-1, 1].
 
-    A and B are the U-centred Euclidean distances of the rows (Székely & Rizzo 2013; in this form 2014). It
-    estimates the *square* of the distance correlation of Székely, Rizzo & Bakirov (2007), is about 0 for independent
-    features of any width, and below 0 half of the time. It is 0 in the limit only if there is no dependence of any
-    kind. It has no gradient here.
+    A and B are the U-centred Euclidean distances of the rows (Székely & Rizzo 2013; in this form 2014). It estimates
+    the *square* of the distance correlation of Székely, Rizzo & Bakirov (2007). Independent features of any width have
+    a value near 0, half of the time below it; any kind of dependence has a positive limit. It has no gradient here.
 
     Raises:
         ValueError: n < 4 or n differs between the sides, a value is not finite, or all distances of a side are equal.
@@ -213,13 +204,13 @@ def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Fl
 
 @torch.no_grad()
 def u_centred(matrix: Float[Tensor, "n n"], name: str) -> Float[Tensor, "n n"]:
-    """Return a symmetric matrix with the sums of its rows taken away so that products are unbiased, of norm 1.
+    """Return a U-centred symmetric matrix, whose products are unbiased, of norm 1.
 
     Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it. The product of two of them, over
     n (n-3), is the unbiased squared distance covariance of matrices of distances, and the unbiased HSIC of Grams.
 
     Raises:
-        ValueError: Nothing is left but rounding.
+        ValueError: The result is 0 up to rounding.
     """
     n = len(matrix)
     whole = matrix.double().clone().fill_diagonal_(0)

@@ -25,31 +25,24 @@ class SparseAutoencoder(nn.Module):
     With k, σ keeps the k largest entries, those of them that are positive (TopK; Gao et al. 2024, arXiv 2406.04093);
     without it, all that are positive (ReLU; Bricken et al. 2023). b_dec is not subtracted from h.
 
-    Weights with a leading axis s are as many independent autoencoders. They read the same states (n, d), or each its
-    own (s, n, d), and each has the bits that it has alone.
+    Weights with a leading axis s are s independent autoencoders. They read the same states (n, d), or each its own
+    (s, n, d), and give the same bits as each alone.
 
     Attributes:
-        W_enc: (d, f).
-        b_enc: (f).
-        W_dec: (f, d), one direction a row.
-        b_dec: (d).
-        k: How many latents are active at most; None: a ReLU.
-
-    Raises:
-        ValueError: k is not in 1..f.
+        W_enc, b_enc: (d, f) and (f).
+        W_dec, b_dec: (f, d), one direction a row, and (d).
+        k: The most latents that a state can have, in 1..f; None: a ReLU.
     """
 
     def __init__(self, W_enc: Tensor, b_enc: Tensor, W_dec: Tensor, b_dec: Tensor, k: int | None = None):
         super().__init__()
-        if k is not None and not 1 <= k <= W_enc.shape[-1]:
-            raise ValueError(f"k={k} is not in 1..{W_enc.shape[-1]}, the number of latents")
         self.k = k
         self.W_enc, self.b_enc = nn.Parameter(W_enc), nn.Parameter(b_enc)
         self.W_dec, self.b_dec = nn.Parameter(W_dec), nn.Parameter(b_dec)
 
     @classmethod
     def random(cls, d: int, f: int, k: int | None = None, seed: int = 0) -> SparseAutoencoder:
-        """Return one with random directions of norm 1 that reads what it writes: W_enc = W_dec', no biases."""
+        """Return an autoencoder with random directions of norm 1, W_enc = W_dec', and no biases."""
         directions = torch.randn(f, d, generator=seeded(seed))
         W_dec = nn.functional.normalize(directions, dim=-1)
         return cls(W_dec.T.clone(), torch.zeros(f), W_dec, torch.zeros(d), k)
@@ -59,21 +52,17 @@ class SparseAutoencoder(nn.Module):
         """Return several autoencoders of one shape as one module, with a leading axis.
 
         Raises:
-            ValueError: There is none, or they differ in their shape or in k.
+            ValueError: They differ in k.
         """
-        parts = ("W_enc", "b_enc", "W_dec", "b_dec")
-        kinds = {(each.d, each.f, each.k) for each in several}
-        if len(kinds) != 1:
-            raise ValueError(
-                f"autoencoders of one stack have one width, number of latents and k, not {sorted(kinds, key=str)}"
-            )
-        stacked = {part: torch.stack([getattr(each, part).detach() for each in several]) for part in parts}
-        return cls(**stacked, k=several[0].k)
+        if len(ks := {each.k for each in several}) > 1:
+            raise ValueError(f"autoencoders of one stack must have the same k, not {', '.join(sorted(map(str, ks)))}")
+        parts = zip(*(each.parameters() for each in several), strict=True)
+        return cls(*(torch.stack([part.detach() for part in same]) for same in parts), k=several[0].k)
 
     def unstacked(self) -> list[SparseAutoencoder]:
         """Return each autoencoder of a stack by itself."""
-        stack = (part.detach().clone() for part in (self.W_enc, self.b_enc, self.W_dec, self.b_dec))
-        return [SparseAutoencoder(E, e, W, w, self.k) for E, e, W, w in zip(*stack, strict=True)]
+        parts = (part.detach().clone() for part in self.parameters())  # in the order of the constructor
+        return [SparseAutoencoder(*each, k=self.k) for each in zip(*parts, strict=True)]
 
     @property
     def d(self) -> int:
@@ -86,11 +75,11 @@ class SparseAutoencoder(nn.Module):
         return self.W_enc.shape[-1]
 
     def before(self, states: Float[Tensor, "*b n d"]) -> Float[Tensor, "*c n f"]:
-        """Return what σ is applied to."""
+        """Return h W_enc + b_enc, the latents before σ."""
         return states.to(self.W_enc.dtype) @ self.W_enc + self.b_enc.unsqueeze(-2)
 
     def activate(self, before: Float[Tensor, "*c n f"]) -> Float[Tensor, "*c n f"]:
-        """Return σ of what `before` gives."""
+        """Return σ of the latents that `before` gives."""
         if self.k is None:
             return before.relu()
         values, places = before.topk(self.k, sorted=False)
@@ -101,7 +90,7 @@ class SparseAutoencoder(nn.Module):
         return self.activate(self.before(states))
 
     def decode(self, latents: Float[Tensor, "*c n f"]) -> Float[Tensor, "*c n d"]:
-        """Return the states ĥ that latents stand for."""
+        """Return the states ĥ that these latents stand for."""
         return latents @ self.W_dec + self.b_dec.unsqueeze(-2)
 
     def forward(self, states: Float[Tensor, "*b n d"]) -> Float[Tensor, "*c n d"]:
@@ -113,42 +102,36 @@ class SparseAutoencoder(nn.Module):
         return f"{stack}{self.d} to {self.f}, " + ("ReLU" if self.k is None else f"Top{self.k}")
 
 
-# --------------------------------------------------------------------------------------------------------------- losses
+# ---- Losses
 
-REVIVAL = 1 / 32  # the weight that Gao et al. have
+REVIVAL = 1 / 32  # as Gao et al. have it
 
 
 class Dead(NamedTuple):
-    """Latents that may have died: m of each autoencoder by number, and which of them have."""
+    """The numbers of m latents of each autoencoder that may have died, and which of them have."""
 
     places: Int[Tensor, "*s m"]
     are: Bool[Tensor, "*s m"]
 
 
 class SAELoss(NamedTuple):
-    """What training makes small, and what comes with it; only the first has a gradient.
-
-    Attributes:
-        loss: Of each autoencoder of a stack, to add up and differentiate.
-        errors: ‖h - ĥ‖² of each state.
-        active: How many states each latent is active for.
-    """
+    """The loss of each autoencoder of a stack, the only part with a gradient, and statistics of the same states."""
 
     loss: Float[Tensor, "*s"]
-    errors: Float[Tensor, "*s n"]
-    active: Int[Tensor, "*s f"]
+    errors: Float[Tensor, "*s n"]  # ‖h - ĥ‖² of each state
+    active: Int[Tensor, "*s f"]  # how many states each latent is active for
 
 
 def sae_loss(
     sae: SparseAutoencoder, states: Float[Tensor, "*b n d"], sparsity: float = 0.0, dead: Dead | None = None
 ) -> SAELoss:
-    """Return the mean over states and dimensions of (h - ĥ)², and what keeps latents few and alive.
+    """Return the mean over states and dimensions of (h - ĥ)², plus a term that keeps latents sparse or alive.
 
     A ReLU adds sparsity times the mean over states of Σ z ‖direction‖ / d. That penalty, unlike Σ z alone, is the same
-    for any scale of the directions, so that these need no constraint (Conerly et al. 2024). TopK is sparse anyway.
+    for any scale of the directions, so that they need no constraint (Conerly et al. 2024).
 
-    TopK adds `REVIVAL` times the mean square of what dead latents, were they active, would leave of h - ĥ: otherwise a
-    latent that never is among the k largest gets no gradient again (Gao et al. 2024, section 2.4).
+    TopK adds `REVIVAL` times the mean squared error that remains if dead latents reconstruct h - ĥ: otherwise a latent
+    that is never among the k largest gets no gradient again (Gao et al. 2024, section 2.4).
     """
     before = sae.before(states)
     latents = sae.activate(before)
@@ -164,7 +147,7 @@ def sae_loss(
 def _left_by_dead(
     sae: SparseAutoencoder, before: Float[Tensor, "*s n f"], missed: Float[Tensor, "*s n d"], dead: Dead
 ) -> Float[Tensor, "*s"]:
-    """Return the mean of (e - ê)² of errors e, with ê what dead latents that are positive stand for; 0 without any."""
+    """Return the mean of (e - ê)², where positive dead latents reconstruct errors e as ê; 0 without dead latents."""
     shape = (*before.shape[:-1], dead.places.shape[-1])
     values = before.gather(-1, dead.places.unsqueeze(-2).expand(shape)).relu() * dead.are.unsqueeze(-2)
     directions = sae.W_dec.gather(-2, dead.places.unsqueeze(-1).expand(*dead.places.shape, sae.d))
@@ -172,7 +155,7 @@ def _left_by_dead(
 
 
 def explained_variance(errors: Float[Tensor, "*s n"], spread: Float[Tensor, " n"]) -> Float[Tensor, "*s"]:
-    """Return 1 - Σ‖h - ĥ‖² / Σ‖h - μ‖², at most 1; 0 is what the mean alone reaches, and less is worse than it.
+    """Return 1 - Σ‖h - ĥ‖² / Σ‖h - μ‖², at most 1; the mean state alone reaches 0.
 
     Args:
         errors: ‖h - ĥ‖² of each state, or sums of them.
@@ -189,12 +172,12 @@ def spread_of(states: Float[Tensor, "n d"]) -> Float[Tensor, " n"]:
 def loss_recovered(
     clean: Float[Tensor, "..."], ablated: Float[Tensor, "..."], spliced: Float[Tensor, "..."]
 ) -> Float[Tensor, "..."]:
-    """Return (ablated - spliced) / (ablated - clean), at most about 1; 0 is what the ablation alone reaches.
+    """Return (ablated - spliced) / (ablated - clean), at most about 1; the ablation alone reaches 0.
 
     Args:
         clean: The model's own loss.
-        ablated: Its loss where every state of the site is the mean of all.
-        spliced: Its loss where every state of the site is ĥ.
+        ablated: Its loss with every state of the site replaced by the mean.
+        spliced: Its loss with every state of the site replaced by ĥ.
     """
     return (ablated - spliced) / (ablated - clean)
 
@@ -204,35 +187,34 @@ def dead_latents(latents: Float[Tensor, "*s n f"]) -> Bool[Tensor, "*s f"]:
     return (latents <= 0).all(-2)
 
 
-# ------------------------------------------------------------------------------------------------- carried autoencoders
+# ---- Carried autoencoders
 
 
 @torch.no_grad()
 def carried(sae: SparseAutoencoder, up: AffineMap, down: AffineMap) -> SparseAutoencoder:
-    """Return an autoencoder of the states that `down` leads from and `up` leads to, with the same latents.
+    """Return an autoencoder of other states, with the latents of `sae`; products are of float64.
 
-    Products are of float64. The norms of the directions are what `up` makes of them: to scale each to 1, and its latent
-    with it, would change which latents are the k largest, so it is not done. ψ = φ⁻¹ is no choice for `down`: see
-    `both_directions`.
+    Its directions keep the norms that `up` gives them: scaling each to 1, and its latent with it, would change which
+    latents are the k largest.
 
     Args:
-        up: From the states of `sae` to others.
-        down: From these back to the states of `sae`, fitted by itself.
+        up: The map from the states of `sae` to the others.
+        down: The map back, fitted separately: φ⁻¹ would not do, see `both_directions`.
     """
-    W_enc, b_enc, W_dec, b_dec = (part.double() for part in (sae.W_enc, sae.b_enc, sae.W_dec, sae.b_dec))
+    W_enc, b_enc, W_dec, b_dec = (part.double() for part in sae.parameters())
     U, u, D, v = (part.to(W_enc) for part in (up.weight, up.bias, down.weight, down.bias))
     carried_over = SparseAutoencoder(D.T @ W_enc, b_enc + v @ W_enc, W_dec @ U.T, b_dec @ U.T + u, sae.k)
     return carried_over.to(sae.W_enc.dtype)
 
 
 def standardised(sae: SparseAutoencoder, mean: Float[Tensor, " d"], scale: float) -> SparseAutoencoder:
-    """Return an autoencoder of (h - mean) / scale with the latents that `sae` has of h."""
+    """Return an autoencoder of (h - mean) / scale with the latents of `sae` for h."""
     there, back = _scaling(mean, scale)
     return carried(sae, there, back)
 
 
 def in_own_units(sae: SparseAutoencoder, mean: Float[Tensor, " d"], scale: float) -> SparseAutoencoder:
-    """Return an autoencoder of h with the latents that `sae` has of (h - mean) / scale; undoes `standardised`."""
+    """Return an autoencoder of h with the latents of `sae` for (h - mean) / scale; the inverse of `standardised`."""
     there, back = _scaling(mean, scale)
     return carried(sae, back, there)
 
