@@ -28,7 +28,8 @@ from thinkalike.court.source import Setting
 from thinkalike.court.table import SOURCES, entries
 from thinkalike.data.rows import TokenRows
 from thinkalike.evaluation.likeness import likeness_of
-from thinkalike.evaluation.stitches import document_sums, state_moments
+from thinkalike.evaluation.maps import state_moments
+from thinkalike.evaluation.stitches import document_sums
 from thinkalike.evaluation.verdicts import Thresholds
 from thinkalike.measures import RowGroups, cka, least_squares, mutual_knn, rsa
 from thinkalike.measures.neighbours import chance_share

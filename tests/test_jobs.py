@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pandas as pd
 import pytest
@@ -319,6 +319,18 @@ def test_asymmetry_makes_both_directions_by_one_recipe(tmp_path, monkeypatch):
         asymmetry.Asymmetry().inputs(composed("measure=asymmetry", f"store={tmp_path}", door="analyze"))
 
 
+def test_a_stored_result_never_makes_an_asymmetry_run_its_plugin(tmp_path, monkeypatch):
+    words = ["model@target=solu-3l-mini", f"store={tmp_path}"]
+    (tmp_path / "mine.py").write_text("raise SystemExit")
+    there = asdict(composed(*words))
+    there["stitch"]["kind"] = f"{tmp_path}/mine.py:phi"
+    result = Result(tmp_path)
+    vars(result).update(config=there, _record={"settings": {"model": {}, "target": {}}, "provenance": {}})
+    monkeypatch.setattr(asymmetry, "finished", lambda *_: [result])
+    with pytest.raises(ConfigError, match=r"mine\.py:phi"):
+        asymmetry.both_directions(composed("measure=asymmetry", *words, door="analyze"))
+
+
 @pytest.mark.slow
 def test_an_asymmetry_is_of_the_very_models_of_the_command(door, small_stitching, minis, tmp_path):
     """Folders have any name: without one, all of them have the same."""
@@ -328,8 +340,7 @@ def test_an_asymmetry_is_of_the_very_models_of_the_command(door, small_stitching
 
     def there(source, target):
         config = composed("measure=asymmetry", store, *of(source, target), door="analyze")
-        found = asymmetry.newest_directions(config)
-        return None if found is None else [each.folder for each in found]
+        return [each.folder for each in asymmetry.both_directions(config) if isinstance(each, Result)]
 
     def of(source, target):
         return [f"model.path={folders[source]}", f"target.path={folders[target]}"]
@@ -337,9 +348,8 @@ def test_an_asymmetry_is_of_the_very_models_of_the_command(door, small_stitching
     forth, back = (door("train.py", *quick, *of(*pair)).result.folder for pair in ("ab", "ba"))
     assert there("a", "b") == [forth, back]
     assert there("b", "a") == [back, forth]
-    assert there("a", "a") is None
     shutil.copy(minis / "b" / "model.safetensors", folders["a"])
-    assert there("a", "b") is None, "its weights are others now"
+    assert there("a", "b") == [], "its weights are others now"
 
 
 @pytest.mark.slow

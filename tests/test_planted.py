@@ -6,7 +6,8 @@ import torch
 from conftest import composed
 from thinkalike.config import TrainerConfig
 from thinkalike.data.corpus import read_corpus
-from thinkalike.evaluation.stitches import document_sums, state_moments
+from thinkalike.evaluation.maps import state_moments
+from thinkalike.evaluation.stitches import document_sums
 from thinkalike.instruments.stitching.fitting import fitted
 from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.measures import both_directions, procrustes

@@ -21,7 +21,7 @@ from thinkalike.data.contrasts import (
     read_contrasts,
 )
 from thinkalike.errors import DataError
-from thinkalike.evaluation.stitches import state_moments
+from thinkalike.evaluation.maps import state_moments
 from thinkalike.instruments.transfer.maps import PairMap
 from thinkalike.instruments.transfer.trial import (
     CARRIED,

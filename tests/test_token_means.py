@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import tiny
-from thinkalike.errors import ModelError
 from thinkalike.evaluation import token_means
 from thinkalike.evaluation.token_means import BigramMeans, TokenMeans, bigrams
 
@@ -80,9 +79,3 @@ def test_the_fit_tokens_have_a_limit(model, monkeypatch):
     monkeypatch.setattr(token_means, "MOST_TOKENS", 40)
     limited, whole = TokenMeans(model, [0], FIT, REPORT), TokenMeans(model, [0], FIT[:2], REPORT)
     assert (limited.residuals(REPORT, [0])[0] - whole.residuals(REPORT, [0])[0]).abs().max() == 0
-
-
-def test_a_layer_without_means_is_refused(model):
-    found = TokenMeans(model, LAYERS, FIT, REPORT)
-    with pytest.raises(ModelError, match=r"means of layer 1 were not taken; there are those of layers \[0, 2\]"):
-        found.residuals(REPORT, [0, 1])

@@ -10,7 +10,7 @@ from conftest import composed
 from thinkalike import figures
 from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ConfigError, ModelError
-from thinkalike.evaluation.stitches import residual_sums, state_moments, unexplained_variance
+from thinkalike.evaluation.maps import residual_sums, state_moments, unexplained_variance
 from thinkalike.instruments.stitching.setting import shared_text
 from thinkalike.instruments.transfer_maps import LEFT, PENALTIES, TransferMaps, _warn_of_overfitting
 from thinkalike.measures import Moments, both_directions

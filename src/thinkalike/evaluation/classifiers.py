@@ -1,4 +1,4 @@
-"""What classifiers get right, alone and stitched to each other by the identity (Brown et al. 2023, section 4)."""
+"""Losses of classifiers, alone and stitched to each other by the identity (Brown et al. 2023, section 4)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from thinkalike.errors import DataError, ModelError
+from thinkalike.errors import ModelError
 from thinkalike.models.families import EMBED, Layer
 from thinkalike.models.frozen import FrozenModel
 
 
 class ClassLosses(NamedTuple):
-    """What classifiers lose, and where they are right."""
+    """The losses of classifiers, and where they are right."""
 
     losses: Float[Tensor, "*s n"]  # cross-entropy of each example in nats, float64
     correct: Bool[Tensor, "*s n"]
 
 
 class IdentityStitches(NamedTuple):
-    """What stitched classifiers lose, and what they predict, by source, target and cut."""
+    """The losses and predictions of stitched classifiers, by source, target and cut."""
 
     losses: Float[Tensor, "s t c n"]  # cross-entropy of each example in nats, float64
     predicted: Int[Tensor, "s t c n"]  # place of the class among those of the data, int8
@@ -32,14 +32,7 @@ class IdentityStitches(NamedTuple):
 def predicted_classes(
     logits: Float[Tensor, "*s n c"], classes: Sequence[str], wanted: Sequence[str]
 ) -> Int[Tensor, "*s n"]:
-    """Return the place in `wanted`, the classes of the data, of the likeliest of a model's own classes, as int8.
-
-    Args:
-        classes: of the model, in the order of its logits.
-
-    Raises:
-        ModelError: the model cannot tell the classes of the data apart.
-    """
+    """Return the place in `wanted`, the classes of the data, of the likeliest of a model's own `classes`, as int8."""
     owners = torch.tensor(_owners(classes, wanted), device=logits.device, dtype=torch.int8)
     return owners[logits.argmax(-1)]
 
@@ -57,15 +50,12 @@ def class_losses(
         classes: of the model, in the order of its logits.
 
     Raises:
-        ModelError: the model cannot tell the classes of the data apart, or a logit is not finite.
-        DataError: a label is none of them.
+        ModelError: the model has other classes than the data, or a logit is not finite.
     """
     owners = torch.tensor(_owners(classes, wanted), device=logits.device)
     if not logits.isfinite().all():
         raise ModelError("a classifier's logits are not finite; run it in a wider dtype")
     labels = labels.to(logits.device)
-    if wrong := sorted({*labels.tolist()} - {*range(len(wanted))}):
-        raise DataError(f"labels are 0 to {len(wanted) - 1} ({', '.join(wanted)}), not {wrong[0]}")
     stands_for = owners[:, None] == torch.arange(len(wanted), device=logits.device)
     scores = logits.double().log_softmax(-1).unsqueeze(-1)
     joined = scores.where(stands_for, -torch.inf).logsumexp(-2)
@@ -74,7 +64,7 @@ def class_losses(
 
 
 def _owners(classes: Sequence[str], wanted: Sequence[str]) -> list[int]:
-    """Return for each class of a model its place among those of the data."""
+    """Return the place of each class of a model among those of the data."""
     coarse = "non-entailment" in wanted
     named = ["non-entailment" if coarse and name in ("neutral", "contradiction") else name for name in classes]
     if {*named} != {*wanted}:
@@ -91,16 +81,16 @@ def check_labels(
     floor: float | None = None,
     name: str = "the classifier",
 ) -> float:
-    """Return the accuracy on a few hundred examples, refused where it says that classes are permuted.
+    """Return the accuracy on a few hundred examples, and refuse one that says that the classes are permuted.
 
-    Exchanging two of three classes leaves a good model about at chance, so that being below it is not all: no other
-    order of the classes may be right more often by three standard errors of the difference (McNemar 1947).
+    A good model with two of three classes exchanged is about at chance. So no other order of the classes may be right
+    more often by three standard errors of the difference (McNemar 1947).
 
     Args:
-        floor: the least accuracy; None: chance, one in as many classes as the data has.
+        floor: the least accuracy; None: chance.
 
     Raises:
-        ModelError: accuracy is below the floor, or the classes in another order are right more often.
+        ModelError: the accuracy is below `floor`, or another order of the classes is right more often.
     """
     orders = list(itertools.permutations(classes))  # the first is the one that is stated
     correct = torch.stack([class_losses(logits, labels, order, wanted).correct for order in orders])
@@ -132,7 +122,7 @@ def identity_stitches(
     """Stitch every model's first blocks, up to each cut, to the later blocks, pooler and classes of every model.
 
     Each model runs once to the deepest cut, and from there only tails run: with cuts EMBED, 0, .., L - 1 a pair costs
-    L (L + 1) / 2 passes through a block and its share of the one run, where whole stitched models cost L (L + 1).
+    L (L + 1) / 2 passes through a block, where whole stitched models cost L (L + 1).
 
     Args:
         labels, wanted: as for `class_losses`.
@@ -142,10 +132,10 @@ def identity_stitches(
             faster, and may differ in the last.
 
     Returns:
-        Losses and predicted classes, (source, target, cut, b) on the CPU; where source is target, of the model itself.
+        Losses and predicted classes, (source, target, cut, b) on the CPU.
 
     Raises:
-        ModelError: a model is no classifier, or they differ in depth or width.
+        ModelError: models differ in depth or width; see `class_losses`.
     """
     check_alike(models)
     cuts = [EMBED, *range(models[0].n_layers)] if cuts is None else cuts
@@ -164,7 +154,7 @@ def _stitches_of(
     types: Tensor | None,
     cuts: Sequence[Layer],
 ) -> IdentityStitches:
-    """Return the outcomes of some sources, whose states of a batch exist at the same time, in every target."""
+    """Return the outcomes of some sources in every target."""
     states = [model.residuals(tokens, cuts, mask, types) for model in sources]
     masks = None if mask is None else mask.repeat(len(sources), 1)
     outcomes = []
@@ -181,11 +171,8 @@ def check_alike(models: Sequence[FrozenModel]) -> None:
     """Check that the identity can stitch any two of these models.
 
     Raises:
-        ModelError: a model is no classifier, or they differ in depth or width.
+        ModelError: they differ in depth or width.
     """
-    for model in models:
-        if not model.classes:
-            raise ModelError(f"{model.name} is no classifier, and identity stitches of classifiers were asked for")
     first, *others = models
     for other in others:
         if (other.n_layers, other.d_model) != (first.n_layers, first.d_model):

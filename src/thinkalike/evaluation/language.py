@@ -28,6 +28,13 @@ def rows_at_once(corpus: Corpus) -> int:
     return max(BATCH_TOKENS // corpus.report.context, 1)
 
 
+def halved(most: int, fits: Callable[[int], bool]) -> int:
+    """Return the first of most, most / 2, ... down to 1 that fits into memory; 1 if none does."""
+    while most > 1 and not fits(most):
+        most //= 2
+    return most
+
+
 def next_token_losses(
     model: FrozenModel, states: Sequence[Float[Tensor, "b t d"]], tokens: Int[Tensor, "b t"]
 ) -> list[Float[Tensor, "b u"]]:
@@ -36,6 +43,21 @@ def next_token_losses(
     joined = torch.stack([state[:, :-1] for state in states])
     losses = token_loss(joined.flatten(0, 2), model.finish, following.repeat(len(states), 1, 1).flatten())
     return list(losses.view(len(states), *following.shape))
+
+
+class DocumentSums(dict[str, Tensor]):
+    """Sums over the tokens of each document by name, (*b, documents) in float64; tokens of document -1 are left out."""
+
+    def __init__(self, documents: Int[Tensor, "rows t"]):
+        super().__init__()
+        self.count = int(documents.max()) + 1
+
+    def add(self, documents: Int[Tensor, " n"], values: Mapping[str, Float[Tensor, "*b n"]]) -> None:
+        """Add the values of some tokens, given the document of each."""
+        kept = documents >= 0
+        for name, each in values.items():
+            summed = sum_by_document(each.cpu()[..., kept], documents[kept], self.count)
+            self[name] = self[name] + summed if name in self else summed
 
 
 def masked_losses(
@@ -61,28 +83,23 @@ def masked_losses(
 def held_out_loss(model: FrozenModel, corpus: Corpus) -> dict[str, float]:
     """Return the loss on the report rows with its interval over documents, and the tokens' unigram entropy, in nats.
 
-    `documents` and `effective_documents` say over how many, see `document_numbers`.
-
-    A model that predicts hidden tokens is asked for those that `masked_losses` hides, the same each time.
+    `documents` and `effective_documents` are those of `document_numbers`. A model that predicts hidden tokens is asked
+    for those that `masked_losses` hides, the same each time.
     """
     rows = corpus.report
-    batch = _that_fit(model, rows.tokens, rows_at_once(corpus))
-    count = int(rows.documents.max()) + 1
-    sums, tokens = torch.zeros(2, count, dtype=torch.float64)
+    batch, sums = _that_fit(model, rows.tokens, rows_at_once(corpus)), DocumentSums(rows.documents)
     asked, generator = [], torch.Generator().manual_seed(0)
     parts = zip(rows.tokens.long().split(batch), rows.documents.split(batch), strict=True)
     for part, documents in counted(parts, "batch", -(-len(rows) // batch)):
         losses, predicted = _losses(model, part, generator)
-        owners = documents[predicted]
-        sums = sums + sum_by_document(losses, owners, count)
-        tokens = tokens + sum_by_document(torch.ones_like(losses), owners, count)
+        sums.add(documents[predicted], {"loss": losses, "tokens": torch.ones_like(losses)})
         asked.append(part[predicted])
     entropy = {"unigram_entropy": unigram_entropy(torch.cat(asked))}
-    return with_ends("loss", sums, tokens) | entropy | document_numbers(tokens)
+    return with_ends("loss", sums["loss"], sums["tokens"]) | entropy | document_numbers(sums["tokens"])
 
 
 def _that_fit(model: FrozenModel, rows: Int[Tensor, "rows context"], most: int) -> int:
-    """Return how many of at most so many rows fit into memory, from what the rows of one chunk and of two take."""
+    """Return how many rows fit into memory, at most `most`, from what the rows of one chunk and of two take."""
     few = -(-49 * CHUNK // (50 * rows.shape[1]))  # 98 % of a chunk count as one
     if 2 * few > min(most, len(rows)):
         return most
@@ -108,36 +125,27 @@ def _losses(
     return losses, later
 
 
-# ------------------------------------------------------------
-# Columns of means per token with the ends of their intervals over documents.
+# ---- Columns of means per token with the ends of their intervals over documents
 
 
 def with_ends(
     column: str, sums: Shaped[Tensor, "*b documents"], counts: Shaped[Tensor, " documents"]
 ) -> dict[str, Any]:
-    """Return a column of means, and those called `_low` and `_high` with the ends of their 95 % intervals.
-
-    Args:
-        sums, counts: see `bootstrap_interval`; a number of each document in place of (*b) gives single numbers.
-
-    Raises:
-        ValueError: Fewer than two documents have counts.
-    """
+    """Return a column of means per token with their 95 % intervals, see `bootstrap_interval` and `ends_of`."""
     return ends_of(column, bootstrap_interval(sums.double(), counts.double()))
 
 
 def ends_of(column: str, estimate: Estimate) -> dict[str, Any]:
-    """Return a column of values, and those called `_low` and `_high` with the ends of their intervals."""
+    """Return a column of values, and the columns `_low` and `_high` of the ends of their intervals."""
     return {f"{column}{end}": values.tolist() for end, values in zip(("", "_low", "_high"), estimate, strict=True)}
 
 
 def document_numbers(counts: Shaped[Tensor, " documents"]) -> dict[str, float]:
-    """Return how many documents have tokens, and how many of equal length weigh as much, see `effective_number`."""
+    """Return the number of documents that have tokens, and their `effective_number`."""
     return {"documents": float((counts > 0).sum()), "effective_documents": effective_number(counts)}
 
 
-# ------------------------------------------------------------
-# Bits per byte: what losses are compared in where models have different tokenizers, whose tokens are not alike.
+# ---- Bits per byte: the unit of losses that can be compared between tokenizers
 
 BITS = 1 / math.log(2)  # per nat
 
@@ -151,10 +159,7 @@ def document_bytes(corpus: Corpus) -> dict[str, Tensor]:
 
 
 def bits_columns(sums: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the columns in bits per byte: both models' own losses, and the penalty, each with its 95 % interval.
-
-    Each loss is divided by the bytes that its own tokens hold.
-    """
+    """Return both models' own losses and the penalty in bits per byte of each one's own tokens."""
     target, source = (readable_bytes(sums[f"{side}_bytes"]) for side in ("target", "source"))
     return {
         **with_ends("target_bits_per_byte", sums["target"] * BITS, target),
@@ -164,10 +169,7 @@ def bits_columns(sums: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def readable_bytes(counts: Int[Tensor, " documents"]) -> Int[Tensor, " documents"]:
-    """Return bytes by document of which none is 0: a document of which nothing but its end is predicted counts as one.
-
-    It has a loss, and would be left out of the mean.
-    """
+    """Return the bytes of each document, at least 1, so that a document of which only the end is predicted counts."""
     return counts.clamp(min=1)
 
 
@@ -190,14 +192,3 @@ def alignment_scalars(corpus: Corpus) -> dict[str, float]:
     if not isinstance(corpus.report, PairedRows):
         return {}
     return {f"aligned_{how}": share for how, share in alignment_shares(corpus).items()}
-
-
-# ------------------------------------------------------------
-# How much of a report is in memory at once: all that it used to read together, unless that does not fit.
-
-
-def halved(most: int, fits: Callable[[int], bool]) -> int:
-    """Return the first of most, most / 2, ... down to 1 that fits; 1 if none does."""
-    while most > 1 and not fits(most):
-        most //= 2
-    return most

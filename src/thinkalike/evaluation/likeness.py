@@ -18,7 +18,8 @@ from torch import Tensor
 from thinkalike.data.rows import Layout, TokenRows
 from thinkalike.errors import DataError
 from thinkalike.evaluation.language import BATCH_TOKENS, ends_of, halved
-from thinkalike.evaluation.stitches import LayerPair, states_of_both
+from thinkalike.evaluation.stitches import states_of_both
+from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import Estimate, jackknife, leave_one_out
 from thinkalike.measures.hsic import FEWEST
 from thinkalike.measures.kernel_alignment import alignment, group_hsics

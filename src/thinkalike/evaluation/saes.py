@@ -1,7 +1,7 @@
-"""What sparse autoencoders keep of a model's states on text, summed by document: errors, and losses of the next token.
+"""Errors of sparse autoencoders on a model's states, and its losses with them inside, summed by document.
 
-The first tokens of a row can be left out: their states are the same in every row, or much larger than all others, so
-that they would decide every sum.
+The first tokens of a row can be left out: their states are the same in every row, or so large that they decide every
+sum.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.data.rows import TokenRows
-from thinkalike.evaluation.language import next_token_losses
+from thinkalike.evaluation.language import DocumentSums, next_token_losses
 from thinkalike.evaluation.stitches import last_states
 from thinkalike.measures.bootstrapping import sum_by_document
 from thinkalike.measures.sae.autoencoder import SparseAutoencoder, spread_of
@@ -32,7 +32,7 @@ class SiteStates(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What each of s autoencoders keeps of some states.
+    """How well each of s autoencoders reconstructs some states.
 
     Attributes:
         errors: Σ‖h - ĥ‖² by document.
@@ -80,11 +80,7 @@ def spread_by_document(own: SiteStates, count: int) -> Float[Tensor, " documents
 
 @torch.no_grad()
 def kept_by_document(saes: SparseAutoencoder, own: SiteStates, count: int) -> Kept:
-    """Return what each autoencoder of a stack keeps of these states.
-
-    Args:
-        count: How many documents there are.
-    """
+    """Return how well each autoencoder of a stack reconstructs the states of `count` documents."""
     several, latents = saes.b_enc.shape
     errors, uses = torch.zeros(several, count, dtype=torch.float64), torch.zeros(several, latents, dtype=torch.long)
     batch = max(LATENTS // saes.b_enc.numel(), 1)
@@ -105,27 +101,24 @@ def spliced_losses(
     rows: TokenRows,
     skip: int,
 ) -> SplicedLosses:
-    """Return what a model loses on text where an autoencoder stands at a site; the first tokens keep their states.
+    """Return a model's losses with an autoencoder at a site; the first tokens keep their states.
 
     Args:
-        saes: Of the model's own units.
-        mean: What stands in place of every state in the ablation.
+        saes: In the model's own units.
+        mean: What replaces every state in the ablation.
     """
-    count = int(rows.documents.max()) + 1
-    batch = max(TOKENS // rows.context, 1)
-    parts = []
+    sums, batch = DocumentSums(rows.documents), max(TOKENS // rows.context, 1)
     for tokens, documents in zip(rows.tokens.long().split(batch), rows.documents.split(batch), strict=True):
         state, last = model.residuals(tokens, [layer, model.n_layers - 1])
         rebuilt = [mean.expand_as(state[:, skip:]), *(sae(state[:, skip:].float()) for sae in saes)]
         ends = [_continued(model, layer, state, each) for each in rebuilt]
         losses = torch.stack([next_token_losses(model, [end], tokens)[0] for end in (last, *ends)])
-        losses = torch.cat([losses, torch.ones_like(losses[:1])]).flatten(1).cpu()
-        parts.append(sum_by_document(losses, documents[:, 1:].flatten(), count))
-    clean, ablated, *spliced, predicted = torch.stack(parts).sum(0)
-    return SplicedLosses(clean, ablated, torch.stack(spliced), predicted)
+        sums.add(documents[:, 1:].flatten(), {"losses": losses.flatten(1), "tokens": torch.ones(losses[0].numel())})
+    clean, ablated, *spliced = sums["losses"]
+    return SplicedLosses(clean, ablated, torch.stack(spliced), sums["tokens"])
 
 
 def _continued(model: FrozenModel, layer: int, state: Tensor, rebuilt: Tensor) -> Tensor:
-    """Return the last block's residual where a site's later states are others."""
+    """Return the last block's residual with other states at a site, but for those of the first tokens."""
     whole = torch.cat([state[:, : state.shape[1] - rebuilt.shape[1]].float(), rebuilt.float()], 1)
     return last_states(model, [(layer, whole)])[0]

@@ -1,6 +1,6 @@
-"""Sources that know no more than the current token, or the current and the last one: means of a model's states.
+"""Sources that know only the current token, or the current and the last one: means of a model's states.
 
-What a stitch from them reaches is what the tokens alone explain, without any context.
+The penalty of a stitch from them is that of the tokens alone, without any context.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import BATCH_TOKENS
 from thinkalike.models.frozen import StateSource
 from thinkalike.progress import counted
@@ -40,18 +39,12 @@ def _everything(rows: Int[Tensor, "b t"], _: int) -> Int[Tensor, "b t"]:
 class TokenMeans:
     """The mean state of each token, at several layers of a model, in one pass over fit rows.
 
-    Means are kept only for the tokens of `report`, so that the report decides the memory and not the vocabulary. A
-    token that no fit row has gets the mean of all tokens.
+    Only the means of the tokens of `report` are in memory. A token that no fit row has gets the mean of all tokens.
 
     Args:
-        model: whose states means are taken of.
-        layers: numbers of its blocks.
-        fit: rows that means are taken over, the first 2^18 tokens of them.
-        report: rows that `residuals` will be asked for; nothing but which tokens occur is read off them.
-
-    Attributes:
-        d_model, n_layers, vocabulary, device, dtype: the model's.
-        layers: those that can be asked for.
+        layers: numbers of the model's blocks.
+        fit: rows that means are taken over, their first 2^18 tokens.
+        report: rows that `residuals` will be asked for.
     """
 
     contexts: ClassVar[tuple[Codes, ...]] = (_everything, _tokens)  # each stands in where the next was not seen
@@ -74,13 +67,7 @@ class TokenMeans:
                 table.update(codes(part, self.vocabulary).flatten(), states)
 
     def residuals(self, rows: Int[Tensor, "b t"], layers: Sequence[int]) -> list[Float[Tensor, "b t d"]]:
-        """Return for each token the mean state of that token at each of these layers.
-
-        Raises:
-            ModelError: means of a layer were not taken.
-        """
-        if unknown := [layer for layer in layers if layer not in self.layers]:
-            raise ModelError(f"means of layer {unknown[0]} were not taken; there are those of layers {self.layers}")
+        """Return for each token the mean state of that token at each of these layers."""
         tokens, found = rows.long().cpu(), []
         for layer in layers:
             state = torch.zeros(rows.numel(), self.d_model)
@@ -91,23 +78,23 @@ class TokenMeans:
 
 
 class BigramMeans(TokenMeans):
-    """The mean state of each pair of the last token and the current one; the first of a row is a pair of its own kind.
+    """The mean state of each pair of the last token and the current one; see `bigrams` for the first of a row.
 
-    A pair that no fit row has gets the mean of its current token, and a token that none has the mean of all.
+    A pair that no fit row has gets the mean of its current token.
     """
 
     contexts: ClassVar[tuple[Codes, ...]] = (_everything, _tokens, bigrams)
 
     @property
     def tokens(self) -> BigramMeans:
-        """The same without the pairs, which is `TokenMeans`, of the same pass."""
+        """`TokenMeans` of the same pass."""
         view = copy(self)
         view._tables = self._tables[:2]
         return view
 
 
 class _Means:
-    """Running means of states by code, for the codes of a sorted list alone."""
+    """Running means of states by code, for the codes of a sorted list."""
 
     def __init__(self, codes: Int[Tensor, " c"], layers: int):
         self._codes, self._counts = codes, torch.zeros(len(codes))
@@ -132,7 +119,7 @@ class _Means:
             self._means[layer][present] = means + departures / self._counts[present, None].to(means)
 
     def of(self, codes: Int[Tensor, " n"], layer: int, otherwise: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
-        """Return the mean of each code, or what stands for it where none of its states was seen."""
+        """Return the mean of each code, or `otherwise` where none of its states was seen."""
         places = self._places(codes)
         means, seen = self._means[layer][places.clamp(min=0)], self._counts[places.clamp(min=0)] > 0
         return torch.where((seen & (places >= 0))[:, None], means, otherwise.to(means))

@@ -1,32 +1,34 @@
-"""measure=transfer_maps: stitches by least squares in both directions, and what they lose on the way."""
+"""measure=transfer_maps: stitches by least squares in both directions, and what they leave unexplained."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pandas as pd
 
+from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, MeasureConfig, StitchConfig, TrainConfig, ranged
 from thinkalike.config.schema import COUNTS
+from thinkalike.evaluation.language import document_numbers, with_ends
+from thinkalike.evaluation.maps import UNEXPLAINED, unexplained_variance
 from thinkalike.instruments import operations
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work
-from thinkalike.screen import Column, Table, number_column, show_table
+from thinkalike.measures.closed_forms import both_directions
+from thinkalike.measures.estimates import span
+from thinkalike.models.foresight import check_stitchable
+from thinkalike.screen import Column, Table, number_column, number_of_documents, show_table
+from thinkalike.stitches.results import write_stitches
 from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
 
-LEFT = {
-    "φ": "unexplained",
-    "ψ": "unexplained_back",
-    "ψφ": "round_trip_unexplained",
-    "φψ": "round_trip_unexplained_back",
-}
+LEFT = dict(zip(("φ", "ψ", "ψφ", "φψ"), UNEXPLAINED, strict=True))
 PENALTIES = {"φ": "penalty", "ψ": "penalty_back"}
-OVERFITTED = 0.05  # of the variance: how much more may be unexplained of held-out states than of those fitted on
+OVERFITTED = 0.05  # more unexplained variance of held-out states than of fitted ones is warned of
 
 
 @dataclass
@@ -44,8 +46,6 @@ class TransferMaps(Instrument, kind="transfer_maps", reads=("model", "target", "
     of_models: ClassVar[str] = "pairs"
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        from thinkalike.models.foresight import check_stitchable
-
         check_stitchable(config.model, config.target, config.layers, "measure=transfer_maps")
         return super().inputs(config)
 
@@ -56,11 +56,7 @@ class TransferMaps(Instrument, kind="transfer_maps", reads=("model", "target", "
         return operations.bytes_of_maps(config, shapes)
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        from thinkalike.evaluation.language import document_numbers
-        from thinkalike.evaluation.stitches import residual_sums
-        from thinkalike.instruments.stitching.setting import Setting
-        from thinkalike.measures.closed_forms import both_directions
-        from thinkalike.stitches.results import write_stitches
+        from thinkalike.instruments.stitching.setting import Setting  # which imports Lightning
 
         with work.phase("loading"):
             onward = Setting.of(_as_stitches(config))
@@ -69,8 +65,7 @@ class TransferMaps(Instrument, kind="transfer_maps", reads=("model", "target", "
             moments = onward.moments
             maps = [both_directions(moments.of(pair), onward.config.ridge) for pair in onward.layer_pairs]
         with work.phase("report"):
-            models, rows = (onward.source, onward.target, onward.layer_pairs), onward.corpus.report
-            residuals = residual_sums(*models, maps, moments, rows, onward.rows_at_once(rows.tokens))
+            residuals = onward.residuals(maps)
             there = onward.sums({"stitch": [each.phi for each in maps]})
             back = backward.sums({"stitch": [each.psi for each in maps]})
         weights = {
@@ -80,13 +75,24 @@ class TransferMaps(Instrument, kind="transfer_maps", reads=("model", "target", "
             for part in ("weight", "bias")
         }
         write_stitches(work.job.aside, weights, onward.layer_pairs, "least_squares")
-        table = _columns(onward, maps, residuals) | _losses(there, back)
-        arrays = {"left": residuals.left, "whole": residuals.whole, **there}
-        arrays |= {f"back_{name}": sums for name, sums in back.items()}
-        shown = (*list(LEFT.values())[:2], *PENALTIES.values())
-        means = {f"mean_{name}": sum(table[name]) / len(maps) for name in shown}
+        names = onward.source.name, onward.target.name
+        pairs = zip(maps, onward.layer_pairs, strict=True)
+        fitted = [unexplained_variance(both, moments, pair, names) for both, pair in pairs]
+        table = pd.DataFrame(
+            {
+                **onward.columns(),
+                **residuals.columns(),
+                "fitted_unexplained": [each.phi for each in fitted],
+                "fitted_unexplained_back": [each.psi for each in fitted],
+                "condition": [both.phi.condition for both in maps],
+                **_losses(there, "", "target_loss"),
+                **_losses(back, "_back", "source_loss"),
+            }
+        )
+        arrays = {**residuals._asdict(), **there, **{f"back_{name}": sums for name, sums in back.items()}}
+        means = {f"mean_{name}": float(table[name].mean()) for name in (*UNEXPLAINED[:2], *PENALTIES.values())}
         return Outcome(
-            pd.DataFrame(table),
+            table,
             means | document_numbers(there["tokens"]),
             {name: sums.cpu().numpy() for name, sums in arrays.items()},
             models=[onward.source.describe(), onward.target.describe()],
@@ -94,8 +100,6 @@ class TransferMaps(Instrument, kind="transfer_maps", reads=("model", "target", "
         )
 
     def draw(self, result: Result, folder: Path) -> None:
-        from thinkalike import figures
-
         figures.transfer_maps(result.table, folder, LEFT, PENALTIES)
 
     def headlines(self, result: Result) -> list[Headline]:
@@ -114,44 +118,18 @@ def _as_stitches(config: AnalyzeConfig) -> TrainConfig:
     return TrainConfig(stitch=stitch, **parts)
 
 
-def _columns(setting: Any, maps: Sequence[Any], residuals: Any) -> dict[str, Any]:
-    """Return columns with a row per layer pair: variance left unexplained of held-out states, and of those fitted."""
-    from thinkalike.evaluation.stitches import unexplained_variance
-
-    pairs, names = setting.layer_pairs, (setting.source.name, setting.target.name)
-    fitted = [unexplained_variance(both, setting.moments, pair, names) for both, pair in zip(maps, pairs, strict=True)]
-    return {
-        "source": names[0],
-        "target": names[1],
-        "source_layer": [layer for layer, _ in pairs],
-        "target_layer": [depth for _, depth in pairs],
-        **residuals.columns(),
-        "fitted_unexplained": [each.phi for each in fitted],
-        "fitted_unexplained_back": [each.psi for each in fitted],
-        "condition": [both.phi.condition for both in maps],
-    }
-
-
-def _losses(onward: Mapping[str, Any], backward: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the losses of the stitched models of both directions, in nats per token of their targets."""
-    from thinkalike.evaluation.language import with_ends
-
-    columns: dict[str, Any] = {}
-    for end, own, sums in (("", "target_loss", onward), ("_back", "source_loss", backward)):
-        counts = sums["tokens"]
-        columns |= with_ends(f"stitching_loss{end}", sums["stitch"], counts)
-        columns |= with_ends(own, sums["target"], counts)
-        columns |= with_ends(f"penalty{end}", sums["stitch"] - sums["target"], counts)
-    return columns
+def _losses(sums: Mapping[str, Any], end: str, own: str) -> dict[str, Any]:
+    """Return the losses of the stitched models of one direction, in nats per token of their target."""
+    counts = sums["tokens"]
+    columns = with_ends(f"stitching_loss{end}", sums["stitch"], counts) | with_ends(own, sums["target"], counts)
+    return columns | with_ends(f"penalty{end}", sums["stitch"] - sums["target"], counts)
 
 
 # --------------------------------------------------------------------------------------------------------------- screen
 
 
 def show_maps(result: Result) -> None:
-    """Print what both maps leave unexplained and cost at each layer pair, and say where they are overfitted."""
-    from thinkalike.screen import number_of_documents
-
+    """Print the unexplained variance and the penalty of both maps at each layer pair, and warn of overfitting."""
     rows, counts = result.table, result.provenance["data"]
     first = rows.iloc[0]
     title = (
@@ -159,29 +137,23 @@ def show_maps(result: Result) -> None:
         f"of variance unexplained, penalty in nats per token, 95 % intervals over {number_of_documents(result.scalars)}"
     )
     layers = [f"{source}→{target}" for source, target in zip(rows["source_layer"], rows["target_layer"], strict=True)]
+    left = [number_column(sign, rows[name], ".3f") for sign, name in LEFT.items()]
     costs = [
-        Column(f"penalty of {sign}", [_cost(row, name) for row in rows.to_dict("records")])
+        Column(f"penalty of {sign}", [span(*ends) for ends in rows[[name, f"{name}_low", f"{name}_high"]].to_numpy()])
         for sign, name in PENALTIES.items()
     ]
-    left = [number_column(sign, rows[name], ".3f") for sign, name in LEFT.items()]
     condition = number_column("condition of φ", rows["condition"], ".3g")
     show_table(Table(title, [Column("layer", layers), *left, *costs, condition]))
     _warn_of_overfitting(rows)
 
 
-def _cost(row: dict[Any, Any], name: str) -> str:
-    from thinkalike.measures.estimates import span
-
-    return span(row[name], row[f"{name}_low"], row[f"{name}_high"])
-
-
 def _warn_of_overfitting(table: pd.DataFrame) -> None:
-    for end in ("", "_back"):
-        held_out, fitted = (f"{name}unexplained{end}" for name in ("", "fitted_"))
-        row = max(table.to_dict("records"), key=lambda row: row[held_out] - row[fitted])
-        if row[held_out] - row[fitted] > OVERFITTED:
+    for held_out in UNEXPLAINED[:2]:
+        excess = table[held_out] - table[f"fitted_{held_out}"]
+        row = table.loc[excess.idxmax()]
+        if excess.max() > OVERFITTED:
             log.warning(
-                "warning: %s→%s leaves %.3f of held-out states unexplained, and %.3f of those that it was fitted on: "
+                "warning: %d→%d leaves %.3f of held-out states unexplained, and %.3f of those that it was fitted on: "
                 "raise measure.fit_tokens, or measure.ridge",
-                row["source_layer"], row["target_layer"], row[held_out], row[fitted],
+                row["source_layer"], row["target_layer"], row[held_out], row[f"fitted_{held_out}"],
             )  # fmt: skip

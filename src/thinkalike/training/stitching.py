@@ -21,7 +21,8 @@ from thinkalike.config import StitchConfig, TrainerConfig
 from thinkalike.data.rows import Layout
 from thinkalike.errors import PluginError
 from thinkalike.evaluation.language import next_token_losses
-from thinkalike.evaluation.stitches import LayerPair, last_states, states_onwards
+from thinkalike.evaluation.stitches import last_states, states_onwards
+from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.losses import token_kl
 from thinkalike.measures.stitch import Stitch
 from thinkalike.models.frozen import FrozenModel, StateSource

@@ -271,13 +271,7 @@ def penalties(setting: Setting, sums: dict[str, Tensor]) -> pd.DataFrame:
         sums: what `document_sums` and, where tokenizers differ, `document_bytes` give.
     """
     counts, aligned, seeds = sums["tokens"], "target_bytes" in sums, _by_seed(sums)
-    columns: dict[str, Any] = {
-        "source": setting.source.name,
-        "target": setting.target.name,
-        "source_layer": [layer for layer, _ in setting.layer_pairs],
-        "target_layer": [depth for _, depth in setting.layer_pairs],
-        "stitch": setting.config.kind,
-    }
+    columns: dict[str, Any] = {**setting.columns(), "stitch": setting.config.kind}
     columns |= ends_of("stitching_loss", documents_and_seeds_interval(seeds, counts))
     columns |= with_ends("target_loss", sums["target"], counts)
     columns |= with_ends("source_loss", sums["source"], sums.get("source_tokens", counts))

@@ -1,4 +1,4 @@
-"""What a stitching job works with: two models, the text that both read, and what closed forms need; checked first."""
+"""The setting of a stitching job: two models, their layer pairs, the text that both read, and its statistics."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
@@ -17,17 +18,19 @@ from thinkalike.data.rows import Corpus
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation.language import rows_at_once
 from thinkalike.evaluation.likeness import Likeness, likeness_of
-from thinkalike.evaluation.stitches import (
-    LayerPair,
-    Maps,
-    Reader,
-    document_sums,
-    report_share,
-    rows_of_moments,
-    state_moments,
-)
+from thinkalike.evaluation.maps import ResidualSums, residual_sums, rows_of_moments, state_moments
+from thinkalike.evaluation.stitches import Maps, Reader, document_sums, report_share
 from thinkalike.job import check_memory
-from thinkalike.measures.closed_forms import AffineMap, Moments, bias_only, least_squares, procrustes, reduced_rank
+from thinkalike.measures.closed_forms import (
+    AffineMap,
+    BothDirections,
+    LayerPair,
+    Moments,
+    bias_only,
+    least_squares,
+    procrustes,
+    reduced_rank,
+)
 from thinkalike.measures.stitch import Stitch
 from thinkalike.memory import Budget
 from thinkalike.models.frozen import FrozenModel
@@ -42,7 +45,7 @@ CONTROL_TOKENS = 2**18  # that the closed forms of controls and starts are fitte
 
 @dataclass(frozen=True)
 class Setting:
-    """Two models with their layer pairs, the text that both read, and the statistics of closed forms."""
+    """Two models, their layer pairs and the text that both read; `memory` is the most bytes that the user allows."""
 
     config: StitchConfig
     seed: int
@@ -50,15 +53,15 @@ class Setting:
     target: FrozenModel
     layer_pairs: Sequence[LayerPair]
     corpus: Corpus
-    memory: float | None = None  # the most bytes that the user allows
+    memory: float | None = None
 
     @classmethod
     def of(cls, config: TrainConfig) -> Setting:
-        """Load models and text, and check that they go together.
+        """Load models and text, and check that kind and size of the stitches suit them.
 
         Raises:
-            ConfigError: the kind of map does not fit the models' widths, or layers do not exist.
-            ModelError: a model cannot be loaded, or the tokenizers differ so that tokens cannot be aligned.
+            ConfigError: the kind of map does not suit the models' widths, layers do not exist, or memory is too small.
+            ModelError: a model cannot be loaded, or tokens cannot be aligned.
             DataError: there is too little text.
         """
         stitch, memory = config.stitch, config.trainer.memory_bytes
@@ -84,33 +87,49 @@ class Setting:
     def budget(self) -> Budget:
         return Budget.of(self.target.device, self.memory)
 
+    def columns(self) -> dict[str, Any]:
+        """Return the columns of a table that name models and layers, with a row per layer pair."""
+        names = {"source": self.source.name, "target": self.target.name}
+        layers = zip(("source_layer", "target_layer"), zip(*self.layer_pairs, strict=True), strict=True)
+        return names | {name: list(own) for name, own in layers}
+
     def identity(self) -> Maps:
         return [Stitch("identity", self.source.d_model, self.target.d_model)] * len(self.layer_pairs)
 
     @cached_property
     def moments(self) -> Moments:
-        """Statistics of both models' states for closed forms, from one pass over rows to fit on.
+        """Statistics of both models' states for closed forms.
 
-        All rows are read where φ itself is a closed form, and `CONTROL_TOKENS` where it is a control or a start.
+        They are of all rows to fit on if φ itself is a closed form, and of `CONTROL_TOKENS` for controls and starts.
         """
         fit, rows = self.corpus.fit, self.corpus.fit.tokens
         if self.config.trained or self.config.kind == "identity":
             rows = rows[: CONTROL_TOKENS // fit.context]
-        at_once = self.rows_at_once(rows)
-        return state_moments(self.source, self.target, self.layer_pairs, rows, at_once, layout=fit.layout)
+        models = self.source, self.target, self.layer_pairs
+        return state_moments(*models, rows, self._rows_at_once(rows), layout=fit.layout)
 
-    def rows_at_once(self, rows: Tensor) -> int:
-        """Return how many rows fit into memory where the states of all layer pairs are gathered."""
+    def _rows_at_once(self, rows: Tensor) -> int:
         most, layout = rows_at_once(self.corpus), self.corpus.fit.layout
         return rows_of_moments(self.source, self.target, rows, most, self.budget, layout)
 
+    def residuals(self, maps: Sequence[BothDirections]) -> ResidualSums:
+        """Return what maps that were fitted on `moments` leave unexplained of the report's states."""
+        rows = self.corpus.report
+        models = self.source, self.target, self.layer_pairs
+        return residual_sums(*models, maps, self.moments, rows, self._rows_at_once(rows.tokens))
+
     def closed_forms(self, kind: str, *, bias: bool = True) -> list[AffineMap]:
         """Return a closed form of every layer pair, fitted with or without a constant."""
-        return [_closed_form(kind, self.moments, pair, self.config, bias) for pair in self.layer_pairs]
+        config, fits = self.config, [(self.moments, pair) for pair in self.layer_pairs]
+        if kind == "least_squares":
+            return [least_squares(*fit, config.ridge, bias) for fit in fits]
+        if kind == "reduced_rank":
+            return [reduced_rank(*fit, config.rank, config.ridge, bias) for fit in fits]
+        return [procrustes(*fit, bias=bias) if kind == "procrustes" else bias_only(*fit) for fit in fits]
 
     @cached_property
     def starts(self) -> list[AffineMap]:
-        """Where training starts at every layer pair; a map that has no constant is fitted without one."""
+        """The maps that training starts from; those of stitch=linear are fitted without a constant."""
         return self.closed_forms(self.config.init, bias=self.config.kind != "linear")
 
     def reversed(self, data: DataConfig) -> Setting:
@@ -120,7 +139,7 @@ class Setting:
         return replace(self, source=self.target, target=self.source, layer_pairs=pairs, corpus=corpus)
 
     def likeness(self) -> Likeness:
-        """Return the similarity of the states of both models at every layer pair, which needs no stitch."""
+        """Return the similarity of the states of both models at every layer pair."""
         rows = self.corpus
         return likeness_of(self.source, self.target, self.layer_pairs, rows.fit, rows.report, self.budget)
 
@@ -137,7 +156,7 @@ class Setting:
 def _check_memory(
     config: StitchConfig, source: FrozenModel, target: FrozenModel, pairs: Sequence[LayerPair], budget: Budget
 ) -> None:
-    """Refuse weights, gradients and momenta of φ that no part of the training fits into memory with."""
+    """Refuse stitches whose weights, gradients and momenta do not fit into memory."""
     widths = source.d_model, target.d_model
     rank = config.rank if config.kind == "low_rank" else 0
     weights = rank * sum(widths) or (config.kind != "identity") * math.prod(widths)
@@ -152,7 +171,7 @@ def _check_memory(
 def _check_closed_forms(
     config: StitchConfig, source: FrozenModel, target: FrozenModel, pairs: Sequence[LayerPair], budget: Budget
 ) -> None:
-    """Refuse statistics and maps of closed forms, all in float64, that do not fit into memory."""
+    """Refuse closed forms whose statistics and maps, all in float64, do not fit into memory."""
     d, e = source.d_model, target.d_model
     within = sum(len({pair[side] for pair in pairs}) * width**2 for side, width in enumerate((d, e)))
     kinds = 3 if config.controls else 1
@@ -173,24 +192,16 @@ def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel
         raise ConfigError(f"stitch.rank={config.rank} is more than the smaller width: {widths}")
 
 
-def _closed_form(kind: str, moments: Moments, pair: LayerPair, config: StitchConfig, bias: bool) -> AffineMap:
-    if kind == "least_squares":
-        return least_squares(moments, pair, config.ridge, bias)
-    if kind == "reduced_rank":
-        return reduced_rank(moments, pair, config.rank, config.ridge, bias)
-    return procrustes(moments, pair, bias=bias) if kind == "procrustes" else bias_only(moments, pair)
-
-
-# ---------------------------------------------------------------------------------------- text and layers of two models
+# ---- Text of two models
 
 log = logging.getLogger(__name__)
 
 
 def shared_text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_tokens: int) -> Corpus:
-    """Read rows of the tokens of both models, or, where they cut a text differently, of each model's own.
+    """Read rows of the tokens of both models, or, where tokenizers differ, of each model's own.
 
     Raises:
-        ModelError: the tokenizers differ so that tokens cannot be aligned.
+        ModelError: the tokens cannot be aligned.
         DataError: there is too little text.
     """
     context = min(source.context, target.context)

@@ -13,8 +13,8 @@ from thinkalike.config import AnalyzeConfig, MeasureConfig, pairs_of_layers, ran
 from thinkalike.config.schema import COUNTS
 from thinkalike.data.rows import Corpus
 from thinkalike.evaluation.language import rows_at_once
-from thinkalike.evaluation.stitches import LayerPair, rows_of_moments, state_moments, unexplained_variance
-from thinkalike.measures.closed_forms import RIDGE, AffineMap, BothDirections, Unexplained, both_directions
+from thinkalike.evaluation.maps import rows_of_moments, state_moments, unexplained_variance
+from thinkalike.measures.closed_forms import RIDGE, AffineMap, BothDirections, LayerPair, Unexplained, both_directions
 from thinkalike.memory import Budget
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models

@@ -21,7 +21,6 @@ from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.rows import Corpus
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, one_of
-from thinkalike.evaluation.stitches import LayerPair
 from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.instruments.operations import WORDS, both_of, of_maps, of_probes, text_passes
 from thinkalike.instruments.stitching.setting import shared_text
@@ -44,6 +43,7 @@ from thinkalike.instruments.transfer.probing import (
     tasks_of,
 )
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints, forward_passes, total
+from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import span
 from thinkalike.measures.transfer.probes import STEPS
 from thinkalike.models.controls import fresh

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
-from thinkalike.evaluation.stitches import LayerPair
 from thinkalike.instruments.transfer.maps import PairMap
-from thinkalike.measures.closed_forms import AffineMap
+from thinkalike.measures.closed_forms import AffineMap, LayerPair
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.transfer.probes import Accuracy, CrossFitted, balanced_accuracies, balanced_folds, cross_fitted
 from thinkalike.measures.transfer.steering import turned_at_random

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from thinkalike.data.contrasts import Contrasts, Prompt, continuations
 from thinkalike.errors import DataError, ModelError
-from thinkalike.evaluation.stitches import LayerPair
 from thinkalike.instruments.of_stimuli import FEW
 from thinkalike.instruments.transfer.maps import PairMap
+from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import stimulus_folds
 from thinkalike.measures.transfer.steering import (
     carried_vectors,
