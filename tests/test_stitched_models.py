@@ -66,39 +66,30 @@ def test_greedy_tokens_are_the_most_likely_and_draws_follow_the_seed_and_the_sof
     assert torch.equal(stitched.generate(tokens, 0), tokens)
 
 
-@pytest.mark.parametrize("temperature", [-1.0, float("inf"), float("nan")])
-def test_a_temperature_that_is_none_is_refused(models, tokens, temperature):
-    with pytest.raises(StitchError, match=rf"temperature={temperature} must be a number >= 0"):
-        made(*models).stitched(*models).generate(tokens, 1, temperature)
-
-
-def test_more_tokens_than_the_models_read_are_refused(models, tokens):
-    with pytest.raises(StitchError, match="10 tokens and steps=55 more are longer than 64, the most that tiny-0 and"):
-        made(*models).stitched(*models).generate(tokens, 55)
-    assert made(*models).stitched(*models).generate(tokens, 54).shape == (2, 64)
+def test_generation_is_refused_at_a_negative_temperature_and_beyond_the_context(models, tokens):
+    stitched = made(*models).stitched(*models)
+    with pytest.raises(StitchError, match="temperature=-1"):
+        stitched.generate(tokens, 1, -1.0)
+    with pytest.raises(StitchError, match=r"steps=55 .* 64"):
+        stitched.generate(tokens, 55)
 
 
 def test_models_of_other_weights_are_refused_unless_no_check_is_asked_for(models, tokens):
     stitch, (source, target) = made(*models), models
     later = tiny.frozen(7)
-    with pytest.raises(StitchError, match=r"tiny-7 has the weights .* made with tiny-0 of .*, or give check=False"):
+    with pytest.raises(StitchError, match=f"tiny-7 has the weights {later.fingerprint()}.* check=False"):
         stitch.stitched(later, target)
-    with pytest.raises(StitchError, match=r"tiny-0 has the weights .* made with tiny-1 of"):
+    with pytest.raises(StitchError, match="tiny-0"):
         stitch.stitched(source, tiny.frozen(0, d_model=48, d_head=12))
     assert stitch.stitched(later, target, check=False)(tokens).shape == (2, 10, target.vocabulary)
-    with pytest.raises(StitchError, match=r"tiny-7 and tiny-7 have the widths \(32, 32\), and the stitch \(32, 48\)"):
-        stitch.stitched(later, later, check=False)
 
 
-def test_other_tokenizers_are_refused(models):
+def test_other_tokenizers_and_layers_that_are_not_there_are_refused(models):
     source, _ = models
     cutter = tiny.other_tokenizer()
     module = tiny.native(3, len(cutter), d_model=48, d_head=12)
     other = FrozenModel(module, FAMILIES["native"], cutter, name="other", context=64)
-    with pytest.raises(StitchError, match="tiny-0 and other have different tokenizers, so no tokens are those of both"):
+    with pytest.raises(StitchError, match="tiny-0 and other have different tokenizers"):
         made(source, other).stitched(source, other)
-
-
-def test_layers_that_are_not_there_are_refused(models):
-    with pytest.raises(ModelError, match="tiny-1 has no layer 4: its layers are 0 to 3"):
+    with pytest.raises(ModelError, match="tiny-1 has no layer 4"):
         made(*models, depth=4).stitched(*models)

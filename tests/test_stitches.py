@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import re
 
 import numpy as np
 import pandas as pd
@@ -10,13 +11,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-import tiny
 from thinkalike.errors import StitchError, StoreError
 from thinkalike.measures import AffineMap, Stitch
 from thinkalike.stitches.results import load_stitch
 from thinkalike.stitches.stitch_map import Site, StitchMap
 from thinkalike.store import Job
-from thinkalike.store.result import seal
 
 PAIRS = [(0, 1), (2, 2)]
 MODELS = [
@@ -35,13 +34,13 @@ def jiggled(phi):
 def finish(tmp_path):
     """Put a result with these tensors into a store."""
 
-    def finished(tensors, kind="linear", norm="none", job_kind="stitching", said=None):
+    def finished(tensors, kind="linear", norm="none", job_kind="stitching"):
         job = Job(str(tmp_path), job_kind, "0123456789ab")
         with job.running():
             record = {"scalars": {}, "settings": {}, "provenance": {"models": MODELS}}
             out = job.write({}, record, {"table": pd.DataFrame({"penalty": [0.0]})}, {}).folder
             if tensors:
-                facts = json.dumps({"pairs": PAIRS, "kind": kind, "norm": norm} if said is None else said)
+                facts = json.dumps({"pairs": PAIRS, "kind": kind, "norm": norm})
                 save_file(tensors, out / "stitch.safetensors", metadata={"stitch": facts})
             return job.appear()
 
@@ -94,16 +93,6 @@ def test_a_closed_form_in_float64_is_a_map_in_float32(finish):
     assert torch.equal(stitches[0, 1].bias, fit["0.map.bias"].float())
 
 
-@pytest.mark.parametrize("change", [{"1.map.scale": torch.ones(6)}, {"1.map.bias": None}])
-def test_a_closed_form_is_read_whole_and_nothing_is_left_over(finish, change):
-    fit = {
-        f"{i}.map.{part}": torch.randn(shape) for i in (0, 1) for part, shape in (("weight", (6, 8)), ("bias", (6,)))
-    }
-    tensors = {name: each for name, each in {**fit, **change}.items() if each is not None}
-    with pytest.raises(StitchError, match="does not hold a whole stitch least_squares"):
-        _ = load_stitch(finish(tensors, "least_squares"))[2]
-
-
 def test_seeds_and_directions_are_chosen(finish):
     fits = {prefix: [jiggled(Stitch("linear", 6, 6)) for _ in PAIRS] for prefix in ("", "seed_1.", "back.")}
     tensors = {name: each for prefix, phis in fits.items() for name, each in tensors_of(phis, prefix).items()}
@@ -134,49 +123,21 @@ def test_a_pair_that_is_not_there_is_a_key_error_that_names_those_that_are(finis
     assert stitches.get((5, 5)) is None
 
 
-def test_a_result_of_no_stitches_is_refused(finish, tmp_path):
+def test_a_result_without_affine_maps_is_refused(finish, tmp_path):
     with pytest.raises(StitchError, match="keeps no stitches"):
         load_stitch(finish({}, job_kind="cka"))
-    with pytest.raises(StitchError, match="keeps no stitches"):
-        load_stitch(finish({}))
     with pytest.raises(StoreError, match="holds no finished result"):
         load_stitch(tmp_path)
-
-
-def test_a_stitch_with_a_layer_norm_is_refused(finish):
-    result = finish(tensors_of(plain(norm="pre")), norm="pre")
     with pytest.raises(StitchError, match=r"stitch\.norm=pre"):
-        load_stitch(result)
+        load_stitch(finish(tensors_of(plain(norm="pre")), norm="pre"))
 
 
-def test_damaged_files_are_refused_in_one_line(finish):
-    tensors = tensors_of(plain())
-    path = finish(tensors).folder / "stitch.safetensors"
+def test_a_damaged_file_is_named(finish):
+    path = finish(tensors_of(plain())).folder / "stitch.safetensors"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(StoreError, match="checksum"):
         load_stitch(path.parent)
-    path.write_bytes(whole[: len(whole) // 3])
-    seal(path.parent)
-    with pytest.raises(StitchError, match=r"stitch\.safetensors"):
-        load_stitch(path.parent)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda tensors: tensors.pop("1.map.weight"), "does not hold a whole stitch linear"),
-        (lambda tensors: tensors.update({"1.map.bias": torch.zeros(6)}), "does not hold a whole stitch linear"),
-        (lambda tensors: tensors["1.map.weight"].fill_(torch.nan), "a:2 to b:2 holds numbers that are not finite"),
-    ],
-)
-def test_what_is_not_wholly_a_stitch_is_refused(finish, change, message):
-    tensors = {name: each.clone() for name, each in tensors_of(plain()).items()}
-    change(tensors)
-    stitches = load_stitch(finish(tensors))
-    with pytest.raises(StitchError, match=message) as error:
-        _ = stitches[2]
-    assert "\n" not in str(error.value)
 
 
 # -------------------------------------------------------------------------------------------------------------- the map
@@ -222,29 +183,10 @@ def test_the_inverse_of_a_singular_map_undoes_what_can_be_undone():
     states, kept = torch.randn(5, 64), turned[:, :48]
     torch.testing.assert_close(back(phi(states)), states @ kept @ kept.T, atol=1e-4, rtol=0)
     assert torch.linalg.cond(phi.weight.double()) > 1e6, "control"
-
-
-def test_a_map_of_nothing_has_no_condition():
     assert AffineMap(torch.zeros(3, 3), torch.ones(3)).condition == float("inf")
 
 
-@pytest.mark.parametrize(
-    ("weight", "bias", "message"),
-    [
-        (torch.ones(4, 3), torch.ones(3), r"a bias \(e\), not \(4, 3\) and \(3,\)"),
-        (torch.ones(4), torch.ones(4), r"not \(4,\) and \(4,\)"),
-        (torch.full((4, 3), torch.inf), torch.ones(4), "from a:0 to b:0 holds numbers that are not finite"),
-        (torch.ones(4, 3), torch.full((4,), torch.nan), "not finite: make it anew"),
-    ],
-)
-def test_a_map_that_is_none_is_refused(weight, bias, message):
-    with pytest.raises(StitchError, match=message):
-        StitchMap(weight, bias, site("a"), site("b"))
-
-
-def test_a_model_is_known_by_its_weights():
-    model, other = tiny.frozen(1), tiny.frozen(2)
-    there = Site.of(model.describe(), 2)
-    there.check_model(model)
-    with pytest.raises(StitchError, match=f"{other.fingerprint()}.*{model.fingerprint()}"):
-        there.check_model(other)
+@pytest.mark.parametrize(("weight", "bias"), [((4, 3), (3,)), ((4,), (4,))])
+def test_a_weight_and_a_bias_of_other_shapes_are_refused(weight, bias):
+    with pytest.raises(StitchError, match=re.escape(f"{weight} and {bias}")):
+        StitchMap(torch.ones(weight), torch.ones(bias), site("a"), site("b"))

@@ -9,12 +9,11 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from huggingface_hub import ModelHubMixin, hf_hub_download
 from jaxtyping import Float, Int
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -25,9 +24,12 @@ from thinkalike.measures.closed_forms import AffineMap
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.tokenizers import tokenizer_fingerprint
 
+WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
+FORMAT = {"format": "thinkalike affine stitch", "version": 1}
+
 
 class StitchMap(nn.Module, ModelHubMixin):
-    """The map φ(h) = W h + b from the states of one site to those of another, with all that it is made of folded in.
+    """The map φ(h) = W h + b from the states of one site to those of another.
 
     The weights are float32 and frozen; `requires_grad_()` trains them further.
 
@@ -37,16 +39,14 @@ class StitchMap(nn.Module, ModelHubMixin):
         source, target: The sites that it goes from and to.
 
     Raises:
-        StitchError: Weight and bias do not fit each other, or are not finite.
+        StitchError: Weight and bias have other shapes.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor, source: Site, target: Site):
         super().__init__()
         if weight.dim() != 2 or bias.shape != weight.shape[:1]:
             shapes = f"{tuple(weight.shape)} and {tuple(bias.shape)}"
-            raise StitchError(f"a stitch has a weight (e, d) and a bias (e), not {shapes}: take its own files")
-        if not (weight.isfinite().all() and bias.isfinite().all()):
-            raise StitchError(f"the stitch from {source} to {target} holds numbers that are not finite: make it anew")
+            raise StitchError(f"a stitch has a weight (e, d) and a bias (e), not {shapes}")
         self.weight = nn.Parameter(weight.detach().float().contiguous(), requires_grad=False)
         self.bias = nn.Parameter(bias.detach().float().contiguous(), requires_grad=False)
         self.source, self.target = source, target
@@ -68,18 +68,19 @@ class StitchMap(nn.Module, ModelHubMixin):
         """
         if not self.source.is_same(first.target):
             raise StitchError(
-                f"{self.source} is not {first.target}, so the stitch from the one does not follow that to the other: "
-                "compose maps that share a layer of the same weights"
+                f"the stitch from {self.source} cannot follow that to {first.target}: compose maps that share a layer "
+                "of the same weights"
             )
-        whole = _wide(self.affine) @ _wide(first.affine)
+        one, other = (AffineMap(each.weight.double(), each.bias.double()) for each in (self, first))
+        whole = one @ other
         return StitchMap(whole.weight, whole.bias, first.source, self.target)
 
     def inverse(self) -> StitchMap:
         """Return h ↦ W⁺ (h - b) from the target's site to the source's, with the pseudo-inverse W⁺.
 
-        This undoes φ, which is not what leads from the target's own states to the source's: W⁺ multiplies all that
-        φ does not explain by as much as the condition number of W, which a warning says. The map back by regression
-        is `both_directions(...).psi`, or `load_stitch(result).back`.
+        It maps φ(h) to h, but not the target's own states to the source's: W⁺ multiplies what φ does not explain by up
+        to the condition number of W, which a warning gives. The map back by regression is `both_directions(...).psi`,
+        or `load_stitch(result).back`.
         """
         warnings.warn(
             f"the inverse of a stitch with the condition number {self.affine.condition:.3g} multiplies noise by as "
@@ -96,7 +97,7 @@ class StitchMap(nn.Module, ModelHubMixin):
             check: Whether the models must have the weights that the stitch was made with.
 
         Raises:
-            StitchError: They have not; their tokenizers differ; or their widths are not those of the map.
+            StitchError: They have other weights, or their tokenizers differ.
         """
         if check:
             self.source.check_model(source)
@@ -114,7 +115,13 @@ class StitchMap(nn.Module, ModelHubMixin):
         Raises:
             StitchError: A file is missing or damaged, or holds something else.
         """
-        return cls(*read_files(Path(folder).expanduser()))
+        folder = Path(folder).expanduser()
+        with _explained(f"{folder} does not hold one stitch as StitchMap.save writes it"):
+            config = json.loads((folder / CONFIG).read_text())
+            if (stated := {name: config[name] for name in FORMAT}) != FORMAT:
+                raise StitchError(f"{folder / CONFIG} says {stated}, and this reads {FORMAT}")
+            sites = {side: Site(**config[side]) for side in ("source", "target")}
+            return cls(**load_file(folder / WEIGHTS), **sites)
 
     @classmethod
     def from_pretrained(
@@ -127,7 +134,7 @@ class StitchMap(nn.Module, ModelHubMixin):
             options: Of `hf_hub_download`.
 
         Raises:
-            StitchError: The hub has no such stitch or does not give it; see `load`.
+            StitchError: The hub has no such stitch or cannot be reached; see `load`.
         """
         place = os.fspath(pretrained_model_name_or_path)
         if Path(place).expanduser().is_dir():
@@ -148,7 +155,7 @@ class StitchMap(nn.Module, ModelHubMixin):
             The address of the commit.
 
         Raises:
-            StitchError: The hub does not take it.
+            StitchError: The upload fails.
         """
         with _explained(f"cannot push the stitch to {repo_id}", repo_id):
             address: str = super().push_to_hub(repo_id, **options)
@@ -156,25 +163,61 @@ class StitchMap(nn.Module, ModelHubMixin):
         return address
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        write_files(save_directory, Parts(self.weight, self.bias, self.source, self.target))
+        tensors = {name: getattr(self, name).detach().cpu().contiguous() for name in ("weight", "bias")}
+        save_file(tensors, save_directory / WEIGHTS, metadata={"format": "pt"})
+        sites = {"source": asdict(self.source), "target": asdict(self.target)}
+        (save_directory / CONFIG).write_text(json.dumps({**FORMAT, **sites}, indent=1) + "\n")
+        (save_directory / CARD).write_text(self._card())
 
     def extra_repr(self) -> str:
         return f"{self.source} ({self.weight.shape[1]}) → {self.target} ({self.weight.shape[0]})"
 
+    def _card(self) -> str:
+        source, target = self.source, self.target
+        width_out, width_in = self.weight.shape
+        rows = "\n".join(
+            f"| {side} | {site.model} | {site.revision} | {site.layer} | {width} | {site.dtype} "
+            f"| `{site.fingerprint}` |"
+            for side, site, width in (("source", source, width_in), ("target", target, width_out))
+        )
+        return f"""---
+library_name: thinkalike
+tags:
+- model-stitching
+- representation-similarity
+---
 
-def _wide(fit: AffineMap) -> AffineMap:
-    return AffineMap(fit.weight.double(), fit.bias.double())
+# A stitch from {source} to {target}
+
+An affine map, W h + b, from the residual stream of {source.model} after block {source.layer} to that of {target.model}
+after block {target.layer}. It holds no weights of either model.
+
+| | model | revision | block | width | dtype | fingerprint of the weights |
+|---|---|---|---|---|---|---|
+{rows}
+
+```python
+from thinkalike import StitchMap, load_model
+
+stitch = StitchMap.from_pretrained("ORG/NAME")  # this repository
+states = stitch(load_model("{source.model}").head(tokens, {source.layer}))  # (batch, position, {width_out})
+```
+
+The map fits states of these weights alone: a model with another fingerprint is refused when a stitched model is made.
+That the stitched model does well does not show that the two models are alike.
+"""
 
 
 @contextlib.contextmanager
-def _explained(attempt: str, repository: str, revision: str | None = None) -> Iterator[None]:
-    """Turn what goes wrong with the hub into one line."""
+def _explained(attempt: str, repository: str = "", revision: str | None = None) -> Iterator[None]:
+    """Turn an error of files or of the hub into one line."""
     try:
         yield
     except ThinkalikeError:
         raise
-    except Exception as error:  # of the hub's library and of what it is built on
-        reason = cause_of(error, repository, revision) or f"{type(error).__name__}: {first_line(error)[:200]}"
+    except Exception as error:  # of the hub's library and of those that it is built on
+        known = cause_of(error, repository, revision) if repository else None
+        reason = known or f"{type(error).__name__}: {first_line(error)[:200]}"
         raise StitchError(f"{attempt}: {reason}") from error
 
 
@@ -186,11 +229,11 @@ class Site:
     """The residual stream of a model after one of its blocks.
 
     Attributes:
-        model: The everyday name of the model, for people.
-        revision: What was loaded under that name.
+        model: The name of the model.
+        revision: The revision that was loaded.
         layer: The number of the block.
-        fingerprint: Of the weights, see `FrozenModel.fingerprint`; this is what tells one model from another.
-        dtype: The one that the weights have, which the fingerprint depends on.
+        fingerprint: Of the weights, see `FrozenModel.fingerprint`; it tells models apart.
+        dtype: Of the weights; the fingerprint depends on it.
     """
 
     model: str
@@ -213,11 +256,7 @@ class Site:
         return (self.fingerprint, self.layer) == (other.fingerprint, other.layer)
 
     def check_model(self, model: FrozenModel) -> None:
-        """Check that a model is the one of this site.
-
-        Raises:
-            StitchError: Its weights have another fingerprint.
-        """
+        """Check that a model has the weights of this site."""
         found, dtype = model.fingerprint(), str(model.dtype).removeprefix("torch.")
         if found != self.fingerprint:
             raise StitchError(
@@ -235,22 +274,19 @@ class StitchedModel:
     Attributes:
         source, target: The models.
         phi: The map from the source's states after block `layer` to the target's after block `depth`.
-        context: The most tokens of a row, that of the shorter model.
+        context: The most tokens of a row that both models read.
 
     Raises:
-        StitchError: The models have different tokenizers, or another width than φ.
+        StitchError: The models have different tokenizers.
     """
 
     def __init__(self, source: FrozenModel, layer: int, phi: nn.Module, depth: int, target: FrozenModel):
         self.source, self.layer, self.phi, self.depth, self.target = source, layer, phi, depth, target
         self.context = min(source.context, target.context)
-        widths, own = (source.d_model, target.d_model), tuple(phi.get_parameter("weight").shape[::-1])
-        if widths != own:
-            raise StitchError(f"{source.name} and {target.name} have the widths {widths}, and the stitch {own}")
         if tokenizer_fingerprint(source.tokenizer) != tokenizer_fingerprint(target.tokenizer):
             raise StitchError(
-                f"{source.name} and {target.name} have different tokenizers, so no tokens are those of both: choose "
-                "models of one tokenizer (python train.py aligns the tokens of a text, and reports what that loses)"
+                f"{source.name} and {target.name} have different tokenizers, so they cannot read the same tokens; "
+                "python train.py stitches such models on text"
             )
         source.check_layers([layer])
         target.check_layers([depth])
@@ -296,84 +332,3 @@ class StitchedModel:
                 new = logits.argmax(-1, keepdim=True)
             tokens = torch.cat([tokens, new.to(tokens)], 1)
         return tokens
-
-
-# ----------------------------------------------------------------------------------------------- the folder of a stitch
-
-WEIGHTS, CONFIG, CARD = "model.safetensors", "config.json", "README.md"
-FORMAT = "thinkalike affine stitch"
-VERSION = 1  # of the format
-
-
-class Parts(NamedTuple):
-    """The parts of a stitch."""
-
-    weight: Tensor
-    bias: Tensor
-    source: Site
-    target: Site
-
-
-def write_files(folder: Path, parts: Parts) -> None:
-    """Write the files of a stitch into a folder that is there."""
-    tensors = {"weight": parts.weight.detach().cpu().contiguous(), "bias": parts.bias.detach().cpu().contiguous()}
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    sites = {"source": asdict(parts.source), "target": asdict(parts.target)}
-    (folder / CONFIG).write_text(json.dumps({"format": FORMAT, "version": VERSION, **sites}, indent=1) + "\n")
-    (folder / CARD).write_text(card(parts))
-
-
-def read_files(folder: Path) -> Parts:
-    """Read the files of a stitch.
-
-    Raises:
-        StitchError: A file is missing or damaged, or holds something else than one stitch.
-    """
-    try:
-        config = json.loads((folder / CONFIG).read_text())
-        if (stated := (config["format"], config["version"])) != (FORMAT, VERSION):
-            raise ValueError(f"{CONFIG} says {stated}, and this reads {FORMAT}, version {VERSION}")
-        sites: dict[str, Any] = {side: Site(**config[side]) for side in ("source", "target")}
-        tensors: dict[str, Any] = load_file(folder / WEIGHTS)
-        return Parts(**tensors, **sites)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        reason = f"{type(error).__name__}: {first_line(error)[:200]}"
-        raise StitchError(
-            f"{folder} does not hold one stitch as StitchMap.save writes it ({reason}); take another"
-        ) from error
-
-
-def card(parts: Parts) -> str:
-    """Return the text of the model card."""
-    source, target = parts.source, parts.target
-    width_out, width_in = parts.weight.shape
-    rows = "\n".join(
-        f"| {side} | {site.model} | {site.revision} | {site.layer} | {width} | {site.dtype} | `{site.fingerprint}` |"
-        for side, site, width in (("source", source, width_in), ("target", target, width_out))
-    )
-    return f"""---
-library_name: thinkalike
-tags:
-- model-stitching
-- representation-similarity
----
-
-# A stitch from {source} to {target}
-
-An affine map, W h + b, from the residual stream of {source.model} after block {source.layer} to that of {target.model}
-after block {target.layer}. It holds no weights of either model.
-
-| | model | revision | block | width | dtype | fingerprint of the weights |
-|---|---|---|---|---|---|---|
-{rows}
-
-```python
-from thinkalike import StitchMap, load_model
-
-stitch = StitchMap.from_pretrained("ORG/NAME")  # this repository
-states = stitch(load_model("{source.model}").head(tokens, {source.layer}))  # (batch, position, {width_out})
-```
-
-The map fits states of these weights alone: a model with another fingerprint is refused when a stitched model is made.
-That the stitched model does well does not show that the two models are alike.
-"""
