@@ -259,7 +259,7 @@ def test_pages_open_without_an_error_or_a_request_elsewhere(site, chromium, widt
     page.on(
         "request", lambda request: None if request.url.startswith((address, "data:")) else wrong.append(request.url)
     )
-    for name in ("index", "tutorials/first-hour", "reference/settings", "reference/api", "reference/gallery"):
+    for name in ("index", "tutorials/first-hour", "reference/settings", "reference/api"):
         page.goto(f"{address}{name}.html")
         assert page.locator("h1").count() == 1
         assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{name} scrolls sideways"
