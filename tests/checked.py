@@ -26,8 +26,10 @@ def _run_module(self, module):
     exec(self.source_to_code(self.get_data(self.path), self.path), vars(module))
 
 
-def _checked(**options):
-    """Return what the hook puts above each function and class."""
+def _checked(*context, **options):
+    """Return what the hook puts above each function and class, or a context of jaxtyping's."""
+    if context:
+        return _jaxtyped(*context)
 
     def decorate(checked):
         if isinstance(checked, type) and any(base.__name__ == "Checked" for base in checked.__mro__):

@@ -13,10 +13,10 @@ import functools
 import inspect
 import types
 import typing
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import jaxtyping
 import numpy as np
 import torch
 from jaxtyping import AbstractArray, Float, Int, Shaped
@@ -26,18 +26,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 NAMES = ("groups", "labels")  # whole numbers that stand for names, which may be given themselves
 NUMBERS = "give real numbers, as a tensor, an array, a DataFrame or a list"
-
-
-class HasArray(Protocol):
-    """Whatever NumPy makes an array of: its own arrays, DataFrames, Series, and those of other libraries."""
-
-    def __array__(self) -> Any: ...
-
-
-if TYPE_CHECKING:
-    Array = Tensor | HasArray | list[Any] | tuple[Any, ...]  # what a user may give
-else:
-    Array = Tensor  # what a function gets
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -71,9 +59,10 @@ def takes_arrays(function: Callable[P, R]) -> Callable[..., R]:
         given = signature.bind(*args, **kwargs)
         check_rows(given.arguments.items())
         reader = _Reader(_device_of(given.arguments.values()))
-        for name, each in wanted().items():
-            if name in given.arguments:
-                given.arguments[name] = reader.read(given.arguments[name], each, name)
+        with jaxtyping.jaxtyped("context"):  # in which each letter of a shape stands for one size
+            for name, each in wanted().items():
+                if name in given.arguments:
+                    given.arguments[name] = reader.read(given.arguments[name], each, name)
         return function(*given.args, **given.kwargs)
 
     return taking
@@ -85,7 +74,7 @@ class _Wanted(NamedTuple):
     array: Any = None
     items: _Wanted | None = None
     is_list: bool = False
-    is_named: bool = False  # the items may be a mapping, by their names
+    is_mapping: bool = False  # the items may be a mapping, too
     others: tuple[type, ...] = ()
 
 
@@ -94,18 +83,17 @@ def _wanted(annotation: Any) -> _Wanted:
     parts = typing.get_args(annotation) if is_union else (annotation,)
     arrays = [part for part in parts if inspect.isclass(part) and issubclass(part, Tensor | AbstractArray)]
     others = tuple(part for part in parts if inspect.isclass(part) and part not in arrays)
-    several = [part for part in parts if typing.get_origin(part) in (Sequence, Mapping)]
-    inside = [_wanted(typing.get_args(part)[-1]) for part in several]
+    several = {typing.get_origin(part): part for part in parts if typing.get_origin(part) in (Sequence, Mapping)}
+    inside = [_wanted(typing.get_args(part)[-1]) for part in several.values()]
     layers = next((each for each in inside if each.array), None)
-    is_named = any(typing.get_origin(part) is Mapping for part in several)
-    return _Wanted(arrays[0] if arrays else None, layers, bool(inside) and not layers, is_named, others)
+    return _Wanted(arrays[0] if arrays else None, layers, bool(inside) and not layers, Mapping in several, others)
 
 
 class _Reader:
-    """Reads the arguments of one call, which share a device, and in whose shapes one letter stands for one size."""
+    """Reads the arguments of one call, which share a device."""
 
     def __init__(self, device: torch.device | None):
-        self.device, self.sizes = device, dict[str, int]()
+        self.device = device
         self.known: dict[tuple[int, _Wanted], tuple[Any, Any]] = {}  # given and read, so that one object stays one
 
     def read(self, value: Any, wanted: _Wanted, name: str) -> Any:
@@ -120,9 +108,7 @@ class _Reader:
             return value.tolist() if hasattr(value, "tolist") else value
         if isinstance(value, wanted.others) and not isinstance(value, Tensor):
             return value
-        if wanted.items and isinstance(value, Mapping):
-            if not wanted.is_named:
-                raise ValueError(f"{name} is a {type(value).__name__}: give a list, such as list({name}.values())")
+        if wanted.items and wanted.is_mapping and isinstance(value, Mapping):
             return {place: self.read(layer, wanted.items, f"{name}[{place}]") for place, layer in value.items()}
         if wanted.items and isinstance(value, list | tuple):
             return self._layers(value, wanted.items, name)
@@ -132,26 +118,14 @@ class _Reader:
             raise ValueError(f"{name} is one array of shape {tuple(tensor.shape)}: give a list of them, as layers")
         if wanted.array is None:
             return self._layers(list(tensor), wanted.items, name)  # type: ignore[arg-type]
-        self._check_shape(tensor, getattr(wanted.array, "dim_str", "..."), name)
+        if not isinstance(tensor, wanted.array):
+            dims = ", ".join(wanted.array.dim_str.split())
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not ({dims}) in the sizes of other arguments")
         return tensor
 
     def _layers(self, layers: Sequence[Any], wanted: _Wanted, name: str) -> Sequence[Any]:
         found = [self.read(layer, wanted, f"{name}[{place}]") for place, layer in enumerate(layers)]
         return layers if all(new is old for new, old in zip(found, layers, strict=True)) else found
-
-    def _check_shape(self, tensor: Tensor, dims: str, name: str) -> None:
-        """Refuse a tensor of another shape than this, or of other sizes than those that its letters stand for."""
-        letters, sizes = dims.split(), list(tensor.shape)
-        spread = next((place for place, letter in enumerate(letters) if letter[0] in "*."), None)
-        if spread is not None:  # stands for any number of axes
-            letters[spread : spread + 1] = ["_"] * max(len(sizes) - len(letters) + 1, 0)
-        found = dict(self.sizes)
-        named = [pair for pair in zip(letters, sizes, strict=False) if pair[0].isalpha()]
-        if len(letters) != len(sizes) or any(found.setdefault(letter, size) != size for letter, size in named):
-            there = ", ".join(f"{letter} = {size}" for letter, size in self.sizes.items() if letter in letters)
-            where = f" with {there}" if there else ""
-            raise ValueError(f"{name} has shape {tuple(sizes)}, not ({', '.join(dims.split())}){where}")
-        self.sizes = found
 
 
 def _device_of(arguments: Iterable[Any]) -> torch.device | None:
@@ -165,6 +139,9 @@ def _device_of(arguments: Iterable[Any]) -> torch.device | None:
 
 
 # ---- values
+
+OBJECTS = {"integer": np.int64, "boolean": np.bool_, "floating": np.float64, "mixed-integer-float": np.float64,
+           "decimal": np.float64}  # by the name that pandas has for the values of an array of objects  # fmt: skip
 
 
 def tensor_of(value: Any, kind: Any, name: str, named: bool = False) -> Tensor:
@@ -182,16 +159,26 @@ def tensor_of(value: Any, kind: Any, name: str, named: bool = False) -> Tensor:
         ValueError: It is no array, holds text, complex numbers or dates, lacks a value, or has a fraction where whole
             numbers are wanted.
     """
-    if isinstance(value, Tensor):
-        if value.is_complex() or value.layout is not torch.strided:
-            raise ValueError(f"{name} is complex or sparse: {NUMBERS}")
-        return _converted(value, kind, name, named)
     if isinstance(value, list | tuple) and value and all(isinstance(each, Tensor) for each in value):
-        return _converted(torch.stack(list(value)), kind, name, named)  # which keeps gradients
-    array = _array(value, name)
-    if named and array.dtype.kind not in "biu":
-        return _numbered(array, name)
-    return _converted(torch.from_numpy(_numeric(array, name)), kind, name, named)
+        value = torch.stack(list(value))  # which keeps gradients
+    if not isinstance(value, Tensor):
+        if np.ma.is_masked(value):
+            _refuse_missing(np.ma.getmaskarray(value), name)
+        array = np.asarray(value)
+        if named and array.dtype.kind not in "biu":
+            return _numbered(array, name)
+        value = torch.from_numpy(_numeric(array, name))
+    if value.is_complex() or value.layout is not torch.strided:
+        raise ValueError(f"{name} is complex or sparse: {NUMBERS}")
+    if kind is Float and not value.is_floating_point():
+        return value.double()
+    if kind is Int and value.is_floating_point():
+        if named:
+            return _numbered(value.detach().double().cpu().numpy(), name)
+        if (value != value.round()).any():
+            raise ValueError(f"{name} holds fractions: give whole numbers")
+        return value.long()
+    return value.long() if kind is Int and value.dtype.itemsize < 4 else value  # short numbers index nothing
 
 
 def refuse_nan(values: Tensor, name: str) -> None:
@@ -200,75 +187,37 @@ def refuse_nan(values: Tensor, name: str) -> None:
         _refuse_missing(values.isnan().cpu().numpy(), name)
 
 
-def _converted(values: Tensor, kind: Any, name: str, named: bool) -> Tensor:
-    if kind is Float and not values.is_floating_point():
-        return values.double()
-    if kind is Int and values.is_floating_point():
-        if named:
-            return _numbered(values.detach().cpu().numpy(), name)
-        if (values != values.round()).any():
-            raise ValueError(f"{name} holds fractions: give whole numbers")
-        return values.long()
-    return values.long() if kind is Int and values.dtype.itemsize < 4 else values  # short numbers index nothing
-
-
-def _array(value: Any, name: str) -> np.ndarray:
-    if isinstance(value, np.ma.MaskedArray):
-        value = np.where(np.ma.getmaskarray(value), np.array(None), value.data.astype(object))
-    try:
-        array = np.asarray(value)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{name} is no array, {str(error).splitlines()[0]}: {NUMBERS}") from None
-    if array.ndim == 0 and array.dtype.kind not in "biuf":
-        raise ValueError(f"{name} is {'None' if value is None else f'a {type(value).__name__}'}: {NUMBERS}")
-    return array
-
-
 def _numeric(array: np.ndarray, name: str) -> np.ndarray:
     """Return an array of numbers that PyTorch can take over; it shares memory where it can be written to."""
+    held = str(array.dtype)
     if array.dtype.kind == "O":
-        array = _from_objects(array, name)
+        import pandas as pd
+
+        _refuse_missing(np.asarray(pd.isna(array)), name)
+        held = pd.api.types.infer_dtype(array.ravel(), skipna=False)
+        array = array.astype(OBJECTS.get(held, object))
     if array.dtype.kind not in "biuf":
-        raise ValueError(f"{name} holds {array.dtype}: {NUMBERS}")
+        raise ValueError(f"{name} holds {held}: {NUMBERS}")
     if array.dtype.kind == "f":
         _refuse_missing(np.isnan(array), name)
-        array = array.astype(np.promote_types(array.dtype, np.float32), copy=False)
-        array = array.astype(np.float64) if array.dtype.itemsize > 8 else array
-    if array.dtype.kind == "u":
-        array = array.astype(np.int64)
-    array = np.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
-    return array if array.flags.writeable else array.copy()
+    real = np.float64 if array.dtype.itemsize > 4 else np.float32
+    dtype = {"f": real, "u": np.int64}.get(array.dtype.kind, array.dtype.newbyteorder("="))
+    return np.require(array, dtype, ["C", "W"])
 
 
-def _from_objects(array: np.ndarray, name: str) -> np.ndarray:
-    """Return the numbers of an array of objects."""
-    flat = array.ravel().tolist()
-    _refuse_missing(_missing(flat, array.shape), name)
-    for each in flat:
-        if isinstance(each, str | bytes) or not hasattr(type(each), "__float__"):
-            raise ValueError(f"{name} holds {each!r:.40}: {NUMBERS}")
-    whole = all(isinstance(each, int) for each in flat)
-    return np.array([each if whole else float(each) for each in flat]).reshape(array.shape)
+def _numbered(array: np.ndarray, name: str) -> Tensor:
+    """Return the numbers from 0 of names, in the order in which they appear."""
+    import pandas as pd
 
-
-def _missing(flat: list[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """Return where None, pd.NA, pd.NaT or NaN stand, which are not even equal to themselves."""
-    missing = [each is None or type(each).__name__ in ("NAType", "NaTType") or each != each for each in flat]
-    return np.array(missing, dtype=bool).reshape(shape)
+    numbers = pd.factorize(array.ravel())[0].reshape(array.shape)
+    _refuse_missing(numbers < 0, name)
+    return torch.from_numpy(numbers)
 
 
 def _refuse_missing(missing: np.ndarray, name: str) -> None:
     if missing.any():
         place = ", ".join(map(str, np.argwhere(missing)[0].tolist()))
         raise ValueError(f"{name} lacks a value at [{place}]: leave its row out, or fill it in")
-
-
-def _numbered(array: np.ndarray, name: str) -> Tensor:
-    """Return the numbers from 0 of names, in the order in which they appear."""
-    flat: list[Hashable] = array.ravel().tolist()
-    _refuse_missing(_missing(flat, array.shape), name)
-    numbers: dict[Hashable, int] = {}
-    return torch.tensor([numbers.setdefault(each, len(numbers)) for each in flat]).view(array.shape)
 
 
 # ---- labels of rows: the rows of several tables are paired by their order, so labels that contradict it are refused
@@ -278,8 +227,8 @@ def check_rows(named: Iterable[tuple[str, Any]]) -> None:
     """Check that the DataFrames and Series among some values have their rows in one order, as far as labels say.
 
     Raises:
-        ValueError: Two have the same labels in another order, or a label of theirs stands in other rows. Rows that are
-            merely numbered say nothing of those of another table.
+        ValueError: A label that two have stands in other rows. Rows that are merely numbered say nothing of those of
+            another table, unless they have the same numbers.
     """
     first: list[tuple[str, Any]] = []
     for name, table in _tables(named):
@@ -304,10 +253,7 @@ def _tables(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
 def _contradict(known: Any, labels: Any) -> bool:
     if labels.equals(known):
         return False
-    if not (labels.is_unique and known.is_unique):
-        return Counter(labels) == Counter(known)
-    places = labels.get_indexer(known)
-    shared = places >= 0
+    there = set(labels)
     numbered = any(list(index) == list(range(len(index))) for index in (labels, known))
-    moved = bool((places[shared] != shared.nonzero()[0]).any())
-    return bool(shared.all()) or (moved and not numbered)
+    moved = any(one != other and one in there for one, other in zip(known, labels, strict=True))
+    return moved and (not numbered or there == set(known))
