@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 import tiny
 from test_data import Letters
 from thinkalike.config import DataConfig
-from thinkalike.data.corpus import read_tokens
+from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import document_fingerprint, documents, text_fingerprint
 from thinkalike.data.split import held_out_texts, near_duplicates, shingles, training_texts
 from thinkalike.errors import DataError
@@ -73,7 +74,8 @@ def source(tmp_path, monkeypatch):
 def read(config, *, fit_tokens=None, report_tokens=ALL):
     tokenizer = Letters()
     tokenizer.eos_token_id = 0
-    return read_tokens(config, tokenizer, context=16, bos=False, fit_tokens=fit_tokens, report_tokens=report_tokens)
+    config = replace(config, report_tokens=report_tokens)
+    return read_corpus(config, tokenizer, 16, bos=False, fit_tokens=fit_tokens, whole=True)
 
 
 def reported(corpus) -> str:

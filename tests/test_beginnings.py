@@ -9,8 +9,7 @@ import torch
 
 import tiny
 from thinkalike.config import DataConfig
-from thinkalike.data.corpus import read_corpus
-from thinkalike.data.packing import DOCUMENTS, FEWEST_BYTES, SourceText, beginning, beginning_bytes
+from thinkalike.data.corpus import DOCUMENTS, FEWEST_BYTES, SourceText, beginning, beginning_bytes, read_corpus
 
 WORDS = "one two three four five six seven"
 

@@ -16,7 +16,7 @@ import torch
 
 import tiny
 from thinkalike.config import DataConfig
-from thinkalike.data.corpus import read_tokens
+from thinkalike.data.corpus import read_corpus
 from thinkalike.data.documents import document_fingerprint, documents, text_fingerprint
 from thinkalike.data.grammar import derivations
 from thinkalike.data.rows import Corpus, TokenRows
@@ -67,14 +67,8 @@ def config(tmp_path):
 
 
 def read(data: DataConfig, tokenizer=None, *, bos=False, fit_tokens=None, report_tokens=ALL, context=CONTEXT) -> Corpus:
-    return read_tokens(
-        data,
-        tokenizer or Letters(),
-        context=context,
-        bos=bos,
-        fit_tokens=fit_tokens,
-        report_tokens=report_tokens,
-    )
+    data = replace(data, report_tokens=report_tokens)
+    return read_corpus(data, tokenizer or Letters(), context, bos=bos, fit_tokens=fit_tokens, whole=True)
 
 
 def stream(rows: list[str]) -> list[int]:
@@ -337,7 +331,7 @@ def pieces(rows: TokenRows) -> list[str]:
 @pytest.mark.parametrize("bos", [False, True])
 def test_aligned_rows_begin_with_documents_and_lose_their_last_ones_end(bos, config):
     source = config(aligned=True)
-    corpus = read_tokens(source, Letters(), context=CONTEXT, bos=bos, fit_tokens=None, report_tokens=ALL)
+    corpus = read(source, bos=bos)
     whole = {text: [*map(ord, text), EOS] for text in documents(source)}
     starts = {tuple(tokens[:5]) for tokens in whole.values()}
     total = 0

@@ -67,7 +67,6 @@ OWNERS = {
     "omegaconf": "config",
     "transformer_lens": "models",
     "rich": "screen",
-    "conllu": "data",
     "datasets": "data",
     "httpx2": "hub",
     "pytorch_lightning": "training",

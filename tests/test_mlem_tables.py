@@ -191,7 +191,7 @@ def test_files_have_the_kinds_of_frames(tmp_path, caplog):
     with caplog.at_level("INFO"):
         stimuli = read_table(tmp_path / "x.csv")
     assert stimuli.kinds == {"whole": "numeric", "part": "continuous"}
-    assert "part taken for continuous" in caplog.text
+    assert "part are continuous" in caplog.text
     assert stimuli.take(slice(3)).kinds == stimuli.kinds, "what is left of them is of the same kind"
     caplog.clear()
     with caplog.at_level("INFO"):

@@ -24,8 +24,7 @@ from thinkalike.data.pairs import (
     Pairs,
     batches,
     encode,
-    read_hans,
-    read_mnli,
+    pairs_in,
 )
 from thinkalike.errors import DataError
 
@@ -77,7 +76,7 @@ def pairs_of(rows) -> Pairs:
 
 @pytest.mark.parametrize("ending", [".jsonl", ".tsv", ".txt", ".parquet"])
 def test_every_format_of_mnli_gives_the_same_pairs_without_those_of_no_agreed_label(ending, tmp_path):
-    pairs = read_mnli(write(ROWS, tmp_path / f"dev_matched{ending}"))
+    pairs = pairs_in(write(ROWS, tmp_path / f"dev_matched{ending}"), "mnli")
     assert list(zip(pairs.premises, pairs.hypotheses, strict=True)) == [row[:2] for row in ROWS if row[2] != "-"]
     assert [pairs.classes[label] for label in pairs.labels] == [row[2] for row in ROWS if row[2] != "-"]
     assert pairs.fingerprint() == pairs_of(ROWS).fingerprint()
@@ -87,7 +86,7 @@ def test_every_format_of_mnli_gives_the_same_pairs_without_those_of_no_agreed_la
 
 @pytest.mark.parametrize("ending", [".jsonl", ".txt", ".parquet"])
 def test_every_format_of_hans_gives_the_same_pairs_with_their_heuristics(ending, tmp_path):
-    pairs = read_hans(write(HARD, tmp_path / f"heuristics_evaluation_set{ending}"))
+    pairs = pairs_in(write(HARD, tmp_path / f"heuristics_evaluation_set{ending}"), "hans")
     assert pairs.classes == HANS
     assert pairs.labels.tolist() == [1, 0, 1]
     assert list(zip(pairs.heuristics, pairs.subcases, strict=True)) == [row[3:] for row in HARD]
@@ -96,9 +95,9 @@ def test_every_format_of_hans_gives_the_same_pairs_with_their_heuristics(ending,
 
 def test_lines_may_end_as_on_windows(tmp_path):
     path = write(HARD, tmp_path / "hans.txt")
-    before = read_hans(path).fingerprint()
+    before = pairs_in(path, "hans").fingerprint()
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-    assert read_hans(path).fingerprint() == before
+    assert pairs_in(path, "hans").fingerprint() == before
 
 
 def harmed(rows, path: Path, old: str, new: str) -> Path:
@@ -122,16 +121,16 @@ def harmed(rows, path: Path, old: str, new: str) -> Path:
 )
 def test_a_file_that_is_wrong_is_named_with_its_place(ending, old, new, place, tmp_path):
     with pytest.raises(DataError, match=f"bad{ending}.*{place}"):
-        read_mnli(harmed(ROWS, tmp_path / f"bad{ending}", old, new))
+        pairs_in(harmed(ROWS, tmp_path / f"bad{ending}", old, new), "mnli")
 
 
 def test_one_set_is_not_taken_for_the_other(tmp_path):
     with pytest.raises(DataError, match="'non-entailment'"):
-        read_mnli(write(HARD, tmp_path / "hans.txt"))
+        pairs_in(write(HARD, tmp_path / "hans.txt"), "mnli")
     with pytest.raises(DataError, match="heuristic"):
-        read_hans(write(ROWS, tmp_path / "mnli.jsonl"))
+        pairs_in(write(ROWS, tmp_path / "mnli.jsonl"), "hans")
     with pytest.raises(DataError, match="row 2"):
-        read_hans(harmed(HARD, tmp_path / "hans.jsonl", '"entailment"', '"-"'))
+        pairs_in(harmed(HARD, tmp_path / "hans.jsonl", '"entailment"', '"-"'), "hans")
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs

@@ -1,7 +1,7 @@
-"""The cache of what many jobs compute alike: packed rows of tokens, and states of stimuli.
+"""The cache of values that many jobs share: packed rows of tokens, and states of stimuli.
 
-An entry is one safetensors file with a checksum. A damaged file is removed, one that cannot be written is done without,
-and where entries have a limit together, those that were read longest ago go.
+An entry is one safetensors file with a checksum. Damaged files are computed anew, jobs run without a cache that cannot
+be written, and where all entries together have a limit, the least recently read are removed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,26 +47,19 @@ def kept(path: Path, compute: Callable[[], Entry], most: int | None = None) -> E
     """
     if found := _read(path):
         return found
-    with _making(path):
-        if found := _read(path):  # of the process that had the lock before
-            return found
-        computed = compute()
-        _write(path, computed, most)
-    return computed
-
-
-@contextlib.contextmanager
-def _making(path: Path) -> Iterator[None]:
-    """Keep other processes from making the same entry meanwhile; where the cache cannot be written, they may."""
     lock = path.with_suffix(".lock")
     with contextlib.ExitStack() as held:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(FileLock(lock))
             held.callback(lock.unlink, missing_ok=True)
-        except OSError as error:
+        except OSError as error:  # a folder that can only be read: processes may compute the same
             log.debug("no lock on %s: %s", path, error)
-        yield
+        if found := _read(path):  # of the process that had the lock before
+            return found
+        computed = compute()
+        _write(path, computed, most)
+    return computed
 
 
 def _read(path: Path) -> Entry | None:
@@ -84,13 +77,13 @@ def _read(path: Path) -> Entry | None:
         with contextlib.suppress(OSError):
             path.unlink(missing_ok=True)
         return None
-    with contextlib.suppress(OSError):  # a folder that can only be read
+    with contextlib.suppress(OSError):
         os.utime(path)
     return entry
 
 
 def _write(path: Path, entry: Entry, most: int | None) -> None:
-    """Write an entry in one step; where that is impossible, warn and go on."""
+    """Write an entry in one step; warn where that is impossible."""
     size = sum(part.numel() * part.element_size() for part in entry.tensors.values())
     aside = path.with_suffix(f".{os.getpid()}.aside")
     written = {"about": entry.about, "digest": _digest(entry)}
@@ -107,7 +100,7 @@ def _write(path: Path, entry: Entry, most: int | None) -> None:
 
 
 def _make_room(folder: Path, size: int, most: int) -> bool:
-    """Remove the entries that were read longest ago until there is room for one more, and return whether there is."""
+    """Remove the least recently read entries until there is room for one more, and return whether there is."""
     if size > most:
         return False
     entries = []

@@ -1,4 +1,4 @@
-"""Pairs of texts that differ in one feature, and how each may go on."""
+"""Pairs of texts that differ in one feature, and the tokens that may continue each."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from thinkalike.data.grammar import lexicon, noun, with_s
+from thinkalike.data.stimuli import Span, chosen
 from thinkalike.data.tables import read_frame
-from thinkalike.errors import DataError, nearest
+from thinkalike.errors import DataError
 
-BOUNDARY = "<boundary>"  # the word before ends here: any token that does not go on with it
-
-Span = tuple[int, int]  # characters of a word: first, one past the last
+BOUNDARY = "<boundary>"  # the word before ends here: any token that does not continue it
 
 
 class Prompt(NamedTuple):
@@ -42,7 +41,7 @@ class Contrasts:
 
     Attributes:
         texts, counterparts: without the feature and with it; at a word of each, states are read and changed.
-        up, down: how a text may go on: what the feature makes likelier, and what it makes less likely. Each is one
+        up, down: the continuation that the feature makes likelier, and the one that it makes less likely. Each is one
             token as it follows the text, or `BOUNDARY`.
         source: what the message of an error begins with.
     """
@@ -82,32 +81,26 @@ def ids_of(tokenizer: Any, text: str) -> list[int]:
 def continuations(
     contrasts: Contrasts, tokenizer: Any, vocabulary: int
 ) -> tuple[Bool[Tensor, "n v"], Bool[Tensor, "n v"]]:
-    """Return which tokens are meant by the `up` and the `down` of each pair, of as many as the model has logits for.
+    """Return which of the tokens that the model has logits for are the `up` and the `down` of each pair.
 
     Raises:
         DataError: one of them is not one token where it follows the text, or its counterpart, or both are the same.
     """
     boundary = boundary_tokens(tokenizer, vocabulary)
-    masks = []
-    for ends in (contrasts.up, contrasts.down):
-        rows = torch.zeros(len(contrasts), vocabulary, dtype=torch.bool)
+    up, down = torch.zeros(2, len(contrasts), vocabulary, dtype=torch.bool)
+    for rows, ends in ((up, contrasts.up), (down, contrasts.down)):
         for place, end in enumerate(ends):
             if end == BOUNDARY:
                 rows[place] = boundary
             else:
                 rows[place, _next_token(contrasts, place, end, tokenizer)] = True
-        masks.append(rows)
-    up, down = masks
     for place in (up & down).any(1).nonzero()[:, 0].tolist()[:1]:
-        raise DataError(
-            f"{contrasts.source} row {place + 1}: up={contrasts.up[place]!r} and down={contrasts.down[place]!r} have a "
-            "token in common; give two that exclude each other"
-        )
+        raise DataError(f"{contrasts.source} row {place + 1}: its up and down have a token in common")
     return up, down
 
 
 def boundary_tokens(tokenizer: Any, vocabulary: int) -> Bool[Tensor, " v"]:
-    """Return which tokens do not go on with the word before: white space, punctuation, special tokens."""
+    """Return which tokens do not continue the word before: white space, punctuation, special tokens."""
     found = torch.zeros(vocabulary, dtype=torch.bool)
     tokens = tokenizer.convert_ids_to_tokens(list(range(min(len(tokenizer), vocabulary))))
     ends = [str(token).startswith(SPACES) or not str(token)[:1].isalnum() for token in tokens]
@@ -121,10 +114,9 @@ def _next_token(contrasts: Contrasts, place: int, end: str, tokenizer: Any) -> i
     for text in (contrasts.counterparts[place].text, contrasts.texts[place].text):
         before, after = ids_of(tokenizer, text), ids_of(tokenizer, text + end)
         if after[:-1] != before:
-            cut = " ".join(map(str, tokenizer.convert_ids_to_tokens(ids_of(tokenizer, end))))
             raise DataError(
-                f"{contrasts.source} row {place + 1}: {end!r} after {text[-40:]!r} is not one token (by itself it is "
-                f"{cut}); give what adds one, with its space, such as ' is', or {BOUNDARY}"
+                f"{contrasts.source} row {place + 1}: {end!r} after {text[-40:]!r} is not one token; give one with its "
+                f"space, such as ' is', or {BOUNDARY}"
             )
     return after[-1]
 
@@ -164,21 +156,15 @@ def grammar_contrasts(kind: str, tokenizer: Any, count: int, seed: int = 0, size
     verbs = list(_verbs(words["intransitive"] + words["transitive"], tokenizer))
     if not verbs:
         raise DataError(
-            f"measure.contrast={kind}: this tokenizer cuts no verb of the grammar so that its forms are told by one "
-            "token; give pairs of your own: measure.contrast=table measure.path=FILE"
+            f"measure.contrast={kind}: this tokenizer needs more than one token for the ending of every verb; give "
+            "pairs of your own: measure.contrast=table measure.path=FILE"
         )
     entries = words["female"] + words["male"] + words["neither"]
     every = [(determiner, entry, verb) for determiner in words["either"] for entry in entries for verb in verbs]
     drawn = random.Random(seed).sample(every, min(count, len(every)))
-    pairs = [_pair(kind, *each) for each in drawn]
-    ends = [verb for _, _, verb in drawn]
-    return Contrasts(
-        [text for text, _ in pairs],
-        [counterpart for _, counterpart in pairs],
-        [verb.bare for verb in ends],
-        [verb.third for verb in ends],
-        f"the {size} grammar, {kind}",
-    )
+    texts, counterparts = map(list, zip(*(_pair(kind, *each) for each in drawn), strict=True))
+    ups, downs = [verb.bare for *_, verb in drawn], [verb.third for *_, verb in drawn]
+    return Contrasts(texts, counterparts, ups, downs, f"the {size} grammar, {kind}")
 
 
 def _pair(kind: str, determiner: str, entry: str, verb: _Verb) -> tuple[Prompt, Prompt]:
@@ -216,35 +202,25 @@ def read_contrasts(path: str | Path) -> Contrasts:
     Raises:
         DataError: the file cannot be read, a column or a cell is missing, or a text does not have its word just once.
     """
-    frame = read_frame(Path(path))
-    there = list(map(str, frame.columns))
-    for name in COLUMNS:
-        if name not in there:
-            raise DataError(f"{path} has no column {name}; {nearest(name, there)}; contrasts need {', '.join(COLUMNS)}")
+    frame = read_frame(Path(path)).astype(str)
+    chosen(path, COLUMNS, list(map(str, frame.columns)), "column")
     texts, counterparts = [], []
-    for number, row in enumerate(frame.astype(str).to_dict("records"), 1):
-        for name in COLUMNS:
-            if not row[name]:
-                raise DataError(f"{path} row {number}: {name} is empty; give one")
+    for number, row in enumerate(frame.to_dict("records"), 1):
         place = f"{path} row {number}"
+        if empty := [name for name in COLUMNS if not row[name]]:
+            raise DataError(f"{place}: {empty[0]} is empty")
         texts.append(prompt(place, row["text"], row["word"]))
         counterparts.append(prompt(place, row["counterpart"], row.get(OPTIONAL) or row["word"]))
-    return Contrasts(texts, counterparts, list(map(str, frame["up"])), list(map(str, frame["down"])), str(path))
+    return Contrasts(texts, counterparts, list(frame["up"]), list(frame["down"]), str(path))
 
 
 def prompt(place: str, text: str, word: str) -> Prompt:
     """Return a text with the characters of a word of it.
 
-    Args:
-        place: what the message of an error begins with.
-
     Raises:
-        DataError: the text does not have the word, or more than once.
+        DataError: the text does not have the word once; the message begins with `place`.
     """
     found = list(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text))
     if len(found) != 1:
-        raise DataError(
-            f"{place}: the word {word!r} occurs {len(found)} times in {text[:80]!r}, and states are changed at one "
-            "place; give a word that it has once"
-        )
+        raise DataError(f"{place}: the word {word!r} must occur once, not {len(found)} times, in {text[:80]!r}")
     return Prompt(text, found[0].span())

@@ -1,4 +1,9 @@
-"""From a configuration to packed rows of tokens, through the cache."""
+"""From a configuration to packed rows of tokens, through the cache.
+
+Documents are joined with EOS and cut into rows. A report may read the beginnings of documents alone, so that it holds
+many documents of about one length rather than a few long ones: intervals are over documents, and a document that holds
+most of the tokens decides most of the mean.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +11,22 @@ import hashlib
 import json
 import logging
 import math
-from dataclasses import replace
-from typing import Any
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Protocol, runtime_checkable
+
+import torch
 
 from thinkalike.config import DataConfig
 from thinkalike.data.cache import Entry, cache_folder, kept
 from thinkalike.data.documents import text_fingerprint
-from thinkalike.data.packing import DOCUMENTS, OneTokenizer, SourceText, beginning_bytes, pack
-from thinkalike.data.rows import Corpus
+from thinkalike.data.rows import Corpus, TokenRows
+from thinkalike.data.split import Sides
+from thinkalike.errors import DataError
+from thinkalike.progress import Activity, doing
 from thinkalike.tokenizers import tokenizer_fingerprint
 
 log = logging.getLogger(__name__)
@@ -22,62 +35,21 @@ CACHE_VERSION = 4
 ALIGNMENT_VERSION = 1  # raised where a change moves states to other tokens
 BEGINNINGS_VERSION = 1  # raised where a change ends the documents of a report elsewhere
 
+REPORT_TOKENS = 262144
+DOCUMENTS_AT_ONCE = 64  # how many are tokenised in one call
+DOCUMENTS = 100  # that a report should hold
+BYTES = 2  # of text, which most tokens have at least
+FEWEST_BYTES = 1000  # of a document that is cut
 
-def read_tokens(
-    config: DataConfig,
-    tokenizer: Any,
-    *,
-    context: int,
-    bos: bool,
-    fit_tokens: int | None,
-    report_tokens: int,
-    source: SourceText | None = None,
-    most_bytes: int | None = None,
-) -> Corpus:
-    """Tokenise and pack as many documents as both sides need, or read them from the cache.
 
-    Args:
-        context: tokens per row, BOS included.
-        bos: whether each row begins with BOS.
-        fit_tokens: how many tokens to fit on; None takes all that there are.
-        report_tokens: how many tokens to report on.
-        source: what else reads the text, with a tokenizer of its own; rows are then `PairedRows`.
-        most_bytes: how much of each document the report reads, in bytes of UTF-8; None: all of it.
+@dataclass(frozen=True)
+class SourceText:
+    """How a source reads: its tokenizer, whether rows begin with BOS, and the length of the longest row."""
 
-    Raises:
-        DataError: there is no text, or too little for the report; see `pack_pairs`.
-    """
-    request = {
-        "version": CACHE_VERSION,
-        "tokenizer": tokenizer_fingerprint(tokenizer),
-        "source": text_fingerprint(config),
-        "context": context,
-        "bos": bos,
-        "fit_tokens": fit_tokens,
-        "report_tokens": report_tokens,
-        "report_share": config.report_share,
-        "same_split": config.same_split,
-        "aligned": config.aligned,
-    }
-    if source:
-        read_by = tokenizer_fingerprint(source.tokenizer), source.bos, source.context
-        request |= {"read_by": read_by, "alignment": ALIGNMENT_VERSION}
-    if most_bytes:
-        request |= {"most_bytes": most_bytes, "beginnings": BEGINNINGS_VERSION}
-    name = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
-    path = cache_folder(config) / "tokens" / f"{name}.safetensors"
-
-    def packed() -> Entry:
-        counts = (fit_tokens, report_tokens, most_bytes)
-        if source:
-            from thinkalike.data.paired import pack_pairs
-
-            return pack_pairs(config, tokenizer, source, context, bos, *counts).entry()
-        return pack(config, OneTokenizer(tokenizer, bos), context, *counts).entry()
-
-    corpus = Corpus.of(kept(path, packed))
-    _tell(config, corpus, context, source, most_bytes is not None)
-    return corpus
+    name: str
+    tokenizer: Any
+    bos: bool
+    context: int
 
 
 def read_corpus(
@@ -90,33 +62,58 @@ def read_corpus(
     source: SourceText | None = None,
     whole: bool = False,
 ) -> Corpus:
-    """Return the token rows that a configuration describes, with what it leaves open filled in.
+    """Tokenise and pack as many documents as both sides need, or read them from the cache.
 
     Args:
-        context, bos: of the models that read them.
-        fit_tokens: as many as training sees; None: all that there are.
-        source: a model that reads the same text with another tokenizer.
-        whole: read the documents of the report to their ends, where they are not what intervals are over. Otherwise
+        data: the text; its context, bos and fit_tokens, if set, replace the ones given here.
+        context: tokens per row, BOS included.
+        bos: whether each row begins with BOS.
+        fit_tokens: how many tokens to fit on; None takes all that there are.
+        source: a model that reads the same text with another tokenizer; rows are then `PairedRows`.
+        whole: read the documents of the report to their ends, where intervals are not over documents. Otherwise only
             their beginnings are read, so that they are many, and about equally long.
 
     Raises:
-        DataError: see `read_tokens`.
+        DataError: there is no text, or too little for the report; see `pack_pairs`.
     """
-    report_tokens = data.report_tokens or 262144
-    return read_tokens(
-        data,
-        tokenizer,
-        context=data.context or context,
-        bos=bos if data.bos is None else data.bos,
-        fit_tokens=data.fit_tokens or fit_tokens,
-        report_tokens=report_tokens,
-        source=replace(source, bos=data.bos) if source and data.bos is not None else source,
-        most_bytes=None if whole else beginning_bytes(report_tokens),
-    )
+    context, bos = data.context or context, bos if data.bos is None else data.bos
+    fit_tokens, report_tokens = data.fit_tokens or fit_tokens, data.report_tokens or REPORT_TOKENS
+    source = replace(source, bos=bos) if source and data.bos is not None else source
+    most_bytes = None if whole else beginning_bytes(report_tokens)
+    request = {
+        "version": CACHE_VERSION,
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "source": text_fingerprint(data),
+        "context": context,
+        "bos": bos,
+        "fit_tokens": fit_tokens,
+        "report_tokens": report_tokens,
+        "report_share": data.report_share,
+        "same_split": data.same_split,
+        "aligned": data.aligned,
+    }
+    if source:
+        read_by = tokenizer_fingerprint(source.tokenizer), source.bos, source.context
+        request |= {"read_by": read_by, "alignment": ALIGNMENT_VERSION}
+    if most_bytes:
+        request |= {"most_bytes": most_bytes, "beginnings": BEGINNINGS_VERSION}
+
+    def packed() -> Entry:
+        counts = (fit_tokens, report_tokens, most_bytes)
+        if source:
+            from thinkalike.data.paired import pack_pairs
+
+            return pack_pairs(data, tokenizer, source, context, bos, *counts).entry()
+        return pack(data, OneTokenizer(tokenizer, bos), context, *counts).entry()
+
+    name = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
+    corpus = Corpus.of(kept(cache_folder(data) / "tokens" / f"{name}.safetensors", packed))
+    _log(data, corpus, context, source, most_bytes is not None)
+    return corpus
 
 
-def _tell(config: DataConfig, corpus: Corpus, context: int, source: SourceText | None, bounded: bool) -> None:
-    """Log how much text there is, and how the tokens of two tokenizers go together."""
+def _log(config: DataConfig, corpus: Corpus, context: int, source: SourceText | None, bounded: bool) -> None:
+    """Log how much text there is, and how many tokens of two tokenizers are aligned."""
     counts = corpus.counts
     log.info(
         "data %s: %s fit and %s report tokens of %s and %s documents; dropped: %s tokens of last rows, %s copies, "
@@ -135,17 +132,214 @@ def _tell(config: DataConfig, corpus: Corpus, context: int, source: SourceText |
     if source:
         from thinkalike.data.paired import alignment_shares
 
-        shares = alignment_shares(corpus)
+        shares = {how: f"{100 * share:.1f} %" for how, share in alignment_shares(corpus).items()}
         log.info(
-            "of the target's report tokens %.1f %% end where one of %s does, %.1f %% take the state of an earlier one, "
-            "and %.1f %% come before all of them in their document and row",
-            100 * shares["exactly"],
-            source.name,
-            100 * shares["earlier"],
-            100 * shares["nowhere"],
+            "of the target's report tokens %s end where a token of %s does, %s take the state of an earlier one, and "
+            "%s have none before them; rows have %d of the target's tokens",
+            *(shares["exactly"], source.name, shares["earlier"], shares["nowhere"], corpus.report.context),
         )
-        if corpus.report.context < context:
-            log.info(
-                "rows have %d of the target's tokens, not %d: %s reads at most %d, and it cuts the text into more",
-                *(corpus.report.context, context, source.name, source.context),
-            )
+
+
+# ----------------------------------------------------------------------------------------------------------- beginnings
+
+
+def beginning_bytes(report_tokens: int) -> int:
+    """Return how many bytes in UTF-8 of each document a report reads, so that it holds `DOCUMENTS` of them.
+
+    It is a number of bytes and not of tokens, so that models with different tokenizers read the same text.
+    """
+    return max(BYTES * report_tokens // DOCUMENTS, FEWEST_BYTES)
+
+
+def beginning(text: str, most: int | None) -> str:
+    """Return the beginning of a document, of at most `most` bytes in UTF-8; None: all of it.
+
+    It ends before a white space, unless there is none in its second half.
+    """
+    if most is None or len(encoded := text.encode("utf-8", errors="replace")) <= most:
+        return text
+    kept = encoded[:most].decode("utf-8", errors="ignore")
+    words = re.match(r"(?s).*\S(?=\s)", kept)
+    return words[0] if words and 2 * len(words[0]) > len(kept) else kept
+
+
+# -------------------------------------------------------------------------------------------------------------- packing
+
+
+class _Packer:
+    """Joins documents into one stream of tokens, up to a limit, and cuts it into rows.
+
+    Where it is `aligned`, a document that passes the end of a row is cut there, and the next one begins a row.
+    """
+
+    def __init__(self, limit: int | None, context: int, bos: int | None, aligned: bool = False):
+        self.limit, self.context, self.bos, self.aligned, self.cut = limit, context, bos, aligned, 0
+        self.tokens = array("i")  # four bytes a token, where a list takes thirty
+        self.lengths: list[int] = []
+
+    @property
+    def payload(self) -> int:
+        """The number of tokens of text in a row."""
+        return self.context - (self.bos is not None)
+
+    @property
+    def most_rows(self) -> int | None:
+        """The number of rows that the limit allows, at least one; None if there is no limit."""
+        return None if self.limit is None else max(self.limit // self.context, 1)
+
+    @property
+    def full(self) -> bool:
+        """Whether no further document is needed."""
+        return self.most_rows is not None and len(self.tokens) >= self.most_rows * self.payload
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Append a document."""
+        kept = tokens[: self.payload - len(self.tokens) % self.payload] if self.aligned else tokens
+        self.tokens.extend(kept)
+        self.lengths.append(len(kept))
+        self.cut += len(tokens) - len(kept)
+
+    def rows(self) -> tuple[TokenRows, int]:
+        """Return the rows, and the number of tokens that did not fit."""
+        if not self.tokens:
+            return TokenRows(*torch.zeros(2, 0, self.context, dtype=torch.int32)), 0
+        count = len(self.tokens) // self.payload
+        count = count if self.most_rows is None else min(count, self.most_rows)
+        used = count * self.payload
+        tokens = torch.frombuffer(self.tokens, dtype=torch.int32)[:used].clone().view(count, self.payload)
+        owners = torch.repeat_interleave(torch.arange(len(self.lengths), dtype=torch.int32), torch.tensor(self.lengths))
+        owners = owners[:used].view(count, self.payload)
+        if self.bos is not None:
+            tokens = torch.cat([torch.full((count, 1), self.bos, dtype=torch.int32), tokens], 1)
+            owners = torch.cat([owners[:, :1], owners], 1)
+        return TokenRows(tokens, owners), len(self.tokens) - used + self.cut
+
+
+@runtime_checkable
+class Reader(Protocol):
+    """Turns documents into tokens; the last token of each ends it, and `start` begins each row, unless it is None."""
+
+    start: int | None
+
+    def __call__(self, texts: Sequence[str]) -> Iterable[Sequence[int]]:
+        """Return the tokens of each document."""
+
+
+class OneTokenizer:
+    """Makes tokens as a tokenizer does.
+
+    Raises:
+        DataError: the tokenizer lacks EOS or BOS.
+    """
+
+    def __init__(self, tokenizer: Any, bos: bool):
+        self.tokenizer = tokenizer
+        self.end, self.start = separators(tokenizer, bos)
+
+    def __call__(self, texts: Sequence[str]) -> Iterator[Sequence[int]]:
+        for tokens in self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]:
+            yield [*tokens, self.end]
+
+
+def pack(
+    config: DataConfig,
+    reader: Reader,
+    context: int,
+    fit_tokens: int | None,
+    report_tokens: int,
+    most_bytes: int | None = None,
+) -> Corpus:
+    """Tokenise as many documents as both sides need, and pack them.
+
+    Raises:
+        DataError: there is too little text.
+    """
+    limits = (fit_tokens, report_tokens)
+    fit, report = (_Packer(limit, context, reader.start, bool(config.aligned)) for limit in limits)
+    sides = Sides(config)
+    with doing("tokenising, token", None if fit_tokens is None else fit_tokens + report_tokens) as activity:
+        report = _filled(fit, report, sides, reader, most_bytes, activity)
+    (fit_rows, fit_left), (report_rows, report_left) = fit.rows(), report.rows()
+    _check(config, fit_rows, report_rows, context, report_tokens, sides.counts["near_duplicates"])
+    counts = dict(sides.counts) | {
+        "fit_tokens": fit_rows.tokens.numel(),
+        "report_tokens": report_rows.tokens.numel(),
+        "fit_documents": _documents_in(fit_rows),
+        "report_documents": _documents_in(report_rows),
+        "dropped_tokens": fit_left + report_left,
+    }
+    return Corpus(fit_rows, report_rows, counts)
+
+
+def _filled(
+    fit: _Packer, report: _Packer, sides: Sides, reader: Reader, most_bytes: int | None, activity: Activity
+) -> _Packer:
+    """Read documents until both sides are full, or there are no more, and return what the report has become."""
+    reading, same = iter(sides), bool(sides.config.same_split)
+    given: list[array[int]] = []  # the documents of the report, while they may still have to give way
+    while batch := list(islice(reading, DOCUMENTS_AT_ONCE)):
+        if activity.done == 0:
+            activity.begin(0)  # the source has been looked through by now
+        activity.reach(len(fit.tokens) + len(report.tokens))
+        reported = [beginning(text, most_bytes) for text, for_report in batch if for_report]
+        fitted = [text for text, for_report in batch if for_report == same]
+        for tokens in reader(reported) if reported and not (sides.settled and report.full) else ():
+            if not sides.settled:
+                given.append(array("i", tokens))
+            if not report.full:
+                report.add(tokens)
+        for tokens in reader(fitted) if fitted and not fit.full else ():
+            if not fit.full:
+                fit.add(tokens)
+        if fit.full and report.full:
+            report = _settled(report, sides, given)
+            if report.full:
+                return report
+    return _settled(report, sides, given)
+
+
+def _settled(report: _Packer, sides: Sides, given: Sequence[array[int]]) -> _Packer:
+    """Return the report without the documents that nearly repeat one to fit on that was read up to now."""
+    if sides.settled:
+        return report
+    gone = sides.repeats()
+    sides.counts["near_duplicates"] = int(gone.sum())
+    settled = _Packer(report.limit, report.context, report.bos, report.aligned)
+    for tokens, repeats in zip(given, gone, strict=True):
+        if not repeats and not settled.full:
+            settled.add(tokens)
+    return settled
+
+
+def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
+    """Return the token that ends a document and the one that begins a row, None if none does.
+
+    Raises:
+        DataError: the tokenizer lacks EOS or BOS.
+    """
+    end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
+    if end is None:
+        raise DataError("the tokenizer has no EOS token to separate documents with; choose another model")
+    if bos and tokenizer.bos_token_id is None:
+        raise DataError("the tokenizer has no BOS token to begin rows with; set data.bos=false")
+    return end, tokenizer.bos_token_id if bos else None
+
+
+def _documents_in(rows: TokenRows) -> int:
+    return len(torch.unique(rows.documents))
+
+
+def _check(
+    config: DataConfig, fit: TokenRows, report: TokenRows, context: int, report_tokens: int, repeats: int
+) -> None:
+    if not len(fit):
+        raise DataError(f"data={config.name} has too little text to fit on: not one row of {context} tokens")
+    if not len(report) or _documents_in(report) < 2:
+        raise DataError(
+            f"data={config.name} has too little text for the report: {len(report)} rows of {_documents_in(report)} "
+            f"documents ({repeats} more nearly repeat one to fit on), and an interval needs two documents; give more "
+            f"text, or raise data.report_share={config.report_share} or data.report_tokens={report_tokens}"
+        )
+    if report.tokens.numel() < report_tokens // context * context:
+        log.warning("data %s: the report has only %s of %s tokens: there is no more text", config.name,
+                    f"{report.tokens.numel():,}", f"{report_tokens:,}")  # fmt: skip

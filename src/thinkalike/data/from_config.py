@@ -9,30 +9,26 @@ from pathlib import Path
 
 from thinkalike.config import PairsConfig, StimuliConfig
 from thinkalike.data.conllu import read_conllu
-from thinkalike.data.pairs import Pairs, hub_pairs, read_hans, read_mnli
-from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli
-from thinkalike.data.tables import chosen, read_table
+from thinkalike.data.pairs import Pairs, hub_pairs, pairs_in
+from thinkalike.data.stimuli import Stimuli, chosen, controlled_stimuli, crossed_stimuli
+from thinkalike.data.tables import read_table
 from thinkalike.data.templates import nli_challenge, nli_training
 from thinkalike.errors import ConfigError
 
-WHOLE = "challenge"  # what the whole of a challenge is called
+WHOLE = "challenge"  # the name of the whole of a challenge
 
 
 def read_stimuli(config: StimuliConfig) -> Stimuli:
-    """Return the stimuli that a configuration describes.
-
-    A job asks for them several times; the last ones are kept as long as their file stays as it is.
+    """Return the stimuli that a configuration describes; the last ones are kept as long as their file stays as it is.
 
     Raises:
-        DataError: a file is missing, damaged or lacks what is asked for, or there are too few stimuli for the sample.
+        DataError: a file is missing, damaged or lacks something, or there are too few stimuli for the sample.
     """
-    path = Path(config.path) if config.path else None
-    state = path.stat() if path and path.exists() else None
-    return _stimuli(json.dumps(asdict(config)), state and (state.st_mtime_ns, state.st_size))
+    return _stimuli(json.dumps(asdict(config)), _changed(config.path))
 
 
 @lru_cache(maxsize=2)
-def _stimuli(settings: str, _: tuple[int, int] | None) -> Stimuli:
+def _stimuli(settings: str, _: int | None) -> Stimuli:
     config = StimuliConfig(**json.loads(settings))
     if config.kind in ("controlled", "crossed"):
         is_crossed, count = config.kind == "crossed", config.sentences or 400
@@ -46,15 +42,20 @@ def _stimuli(settings: str, _: tuple[int, int] | None) -> Stimuli:
     return stimuli.sample(config.sample, config.seed, config.balance) if config.sample else stimuli
 
 
-def read_pairs(config: PairsConfig, side: str) -> Pairs:
-    """Return the pairs to fit on, to report on, or of the challenge: the whole of it, whichever part is reported on.
+def _changed(path: str | None) -> int | None:
+    """Return when a file was last changed, in ns, if there is one."""
+    return Path(path).stat().st_mtime_ns if path and Path(path).exists() else None
 
-    No pair is both fitted and reported on: where files and the hub repeat one of all pairs to fit on, up to case and
-    white space, it is left out, and counted in `repeated`.
+
+def read_pairs(config: PairsConfig, side: str) -> Pairs:
+    """Return the pairs to fit on, to report on, or of the whole challenge.
+
+    No pair is both fitted and reported on: where files and the hub repeat a pair to fit on, up to case and white space,
+    it is left out of the report, and counted in `repeated`.
 
     Raises:
         ConfigError: source=files, and there is no file for this side.
-        DataError: pairs cannot be had or read, or all of them are also fitted on.
+        DataError: pairs cannot be read, or all of them are also fitted on.
     """
     if config.source == "templates":
         return _from_templates(config, side)
@@ -67,27 +68,23 @@ def read_pairs(config: PairsConfig, side: str) -> Pairs:
 
 def _whole(source: str, side: str, path: str | None) -> Pairs:
     """Return all pairs that the hub or a file has for a side."""
+    name = "hans" if side == "challenge" else "mnli"
     if source == "hub":
-        return hub_pairs(*{"fit": ("mnli", "train"), "report": ("mnli",), "challenge": ("hans",)}[side])
+        return hub_pairs(name, "train" if side == "fit" else None)
     if not path:
         raise ConfigError(f"pairs=files needs pairs.{side}=FILE")
-    return read_hans(path) if side == "challenge" else read_mnli(path)
+    return pairs_in(path, name)
 
 
 @lru_cache(maxsize=1)
 def _fitted(source: str, path: str | None, changed: int | None) -> tuple[frozenset[str], str]:
-    """Return the canonical pairs to fit on, and what they are called. They are read once for all sides and jobs."""
+    """Return the canonical pairs to fit on and their source, read once for all sides and jobs."""
     pairs = _whole(source, "fit", path)
     return frozenset(pairs.canonical()), pairs.source
 
 
-def _changed(path: str | None) -> int | None:
-    """Return when a file was last changed, in ns, if there is one."""
-    return Path(path).stat().st_mtime_ns if path and Path(path).exists() else None
-
-
 def _from_templates(config: PairsConfig, side: str) -> Pairs:
-    """Fitted and reported pairs are of one draw, in which no pair is there twice."""
+    """Fitted and reported pairs are of one draw, in which no pair occurs twice."""
     fit, report = int(config.fit_pairs or 0), int(config.report_pairs or 0)
     if side == "challenge":
         return nli_challenge(int(config.challenge_pairs or 0), config.seed + 1)
@@ -96,17 +93,8 @@ def _from_templates(config: PairsConfig, side: str) -> Pairs:
 
 
 def reported_part(config: PairsConfig, challenge: Pairs) -> Pairs:
-    """Return the part of the challenge that is reported on.
-
-    Raises:
-        DataError: there is no such part.
-    """
+    """Return the part of the challenge that is reported on; a part that does not exist is a DataError."""
     return challenge.select(config.label, config.heuristic)
-
-
-def part_name(config: PairsConfig) -> str:
-    """Return what `parts_of` calls the part of the challenge that is reported on."""
-    return ", ".join(filter(None, (config.heuristic, config.label))) or WHOLE
 
 
 def parts_of(challenge: Pairs) -> dict[str, list[int]]:

@@ -1,15 +1,14 @@
 """Rows of text for two models that cut it differently: the target's tokens, and the source's tokens of the same text.
 
-The target's tokenizer and packing decide the rows, because losses are of its tokens. The source reads the same
-characters: its own tokens of the documents, cut where the rows are; a token that begins before a row is left out. Its
-rows begin with BOS if it expects that. Where a target token has no source token of its own document in its row, it gets
-the state of the EOS before, and where there is none either, the source's row begins with EOS, as after a document.
+The target's tokenizer and packing decide the rows, because losses are of its tokens. The source reads its own tokens of
+the same characters, cut where the rows are, without a token that begins before a row, and after BOS if it expects that.
+A target token without a source token of its own document in its row gets the state of the EOS before; where there is
+none, the source's row begins with EOS, as after a document.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -21,12 +20,10 @@ from torch import Tensor
 
 from thinkalike.config import DataConfig
 from thinkalike.data.alignment import Alignment, Cut, align
+from thinkalike.data.corpus import SourceText, pack, separators
 from thinkalike.data.documents import document_fingerprint
-from thinkalike.data.packing import Reader, SourceText, pack, separators
 from thinkalike.data.rows import Corpus, PairedRows, TokenRows
 from thinkalike.errors import DataError
-
-log = logging.getLogger(__name__)
 
 
 def pack_pairs(
@@ -200,7 +197,7 @@ class AllTokens:
     names: Numbers
 
 
-class TwoTokenizers(Reader):
+class TwoTokenizers:
     """Reads documents with two tokenizers, and calls the target's tokens by their numbers in `AllTokens`.
 
     Raises:

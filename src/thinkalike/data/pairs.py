@@ -10,8 +10,9 @@ import hashlib
 import logging
 import random
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from thinkalike.data.documents import canonical, record_of
-from thinkalike.data.sources import read_with, stream_records
-from thinkalike.errors import DataError, nearest
+from thinkalike.data.documents import canonical
+from thinkalike.data.sources import Record, json_lines, parquet_rows, read_with, stream_records
+from thinkalike.data.stimuli import chosen
+from thinkalike.errors import DataError
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +46,8 @@ class Pairs:
     heuristics: list[str] = field(default_factory=list)  # "" where there is none
     subcases: list[str] = field(default_factory=list)
     source: str = "pairs"
-    unlabelled: int = 0  # rows of the source that were left out because people did not agree on a label
-    repeated: int = 0  # pairs of the source that were left out because those to fit on have them, too
+    unlabelled: int = 0  # rows that were left out because annotators did not agree on a label
+    repeated: int = 0  # pairs that were left out because they are also fitted on
 
     def __post_init__(self) -> None:
         for name in ("heuristics", "subcases"):
@@ -53,13 +55,11 @@ class Pairs:
         names = ("premises", "hypotheses", "labels", "heuristics", "subcases")
         counts = {name: len(getattr(self, name)) for name in names}
         if len(set(counts.values())) > 1:
-            raise DataError(f"{self.source}: row counts differ: {counts}; give each the same")
+            raise DataError(f"{self.source}: row counts differ: {counts}")
         if not len(self):
-            raise DataError(f"{self.source} is empty: it has no labelled pairs; give a file that has some")
+            raise DataError(f"{self.source} is empty: it has no labelled pairs")
         if self.labels.min() < 0 or self.labels.max() >= len(self.classes):
-            raise DataError(
-                f"{self.source}: labels {sorted(set(self.labels.tolist()))} are not places in {self.classes}"
-            )
+            raise DataError(f"{self.source}: {sorted(set(self.labels.tolist()))} are not all places in {self.classes}")
 
     def __len__(self) -> int:
         return len(self.premises)
@@ -75,7 +75,7 @@ class Pairs:
         """Return the pairs of a class, of a heuristic, or of both.
 
         Raises:
-            DataError: nothing is left; the message says what there is.
+            DataError: nothing is left; the message lists the parts that exist.
         """
         labels = [self.classes[place] for place in self.labels.tolist()]
         there = list(zip(labels, self.heuristics, strict=True))
@@ -90,25 +90,23 @@ class Pairs:
         return self.take(sorted(random.Random(seed).sample(range(len(self)), n)))
 
     def canonical(self) -> list[str]:
-        """Return each pair without its label, its case and its kinds of white space: what copies have in common."""
-        return [
-            f"{canonical(premise)}\n{canonical(hypothesis)}"
-            for premise, hypothesis in zip(self.premises, self.hypotheses, strict=True)
-        ]
+        """Return each pair as it is compared: without its label and case, and with one space for any white space."""
+        pairs = zip(self.premises, self.hypotheses, strict=True)
+        return [f"{canonical(premise)}\n{canonical(hypothesis)}" for premise, hypothesis in pairs]
 
     def without(self, others: Container[str], source: str) -> Pairs:
         """Return the pairs that have no copy among others, whatever their labels.
 
         Args:
             others: canonical pairs.
-            source: what messages call them.
+            source: their name in messages.
 
         Raises:
             DataError: nothing is left.
         """
         kept = [row for row, pair in enumerate(self.canonical()) if pair not in others]
         if not kept:
-            raise DataError(f"{self.source}: all {len(self)} pairs are also in {source}; give pairs that are not")
+            raise DataError(f"{self.source}: all {len(self)} pairs are also in {source}")
         if repeated := len(self) - len(kept):
             log.warning("%s: left out %s of %s pairs, which are also in %s", self.source, repeated, len(self), source)
         return replace(self.take(kept), repeated=self.repeated + repeated)
@@ -171,7 +169,7 @@ def encode(pairs: Pairs, tokenizer: Any, context: int, truncate: bool = True) ->
         truncate: whether that is allowed; the number of such pairs is logged.
 
     Raises:
-        DataError: a pair is longer and `truncate` is false, or the tokenizer sets no [CLS] and [SEP].
+        DataError: a pair is longer and `truncate` is false, or the tokenizer does not write [CLS] and [SEP].
     """
 
     def encoded_as(**options: Any) -> Any:
@@ -206,35 +204,30 @@ def batches(encoded: EncodedPairs, size: int) -> Iterator[PairBatch]:
 
 # ------------------------------------------------------------------------------------------------------ published pairs
 
-Record = Mapping[str, Any]  # a row, by column
-
 PUBLISHED = ["sentence1", "sentence2", "gold_label"]
 OF_THE_HUB = ["premise", "hypothesis", "label"]  # where labels are places among the classes
 NO_LABEL = ("-", "-1")  # in MNLI, as published and on the hub: its annotators did not agree
+CLASSES = {"mnli": MNLI, "hans": HANS}
 
-# repositories of the hub: the name, the classes, the split that results are reported on, and the revision
+# repositories of the hub: the name, the split that results are reported on, and the revision
 HUB = {
-    "mnli": ("nyu-mll/multi_nli", MNLI, "validation_matched", None),
-    "hans": ("jhu-cogsci/hans", HANS, "validation", "refs/convert/parquet"),  # its main branch is a script
+    "mnli": ("nyu-mll/multi_nli", "validation_matched", None),
+    "hans": ("jhu-cogsci/hans", "validation", "refs/convert/parquet"),  # its main branch is a script
 }
 
 
-def read_mnli(path: str | Path) -> Pairs:
-    """Read the pairs of an MNLI file: `.jsonl` and `.txt` as published, `.tsv` of GLUE, `.parquet` of the hub.
+def pairs_in(path: str | Path, name: str) -> Pairs:
+    """Read the pairs of a file: `.jsonl` and `.txt` as published, `.tsv` of GLUE, `.parquet` of the hub.
+
+    Args:
+        name: "mnli" or "hans", whose classes and columns they have.
 
     Raises:
         DataError: the file cannot be read or is empty, a line is damaged, a column is missing or a label is unknown.
     """
-    return _pairs(_records(Path(path)), MNLI, str(path))
-
-
-def read_hans(path: str | Path) -> Pairs:
-    """Read the pairs of a HANS file: `.txt` and `.jsonl` as published, `.parquet` of the hub.
-
-    Raises:
-        DataError: as in `read_mnli`.
-    """
-    return _pairs(_records(Path(path)), HANS, str(path))
+    readers = {".jsonl": json_lines, ".parquet": parquet_rows, ".tsv": _separated, ".txt": _separated}
+    records = read_with(Path(path), {end: partial(_records, read) for end, read in readers.items()})
+    return _pairs(records, CLASSES[name], str(path))
 
 
 def hub_pairs(name: str, split: str | None = None) -> Pairs:
@@ -245,63 +238,50 @@ def hub_pairs(name: str, split: str | None = None) -> Pairs:
         split: None takes the one that results are reported on.
 
     Raises:
-        DataError: the hub cannot be reached; or as in `read_mnli`.
+        DataError: the hub cannot be reached; or as in `pairs_in`.
     """
-    repository, classes, default, revision = HUB[name]
-    remedy = f"use a local file (read_{name}) or the templates (nli_training, nli_challenge)"
-    records = list(stream_records(name, repository, split=split or default, revision=revision, remedy=remedy))
-    return _pairs(records, classes, f"{repository} {split or default}")
+    repository, default, revision = HUB[name]
+    split = split or default
+    remedy = "use files (pairs=files) or the templates (pairs=templates)"
+    records = list(stream_records(name, repository, split=split, revision=revision, remedy=remedy))
+    return _pairs(records, CLASSES[name], f"{repository} {split}")
 
 
-def _records(path: Path) -> list[Record]:
-    return read_with(path, {".jsonl": _lines, ".tsv": _separated, ".txt": _separated, ".parquet": _parquet})
+def _records(read: Callable[[Path], Iterator[tuple[str, Record]]], path: Path) -> list[Record]:
+    return [record for _, record in read(path)]
 
 
-def _lines(path: Path) -> list[Record]:
-    lines = enumerate(path.read_text(encoding="utf-8-sig").split("\n"), 1)
-    return [record_of(line, f"{path} line {number}") for number, line in lines if line.strip()]
-
-
-def _separated(path: Path) -> list[Record]:
+def _separated(path: Path) -> Iterator[tuple[str, Record]]:
     """Read cells between tabs. A quotation mark is a character like any other: GLUE has ones that are never closed."""
-    lines = path.read_text(encoding="utf-8-sig").split("\n")  # splitlines would cut at U+2028, too
-    header, *rows = [line.split("\t") for line in lines]
-    for number, row in enumerate(rows, 2):
-        if row != [""] and len(row) != len(header):
-            raise DataError(
-                f"{path} line {number} has {len(row)} cells, the header {len(header)}; separate them by one tab each"
-            )
-    return [dict(zip(header, row, strict=True)) for row in rows if row != [""]]
-
-
-def _parquet(path: Path) -> list[Record]:
-    import pyarrow.parquet
-
-    return pyarrow.parquet.read_table(path).to_pylist()
+    header, *rows = [line.split("\t") for line in path.read_text(encoding="utf-8-sig").split("\n")]
+    for number, row in enumerate(rows, 2):  # splitlines would cut at U+2028, too
+        if row != [""]:
+            if len(row) != len(header):
+                raise DataError(f"{path} line {number} has {len(row)} cells, the header {len(header)}")
+            yield f"{path} line {number}", dict(zip(header, row, strict=True))
 
 
 def _pairs(rows: Sequence[Record], classes: tuple[str, ...], source: str) -> Pairs:
     if not rows:
-        raise DataError(f"{source} is empty: it has no rows; give a file that has some")
+        raise DataError(f"{source} is empty: it has no rows")
     named = max((PUBLISHED, OF_THE_HUB), key=lambda names: len(set(names) & set(rows[0])))
     premises, hypotheses, labels = (_column(rows, name, source) for name in named)
     heuristics, subcases = (_column(rows, name, source) if classes == HANS else [] for name in ("heuristic", "subcase"))
     places = {name: place for place, name in enumerate(classes)} | {str(n): n for n in range(len(classes))}
     for number, label in enumerate(labels, 1):
         if label not in places and not (classes == MNLI and label in NO_LABEL):
-            raise DataError(f"{source} row {number}: the label {label!r} is not known; there is: {', '.join(classes)}")
+            raise DataError(f"{source} row {number}: the label {label!r} is not one of {', '.join(classes)}")
     kept = [row for row, label in enumerate(labels) if label in places]
     if unlabelled := len(rows) - len(kept):
         log.info("%s: left out %s of %s pairs, which have no agreed label", source, f"{unlabelled:,}", f"{len(rows):,}")
-    kept_premises, kept_hypotheses = ([texts[row] for row in kept] for texts in (premises, hypotheses))
+    premises, hypotheses = ([texts[row] for row in kept] for texts in (premises, hypotheses))
     numbers = torch.tensor([places[labels[row]] for row in kept], dtype=torch.long)
-    return Pairs(kept_premises, kept_hypotheses, numbers, classes, heuristics, subcases, source, unlabelled)
+    return Pairs(premises, hypotheses, numbers, classes, heuristics, subcases, source, unlabelled)
 
 
 def _column(rows: Sequence[Record], name: str, source: str) -> list[str]:
     """Return the cells of a column as text; the hub has numbers for labels."""
-    if name not in rows[0]:
-        raise DataError(f"{source} has no column {name}; {nearest(name, rows[0])}")
+    chosen(source, [name], list(rows[0]), "column")
     for number, row in enumerate(rows, 1):
         if not isinstance(row.get(name), str | int):
             raise DataError(f"{source} row {number} has no text in column {name}, but {row.get(name)!r}")

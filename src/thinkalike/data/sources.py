@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
+import io
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -13,10 +16,13 @@ from thinkalike.errors import DataError, first_line
 from thinkalike.hub import cause_of, resolved
 
 LOCAL = "use local files (data=text 'data.files=[...]') or data=stdlib"
+Record = dict[str, Any]  # a row, by column
+
+# --------------------------------------------------------------------------------------------------------------- files
 
 
 def read_with(path: Path, readers: Mapping[str, Callable[[Path], Any]]) -> Any:
-    """Return what the reader of a file's ending makes of it.
+    """Read a file with the reader of its ending.
 
     Args:
         readers: functions of a path, by ending (".csv").
@@ -25,62 +31,108 @@ def read_with(path: Path, readers: Mapping[str, Callable[[Path], Any]]) -> Any:
         DataError: no reader is for this ending, or the file cannot be read.
     """
     if path.suffix.lower() not in readers:
-        raise DataError(f"{path} is of no known kind; give a file of {' or '.join(readers)}")
-    if path.exists() and not path.is_file():
-        raise DataError(f"cannot read {path}: it is no regular file; give one")
-    try:
+        raise DataError(f"{path}: the ending must be one of {', '.join(readers)}")
+    with reading(path):
         return readers[path.suffix.lower()](path)
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Name a file in all errors of the libraries that read it: missing, damaged, in another encoding.
+
+    Raises:
+        DataError: one of these, or it is no regular file: a pipe or /dev/zero would never end.
+    """
+    if path.exists() and not path.is_file():
+        raise DataError(f"cannot read {path}: it is not a regular file")
+    try:
+        yield
     except DataError:
         raise
-    except Exception as error:  # missing, damaged, in another encoding: each library has errors of its own
+    except Exception as error:
         raise DataError(f"cannot read {path}: {type(error).__name__}: {first_line(error)}") from error
 
 
+def json_lines(path: Path) -> Iterator[tuple[str, Record]]:
+    """Yield each line of a .jsonl file and where it is; the file may end in .gz or .zst and begin with a BOM.
+
+    Raises:
+        DataError: a line is not a JSON object.
+    """
+    with _opened(path) as lines:
+        for number, line in enumerate(lines, 1):
+            if line.strip():
+                place = f"{path} line {number}"
+                try:
+                    yield place, dict(json.loads(line))
+                except (ValueError, TypeError) as error:
+                    raise DataError(f"{place} is not a JSON object ({error})") from None
+
+
+def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Record]]:
+    """Yield each row of a .parquet file and where it is: all columns, or one if there is a column of that name."""
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(path)
+    columns = [field] if field in file.schema_arrow.names else None
+    records = (record for batch in file.iter_batches(columns=columns) for record in batch.to_pylist())
+    for number, record in enumerate(records, 1):
+        yield f"{path} row {number}", record
+
+
+def _opened(path: Path) -> Any:
+    if path.suffix.lower() == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8-sig")
+    if path.suffix.lower() == ".zst":
+        import pyarrow
+
+        return io.TextIOWrapper(pyarrow.input_stream(str(path), compression="zstd"), encoding="utf-8-sig")
+    return path.open(encoding="utf-8-sig")
+
+
 def recording_fingerprint(path: str) -> str:
-    """Return a fingerprint of a file of recorded states and of its name, by which tables call it.
+    """Return the name of a file of recorded states, by which tables call it, and the first digits of its SHA-256.
 
     Raises:
         DataError: the file cannot be read.
     """
-    try:
+    with reading(Path(path)):
         return f"{Path(path).stem} {digest_of(Path(path))[:16]}"
-    except OSError as error:
-        raise DataError(f"cannot read activations={path}: {error.strerror}") from error
 
 
-def commit_of(repository: str, revision: str | None, label: str = "a data set", remedy: str = LOCAL) -> str:
-    """Return the commit of a data set of the hub, 40 hexadecimal digits, so that a branch that moved is another one.
+# ------------------------------------------------------------------------------------------------------------- the hub
+
+
+def commit_of(repository: str, revision: str | None, label: str = "a data set") -> str:
+    """Return the commit of a data set of the hub, so that a branch that has moved is another data set.
 
     Args:
-        label, remedy: as in `stream_records`.
+        label: the name of the set in the message of an error.
 
     Raises:
-        DataError: the hub does not say it, and the cache has no copy.
+        DataError: the hub does not tell it, and the cache has no copy.
     """
     if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision
-    with _explained(label, repository, revision, remedy):
+    with _explained(label, repository, revision, LOCAL):
         return resolved("dataset", repository, revision).sha
 
 
 def stream_records(
     label: str, repository: str, subset: str | None = None, *, revision: str | None, remedy: str = LOCAL, **options: Any
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Record]:
     """Yield the rows of a data set of the hub without downloading all of it.
 
     Args:
-        label: the name of the set in the message of an error.
-        remedy: the suggestion in the message of an error.
+        label, remedy: the name of the set and the suggestion in the message of an error.
         options: those of `datasets.load_dataset`, such as split.
 
     Raises:
         DataError: the hub cannot be reached, there is no such set or split, or a part of it is damaged.
     """
     import datasets
-    from huggingface_hub.utils import logging as hub_logging
 
     datasets.disable_progress_bars()
-    hub_logging.set_verbosity_error()
     with _explained(label, repository, revision, remedy):
         # This call fails at once where there is no hub; load_dataset would try for minutes.
         commit = resolved("dataset", repository, revision)
@@ -95,6 +147,5 @@ def _explained(label: str, repository: str, revision: str | None, remedy: str) -
     try:
         yield
     except Exception as error:  # no hub, no such split, a damaged shard
-        line = next((line for line in str(error).splitlines() if line.strip()), "")[:200]
-        reason = cause_of(error, repository, revision) or f"{type(error).__name__}: {line}"
+        reason = cause_of(error, repository, revision) or f"{type(error).__name__}: {first_line(error)[:200]}"
         raise DataError(f"cannot stream {label} ({repository}): {reason}; {remedy}") from error

@@ -1,17 +1,14 @@
 """Documents are kept apart for fitting and for reporting.
 
-A hash of its content decides on which side a document falls, so the split does not move when files are added. Then two
-rules see to it that nothing that is reported on was fitted on, up to small changes:
+A hash of its content decides the side of a document, so sides do not move when files are added. Two more rules ensure
+that nothing in the report was fitted on, up to small changes:
 
-- A copy of an earlier document of its side is left out. Documents are copies if they differ in white space and case
-  alone.
-- A document of the report gives way if one document to fit on holds more than half of it (see `near_duplicates`). The
-  documents to fit on never depend on those of the report.
+- A copy of an earlier document of its side is left out. Copies differ in white space and case alone.
+- A document of the report is left out if one document to fit on holds more than half of it (see `near_duplicates`).
 
 Of local sources and of the grammar, all documents to fit on count, whether a job reads them or not, because the minis
-did. Of a set of the hub only those that were read count, wherever they stand: a document of the report may give way to
-one that comes after it, so the report is settled only at the end. With `same_split`, which fits on the report's own
-documents, none gives way.
+read them. Of a set of the hub only those that were read count, wherever they are: the report may lose a document to a
+later one, so it is settled only at the end. With `same_split`, which fits on the report's own documents, it loses none.
 """
 
 from __future__ import annotations
@@ -36,8 +33,8 @@ READ_AHEAD = 512  # documents of a hub set that are read before the first of the
 class Sides:
     """The documents of a source and their sides, in order, without copies and empty documents.
 
-    `settled` says whether all documents of the report that are given out may stay. Where they may not, which is where a
-    set of the hub is streamed, `repeats` tells those that must give way to the documents read so far.
+    `settled` says whether all documents of the report that are given out stay. Where a set of the hub is streamed they
+    may not, and `repeats` tells those that nearly repeat one of the documents read so far.
     """
 
     def __init__(self, config: DataConfig):
@@ -59,7 +56,7 @@ class Sides:
             yield text, for_report
 
     def repeats(self, since: int = 0) -> NDArray[np.bool_]:
-        """Return of each document of the report that was given out, from one on, whether it must give way."""
+        """Return for each document of the report from the given one on whether it is a near-duplicate."""
         return near_duplicates(self._report[since:], self._fit)
 
 
@@ -91,17 +88,16 @@ def _without_copies(config: DataConfig, counts: Counter[str]) -> Iterator[tuple[
         copy = for_report, document_fingerprint(canonical(text))
         if not text.strip() or copy in seen:
             counts["duplicate_documents"] += 1
-            continue
-        seen.add(copy)
-        yield text, fingerprint, for_report
+        else:
+            seen.add(copy)
+            yield text, fingerprint, for_report
 
 
 def _sided(config: DataConfig) -> Iterator[tuple[str, str, bool]]:
     """Yield each document, its fingerprint, and whether it is for the report."""
-    share = config.report_share or 0.1
     for text in documents(config):
         fingerprint = document_fingerprint(text)
-        yield text, fingerprint, int(fingerprint[:8], 16) / 16**8 < share
+        yield text, fingerprint, int(fingerprint[:8], 16) / 16**8 < (config.report_share or 0.1)
 
 
 def _giving_way(config: DataConfig) -> set[str]:
@@ -115,13 +111,12 @@ def _giving_way(config: DataConfig) -> set[str]:
 
 # ------------------------------------------------------------------------------------------------------ near-duplicates
 
-# A document is the set of its *shingles*: all runs of eight words that follow each other in it. Words are runs of
-# letters and digits whose case does not matter, so line ends, indentation, punctuation and quotation marks do not
-# count; in scripts that put no spaces between words, every character is a word. The share of its shingles that another
-# document holds (Broder 1997: containment) says how much of it that other one repeats.
+# A document is the set of its *shingles*: all runs of eight consecutive words. Words are runs of letters and digits,
+# without case and punctuation; in scripts without spaces between words, every character is a word. The share of its
+# shingles that another document holds (Broder 1997: containment) says how much of it that document repeats.
 #
-# A document of fewer than `LEAST` shingles, such as one sentence, is one single shingle: its canonical form. Sentences
-# of a grammar share most of their words by construction, so short documents repeat each other only as a whole.
+# A document of fewer than `LEAST` shingles, such as one sentence, is one single shingle, its canonical form: sentences
+# of a grammar share most of their words by construction.
 
 Shingles = NDArray[np.uint64]  # the hashes of a document's shingles, sorted, each once
 
@@ -136,10 +131,7 @@ FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no bit of a word's hash i
 
 
 def shingles(text: str) -> Shingles:
-    """Return the hashes of a document's shingles, or the one of its canonical form if they are too few.
-
-    They are of 64 bits, made of 32 bits a word, and the same in every process.
-    """
+    """Return the 64-bit hashes of a document's shingles, the same in every process."""
     words = WORD.findall(text.casefold())
     count = len(words) - WORDS + 1
     if count >= LEAST:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,11 @@ from torch import Tensor
 from thinkalike.data.grammar import Sentence, controlled_sentences, crossed_sentences
 from thinkalike.errors import DataError, nearest
 from thinkalike.kinds import KINDS, NUMBERS, kind_of
+
+Kind = str | Sequence[str]  # one of KINDS, or the levels of an ordinal feature in order
+Kinds = Mapping[str, Kind]  # by feature
+Names = Sequence[str] | None  # None stands for all that there are
+Span = tuple[int, int]  # characters: first, one past the last
 
 
 class Codes(NamedTuple):
@@ -32,17 +38,16 @@ class Stimuli:
     """Words in sentences and their features; NaN where a feature does not apply.
 
     Features become categories (nominal, ordinal), which keep their levels in every choice of stimuli, or float64
-    (numeric, continuous). `kinds` need only say what the type and the values of a column do not, see
-    `thinkalike.kinds`.
+    (numeric, continuous). `kinds` holds those that differ from what `thinkalike.kinds` infers.
 
     Raises:
-        DataError: rows or kinds do not fit together, an id is there twice, a span lies outside its text, or a number is
+        DataError: rows or kinds do not fit together, an id occurs twice, a span lies outside its text, or a number is
             infinite; the message begins with `source`.
     """
 
     texts: list[str]
     sentence: Int[np.ndarray, " n"]  # the number of the text that a stimulus is a part of
-    span: list[tuple[int, int]]  # its characters there: first, one past the last
+    span: list[Span]  # its characters there
     words: list[str]
     features: pd.DataFrame
     kinds: Kinds = field(default_factory=dict)
@@ -52,14 +57,10 @@ class Stimuli:
     def __post_init__(self) -> None:
         self._set(ids=self.ids or [str(row) for row in range(1, len(self.words) + 1)])
         self._set(features=self.features.rename(columns=str).reset_index(drop=True))
-        self._check_rows()
-        self._check_spans()
-        for name in self.kinds:
-            if name not in self.features:
-                raise DataError(f"{self.source}: kinds has no feature {name}; {nearest(name, self.names)}")
-        asked = {name: self.kinds.get(name) or kind_of(self.features[name]) for name in self.names}
-        columns = {name: typed(self.features[name], name, kind, self.source) for name, kind in asked.items()}
-        kinds = {name: kind if kind in NUMBERS else kind_of(columns[name]) for name, kind in asked.items()}
+        self._check()
+        kinds = {name: self.kinds.get(name) or kind_of(self.features[name]) for name in self.names}
+        columns = {name: typed(self.features[name], name, kind, self.source) for name, kind in kinds.items()}
+        kinds = {name: kind if kind in NUMBERS else kind_of(columns[name]) for name, kind in kinds.items()}
         self._set(features=pd.DataFrame(columns), kinds=kinds)
 
     def __len__(self) -> int:
@@ -102,12 +103,7 @@ class Stimuli:
         Raises:
             DataError: there are fewer than n, or too few of a combination.
         """
-        names = [balance] if isinstance(balance, str) else list(balance)
-        for name in names:
-            if name not in self.features:
-                raise DataError(f"{self.source}: balance={name} is no feature; {nearest(name, self.names)}")
-        if not 0 < n <= len(self):
-            raise DataError(f"{self.source}: n={n} must lie between 1 and {len(self)}, the number of stimuli")
+        names = chosen(self.source, [balance] if isinstance(balance, str) else balance, self.names)
         return self.take(balanced_rows(self.features[names], n, seed, self.source))
 
     def codes(self) -> Codes:
@@ -118,11 +114,7 @@ class Stimuli:
         return Codes(table, {name: list(column.categories) for name, column in categories.items()})
 
     def correlation(self) -> FeatureCorrelation:
-        """Return how strongly features go together over all pairs of stimuli; see `correlate_features`.
-
-        Raises:
-            DataError: a feature is alike in all pairs, or different in all.
-        """
+        """Return the correlations of all features over all pairs of stimuli; see `correlate_features`."""
         return correlate_features(self.features, self.source)
 
     def fingerprint(self) -> str:
@@ -135,40 +127,57 @@ class Stimuli:
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
-    def _check_rows(self) -> None:
+    def _check(self) -> None:
         counts = {name: len(getattr(self, name)) for name in ("words", "sentence", "span", "features", "ids")}
         if len(set(counts.values())) > 1:
-            raise DataError(f"{self.source}: row counts differ: {counts}; give each the same")
-        if not len(self) or not len(self.features.columns):
+            raise DataError(f"{self.source}: row counts differ: {counts}")
+        if not len(self) or not self.names:
             raise DataError(f"{self.source} is empty: {len(self)} stimuli with {len(self.names)} features")
-        if repeated := duplicates(self.ids):
-            raise DataError(f"{self.source}: the id {repeated[0]} occurs more than once; give each row its own")
-        if repeated := duplicates(self.features.columns):
-            raise DataError(f"{self.source}: the feature {repeated[0]} occurs more than once; rename one")
-
-    def _check_spans(self) -> None:
+        chosen(self.source, list(self.kinds), self.names)
+        for what, names in (("id", self.ids), ("feature", self.names)):
+            if repeated := duplicates(names):
+                raise DataError(f"{self.source}: the {what} {repeated[0]} occurs more than once")
         for row, (number, (start, stop)) in enumerate(zip(self.sentence, self.span, strict=True), 1):
-            if not 0 <= number < len(self.texts):
-                raise DataError(f"{self.source} row {row}: sentence {number} is not among the {len(self.texts)} texts")
-            length = len(self.texts[number])
+            length = len(self.texts[number]) if 0 <= number < len(self.texts) else 0
             if not 0 <= start < stop <= length:
                 raise DataError(
-                    f"{self.source} row {row}: the span {start}-{stop} is empty or outside its text of {length} "
-                    "characters; count from 0, with stop one past the last"
+                    f"{self.source} row {row}: the span {start}-{stop} is empty or outside text {number}, which has "
+                    f"{length} characters"
                 )
 
 
-# -------------------------------------------------------------------------------------------------------------- columns
+def chosen(source: str | Path, names: Names, there: Sequence[str], what: str = "feature") -> list[str]:
+    """Return the names that are asked for, or all.
 
-Kind = str | Sequence[str]  # one of KINDS, or the levels of an ordinal feature in order
-Kinds = Mapping[str, Kind]  # by feature
+    Raises:
+        DataError: one is not there.
+    """
+    for name in names or []:
+        if name not in there:
+            raise DataError(f"{source} has no {what} {name}; {nearest(name, there)}")
+    return list(there if names is None else names)
+
+
+def varied(stimuli: Stimuli) -> Stimuli:
+    """Return the stimuli if every feature of them varies.
+
+    Raises:
+        DataError: a feature has one level only.
+    """
+    for name, column in stimuli.features.items():
+        if column.nunique(dropna=False) < 2:
+            raise DataError(f"{stimuli.source}: {name} has one level only, {column.iloc[0]}; leave it out of features")
+    return stimuli
+
+
+# -------------------------------------------------------------------------------------------------------------- columns
 
 
 def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Series:
     """Return a column as categories, or as float64 if it is numeric or continuous.
 
     Args:
-        kind: what it is declared to be; None leaves that to its type and values, see `thinkalike.kinds`.
+        kind: None infers it from the values, see `thinkalike.kinds`.
         source: what the message of an error begins with.
 
     Raises:
@@ -179,7 +188,7 @@ def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Se
         return _numbers(column, name, source)
     if isinstance(kind, str) and kind not in KINDS:
         raise DataError(f"{source}: kinds.{name}={kind} is not known; {nearest(kind, KINDS)}")
-    if _is_categories(column) and kind == kind_of(column):
+    if isinstance(column.dtype, pd.CategoricalDtype) and kind == kind_of(column):
         return column.cat.rename_categories(_level)
     texts = column.astype(object).map(_level, na_action="ignore")
     levels = _levels(column) if isinstance(kind, str) else list(dict.fromkeys(map(_level, kind)))
@@ -187,9 +196,7 @@ def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Se
         raise DataError(f"{source}: {name} is ordinal; give its levels in order: kinds.{name}={levels}")
     for row, level in enumerate(texts, 1):
         if pd.notna(level) and level not in levels:
-            raise DataError(
-                f"{source} row {row}: {name}={level} is not among its levels {levels}; correct it, or add it to them"
-            )
+            raise DataError(f"{source} row {row}: {name}={level} is not among its levels {levels}")
     return pd.Series(pd.Categorical(texts, levels, ordered=kind != "nominal"))
 
 
@@ -208,7 +215,7 @@ def natural_order(name: str) -> tuple[list[Any], str]:
 
 
 def duplicates(names: Iterable[str]) -> list[str]:
-    """Return the names that were there before."""
+    """Return the names that occur before."""
     index = pd.Index(names)
     return list(index[index.duplicated()])
 
@@ -219,14 +226,10 @@ def _numbers(column: pd.Series, name: str, source: str) -> pd.Series:
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         raise DataError(
-            f"{source} row {row + 1}: {name}={column.iloc[row]} is no finite number; correct it, empty it if "
-            f"the feature does not apply, or declare kinds.{name}=nominal"
+            f"{source} row {row + 1}: {name}={column.iloc[row]} is not a finite number; empty it if the feature does "
+            f"not apply, or declare kinds.{name}=nominal"
         )
     return values
-
-
-def _is_categories(column: pd.Series) -> bool:
-    return isinstance(column.dtype, pd.CategoricalDtype)
 
 
 def _level(value: Any) -> str:
@@ -261,10 +264,9 @@ class FeatureCorrelation:
 def correlate_features(features: pd.DataFrame, source: str) -> FeatureCorrelation:
     """Return the Pearson correlation of Δ_f and Δ_g over all pairs i < j of stimuli, for all features f and g.
 
-    Δ_f(i, j) = 1[f_i ≠ f_j], and NaN equals NaN only. The Δ are the regressors of a metric-learning encoding model, so
-    this says which features it can hardly tell apart (Salle et al. 2024, figure S5, which does not say what of a
-    category it correlates). No pair is formed: those alike in both features are Σ c(c-1)/2 over the counts c of their
-    joint levels.
+    Δ_f(i, j) = 1[f_i ≠ f_j], and NaN equals NaN only. The Δ are the regressors of a metric-learning encoding model,
+    which can hardly tell correlated ones apart (Salle et al. 2024, figure S5). Pairs alike in both features are counted
+    as Σ c(c-1)/2 over the counts c of their joint levels.
 
     Args:
         source: what the message of an error begins with.
@@ -278,12 +280,8 @@ def correlate_features(features: pd.DataFrame, source: str) -> FeatureCorrelatio
     share = alike.diagonal()
     for name, value in zip(names, share, strict=True):
         if not 0 < value < 1:
-            which = (
-                "has one level, so leave it out"
-                if value
-                else "differs between all stimuli; group its values or leave it out"
-            )
-            raise DataError(f"{source}: {name} {which}: it correlates with nothing")
+            which = "has one level" if value else "differs between all stimuli"
+            raise DataError(f"{source}: {name} {which}, so it correlates with nothing; leave it out")
     deviation = np.sqrt(share * (1 - share))
     correlation = (alike - np.outer(share, share)) / np.outer(deviation, deviation)
     return FeatureCorrelation(pd.DataFrame(correlation, names, names))
@@ -310,12 +308,10 @@ def balanced_rows(features: pd.DataFrame, n: int, seed: int, source: str) -> Int
     cell = joint_codes(features)
     counts = np.bincount(cell)
     most = len(counts) * counts.min() + (counts > counts.min()).sum()
-    if n > most:
-        rarest = features.iloc[np.flatnonzero(cell == counts.argmin())[0]]
+    if not 0 < n <= most:
+        rarest = dict(features.iloc[np.flatnonzero(cell == counts.argmin())[0]])
         raise DataError(
-            f"{source}: only {counts.min()} stimuli have "
-            + ", ".join(f"{name}={value}" for name, value in rarest.items())
-            + f", so n={n} cannot be had in {len(counts)} equal parts; n={most} can, or balance fewer features"
+            f"{source}: n={n} must lie between 1 and {most}: only {counts.min()} of {len(cell)} stimuli have {rarest}"
         )
     rng = np.random.default_rng(seed)
     share, extra = divmod(n, len(counts))
@@ -346,11 +342,7 @@ def crossed_stimuli() -> Stimuli:
 
 
 def from_sentences(sentences: Sequence[Sentence], source: str = "the grammar") -> Stimuli:
-    """Return every word of these sentences.
-
-    Args:
-        source: what the message of an error begins with.
-    """
+    """Return every word of these sentences; messages of errors begin with `source`."""
     rows, sentence, span, words, ids = [], [], [], [], []
     for number, each in enumerate(sentences):
         start = 0

@@ -8,22 +8,19 @@ from __future__ import annotations
 import csv
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from thinkalike.data.sources import read_with
-from thinkalike.data.stimuli import Kinds, Stimuli, duplicates
-from thinkalike.errors import DataError, listed, nearest
+from thinkalike.data.stimuli import Kinds, Names, Span, Stimuli, chosen, duplicates, varied
+from thinkalike.errors import DataError, listed
 
 log = logging.getLogger(__name__)
 
-Names = Sequence[str] | None  # None stands for all that there are
-Span = tuple[int, int]
-
-MARKS = {".csv": ",", ".tsv": "\t"}  # what stands between two cells
+MARKS = {".csv": ",", ".tsv": "\t"}  # between two cells
 MOSTLY = 0.5  # of the values of a column; if as many are numbers, the others may have been meant as missing
 ROLES = ("text", "word", "start", "stop", "id")
 
@@ -39,20 +36,20 @@ def read_table(
 
     Args:
         features: the columns that are features; None takes all that have no role.
-        kinds: what the type of a column does not say; see `Stimuli`.
-        columns: the column of a role, where its name is another; None: no column has it. Roles are `text`;
-            `word`, which is looked for in the text, or `start` and `stop`, its characters from 0; `id`, which stands in
-            for a text.
+        kinds: the kinds that values do not show; see `Stimuli`.
+        columns: the name of the column of each role, by default that of the role; None: no column has it. Roles are
+            `text`; `word`, which is looked for in the text, or `start` and `stop`, its characters from 0; `id`, which
+            replaces a missing text.
 
     Raises:
-        DataError: the file cannot be read, a column is not there, a row has no id, a word is not in its text or is
-            there twice, or a feature has one level.
+        DataError: the file cannot be read, a column is missing, a row has no id, a word does not occur once in its
+            text, or a feature has one level.
     """
     frame = read_frame(Path(path).expanduser())
     roles = _roles(path, frame, columns or {})
     cells = {role: ["" if pd.isna(cell) else str(cell) for cell in frame[name]] for role, name in roles.items()}
     if "" in cells.get("id", []):
-        raise DataError(f"{path} row {cells['id'].index('') + 1} has no id; give each row one, or leave the column out")
+        raise DataError(f"{path} row {cells['id'].index('') + 1} has no id")
     ids = cells.get("id", [str(row) for row in range(1, len(frame) + 1)])
     texts = cells.get("text", ids)
     spans = [
@@ -67,7 +64,7 @@ def read_table(
         _warn_of_levels(path, table[name])
     stimuli = varied(Stimuli(list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)))
     if found := [name for name in stimuli.names if stimuli.kinds[name] == "continuous" and name not in (kinds or {})]:
-        log.info("%s: %s taken for continuous, as numbers with fractions; kinds says otherwise", path, ", ".join(found))
+        log.info("%s: %s are continuous, as numbers with fractions; kinds changes that", path, ", ".join(found))
     return stimuli
 
 
@@ -85,19 +82,14 @@ def read_frame(path: Path) -> pd.DataFrame:
 
 def _separated(path: Path) -> pd.DataFrame:
     """Read all cells as they are written; pandas' own reader takes words such as `null` and `NA` for missing."""
-    mark = MARKS[path.suffix.lower()]
     with path.open(encoding="utf-8-sig", newline="") as file:
-        first = file.readline()
-        if mark not in first and any(other in first for other in ";,\t|"):
-            raise DataError(f"{path} seems to be divided by another mark; save it with commas as .csv, or tabs as .tsv")
-        file.seek(0)
-        rows = [row for row in csv.reader(file, delimiter=mark, strict=True) if row]
+        rows = [row for row in csv.reader(file, delimiter=MARKS[path.suffix.lower()], strict=True) if row]
     header, rows = (rows or [[]])[0], rows[1:]
     if repeated := duplicates(filter(str.strip, header)):
-        raise DataError(f"{path}: the column {repeated[0]} occurs more than once; rename one")
+        raise DataError(f"{path}: the column {repeated[0]} occurs more than once")
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
-            raise DataError(f"{path} row {number} has {len(row)} cells, the header {len(header)}; quote all commas")
+            raise DataError(f"{path} row {number} has {len(row)} cells, the header {len(header)}")
     named = [bool(name.strip()) and not re.fullmatch(r"Unnamed: [\d.]+", name) for name in header]
     if not all(named):  # such as the row numbers that pandas writes unless it is told not to
         log.info("%s: columns without a name are left out; to_csv(..., index=False) writes none", path)
@@ -107,37 +99,33 @@ def _separated(path: Path) -> pd.DataFrame:
 def _roles(path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | None]) -> dict[str, str]:
     """Return the column of each role that the table has."""
     there = list(map(str, frame.columns))
-    for role, name in {"text": "text", **columns}.items():
-        if role not in ROLES:
-            raise DataError(f"columns has no role {role}; {nearest(role, ROLES)}")
-        if name is not None and name not in there:
-            raise DataError(f"{path} has no column {name}; {nearest(name, there)}; or columns={{'{role}': None}}")
+    chosen("columns", list(columns), ROLES, "role")
+    chosen(path, [name for name in {"text": "text", **columns}.values() if name is not None], there, "column")
     present = {role: name for role in ROLES if (name := columns.get(role, role)) in there}
     if "text" not in present:
         present = {role: name for role, name in present.items() if role == "id"}
     if ("start" in present) != ("stop" in present):
-        raise DataError(f"{path} has only one of the columns start and stop; add the other, as a span needs both")
+        raise DataError(f"{path} has only one of the columns start and stop")
     return present
 
 
 def _span(place: str, text: str, cells: dict[str, str]) -> Span:
-    """Return the characters that a row means, by its cells of each role."""
+    """Return the characters of a row's word, by its cells of each role."""
     word = cells.get("word")
     if "start" in cells:
         start, stop = (cells[end].removesuffix(".0") for end in ("start", "stop"))
-        if not (start.isdecimal() and stop.isdecimal()):
-            raise DataError(f"{place}: start={start}, stop={stop} are not whole numbers; count characters from 0")
-        span = int(start), int(stop)
-        if word and text[slice(*span)] != word:
-            raise DataError(f"{place}: at {start}-{stop} is {text[slice(*span)]!r}, not {word!r}; correct one of them")
+        span = (int(start), int(stop)) if start.isdecimal() and stop.isdecimal() else (0, 0)
+        if span == (0, 0) or (word and text[slice(*span)] != word):
+            raise DataError(
+                f"{place}: start={start}, stop={stop} cut {text[slice(*span)]!r} out of the text, not {word!r}"
+            )
         return span
     if word is None:
         return 0, len(text)
     literal = re.escape(word)
     matches = list(re.finditer(rf"(?<!\w){literal}(?!\w)", text)) or list(re.finditer(literal, text))
     if not word or len(matches) != 1:
-        times = len(matches) if word else 0
-        raise DataError(f"{place}: the word {word!r} occurs {times} times in {text[:80]!r}; add columns start and stop")
+        raise DataError(f"{place}: the word {word!r} must occur once in {text[:80]!r}; or add columns start and stop")
     return matches[0].span()
 
 
@@ -154,40 +142,14 @@ def _values(column: pd.Series, path: str | Path) -> pd.Series:
 
 
 def _warn_of_levels(path: str | Path, column: pd.Series) -> None:
-    """Tell of levels that may not be meant: words among numbers, and names that differ in white space or case."""
+    """Warn of levels that may not be meant: words among numbers, and names that differ in white space or case."""
     texts = [each for each in column.dropna().unique() if isinstance(each, str)]
     words = [each for each in texts if pd.isna(pd.to_numeric(each, errors="coerce"))]
     if words and len(texts) - len(words) >= MOSTLY * len(texts):
-        log.warning(
-            "warning: %s: %s holds numbers but for %s, so it is taken for nominal; leave a cell empty where there is "
-            "no value",
-            path, column.name, listed([repr(each) for each in words]),
-        )  # fmt: skip
+        look = listed([repr(each) for each in words])
+        log.warning("warning: %s: %s is nominal, as it has %s among its numbers", path, column.name, look)
     alike = pd.Series(texts, dtype=object).groupby([" ".join(each.split()).casefold() for each in texts])
-    if same := next((list(each) for _, each in alike if len(each) > 1), None):
-        look = listed([repr(each) for each in same])
-        log.warning("warning: %s: %s has the levels %s, which look alike", path, column.name, look)
-
-
-def chosen(path: str | Path, features: Names, there: list[str]) -> list[str]:
-    """Return the features that are asked for.
-
-    Raises:
-        DataError: one is not there.
-    """
-    for name in features or []:
-        if name not in there:
-            raise DataError(f"{path} has no feature {name}; {nearest(name, there)}")
-    return there if features is None else list(features)
-
-
-def varied(stimuli: Stimuli) -> Stimuli:
-    """Return the stimuli if every feature of them varies.
-
-    Raises:
-        DataError: a feature has one level only.
-    """
-    for name, column in stimuli.features.items():
-        if column.nunique(dropna=False) < 2:
-            raise DataError(f"{stimuli.source}: {name} has one level only, {column.iloc[0]}; leave it out of features")
-    return stimuli
+    for same in [list(each) for _, each in alike if len(each) > 1][:1]:
+        log.warning(
+            "warning: %s: %s has the levels %s, which look alike", path, column.name, listed([*map(repr, same)])
+        )

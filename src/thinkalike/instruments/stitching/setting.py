@@ -12,8 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from thinkalike.config import DataConfig, StitchConfig, TrainConfig, pairs_of_layers
-from thinkalike.data.corpus import read_corpus
-from thinkalike.data.packing import SourceText
+from thinkalike.data.corpus import SourceText, read_corpus
 from thinkalike.data.rows import Corpus
 from thinkalike.errors import ConfigError
 from thinkalike.evaluation.language import rows_at_once
