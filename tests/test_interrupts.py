@@ -38,7 +38,7 @@ def test_inside_boundaries_the_first_signal_waits_and_the_second_does_not():
         assert not asked()
         signal.raise_signal(signal.SIGTERM)
         assert asked()
-        with pytest.raises(Interrupted, match=r"^interrupted at step 3 of 9; the same command goes on$") as ended:
+        with pytest.raises(Interrupted, match=r"^interrupted at step 3 of 9; rerun the command to resume$") as ended:
             stop("at step 3 of 9")
         assert ended.value.status == 143
         with pytest.raises(Interrupted):
@@ -95,7 +95,7 @@ def test_training_leaves_a_state_at_its_step_and_goes_on_from_it(door, small_sti
     assert status == STATUS[number], said
     (line,) = (line for line in said.splitlines() if line.startswith("interrupted"))
     step = int(line.removeprefix("interrupted at step ").split()[0])
-    assert line == f"interrupted at step {step} of 400; the same command goes on"
+    assert line == f"interrupted at step {step} of 400; rerun the command to resume"
     assert "Traceback" not in said
     assert len(list(tmp_path.glob("s/stitching/*.partial/checkpoints/training-1-*.pt"))) == 1
     assert 0 < step < 400

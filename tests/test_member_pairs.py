@@ -193,7 +193,7 @@ def test_interrupted_stitches_go_on_to_the_same_bits(way, left, models, encoded,
                 run()
         else:
             interrupt(patch, 4, lambda: signal.raise_signal(signal.SIGTERM))
-            with pytest.raises(Interrupted, match="interrupted at batch 4 of 12; the same command goes on"):
+            with pytest.raises(Interrupted, match="interrupted at batch 4 of 12; rerun the command to resume"):
                 run()
     calls = interrupt(monkeypatch, 0, die)
     found = run()

@@ -1,4 +1,4 @@
-"""Errors that a user can act on are one line with cause and remedy; any other is a bug and keeps its traceback."""
+"""Errors that a user can act on: one line with cause and remedy. Any other error is a bug and keeps its traceback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ConfigError(ThinkalikeError):
 
 
 class PluginError(ThinkalikeError):
-    """A plugin is not there, cannot be imported, or does not go with the package."""
+    """A plugin cannot be found or imported, or does not fit the package."""
 
 
 class ModelError(ThinkalikeError):
@@ -30,7 +30,7 @@ class DataError(ThinkalikeError):
 
 
 class HubError(ThinkalikeError):
-    """The Hugging Face hub does not give what it was asked for."""
+    """The Hugging Face hub does not deliver a file."""
 
 
 class StoreError(ThinkalikeError):
@@ -38,7 +38,7 @@ class StoreError(ThinkalikeError):
 
 
 class StitchError(ThinkalikeError):
-    """A stitch cannot be read, or does not go with what it is asked for."""
+    """A stitch cannot be read, or does not fit the models that it is applied to."""
 
 
 class ResourceError(ThinkalikeError):
@@ -46,7 +46,7 @@ class ResourceError(ThinkalikeError):
 
 
 class ResultError(ThinkalikeError):
-    """A number that was computed is none."""
+    """A computed value is not a finite number."""
 
 
 class TrainingError(ThinkalikeError):
@@ -54,14 +54,14 @@ class TrainingError(ThinkalikeError):
 
 
 class ShareDone(Exception):
-    """This process has done its share of a job; all that is left is done by the first of the processes."""
+    """This process has done its share of a job; the first process does the rest."""
 
 
 def one_of(key: str, value: str, choices: Iterable[str]) -> None:
     """Check that a value is among the choices for a key of the configuration.
 
     Raises:
-        ConfigError: it is not; the message names the nearest choice.
+        ConfigError: It is not; the message names the nearest choice.
     """
     names = list(choices)
     if value not in names:

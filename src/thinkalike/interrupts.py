@@ -37,13 +37,13 @@ class Interrupted(BaseException):
         return 128 + self.number
 
     def __str__(self) -> str:
-        after = "the same command goes on" if self.where else "the same command begins anew, or at its last state"
+        after = "rerun the command to resume" if self.where else "rerun the command to resume from its last state, if any"
         return f"interrupted{self.where and ' '}{self.where}; {after}"
 
 
 @contextlib.contextmanager
 def heeded() -> Iterator[None]:
-    """Turn signals into `Interrupted` while this is open, unless this is a thread or something else handles them."""
+    """Raise `Interrupted` on signals while this is open, unless this is a thread or another handler is set."""
     global _waiting, _ours
     ours = [number for number in SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)]
     if threading.current_thread() is not threading.main_thread():
@@ -60,7 +60,7 @@ def heeded() -> Iterator[None]:
 
 @contextlib.contextmanager
 def at_boundaries() -> Iterator[None]:
-    """Let a signal wait until `asked` is looked at, while this is open; a second signal does not wait."""
+    """Postpone a signal until `asked` is checked, while this is open; a second signal is not postponed."""
     global _patient
     before, _patient = _patient, True
     try:
@@ -70,18 +70,18 @@ def at_boundaries() -> Iterator[None]:
 
 
 def take_back() -> None:
-    """Take signals back from a library that has put handlers of its own in the place of these."""
+    """Restore these handlers after a library has replaced them."""
     for number in _ours:
         signal.signal(number, _heed)
 
 
 def asked() -> bool:
-    """Return whether a signal waits for the job to come to a boundary, leave a state, and `stop`."""
+    """Return whether a signal waits for the job to save its state and `stop`."""
     return _waiting is not None
 
 
 def stop(where: str) -> NoReturn:
-    """End the job at a boundary where it has left a state.
+    """End the job at a boundary where it has saved its state.
 
     Raises:
         Interrupted: always.
@@ -91,7 +91,7 @@ def stop(where: str) -> NoReturn:
 
 @functools.cache
 def follow_parent() -> None:
-    """End this process, as SIGTERM would, when the one that started it has ended."""
+    """End this process with SIGTERM when its parent has ended."""
     parent = os.getppid()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""Where jobs of both doors are logged: W&B, TensorBoard, or nowhere but in the result's own folder."""
+"""Loggers of jobs: W&B, TensorBoard, or none besides the files of the result."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["About", "Tracker", "publish_page", "publish_table", "tracked"]
 
 
 # ------------------------------------------------------------
-# What a logger is told of a job, and the logger that writes nothing.
+# The interface of a logger.
 
 
 @dataclass(frozen=True)
 class About:
-    """A job as a logger needs to know it.
+    """A job as a logger sees it.
 
     Attributes:
         name: tells its run from those of other jobs.
@@ -48,23 +48,23 @@ class About:
 
 
 class Tracker:
-    """A logger of a job, which begins when this is made; this one, of logger=csv and logger=none, writes nothing.
+    """The logger of a job, open from construction to `close`; this one, of logger=csv and logger=none, writes nothing.
 
-    Training writes its curves by Lightning's logger of the same kind, into the same run.
+    Training logs its curves through Lightning's logger of the same kind, into the same run.
     """
 
     def __init__(self, config: LoggerConfig, about: About):
         self.config, self.about = config, about
 
     def publish(self, result: Result) -> None:
-        """Log a result that is drawn: its headline numbers and scalars, its tables and figures, and the files of it."""
+        """Log a result: headline numbers, scalars, tables, figures and files."""
 
     def close(self, failed: bool) -> None:
-        """End the run, also when the job has failed."""
+        """End the run."""
 
 
 def summary_of(result: Result) -> dict[str, float]:
-    """Return the numbers by which runs are sorted and sweeps steered: scalars, and headline numbers with their ends."""
+    """Return the summary of a run: scalars, and headline numbers with the ends of their intervals."""
     headlines = {name: value for each in result.headlines for name, value in each.numbers.items()}
     return {**result.scalars, **headlines}
 
@@ -155,9 +155,9 @@ class WandbTracker(Tracker):
 
 
 def _kept(folder: Path) -> list[Path]:
-    """Return the files of a result that become its artifact: all at its top, a report page too, and its figures.
+    """Return the files of a result that become its artifact: those at its top, and its figures.
 
-    The checkpoint of a model that was trained, which may be of gigabytes, stays in the store.
+    The checkpoint of a trained model, which may have gigabytes, stays in the store.
     """
     return sorted(path for pattern in ("*", "figures/*") for path in folder.glob(pattern) if path.is_file())
 
@@ -169,7 +169,7 @@ def _as_table(table: pd.DataFrame) -> Any:
 
 
 def _begun(config: LoggerConfig, about: About) -> Any:
-    """Begin a run; where the server cannot be reached, say so in one line and begin it offline."""
+    """Begin a run, offline if the server cannot be reached."""
     import wandb
 
     options: dict[str, Any] = {
@@ -195,7 +195,7 @@ def _begun(config: LoggerConfig, about: About) -> Any:
 
 
 def _online(options: dict[str, Any]) -> tuple[Any, str]:
-    """Return a run that is online, or None and the reason why it cannot be."""
+    """Return an online run, or None and the reason."""
     import wandb
 
     settings = wandb.setup().settings
@@ -214,7 +214,7 @@ def _online(options: dict[str, Any]) -> tuple[Any, str]:
 
 
 def _away(address: str) -> str | None:
-    """Return why a server does not answer, or None if it does, whatever its answer is."""
+    """Return why a server does not answer, or None if it answers anything."""
     try:
         with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=PATIENCE):
             return None
@@ -230,7 +230,7 @@ def _plain(name: str) -> str:
 
 
 # ------------------------------------------------------------
-# Opens the logger that a configuration asks for, and closes it whatever happens.
+# Opening and closing the configured logger.
 
 TRACKERS: dict[str, type[Tracker]] = {
     "none": Tracker,

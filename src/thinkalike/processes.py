@@ -1,4 +1,4 @@
-"""Several processes that share one job, by `trainer=ddp`: who each is, and how they hand each other what they found."""
+"""Several processes that share one job (`trainer=ddp`), and how they exchange what they computed."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class Round(NamedTuple):
-    """Each process has done one batch, as far as there were any."""
+    """One round of batches, at most one for each process."""
 
     before: int  # batches that were done when it began
     done: int
     asked: bool  # whether a signal waits for one of the processes
 
     def passes(self, every: int) -> bool:
-        """Return whether one of every so many batches was done in it."""
+        """Return whether the count of batches passed a multiple of `every` in this round."""
         return self.done // every > self.before // every
 
 
@@ -40,7 +40,7 @@ class ProcessGroup:
     size: int = 1
 
     def everyone(self, value: T) -> list[T]:
-        """Return what all processes give, in the order of their ranks; each of them must call this."""
+        """Return the values of all processes in the order of their ranks; each process must call this."""
         if self.size == 1:
             return [value]
         from torch import distributed
@@ -52,10 +52,10 @@ class ProcessGroup:
     def rounds(
         self, starting: Callable[[int, int], Iterator[T]], first: int, add: Callable[[int, T], None]
     ) -> Iterator[Round]:
-        """Go through batches from a number on, of which each process takes its turn.
+        """Go through batches from number `first` on; the processes take turns.
 
         Args:
-            starting: gives the batches from the one of a number on, each so many-th.
+            starting: given a number and a step, yields every step-th batch from that number on.
             add: takes a batch with its number.
         """
         own, done = starting(first + self.rank, self.size), first
@@ -82,7 +82,7 @@ class ProcessGroup:
 
 @contextlib.contextmanager
 def together(trainer: TrainerConfig, device: str) -> Iterator[ProcessGroup]:
-    """Be one of the processes that a configuration asks for, which are started unless torchrun or srun did it.
+    """Join the processes that a configuration asks for, starting them unless torchrun or srun did.
 
     Args:
         device: where models are to be; on GPUs each process has one of its own.
@@ -111,14 +111,14 @@ def together(trainer: TrainerConfig, device: str) -> Iterator[ProcessGroup]:
 
 
 def rank(config: Any) -> int:
-    """Return which of a job's processes this is; the first, 0, does all but its share alone."""
+    """Return the rank of this process; process 0 does everything but the shared batches."""
     if config.trainer.strategy != "ddp":
         return 0
     return next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
 
 
 def check_processes(trainer: TrainerConfig, device: str) -> None:
-    """Refuse several processes where nothing says how many, or SLURM says something else.
+    """Check that the number of processes is known and agrees with SLURM.
 
     Raises:
         ConfigError: there is no GPU, and `trainer.devices` is not given; or SLURM runs other tasks on a node, or does
@@ -137,7 +137,7 @@ def check_processes(trainer: TrainerConfig, device: str) -> None:
 
 
 def own_device(device: str, trainer: TrainerConfig) -> str:
-    """Return where this process puts what should be on `device`: of the processes that share a job, each has a GPU."""
+    """Return the device of this process: each of the processes that share a job has its own GPU."""
     place = pick_device(device) if device == "auto" else device
     if trainer.strategy != "ddp" or not place.startswith("cuda"):
         return place

@@ -1,4 +1,4 @@
-"""What is being done, and how far it is: activities inside one another, which a screen may show.
+"""Nested activities and their progress, which a screen may show.
 
     with doing("report"):
         for batch in counted(batches, "batch"): ...
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class Activity:
-    """Something that is being done.
+    """An activity.
 
     Attributes:
         name: what it is, or what it counts, such as "step".
@@ -47,22 +47,22 @@ class Activity:
     thread: int = field(default_factory=threading.get_ident)
 
     def begin(self, done: int) -> None:
-        """Note that counting begins now, after so many that an earlier run did."""
+        """Begin counting after the items that an earlier run did."""
         self.done = self.first = done
         self.since = self.reached = time.monotonic()
 
     def reach(self, done: int) -> None:
-        """Note that so many are done."""
+        """Set the number of items done."""
         self.done, self.reached = done, time.monotonic()
 
     @property
     def rate(self) -> float | None:
-        """How many are done in a second, or None while nothing is."""
+        """Items per second, or None before the first item."""
         passed = self.reached - self.since
         return (self.done - self.first) / passed if self.done > self.first and passed > 0 else None
 
     def left(self, now: float) -> float | None:
-        """Return the seconds that the rest will take at this rate, or None if that is not known."""
+        """Return the estimated seconds left, or None if unknown."""
         if self.rate is None or self.total is None:
             return None
         return max((self.total - self.done) / self.rate - (now - self.reached), 0.0)
@@ -72,7 +72,7 @@ _open: list[Activity] = []  # the outermost first
 
 
 def under_way() -> list[Activity]:
-    """Return what is being done, the outermost activity first."""
+    """Return the current activities, the outermost first."""
     activities = list(_open)
     return [each for place, each in enumerate(activities, 1) if place == len(activities) or not each.steps_aside]
 
@@ -81,7 +81,7 @@ def under_way() -> list[Activity]:
 def doing(
     name: str, total: int | None = None, done: int = 0, *, in_bytes: bool = False, steps_aside: bool = False
 ) -> Iterator[Activity]:
-    """Say that something is being done while this is open; see `Activity`.
+    """Show an activity while this is open; see `Activity`.
 
     Args:
         done: how many an earlier run did.
@@ -110,7 +110,7 @@ def counted(items: Iterable[T], name: str, total: int | None = None) -> Iterator
 
 
 def _close(activity: Activity) -> None:
-    """Close an activity, and what the same thread has left open inside it."""
+    """Close an activity, and those that the same thread has left open inside it."""
     if activity in _open:
         place = _open.index(activity)
         _open[place:] = [each for each in _open[place:] if each.thread != activity.thread]

@@ -40,14 +40,14 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Outcome:
-    """What a job computed.
+    """The numbers that a job computed.
 
     Attributes:
         table, tables: the tidy table of the result, and those beside it by name.
         scalars, arrays: headline numbers, and arrays by name.
-        models, facts: what the provenance says of each model, and of data.
+        models, facts: the provenance of each model, and of the data.
         draw: draws into a folder, beside the figures that its kind draws.
-        blank: columns and arrays in which an empty cell says that there is nothing to compute.
+        blank: columns and arrays that may have empty cells, where there is nothing to compute.
     """
 
     table: pd.DataFrame
@@ -81,7 +81,7 @@ class Outcome:
         return replace(self, table=_marked(self.table), tables={k: _marked(table) for k, table in self.tables.items()})
 
     def _wrong(self, name: str, values: np.ndarray) -> int | None:
-        """Return the place of the first number that is none, or None."""
+        """Return the index of the first value that is not finite, or None."""
         import numpy as np
 
         wrong = np.isinf(values) if name in self.blank else ~np.isfinite(values)
@@ -89,7 +89,7 @@ class Outcome:
 
 
 def _without_ends(table: pd.DataFrame, column: str) -> pd.Series:
-    """Return in which rows this column is an end of an interval that reaches from minus to plus infinity."""
+    """Return the rows in which this column is an end of an interval from minus to plus infinity."""
     import numpy as np
     import pandas as pd
 
@@ -101,13 +101,13 @@ def _without_ends(table: pd.DataFrame, column: str) -> pd.Series:
 
 
 def _marked(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table with blank cells for the ends of intervals that have none."""
+    """Return a table in which the ends of infinite intervals are blank."""
     columns = [str(column) for column in table.select_dtypes("number")]
     return table.assign(**{column: table[column].mask(_without_ends(table, column)) for column in columns})
 
 
 def _label(table: pd.DataFrame, row: int) -> str:
-    """Return the texts and whole numbers of a row, which say what it is of."""
+    """Return the texts and whole numbers of a row, which identify it."""
     cells = table.iloc[row]
     kept = [f"{name}={cells[name]}" for name in table.columns if table[name].dtype.kind not in "f"]
     return ", ".join(kept)[:200]
@@ -122,7 +122,7 @@ def _not_finite(value: Any, place: str) -> ResultError:
 
 @dataclass
 class Work:
-    """What a running job is given.
+    """The context of a running job.
 
     Attributes:
         job: its folders: `job.partial` for a state to go on from, `job.aside` for files of the result.
@@ -192,7 +192,7 @@ class Instrument(ABC):
         Instrument.known[cls.__module__] = Instrument.known[f"{cls.__module__}:{kind}"] = cls
 
     def inputs(self, config: Any) -> Mapping[str, Any]:
-        """Read what decides, beside the settings, what the numbers will be, before the job begins.
+        """Read, before the job begins, everything besides the settings that decides the numbers.
 
         Returns:
             By name a fingerprint, or something that has one as `.fingerprint()`. Unless a kind says otherwise, the
@@ -201,11 +201,11 @@ class Instrument(ABC):
         return fingerprints(config, self.reads)
 
     def prepared(self, config: Any) -> Sequence[Any]:
-        """Return the configurations of the jobs that `inputs` would do, so that a forecast has them, too."""
+        """Return the configurations of the jobs that `inputs` would run, so that a forecast counts them."""
         return ()
 
     def with_unread_reset(self, config: Any) -> Any:
-        """Return the configuration with defaults for what this very job does not read of its parts, or None for one."""
+        """Return the configuration, with every setting that this job ignores reset to its default, or a part to None."""
         return config
 
     def models_of(self, config: Any) -> Mapping[str, ModelConfig]:
@@ -214,7 +214,7 @@ class Instrument(ABC):
         return {part: model for part, model in parts.items() if model is not None}
 
     def shapes_of(self, config: Any) -> dict[str, Shape | None]:
-        """Return the shapes of the models of `models_of`, without any weights; None where nothing here tells one."""
+        """Return the shapes of the models of `models_of`, without loading weights; None where a shape is unknown."""
         from thinkalike.models.shapes import shape_of
 
         return {part: shape_of(model) for part, model in self.models_of(config).items()}
@@ -234,7 +234,7 @@ class Instrument(ABC):
         return forward_passes(shapes.values(), tokens, min(rows), full=True) if tokens and shapes else []
 
     def holds(self, config: Any, shapes: Shapes) -> float:
-        """Return the bytes that a job is known to hold beside the weights of its models, before anything is loaded."""
+        """Return the bytes that a job needs besides the weights of its models, as known before anything is loaded."""
         return 0.0
 
     def seed(self, config: Any) -> int:
@@ -257,7 +257,7 @@ class Instrument(ABC):
         """Draw the figures of a result into a folder; a kind may have none."""
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        """Return the numbers that sum a result up, the most telling one first.
+        """Return the numbers that summarise a result, the most important one first.
 
         Screens, lists of results, the table of a sweep and W&B's summary show them. Unless a kind says otherwise, it is
         the first of the scalars.
@@ -265,7 +265,7 @@ class Instrument(ABC):
         return first_scalar(result.scalars)
 
     def show(self, result: Result) -> None:  # noqa: B027
-        """Print what a reader wants to know at once."""
+        """Print the result for a reader."""
 
 
 def fingerprints(config: Any, parts: Sequence[str]) -> dict[str, str]:

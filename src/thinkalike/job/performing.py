@@ -1,4 +1,4 @@
-"""Doing jobs: key, "already done", lock, seed, provenance and the place in the store, of one job or of several."""
+"""Runs one job or several: key, "already done", lock, seed, provenance, and the place in the store."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def perform(instrument: Instrument, config: Any, shown_again: bool = True) -> Re
 
 
 def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown_again: bool = True) -> list[Result]:
-    """Do jobs, those that the store lacks in one pass; returns the result of each.
+    """Do the jobs that the store lacks, in one pass; returns the result of each.
 
     Each is an instrument with a configuration; all instruments have the same `run_all`. Each has a key, a lock, a state
     and a folder as if it were done alone. Where some fail the others are finished, and then the first error is raised.
@@ -91,7 +91,7 @@ def is_stored(instrument: Instrument, config: Any) -> bool:
 
 
 class _Planned:
-    """A job before its numbers: what it reads, its key, and its place in the store."""
+    """A job before it runs: its inputs, its key, and its place in the store."""
 
     found: Result
 
@@ -111,7 +111,7 @@ class _Planned:
         self.name = run_name(self.job.kind, self.job.key, self.inputs, command_words())
 
     def is_done(self) -> bool:
-        """Return whether the result is in the store and need not be done again; then it is `found`."""
+        """Return whether the result is in the store, and remember it in `found`."""
         if self.config.force or not (result := self.job.result()):
             return False
         self._again(result)
@@ -119,7 +119,7 @@ class _Planned:
         return True
 
     def work(self, processes: ProcessGroup) -> Work:
-        """Return what the running job is given."""
+        """Return the context of the running job."""
         shown = (*self.instrument.reads, *ALWAYS)
         settings = {name: part if name in shown else None for name, part in as_dict(self.read).items()}
         work = Work(self.job, settings, self.inputs, contextlib.ExitStack(), processes=processes)
@@ -132,7 +132,7 @@ class _Planned:
         return work
 
     def finish(self, work: Work, computed: Outcome | ThinkalikeError, took: Mapping[str, Any]) -> None:
-        """Store what was computed, draw it, let it appear, and print it.
+        """Store, draw, publish and print the result.
 
         Args:
             took: what the provenance says of the run beside the phases.
@@ -161,7 +161,7 @@ class _Planned:
             self.instrument.show(self.found)
 
     def _again(self, result: Result) -> None:
-        """Say that the job was done before, by what if that was not what is here now, and what came out."""
+        """Say that the job is already done, name package versions that differ, and print the result."""
         log.info("already done; force=true does it again")
         before, now = result.provenance["versions"], versions()
         others = [f"{name} {before.get(name)} (now {now.get(name)})" for name in now if before.get(name) != now[name]]
@@ -179,7 +179,11 @@ class _Planned:
 
 
 def _pass(jobs: Sequence[_Planned], among: int) -> None:
-    """Compute and store jobs whose locks are held, of so many that were asked for."""
+    """Compute and store the jobs whose locks this process holds.
+
+    Args:
+        among: how many jobs were asked for, those in the store included.
+    """
     import torch
 
     from thinkalike.job.operations import speeds
@@ -228,13 +232,13 @@ def contents_of(inputs: Mapping[str, Any]) -> dict[str, str]:
 
 
 def key_of(instrument: Instrument, entered: dict[str, Any], inputs: Mapping[str, Any]) -> str:
-    """Return the name of a job: a hash of its kind's version, of its settings and of the content of what it reads."""
+    """Return the key of a job: a hash of the version of its kind, its settings, and the content of its inputs."""
     text = json.dumps([instrument.kind, instrument.version, entered, contents_of(inputs)], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _check_shared(instrument: Instrument, config: Any) -> None:
-    """Refuse several processes for what one process does; those of a training are Lightning's affair."""
+    """Refuse `trainer=ddp` for an analysis that one process does; Lightning handles training."""
     if isinstance(config, AnalyzeConfig) and config.trainer.strategy == "ddp" and not instrument.is_shared:
         raise ConfigError(f"{instrument.kind} is done by one process; leave trainer=ddp out")
 
@@ -248,7 +252,7 @@ def _with_lock(job: Job, config: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 # ------------------------------------------------------------
-# What a run of a job is called, so that it can be told from others.
+# The name of a run.
 
 LONGEST = 128  # characters of a name, the most that W&B takes
 SAID = ("task", "measure", "experiment")  # by the kind
@@ -275,14 +279,14 @@ def run_name(kind: str, key: str, inputs: Mapping[str, Any], words: Sequence[str
 
 
 def _telling(word: str) -> bool:
-    """Return whether a word says more than kind and models do, and can change numbers."""
+    """Return whether an override adds to kind and models, and can change numbers."""
     setting = word.lstrip("+~").partition("=")[0]
     inside = tuple(f"{part}{mark}" for part in BESIDE for mark in ".@/")
     return setting not in (*SAID, *BESIDE) and not setting.startswith(inside)
 
 
 # ------------------------------------------------------------
-# What a result says of the machine and the code that computed it.
+# The provenance of a result: machine and code.
 
 PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy")
 

@@ -1,4 +1,4 @@
-"""How long the phases of a job take: loading, computing, drawing, and what a kind names beside them."""
+"""How long the phases of a job take: loading, computing, drawing, and those that an instrument names."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class Phases:
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Count the time until this is left as that of a phase, and say that it is under way."""
+        """Time a phase, and show it as the current activity."""
         with doing(name), self.counting(name):
             yield
 
     @contextlib.contextmanager
     def counting(self, name: str) -> Iterator[None]:
-        """Count the time until this is left as that of a phase."""
+        """Time a phase."""
         before = self._turn_to(name)
         try:
             yield
@@ -61,10 +61,7 @@ class Phases:
 
 @contextlib.contextmanager
 def phase_of_all(works: Iterable[Any], name: str) -> Iterator[None]:
-    """Count the time until this is left as that of a phase of all jobs that are done together.
-
-    It is the phase of what has no other one, and steps aside for those.
-    """
+    """Time a phase of all jobs of one pass; phases inside it take their time from it."""
     with contextlib.ExitStack() as phases, doing(name, steps_aside=True):
         for work in works:
             phases.enter_context(work.phase.counting(name))
@@ -72,7 +69,7 @@ def phase_of_all(works: Iterable[Any], name: str) -> Iterator[None]:
 
 
 def _kept(file: Path | None) -> dict[str, float]:
-    """Return the seconds of earlier runs; what a process that died while it wrote them left counts as none."""
+    """Return the seconds of earlier runs, or none if the file is missing or damaged."""
     try:
         return {} if file is None else {str(name): float(value) for name, value in json.loads(file.read_text()).items()}
     except (OSError, ValueError, AttributeError, TypeError):
