@@ -27,7 +27,7 @@ def _in_the_foreground():
 @pytest.mark.parametrize("number", STATUS)
 def test_a_signal_ends_what_is_done_at_once_with_the_status_of_a_shell(number):
     before = signal.getsignal(number)
-    with pytest.raises(Interrupted, match=r"^interrupted; the same command begins anew") as ended, heeded():
+    with pytest.raises(Interrupted, match=r"^interrupted; rerun the command to resume") as ended, heeded():
         signal.raise_signal(number)
     assert ended.value.status == STATUS[number]
     assert signal.getsignal(number) == before

@@ -205,7 +205,7 @@ class Instrument(ABC):
         return ()
 
     def with_unread_reset(self, config: Any) -> Any:
-        """Return the configuration, with every setting that this job ignores reset to its default, or a part to None."""
+        """Return the configuration with every setting that this job ignores reset to its default, or to None."""
         return config
 
     def models_of(self, config: Any) -> Mapping[str, ModelConfig]:
