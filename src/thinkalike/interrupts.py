@@ -37,9 +37,7 @@ class Interrupted(BaseException):
         return 128 + self.number
 
     def __str__(self) -> str:
-        after = (
-            "rerun the command to resume" if self.where else "rerun the command to resume from its last state"
-        )
+        after = "rerun the command to resume" if self.where else "rerun the command to resume from its last state"
         return f"interrupted{self.where and ' '}{self.where}; {after}"
 
 
