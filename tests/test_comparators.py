@@ -254,6 +254,7 @@ def singular():
 
 REFUSED = {
     "an unknown comparator": lambda: compare(torch.rand(2, 6), torch.rand(2, 6), "pearson"),
+    "vectors of no stimuli": lambda: compare(torch.rand(2, 7), torch.rand(2, 7), "corr"),
     "a constant": lambda: compare(torch.ones(2, 6), torch.rand(2, 6), "corr"),
     "a constant of ranks": lambda: compare(torch.ones(2, 6), torch.rand(2, 6), "tau_a"),
     "zeros": lambda: compare(torch.zeros(2, 6), torch.rand(2, 6), "cosine_cov"),

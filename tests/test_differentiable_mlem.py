@@ -54,8 +54,7 @@ def trained(model, features, states, **options):
     return start, closure()
 
 
-@pytest.mark.parametrize("weights", ["diagonal", "full"])
-@pytest.mark.parametrize("alpha", [0.0, 50.0])
+@pytest.mark.parametrize(("weights", "alpha"), [("diagonal", 0.0), ("diagonal", 50.0), ("full", 50.0)])
 def test_training_on_squared_error_reaches_the_closed_form(weights, alpha):
     table, features, states = drawn()
     exact = MLEM(weights=weights, alpha=alpha, scale="none").fit(table, states)
@@ -131,9 +130,9 @@ def test_states_can_be_trained_to_follow_the_features(loss):
     _, features, states = drawn(20, f=2, d=4)
     states = torch.randn(20, 4).requires_grad_()
     model = DifferentiableMLEM(2, loss=loss)
-    optimizer = torch.optim.Adam([states, *model.parameters()], lr=0.03)
+    optimizer = torch.optim.Adam([states, *model.parameters()], lr=0.1)
     losses = []
-    for _ in range(150):
+    for _ in range(60):
         optimizer.zero_grad()
         losses.append(model.loss(features, states))
         losses[-1].backward()
@@ -141,7 +140,7 @@ def test_states_can_be_trained_to_follow_the_features(loss):
     assert losses[-1] < losses[0] / 2
 
 
-# ---------------------------------------------------------------------------------------------------- rank correlation
+# ---- Rank correlation
 
 
 def test_soft_ranks_tend_to_mid_ranks_and_their_correlation_to_spearmans():
@@ -177,27 +176,19 @@ def test_the_loss_of_ranks_ignores_the_unit_and_hardly_sees_monotone_maps():
     assert model.loss(features, states).detach() == pytest.approx(expected, abs=5e-3)
 
 
-# -------------------------------------------------------------------------------------------------------------- errors
-
-
 def test_wrong_requests_are_refused():
-    with pytest.raises(ValueError, match="weights='dense', loss='pearson'"):
-        DifferentiableMLEM(3, "dense", "pearson")
-    with pytest.raises(ValueError, match=r"features=3 with weights='levels': levels need their numbers"):
-        DifferentiableMLEM(3, "levels")
-    with pytest.raises(ValueError, match="loss='kendall'"):
-        DifferentiableMLEM(3, loss="kendall")
-    with pytest.raises(ValueError, match=r"strength=0\.0 must be positive, such as 1 / 5"):
-        soft_ranks(torch.randn(5), 0.0)
     _, features, states = drawn()
+    for key, options in (("weights", {"weights": "dense"}), ("loss", {"loss": "kendall"})):
+        with pytest.raises(ValueError, match=key):
+            DifferentiableMLEM(3, **options)
     for loss in ("pearson", "spearman"):
         with pytest.raises(ValueError, match="all equal"):
             DifferentiableMLEM(4, loss=loss).loss(features, torch.ones_like(states))
-    with pytest.raises(ValueError, match=rf"there are 9 states of {len(features)} stimuli: give one for each"):
+    with pytest.raises(ValueError, match="9 states of 40 stimuli"):
         DifferentiableMLEM(4).loss(features, states[:9])
 
 
-@pytest.mark.parametrize("loss", ["squared_error", "pearson", "spearman"])
+@pytest.mark.parametrize("loss", LOSSES)
 def test_states_may_be_of_another_precision_than_the_weights(loss):
     _, features, states = drawn()
     model = DifferentiableMLEM(4, loss=loss).float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import warnings
 
 import numpy as np
@@ -15,7 +16,7 @@ from sklearn.base import clone
 from sklearn.linear_model import Ridge
 from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 
-from thinkalike.measures import MLEM, FeatureEncoder, fold_interval, splits, stimulus_folds
+from thinkalike.measures import MLEM, FeatureEncoder, splits, stimulus_folds
 from thinkalike.measures.distances.neural import NeuralDistances
 from thinkalike.measures.mlem.least_squares import nnls, psd_least_squares, to_entries, to_matrix
 from thinkalike.measures.mlem.sums import normal_equations
@@ -62,7 +63,7 @@ def upper(matrix):
     return np.array([*np.diag(matrix), *(matrix[a, b] for a, b in itertools.combinations(range(f), 2))])
 
 
-# ------------------------------------------------------------------------------------------------------ the features
+# ---- The features
 
 
 @pytest.mark.parametrize("missing", ["own_level", "ignore"])
@@ -122,20 +123,7 @@ def test_a_moved_feature_moves_alone_or_with_its_partner():
     assert torch.equal(moved.difference(1), features.difference(1))
 
 
-def test_bad_tables_are_refused():
-    table, _ = drawn()
-    with pytest.raises(ValueError, match="the features 3"):
-        FeatureEncoder.fit(table).encode(table[:, :3])
-    table[5, 2] = torch.inf
-    with pytest.raises(ValueError, match="feature 2 has an infinite value"):
-        FeatureEncoder.fit(table)
-    table[5:7, 2] = torch.nan
-    for missing in ("error", "drop"):
-        with pytest.raises(ValueError, match=f"feature 2 lacks 2 values: missing='{missing}'"):
-            FeatureEncoder.fit(table, missing=missing).encode(table)
-
-
-# --------------------------------------------------------------------------------------------------------- the sums
+# ---- The sums
 
 
 @pytest.mark.parametrize("missing", ["own_level", "ignore"])
@@ -191,7 +179,7 @@ def test_sums_of_items_are_those_of_pairs_of_scaled_features_too(missing, kinds,
     np.testing.assert_allclose(found[0, :, -2].cpu(), x.T @ y, rtol=1e-11)
 
 
-# ------------------------------------------------------------------------------------------------------ the solvers
+# ---- The solvers
 
 
 @pytest.mark.parametrize("f", [1, 3, 8, 20])
@@ -247,20 +235,6 @@ def test_the_semidefinite_solution_is_optimal(binding):
     assert ((free - found).norm() > 1e-2) == binding, "control"
 
 
-def test_other_starts_and_steps_end_in_the_same_semidefinite_matrix():
-    gram, target = constrained()
-    found = psd_least_squares(gram, target)
-    step = 1 / torch.linalg.eigvalsh(gram)[-1]
-    for start in range(5):
-        weights = to_entries(torch.randn(4, 4, dtype=torch.float64) * start)
-        for _ in range(20000):
-            values, vectors = np.linalg.eigh(to_matrix(weights - step * (gram @ weights - target)).numpy())
-            before, weights = weights, to_entries(torch.from_numpy(vectors @ np.diag(values.clip(0)) @ vectors.T))
-            if (weights - before).abs().max() < 1e-12:
-                break
-        torch.testing.assert_close(found, weights, rtol=0, atol=1e-5 * float(weights.norm()))
-
-
 @pytest.mark.parametrize("binding", [True, False])
 def test_the_semidefinite_solution_is_cvxpys(binding):
     cvxpy = pytest.importorskip("cvxpy", reason="cvxpy, the independent solver, is not installed: pip install cvxpy")
@@ -285,13 +259,7 @@ def test_many_semidefinite_problems_at_once_are_each():
         torch.testing.assert_close(found, psd_least_squares(*problem), rtol=0, atol=1e-7)
 
 
-def test_no_convergence_is_an_error(monkeypatch):
-    monkeypatch.setattr("thinkalike.measures.mlem.least_squares.LIMIT", 3)
-    with pytest.raises(ValueError, match="no optimum within 3 steps"):
-        psd_least_squares(*constrained())
-
-
-# ---------------------------------------------------------------------------------------------------------- the fit
+# ---- The fit
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0, 1000.0])
@@ -397,18 +365,6 @@ def test_planted_weights_on_the_edge_of_the_cone_are_recovered_from_precomputed_
     assert (model.weights_ - root @ root.T).abs().max() < 1e-8
 
 
-def test_scaled_differences_enter_the_quadratic_form_squared():
-    table, states = drawn(60, f=3)
-    model = MLEM(kinds="numeric", difference="scaled", alpha=0.0, scale="none").fit(table, states)
-    spans = (table.amax(0) - table.amin(0)).numpy()
-    rows, columns = np.triu_indices(60, 1)
-    x = (np.abs(table.numpy()[rows] - table.numpy()[columns]) / spans) ** 2
-    reference = scipy.optimize.nnls(x - x.mean(0), pdist(states.numpy(), "sqeuclidean"))[0]
-    y = pdist(states.numpy(), "sqeuclidean")
-    reference = scipy.optimize.nnls(x - x.mean(0), y - y.mean())[0]
-    np.testing.assert_allclose(model.weights_, reference, atol=1e-8)
-
-
 @pytest.mark.parametrize(
     ("distance", "metric"),
     [("cosine", None), ("norm_difference", None), ("manhattan", "cityblock"), ("function", "chebyshev")],
@@ -427,7 +383,7 @@ def test_the_fit_to_a_distance_is_that_to_its_matrix(distance, metric):
     assert (model.weights_ - MLEM().fit(table, states).weights_).abs().max() > 1e-3, "control: not Euclidean"
 
 
-# -------------------------------------------------------------------------------------------------- ridge and layers
+# ---- Ridge and layers
 
 
 def reference_alpha(table, states, folds, seed):
@@ -445,25 +401,18 @@ def reference_alpha(table, states, folds, seed):
     return alphas[int(np.mean(scores, 0).argmax())]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_alpha_is_the_best_over_folds_of_stimuli(seed):
     table, states = drawn(60, f=4)
     states += 3 * torch.randn(60, 10)
     model = MLEM(folds=4, seed=seed).fit(table, states)
+    assert model.alpha_ == MLEM(folds=4, seed=seed).fit(table, 100 * states).alpha_, "it has no unit"
     assert float(model.alpha_) == reference_alpha(table, states, 4, seed)
     given = MLEM(alpha=float(model.alpha_)).fit(table, states)
     torch.testing.assert_close(model.weights_, given.weights_, rtol=1e-12, atol=1e-14)
 
 
-def test_the_unit_of_the_distances_does_not_change_alpha_nor_what_it_does():
-    table, states = drawn(60)
-    model, other = MLEM().fit(table, states), MLEM().fit(table, states * 100)
-    assert model.alpha_ == other.alpha_
-    torch.testing.assert_close(model.weights_, other.weights_)
-
-
-@pytest.mark.parametrize("distance", ["euclidean", "manhattan"])
-@pytest.mark.parametrize("scale", ["auto", "mean", "minmax"])
+@pytest.mark.parametrize(("distance", "scale"), [("euclidean", "auto"), ("manhattan", "mean"), ("euclidean", "minmax")])
 def test_the_scale_is_the_mean_squared_distance_or_their_range(scale, distance):
     table, states = drawn(60)
     raw, scaled = (
@@ -494,11 +443,10 @@ def test_a_fit_in_closed_form_looks_at_no_pair(difference, monkeypatch):
         MLEM(alpha=1.0, difference=difference, scale="minmax").fit(table, states)
 
 
-@pytest.mark.parametrize("weights", ["diagonal", "full"])
-@pytest.mark.parametrize("distance", ["euclidean", "manhattan"])
+@pytest.mark.parametrize(("weights", "distance"), [("diagonal", "euclidean"), ("full", "manhattan")])
 def test_layers_together_are_each_alone(weights, distance):
-    table, states = drawn(50, f=3)
-    layers = [states, states[:, :4] + torch.randn(50, 4), (states**3).float()]
+    table, states = drawn(40, f=3)
+    layers = [states, states[:, :4] + torch.randn(40, 4), (states**3).float()]
     together = MLEM(weights=weights, distance=distance).fit(table, layers)
     for k, layer in enumerate(layers):
         alone = MLEM(weights=weights, distance=distance).fit(table, layer)
@@ -510,7 +458,7 @@ def test_layers_together_are_each_alone(weights, distance):
     torch.testing.assert_close(stacked.weights_[0], together.weights_[0], rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("f", [1, 8, 9, 12, 13, 18])
+@pytest.mark.parametrize("f", [1, 8, 12, 18])
 def test_the_score_is_scipys_for_few_and_many_features(f):
     """Up to 8, to 12 and beyond, patterns of differences are numbered in different ways."""
     table = torch.randint(2, (40, f)).double()
@@ -577,11 +525,10 @@ def test_the_papers_recipe_divides_pairs():
     np.testing.assert_allclose(model.weights_, Ridge(alpha=best, positive=True, tol=1e-12).fit(x, y).coef_, atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------- warnings and errors
+# ---- Warnings and errors
 
 
-@pytest.mark.parametrize("weights", ["diagonal", "full"])
-@pytest.mark.parametrize("alpha", [0.0, 1.0])
+@pytest.mark.parametrize(("weights", "alpha"), [("diagonal", 0.0), ("full", 1.0)])
 def test_a_constant_feature_gets_exactly_0_and_a_warning(weights, alpha):
     table, states = drawn(60, f=4)
     table[:, 1], table[:, 3] = 7, torch.arange(60)
@@ -614,87 +561,86 @@ def test_a_constant_prediction_has_no_score():
     states = (torch.arange(40) % 20)[:, None].double()  # other stimuli of the same category are far, some others at 0
     model = MLEM(alpha=0.0).fit(table, states)
     assert model.weights_ == 0
-    with pytest.raises(ValueError, match="the prediction of layer 0 is constant"):
+    with pytest.raises(ValueError, match="layer 0"):
         model.score(table, states)
 
 
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ({"weights": "dense"}, "weights='dense' is none of diagonal, full"),
-        ({"recipe": "pairs"}, "recipe='pairs' is none of stimuli, paper"),
-        ({"scale": "std"}, "scale='std' is none of auto, mean, minmax, none"),
-        ({"alpha": -1.0}, "alpha=-1.0 is no number >= 0"),
-        ({"alpha": ()}, r"alpha=\(\) is no number >= 0"),
-        ({"alpha": (1.0, float("nan"))}, "is no number >= 0"),
-        ({"distance": "l2"}, "distance='l2' is none of"),
-        ({"folds": 1}, "1 folds of 60 stimuli: there must be at least 2"),
-        ({"folds": 61}, "61 folds of 60 stimuli"),
-        ({"folds": 30}, "1 pairs in a fold are too few"),
-    ],
-)
-def test_parameters_are_checked(params, message):
-    with pytest.raises(ValueError, match=message):
-        MLEM(**params).fit(*drawn())
-
-
-def test_data_that_do_not_fit_are_refused():
+def fitted(changes=(), layers=1, **params):
+    """Fit a table in which these values are others."""
     table, states = drawn()
-    with pytest.raises(ValueError, match=r"layer 1 has shape \(59, 10\); X has 60 stimuli"):
-        MLEM().fit(table, [states, states[1:]])
-    with pytest.raises(ValueError, match=r"X has shape \(60,\)"):
-        MLEM().fit(table[:, 0], states)
-    with pytest.raises(ValueError, match="every feature is constant"):
-        MLEM().fit(torch.ones(60, 2), states)
-    with pytest.raises(ValueError, match="all distances of layer 0 are equal"):
-        MLEM(alpha=1.0, distance="precomputed").fit(table, 1 - torch.eye(60))
-    with pytest.raises(ValueError, match="the distances of layer 0: all 66 values are equal"):
-        MLEM(distance="precomputed").fit(table, 1 - torch.eye(60))
-    with pytest.raises(ValueError, match="cannot keep groups together"):
-        MLEM(recipe="paper").fit(table, states, groups=torch.arange(60))
-    for groups, shape in ((range(300), r"\(300,\)"), (range(9), r"\(9,\)"), ([[0, 1]] * 60, r"\(60, 2\)")):
-        with pytest.raises(ValueError, match=rf"groups has shape {shape}: give the group of each of the 60 stimuli"):
-            MLEM().fit(table, states, groups=np.array(groups))
-    with pytest.raises(ValueError, match=r"groups has shape \(6\): give|groups has shape \(6,\): give"):
-        stimulus_folds(10, 3, groups=torch.arange(6))
-    with pytest.raises(ValueError, match="2 layers, but the model was fitted on 1"):
-        MLEM().fit(table, states).score(table, [states, states])
-    for call in (lambda m: m.predict(table), lambda m: m.score(table, states), lambda m: m.save("nowhere")):
-        with pytest.raises(ValueError, match="not fitted"):
-            call(MLEM())
+    for place, value in changes:
+        table[place] = value
+    return MLEM(**params).fit(table, states if layers == 1 else [states] * layers)
 
 
-def test_ridges_may_come_as_an_array():
-    table, states = drawn()
-    ridges = np.logspace(-2, 2, 3)
-    several = [MLEM(alpha=each).fit(table, states) for each in (ridges, list(ridges))]
-    assert all(torch.equal(each.weights_, several[0].weights_) for each in several)
+TABLE, STATES = drawn()
+EQUAL = 1 - torch.eye(60)
+REFUSED = {
+    "weights": lambda: fitted(weights="dense"),
+    "recipe": lambda: fitted(recipe="pairs"),
+    "scale": lambda: fitted(scale="std"),
+    "unknown": lambda: fitted(unknown="ignore"),
+    "difference": lambda: fitted(difference="level"),
+    "missing": lambda: fitted(missing="none"),
+    "alpha=-1.0": lambda: fitted(alpha=-1.0),
+    "alpha=()": lambda: fitted(alpha=()),
+    "alpha=(1.0, nan)": lambda: fitted(alpha=(1.0, float("nan"))),
+    "distance": lambda: fitted(distance="l2"),
+    "1 folds of 60 stimuli": lambda: fitted(folds=1),
+    "61 folds of 60 stimuli": lambda: fitted(folds=61),
+    "layer 0": lambda: fitted(folds=30),  # one pair in a fold
+    "4 folds of 3 groups": lambda: stimulus_folds(9, 4, 0, torch.arange(9) // 3),
+    "feature 2 has an infinite value": lambda: fitted([((5, 2), torch.inf)]),
+    "missing='error'": lambda: fitted([((5, 2), torch.nan)], missing="error"),
+    "the features 3": lambda: fitted().predict(TABLE[:, :3]),
+    "layer 1 has shape (59, 10)": lambda: MLEM().fit(TABLE, [STATES, STATES[1:]]),
+    "X has shape (60,)": lambda: MLEM().fit(TABLE[:, 0], STATES),
+    "every feature is constant": lambda: fitted([((slice(None), slice(None)), 1)]),
+    "all distances of layer 0 are equal": lambda: MLEM(alpha=1.0, distance="precomputed").fit(TABLE, EQUAL),
+    "the distances of layer 0": lambda: MLEM(distance="precomputed").fit(TABLE, EQUAL),
+    "groups together": lambda: MLEM(recipe="paper").fit(TABLE, STATES, groups=range(60)),
+    "groups has shape (9,)": lambda: MLEM().fit(TABLE, STATES, groups=np.arange(9)),
+    "groups has shape (60, 2)": lambda: MLEM().fit(TABLE, STATES, groups=np.zeros((60, 2))),
+    "2 layers": lambda: fitted().score(TABLE, [STATES, STATES]),
+    "not fitted": lambda: MLEM().predict(TABLE),
+    "weights='full'": lambda: fitted(difference="levels", weights="full"),
+    "feature 1 has 60 levels": lambda: fitted([((slice(None), 1), torch.arange(60).double())], difference="levels"),
+}
 
 
-# ------------------------------------------------------------------------------------------------------ scikit-learn
+@pytest.mark.parametrize("key", REFUSED)
+def test_what_would_give_a_wrong_number_is_refused(key):
+    with pytest.raises(ValueError, match=re.escape(key)):
+        REFUSED[key]()
+
+
+def test_no_convergence_is_an_error(monkeypatch):
+    monkeypatch.setattr("thinkalike.measures.mlem.least_squares.LIMIT", 3)
+    with pytest.raises(ValueError, match="no optimum"):
+        psd_least_squares(*constrained())
+
+
+# ---- Scikit-learn
 
 
 def test_scikit_learn_can_clone_it_validate_it_and_search_its_parameters():
     table, states = (x.numpy() for x in drawn(80))
     model = MLEM(alpha=1.0, kinds=["nominal"] * 4)
-    copy = clone(model)
-    assert copy is not model
-    assert copy.get_params() == model.get_params()
-    folds = KFold(4, shuffle=True, random_state=0)
+    assert clone(model).get_params() == model.get_params()
+    folds = KFold(3, shuffle=True, random_state=0)
     scores = cross_val_score(model, table, states, cv=folds)
     for score, (train, test) in zip(scores, folds.split(table), strict=True):
         fitted = clone(model).fit(table[train], states[train])
         y = pdist(states[test], "sqeuclidean")
         assert score == pytest.approx(scipy.stats.spearmanr(fitted.predict(table[test]), y).statistic, abs=1e-12)
-    search = GridSearchCV(model, {"alpha": [1.0, 1e9], "weights": ["diagonal", "full"]}, cv=folds).fit(table, states)
-    assert set(search.best_params_) == {"alpha", "weights"}
-    assert model.set_params(alpha=3.0, missing="ignore").alpha == 3.0
-    with pytest.raises(ValueError, match="no parameter 'lambda'; there is weights, distance, alpha"):
-        model.set_params(**{"lambda": 1})
+    search = GridSearchCV(model, {"alpha": [1.0, 1e9]}, cv=folds).fit(table, states)
+    assert search.best_params_ == {"alpha": 1.0}
 
 
-@pytest.mark.parametrize("params", [{}, {"weights": "full", "difference": "scaled", "kinds": ["ordinal"] * 4}])
-@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize(
+    ("params", "many"),
+    [({}, False), ({"weights": "full", "difference": "scaled", "kinds": ["ordinal"] * 4, "alpha": 1.0}, True)],
+)
 def test_what_is_saved_comes_back(tmp_path, params, many):
     table, states = drawn()
     states = [states, states**2] if many else states
@@ -705,9 +651,6 @@ def test_what_is_saved_comes_back(tmp_path, params, many):
     assert torch.equal(loaded.predict(table), model.predict(table))
     assert torch.equal(loaded.weights_, model.weights_)
     np.testing.assert_array_equal(loaded.score(table, states), model.score(table, states))
-    loaded.set_params(distance=lambda a, b: a)
-    with pytest.raises(ValueError, match="a distance that is a function cannot be saved"):
-        loaded.save(tmp_path / "fit.pt")
 
 
 def test_the_same_call_gives_the_same_bits_and_any_order_of_stimuli_the_same_weights():
@@ -719,11 +662,10 @@ def test_the_same_call_gives_the_same_bits_and_any_order_of_stimuli_the_same_wei
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- folds
+# ---- Folds
 
 
-@pytest.mark.parametrize("n", [10, 23, 200])
-@pytest.mark.parametrize("folds", [2, 5, 10])
+@pytest.mark.parametrize(("n", "folds"), [(10, 10), (23, 2), (200, 5)])
 @pytest.mark.parametrize("grouped", [False, True])
 def test_no_stimulus_and_no_group_is_on_both_sides(n, folds, grouped):
     groups = torch.randint(n, (n,)) // 2 * 7 if grouped else None
@@ -743,28 +685,3 @@ def test_no_stimulus_and_no_group_is_on_both_sides(n, folds, grouped):
     assert sizes.max() - sizes.min() <= largest
     assert torch.equal(fold_of, stimulus_folds(n, folds, 0, groups))
     assert grouped or not torch.equal(fold_of, stimulus_folds(n, folds, 1, groups))
-
-
-def test_folds_of_pairs_do_have_stimuli_on_both_sides():
-    """The control: what the paper's recipe does."""
-    rows, columns = torch.triu_indices(20, 20, 1)
-    for train, test in splits(stimulus_folds(190, 5)):
-        assert set(rows[train].tolist() + columns[train].tolist()) & set(rows[test].tolist())
-
-
-def test_too_many_folds_are_refused():
-    with pytest.raises(ValueError, match="4 folds of 3 groups"):
-        stimulus_folds(9, 4, 0, torch.arange(9) // 3)
-    with pytest.raises(ValueError, match="1 folds of 9 stimuli"):
-        stimulus_folds(9, 1)
-
-
-def test_the_interval_over_folds_is_nadeau_and_bengios():
-    values = torch.randn(3, 5, dtype=torch.float64)
-    mean, low, high = fold_interval(values, 0.9)
-    half = scipy.stats.t.ppf(0.95, 4) * np.sqrt((1 / 5 + 1 / 4) * values.numpy().var(1, ddof=1))
-    np.testing.assert_allclose(mean, values.mean(1))
-    np.testing.assert_allclose(low, values.mean(1) - half)
-    np.testing.assert_allclose(high, values.mean(1) + half)
-    with pytest.raises(ValueError, match="needs two"):
-        fold_interval(values[:, :1])

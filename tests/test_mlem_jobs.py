@@ -345,7 +345,7 @@ BAD = {
             *["activations=BRAIN", "stimuli=table", "stimuli.path=TABLE", "measure.difference=levels"],
             *("stimuli.columns={word: null}", "stimuli.features=[word,colour]"),
         ],
-        "feature 0 has 60 levels: leave it out, or give it another kind, such as ordinal, and so one weight; features "
+        "feature 0 has 60 levels: leave it out, or give it another kind, such as ordinal, with one weight; features "
         "are numbered 0 word, 1 colour",
     ),
     "a number for each row": (

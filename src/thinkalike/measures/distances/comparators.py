@@ -51,8 +51,8 @@ def compare(
         The values, (a, b), or (r, a, b) of resamples; NaN where a vector is constant (or zero) in a resample.
 
     Raises:
-        ValueError: The comparator is unknown, or a vector is not finite, or constant (zero, under cosine and
-            cosine_cov).
+        ValueError: The comparator is unknown, or a vector is not finite, has not n (n - 1) / 2 > 1 distances, or is
+            constant (zero, under cosine and cosine_cov).
     """
     left = comparable(x, comparator)
     right = left if y is x else comparable(y, comparator)
@@ -83,8 +83,11 @@ def _units(vectors: Tensor, comparator: str, counts: Float[Tensor, " n"]) -> Flo
 
 
 def stimuli_of(pairs: int) -> int:
-    """Return the n of n (n - 1) / 2 pairs."""
-    return (1 + isqrt(1 + 8 * pairs)) // 2
+    """Return the n ≥ 3 of n (n - 1) / 2 pairs."""
+    n = (1 + isqrt(1 + 8 * pairs)) // 2
+    if n * (n - 1) // 2 != pairs or n < 3:
+        raise ValueError(f"{pairs} distances are not those of all pairs of three stimuli or more")
+    return n
 
 
 def pair_counts(counts: Float[Tensor, "*r n"]) -> Float[Tensor, "*r p"]:
@@ -105,6 +108,7 @@ def comparable(
         ValueError: See `compare`.
     """
     check_choice("comparator", comparator, COMPARATORS)
+    stimuli_of(vectors.shape[1])
     vectors = vectors.detach().double()
     for name, vector in zip(names or (f"layer {k}" for k in range(len(vectors))), vectors, strict=True):
         flat = (vector == vector[0]).all() if comparator in (*RANKED, *CENTRED) else not vector.any()

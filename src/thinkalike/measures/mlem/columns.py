@@ -15,12 +15,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import check_choice
 from thinkalike.kinds import KINDS, NUMBERS, kind_of
 
 Level = str | bool | int | float
 Kind = str | Sequence[Level]  # "auto", one of KINDS, or the levels of an ordinal feature in order
 Kinds = Kind | Sequence[Kind] | Mapping[Any, Kind]
-EMPTY = ("", "nan", "NaN")  # how an array of text writes a missing value
+EMPTY = ("", "nan", "NaN")  # missing values in an array of text
+INFERRED = ("auto", "continuous")  # the kind that was asked for, and the one that was found
 
 
 class Columns(NamedTuple):
@@ -45,26 +47,19 @@ class Columns(NamedTuple):
         frame, typed = _frame(X)
         names, columns = _names(frame), [frame.iloc[:, place] for place in range(frame.shape[1])]
         labels = names or tuple(map(str, range(len(columns))))
-        given = _each(kinds, labels)
-        found = [
-            _settled(column, kind, label, typed) for column, kind, label in zip(columns, given, labels, strict=True)
-        ]
-        inferred = [
-            label
-            for label, kind, own in zip(labels, given, found, strict=True)
-            if kind == "auto" and own[0] == KINDS[3]
-        ]
-        if inferred:
+        each = list(zip(columns, _each(kinds, labels), labels, strict=True))
+        found, levels = zip(*(_settled(column, kind, label, typed) for column, kind, label in each), strict=True)
+        if inferred := [label for (_, kind, label), own in zip(each, found, strict=True) if (kind, own) == INFERRED]:
             message = f"taken for continuous, for their many values with fractions: features {', '.join(inferred)}"
             warnings.warn(f"{message}: Δ is their distance over its range; kinds= says otherwise", stacklevel=4)
-        return cls(names, tuple(kind for kind, _ in found), tuple(levels for _, levels in found))
+        return cls(names, found, levels)
 
     def label(self, feature: int) -> str:
         """Return the name of a feature, or its number."""
         return self.names[feature] if self.names else str(feature)
 
     def place(self, feature: int | str) -> int:
-        """Return the number of a feature that is called by number or name, or raise a ValueError."""
+        """Return the number of a feature given by number or name; raise a ValueError if there is none."""
         if feature in self.names:
             return self.names.index(str(feature))
         if feature not in range(len(self.kinds)):
@@ -89,11 +84,18 @@ class Columns(NamedTuple):
         if self.names and not names:
             warnings.warn("X has no names of features, but the fit had: their order is trusted", stacklevel=5)
         levels = [None if own is None else list(own) for own in self.levels]
-        read = [_read(frame.iloc[:, f], own, self.label(f)) for f, own in enumerate(levels)]
+        read = [_read(frame.iloc[:, feature], own) for feature, own in enumerate(levels)]
         values = torch.stack(read, 1).to(device or (X.device if isinstance(X, Tensor) else None))
         if values.isinf().any():
             raise ValueError(f"feature {self.label(int(values.isinf().any(0).nonzero()[0]))} has an infinite value")
         return values, levels
+
+
+def level_of(value: float, levels: Sequence[Level] | None) -> Level | None:
+    """Return the value in a table that is read as this number, see `Columns.read`; None where it is missing."""
+    if value != value:
+        return None
+    return value if levels is None else levels[int(value)]
 
 
 def cell_numbers(values: Any) -> Int[Tensor, " n"]:
@@ -108,34 +110,24 @@ def cell_numbers(values: Any) -> Int[Tensor, " n"]:
 
 def _frame(X: Any) -> tuple[pd.DataFrame, bool]:
     """Return a table as a DataFrame, and whether its columns have types of their own, unlike those of an array."""
+    if hasattr(X, "iloc") and hasattr(X, "columns"):
+        return X, True
     if isinstance(X, Tensor):
-        X = X.detach().cpu().double().numpy() if not X.is_complex() else X.numpy()
-    typed = hasattr(X, "iloc") and hasattr(X, "columns")
-    if typed:
-        frame = X
-    elif isinstance(X, np.ndarray) and X.dtype.kind in "US":  # numbers beside text have become text
-        frame = pd.DataFrame(X.astype(str), dtype=object)
-        frame, typed = frame.mask(frame.isin(EMPTY)).apply(_written_numbers), True
-    else:
-        array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
-        if array.ndim != 2:
-            raise ValueError(f"X has shape {array.shape}, not (stimuli, features)")
-        frame = pd.DataFrame(array).infer_objects()
-        typed = not all(pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes)
-        frame = frame if typed or any(kind.kind == "c" for kind in frame.dtypes) else frame.astype(float)
-    if not frame.shape[1]:
-        raise ValueError(f"X has shape {frame.shape}, not (stimuli, features)")
-    if any(getattr(kind, "kind", "") == "c" for kind in frame.dtypes):
-        raise ValueError("X has complex numbers: give their parts as features")
-    return frame, typed
+        X = X.detach().cpu().double().numpy()
+    array = X if isinstance(X, np.ndarray) else np.asarray(X, dtype=object)
+    if array.ndim != 2:
+        raise ValueError(f"X has shape {array.shape}, not (stimuli, features)")
+    if array.dtype.kind in "US":  # numbers beside text have become text
+        frame = pd.DataFrame(array.astype(str), dtype=object)
+        return frame.mask(frame.isin(EMPTY)).apply(_written_numbers), True
+    frame = pd.DataFrame(array).infer_objects()
+    typed = not all(map(pd.api.types.is_numeric_dtype, frame.dtypes))
+    return frame if typed else frame.astype(float), typed
 
 
 def _names(frame: pd.DataFrame) -> tuple[str, ...]:
     """Return the names of the columns, if all of them have one."""
-    names = tuple(map(str, frame.columns)) if all(isinstance(name, str) for name in frame.columns) else ()
-    if len(set(names)) < len(names):
-        raise ValueError(f"X has two columns of one name: {', '.join(names)}")
-    return names
+    return tuple(map(str, frame.columns)) if all(isinstance(name, str) for name in frame.columns) else ()
 
 
 def _written_numbers(column: pd.Series) -> pd.Series:
@@ -144,12 +136,10 @@ def _written_numbers(column: pd.Series) -> pd.Series:
 
 
 def _each(kinds: Kinds, labels: Sequence[str]) -> list[Kind]:
-    """Return the kind that is asked for of each feature."""
+    """Return the kind that was asked for of each feature."""
     if isinstance(kinds, str):
         return [kinds] * len(labels)
     if not isinstance(kinds, Mapping):
-        if len(kinds) != len(labels):
-            raise ValueError(f"{len(kinds)} kinds for {len(labels)} features")
         return list(kinds)  # type: ignore[arg-type]
     if unknown := [name for name in kinds if name not in (*labels, *range(len(labels)))]:
         raise ValueError(f"kinds has {unknown[0]!r}, which is not one of the features {', '.join(labels)}")
@@ -163,27 +153,22 @@ def _settled(column: pd.Series, kind: Kind, label: str, typed: bool) -> tuple[st
         if beyond := [value for value in _values(column) if value not in (None, *levels)]:
             raise ValueError(f"feature {label} has {beyond[0]!r}, which is not among its levels {list(levels)}: add it")
         return "ordinal", levels
-    if kind not in ("auto", *KINDS):
-        raise ValueError(f"kind {kind!r} is none of {', '.join(KINDS)}")
+    check_choice("kinds", kind, ("auto", *KINDS))
     implied = kind_of(column)
     own = kind if kind != "auto" else "nominal" if implied == "numeric" and not typed else implied
     if own in NUMBERS or implied in NUMBERS:
         return own, None
     if own == "ordinal" and implied != "ordinal":
-        raise ValueError(f"feature {label} is ordinal: give its levels in order, such as kinds={{{label!r}: [...]}}")
+        raise ValueError(f"feature {label} is ordinal: give its levels in order, as kinds={{{label!r}: [...]}}")
     if hasattr(column, "cat"):
         return own, tuple(map(_plain, column.cat.categories))
     return own, tuple(sorted({level for level in _values(column) if level is not None}, key=_order))
 
 
-def _read(column: pd.Series, levels: list[Level] | None, label: str) -> Float[Tensor, " n"]:
+def _read(column: pd.Series, levels: list[Level] | None) -> Float[Tensor, " n"]:
     """Return a column as numbers; values that are not among the levels are added to them."""
     if levels is None:
-        numbers = pd.to_numeric(column.astype(object).where(column.notna(), None), errors="coerce")
-        wrong = (numbers.isna() & column.notna()).to_numpy()
-        if wrong.any():
-            row = int(wrong.argmax())
-            raise ValueError(f"feature {label} has {column.iloc[row]!r} in row {row}, which is no number: correct it")
+        numbers = pd.to_numeric(column.astype(object).where(column.notna(), None))
         return torch.tensor(numbers.to_numpy(dtype=float, na_value=np.nan))
     places = {level: place for place, level in enumerate(levels)}
     codes = [torch.nan if value is None else float(places.setdefault(value, len(places))) for value in _values(column)]

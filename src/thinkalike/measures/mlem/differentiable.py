@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from thinkalike.arguments import takes_arrays
+from thinkalike.arguments import check_choice, takes_arrays
 from thinkalike.measures.mlem.features import Features
 from thinkalike.measures.mlem.levels import level_ridge, pair_sizes
 from thinkalike.measures.mlem.terms import predict, terms_of
@@ -19,9 +20,9 @@ LOSSES = ("squared_error", "pearson", "spearman")
 class DifferentiableMLEM(nn.Module):
     """The model (D_ij)² ≈ b + Δᵀ W Δ, W = R Rᵀ (symmetric positive semidefinite), or diagonal with the squares of R.
 
-    With squared_error on all pairs, training ends at the weights of `MLEM(scale="none")`, which is exact and far
-    faster. This model is for what has no closed form: another loss, or states that are trained along with it, as those
-    of a model that is to follow a feature, or to ignore it.
+    With squared_error on all pairs, training converges to the weights of `MLEM(scale="none")`, which is exact and far
+    faster. This model is for problems without a closed form: another loss, or states that are trained too, such as
+    those of a model that should represent a feature, or ignore it.
 
     | loss | |
     |---|---|
@@ -30,8 +31,8 @@ class DifferentiableMLEM(nn.Module):
     | spearman | 1 - Pearson's r of the soft ranks of both sides, see `soft_ranks` |
 
     With weights="levels" pairs of levels have weights, as under `MLEM(difference="levels", scale="none")`, and alpha
-    draws those of a feature together, see `level_path`. Levels that no pair of the loss has keep the weight 1 that they
-    begin with; alpha > 0 draws those of known levels to the mean of their feature.
+    shrinks those of a feature to their mean, see `level_path`. Levels that no pair of the loss has keep their initial
+    weight 1; alpha > 0 shrinks those of known levels to the mean of their feature.
 
     Args:
         features: The number of features; with levels, for each the number of levels whose pairs have weights, as in
@@ -39,10 +40,10 @@ class DifferentiableMLEM(nn.Module):
         weights: "diagonal", "full" or "levels".
         loss: A loss of the table.
         alpha: The ridge of the squared error, as in `MLEM`.
-        strength: The strength of the soft ranks; by default 1 / pairs.
+        strength: The strength of the soft ranks, above 0; by default 1 / pairs.
 
     Raises:
-        ValueError: There are no such weights, or no such loss, or levels without their numbers.
+        ValueError: The weights or the loss are unknown.
     """
 
     def __init__(
@@ -54,15 +55,11 @@ class DifferentiableMLEM(nn.Module):
         strength: float | None = None,
     ):
         super().__init__()
-        if weights not in ("diagonal", "full", "levels") or loss not in LOSSES:
-            raise ValueError(
-                f"weights={weights!r}, loss={loss!r}: there is diagonal, full, levels; {', '.join(LOSSES)}"
-            )
-        if isinstance(features, int) == (weights == "levels"):
-            raise ValueError(f"features={features} with weights={weights!r}: levels need their numbers, others an int")
+        check_choice("weights", weights, ("diagonal", "full", "levels"))
+        check_choice("loss", loss, LOSSES)
         self.kind, self.alpha, self.strength = loss, alpha, strength
-        self.terms = [] if isinstance(features, int) else terms_of(features, False)
-        size = features if isinstance(features, int) else len(self.terms) - 1
+        self.terms = terms_of(features, False) if weights == "levels" else []  # type: ignore[arg-type]
+        size: Any = len(self.terms) - 1 if self.terms else features
         self.root = nn.Parameter(torch.eye(size) if weights == "full" else torch.ones(size))
         self.intercept = nn.Parameter(torch.zeros(()))
 
@@ -112,7 +109,7 @@ class DifferentiableMLEM(nn.Module):
         return 1 - pearson(predicted, distances)
 
     def _penalty(self, features: Features) -> Float[Tensor, ""]:
-        """Return ‖W‖², or how far the weights of levels are from one weight per feature."""
+        """Return ‖W‖², or the ridge of the weights of levels."""
         if not self.terms:
             return self.weights.square().sum()
         every = torch.zeros(len(features), dtype=torch.int64, device=self.root.device)
@@ -129,7 +126,7 @@ def pearson(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> Float[Tensor, ""]
     x, y = x - x.mean(), y - y.mean()
     norm = x.norm() * y.norm()
     if not norm > 0:
-        raise ValueError(f"{len(x)} predictions or distances are all equal, or not finite, and have no correlation")
+        raise ValueError(f"{len(x)} predictions or distances are all equal, or not finite")
     return x @ y / norm
 
 
@@ -137,11 +134,6 @@ def soft_ranks(values: Float[Tensor, " p"], strength: float) -> Float[Tensor, " 
     """Return ranks from 1 that have gradients: r_i = 1/2 + Σ_j σ((x_i - x_j) / (strength · standard deviation)).
 
     At strength → 0 they are the mid-ranks; at strength → ∞ they are linear in x, so that their correlation is Pearson's
-    and no longer Spearman's. Neighbours are about 1/p of the spread apart: that is the strength to have. Memory is p².
-
-    Raises:
-        ValueError: The strength is not positive.
+    and not Spearman's. Neighbours are about 1/p of the spread apart, so choose about that strength. Memory is p².
     """
-    if strength <= 0:
-        raise ValueError(f"strength={strength} must be positive, such as 1 / {len(values)}")
     return 0.5 + ((values[:, None] - values) / (strength * values.std())).sigmoid().sum(1)

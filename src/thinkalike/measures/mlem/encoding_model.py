@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
@@ -10,19 +9,21 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from sklearn.base import BaseEstimator
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
-from thinkalike.arguments import check_rows, tensor_of
+from thinkalike.arguments import check_choice, check_rows, tensor_of
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
 from thinkalike.measures.estimates import check_groups
-from thinkalike.measures.mlem.columns import Columns, Kinds, Level
+from thinkalike.measures.mlem.columns import Columns, Kinds, Level, level_of
 from thinkalike.measures.mlem.features import OF_LEVELS, FeatureEncoder, Features
 from thinkalike.measures.mlem.solver import Division, Fitted, describe, divide, fit_weights
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
-from thinkalike.measures.mlem.terms import check_scores, grouped, predict
+from thinkalike.measures.mlem.terms import grouped, predict
 
 ALPHAS = tuple(10.0**power for power in range(-4, 5))
-UNEXPLAINED = 1e-9  # of the mean squared distance: weights as small are rounding
+UNEXPLAINED = 1e-9  # of the mean squared distance: smaller weights are rounding
 CHOICES = {
     "weights": ("diagonal", "full"),
     "unknown": ("error", "new"),
@@ -31,45 +32,45 @@ CHOICES = {
 }
 
 
-class MLEM:
+class MLEM(BaseEstimator):
     """A model of the squared neural distances of pairs of stimuli: a metric over their features.
 
-    (D_ij)² ≈ b + Δᵀ W Δ with Δ the differences of the features, so that W_ff weighs the indicator of a category, and of
-    a scaled feature the squared difference. W is diagonal and non-negative, or symmetric positive
+    (D_ij)² ≈ b + Δᵀ W Δ with Δ the differences of the features, so that W_ff is the weight of a category's indicator,
+    or of the squared difference of a scaled feature. W is diagonal and non-negative, or symmetric positive
     semidefinite, and minimises Σ_{i<j} (b + Δᵀ W Δ - (D^N_ij)²)² + α ‖W‖²; b is free, as in scikit-learn's
-    `Ridge(positive=True)`. The solution is exact; only the folds are random. All layers, of all models, share what does
-    not depend on them. scikit-learn's `clone`, `cross_val_score` and the like accept the model.
+    `Ridge(positive=True)`. The solution is exact; only the folds are random. It is an estimator of scikit-learn, for
+    `clone`, `cross_val_score` and the like.
 
     With difference="levels" each two levels a, b of a nominal feature have a weight w^f_ab ≥ 0 of their own, Δᵀ W Δ is
-    Σ_f w^f_{f_i f_j}, and α draws the weights of a feature together: α = ∞ is the model with one weight per feature,
-    see `level_path`. With difference="points" the weights of a feature are the squared distances of points, one per
-    level (a positive semidefinite form), so that distances are a metric.
+    Σ_f w^f_{f_i f_j}, and α shrinks the weights of a feature to their mean: α = ∞ is the model with one weight per
+    feature, see `level_path`. With difference="points" the weights of a feature are the squared distances of points,
+    one per level (a positive semidefinite form), so that distances are a metric.
 
     Args:
         weights: "diagonal", or "full" with an interaction W_fg of every two features, which levels do not have.
         distance: The neural distance D^N, see `NeuralDistances`.
-        alpha: One ridge, or several, of which each layer gets the one with the best mean Spearman's ρ over the folds.
-            It has no unit: for any α the weights are proportional to the squared distances. With levels it counts
-            stimuli, and several α have ∞ beside them.
-        kinds: "auto": what the type and the values of each column imply, see `thinkalike.kinds`; else the kind of all
+        alpha: One ridge, or several, from which each layer gets that of the best mean Spearman's ρ over the folds. It
+            has no unit: for any α the weights are proportional to the squared distances. With levels its unit is a
+            number of stimuli, and ∞ is added to several α.
+        kinds: "auto": as the type and the values of each column imply, see `thinkalike.kinds`; else the kind of all
             features, of each, or {name or number: kind} of some, see `Columns.of`.
         difference, missing: See `FeatureEncoder`.
-        unknown: What `predict` and `score` do with a level that no stimulus of the fit had: "error", or "new", which
-            holds it to be as far from all others as two levels of that feature are in the mean. Folds of this package
-            know that their levels are those of one table and take "new"; scikit-learn's `cross_val_score` does not,
-            and needs it where a fold may lack a rare level, or columns of categories, which declare their levels.
-        scale: The unit of W, b and predictions: "mean", the mean squared distance of the training pairs, which costs
-            nothing; "minmax", which puts their squared distances into [0, 1], and looks at all pairs for it; "none";
-            "auto", which is "minmax" under recipe="paper" and else "mean". Scores and importance have no unit.
+        unknown: How `predict` and `score` treat a level that is new to the fit: "error", or "new": its distance to all
+            other levels is the mean distance of two levels of that feature. `feature_importance` always uses "new";
+            scikit-learn's `cross_val_score` needs it where a fold may lack a rare level, or columns of categories,
+            which declare their levels.
+        scale: The unit of W, b and predictions: "mean", the mean squared distance of the training pairs; "minmax",
+            which maps their squared distances to [0, 1], and computes all of them; "none"; "auto", "minmax" under
+            recipe="paper" and else "mean". Scores and importance have no unit.
         recipe: "stimuli": folds divide stimuli; "paper": they divide pairs, so that training and test share stimuli.
         folds, seed: The number and the seed of the folds that choose alpha.
 
     Attributes:
         weights_: W, (f) if diagonal, else (f, f); it and the next three have a first axis of layers if Y has one. With
-            levels it has the mean weight of each feature's pairs of levels, which a level new to the model gets.
+            levels it is the mean weight of each feature's pairs of levels, which is also that of a new level.
         level_weights_: With levels, those of each nominal feature, see `LevelWeights`.
         intercept_, alpha_: b and α.
-        range_: The squared distances that are 0 and 1 in the scale of the fit.
+        range_: The squared distances that become 0 and 1 in the scale of the fit.
         correlation_: (f, f), Pearson's r of the features' Δ over the pairs (figure S5), NaN beside a constant.
         condition_number_: The condition number of that matrix without the constant features.
     """
@@ -93,43 +94,16 @@ class MLEM:
         self.kinds, self.difference, self.missing, self.unknown = kinds, difference, missing, unknown
         self.scale, self.recipe, self.folds, self.seed = scale, recipe, folds, seed
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return what the constructor was given."""
-        return {name: getattr(self, name) for name in inspect.signature(MLEM).parameters}
-
-    def __repr__(self) -> str:
-        usual = inspect.signature(MLEM).parameters
-        chosen = [f"{name}={value!r}" for name, value in self.get_params().items() if value != usual[name].default]
-        fitted = getattr(self, "_fitted", None)
-        told = [f"features={len(self.encoder_.kinds)}", f"layers={len(fitted.weights)}"] if fitted else []
-        return f"{'fitted ' if fitted else ''}MLEM({', '.join([*chosen, *told])})"
-
-    def set_params(self, **params: Any) -> MLEM:
-        """Change some parameters of the constructor.
-
-        Raises:
-            ValueError: There is no such parameter.
-        """
-        for name, value in params.items():
-            if name not in self.get_params():
-                raise ValueError(f"MLEM has no parameter {name!r}; there is {', '.join(self.get_params())}")
-            setattr(self, name, value)
-        return self
-
     def __sklearn_tags__(self) -> Any:
-        from sklearn.base import BaseEstimator  # only scikit-learn calls this
-
-        tags = BaseEstimator().__sklearn_tags__()
+        tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = tags.input_tags.categorical = tags.input_tags.string = True
         return tags
 
     @property
     def feature_names_in_(self) -> Any:
-        """The names of the columns of the fit, (f) text; there is none of a table without names, as in scikit-learn."""
-        if not getattr(self, "encoder_", None) or not self.encoder_.columns.names:
-            raise AttributeError(
-                "the features have no names: this MLEM was not fitted on a DataFrame with named columns"
-            )
+        """The names of the columns of the fit, (f) text; absent if they have no names, as in scikit-learn."""
+        if not self.encoder_.columns.names:
+            raise AttributeError("feature_names_in_: the table of the fit has no names of columns")
         return np.array(self.encoder_.columns.names, dtype=object)
 
     def fit(self, X: Any, Y: Any, groups: Any = None) -> MLEM:
@@ -142,7 +116,7 @@ class MLEM:
             groups: (n) numbers or names; stimuli of a group, such as the words of a sentence, stay in one fold.
 
         Raises:
-            ValueError: A parameter has no such choice, the tables do not fit together, every feature is constant, or
+            ValueError: A parameter has an unknown value, the tables do not fit together, every feature is constant, or
                 all distances of a layer are equal; see `NeuralDistances`, `FeatureEncoder`, `stimulus_folds`.
         """
         table = self.read(X, Y, groups)
@@ -163,9 +137,9 @@ class MLEM:
         Pairs come in the order of SciPy's `pdist`. Under missing="drop" stimuli that lack a value are left out.
 
         Raises:
-            ValueError: The model was not fitted, or a level is new to it, see `unknown`; see `FeatureEncoder.encode`.
+            ValueError: The model was not fitted, or a level is new to it; see `FeatureEncoder.encode`.
         """
-        self._check_fitted()
+        check_is_fitted(self, "encoder_")
         values, levels = self.encoder_.columns.read(X, self._fitted.weights.device)
         values = values[kept_rows(values, self.missing == "drop")]
         if self.unknown == "error":
@@ -180,10 +154,10 @@ class MLEM:
         """Return Spearman's ρ of predicted and neural distances over all pairs; one number, or one per layer.
 
         Raises:
-            ValueError: The prediction is constant, the number of layers is not that of the fit, or a level is new to
-                the model, see `unknown`; see `fit`.
+            ValueError: The prediction is constant, Y has another number of layers than the fit, or a level is new to
+                the model; see `fit`.
         """
-        self._check_fitted()
+        check_is_fitted(self, "encoder_")
         table = self.read(X, Y, columns=self.encoder_.columns)
         if self.unknown == "error":
             self.encoder_.refuse_new(table.values, table.levels)
@@ -191,18 +165,19 @@ class MLEM:
         if len(pairs.layers) != len(fitted.weights):
             raise ValueError(f"{len(pairs.layers)} layers, but the model was fitted on {len(fitted.weights)}")
         differences = pairs.differences(self.encoder_.encode_values(table.values))
-        scores = check_scores(pairs.score([differences], fitted.terms, fitted.weights)[0])
+        scores = pairs.score([differences], fitted.terms, fitted.weights)[0]
+        if scores.isnan().any():
+            layer = int(scores.isnan().nonzero()[0])
+            raise ValueError(f"the prediction of layer {layer} is constant: no feature explains its distances")
         return float(scores[0]) if table.single else scores
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the parameters and the fit to a file.
+        """Write the parameters, which must not be functions, and the fit to a file.
 
         Raises:
-            ValueError: The distance is a function, or the model was not fitted.
+            ValueError: The model was not fitted.
         """
-        if callable(self.distance):
-            raise ValueError("a distance that is a function cannot be saved: precompute the distances")
-        self._check_fitted()
+        check_is_fitted(self, "encoder_")
         state = {name: value for name, value in vars(self).items() if name not in (*self.get_params(), "_fitted")}
         state |= {
             "_found": tuple(self._fitted),
@@ -227,16 +202,38 @@ class MLEM:
 
         Args:
             X, Y, groups: See `fit`.
-            columns: What an earlier table said of its features; by default it is what this one says.
+            columns: The features of an earlier table, by which X is read; by default those of X.
 
         Raises:
             ValueError: See `fit`.
         """
         for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name}={getattr(self, name)!r} is none of {', '.join(choices)}")
-        columns = Columns.of(X, self.kinds) if columns is None else columns
-        return read(X, Y, groups, columns, self.distance, self.missing == "drop", self.recipe == "paper")
+            check_choice(name, getattr(self, name), choices)
+        by_pair, columns = self.recipe == "paper", Columns.of(X, self.kinds) if columns is None else columns
+        if by_pair and groups is not None:
+            raise ValueError("recipe='paper' divides pairs into folds and cannot keep groups together")
+        check_rows([("X", X), ("Y", Y), ("groups", groups)])
+        if isinstance(Y, Mapping) or not len(Y):
+            raise ValueError("Y must be a layer, or a list with a layer or more")
+        single = _is_matrix(Y)
+        states = [tensor_of(layer, Float, f"layer {index}") for index, layer in enumerate([Y] if single else Y)]
+        values, levels = columns.read(X, states[0].device)
+        for index, layer in enumerate(states):
+            if layer.dim() != 2 or len(layer) != len(values):
+                raise ValueError(f"layer {index} has shape {tuple(layer.shape)}; X has {len(values)} stimuli")
+        kept = kept_rows(values, self.missing == "drop")
+        layers = [NeuralDistances.of(layer, self.distance, f"layer {index}") for index, layer in enumerate(states)]
+        if len(kept) < len(values):
+            layers = [layer.take(kept) for layer in layers]
+        pairs = StimulusPairs(layers)
+        if by_pair:
+            pairs = StimulusPairs(layers, chosen=pairs.flat, targets=pairs.targets())
+        owners = None
+        if groups is not None:
+            owners = tensor_of(groups, Int, "groups", named=True)
+            check_groups(owners, len(values))
+            owners = owners.to(kept.device)[kept]
+        return Table(values[kept], levels, columns, pairs, owners, single)
 
     def encoder(self, values: Float[Tensor, "n f"], columns: Columns) -> FeatureEncoder:
         """Return an encoder that knows the levels of these stimuli."""
@@ -252,18 +249,15 @@ class MLEM:
         return fit_weights(features, stimulus_pairs, division, self._alphas(), full, euclidean)
 
     def _alphas(self) -> tuple[float, ...]:
-        alphas = np.atleast_1d(self.alpha).ravel().tolist()
+        alphas = [float(alpha) for alpha in np.ravel(self.alpha)]
         levels = self.difference in OF_LEVELS
-        if not alphas or not all(
-            isinstance(alpha, int | float) and (0 <= alpha < torch.inf or (levels and alpha == torch.inf))
-            for alpha in alphas
-        ):
-            raise ValueError(f"alpha={self.alpha} is no number >= 0, nor several")
+        if not alphas or not all(0 <= alpha < torch.inf or (levels and alpha == torch.inf) for alpha in alphas):
+            raise ValueError(f"alpha={self.alpha} must be a number >= 0, or several")
         more = (torch.inf,) if levels and len(alphas) > 1 and torch.inf not in alphas else ()
-        return (*map(float, alphas), *more)
+        return (*alphas, *more)
 
     def _keep(self, fitted: Fitted, table: Table) -> None:
-        """Keep the fit in the scale that was asked for."""
+        """Keep the fit in the scale of `scale`."""
         ends = self._ends(fitted, table.stimulus_pairs)
         unit = ends[:, 1] - ends[:, 0]
         self._single = table.single
@@ -274,11 +268,10 @@ class MLEM:
         self._fitted = fitted
 
     def _ends(self, fitted: Fitted, pairs: StimulusPairs) -> Float[Tensor, "l 2"]:
-        """Return the squared distances that are 0 and 1 in the scale of each layer.
+        """Return the squared distances that become 0 and 1 in the scale of each layer.
 
         Raises:
-            ValueError: All distances of a layer are equal, which is looked up where nothing else needs it only if no
-                weight is left.
+            ValueError: All distances of a layer are equal; without "minmax" this is checked only if all weights are 0.
         """
         scale = self.scale if self.scale != "auto" else "minmax" if self.recipe == "paper" else "mean"
         zero = torch.zeros_like(fitted.mean)
@@ -295,12 +288,8 @@ class MLEM:
                     ends[index] = torch.stack([low, high])
         return ends
 
-    def _check_fitted(self) -> None:
-        if not hasattr(self, "encoder_"):
-            raise ValueError("this MLEM is not fitted: call fit first")
 
-
-# ---------------------------------------------------------------------------------------------------- the data of a fit
+# ---- The data of a fit
 
 
 class Table(NamedTuple):
@@ -314,62 +303,18 @@ class Table(NamedTuple):
     single: bool  # Y was one layer, not a sequence of them
 
 
-def read(X: Any, Y: Any, groups: Any, columns: Columns, distance: DistanceChoice, drop: bool, by_pair: bool) -> Table:
-    """Check the data of a fit, see `MLEM.fit`.
-
-    Args:
-        columns: What the table of features is read by.
-        drop: Whether stimuli that lack a value are left out.
-        by_pair: Whether folds divide pairs, not stimuli.
-
-    Raises:
-        ValueError: Y is no layer and no list of layers, a layer is no matrix, tables have the same rows in another
-            order (`check_rows`), layers and X differ in the number of stimuli, or groups are given although folds
-            divide pairs; see `Columns.read`.
-    """
-    if isinstance(Y, Mapping):
-        raise ValueError(f"Y is a {type(Y).__name__}: give a list of layers, such as list(Y.values())")
-    if isinstance(Y, Sequence) and not Y:
-        raise ValueError("Y is empty: give a layer, or a list of layers")
-    check_rows([("X", X), ("Y", Y), ("groups", groups)])
-    single = _is_matrix(Y)
-    states = [tensor_of(layer, Float, f"layer {index}") for index, layer in enumerate([Y] if single else Y)]
-    values, levels = columns.read(X, states[0].device)
-    for index, layer in enumerate(states):
-        if layer.dim() != 2 or len(layer) != len(values):
-            raise ValueError(f"layer {index} has shape {tuple(layer.shape)}; X has {len(values)} stimuli")
-    kept = kept_rows(values, drop)
-    if by_pair and groups is not None:
-        raise ValueError("recipe='paper' divides pairs into folds and cannot keep groups together")
-    layers = [NeuralDistances.of(layer, distance, f"layer {i}") for i, layer in enumerate(states)]
-    if len(kept) < len(states[0]):
-        layers = [layer.take(kept) for layer in layers]
-    stimulus_pairs = StimulusPairs(layers)
-    if by_pair:
-        stimulus_pairs = StimulusPairs(layers, chosen=stimulus_pairs.flat, targets=stimulus_pairs.targets())
-    owners = None if groups is None else _owners(groups, len(values)).to(kept.device)[kept]
-    return Table(values[kept], levels, columns, stimulus_pairs, owners, single)
-
-
-def _owners(groups: Any, n: int) -> Int[Tensor, " n"]:
-    """Return the group of each stimulus, as a number."""
-    owners = tensor_of(groups, Int, "groups", named=True)
-    check_groups(owners, n)
-    return owners
-
-
 def kept_rows(values: Float[Tensor, "n f"], drop: bool) -> Int[Tensor, " k"]:
     """Return which stimuli stay: with `drop` those that lack no value."""
     return (~values.isnan().any(1) | (not drop)).nonzero()[:, 0]
 
 
 def _is_matrix(Y: Any) -> bool:
-    """Return whether this is one layer, also as a list of lists of numbers, and no sequence of layers."""
+    """Return whether this is one layer, which may be a list of lists of numbers, and not a sequence of layers."""
     rows = Y if isinstance(Y, list | tuple) else None
     return getattr(Y, "ndim", 3) == 2 or bool(rows and isinstance(rows[0], list | tuple) and np.ndim(rows[0][0]) == 0)
 
 
-# ------------------------------------------------------------------------------------------- weights of pairs of levels
+# ---- Weights of pairs of levels
 
 
 class LevelWeights(NamedTuple):
@@ -378,11 +323,11 @@ class LevelWeights(NamedTuple):
     feature: int
     values: Float[Tensor, " k"]  # the levels that the training stimuli have, NaN where a value is missing
     weights: Float[Tensor, "*l k k"]  # symmetric, at least 0, with a zero diagonal
-    levels: list[Level | None]  # the same in the words of the table, None where a value is missing
+    levels: list[Level | None]  # the values in the table, None where a value is missing
 
 
 def level_weights(fitted: Fitted, encoder: FeatureEncoder, features: Features) -> list[LevelWeights]:
-    """Return the weights of all features whose pairs of levels have some."""
+    """Return the weights of all features with weights of pairs of levels."""
     found = []
     for (feature, *_), places in grouped(fitted.terms):
         if size := features.known[feature]:
@@ -393,12 +338,6 @@ def level_weights(fitted: Fitted, encoder: FeatureEncoder, features: Features) -
             lacks = bool((features.levels[:, feature] == 0).any())
             values = torch.cat([pairs.new_tensor([torch.nan]), encoder.known[feature]])
             first = 0 if lacks else 1
-            names = [_named(value, encoder.columns.levels[feature]) for value in values[first:].tolist()]
+            names = [level_of(value, encoder.columns.levels[feature]) for value in values[first:].tolist()]
             found.append(LevelWeights(feature, values[first:], matrix[:, first:, first:], names))
     return found
-
-
-def _named(value: float, levels: Sequence[Level] | None) -> Level | None:
-    if value != value:
-        return None
-    return value if levels is None else levels[int(value)]

@@ -10,8 +10,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.arguments import check_choice
 from thinkalike.kinds import NUMBERS
-from thinkalike.measures.mlem.columns import Columns, Kinds, Level
+from thinkalike.measures.mlem.columns import Columns, Kinds, Level, level_of
 
 DIFFERENCES = ("indicator", "scaled", "levels", "points")
 OF_LEVELS = DIFFERENCES[2:]
@@ -32,7 +33,7 @@ class Features:
     ranges: tuple[float, ...]  # how far apart positions of Δ = 1 are: divided last, so that equal Δ have equal bits
     scaled: tuple[bool, ...]
     known: tuple[int, ...]  # the number of levels whose pairs have weights; 0 for a feature with one weight
-    labels: tuple[str, ...] = ()  # what messages call the features; by default their numbers
+    labels: tuple[str, ...] = ()  # names of the features in messages; by default their numbers
 
     def __len__(self) -> int:
         return len(self.levels)
@@ -42,7 +43,7 @@ class Features:
         return replace(self, levels=self.levels[index], positions=self.positions[index])
 
     def permuted(self, features: Sequence[int], order: Int[Tensor, " n"]) -> Features:
-        """Return a table in which these features have moved between stimuli, together, and the others have not."""
+        """Return a table in which these features, and no others, have moved between stimuli together."""
         levels, positions = self.levels.clone(), self.positions.clone()
         for feature in features:
             levels[:, feature] = levels[order, feature]
@@ -97,14 +98,14 @@ def _apart(
 
 @dataclass(frozen=True, eq=False)
 class FeatureEncoder:
-    """The levels of each feature that the training stimuli have, and how two levels differ.
+    """The levels of each feature in the training stimuli, and how two levels differ.
 
     A nominal feature has Δ = 1[f_i ≠ f_j], and in the paper every feature does (difference="indicator"); the indicator
     of a continuous feature would be constant, so Δ = |f_i - f_j| / range of it under any difference. With "scaled", a
-    numeric feature has that Δ, too, and an ordinal one the same of the ranks of its levels; a value that training did
-    not have takes a place between its neighbours' ranks, and Δ can pass 1. With "levels" and "points", each pair of
-    levels of a nominal feature has a Δ of its own; ordinal and numeric features have Δ = 1[f_i ≠ f_j]. As (D^W)² is
-    Δᵀ W Δ, what the diagonal of W weighs is Δ², for a scaled feature the squared difference.
+    numeric feature has that Δ, too, and an ordinal one the same of the ranks of its levels; a value that is new to
+    training lies between its neighbours' ranks, and Δ can exceed 1. With "levels" and "points", each pair of levels of
+    a nominal feature has a Δ of its own; ordinal and numeric features have Δ = 1[f_i ≠ f_j]. As (D^W)² is Δᵀ W Δ, the
+    diagonal of W multiplies Δ², for a scaled feature the squared difference.
 
     A missing value (NaN, None, pd.NA) is, with "own_level", equal to a missing one and at distance 1 from any value;
     with "ignore", at distance 0 from everything; "drop" leaves the stimulus out, and "error" refuses it.
@@ -139,9 +140,8 @@ class FeatureEncoder:
         Raises:
             ValueError: `difference` or `missing` is unknown.
         """
-        for name, chosen, choices in (("difference", difference, DIFFERENCES), ("missing", missing, MISSING)):
-            if chosen not in choices:
-                raise ValueError(f"{name}={chosen!r} is none of {', '.join(choices)}")
+        check_choice("difference", difference, DIFFERENCES)
+        check_choice("missing", missing, MISSING)
         known = tuple(column[~column.isnan()].unique() for column in values.T)
         return cls(columns, difference, missing, known, tuple(values.isnan().any(0).tolist()))
 
@@ -154,7 +154,7 @@ class FeatureEncoder:
         """Return a table in terms of the known levels.
 
         Raises:
-            ValueError: A value is missing under missing="error", or under "drop", which wants such stimuli left out
+            ValueError: A value is missing under missing="error", or under "drop", which needs such stimuli left out
                 beforehand; see `Columns.read`.
         """
         return self.encode_values(self.columns.read(X)[0])
@@ -185,42 +185,38 @@ class FeatureEncoder:
         )
 
     def refuse_new(self, values: Float[Tensor, "n f"], levels: Sequence[Sequence[Level] | None]) -> None:
-        """Check that these stimuli have no level that training did not have.
+        """Check that these stimuli have no level that is new to training.
 
-        New numbers of ordinal, numeric and continuous features are none: they have a place among the others.
+        New numbers of ordinal, numeric and continuous features are accepted: they lie between or beyond the others.
 
         Args:
             values, levels: See `Columns.read`.
 
         Raises:
             ValueError: A nominal feature has a new value, an ordinal one a level beyond those in order, or a feature
-                lacks a value under missing="own_level" where none did in training.
+                lacks a value under missing="own_level" and did not in training.
         """
         for feature, (column, own, named) in enumerate(zip(values.T, self.columns.levels, levels, strict=True)):
             absent = column.isnan()
-            new = torch.zeros_like(absent)
             if own is not None:
                 new = column >= len(own)
-            elif self.kinds[feature] == "nominal":
-                new = ~torch.isin(column, self.known[feature]) & ~absent
-            what = "no value"
+            else:
+                new = ~torch.isin(column, self.known[feature]) & ~absent & (self.kinds[feature] == "nominal")
+            if self.missing == "own_level" and not self.lacks[feature]:
+                new |= absent
             if new.any():
-                value = column[new][0].item()
-                what = f"the level {value:g}" if named is None else f"the level {named[int(value)]!r}"
-            elif self.missing == "own_level" and not self.lacks[feature]:
-                new = absent
-            if new.any():
+                value = level_of(column[new][0].item(), named)
                 raise ValueError(
-                    f"feature {self.columns.label(feature)} has {what} in {int(new.sum())} stimuli, as none of the fit "
-                    "has: correct or leave out, or take unknown='new' for levels as far from others as the mean"
+                    f"feature {self.columns.label(feature)} has {value!r} in {int(new.sum())} stimuli, and in none of "
+                    "the fit: correct or leave out, or choose unknown='new' for levels as far from others as the mean"
                 )
 
     def size(self, feature: int) -> int:
-        """Return the number of levels that have numbers from 0, "missing" first; 0 for a feature with one weight."""
+        """Return the number of levels whose pairs have weights, with "missing"; 0 for a feature with one weight."""
         return 1 + len(self.known[feature]) if self.difference in OF_LEVELS and self.kinds[feature] == "nominal" else 0
 
     def _levels(self, feature: int, column: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
-        """Return numbers from 0: if pairs of levels have weights, the places of the known ones, then the new ones."""
+        """Return numbers from 0: if pairs of levels have weights, known levels come first in order, then new ones."""
         if not self.size(feature):
             return torch.unique(column, return_inverse=True)[1]
         known, column = self.known[feature], column.double().contiguous()
@@ -245,11 +241,11 @@ class FeatureEncoder:
         return float(known[-1] - known[0]) if self.kinds[feature] in NUMBERS else len(known) - 1.0
 
 
-# --------------------------------------------------------------------------------------------- codes of pairs of levels
+# ---- Codes of pairs of levels
 
 
 def level_pairs(known: int) -> list[tuple[int, int]]:
-    """Return the pairs of levels of codes 1, 2, ...; the last one, (k, k), is any with a level new to training."""
+    """Return the pairs of levels of codes 1, 2, ...; the last one, (k, k), is any pair with a level new to training."""
     rows, columns = torch.triu_indices(known, known, 1).tolist()
     return [*zip(rows, columns, strict=True), (known, known)]
 

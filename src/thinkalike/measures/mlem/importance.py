@@ -1,4 +1,4 @@
-"""Feature importance: what held-out Spearman's ρ loses when a feature is permuted (Salle et al. 2024, section 4)."""
+"""Feature importance: the drop of held-out Spearman's ρ when a feature is permuted (Salle et al. 2024, section 4)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from thinkalike.measures.mlem.solver import Division, Fitted, describe
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 from thinkalike.progress import counted
 
-ROUNDING = 1e-13  # a drop as small is 0: that of a feature of weight 0, which null distributions tie with
+ROUNDING = 1e-13  # a smaller drop is 0: that of a feature of weight 0, with which null distributions tie
 FeatureSet = tuple[int, ...]  # features that are permuted together
 
 
@@ -29,7 +29,7 @@ FeatureSet = tuple[int, ...]  # features that are permuted together
 class Importance:
     """The held-out scores of l layers on k folds, and their drops when t sets of features are permuted r times each."""
 
-    sets: tuple[FeatureSet, ...]  # each feature, then the pairs of features asked for
+    sets: tuple[FeatureSet, ...]  # each feature, then the requested pairs of features
     scores: Float[Tensor, "l k"]
     drops: Float[Tensor, "l k r t"]  # negative ones are kept
     null: Float[Tensor, "b l f"] | None  # importance of each feature after it was made irrelevant
@@ -50,21 +50,16 @@ class Importance:
         return self._by_fold([each for each in self.sets if len(each) == 1])
 
     def pair_effects(self, level: float = 0.95) -> Estimate:
-        """Return S_a + S_b - S_ab - S of each pair of features asked for, (l, pairs), with its interval over folds.
+        """Return S_a + S_b - S_ab - S of each requested pair of features, (l, pairs), with its interval over folds.
 
-        It is the drop of both minus the two drops; S_ab is the score when the values of a and b move between stimuli
-        together.
+        It is the drop of both minus the two drops; S_ab is the score when the values of a and b move together.
         """
         feature_pairs = [each for each in self.sets if len(each) == 2]
         alone = [self._by_fold([(each[side],) for each in feature_pairs]) for side in (0, 1)]
         return fold_interval(self._by_fold(feature_pairs) - alone[0] - alone[1], level)
 
     def p_values(self) -> Float[Tensor, "l f"]:
-        """Return (1 + #{null ≥ importance}) / (1 + #null), the chance of such an importance of an irrelevant feature.
-
-        Raises:
-            ValueError: No null was drawn.
-        """
+        """Return (1 + #{null ≥ importance}) / (1 + #null) of each feature, for an Importance with null draws."""
         if self.null is None:
             raise ValueError("no null distribution was drawn: ask for one, such as null=199")
         return (1 + (self.null >= _mean(self.drops)[:, : self.null.shape[-1]]).sum(0)) / (1 + len(self.null))
@@ -95,24 +90,24 @@ def feature_importance(
 ) -> Importance:
     """Return the importance of every feature in every layer, by cross-validation over stimuli.
 
-    On each fold the model is fitted to the others, α chosen by folds within them; then the values of a feature move
-    between held-out stimuli, and all their pairs are predicted anew. All layers see the same folds and permutations.
-    Under recipe="paper" folds and permutations are of pairs instead. Where no feature has weight, as in a layer of
-    noise, the prediction is constant: its score, which has no ranks, is 0, and a warning names the layer.
+    For each fold the model is fitted to the other folds, with α chosen by folds within them; then the values of a
+    feature move between held-out stimuli, and all their pairs are predicted again. All layers see the same folds and
+    permutations. Under recipe="paper" folds and permutations are of pairs instead. If no feature has weight, as in a
+    layer of noise, the prediction is constant: its score is 0, and a warning names the layer.
 
     Args:
         model: The parameters of the fits; the model itself is not changed.
         X, Y, groups: See `MLEM.fit`.
-        given: A feature, by number or name, within whose levels the values move, so that what it shares with others is
-            not counted; its own importance is then 0.
+        given: A feature, by number or name, within whose levels the values move: variance shared with it does not
+            count, and its own importance is 0.
         interactions: Pairs (a, b) of features, by number or name, that are also permuted together, see
             `Importance.pair_effects`.
-        null: How often each feature is made irrelevant, its values permuted over all stimuli (within `given`) before
-            everything else is repeated; that many times f more work.
+        null: Number of draws in which each feature is made irrelevant: its values are permuted over all stimuli (within
+            `given`), and everything else is repeated, with f times the work for each draw.
         seed: The seed of folds and permutations.
 
     Raises:
-        ValueError: `given` comes with folds of pairs, or there is no such feature; see `MLEM.fit` and `stimulus_folds`.
+        ValueError: There are both `given` and folds of pairs, or there is no such feature; see `MLEM.fit`.
     """
     table = model.read(X, Y, groups)
     n, f = table.values.shape
@@ -124,13 +119,16 @@ def feature_importance(
     strata = torch.zeros(n) if given is None else table.values[:, given].nan_to_num(torch.inf)
     generator = seeded(seed)
     plan: Iterable[_Fold] = _plan(model, table, folds, permutations, strata, generator, seed)
-    if null:  # ranks of held-out pairs are kept, as they are needed again and again
+    if null:  # the ranks of held-out pairs are used many times
         plan = [fold._replace(division=fold.division._replace(parts=list(fold.division.parts))) for fold in plan]
     parts = [_drops(model, table.values, table.columns, fold, sets) for fold in counted(plan, "fold", folds)]
     describe(parts[0][0], [table.columns.label(feature) for feature in range(f)])
     scores = torch.stack([score for _, score, _ in parts], 1)
     drops = torch.stack([drop for _, _, drop in parts], 1)
-    _warn_of_constant(scores)
+    if constant := (scores == 0).any(1).nonzero().flatten().tolist():
+        layers = f"layer{'s' * (len(constant) > 1)} {', '.join(map(str, constant))}"
+        message = f"no feature explains the distances of {layers} in some fold: its prediction is constant and scores 0"
+        warnings.warn(message, stacklevel=2)
 
     def irrelevant(feature: int) -> Float[Tensor, " l"]:
         values = table.values.clone()
@@ -156,10 +154,7 @@ def _plan(
 def _drops(
     model: MLEM, values: Float[Tensor, "n f"], columns: Columns, fold: _Fold, sets: Sequence[FeatureSet]
 ) -> tuple[Fitted, Float[Tensor, " l"], Float[Tensor, "l r t"]]:
-    """Return the fit to a fold's training part, its score on the rest, and the drops.
-
-    The score of a constant prediction is 0: it has no ranks, and says nothing of any pair.
-    """
+    """Return the fit to a fold's training part, its score on the rest, 0 for a constant prediction, and the drops."""
     features = model.encoder(values[fold.train.index], columns).encode_values(values)
     fitted, test = model.fit_weights(features, fold.train, fold.division), fold.test
     differences = test.differences(features)
@@ -169,32 +164,22 @@ def _drops(
     return fitted, score, torch.where(lost.abs() <= ROUNDING, 0, lost).movedim(-1, 0)
 
 
-def _warn_of_constant(scores: Float[Tensor, "l k"]) -> None:
-    if constant := (scores == 0).any(1).nonzero().flatten().tolist():
-        layers = f"layer{'s' * (len(constant) > 1)} {', '.join(map(str, constant))}"
-        warnings.warn(
-            f"no feature explains the distances of {layers} in some fold, where the prediction is constant and its "
-            "score counts as 0",
-            stacklevel=3,
-        )
-
-
 def _mean(drops: Float[Tensor, "l k r t"]) -> Float[Tensor, "l t"]:
     return drops.mean((1, 2))
 
 
 def _shuffled(strata: Float[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
-    """Return a random permutation that moves nothing out of its stratum."""
+    """Return a random permutation within strata."""
     order = torch.randperm(len(strata), generator=generator).to(strata.device)
     within = torch.empty_like(order)
     within[strata.argsort(stable=True)] = order[strata[order].argsort(stable=True)]
     return within
 
 
-# ------------------------------------------------------------------------------------------------------------- ceilings
+# ---- Ceilings
 
 
-MOST = 2000  # stimuli whose pairs are looked at
+MOST = 2000  # stimuli, of whose pairs a ceiling is computed
 
 
 def ceiling(
@@ -206,20 +191,20 @@ def ceiling(
     splits: int = 5,
     seed: int = 0,
 ) -> Float[Tensor, " l"]:
-    """Return Spearman's ρ that the best function of two stimuli's cells would reach in each layer, in [-1, 1].
+    """Return Spearman's ρ of the best function of two stimuli's cells in each layer, in [-1, 1].
 
-    A cell is all stimuli of one level in each feature, so that no model of these features tells them apart; cells of
-    single words give what a word's identity could explain. Stimuli are divided into halves A and B. The mean squared
-    distance of two cells in A predicts that of each pair of stimuli in B, with the noise of few stimuli: ρ(B, A) is √r
-    times what exact means would reach, where the reliability r is the ρ of the means of both halves over the same pairs
-    (Spearman 1904). So ρ(B, A) / √r, at most 1, is averaged over both directions and `splits` divisions. Pairs of cells
-    that a half lacks do not count.
+    A cell is all stimuli with the same level in each feature: no model of these features distinguishes them. Cells of
+    words give the ceiling of a word's identity. Stimuli are divided into halves A and B. The mean squared distance of
+    two cells in A predicts that of each pair of stimuli in B, with noise from few stimuli: ρ(B, A) is √r times the ρ of
+    exact means, where the reliability r is the ρ of the means of both halves over the same pairs (Spearman 1904). So
+    ρ(B, A) / √r, at most 1, is averaged over both directions and `splits` divisions. Pairs of cells that are missing in
+    a half do not count.
 
     Args:
-        cells: (n), what says which cell a stimulus is of, or (n, f), a table of features as `MLEM.fit` takes.
-        layers: States (n, d) of each layer; of more than 2,000 stimuli as many are drawn at random.
+        cells: (n), the cell of each stimulus, or (n, f), a table of features as `MLEM.fit` takes.
+        layers: States (n, d) of each layer; a random 2,000 of more stimuli are used.
         distance: See `NeuralDistances`.
-        groups: (n), such as sentences; the stimuli of one are in one half.
+        groups: (n), such as sentences; the stimuli of a group are in the same half.
 
     Raises:
         ValueError: There are fewer than two pairs of cells in both halves, they are all equally far, or they are noise.
@@ -245,23 +230,15 @@ def _both(distances: NeuralDistances, cells: Int[Tensor, " n"], halves: Sequence
         left, right = cells[half][pairs // len(half)], cells[half][pairs % len(half)]
         predicted, measured = other[left, right], own[left, right]
         known = predicted.isfinite() & measured.isfinite()
-        reliability = _rho(predicted[known], measured[known])
+        reliability = float(spearman(predicted[known], measured[known]))
         if not reliability > 0:
             raise ValueError(f"cells have no reliable distances (split-half ρ {reliability:.2f}): too few stimuli each")
-        scores.append(min(_rho(part.flatten()[pairs][known], predicted[known]) / reliability**0.5, 1.0))
+        scores.append(min(float(spearman(part.flatten()[pairs][known], predicted[known])) / reliability**0.5, 1.0))
     return sum(scores) / 2
 
 
 def _means(squared: Float[Tensor, "k k"], cells: Int[Tensor, " k"], number: int) -> Float[Tensor, "c c"]:
-    """Return the mean squared distance of two different stimuli of each two cells; nan where there are none."""
+    """Return the mean squared distance of two different stimuli of each two cells; NaN where there are none."""
     held = torch.nn.functional.one_hot(cells, number).double()
     sizes = held.sum(0)
     return (held.T @ squared @ held) / (sizes[:, None] * sizes - sizes.diag())
-
-
-def _rho(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> float:
-    try:
-        return float(spearman(x, y))
-    except ValueError as error:
-        message = f"{len(x)} pairs of stimuli whose cells both halves have are too few, or all equally far"
-        raise ValueError(message) from error

@@ -8,17 +8,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-ROUNDING = 1e-12  # a slope below this share of the largest is rounding: its column adds nothing to those in use
-DEPENDENT = 1e-10  # share of a column's square that the columns before it leave, below which it depends on them
-ROUNDS, FULL = 50, 3  # exchanges of columns at the most, and those of all columns that do not lower their number
+ROUNDING = 1e-12  # a slope below this share of the largest is rounding
+DEPENDENT = 1e-10  # a column depends on those before it if they leave a smaller share of its square
+ROUNDS, FULL = 50, 3  # most exchanges of columns, and most exchanges of all wrong columns without progress
 
 
 def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[Tensor, "*b f"]:
     """Return the w ≥ 0 with least w'Gw / 2 - t'w, exactly.
 
-    Block principal pivoting (Kim & Park 2011) exchanges many columns at once, and settles nearly every system in a few
-    rounds; what it does not settle goes to active sets (Lawson & Hanson 1974, algorithm NNLS). A column that is zero,
-    or that depends on columns in use, gets weight exactly 0.
+    Block principal pivoting (Kim & Park 2011) exchanges many columns at once, and solves nearly every system in a few
+    rounds; the others are solved by active sets (Lawson & Hanson 1974, algorithm NNLS). A column that is zero, or
+    depends on columns in use, gets weight exactly 0.
 
     Args:
         gram: X'X, symmetric, positive semidefinite.
@@ -36,7 +36,7 @@ def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[
 
 
 def _by_pivots(gram: Float[Tensor, "b f f"], target: Float[Tensor, "b f"]) -> tuple[Tensor, Bool[Tensor, " b"]]:
-    """Return solutions, and which of them are optimal; systems of columns that depend on each other are left out."""
+    """Return solutions, and which of them are optimal; systems with dependent columns are not solved."""
     found, settled = torch.zeros_like(target), torch.zeros(len(target), dtype=torch.bool, device=target.device)
     going = torch.arange(len(target), device=target.device)
     used = gram.diagonal(dim1=1, dim2=2) > 0
@@ -110,7 +110,7 @@ def _system(gram: Float[Tensor, "b f f"], used: Bool[Tensor, "b f"]) -> Float[Te
     return gram * kept[:, :, None] * kept[:, None] + torch.diag_embed(1 - kept)
 
 
-# --------------------------------------------------------------------------------------- positive semidefinite matrices
+# ---- Positive semidefinite matrices
 
 
 TOLERANCE = 1e-10  # of the optimality conditions, as a share of the largest slope
@@ -143,8 +143,8 @@ def psd_least_squares(
 ) -> Float[Tensor, "*b r"]:
     """Return the entries w of the W ⪰ 0 with least w'Gw / 2 - t'w, by accelerated projected gradient.
 
-    The method (Beck & Teboulle 2009) starts from the unconstrained solution, and drops its momentum whenever that
-    points uphill (O'Donoghue & Candès 2015). Each problem stops when a projected step of length 1/L moves by less than
+    The method (Beck & Teboulle 2009) starts from the unconstrained solution, and resets its momentum when that points
+    uphill (O'Donoghue & Candès 2015). Each problem stops when a projected step of length 1/L moves less than
     `TOLERANCE`.
 
     Args:

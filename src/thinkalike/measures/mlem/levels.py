@@ -1,14 +1,15 @@
-"""Weights of pairs of levels: every two levels of a nominal feature are as far apart as the states make them.
+"""Weights of pairs of levels: a distance for every two levels of a nominal feature.
 
 A fit minimises Σ_{i<j} (b + Σ_f w^f_{f_i f_j} - (D^N_ij)²)² + α Σ_f Σ_{a<b} (n_a + n_b) (w^f_ab - w^f)², w ≥ 0, with
 n_a the number of stimuli of level a, and w^f the mean of the w^f_ab with weights n_a + n_b. α = ∞ is the model with one
 weight per feature, without a ridge, and α = 0 the free one. As the mean squared distance of two levels has a variance
 near 1 / n_a + 1 / n_b, and n_a n_b pairs of stimuli, a ridge of n_a + n_b shrinks all pairs of levels by their
-precision: by half at 1 / α = 1 / n_a + 1 / n_b. So α counts stimuli, and means much the same for any number of them.
+precision: by half at 1 / α = 1 / n_a + 1 / n_b. So the unit of α is a number of stimuli, and its effect hardly depends
+on how many there are.
 
 With points, w^f_ab = ‖p_a - p_b‖² of p = V S^(1/2) with S ⪰ 0, so that the distances of levels, and of stimuli, are a
-metric. V (k, k - 1) spans the differences of all levels, and scales each by the root of its number of stimuli: a fit
-then converges in few steps even where some levels are rare.
+metric. V (k, k - 1) spans the differences of all levels, each scaled by the root of its number of stimuli, so that a
+fit converges in few steps even if some levels are rare.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ def level_path(
 ) -> Float[Tensor, "a s l r"]:
     """Return the weights at every α, on every set of pairs, of every layer.
 
-    Two levels that no pair of a set has are as far apart as all of that feature are in the mean, w^f. At α = ∞ the
-    weights of a feature are equal to the bit: nearly equal ones would part the ranks of what the model holds equal.
+    Two levels without a pair in a set get the mean weight of their feature, w^f. At α = ∞ the weights of a feature are
+    equal to the bit, so that equal predictions tie.
 
     Args:
         moments: The sums about the means, see `centred`.
-        used: Which terms a set has pairs of; the others are found from these.
+        used: Which terms have pairs in a set; the others are found from these.
         sizes: n_a + n_b of each pair of levels, 0 for another term.
         points: If given, the weights are the squared distances of such points.
     """
@@ -110,15 +111,15 @@ def level_counts(features: Features, feature: int, cells: Int[Tensor, " n"]) -> 
     return of_sets(torch.bincount(key, minlength=number * (size + 1)).view(number, -1).double())[:, 1:]
 
 
-# --------------------------------------------------------------------------------------------------------------- points
+# ---- Points
 
 
 class Points:
     """The weights of all terms as linear functions of semidefinite matrices, one per feature.
 
     Args:
-        counts: The number of stimuli of each level of each feature; none for a feature with one weight, which is a
-            matrix of one entry.
+        counts: The number of stimuli of each level of each feature; None for a feature with one weight, whose matrix
+            has one entry.
     """
 
     def __init__(self, terms: Sequence[Term], counts: Sequence[Float[Tensor, " k"] | None]):
@@ -130,11 +131,7 @@ class Points:
         self.design = torch.block_diag(*parts)
 
     def solve(self, gram: Float[Tensor, "s r r"], target: Float[Tensor, "s l r"]) -> Float[Tensor, "s l r"]:
-        """Return the weights of such points with least w'Gw / 2 - t'w; 0 for levels that no stimulus has.
-
-        Raises:
-            ValueError: The optimum was not found, see `psd_least_squares`.
-        """
+        """Return the weights with least w'Gw / 2 - t'w, see `psd_least_squares`; 0 for levels without a stimulus."""
         design = self.design.to(gram)
         squares = (design * (gram[0] @ design)).sum(0)
         blocks = squares.split([size * (size + 1) // 2 for size in self.sizes])
@@ -154,7 +151,7 @@ def _of_one(counts: Float[Tensor, " k"] | None, terms: int) -> Float[Tensor, "t 
     there = counts > 0
     root = counts[there].sqrt()
     unit = root / root.norm()
-    vectors = torch.linalg.eigh(torch.outer(unit, unit)).eigenvectors[:, :-1]  # all that is orthogonal to it
+    vectors = torch.linalg.eigh(torch.outer(unit, unit)).eigenvectors[:, :-1]  # orthogonal to it
     places = torch.zeros(len(counts), max(len(root) - 1, 0), dtype=torch.float64, device=counts.device)
     places[there] = vectors / root[:, None]
     rows, columns = torch.triu_indices(len(counts), len(counts), 1)

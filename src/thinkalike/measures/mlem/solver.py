@@ -20,8 +20,8 @@ from thinkalike.measures.mlem.terms import Term, grouped, terms_of
 from thinkalike.progress import counted
 
 ALIKE = 0.9  # correlation of two features' Δ from which a warning says so
-EQUAL = 1e-12  # scores as near as that differ by rounding; most α give the very same ranks
-CONSTANT = 1e-12  # variance of a Δ below which only rounding is left
+EQUAL = 1e-12  # scores that are nearer differ by rounding; most α give the same ranks
+CONSTANT = 1e-12  # variance of a Δ that is only rounding
 
 
 class Fitted(NamedTuple):
@@ -47,17 +47,13 @@ class Division(NamedTuple):
     """Folds for the choice of the ridge."""
 
     cells: Int[Tensor, " k"]  # the fold of each stimulus, or pair
-    parts: Iterable[StimulusPairs]  # made one by one: their ranks are most of the memory
+    parts: Iterable[StimulusPairs]  # one at a time: their ranks are most of the memory
 
 
 def divide(
     stimulus_pairs: StimulusPairs, folds: int | None, seed: int, groups: Int[Tensor, " n"] | None = None
 ) -> Division:
-    """Divide stimuli, or pairs where folds are of pairs, into folds; None: into none.
-
-    Raises:
-        ValueError: See `stimulus_folds`.
-    """
+    """Divide stimuli, or pairs if folds are of pairs, into folds, see `stimulus_folds`; None: no folds."""
     units = stimulus_pairs.index if stimulus_pairs.chosen is None else stimulus_pairs.chosen
     if folds is None:
         return Division(torch.zeros_like(units), [])
@@ -75,8 +71,8 @@ def fit_weights(
 ) -> Fitted:
     """Fit every layer on all pairs, with the α of the best mean Spearman's ρ over the parts, the first of equals.
 
-    The fit that a part judges is on the pairs of the others. A constant prediction counts as ρ = -1. With `euclidean`
-    the weights of pairs of levels are squared distances of points.
+    A part scores the fit to the pairs of the others. A constant prediction scores -1. With `euclidean` the weights of
+    pairs of levels are squared distances of points.
 
     Raises:
         ValueError: Every feature is constant.
@@ -126,10 +122,8 @@ def _constant(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[T
     own = _of_features(terms).to(covariance)
     still = (own @ covariance @ own.T).diagonal() <= CONSTANT
     if still.all():
-        raise ValueError(
-            "every feature is constant: nothing can be predicted from them; of whole numbers that are all different, "
-            "kinds='continuous' measures the distance"
-        )
+        message = "every feature is constant; for whole numbers that are all different choose kinds='continuous'"
+        raise ValueError(message)
     sides = [term[:2] if len(term) == 2 else (term[0],) for term in terms[1:]]
     return torch.tensor([any(bool(still[feature]) for feature in side) for side in sides], device=still.device)
 
@@ -152,10 +146,7 @@ def _path(
 def describe(fitted: Fitted, labels: Sequence[str]) -> tuple[Float[Tensor, "f f"], float]:
     """Return the Pearson correlation of the features' Δ over the pairs, NaN for a constant one, and its condition.
 
-    Constant features, and features that differ on much the same pairs, raise a warning.
-
-    Args:
-        labels: What the warning calls the features.
+    There is a warning of constant features, and of features that differ on much the same pairs.
     """
     own = _of_features(fitted.terms).to(fitted.covariance)
     covariance = own @ fitted.covariance @ own.T

@@ -17,17 +17,17 @@ from thinkalike.measures.mlem.levels import level_counts, pair_sizes
 from thinkalike.measures.mlem.sums import normal_equations, sums_of_given_pairs
 from thinkalike.measures.mlem.terms import Term, distinct, mostly_different, predict
 
-CHUNK = 2**22  # sums of ranks that exist at the same time
+CHUNK = 2**22  # sums of ranks in memory
 
 
 class StimulusPairs:
-    """Pairs of stimuli with their neural distances in every layer: what a fit takes sums of, and a score ranks.
+    """Pairs of stimuli with their neural distances in every layer.
 
     Args:
         layers: The distances of the same stimuli in each layer.
-        index: Which rows of the feature table these stimuli are; by default all.
+        index: The rows of these stimuli in the feature table; by default all.
         chosen: Flat indices of the pairs, which folds then divide; by default all i < j, and folds divide stimuli.
-        targets: The squared distances of the pairs, if they are known.
+        targets: The squared distances of the pairs, if known.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class StimulusPairs:
         self._targets = targets
 
     def __len__(self) -> int:
-        """Return the number of stimuli, or of pairs, that folds divide."""
+        """Return the number of units of folds: stimuli, or pairs."""
         return len(self.index) if self.chosen is None else len(self.chosen)
 
     def part(self, units: Int[Tensor, " k"]) -> StimulusPairs:
@@ -70,13 +70,7 @@ class StimulusPairs:
 
     @cached_property
     def ranks(self) -> Float[Tensor, "l p"]:
-        """Unit ranks of the distances, computed once.
-
-        Raises:
-            ValueError: There are fewer than three pairs, or all distances of a layer are equal.
-        """
-        if len(self.flat) < 3:
-            raise ValueError(f"{len(self.flat)} pairs in a fold are too few to rank: use fewer folds, or more stimuli")
+        """Unit ranks of the distances; raises a ValueError if all distances of a layer are equal."""
         return unit_ranks(self._squares(), "the distances of layer", len(self.layers))
 
     def differences(self, features: Features) -> list[Tensor]:
@@ -87,10 +81,10 @@ class StimulusPairs:
     def permuted(
         self, features: Features, differences: Sequence[Tensor], moved: Sequence[int], order: Int[Tensor, " k"]
     ) -> list[Tensor]:
-        """Return the differences after the features `moved` have gone, together, to other stimuli, or to other pairs.
+        """Return the differences after the features `moved` have moved, together, between stimuli, or between pairs.
 
         Args:
-            order: Where each stimulus, or pair, has its new values from.
+            order: The stimulus, or pair, from which each one gets its new values.
         """
         if self.chosen is not None:
             return [column[order] if feature in moved else column for feature, column in enumerate(differences)]
@@ -107,7 +101,7 @@ class StimulusPairs:
         return sums_of_given_pairs(self.differences(features), self.targets(), terms, cells)
 
     def level_sizes(self, features: Features, terms: Sequence[Term], cells: Int[Tensor, " k"]) -> Float[Tensor, "s r"]:
-        """Return the sizes of `pair_sizes` for each set of `sums`; folds of pairs leave all stimuli in every set."""
+        """Return `pair_sizes` for each set of `sums`; with folds of pairs every set has all stimuli."""
         own = features.take(self.index)
         if self.chosen is None:
             return pair_sizes(own, terms, cells)
@@ -115,7 +109,7 @@ class StimulusPairs:
         return pair_sizes(own, terms, torch.zeros_like(self.index)).expand(sets, -1)
 
     def level_counts(self, features: Features) -> list[Float[Tensor, " k"] | None]:
-        """Return the number of stimuli of each level of each feature; none for a feature with one weight."""
+        """Return the number of stimuli of each level of each feature; None for a feature with one weight."""
         own, one = features.take(self.index), torch.zeros_like(self.index)
         return [level_counts(own, f, one)[0] if size else None for f, size in enumerate(features.known)]
 
@@ -124,9 +118,8 @@ class StimulusPairs:
     ) -> Float[Tensor, "v *b l"]:
         """Return Spearman's ρ of Σ weight · Δ_f Δ_g and the distances, for v variants of the differences.
 
-        It is NaN where the prediction is constant. Indicators leave at most 2^f different Δ: with the number of pairs
-        and the sum of ranks of each, no pairs are sorted, whatever the weights. Where most pairs are different, their
-        predictions are sorted.
+        It is NaN where the prediction is constant. Indicators have at most 2^f different Δ: with the number of pairs
+        and the sum of ranks of each, no pairs are sorted. If most pairs are different, their predictions are sorted.
         """
         if mostly_different(variants[0]):
             return self._by_sorting(variants, terms, weights)
@@ -149,7 +142,7 @@ class StimulusPairs:
         terms: Sequence[Term],
         weights: Float[Tensor, "*b l r"],
     ) -> Float[Tensor, "*b l"]:
-        """Return the scores where each pair has the differences of one pattern, feature by feature."""
+        """Return the scores of pairs with these codes of the patterns of differences."""
         counts = torch.bincount(code).double()
         sums = self.ranks.new_zeros(len(self.ranks), len(counts)).index_add_(1, code, self.ranks)
         if weights.dim() < 3:

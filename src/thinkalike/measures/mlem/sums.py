@@ -51,11 +51,11 @@ def normal_equations(
 ) -> Float[Tensor, "s t u"]:
     """Return sums of products over the pairs i < j of each set of stimuli.
 
-    No pair is ever formed where all is made of indicators, pairs of levels, Δ² of scaled features, and squared
-    Euclidean distances; else pairs come in chunks.
+    Indicators, pairs of levels, Δ² of scaled features, and squared Euclidean distances have a closed form that needs no
+    pairs; products of scaled features and other distances are summed over chunks of pairs.
 
     Args:
-        cells: The cell of each stimulus, from 0. A set leaves out one cell, and a single cell means no such set.
+        cells: The cell of each stimulus, from 0. Each set but the first leaves out one cell, if there are several.
     """
     products = any(features.scaled[f] or features.scaled[g] for f, g in (term for term in terms if _is_product(term)))
     if products or not all(layer.exact for layer in layers):
@@ -80,7 +80,7 @@ def centred(sums: Float[Tensor, "s t u"]) -> Float[Tensor, "s r v"]:
     return sums[:, 1:, 1:] - sums[:, 1:, :1] * sums[:, :1, 1:] / sums[:, :1, :1]
 
 
-# ----------------------------------------------------------------------------------------------------------- indicators
+# ---- Indicators
 
 
 def sums_by_level(
@@ -88,41 +88,34 @@ def sums_by_level(
 ) -> Float[Tensor, "s t u"]:
     """Return the table of `normal_equations`, for indicators and squared Euclidean distances."""
     blocks = _Blocks(features.levels, cells)
-
-    @cache
-    def pair_counts(union: Term) -> Tensor:
-        return _alternating(union, blocks.pair_counts)
-
-    rows = [torch.stack([pair_counts(_union(a, b)) for b in terms], -1) for a in terms]
-    columns = []
-    for layer in layers:
-        squares = blocks.squares_of(layer.states)
-        columns.append(torch.stack([_alternating(_union(term), squares) for term in terms], -1))
-    return torch.cat([torch.stack(rows, -2), torch.stack(columns, -1)], -1)
+    pairs = cache(lambda union: blocks.differing(union, blocks.pairs))
+    left = [torch.stack([pairs(_union(a, b)) for b in terms], -1) for a in terms]
+    squares = [blocks.squares_of(layer.states) for layer in layers]
+    right = [torch.stack([blocks.differing(_union(term), each) for term in terms], -1) for each in squares]
+    return torch.cat([torch.stack(left, -2), torch.stack(right, -1)], -1)
 
 
 def _union(*terms: Term) -> Term:
     return tuple(sorted({feature for term in terms for feature in term}))
 
 
-def _alternating(union: Term, within: Callable[[Term, Term], Tensor]) -> Float[Tensor, " s"]:
-    subsets = (term for size in range(len(union) + 1) for term in combinations(union, size))
-    return torch.stack([(-1) ** len(term) * within(term, union) for term in subsets]).sum(0)
-
-
 class _Blocks:
-    """Sums over pairs that agree on some features; stimuli whose value of any of `needed` is ignored do not count."""
+    """Sums over pairs that agree on some features, without stimuli whose value of any of `needed` is ignored."""
 
     def __init__(self, levels: Int[Tensor, "n f"], cells: Int[Tensor, " n"]):
         self.levels, self.cells, self.sets = levels.long(), cells, int(cells.max()) + 1
         self.lacking = (levels < 0).any(0).tolist()
         self.sizes = (levels.amax(0) + 2).tolist()
-        self._keys = cache(self._new_keys)
-        self._counts = cache(self._new_counts)
-        self._pair_counts = cache(self._new_pair_counts)
+        self.keys, self.counts, self.pairs = cache(self._keys), cache(self._counts), cache(self._pairs)
 
-    def _new_keys(self, agree: Term, needed: Term) -> tuple[Tensor, Tensor, int]:
-        """Return the stimuli that count, their cell and block as one number, and how many blocks there are."""
+    def differing(self, union: Term, within: Callable[[Term, Term], Tensor]) -> Float[Tensor, " s"]:
+        """Return the sum over pairs that differ in all these features, from the sums over those that agree on some."""
+        needed = tuple(feature for feature in union if self.lacking[feature])
+        subsets = (agree for size in range(len(union) + 1) for agree in combinations(union, size))
+        return torch.stack([(-1) ** len(agree) * within(agree, needed) for agree in subsets]).sum(0)
+
+    def _keys(self, agree: Term, needed: Term) -> tuple[Tensor, Tensor, int]:
+        """Return the stimuli that count, the number of their cell and block, and how many blocks there are."""
         block, number = torch.zeros_like(self.cells), 1
         for feature in agree:
             block = block * self.sizes[feature] + self.levels[:, feature] + 1
@@ -133,19 +126,13 @@ class _Blocks:
         kept = (self.levels[:, list(needed)] >= 0).all(1).nonzero()[:, 0]
         return kept, (self.cells * number + block)[kept], number
 
-    def _new_counts(self, agree: Term, needed: Term) -> Float[Tensor, "s c"]:
-        _, keys, number = self._keys(agree, needed)
+    def _counts(self, agree: Term, needed: Term) -> Float[Tensor, "s c"]:
+        _, keys, number = self.keys(agree, needed)
         return of_sets(torch.bincount(keys, minlength=self.sets * number).view(self.sets, number).double())
 
-    def _lacking(self, needed: Term) -> Term:
-        return tuple(feature for feature in needed if self.lacking[feature])
-
-    def pair_counts(self, agree: Term, needed: Term) -> Float[Tensor, " s"]:
-        """Return how many pairs agree."""
-        return self._pair_counts(agree, self._lacking(needed))
-
-    def _new_pair_counts(self, agree: Term, needed: Term) -> Float[Tensor, " s"]:
-        counts = self._counts(agree, needed)
+    def _pairs(self, agree: Term, needed: Term) -> Float[Tensor, " s"]:
+        """Return the number of pairs that agree."""
+        counts = self.counts(agree, needed)
         return (counts * (counts - 1)).sum(-1) / 2
 
     def squares_of(self, states: Float[Tensor, "n d"]) -> Callable[[Term, Term], Float[Tensor, " s"]]:
@@ -153,15 +140,15 @@ class _Blocks:
         norms = torch.cat([part.square().sum(1, keepdim=True) for part in states.split(PANEL)])
 
         @cache
-        def squares(agree: Term, lacking: Term) -> Tensor:
-            kept, keys, number = self._keys(agree, lacking)
+        def squares(agree: Term, needed: Term) -> Tensor:
+            kept, keys, number = self.keys(agree, needed)
             rows, lengths = (states, norms) if len(kept) == len(states) else (states[kept], norms[kept])
             sums = [
                 of_sets(_sum_by(keys, part, self.sets * number).view(self.sets, number, -1)) for part in (rows, lengths)
             ]
-            return (self._counts(agree, lacking) * sums[1][..., 0]).sum(-1) - sums[0].square().sum((-2, -1))
+            return (self.counts(agree, needed) * sums[1][..., 0]).sum(-1) - sums[0].square().sum((-2, -1))
 
-        return lambda agree, needed: squares(agree, self._lacking(needed))
+        return squares
 
 
 def of_sets(sums: Float[Tensor, " g *c"]) -> Float[Tensor, " s *c"]:
@@ -170,11 +157,22 @@ def of_sets(sums: Float[Tensor, " g *c"]) -> Float[Tensor, " s *c"]:
     return total if len(sums) == 1 else torch.cat([total, total - sums])
 
 
+def _members(cells: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
+    return [(cells == cell).nonzero()[:, 0] for cell in range(int(cells.max()) + 1)]
+
+
+def _products_of(
+    left: Float[Tensor, "n c"], right: Float[Tensor, "n m"], cells: Int[Tensor, " n"]
+) -> Float[Tensor, "s c m"]:
+    """Return left' right over the stimuli of each set."""
+    return of_sets(torch.stack([left[rows].T @ right[rows] for rows in _members(cells)]))
+
+
 def _sum_by(keys: Int[Tensor, " n"], rows: Float[Tensor, "n d"], number: int) -> Float[Tensor, "c d"]:
     return rows.new_zeros(number, rows.shape[1]).scatter_add_(0, keys[:, None].expand_as(rows), rows)
 
 
-# ------------------------------------------------------------------------------------------------------ pairs of levels
+# ---- Pairs of levels
 
 
 def sums_of_level_pairs(
@@ -186,32 +184,26 @@ def sums_of_level_pairs(
     sums = plain.new_zeros(len(plain), len(terms), len(terms) + len(layers))
     sums[:, torch.tensor(single)[:, None], [*single, *range(len(terms), sums.shape[2])]] = plain
     held, left, right, places = _stacked(features, terms)
-    members = [(cells == cell).nonzero()[:, 0] for cell in range(int(cells.max()) + 1)]
-
-    def both(other: Float[Tensor, "n m"]) -> Float[Tensor, "s c m"]:
-        return of_sets(torch.stack([held[rows].T @ other[rows] for rows in members]))
-
-    shared = both(held)
+    shared = _products_of(held, held, cells)
     count = shared.diagonal(dim1=1, dim2=2)
     sums[:, places, 0] = sums[:, 0, places] = count[:, left] * count[:, right]
     straight = shared[:, left[:, None], left] * shared[:, right[:, None], right]
     sums[:, places[:, None], places] = straight + shared[:, left[:, None], right] * shared[:, right[:, None], left]
     for place in single[1:]:
         levels = features.levels[:, terms[place][0]]
-        sums[:, places, place] = sums[:, place, places] = _differing(both(_hot(levels)), left, right)
+        sums[:, places, place] = sums[:, place, places] = _differing(
+            _products_of(held, _hot(levels), cells), left, right
+        )
     for place, layer in enumerate(layers, len(terms)):
-        norms = both(layer.states.square().sum(1, keepdim=True))[..., 0]
-        total = both(layer.states)
+        norms = _products_of(held, layer.states.square().sum(1, keepdim=True), cells)[..., 0]
+        total = _products_of(held, layer.states, cells)
         product = (total @ total.mT)[:, left, right]
         sums[:, places, place] = count[:, left] * norms[:, right] + count[:, right] * norms[:, left] - 2 * product
     return sums
 
 
 def _stacked(features: Features, terms: Sequence[Term]) -> tuple[Float[Tensor, "n c"], Tensor, Tensor, Tensor]:
-    """Return which of the levels of all features each stimulus has, then the two levels and the place of each term.
-
-    Terms of levels that training did not have are left out: no pair has them.
-    """
+    """Return indicators of the levels of all features, and the two levels and the place of each term of known ones."""
     known, start, offsets, held = features.known, 0, [], []
     for feature, size in enumerate(known):
         offsets.append(start)
@@ -237,7 +229,7 @@ def _differing(shared: Float[Tensor, "s c g"], left: Int[Tensor, " r"], right: I
     return present[:, left] * present[:, right] - alike
 
 
-# ------------------------------------------------------------------------------------------------------ scaled features
+# ---- Scaled features
 
 FORM = ((0, 0, 1, 1), (0, -2, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))  # C of p, x, x², q
 
@@ -258,11 +250,9 @@ def add_positions(
     places = [place for place, term in enumerate(terms) if is_scaled(features, term)]
     columns = torch.cat([_columns(features, terms[place][0]) for place in places], 1)
     form = columns.new_tensor(FORM)
-    members = [(cells == cell).nonzero()[:, 0] for cell in range(int(cells.max()) + 1)]
 
     def both(right: Float[Tensor, "n m"]) -> Float[Tensor, "s f 4 m"]:
-        found = of_sets(torch.stack([columns[rows].T @ right[rows] for rows in members]))
-        return found.view(len(found), len(places), 4, -1)
+        return _products_of(columns, right, cells).unflatten(1, (len(places), 4))
 
     alone = both(torch.ones_like(columns[:, :1]))
     sums[:, places, 0] = sums[:, 0, places] = _halved(form @ alone, alone)
@@ -318,21 +308,19 @@ def _halved(left: Float[Tensor, "*b 4 m"], right: Float[Tensor, "*b 4 m"]) -> Fl
     return (left * right).sum((-2, -1)) / 2
 
 
-# ------------------------------------------------------------------------------------------------------- explicit pairs
+# ---- Explicit pairs
 
-CHUNK = 2**20  # pairs that exist at the same time, of at most
-TERMS = 64  # terms; the more there are, the fewer pairs
+CHUNK = 2**20  # pairs in memory, with up to
+TERMS = 64  # terms; more terms mean fewer pairs
 
 
 def sums_by_pair(
     features: Features, layers: Sequence[NeuralDistances], terms: Sequence[Term], cells: Int[Tensor, " n"]
 ) -> Float[Tensor, "s t u"]:
     """Return the table of `normal_equations`, over chunks of pairs within and between cells."""
-    number, chunk = int(cells.max()) + 1, CHUNK // -(-len(terms) // TERMS)
-    members = [(cells == cell).nonzero()[:, 0] for cell in range(number)]
-    between = torch.zeros(
-        number, number, len(terms), len(terms) + len(layers), dtype=torch.float64, device=cells.device
-    )
+    members, chunk = _members(cells), CHUNK // -(-len(terms) // TERMS)
+    number, width = len(members), len(terms) + len(layers)
+    between = torch.zeros(number, number, len(terms), width, dtype=torch.float64, device=cells.device)
     for a, b in combinations_with_replacement(range(number), 2):
         for rows in members[a].split(max(1, chunk // len(members[b]))):
             kept = rows[:, None] < members[b] if a == b else None
@@ -354,9 +342,9 @@ def sums_of_given_pairs(
         targets: The squared neural distances of the pairs.
     """
     parts, chunk = [], CHUNK // -(-len(terms) // TERMS)
-    for cell in range(int(cells.max()) + 1):
+    for member in _members(cells):
         part = torch.zeros(len(terms), len(terms) + len(targets), dtype=torch.float64, device=cells.device)
-        for chosen in (cells == cell).nonzero()[:, 0].split(chunk):
+        for chosen in member.split(chunk):
             here = regressors([column[chosen] for column in differences], terms)
             part += _products(here, list(targets[:, chosen]))
         parts.append(part)

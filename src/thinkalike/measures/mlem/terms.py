@@ -1,4 +1,4 @@
-"""The terms of an encoding model: an entry of W each, and what it multiplies.
+"""The terms of an encoding model: the entries of W and their regressors.
 
 The term (f, g) is the entry W_fg with the regressor Δ_f Δ_g; the term (f, a, b) the weight of the levels a and b of
 feature f, with the regressor 1[one stimulus has a, the other b]; the term () is the intercept. Terms of the levels of
@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from thinkalike.measures.mlem.features import level_pairs
 
 Term = tuple[int, ...]
-MOST = 1000  # weights of pairs of levels: a fit solves systems of as many equations, hundreds of times
+MOST = 1000  # weights of pairs of levels: a fit solves systems of that size hundreds of times
 
 
 def terms_of(known: Sequence[int], interactions: bool, labels: Sequence[str] = ()) -> list[Term]:
@@ -26,20 +26,19 @@ def terms_of(known: Sequence[int], interactions: bool, labels: Sequence[str] = (
 
     Args:
         known: For each feature the number of levels whose pairs have weights, or 0, see `Features`.
-        labels: What an error calls the features; by default their numbers.
+        labels: Names of the features in errors; by default their numbers.
 
     Raises:
-        ValueError: Interactions are asked for beside weights of pairs of levels, or there are more than `MOST` of them.
+        ValueError: There are both interactions and weights of pairs of levels, or more than `MOST` of the latter.
     """
     if any(known) and interactions:
         raise ValueError("weights='full' has no levels: difference='levels' and 'points' need weights='diagonal'")
     number = sum(size * (size - 1) // 2 for size in known)
     if number > MOST:
         worst = max(range(len(known)), key=lambda feature: known[feature])
-        name = labels[worst] if labels else worst
         raise ValueError(
-            f"{number} pairs of levels, of which {MOST} can have weights; feature {name} has {known[worst] - 1} "
-            "levels: leave it out, or give it another kind, such as ordinal, and so one weight"
+            f"{number} pairs of levels are more than {MOST} weights; feature {labels[worst] if labels else worst} has "
+            f"{known[worst] - 1} levels: leave it out, or give it another kind, such as ordinal, with one weight"
         )
     single = [[(f, a, b) for a, b in level_pairs(size)] if size else [(f, f)] for f, size in enumerate(known)]
     return [
@@ -60,7 +59,7 @@ def grouped(terms: Sequence[Term]) -> list[tuple[Term, slice]]:
 
 
 def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Float[Tensor, "*p"]]:
-    """Return what each term multiplies, in float64: 1, the product of two differences, or whether levels are a pair."""
+    """Return the regressor of each term, in float64: 1, the product of two differences, or an indicator of levels."""
     products = [torch.ones_like(differences[0], dtype=torch.float64)]
     for term, places in grouped(terms):
         if len(term) == 1:
@@ -71,13 +70,13 @@ def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Flo
     return products
 
 
-# ---------------------------------------------------------------------------------------------------------- predictions
+# ---- Predictions
 
 
 def predict(
     differences: Sequence[Tensor], terms: Sequence[Term], weights: Float[Tensor, "*b r"]
 ) -> Float[Tensor, "*b p"]:
-    """Return the sum of the weights of all terms times what they multiply, see `regressors`, without the intercept.
+    """Return the sum of weights times `regressors`, without the intercept.
 
     Terms are added one by one, so that equal Δ give equal bits.
     """
@@ -88,18 +87,18 @@ def predict(
 
 
 def _part(differences: Sequence[Tensor], term: Term, weights: Float[Tensor, "*b q"]) -> Float[Tensor, "*b p"]:
-    """Return what one term, or all pairs of levels of one feature, add to the prediction."""
+    """Return the part of one term, or of all pairs of levels of one feature, in the prediction."""
     if len(term) == 1:
         return pad(weights, (1, 0)).index_select(-1, differences[term[0]].long())
     return weights * (differences[term[0]] * differences[term[1]])
 
 
-DENSE = 2**16  # patterns that may be counted, met or not
-SAMPLE = 4096  # pairs that say whether most of all pairs are different
+DENSE = 2**16  # possible patterns up to which all of them are counted
+SAMPLE = 4096  # pairs that are looked at to estimate how many differ
 
 
 def mostly_different(differences: Sequence[Tensor]) -> bool:
-    """Return whether so few pairs have the same differences that sorting them all is quicker than finding those."""
+    """Return whether so few pairs have equal differences that sorting all pairs is faster than grouping them."""
     if all(column.dtype == torch.bool for column in differences):
         return False
     some = [column[:: -(-len(column) // SAMPLE)] for column in differences]
@@ -107,7 +106,7 @@ def mostly_different(differences: Sequence[Tensor]) -> bool:
 
 
 def distinct(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, " p"]]:
-    """Return the different differences that pairs have, feature by feature, and which of them each pair has."""
+    """Return the distinct patterns of differences, feature by feature, and the pattern of each pair."""
     key, number = torch.zeros_like(differences[0], dtype=torch.int64), 1
     for column in map(_numbered, differences):
         size = int(column.max()) + 1
@@ -119,23 +118,9 @@ def distinct(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, "
     else:
         key = torch.unique(key, return_inverse=True)[1]
     first = torch.empty(int(key.max()) + 1, dtype=torch.int64, device=key.device)
-    first[key] = torch.arange(len(key), device=key.device)  # any pair that has them
+    first[key] = torch.arange(len(key), device=key.device)  # any pair of the pattern
     return [column[first] for column in differences], key
 
 
 def _numbered(column: Tensor) -> Tensor:
     return torch.unique(column, return_inverse=True)[1] if column.is_floating_point() else column
-
-
-def check_scores(scores: Float[Tensor, " l *b"]) -> Float[Tensor, " l *b"]:
-    """Return the scores if each is a number.
-
-    Raises:
-        ValueError: The prediction of a layer is constant.
-    """
-    if scores.isnan().any():
-        layer = int(scores.isnan().nonzero()[0, 0])
-        raise ValueError(
-            f"the prediction of layer {layer} is constant and has no ranks: no feature explains its distances"
-        )
-    return scores
