@@ -351,6 +351,8 @@ def test_the_grammar_gives_sentences_that_probing_does_not_use():
     assert 300 < len(found) < 400
     assert all(derivations(text, "large") and not derivations(text, "small") for text in found)
     assert text_fingerprint(source) != text_fingerprint(replace(source, sentences=500))
+    digest = document_fingerprint("\n".join(found))
+    assert digest.startswith("13cd4eb959d784e8"), "other sentences need another `GRAMMAR`, which is in the keys of jobs"
 
 
 def test_no_document_is_on_both_sides_and_copies_are_dropped_and_counted(tmp_path, config):

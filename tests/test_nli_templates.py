@@ -10,20 +10,15 @@ import pytest
 
 from thinkalike.data.grammar import Phrase, finite, lexicon, noun, with_ed
 from thinkalike.data.pairs import HANS, MNLI, Pairs
-from thinkalike.data.templates import (
-    CHALLENGE,
-    CONTRADICTION,
-    ENTAILED,
-    FUNCTION_WORDS,
-    LARGEST,
-    NEUTRAL,
-    OPPOSITES,
-    OVERLAP,
-    OVERLAPPING,
-    nli_challenge,
-    nli_training,
-)
+from thinkalike.data.templates import LARGEST, OVERLAP, PARTS, nli_challenge, nli_training
 
+FUNCTION_WORDS = (
+    "the a no every someone nobody was were did not by who that and or if because in outside near behind beside "
+    "thought said hoped knew maybe perhaps clearly certainly"
+)
+CHALLENGE, OVERLAPPING, ENTAILED, NEUTRAL, CONTRADICTION = (
+    PARTS[name] for name in ("challenge", "overlapping", "entailed", "neutral", "contradiction")
+)
 WORDS = lexicon("large")
 PASTS = {
     group: {word.form: entry.partition("/")[0] for word, entry in zip(words, WORDS[group], strict=True)}
@@ -90,7 +85,7 @@ class Logic:
 
     def possible(self) -> int:
         """The worlds where nobody is both tall and short."""
-        opposites = dict(pair.split("/") for pair in OPPOSITES.split())
+        opposites = dict(pair.split("/") for pair in PARTS["opposites"].split())
         keys = [(key, (key[0], "is", opposites[key[2]], key[3])) for key in list(self.atoms) if key[2] in opposites]
         return reduce(and_, (self.no(self.atom(*key) & self.atom(*other)) for key, other in keys), self.everywhere)
 
@@ -373,12 +368,11 @@ def test_all_words_are_the_large_grammars_or_function_words(training, challenge)
 
 
 def test_what_is_left_out_is_of_the_lexicon_and_never_used(training):
-    from thinkalike.data.templates import LEFT_OUT
-
     entries = {entry.partition("/")[0] for group in WORDS.values() for entry in group}
-    assert set(LEFT_OUT.split()) <= entries
+    left_out = PARTS["left_out"].split()
+    assert set(left_out) <= entries
     used = {word for text in training.premises + training.hypotheses for word in text.split()}
-    assert not used & {*LEFT_OUT.split(), *map(with_ed, LEFT_OUT.split()), "saw", "knew that"}
+    assert not used & {*left_out, *map(with_ed, left_out), "saw", "knew that"}
 
 
 def test_pairs_are_short(training, challenge):

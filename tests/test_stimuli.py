@@ -23,8 +23,6 @@ from conftest import composed
 from thinkalike.data.conllu import read_conllu
 from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.grammar import (
-    MORE,
-    SMALL,
     Pattern,
     controlled_sentences,
     crossed_sentences,
@@ -229,7 +227,6 @@ def test_the_lexicon_keeps_its_promises(size):
         assert [word for word in words[group] if word[0] in "aeiou"] == [], "'a' goes with all of them"
     verbs = [entry.partition("/") for group in ("intransitive", "transitive") for entry in words[group]]
     assert [base for base, _, past in verbs if (past or with_ed(base)) == base] == []
-    assert set(SMALL) <= set(MORE)
 
 
 def test_a_corpus_of_a_few_hundred_thousand_words_is_drawn():
