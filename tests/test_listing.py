@@ -18,9 +18,10 @@ import thinkalike
 from test_store import TABLE
 from thinkalike.cli import main
 from thinkalike.errors import ConfigError, StoreError
-from thinkalike.listing import search
+from thinkalike.listing import search, selected
 from thinkalike.listing.found import Query, moment
 from thinkalike.store import Headline, Job
+from thinkalike.store.result import seal
 
 CONFIG = {"model": {"name": "tiny"}, "stitch": {"kind": "linear", "steps": 2000}, "layers": "same", "seed": 0}
 
@@ -103,10 +104,6 @@ def test_it_fits_the_screen_and_never_cuts_the_name_of_a_model(tmp_path, listed,
     assert re.search(r"gelu-3l-mini(?= |$)", narrow.out, re.MULTILINE)
 
 
-def test_80_columns_are_enough_for_the_models_that_ship(store, listed):
-    assert max(map(len, listed(store, columns=80).out.splitlines())) <= 80
-
-
 # --------------------------------------------------------------------------------------------------------- for machines
 
 
@@ -166,13 +163,6 @@ def test_times_ago_are_counted_back_from_now():
     assert [(now - moment(text, now)) / timedelta(hours=1) for text in ("12h", "7d", "2w")] == [12, 168, 336]
 
 
-@pytest.mark.parametrize("option", ["--version", "-V"])
-def test_the_package_says_its_version(option, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["thinkalike", option])
-    main()
-    assert capsys.readouterr().out == f"thinkalike {thinkalike.__version__}\n"
-
-
 # --------------------------------------------------------------------------------------------------- what is no result
 
 
@@ -180,36 +170,23 @@ def _without_files(folder: Path) -> None:
     (folder / "table.csv").unlink()
 
 
-def _cut(folder: Path) -> None:
-    (folder / "table.csv").write_text("")
-
-
 def _of_another_program(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.mkdir()
     (folder / "manifest.json").write_text('{"files": []}')
 
 
-@pytest.mark.parametrize("damage", [_without_files, _cut, _of_another_program])
+def _with_another_record(folder: Path) -> None:
+    (folder / "result.json").write_text("[]")
+    seal(folder)
+
+
+@pytest.mark.parametrize("damage", [_without_files, _of_another_program, _with_another_record])
 def test_a_damaged_folder_is_named_and_skipped(store, listed, damage):
     damage(store / "stitching" / "aa")
     shown = listed(store)
     (line,) = shown.err.splitlines()
-    assert line.startswith(f"skipped: {store}/stitching/aa/")
+    assert line.startswith(f"skipped: {store}/stitching/aa")
     assert "damaged" in line or "missing" in line
-    assert (shown.status, "bb" in shown.out, "aa" in shown.out) == (0, True, False)
-
-
-@pytest.mark.parametrize("record", ["{}", "[]", "no json", '{"kind": "loss", "key": "x", "scalars": {}}'])
-def test_a_record_that_cannot_be_read_is_named_and_skipped(store, listed, record):
-    folder = store / "loss" / "cc"
-    (folder / "result.json").write_text(record)
-    from thinkalike.store.result import seal
-
-    seal(folder)
-    shown = listed(store)
-    assert shown.err.startswith(f"skipped: {folder} is damaged: its record cannot be read (")
-    assert "aa" in shown.out
+    assert (shown.status, "bb" in shown.out, "aa" in shown.out.replace(str(store), "")) == (0, True, False)
 
 
 def test_foreign_folders_are_named_once_and_those_of_loggers_are_not(store, listed):
@@ -226,23 +203,7 @@ def test_unfinished_jobs_are_mentioned(store, listed):
     assert listed(store).err == "unfinished, running or interrupted: 1 (cka/dd)\n"
     shutil.rmtree(store / "stitching")
     shutil.rmtree(store / "loss")
-    assert "holds no finished results, and 1 unfinished;" in listed(store).err
-
-
-def test_results_of_older_versions_are_listed(tmp_path):
-    """They have no date, no phases and no headline numbers; those of their tables are found, or a scalar is one."""
-    for kind, table in (("asymmetry", pd.DataFrame({"asymmetry": [0.5], "low": [0.4], "high": [0.6]})), ("old", TABLE)):
-        job = Job(str(tmp_path), kind, "aa")
-        with job.running():
-            provenance = {"wall_seconds": 3.5, "models": [{"name": "a"}]}
-            record = {"scalars": {"mean_asymmetry": 0.5, "n": 1.0}, "settings": {}, "provenance": provenance}
-            job.write(CONFIG, record, {"table": table}, {})
-            job.appear()
-    old, unknown = sorted(search(tmp_path).entries, key=lambda entry: entry.kind)
-    assert [each.name for each in old.headlines] == ["mean_asymmetry", "largest_asymmetry"]
-    assert [each.name for each in unknown.headlines] == ["mean_asymmetry"]
-    assert old.seconds == 3.5
-    assert abs(old.date - datetime.now(timezone.utc)) < timedelta(minutes=5)
+    assert "holds no such finished results, and 1 unfinished;" in listed(store).err
 
 
 def test_a_store_of_200_results_is_listed_quickly(store):
@@ -268,7 +229,15 @@ def test_settings_that_follow_from_the_name_of_a_model_are_not_shown(tmp_path):
     assert [name for name in thinkalike.results(tmp_path) if "." in name] == ["model.dtype"]
 
 
-def test_a_query_has_the_defaults_of_the_doors():
-    assert Query.parsed([]) == Query(Path("results"))
-    with pytest.raises(StoreError):
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [("sort=skore", "score"), ("knd=loss", "kind"), ("--jsn", "--json"), ("since=soon", "soon"), ("kind=los", "loss")],
+)
+def test_a_bad_query_names_what_is_meant(store, listed, words, named):
+    with pytest.raises(ConfigError, match=named):
+        selected(search(store), Query.parsed([words]))
+
+
+def test_a_store_that_is_not_there_is_refused():
+    with pytest.raises(StoreError, match="nowhere at all"):
         search(Path("nowhere at all"))

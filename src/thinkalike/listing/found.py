@@ -1,19 +1,16 @@
-"""What is in a store: finished jobs, unfinished ones, and what is neither."""
+"""The finished jobs of a store, the unfinished ones, and everything else; and which of them a user asks for."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import KINDS, options
-from thinkalike.errors import ConfigError, StoreError, nearest
-from thinkalike.instruments import instrument
-from thinkalike.papers import experiment_named
+from thinkalike.errors import ConfigError, StoreError, nearest, one_of
 from thinkalike.store import Headline, Result, damage, first_scalar, is_sealed
 
 OTHERS = {"wandb"}  # folders that loggers keep in a store
@@ -21,9 +18,11 @@ OTHERS = {"wandb"}  # folders that loggers keep in a store
 
 @dataclass(frozen=True)
 class Entry:
-    """A finished job as lists show it; `settings` are those that differ from their defaults, by dotted names.
+    """A finished job as lists show it.
 
-    `seconds` are those of all phases, of an interrupted job's earlier runs, too.
+    Attributes:
+        settings: those that differ from their defaults, by dotted names.
+        seconds: of all phases, including the earlier runs of an interrupted job.
     """
 
     result: Result
@@ -40,7 +39,7 @@ class Entry:
         """Read a finished job.
 
         Raises:
-            StoreError: what it says of itself cannot be read.
+            StoreError: its record cannot be read.
         """
         try:
             made = result.provenance
@@ -48,25 +47,25 @@ class Entry:
                 result,
                 result.kind,
                 result.key,
-                _date(result),
+                utc(datetime.fromisoformat(made["date"])) if "date" in made else _written(result.folder),
                 list(dict.fromkeys(str(model["name"]) for model in made.get("models", []))),
                 flat(result.settings),
-                headlines_of(result),
-                float(sum(made["phases"].values()) if "phases" in made else made.get("wall_seconds", 0.0)),
+                result.headlines or first_scalar(result.scalars),
+                float(sum(made.get("phases", {}).values())),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            what = type(error).__name__
-            raise StoreError(f"{result.folder} is damaged: its record cannot be read ({what}); delete it") from error
+            reason = type(error).__name__
+            raise StoreError(f"{result.folder} is damaged: its record cannot be read ({reason}); delete it") from error
 
 
 @dataclass
 class Found:
-    """What is in a store.
+    """The content of a store.
 
     Attributes:
         entries: the finished jobs, the newest last.
         unfinished: folders of jobs that run, or that were interrupted.
-        skipped: what is neither, a line each.
+        skipped: a line for everything else.
     """
 
     store: Path
@@ -76,14 +75,12 @@ class Found:
 
 
 def search(store: Path) -> Found:
-    """Return what is in a store; the sizes of its files are checked, and their content is not.
+    """Return the content of a store; the sizes of its files are checked, but not their content.
 
     Raises:
-        StoreError: there is no such folder, it is itself a result, or it cannot be read.
+        StoreError: there is no such folder, or it cannot be read.
     """
     found = Found(store)
-    if is_sealed(store):
-        raise StoreError(f"{store} is one result, and no store; its store is {store.parent.parent}")
     try:
         for folder in _visible(store):
             _search_kind(folder, found)
@@ -93,26 +90,8 @@ def search(store: Path) -> Found:
     return found
 
 
-def headlines_of(result: Result) -> list[Headline]:
-    """Return the headline numbers of a result; those of an older version are found in its tables, or are a scalar."""
-    try:
-        return result.headlines or _computed(result)
-    except (KeyError, ValueError, OSError):  # tables of before have other columns
-        return first_scalar(result.scalars)
-
-
-def _computed(result: Result) -> list[Headline]:
-    """Return the headline numbers that an instrument finds in a result of its kind."""
-    named = {name.replace("/", "-"): name for name in options("experiment")}
-    if result.kind in named:
-        return list(experiment_named(named[result.kind]).headlines(result))
-    if result.kind in KINDS:
-        return list(instrument(KINDS[result.kind]).headlines(result))
-    return first_scalar(result.scalars)
-
-
 def _search_kind(folder: Path, found: Found) -> None:
-    """Sort what is in the folder of a kind; one that holds neither results nor unfinished jobs is skipped whole."""
+    """Sort the content of the folder of a kind; one without results and unfinished jobs is skipped whole."""
     jobs = _visible(folder) if folder.is_dir() else []
     if not any(job.suffix == ".partial" or is_sealed(job) for job in jobs):
         if jobs or not folder.is_dir():
@@ -126,33 +105,29 @@ def _search_kind(folder: Path, found: Found) -> None:
         elif wrong := damage(job, content=False):
             found.skipped.append(wrong)
         else:
-            _read(job, found)
-
-
-def _read(job: Path, found: Found) -> None:
-    try:
-        found.entries.append(Entry.of(Result(job)))
-    except StoreError as error:
-        found.skipped.append(str(error))
+            try:
+                found.entries.append(Entry.of(Result(job)))
+            except StoreError as error:
+                found.skipped.append(str(error))
 
 
 def _visible(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith(".") and path.name not in OTHERS)
 
 
-def _date(result: Result) -> datetime:
-    """Return when a job was finished: as its record says, or else when its folder was written."""
-    if (stated := result.provenance.get("date")) is None:
-        return datetime.fromtimestamp(result.folder.stat().st_mtime, timezone.utc)
-    date = datetime.fromisoformat(str(stated))
+def _written(folder: Path) -> datetime:
+    return datetime.fromtimestamp(folder.stat().st_mtime, timezone.utc)
+
+
+def utc(date: datetime) -> datetime:
+    """Return a date with its time zone, which is UTC unless it says another."""
     return date if date.tzinfo else date.replace(tzinfo=timezone.utc)
 
 
 # ------------------------------------------------------------
 # Which results a user asks for: `kind=cka,mutual_knn model=gelu-3l-mini since=7d sort=mean_cka`.
 
-KEYS = ("store", "kind", "model", "since", "sort")
-FLAGS = ("--csv", "--json")
+KEYS = ("store", "kind", "model", "since", "sort", "--csv", "--json")
 UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
 ORDERS = {
     "date": lambda entry: entry.date.timestamp(),
@@ -167,7 +142,7 @@ class Query:
     """Which results of which store, in what order, and in which form.
 
     Attributes:
-        kinds, models: any of these; all where there are none.
+        kinds, models: any of these; empty: all.
         since: when the oldest was finished.
         order: one of `ORDERS`, or the name of a headline number.
         form: text | csv | json.
@@ -182,71 +157,63 @@ class Query:
 
     @classmethod
     def parsed(cls, words: Sequence[str]) -> Query:
-        """Read the words of a command line.
+        """Read a command line, such as `results kind=cka --csv`.
 
         Raises:
-            ConfigError: a word is not known, is said twice, or cannot be read.
+            ConfigError: a key is not known, or `since` is no date.
         """
-        said: dict[str, str] = {}
+        given: dict[str, str] = {}
         for word in words:
-            key, mark, value = ("form", "=", word[2:]) if word in FLAGS else word.partition("=")
-            if not mark:
-                key, value = "store", word
-            if word.startswith("-") and word not in FLAGS:
-                raise ConfigError(f"{word} is not known; {nearest(word, FLAGS)}")
-            if key not in (*KEYS, "form"):
+            key, mark, value = word.partition("=")
+            key, value = (key, value) if mark or word.startswith("-") else ("store", word)
+            if key not in KEYS:
                 raise ConfigError(f"'{key}' is not a setting of results; {nearest(key, KEYS)}")
-            if key in said or not value:
-                raise ConfigError(f"{word} must be said once, and with a value: thinkalike results [STORE] kind=cka")
-            said[key] = value
+            given[key] = value
         return cls(
-            Path(said.get("store", "results")).expanduser(),
-            _names(said.get("kind", "")),
-            _names(said.get("model", "")),
-            moment(said["since"]) if "since" in said else None,
-            said.get("sort", "date"),
-            said.get("form", "text"),
+            Path(given.get("store") or "results").expanduser(),
+            _names(given.get("kind", "")),
+            _names(given.get("model", "")),
+            moment(given["since"]) if "since" in given else None,
+            given.get("sort", "date"),
+            "csv" if "--csv" in given else "json" if "--json" in given else "text",
         )
 
 
 def moment(text: str, now: datetime | None = None) -> datetime:
-    """Return the moment that a text means: a date such as 2026-11-01, or so many hours, days or weeks ago, as 7d.
-
-    A date without a time zone is in UTC.
+    """Return the date that a text means: 2026-11-01, or a number of hours, days or weeks ago, as in 7d; UTC by default.
 
     Raises:
-        ConfigError: it means none.
+        ConfigError: the text is no date.
     """
     try:
         if ago := re.fullmatch(r"(\d+)([hdw])", text):
             return (now or datetime.now(timezone.utc)) - int(ago[1]) * UNITS[ago[2]]
-        date = datetime.fromisoformat(text)
+        return utc(datetime.fromisoformat(text))
     except (ValueError, OverflowError):
         raise ConfigError(f"since={text} is no date; give one, such as 2026-11-01, or 12h, 7d or 2w") from None
-    return date if date.tzinfo else date.replace(tzinfo=timezone.utc)
 
 
 def selected(found: Found, query: Query) -> list[Entry]:
     """Return the results that a user asks for, in the order that was asked for.
 
     Raises:
-        ConfigError: a kind or a model is in no result, or nothing is called as the order is.
-        StoreError: the store holds no results, or none that were asked for.
+        ConfigError: no result has such a kind, model or headline number.
+        StoreError: the store holds no such result.
     """
-    entries = found.entries
-    if not entries:
+    for key, given in (("kind", query.kinds), ("model", query.models)) if found.entries else ():
+        known = {name for entry in found.entries for name in (entry.models if key == "model" else [entry.kind])}
+        for value in given:
+            if value not in known:
+                raise ConfigError(f"{key}={value} is in no result of {found.store}; {nearest(value, known)}")
+    if not (chosen := [entry for entry in found.entries if _asked_for(entry, query)]):
         waiting = f", and {len(found.unfinished)} unfinished" if found.unfinished else ""
-        raise StoreError(f"the store {found.store} holds no finished results{waiting}; python train.py makes one")
-    _check("kind", query.kinds, {entry.kind for entry in entries}, found)
-    _check("model", query.models, {model for entry in entries for model in entry.models}, found)
-    chosen = [entry for entry in entries if _asked_for(entry, query)]
-    if not chosen:
-        raise StoreError(f"no result of {found.store} is all that was asked for; leave out kind=, model= or since=")
+        more = (
+            "leave out kind=, model= or since=" if found.entries else "; ".join(found.skipped[:1]) or "run a job first"
+        )
+        raise StoreError(f"the store {found.store} holds no such finished results{waiting}; {more}")
     if query.order in ORDERS:
         return sorted(chosen, key=ORDERS[query.order])
-    names = {each.name for entry in chosen for each in entry.headlines}
-    if query.order not in names:
-        raise ConfigError(f"sort={query.order} is not known; {nearest(query.order, {*ORDERS, *names})}")
+    one_of("sort", query.order, {*ORDERS, *(each.name for entry in chosen for each in entry.headlines)})
     return sorted(chosen, key=lambda entry: _number(entry, query.order))
 
 
@@ -260,20 +227,17 @@ def _asked_for(entry: Entry, query: Query) -> bool:
     return kind and model and (query.since is None or entry.date >= query.since)
 
 
-def _check(key: str, given: Iterable[str], there: set[str], found: Found) -> None:
-    for value in given:
-        if value not in there:
-            raise ConfigError(f"{key}={value} is in no result of {found.store}; {nearest(value, there)}")
-
-
 def _number(entry: Entry, name: str) -> tuple[bool, float]:
-    """Return what sorts by a headline number, those that lack it first."""
+    """Sort key: a headline number; results without it come first."""
     numbers = {each.name: each.value for each in entry.headlines}
     return name in numbers, numbers.get(name, 0.0)
 
 
 # ------------------------------------------------------------
-# Settings by dotted names, and as a command line gives them.
+# The settings in which listed results of one kind differ.
+
+NAMED = ("model", "target", "data")  # parts whose other settings mostly follow from the name
+SHOWN_AS_MODELS = ("model.name", "target.name")
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
@@ -283,31 +247,17 @@ def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return {name: value for part in inner for name, value in part.items()}
 
 
-def written(name: str, value: Any) -> str:
-    """Return a setting as a command line gives it: stitch=affine, layers=[[0,0]]."""
-    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-    return f"{name.removesuffix('.name').removesuffix('.kind')}={text}"
-
-
-# ------------------------------------------------------------
-# The settings that tell listed results apart: those in which jobs of one kind differ.
-
-NAMED = ("model", "target", "data")  # parts whose other settings mostly follow from the name
-SHOWN_AS_MODELS = ("model.name", "target.name")
-
-
-def differing(entries: Sequence[Entry]) -> list[str]:
-    """Return the dotted names of the settings in which results of one kind differ.
+def differing(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Return for each result the settings in which the results of its kind differ, by dotted names.
 
     A setting of a model or of data is among them only if it differs between results in which that has one name.
     """
-    names = sorted({name for entry in entries for name in entry.settings} - set(SHOWN_AS_MODELS))
-    return [name for name in names if _differs(name, entries)]
-
-
-def values_of(entry: Entry, names: Sequence[str]) -> dict[str, Any]:
-    """Return these settings of a result; one that has its default is read from its configuration."""
-    return {name: entry.settings[name] if name in entry.settings else _default(entry, name) for name in names}
+    names = {}
+    for kind in {entry.kind for entry in entries}:
+        own = [entry for entry in entries if entry.kind == kind]
+        known = sorted({name for entry in own for name in entry.settings} - set(SHOWN_AS_MODELS))
+        names[kind] = [name for name in known if _differs(name, own)]
+    return [{name: _value(entry, name) for name in names[entry.kind]} for entry in entries]
 
 
 def _differs(name: str, entries: Sequence[Entry]) -> bool:
@@ -319,10 +269,13 @@ def _differs(name: str, entries: Sequence[Entry]) -> bool:
     return any(len(values) > 1 for values in by_name.values())
 
 
-def _default(entry: Entry, name: str) -> Any:
+def _value(entry: Entry, name: str) -> Any:
+    """Return a setting of a result; a default is read from its configuration."""
+    if name in entry.settings:
+        return entry.settings[name]
     try:
         value: Any = entry.result.config
-    except StoreError:  # a damaged or forged file costs this cell only
+    except StoreError:  # a damaged file costs this cell only
         return None
     for part in name.split("."):
         value = value.get(part) if isinstance(value, dict) else None

@@ -1,4 +1,4 @@
-"""Lists of results on a screen: cells of several lines, so that they fit 80 columns."""
+"""Lists of results on a screen, for other programs, and of a sweep."""
 
 from __future__ import annotations
 
@@ -14,61 +14,57 @@ import pandas as pd
 
 from thinkalike.config import LoggerConfig, Made
 from thinkalike.errors import StoreError, listed
-from thinkalike.listing.found import Entry, Query, differing, moment, search, selected, values_of, written
+from thinkalike.listing.found import Entry, Query, differing, moment, search, selected
 from thinkalike.loggers import About, publish_table
 from thinkalike.screen import Column, Table, show_table, text_column
 from thinkalike.store import Result
 
-COLUMNS = ("job", "models and settings", "result")
+log = logging.getLogger(__name__)
 
 
 def show_entries(entries: Sequence[Entry]) -> None:
     """Print a table for each kind of result, with the settings in which its results differ."""
+    settings = differing(entries)
     for kind in dict.fromkeys(entry.kind for entry in entries):
-        own = [entry for entry in entries if entry.kind == kind]
-        names = differing(own)
+        own = [(entry, given) for entry, given in zip(entries, settings, strict=True) if entry.kind == kind]
         rows = [
             (
-                _job(entry),
-                [*_models(entry), *(written(*each) for each in values_of(entry, names).items())],
-                told(entry),
+                [entry.key, f"{entry.date:%Y-%m-%d %H:%M}", duration(entry.seconds)],
+                [
+                    *(entry.models if len(entry.models) <= 2 else [listed(entry.models)]),
+                    *(_written(*each) for each in given.items()),
+                ],
+                entry,
             )
-            for entry in own
+            for entry, given in own
         ]
-        folder = own[0].result.folder.parent
-        title = f"{folder}: {len(own)} {'result' if len(own) == 1 else 'results'}"
-        print_rows(title, rows)
+        folder = own[0][0].result.folder.parent
+        _print_rows(f"{folder}: {len(own)} {'result' if len(own) == 1 else 'results'}", "models and settings", rows)
 
 
-def print_rows(title: str, rows: Sequence[Sequence[Sequence[str]]], columns: Sequence[str] = COLUMNS) -> None:
-    """Print a table of three columns, each cell of several lines."""
-    job, said, told = (["\n".join(row[place]) for row in rows] for place in range(3))
-    key = Column(columns[0], job)
-    show_table(Table(title, [key, text_column(columns[1], said), text_column(columns[2], told)], ruled=True))
+def _print_rows(title: str, column: str, rows: Sequence[tuple[list[str], list[str], Entry]]) -> None:
+    """Print a table of the lines about each job, of its settings, and of its headline numbers."""
+    cells = [(job, given, [f"{each.label} {each.text}" for each in entry.headlines]) for job, given, entry in rows]
+    jobs, settings, numbers = (["\n".join(row[place]) for row in cells] for place in range(3))
+    columns = [Column("job", jobs), text_column(column, settings), text_column("result", numbers)]
+    show_table(Table(title, columns, ruled=True))
 
 
-def _job(entry: Entry) -> list[str]:
-    return [entry.key, f"{entry.date:%Y-%m-%d %H:%M}", duration(entry.seconds)]
-
-
-def _models(entry: Entry) -> list[str]:
-    return entry.models if len(entry.models) <= 2 else [listed(entry.models)]
-
-
-def told(entry: Entry) -> list[str]:
-    """Return the headline numbers of a result, a line each."""
-    return [f"{each.label} {each.text}" for each in entry.headlines]
+def _written(name: str, value: Any) -> str:
+    """Return a setting as a command line gives it: stitch=affine, layers=[[0,0]]."""
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return f"{name.removesuffix('.name').removesuffix('.kind')}={text}"
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as a reader says them: 31 s, 12 min, 3.5 h."""
+    """Return seconds in words: 31 s, 12 min, 3.5 h."""
     if seconds < 100:
         return f"{seconds:.3g} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 # ------------------------------------------------------------
-# Lists of results for machines: a DataFrame, CSV, JSON; numbers in full.
+# Lists of results for other programs: a DataFrame, CSV, JSON; numbers in full precision.
 
 
 def results(
@@ -80,8 +76,8 @@ def results(
     """Return one row for each finished result of a store, the newest last; an empty table if there is none.
 
     The columns are kind, key, date (UTC), models, the settings in which the results of a kind differ, the first
-    headline number (headline, value, low, high), all headline numbers and scalars by their names, seconds, folder. A
-    folder that is damaged or holds something else is left out.
+    headline number (headline, value, low, high), all headline numbers and scalars by their names, seconds, folder.
+    Damaged results and other folders are left out.
 
     Args:
         kind: one kind or several, such as "cka"; nothing: all.
@@ -90,7 +86,7 @@ def results(
 
     Raises:
         ConfigError: no result is of such a kind or model, or `since` is no date.
-        StoreError: there is no such folder, or no result is all that was asked for.
+        StoreError: there is no such folder, or no such result.
     """
     found = search(Path(store).expanduser())
     kinds, models = ((each,) if isinstance(each, str) else tuple(each) for each in (kind, model))
@@ -100,14 +96,22 @@ def results(
 
 def frame(entries: Sequence[Entry]) -> pd.DataFrame:
     """Return one row for each result, with the columns that `results` names."""
-    shared = _settings(entries)
-    return pd.DataFrame([_row(entry, settings) for entry, settings in zip(entries, shared, strict=True)])
+    return pd.DataFrame(
+        [
+            {"kind": each["kind"], "key": each["key"], "date": entry.date, "models": ", ".join(entry.models)}
+            | each["settings"]
+            | _first(entry)
+            | {name: value for name, value in each["scalars"].items() if name not in _numbers(entry)}
+            | _numbers(entry)
+            | {"seconds": entry.seconds, "folder": each["folder"]}
+            for entry, each in zip(entries, records(entries), strict=True)
+        ]
+    )
 
 
-def as_json(entries: Sequence[Entry]) -> str:
-    """Return a JSON list of results: what `frame` has of each, with the headline numbers and models as lists."""
-    shared = _settings(entries)
-    found = [
+def records(entries: Sequence[Entry]) -> list[dict[str, Any]]:
+    """Return what lists hold of each result: the columns of `frame`, with models and headline numbers as lists."""
+    return [
         {
             "kind": entry.kind,
             "key": entry.key,
@@ -120,81 +124,60 @@ def as_json(entries: Sequence[Entry]) -> str:
             "command": entry.result.provenance.get("command"),
             "folder": str(entry.result.folder),
         }
-        for entry, settings in zip(entries, shared, strict=True)
+        for entry, settings in zip(entries, differing(entries), strict=True)
     ]
-    return json.dumps(found, indent=1)
 
 
-def _settings(entries: Sequence[Entry]) -> list[dict[str, Any]]:
-    """Return of each result the settings in which those of its kind differ."""
-    kinds = dict.fromkeys(entry.kind for entry in entries)
-    names = {kind: differing([entry for entry in entries if entry.kind == kind]) for kind in kinds}
-    return [values_of(entry, names[entry.kind]) for entry in entries]
-
-
-def _row(entry: Entry, settings: dict[str, Any]) -> dict[str, Any]:
+def _first(entry: Entry) -> dict[str, Any]:
     first = entry.headlines[0]._asdict() if entry.headlines else {}
-    numbers = {name: value for each in entry.headlines for name, value in each.numbers.items()}
-    return {
-        "kind": entry.kind,
-        "key": entry.key,
-        "date": entry.date,
-        "models": ", ".join(entry.models),
-        **settings,
-        "headline": first.get("name"),
-        **{name: first.get(name) for name in ("value", "low", "high")},
-        **{name: value for name, value in entry.result.scalars.items() if name not in numbers},
-        **numbers,
-        "seconds": entry.seconds,
-        "folder": str(entry.result.folder),
-    }
+    return {"headline": first.get("name"), **{name: first.get(name) for name in ("value", "low", "high")}}
+
+
+def _numbers(entry: Entry) -> dict[str, float]:
+    """Return all headline numbers of a result and the ends of their intervals, by name."""
+    return {name: value for each in entry.headlines for name, value in each.numbers.items()}
 
 
 # ------------------------------------------------------------
 # The joint table of a sweep: what was swept, and the headline numbers of each job.
 
-log = logging.getLogger(__name__)
-
 
 def show_sweep(made: Sequence[Made]) -> None:
-    """Print one table of what the jobs of a sweep made; where one of them was logged to W&B, it becomes a run there."""
+    """Print one table of the results of a sweep; if one of its jobs was logged to W&B, it becomes a run there."""
     jobs = [(each, entry) for each in made if (entry := _read(each))]
     if not jobs:
         return
-    swept = _swept([each for each, _ in jobs])
-    settings = [{name: each.get(name, "") for name in swept} for each in map(_overrides, (job for job, _ in jobs))]
+    given = [_overrides(each) for each, _ in jobs]
+    keys = dict.fromkeys(key for each in given for key in each)
+    swept = [key for key in keys if len(given) == 1 or len({each.get(key) for each in given}) > 1]
+    settings = [{name: each.get(name, "") for name in swept} for each in given]
     rows = [
-        ([entry.key, duration(entry.seconds)], [f"{name}={value}" for name, value in own.items()], told(entry))
+        ([entry.key, duration(entry.seconds)], [f"{name}={value}" for name, value in own.items()], entry)
         for (_, entry), own in zip(jobs, settings, strict=True)
     ]
-    print_rows(f"jobs of the sweep: {len(jobs)}", rows, ("job", "swept", "result"))
+    _print_rows(f"jobs of the sweep: {len(jobs)}", "swept", rows)
     logged = next((each.logger for each, _ in jobs if each.logger["kind"] == "wandb"), None)
     if logged:
         store = jobs[0][1].result.folder.parent.parent
         name = f"sweep of {', '.join(swept) or 'one job'}"
-        table = joint_table([entry for _, entry in jobs], settings)
-        publish_table(LoggerConfig(**logged), About(name, "sweep", store, store), table)
+        publish_table(
+            LoggerConfig(**logged), About(name, "sweep", store, store), joint_table([e for _, e in jobs], settings)
+        )
 
 
 def joint_table(entries: Sequence[Entry], settings: Sequence[Mapping[str, str]]) -> pd.DataFrame:
     """Return one row per job: kind, what was swept, models, headline numbers with their ends, seconds, folder."""
     return pd.DataFrame(
         [
-            {
-                "kind": entry.kind,
-                **own,
-                "models": ", ".join(entry.models),
-                **{name: value for each in entry.headlines for name, value in each.numbers.items()},
-                "seconds": entry.seconds,
-                "folder": os.fspath(entry.result.folder),
-            }
+            {"kind": entry.kind, **own, "models": ", ".join(entry.models), **_numbers(entry)}
+            | {"seconds": entry.seconds, "folder": os.fspath(entry.result.folder)}
             for entry, own in zip(entries, settings, strict=True)
         ]
     )
 
 
 def _read(made: Made) -> Entry | None:
-    """Return the result that a job made, or None, with a warning, if it is not there any more."""
+    """Return the result of a job, or None, with a warning, if it cannot be read any more."""
     try:
         return Entry.of(Result(Path(made.folder)))
     except StoreError as error:
@@ -202,16 +185,9 @@ def _read(made: Made) -> Entry | None:
         return None
 
 
-def _overrides(made: Made) -> dict[str, Any]:
-    """Return the words of a job by their keys."""
+def _overrides(made: Made) -> dict[str, str]:
+    """Return the overrides of a job by their keys."""
     return {key.lstrip("+~"): value for key, _, value in (word.partition("=") for word in made.words)}
-
-
-def _swept(made: Sequence[Made]) -> list[str]:
-    """Return the keys in which the jobs differ, and of a job that is left alone all that were given."""
-    given = [_overrides(each) for each in made]
-    keys = dict.fromkeys(key for each in given for key in each)
-    return [key for key in keys if len(given) == 1 or len({each.get(key) for each in given}) > 1]
 
 
 # ------------------------------------------------------------
@@ -228,7 +204,7 @@ usage: thinkalike results [STORE] [key=value ...] [--csv | --json]
 
 
 def list_results(words: Sequence[str]) -> None:
-    """Print the results that a command line asks for; what is skipped, and what is unfinished, goes to stderr.
+    """Print the results that a command line asks for; skipped folders and unfinished jobs go to stderr.
 
     Raises:
         ConfigError: a word is not known.
@@ -245,10 +221,9 @@ def list_results(words: Sequence[str]) -> None:
     if query.form == "csv":
         print(frame(entries).to_csv(index=False), end="")
     elif query.form == "json":
-        print(as_json(entries))
+        print(json.dumps(records(entries), indent=1))
     else:
         show_entries(entries)
     if found.unfinished:
-        folders = ", ".join(f"{each.parent.name}/{each.stem}" for each in found.unfinished[:4])
-        more = ", ..." if len(found.unfinished) > 4 else ""
-        print(f"unfinished, running or interrupted: {len(found.unfinished)} ({folders}{more})", file=sys.stderr)
+        folders = listed([f"{each.parent.name}/{each.stem}" for each in found.unfinished])
+        print(f"unfinished, running or interrupted: {len(found.unfinished)} ({folders})", file=sys.stderr)

@@ -78,22 +78,19 @@ def gather(places: Sequence[str | Path], query: Query | None = None) -> Found:
 
     Raises:
         ConfigError: no result is of a kind or model that was asked for.
-        StoreError: a place is no folder, or nothing is left.
+        StoreError: a place cannot be read, or nothing is left.
     """
     found = Found(Path(", ".join(map(str, places))))
     for place in dict.fromkeys(Path(place).expanduser() for place in places):
         _add(place, found)
-    once = {entry.result.folder.resolve(): entry for entry in found.entries}
-    found.entries = list(once.values())
-    if not found.entries and found.skipped:
-        raise StoreError(f"{found.store} holds no finished results: {found.skipped[0]}")
-    found.entries = sorted(selected(found, query or Query()), key=_experiments_last)
+    found.entries = list({entry.result.folder.resolve(): entry for entry in found.entries}.values())
+    # a table that an experiment repeats is shown under the job that computed it
+    chosen = selected(found, query or Query())
+    found.entries = sorted(chosen, key=lambda entry: (entry.result.folder / "claims.csv").exists())
     return found
 
 
 def _add(place: Path, found: Found) -> None:
-    if not place.is_dir():
-        raise StoreError(f"{place} is no folder; name a store, such as results, or the folder of a result")
     inside = Found(place, [Entry.of(open_result(place))]) if is_sealed(place) else search(place)
     for entry in inside.entries:
         if wrong := damage(entry.result.folder):
@@ -102,11 +99,6 @@ def _add(place: Path, found: Found) -> None:
             found.entries.append(entry)
     found.skipped += inside.skipped
     found.unfinished += inside.unfinished
-
-
-def _experiments_last(entry: Entry) -> bool:
-    """Sort key: a table that an experiment repeats is shown under the job that computed it."""
-    return (entry.result.folder / "claims.csv").exists()
 
 
 PARTS = Path(__file__).parent / "page"

@@ -1,11 +1,12 @@
-"""What a page shows, as plain data: results, grids of layers, claims and further tables, each once."""
+"""The data of a page: results, grids of layers, claims and further tables, each once."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import pandas as pd
 from thinkalike.config import MEASURES
 from thinkalike.instruments import instrument
 from thinkalike.listing import Entry, Found
-from thinkalike.listing.found import differing, values_of
+from thinkalike.listing.shown import records
 from thinkalike.store import Result
 
 ENTRY_POINT = re.compile(r"(python3?|thinkalike) \S*(train|analyze)\b")
@@ -39,16 +40,13 @@ def report_of(found: Found) -> Report:
     report: Report = {"results": [], "grids": [], "claims": [], "tables": [], "left_out": list(found.skipped)}
     report["unfinished"] = [f"{folder.parent.name}/{folder.stem}" for folder in found.unfinished]
     known: dict[str, Grid] = {}
-    kinds = {entry.kind for entry in found.entries}
-    differ = {kind: differing([entry for entry in found.entries if entry.kind == kind]) for kind in kinds}
-    for entry in found.entries:
+    for entry, record in zip(found.entries, records(found.entries), strict=True):
         if reason := _unreadable(entry.result):
             report["left_out"].append(f"{entry.result.folder} is no result of this package ({reason:.100})")
             continue
-        report["results"].append(shown(entry, differ[entry.kind]))
-        repeats = "claims" in entry.result.tables
+        report["results"].append(shown(entry, record))
         for name, table in entry.result.tables.items():
-            _add(report, known, len(report["results"]) - 1, name, table, repeats)
+            _add(report, known, name, table, repeats="claims" in entry.result.tables)
     return report
 
 
@@ -61,27 +59,19 @@ def _unreadable(result: Result) -> str:
     return ""
 
 
-def shown(entry: Entry, settings: Sequence[str]) -> dict[str, Any]:
-    """Return the row of one result in the list of results, with the command line that computed it.
+def shown(entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of one result in the list of results, from its record (`listing.shown.records`).
 
-    The command line is the one that its provenance holds; a part of an experiment has the experiment's, and a result
-    that a notebook computed has none.
-
-    Args:
-        settings: the settings in which the results of this kind differ.
+    Its command line is empty unless that of an entry point computed it; a part of an experiment has the experiment's.
     """
-    command = str(entry.result.provenance.get("command") or "")
+    command = str(record["command"] or "")
     return {
-        "kind": entry.kind,
-        "key": entry.key,
-        "folder": str(entry.result.folder),
-        "models": entry.models,
-        "settings": " ".join(f"{name}={value}" for name, value in values_of(entry, settings).items()),
-        "date": entry.date.isoformat(),
+        **{name: record[name] for name in ("kind", "key", "folder", "models", "date")},
+        "settings": " ".join(f"{name}={value}" for name, value in record["settings"].items()),
         "headline": "; ".join(f"{each.label} {each.text}" for each in entry.headlines),
         "is_distance": any(each.name == f"least_{entry.kind}" for each in entry.headlines),
         "command": command if ENTRY_POINT.match(command) else "",
-        "scalars": {name: rounded([value])[0] for name, value in entry.result.scalars.items()},
+        "scalars": {name: _plain(value) for name, value in record["scalars"].items()},
         "provenance": json.loads(json.dumps(_without_nan(entry.result.provenance), default=str)),
     }
 
@@ -94,53 +84,40 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _add(
-    report: Report, known: dict[str, Grid], number: int, name: str, table: pd.DataFrame, repeats: bool = False
-) -> None:
-    """Add a table of a result to what it is: claims, grids, or a plain table.
+def _add(report: Report, known: dict[str, Grid], name: str, table: pd.DataFrame, repeats: bool) -> None:
+    """Add a table of the last result of a report: to its claims, its grids, or its plain tables.
 
     Args:
-        known: the grids so far, by what they show.
-        repeats: whether grids that are known stand under the result that had them first, as those of an experiment do.
+        known: the grids so far, by their content.
+        repeats: whether known grids stand under the result that had them first, as those of an experiment do.
     """
+    number, entry = len(report["results"]) - 1, report["results"][-1]
+    columns, rows = [str(column) for column in table], table.astype(object).itertuples(index=False)
     if {"claim", "verdict"} <= set(table):
-        report["claims"] += [{"result": number, **claim} for claim in _records(table)]
+        report["claims"] += [{"result": number, **dict(zip(columns, rounded(row), strict=True))} for row in rows]
         return
-    entry = report["results"][number]
     grids = grids_of(table, entry["is_distance"])
     for grid in grids:
-        content = _content(grid)
+        # an experiment repeats tables of its jobs, also without a column
+        parts = [grid[part] for part in ("role", "models", "rows", "columns", "cells")]
+        content = json.dumps([parts, grid["numbers"][grid["main"]]])
         if repeats and content in known:
             known[content]["results"].append(number)
             continue
         known.setdefault(content, grid)
         kind = _name(entry["kind"])
-        title = kind if name == "table" else f"{kind}, {name.replace('_', ' ')}"
+        grid.update(title=kind if name == "table" else f"{kind}, {name.replace('_', ' ')}", results=[number])
         report["grids"].append(grid)
-        grid.update(title=title, results=[number])
     if not grids:
-        shown = table.head(ROWS)
-        columns = [str(column) for column in table.columns]
-        rows = [rounded(row) for row in shown.astype(object).itertuples(index=False)]
-        plain = {"result": number, "name": name, "columns": columns, "rows": rows, "length": len(table)}
+        shown = [rounded(row) for row in itertools.islice(rows, ROWS)]
+        plain = {"result": number, "name": name, "columns": columns, "rows": shown, "length": len(table)}
         report["tables"].append(plain)
 
 
 def _name(kind: str) -> str:
-    """Return what figures call a kind; one of a plugin has no other name."""
+    """Return the name of a kind in figures; a plugin's kind has no other name."""
     known = instrument(MEASURES[kind]) if kind in MEASURES else None
     return NAMES.get(kind) or str(getattr(known, "name", kind))
-
-
-def _content(grid: Grid) -> str:
-    """Return what grids share that show the same: an experiment repeats tables of its jobs, also without a column."""
-    main = grid["numbers"][grid["main"]]
-    return json.dumps([[grid[part] for part in ("role", "models", "rows", "columns", "cells")], main])
-
-
-def _records(table: pd.DataFrame) -> Sequence[dict[str, Any]]:
-    rows = (rounded(row) for row in table.astype(object).itertuples(index=False))
-    return [dict(zip(map(str, table.columns), row, strict=True)) for row in rows]
 
 
 # Grids: tables that the page can draw, told apart by their columns and never by the kind of their result.
@@ -149,6 +126,7 @@ def _records(table: pd.DataFrame) -> Sequence[dict[str, Any]]:
 # of one model as rows and its layers as columns. A *layers* grid has one row; its columns are the layers of one model.
 
 PAIR = ["source", "target", "source_layer", "target_layer"]
+PLACES = [*PAIR, "model", "layer", "feature"]
 COMPARED = ["measure", "other"]  # two measures, of whose values a row has both
 MAIN = ("value", "penalty", "importance", "score", "asymmetry")  # what a grid shows first, where it has one of these
 LOW_IS_ALIKE = (
@@ -173,22 +151,14 @@ def grids_of(table: pd.DataFrame, is_distance: bool = False) -> list[Grid]:
     Args:
         is_distance: whether less is closer in the column `value`.
     """
-    grids = _grids(_with_layer_pairs(table))
-    for grid in grids if is_distance else ():
-        for number in grid["numbers"]:
-            if number["name"] == "value":
-                number["colours"] = "falling"
+    table, grids = _with_layer_pairs(table), []
+    if set(PAIR) <= set(table) and not set(COMPARED) <= set(table):
+        grids = list(_pair_grids(table))
+    elif {"model", "layer"} <= set(table) and _numbers(table) and not set(COMPARED) <= set(table):
+        grids = list(_layer_grids(table))
+    for number in (number for grid in grids for number in grid["numbers"] if is_distance):
+        number["colours"] = "falling" if number["name"] == "value" else number["colours"]
     return grids
-
-
-def _grids(table: pd.DataFrame) -> list[Grid]:
-    if set(COMPARED) <= set(table):
-        return []
-    if set(PAIR) <= set(table):
-        return list(_pair_grids(table))
-    if {"model", "layer"} <= set(table) and _numbers(table, ["model", "layer"]):
-        return list(_layer_grids(table))
-    return []
 
 
 def rounded(values: Sequence[Any] | pd.Series) -> list[Any]:
@@ -210,8 +180,9 @@ def _plain(value: Any) -> Any:
 
 def _with_layer_pairs(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table of one layer of two models as one of layer pairs, each layer with itself."""
-    few = {"source", "target", "layer"} <= set(table) and table["source"].nunique() <= MOST_MODELS
-    if not few or {"source_layer", "target_layer"} & set(table):
+    if not {"source", "target", "layer"} <= set(table) or {"source_layer", "target_layer"} & set(table):
+        return table
+    if table["source"].nunique() > MOST_MODELS:
         return table
     return table.rename(columns={"layer": "source_layer"}).assign(target_layer=table["layer"])
 
@@ -219,7 +190,7 @@ def _with_layer_pairs(table: pd.DataFrame) -> pd.DataFrame:
 def _pair_grids(table: pd.DataFrame) -> Iterator[Grid]:
     """Yield the grids of layer pairs; the other direction only where it says something else."""
     yielded: dict[tuple[str, ...], Grid] = {}
-    for (source, target), rows in table.groupby(["source", "target"], sort=False) if _numbers(table, PAIR) else ():
+    for (source, target), rows in table.groupby(["source", "target"], sort=False) if _numbers(table) else ():
         for variant, cells in _variants(rows, PAIR[2:]):
             models = [str(source), str(target)]
             grid = _grid("pair", models, variant, cells, (cells["source_layer"], cells["target_layer"]))
@@ -245,7 +216,7 @@ def _turned(grid: Grid) -> Grid:
 
 def _layer_grids(table: pd.DataFrame) -> Iterator[Grid]:
     for model, rows in table.groupby("model", sort=False):
-        labels = [name for name in _texts(rows) if name != "model"]
+        labels = _texts(rows, "fiub", PLACES[:-1])
         feature = rows[labels].astype(str).agg(" × ".join, axis=1) if labels else pd.Series("", index=rows.index)
         keyed = rows.drop(columns=labels).assign(feature=feature)
         for variant, cells in _variants(keyed, ["feature", "layer"]):
@@ -259,7 +230,7 @@ def _variants(rows: pd.DataFrame, places: list[str]) -> Iterator[tuple[str, pd.D
         yield "", rows
         return
     by: list[str] = []
-    for name in rows.columns.difference([*PAIR, "model", "layer", "feature"], sort=False):
+    for name in rows.columns.difference(PLACES, sort=False):
         if not rows.duplicated([*places, *by]).any():
             break
         few = rows[name].dtype.kind not in "f" and 1 < rows[name].nunique() <= MOST_MODELS
@@ -269,11 +240,7 @@ def _variants(rows: pd.DataFrame, places: list[str]) -> Iterator[tuple[str, pd.D
     if again.any():
         rows, by = rows.assign(repetition=again + 1), [*by, "repetition"]
     for values, part in rows.groupby(by, sort=False) if by else [((), rows)]:
-        yield ", ".join(f"{name} {value}" for name, value in zip(by, _tuple(values), strict=True)), part
-
-
-def _tuple(values: Hashable) -> tuple[Any, ...]:
-    return values if isinstance(values, tuple) else (values,)
+        yield ", ".join(f"{name} {value}" for name, value in zip(by, values, strict=True)), part
 
 
 def _grid(role: str, models: list[str], variant: str, cells: pd.DataFrame, axes: tuple[pd.Series, pd.Series]) -> Grid:
@@ -282,7 +249,7 @@ def _grid(role: str, models: list[str], variant: str, cells: pd.DataFrame, axes:
     row, column = ({label: i for i, label in enumerate(labels)} for labels in (first, second))
     place = axes[0].map(row).to_numpy() * width + axes[1].map(column).to_numpy()
     cells, place = cells.iloc[np.argsort(place)], np.sort(place)
-    names = _numbers(cells, [*PAIR, "model", "layer", "feature", "repetition"])
+    names = _numbers(cells)
     order = [name for name in MAIN if name in names] or names
     return {
         "role": role,
@@ -293,7 +260,11 @@ def _grid(role: str, models: list[str], variant: str, cells: pd.DataFrame, axes:
         "cells": None if len(place) == len(first) * width else place.tolist(),
         "main": names.index(order[0]),
         "numbers": [_number(cells, name) for name in names],
-        "words": [{"name": name, "v": rounded(cells[name].astype(object))} for name in _told(cells)],
+        "words": [
+            {"name": name, "v": rounded(cells[name].astype(object))}
+            for name in _texts(cells, "fiu")
+            if name != "feature"
+        ],
     }
 
 
@@ -318,22 +289,17 @@ def _ends(columns: list[str], name: str) -> tuple[str, str] | None:
     return ("low", "high") if sorted(behind) == ["high", "low"] else None
 
 
-def _numbers(table: pd.DataFrame, keys: list[str]) -> list[str]:
-    """Return the columns of numbers that are no keys and no ends of intervals."""
+def _numbers(table: pd.DataFrame) -> list[str]:
+    """Return the columns of numbers that are neither places nor ends of intervals."""
     columns = [str(name) for name in table.columns]
     ends = {end for name in columns for end in _ends(columns, name) or ()}
     numeric = {str(name) for name in table.select_dtypes("number")}
-    return [name for name in columns if name in numeric and name not in ends and name not in keys]
+    return [name for name in columns if name in numeric and name not in {*ends, *PLACES, "repetition"}]
 
 
-def _texts(table: pd.DataFrame) -> list[str]:
-    return [str(name) for name in table.columns if table[name].dtype.kind not in "fiub"]
-
-
-def _told(cells: pd.DataFrame) -> list[str]:
-    """Return the columns of words that a click shows, such as the verdict; those that name models are no such."""
-    words = [str(name) for name in cells.columns if cells[name].dtype.kind not in "fiu"]
-    return [name for name in words if name not in (*PAIR, "model", "layer", "feature")]
+def _texts(table: pd.DataFrame, numbers: str, places: Sequence[str]) -> list[str]:
+    """Return the columns of other kinds than these numbers (NumPy's letters), without those that name a place."""
+    return [str(name) for name in table.columns if table[name].dtype.kind not in numbers and name not in places]
 
 
 def _sorted_layers(labels: list[Any]) -> list[Any]:
