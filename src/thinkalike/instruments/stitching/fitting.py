@@ -1,4 +1,4 @@
-"""How the φ of every layer pair is had: trained beside what it is compared with, or in closed form."""
+"""Fits the stitches of all layer pairs, with the controls beside them, and makes the table of their penalties."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from thinkalike.evaluation.language import BITS, bits_columns, bytes_by_document, ends_of, readable_bytes, with_ends
@@ -28,44 +28,35 @@ from thinkalike.training.stitching import Fit, StitchTraining
 
 log = logging.getLogger(__name__)
 
-TOKENS_PER_PARAMETER = 20  # of φ; with fewer fit tokens than that it overfits
+TOKENS_PER_PARAMETER = 20  # of φ; with fewer fit tokens it overfits
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The φ of every layer pair, and what was trained beside it.
+    """The φ of every layer pair, and the stitches that were trained in the same pass.
 
     Attributes:
         maps: the φs.
-        late: the φs as they were when the last fifth of the steps began.
-        rates: the φs of other rates, by their multiple of the rate.
-        floor: of the target into itself, by layer pair.
-        untrained: of the source's never-trained twin.
-        weights, arrays: what of the φs is kept, and their learning curves.
+        late: the φs before the last fifth of the steps.
+        beside: one stitch per layer pair by name: rate_3 at three times the rate, random_source from a source that was
+            never trained, floor from the target into itself.
+        weights, arrays: the tensors and learning curves that the result keeps.
         speed: operations of the training, and how fast they were.
     """
 
     maps: Maps
     late: Maps | None = None
-    rates: Mapping[float, Maps] = field(default_factory=dict)
-    floor: Maps | None = None
-    untrained: Maps | None = None
+    beside: Mapping[str, Maps] = field(default_factory=dict)
     weights: dict[str, Tensor] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     speed: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def is_own_floor(self) -> bool:
-        """Whether the φs are their own floor, as where each goes from a layer of a model to the same one."""
-        pairs = zip(self.floor or (), self.maps, strict=False)
-        return bool(self.floor) and all(floor is phi for floor, phi in pairs)
 
 
 def fitted(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Setting | None = None) -> Fitted:
     """Train the φ of every layer pair, or solve for them.
 
     Args:
-        untrained: the same setting with a source that was never trained, whose φs are trained alike.
+        untrained: the same setting with a source that was never trained; its stitches are fitted alike.
     """
     config = setting.config
     if not config.trained and config.kind == "identity":
@@ -74,76 +65,60 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Settin
         closed = setting.closed_forms(config.kind)
         parts = ("weight", "bias")
         weights = {f"{i}.map.{part}": getattr(phi, part).cpu() for i, phi in enumerate(closed) for part in parts}
-        twin = untrained.closed_forms(config.kind) if untrained else None
-        return Fitted(closed, weights=weights, untrained=twin)
-    beside = _Beside(setting, untrained)
-    rows, trainer = setting.corpus.fit, run.trainer
+        beside = {"random_source": untrained.closed_forms(config.kind)} if untrained else {}
+        return Fitted(closed, beside=beside, weights=weights)
+    return _trained(setting, run, loggers, untrained)
+
+
+def _trained(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Setting | None) -> Fitted:
+    config, pairs, target = setting.config, setting.layer_pairs, setting.target
+    rows = setting.corpus.fit
+    beside = {f"rate_{rate:g}": [Fit(setting.source, *pair, rate) for pair in pairs] for rate in config.rates}
+    if untrained:
+        beside["random_source"] = [Fit(untrained.source, *pair) for pair in pairs]
+    # a φ of a model into itself, from a layer to the same one, is a stitch of the target into itself already
+    itself = {m: i for i, (l, m) in enumerate(pairs) if setting.source is target and l == m}  # noqa: E741
+    depths = sorted({depth for _, depth in pairs} - set(itself)) if config.floor else []
+    beside["floor"] = [Fit(target, depth, depth) for depth in depths]
     module = StitchTraining(
-        setting.source, setting.target, setting.layer_pairs, rows.tokens, config, setting.seed,
-        layout=rows.layout, limits=trainer, beside=beside.fits,
+        setting.source, target, pairs, rows.tokens, config, setting.seed,
+        layout=rows.layout, limits=run.trainer, beside=[fit for fits in beside.values() for fit in fits],
     )  # fmt: skip
     _warn_of_overfitting(module, setting.corpus.counts["fit_tokens"])
     _start(module, setting, untrained)
-    log.info(
-        "%d stitches, %d steps, peak rate %g",
-        len(module.stitches),
-        config.steps,
-        peak_rate(config, setting.source.d_model),
+    _train(module, target, run, loggers)
+    stitches = iter(module.stitches)
+    own: list[Any] = list(islice(stitches, len(pairs)))
+    done = {name: list(islice(stitches, len(fits))) for name, fits in beside.items()}
+    into_itself = {depth: own[i] for depth, i in itself.items()} | dict(zip(depths, done.pop("floor"), strict=True))
+    if config.floor:
+        done["floor"] = [into_itself[depth] for _, depth in pairs]
+    curves = module.curve.cpu().numpy()
+    return Fitted(
+        own,
+        list(module.late),
+        done,
+        {name: weight.cpu().contiguous() for name, weight in nn.ModuleList(own).state_dict().items()},
+        {"curve": curves[:, : len(pairs)], "curves_beside": curves[:, len(pairs) :]},
+        module.speed(target.device, run.trainer),
     )
+
+
+def _train(module: StitchTraining, target: FrozenModel, run: Run, loggers: Sequence[Any]) -> None:
+    rate, read = peak_rate(module.config, module.models[0].d_model), list(dict.fromkeys(f.reads for f in module.fits))
+    log.info("%d stitches, %d steps, peak rate %g", len(module.stitches), module.config.steps, rate)
     with contextlib.ExitStack() as changed:
-        for model in dict.fromkeys(each.reads for each in module.fits):
-            changed.enter_context(model.compiled(trainer.compile))
-        for model in (*dict.fromkeys(each.reads for each in module.fits), setting.target):
-            changed.enter_context(model.cast(trainer.precision == "bf16-mixed"))
-        changed.enter_context(setting.target.recomputed(trainer.recompute))
+        for model in read:
+            changed.enter_context(model.compiled(run.trainer.compile))
+        for model in (*read, target):
+            changed.enter_context(model.cast(run.trainer.precision == "bf16-mixed"))
+        changed.enter_context(target.recomputed(run.trainer.recompute))
         fit(module, run, loggers)
-    module.to(setting.target.device).eval()
-    return replace(beside.sorted(module), speed=module.speed(setting.target.device, trainer))
-
-
-class _Beside:
-    """What is trained beside the φs: other rates, the target into itself, and a source that was never trained.
-
-    Where a model is stitched to itself, a φ from a layer to the same one is the target into itself already.
-    """
-
-    def __init__(self, setting: Setting, untrained: Setting | None):
-        config, pairs = setting.config, setting.layer_pairs
-        self.pairs, self.rates = pairs, config.rates
-        self.fits = [Fit(setting.source, *pair, rate) for rate in config.rates for pair in pairs]
-        self.twins = len(pairs) if untrained else 0
-        if untrained:
-            self.fits += [Fit(untrained.source, *pair) for pair in pairs]
-        self.floor = config.floor
-        self.own = {
-            depth: i for i, (layer, depth) in enumerate(pairs) if setting.source is setting.target and layer == depth
-        }
-        self.depths = sorted({depth for _, depth in pairs} - set(self.own)) if config.floor else []
-        self.fits += [Fit(setting.target, depth, depth) for depth in self.depths]
-
-    def sorted(self, module: StitchTraining) -> Fitted:
-        """Return all stitches under their names."""
-        count, stitches = len(self.pairs), list(module.stitches)
-        own, rest = stitches[:count], stitches[count:]
-        rates = {rate: rest[i * count : (i + 1) * count] for i, rate in enumerate(self.rates)}
-        rest = rest[len(rates) * count :]
-        into_itself = {depth: own[place] for depth, place in self.own.items()}
-        into_itself |= dict(zip(self.depths, rest[self.twins :], strict=True))
-        state = nn.ModuleList(own).state_dict()
-        curves = module.curve.cpu().numpy()
-        return Fitted(
-            own,
-            list(module.late),
-            rates,
-            [into_itself[depth] for _, depth in self.pairs] if self.floor else None,
-            rest[: self.twins] or None,
-            {name: weight.cpu().contiguous() for name, weight in state.items()},
-            {"curve": curves[:, :count], "curves_beside": curves[:, count:]},
-        )
+    module.to(target.device).eval()
 
 
 def _start(module: StitchTraining, setting: Setting, untrained: Setting | None) -> None:
-    """Let stitches begin with a closed form; the target into itself begins with the identity, which that form is."""
+    """Let stitches begin with a closed form; those of the target into itself begin with the identity."""
     if setting.config.init == "identity":
         return
     starts: dict[FrozenModel, Sequence[Any]] = {setting.source: setting.starts}
@@ -174,7 +149,7 @@ def _warn_of_overfitting(module: StitchTraining, tokens: int) -> None:
         log.warning("warning: training reads the fit tokens %.1f times over: there are no more", seen / tokens)
 
 
-# ------------------------------------------------------------------------------------------------------------- controls
+# ---- Controls
 
 
 def never_trained(setting: Setting) -> Setting | None:
@@ -185,7 +160,7 @@ def never_trained(setting: Setting) -> Setting | None:
 
 
 def reported(setting: Setting, fits: Fitted, untrained: Setting | None, again: Mapping[str, Maps]) -> dict[str, Tensor]:
-    """Return sums by document of φ and of all that stands beside it, see `document_sums`.
+    """Return sums by document of φ and its controls, see `document_sums`.
 
     Args:
         again: the φs of further seeds, by their names.
@@ -198,41 +173,34 @@ def reported(setting: Setting, fits: Fitted, untrained: Setting | None, again: M
         maps["start"] = setting.starts
     if fits.late:
         maps["late"] = fits.late
-    maps |= {f"rate_{rate:g}": phis for rate, phis in fits.rates.items()}
+    maps |= {name: phis for name, phis in fits.beside.items() if name.startswith("rate_")}
     if config.controls:
-        maps |= _controls(setting, fits.maps)
-    sums = setting.sums(maps, _readers(setting, fits, untrained))
-    return sums | {"floor": sums["stitch"]} if fits.is_own_floor else sums
+        kinds = ["least_squares", *(["procrustes", "bias"] if setting.equal_widths else [])]
+        maps |= {kind: setting.closed_forms(kind) for kind in kinds}
+        maps["shuffled"] = [_Shuffled(phi, setting.seed) for phi in fits.maps]
+    readers, floor = _readers(setting, fits, untrained), fits.beside.get("floor")
+    if floor and all(one is phi for one, phi in zip(floor, fits.maps, strict=True)):
+        sums = setting.sums(maps, readers)
+        return sums | {"floor": sums["stitch"]}
+    return setting.sums(maps, {"floor": Reader(setting.target, floor, "target")} | readers if floor else readers)
 
 
 def _readers(setting: Setting, fits: Fitted, untrained: Setting | None) -> dict[str, Reader]:
-    """Return maps of other states: the target's own, mean states of tokens, and an untrained source's."""
-    readers: dict[str, Reader] = {}
-    if fits.floor and not fits.is_own_floor:
-        readers["floor"] = Reader(setting.target, fits.floor, "target")
-    width, pairs = setting.target.d_model, setting.layer_pairs
-    as_they_are = [Stitch("identity", width, width)] * len(pairs)
-    depths = sorted({depth for _, depth in pairs})
+    """Return the maps of mean states of tokens and of an untrained source's states."""
+    depths = [depth for _, depth in setting.layer_pairs]
     texts = (rows.layout.target_tokens(rows.tokens) for rows in (setting.corpus.fit, setting.corpus.report))
-    bigrams = BigramMeans(setting.target, depths, *texts)
-    readers["token_mean"] = Reader(bigrams.tokens, as_they_are, "target")
-    readers["bigram_mean"] = Reader(bigrams, as_they_are, "target")
+    bigrams = BigramMeans(setting.target, sorted(set(depths)), *texts)
+    as_they_are = [Stitch("identity", setting.target.d_model, setting.target.d_model)] * len(depths)
+    readers = {"token_mean": bigrams.tokens, "bigram_mean": bigrams}
+    found = {name: Reader(means, as_they_are, "target") for name, means in readers.items()}
     if untrained:
-        maps = fits.untrained or untrained.closed_forms("least_squares")
-        readers["random_source"] = Reader(untrained.source, maps, "source")
-    return readers
-
-
-def _controls(setting: Setting, phis: Maps) -> dict[str, Maps]:
-    """Return closed forms, a mere shift, and φ on the states of other tokens."""
-    kinds = ["least_squares", *(["procrustes", "bias"] if setting.equal_widths else [])]
-    maps: dict[str, Maps] = {kind: setting.closed_forms(kind) for kind in kinds}
-    maps["shuffled"] = [_Shuffled(phi, setting.seed) for phi in phis]
-    return maps
+        maps = fits.beside.get("random_source") or untrained.closed_forms("least_squares")
+        found["random_source"] = Reader(untrained.source, maps, "source")
+    return found
 
 
 class _Shuffled:
-    """φ on the states of other tokens of the batch: what is left when the source says nothing of the token."""
+    """φ on the states of other tokens of the batch."""
 
     def __init__(self, phi: Any, seed: int):
         self.phi, self.seed = phi, seed
@@ -244,14 +212,14 @@ class _Shuffled:
         return rows[order.to(rows.device)].view_as(mapped)
 
 
-# ---------------------------------------------------------------------------------------------------------------- table
+# ---- Table
 
 
 BESIDE = (
     "identity", "start", "floor", "token_mean", "bigram_mean",
     "least_squares", "procrustes", "bias", "shuffled", "random_source",
 )  # fmt: skip
-FLAT = 0.005  # nats that a stitch that has converged may still gain in the last fifth of its steps
+FLAT = 0.005  # nats: the most that a stitch that has converged gains in the last fifth of its steps
 SPREADS = {
     "kl": "kl",
     "top1": "top1_agreement",
@@ -262,15 +230,16 @@ SPREADS = {
 
 
 def penalties(setting: Setting, sums: dict[str, Tensor]) -> pd.DataFrame:
-    """Return one row per stitch: losses and penalties in nats per token, and what else `document_sums` sums per token.
+    """Return one row per layer pair: losses and penalties in nats per token, and the other means of `document_sums`.
 
-    Each has `_low` and `_high`, the ends of its 95 % interval over documents, and, of a penalty with several seeds,
-    over seeds.
+    Each has `_low` and `_high`, the ends of its 95 % interval over documents, and, for φ with several seeds, over
+    seeds.
 
     Args:
-        sums: what `document_sums` and, where tokenizers differ, `document_bytes` give.
+        sums: of `document_sums` and, where tokenizers differ, `document_bytes`.
     """
-    counts, aligned, seeds = sums["tokens"], "target_bytes" in sums, _by_seed(sums)
+    counts, aligned = sums["tokens"], "target_bytes" in sums
+    seeds = torch.stack([each for name, each in sums.items() if name == "stitch" or name[:5] == "seed_"], 1)
     columns: dict[str, Any] = {**setting.columns(), "stitch": setting.config.kind}
     columns |= ends_of("stitching_loss", documents_and_seeds_interval(seeds, counts))
     columns |= with_ends("target_loss", sums["target"], counts)
@@ -279,20 +248,17 @@ def penalties(setting: Setting, sums: dict[str, Tensor]) -> pd.DataFrame:
     for name in BESIDE:
         if name in sums:
             columns |= with_ends(f"{name}_penalty", sums[name] - sums["target"], counts)
-    text = readable_bytes(sums["target_bytes"] if aligned else _text_bytes(setting))
-    columns |= ends_of("bits_per_byte", documents_and_seeds_interval(seeds * BITS, text.double()))
+    rows, text = setting.corpus.report, sums.get("target_bytes")
+    if text is None:
+        text = bytes_by_document(setting.source.tokenizer, rows.tokens, rows.documents)
+    columns |= ends_of("bits_per_byte", documents_and_seeds_interval(seeds * BITS, readable_bytes(text).double()))
     for name, column in SPREADS.items():
         columns |= with_ends(column, sums[name], counts)
     return pd.DataFrame(columns | _optimisation(sums) | (bits_columns(sums) if aligned else {}))
 
 
-def _by_seed(sums: dict[str, Tensor]) -> Float[Tensor, "pairs seeds documents"]:
-    """Return the losses of the stitches by document, of each seed."""
-    return torch.stack([each for name, each in sums.items() if name == "stitch" or name[:5] == "seed_"], 1)
-
-
 def _optimisation(sums: dict[str, Tensor]) -> dict[str, Any]:
-    """Return what training still gained at its end, and by how much the best of other rates and starts is ahead."""
+    """Return the gain in the last fifth of training, and how far the best of other rates and starts is ahead."""
     if "late" not in sums:
         return {}
     counts, own = sums["tokens"], sums["stitch"]
@@ -302,9 +268,3 @@ def _optimisation(sums: dict[str, Tensor]) -> dict[str, Any]:
     best = others.sum(-1).argmin(0)
     chosen = others[best, torch.arange(len(best))]
     return columns | with_ends("optimisation_gap", own - chosen, counts)
-
-
-def _text_bytes(setting: Setting) -> Tensor:
-    """Return the bytes of the text of each document's predicted tokens."""
-    rows = setting.corpus.report
-    return bytes_by_document(setting.source.tokenizer, rows.tokens, rows.documents)

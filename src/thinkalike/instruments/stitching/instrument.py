@@ -1,4 +1,4 @@
-"""task=stitch: fit φ at every chosen layer pair of two frozen models, and report what it costs (Brown et al. 2023)."""
+"""task=stitch: fit φ at every chosen layer pair of two frozen models, and report its penalty (Brown et al. 2023)."""
 
 from __future__ import annotations
 
@@ -116,22 +116,22 @@ def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def _joined(parts: Mapping[str, Mapping[str, Any]], mark: str) -> dict[str, Any]:
-    """Return the entries of all parts, those of a part with a name under that name, the mark, and their own."""
+    """Return the entries of all parts, with the name of the part and the mark before their own name."""
     return {f"{part}{mark}{key}" if part else key: each for part, own in parts.items() for key, each in own.items()}
 
 
 class _Stitched(NamedTuple):
-    """One direction of a job: its table, and what of its stitches and sums is kept."""
+    """One direction of a job: its table, and the stitches and sums that the result keeps."""
 
     table: pd.DataFrame
     weights: dict[str, Tensor]
     arrays: dict[str, Any]
-    rows_used: float  # by what is measured given the token
+    rows_used: float  # share of the rows in the measures given the token
     speed: dict[str, float]  # of the training of the first seed
 
 
 def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) -> _Stitched:
-    """Fit the stitches of one direction, with every seed that is asked for, and report on them."""
+    """Fit the stitches of one direction with every seed, and report on them."""
     import pandas as pd
 
     from thinkalike.evaluation.language import document_bytes
@@ -160,15 +160,11 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
     return _Stitched(table, weights, arrays, alike.rows_used, first.speed)
 
 
-# ------------------------------------------------------------------------------------------------------------- sentence
+# ---- Sentence
 
 
 def sentence(table: pd.DataFrame) -> str:
-    """Return what stitches cost, beside no map and the target into itself, and which verdicts that gives.
-
-    Args:
-        table: of one direction of a stitching result.
-    """
+    """Return the cost of the stitches of one direction, beside that of controls, and their verdicts, as a sentence."""
     first = table.iloc[0]
     is_itself = first["source"] == first["target"]
     target = "itself" if is_itself else str(first["target"])
@@ -181,22 +177,18 @@ def sentence(table: pd.DataFrame) -> str:
 
 
 def _layers(table: pd.DataFrame) -> str:
-    """Return which layers of the source are stitched, and to which of the target where they are others."""
-    pairs = [
-        (int(layer), int(depth)) for layer, depth in zip(table["source_layer"], table["target_layer"], strict=True)
-    ]
-    layers = [layer for layer, _ in pairs]
-    if len(pairs) == 1:
-        layer, depth = pairs[0]
-        return f"Layer {layer}" if layer == depth else f"Layer {layer}, before block {depth + 1},"
-    if all(layer == depth for layer, depth in pairs):
+    """Return which layers of the source are stitched, and to which of the target if those are others."""
+    layers, depths = table["source_layer"].tolist(), table["target_layer"].tolist()
+    if len(layers) == 1:
+        return f"Layer {layers[0]}" + (f", before block {depths[0] + 1}," if layers != depths else "")
+    if layers == depths:
         in_a_row = layers == list(range(layers[0], layers[-1] + 1))
         return f"Layers {layers[0]} to {layers[-1]}" if in_a_row else f"Layers {', '.join(map(str, layers))}"
-    return f"Layers {min(layers)} to {max(layers)}, in {len(pairs)} pairs,"
+    return f"Layers {min(layers)} to {max(layers)}, in {len(layers)} pairs,"
 
 
 def _span(table: pd.DataFrame, column: str) -> str:
-    """Return the least and the greatest number of a column, or the one that both round to."""
+    """Return the least and the greatest number of a column, once if they are equal when rounded."""
     ends = [f"{value:.2g}" for value in (table[column].min(), table[column].max())]
     return " to ".join(dict.fromkeys(ends))
 
@@ -215,12 +207,13 @@ def _unconverged(table: pd.DataFrame) -> str:
     return f"; training had not converged at {int((~table['converged']).sum())} of {len(table)}"
 
 
-# --------------------------------------------------------------------------------------------------------------- screen
+# ---- Screen
 
 
 log = logging.getLogger(__name__)
 
 LOW_PENALTY, FAR = 0.1, 1.0  # nats; distance to the target's state relative to its norm
+LITTLE = 0.1  # R² given the token, in the worse direction
 NEARNESS = {
     "KL": ("kl", ".4f"),
     "same top token": ("top1_agreement", ".1%"),
@@ -229,7 +222,6 @@ NEARNESS = {
     "norm ratio": ("norm_ratio", ".3f"),
     "bits per byte": ("bits_per_byte", ".4f"),
 }
-
 SHARED = {
     "R² →": "r2",
     "R² ←": "r2_back",
@@ -238,11 +230,10 @@ SHARED = {
     "CKA given": "cka_given_token",
     "future": "future",
 }
-LITTLE = 0.1  # R² given the token, in the worse direction
 
 
 def show_stitches(result: Result) -> None:
-    """Print the tables of each direction, warn of what makes a low penalty doubtful, and say what was found."""
+    """Print the tables of each direction, warnings of doubtful low penalties, and the findings as sentences."""
     directions = [table for _, table in result.table.groupby(["source", "target"], sort=False)]
     for table in directions:
         _show_direction(result, table)
@@ -284,7 +275,7 @@ def _penalty(table: pd.DataFrame, column: str) -> list[Column]:
 
 
 def _training(table: pd.DataFrame) -> list[Column]:
-    """Return whether training had converged, and how far it was from the best of other rates and starts."""
+    """Return the gain at the end of training, and how far it was from the best of other rates and starts."""
     if "converged" not in table:
         return []
     ended = zip(table["converged"], table["late_gain"], strict=True)
@@ -300,7 +291,7 @@ def _print(title: str, table: pd.DataFrame, columns: Sequence[Column]) -> None:
 
 
 def _print_bits(result: Result, table: pd.DataFrame) -> None:
-    """Print what models of different tokenizers can be compared in, and how their tokens are aligned."""
+    """Print losses in bits per byte, and how the tokens of the two tokenizers are aligned."""
     shares = result.scalars
     losses = {"stitching": "bits_per_byte", "target": "target_bits_per_byte", "source": "source_bits_per_byte"}
     cells = [number_column(label, table[column], ".4f") for label, column in losses.items()]
@@ -310,7 +301,7 @@ def _print_bits(result: Result, table: pd.DataFrame) -> None:
 
 
 def _warn_of_far_states(table: pd.DataFrame) -> None:
-    """Say when a stitch does well with states that the target never has: its loss then says little of likeness."""
+    """Warn of stitches that cost little though their states are far from the target's own."""
     for row in table[(table["penalty"] < LOW_PENALTY) & (table["distance"] > FAR)].itertuples():
         log.warning(
             "warning: %s→%s costs only %.3f nats, but its states lie %.1f norms from the target's own",
@@ -319,7 +310,7 @@ def _warn_of_far_states(table: pd.DataFrame) -> None:
 
 
 def _warn_of_little_shared(table: pd.DataFrame) -> None:
-    """Say where the states share next to nothing but the current token: no penalty there speaks of likeness."""
+    """Warn of layer pairs that share next to nothing but the current token, where penalties say little of likeness."""
     for row in table.to_dict("records"):
         least = min(row["r2_given_token"], row["r2_given_token_back"])
         if least < LITTLE:
