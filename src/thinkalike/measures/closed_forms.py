@@ -1,6 +1,6 @@
-"""Means and centred products of the states of two models, gathered in one pass over the tokens.
+"""Closed-form maps between the states of two models, from means and centred products gathered in one pass.
 
-They take d² numbers for each layer pair, whatever the number of tokens.
+The products take d² numbers for each layer pair, whatever the number of tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ LayerPair = tuple[int, int]  # layer of the source, layer of the target
 ModelLayer = tuple[str, int]  # "source" or "target", and its layer
 LayerStates = Sequence[Float[Tensor, "_ _"]] | Mapping[int, Float[Tensor, "_ _"]]
 RIDGE = 1e-9  # of the mean variance of the states that predict: below what counts, and above float64's rounding
-CUTOFF = 1e-12  # a direction with less than this share of the largest variance is float32 rounding, and counts as none
+CUTOFF = 1e-12  # of the largest variance: a direction below it is float32 rounding, and gets no weight
+ROUNDING = 1e-6  # of the largest singular value: below it a matrix that was ever in float32 holds rounding
 
 
 class PairStatistics(NamedTuple):
@@ -53,10 +54,9 @@ class Moments:
 
     Products are kept about the running mean, so a large offset costs no digits: with δ the difference of two parts'
     means, S = S₁ + S₂ + δₓ δᵧ' n₁ n₂ / (n₁ + n₂) (Chan et al. 1979). Any chunking gives the same up to rounding.
-    The first update sets the widths. Moments can be pickled, so `all_gather_object` and `merge` add up processes.
 
     Args:
-        pairs: The layer pairs (l, m) whose products are kept; a layer that none of them names is not looked at.
+        pairs: The layer pairs (l, m) whose products are kept; other layers are ignored.
     """
 
     def __init__(self, pairs: Iterable[LayerPair]):
@@ -99,13 +99,11 @@ class Moments:
 
     @torch.no_grad()
     def merge(self, other: Moments) -> None:
-        """Add what another accumulator saw, as if its rows had come here; the other one stays as it is.
+        """Add the rows of another accumulator of the same layer pairs, which stays as it is.
 
         Raises:
-            ValueError: The other one has other layer pairs or widths.
+            ValueError: The other one has other widths.
         """
-        if set(other.pairs) != set(self.pairs):
-            raise ValueError(f"moments of different pairs cannot be merged: {self.pairs} here, {other.pairs} there")
         if other.n == 0:
             return
         device = (self if self.n else other)._means[self._layers[0]].device
@@ -113,13 +111,13 @@ class Moments:
         self._absorb(other.n, means, lambda left, right: other._scatter[left, right].to(device))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that was gathered, to go on from."""
+        """Return all that was gathered."""
         return {"n": self.n, "means": list(self._means.values()), "scatter": list(self._scatter.values())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what the `state_dict` of moments of the same layer pairs holds."""
+        """Take over the `state_dict` of moments of the same layer pairs."""
         self.n = state["n"]
-        self._means = dict(zip(self._layers, state["means"], strict=False))  # there are none of no rows
+        self._means = dict(zip(self._layers, state["means"], strict=False))  # empty before any rows
         self._scatter = dict(zip(self._products, state["scatter"], strict=False))
 
     def _absorb(
@@ -141,10 +139,8 @@ class Moments:
         """Return the statistics of one layer pair.
 
         Raises:
-            ValueError: The pair was not gathered, or fewer than two rows were.
+            ValueError: Fewer than two rows were gathered.
         """
-        if pair not in self.pairs:
-            raise ValueError(f"pair {pair} was not gathered; there is: {', '.join(map(str, self.pairs))}")
         if self.n < 2:
             raise ValueError(f"a map needs the states of two tokens, not {self.n}: call update first")
         x, y = ("source", pair[0]), ("target", pair[1])
@@ -152,46 +148,23 @@ class Moments:
         return PairStatistics(self.n, self._means[x], self._means[y], *products)
 
 
-class PairMoments:
-    """The moments of one pair of sites, gathered from rows of x and y; see `Moments`, which gathers many pairs."""
+class PairMoments(Moments):
+    """The moments of one pair of sites, from rows of x and y; see `Moments` for many pairs."""
 
     def __init__(self) -> None:
-        self._moments = Moments([(0, 0)])
+        super().__init__([(0, 0)])
 
-    def update(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]) -> None:
-        """Add the states of the same n tokens at both sites; any chunking of the rows gives the same up to rounding.
-
-        Raises:
-            ValueError: The numbers of rows differ, a width is not that so far, or a state is not finite.
-        """
-        self._moments.update([x], [y])
-
-    def merge(self, other: PairMoments) -> None:
-        """Add what another accumulator saw, as if its rows had come here.
-
-        Raises:
-            ValueError: The other one has other widths.
-        """
-        self._moments.merge(other._moments)
-
-    @property
-    def n(self) -> int:
-        """The number of rows so far."""
-        return self._moments.n
+    def update(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n e"]) -> None:  # type: ignore[override]
+        """Add the states of the same n tokens at both sites; see `Moments.update`."""
+        super().update([x], [y])
 
     @property
     def statistics(self) -> PairStatistics:
-        """Return what closed forms need of the rows so far.
-
-        Raises:
-            ValueError: There are fewer than two.
-        """
-        return self._moments.of((0, 0))
+        """The statistics of the rows so far; see `Moments.of`."""
+        return self.of((0, 0))
 
 
-# ---- Closed-form maps y ≈ W x + b between residual streams: each turns the `Moments` of one layer pair into a map
-
-ROUNDING = 1e-6  # of the largest singular value: below it a matrix that was ever in float32 holds rounding
+# ---- Closed-form maps y ≈ W x + b
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,10 +176,7 @@ class AffineMap:
 
     @takes_arrays
     def __call__(self, states: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
-        """Return W x + b of each state, with the dtype and device of the states.
-
-        It is computed in the wider of the two dtypes, as b may cancel large means.
-        """
+        """Return W x + b in the dtype of the states, computed in the wider of both, as b may cancel large means."""
         wide = torch.promote_types(states.dtype, self.weight.dtype)
         weight, bias = self.weight.to(states.device, wide), self.bias.to(states.device, wide)
         return torch.nn.functional.linear(states.to(wide), weight, bias).to(states.dtype)
@@ -237,7 +207,7 @@ def least_squares(moments: Moments, pair: LayerPair, ridge: float = 0.0, bias: b
     or a LayerNorm's states) W is the one of least norm: directions below `CUTOFF` of the largest variance get none.
 
     Args:
-        bias: Whether there is a b; without it the products are about 0, which costs digits if means are large.
+        bias: Whether there is a b; without it, large means cost digits.
 
     Raises:
         ValueError: The ridge is not a number >= 0; see `Moments.of`.
@@ -246,11 +216,7 @@ def least_squares(moments: Moments, pair: LayerPair, ridge: float = 0.0, bias: b
 
 
 def least_squares_of(statistics: PairStatistics, ridge: float = 0.0) -> AffineMap:
-    """Return what `least_squares` does, from the statistics of one pair.
-
-    Raises:
-        ValueError: The ridge is not a number >= 0.
-    """
+    """Return `least_squares` from the statistics of one pair."""
     return _through_means(statistics, _solve(statistics, ridge))
 
 
@@ -297,20 +263,13 @@ def procrustes(moments: Moments, pair: LayerPair, scale: bool = False, bias: boo
 
 
 def bias_only(moments: Moments, pair: LayerPair) -> AffineMap:
-    """Return the best shift x + μᵧ - μₓ, with W = I.
-
-    Raises:
-        ValueError: The widths differ; see `Moments.of`.
-    """
+    """Return the best shift x + μᵧ - μₓ between equal widths, with W = I."""
     statistics = moments.of(pair)
-    d, e = statistics.xy.shape
-    if d != e:
-        raise ValueError(f"a shift needs equal widths, not {d} and {e}: use least_squares")
-    return _through_means(statistics, torch.eye(d, dtype=statistics.xx.dtype, device=statistics.xx.device))
+    return _through_means(statistics, torch.eye(len(statistics.mean_x)).to(statistics.xx))
 
 
 def _statistics(moments: Moments, pair: LayerPair, bias: bool) -> PairStatistics:
-    """Return the statistics of a layer pair, about the means, or, for a map without b, about 0."""
+    """Return the statistics of a layer pair, about the means, or about 0 for a map without b."""
     found = moments.of(pair)
     if bias:
         return found
@@ -332,13 +291,13 @@ def _solve(statistics: PairStatistics, ridge: float) -> Float[Tensor, "e d"]:
     return (statistics.xy.T @ vectors * inverse) @ vectors.T
 
 
-# ---- Closed-form maps between two sites in both directions, and what they leave unexplained of each side's variance
+# ---- Maps in both directions, and the variance that they leave unexplained
 
 
 class Unexplained(NamedTuple):
     """Shares of variance that maps leave unexplained: Σ‖y - ŷ‖² / Σ‖y - ȳ‖², 0 for a perfect map, 1 for the mean.
 
-    ȳ is the mean of the rows that judge, so a map that was fitted on other rows may exceed 1.
+    ȳ is the mean of the rows at hand, so a map that was fitted on other rows may exceed 1.
     """
 
     phi: float  # of y, by φ(x)
@@ -354,13 +313,10 @@ class BothDirections(NamedTuple):
     psi: AffineMap
 
     def unexplained(self, moments: PairMoments | PairStatistics) -> Unexplained:
-        """Return what the maps and their round trips leave unexplained of rows: those they were fitted on, or others.
-
-        Args:
-            moments: What a `PairMoments` has seen, or `Moments.of` a layer pair.
+        """Return what the maps and their round trips leave unexplained of some rows, given their moments.
 
         Raises:
-            ValueError: Fewer than two rows were seen, or one side does not vary.
+            ValueError: There are fewer than two rows, or one side does not vary.
         """
         there = _seen(moments)
         back = there.reversed
@@ -380,18 +336,19 @@ def both_directions(moments: PairMoments | PairStatistics, ridge: float = RIDGE)
     inverse of φ: what φ does not explain of y shrinks both, and the inverse would blow it up.
 
     Args:
-        moments: What a `PairMoments` has seen, or `Moments.of` a layer pair.
+        moments: A `PairMoments`, or `Moments.of` a layer pair.
         ridge: In units of the mean variance of the states that predict.
 
     Raises:
-        ValueError: The ridge is not a number >= 0, or fewer than two rows were seen.
+        ValueError: The ridge is not a number >= 0, or there are fewer than two rows.
     """
     there = _seen(moments)
-    return BothDirections(*(_fit(statistics, ridge) for statistics in (there, there.reversed)))
+    sides = there, there.reversed
+    return BothDirections(*(least_squares_of(side, ridge * float(side.xx.diagonal().mean())) for side in sides))
 
 
 def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
-    """Return the share of the target's variance that a map of the source, of any dtype, leaves unexplained.
+    """Return the share of the target's variance that a map of the source leaves unexplained.
 
     Raises:
         ValueError: The target does not vary.
@@ -402,10 +359,6 @@ def unexplained_by(fit: AffineMap, statistics: PairStatistics) -> float:
     weight, offset = fit.weight.to(whole), statistics.mean_y - fit(statistics.mean_x)
     left = whole - 2 * (weight * statistics.xy.T).sum() + (weight @ statistics.xx * weight).sum()
     return float((left + statistics.n * offset.square().sum()) / whole)
-
-
-def _fit(statistics: PairStatistics, ridge: float) -> AffineMap:
-    return least_squares_of(statistics, ridge * float(statistics.xx.diagonal().mean()))
 
 
 def _seen(moments: PairMoments | PairStatistics) -> PairStatistics:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ NORMS = ("none", "pre", "post")
 
 
 class Stitch(nn.Module):
-    """A trainable φ from width d to width e.
+    """A trainable map φ from width d to width e.
 
     | kind | φ(h) | parameters |
     |---|---|---|
@@ -31,14 +30,12 @@ class Stitch(nn.Module):
     | orthogonal | Q h + b, QᵀQ = 1 | d² + d |
     | one of a plugin | what its module gives | its own |
 
-    The map is a departure from the identity that starts at zero, so that weight decay pulls to the identity (as in
-    tuned-lens); an orthogonal map starts at Q = 1. Where the widths differ there is no identity: the h alone is left
-    out, and the map starts orthogonal. `norm` puts a LayerNorm before or after the map; the paper has one, but does not
-    say where. With it φ cannot be the identity.
+    W and b start at zero, so that weight decay pulls to the identity (as in tuned-lens). Between different widths the
+    term h is left out, and W starts orthogonal. `norm` puts a LayerNorm before or after the map; the paper has one, but
+    does not say where.
 
     Raises:
-        ValueError: The kind or norm is unknown, the rank is not in 1..min(d, e), or an identity or orthogonal map is
-            to go between different widths.
+        ValueError: The kind or norm is unknown, or an identity or orthogonal map is to go between different widths.
     """
 
     def __init__(self, kind: str, width_in: int, width_out: int, norm: str = "none", rank: int = 16, seed: int = 0):
@@ -48,19 +45,13 @@ class Stitch(nn.Module):
             raise ValueError(f"kind={kind}, norm={norm}: kinds are {', '.join(KINDS)}; norms are {', '.join(NORMS)}")
         if kind in ("identity", "orthogonal") and width_in != width_out:
             raise ValueError(f"an {kind} stitch needs equal widths, not {width_in} and {width_out}")
-        if kind == "low_rank" and not 0 < rank <= min(width_in, width_out):
-            raise ValueError(f"rank={rank} must lie between 1 and the smaller width, {min(width_in, width_out)}")
         self.kind, self.residual = kind, width_in == width_out and kind != "orthogonal" and not own
         self.norm, self.widths = norm, (width_in, width_out)
         self.pre = nn.LayerNorm(width_in) if norm == "pre" else nn.Identity()
         self.post = nn.LayerNorm(width_out) if norm == "post" else nn.Identity()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.map = (
-                _plugged(kind, plugins.load(kind), width_in, width_out)
-                if own
-                else self._new_map(kind, width_in, width_out, rank)
-            )
+            self.map = _plugged(kind, *self.widths) if own else self._new_map(kind, *self.widths, rank)
 
     def _new_map(self, kind: str, width_in: int, width_out: int, rank: int) -> nn.Module | None:
         if kind == "identity":
@@ -91,13 +82,7 @@ class Stitch(nn.Module):
 
     @torch.no_grad()
     def start_from(self, weight: Float[Tensor, "e d"], bias: Float[Tensor, " e"]) -> None:
-        """Make φ(h) = weight h + bias, as far as its kind can: linear drops the bias, low_rank what is beyond its rank.
-
-        Raises:
-            ValueError: The map is an identity, which cannot be anything else.
-        """
-        if self.map is None:
-            raise ValueError("an identity stitch has nothing to start from")
+        """Make φ(h) = weight h + bias; linear drops the bias, and low_rank takes the nearest map of its rank."""
         departure = weight - torch.eye(len(weight)).to(weight) if self.residual else weight
         if isinstance(self.map, nn.Sequential):
             inner, outer = (part for part in self.map if isinstance(part, nn.Linear))
@@ -120,12 +105,10 @@ class Stitch(nn.Module):
         """Return φ as one map W h + b in float64, with the identity and both factors of a low rank folded in.
 
         Raises:
-            ValueError: There is a LayerNorm, with which φ is no affine map, or φ is a plugin's and may be none.
+            ValueError: There is a LayerNorm, so that φ is no affine map, or φ is a plugin's and may be none.
         """
-        if self.kind not in KINDS:
-            raise ValueError(f"a stitch of the kind {self.kind} is a plugin's, which may be no affine map")
-        if self.norm != "none":
-            raise ValueError(f"a stitch with norm={self.norm} divides by the state's own spread: it is no affine map")
+        if self.kind not in KINDS or self.norm != "none":
+            raise ValueError(f"kind={self.kind}, norm={self.norm}: a plugin or a LayerNorm may be no affine map")
         width_in, width_out = self.widths
         weight, bias = torch.zeros(width_out, width_in), torch.zeros(width_out)
         linear = [part for part in self.modules() if isinstance(part, nn.Linear)]  # one, or the two of a low rank
@@ -139,24 +122,23 @@ class Stitch(nn.Module):
         return AffineMap(weight, bias.to(weight))
 
 
-def _plugged(kind: str, make: Callable[[int, int], nn.Module], width_in: int, width_out: int) -> nn.Module:
-    """Return the module that a plugin makes, after a look at it.
+def _plugged(kind: str, width_in: int, width_out: int) -> nn.Module:
+    """Return the module that a plugin makes.
 
     Raises:
         PluginError: It is no module with weights from the one width to the other.
     """
-    made: Any = make(width_in, width_out)
-    if not isinstance(made, nn.Module) or next(made.parameters(), None) is None:
-        raise PluginError(
-            f"stitch {kind} makes a {type(made).__name__} without weights: give an nn.Module that has some"
-        )
+    made: Any = plugins.load(kind)(width_in, width_out)
     try:
         with torch.no_grad():
             shape = tuple(made(torch.zeros(2, 3, width_in)).shape)
     except Exception as error:  # whatever the user's code raises
         raise PluginError(f"stitch {kind} does not take (2, 3, {width_in}): {first_line(error)}") from error
-    if shape != (2, 3, width_out):
-        raise PluginError(f"stitch {kind} makes (2, 3, {width_in}) into {shape}, not (2, 3, {width_out})")
+    if not isinstance(made, nn.Module) or next(made.parameters(), None) is None or shape != (2, 3, width_out):
+        raise PluginError(
+            f"stitch {kind} must make an nn.Module with weights, from (2, 3, {width_in}) to (2, 3, {width_out}); it "
+            f"makes a {type(made).__name__} to {shape}"
+        )
     return made
 
 
