@@ -19,9 +19,8 @@ from thinkalike.arguments import seeded
 
 CHUNK = 1024  # tokens whose logits exist at the same time
 
-# Given log-probabilities (m, v) and whether gradients are wanted: losses (m). Those gradients, with respect to the
-# logits, are written over the log-probabilities.
-_Judge = Callable[[Tensor, bool], Tensor]
+# Takes log-probabilities (m, v) to losses (m); if asked to, overwrites the former by the gradients of the logits
+_Loss = Callable[[Tensor, bool], Tensor]
 Finish = Callable[[Tensor], Tensor]  # final norm and unembedding, row by row: (n, d) to (n, vocabulary)
 
 
@@ -33,23 +32,23 @@ def token_loss(
     Args:
         states: The last residuals, one per token.
         finish: The final norm and the unembedding; its weights get no gradient.
-        targets: The token that follows.
-        chunk: How many tokens' logits are in memory at a time; the result does not depend on it.
+        targets: The next tokens.
+        chunk: Tokens whose logits are in memory at a time; the result does not depend on it.
 
     Returns:
         The losses in float32 (float64 for float64 states), differentiable once in `states`.
     """
 
-    def chunked(rows: slice) -> _Judge:
+    def chunked(rows: slice) -> _Loss:
         following = targets[rows, None].long()
 
-        def judge(log_shares: Tensor, wanted: bool) -> Tensor:
+        def loss(log_shares: Tensor, wanted: bool) -> Tensor:
             losses = -log_shares.gather(-1, following).squeeze(-1)
             if wanted:  # softmax minus one-hot
                 log_shares.exp_().scatter_add_(-1, following, log_shares.new_full((), -1.0).expand_as(following))
             return losses
 
-        return judge
+        return loss
 
     return _in_chunks(states, finish, chunked, chunk)
 
@@ -63,22 +62,22 @@ def token_kl(
     """Return KL(p || q) of each token in nats, p = softmax(finish(reference)), q = softmax(finish(states)); at least 0.
 
     Args:
-        states: The last residuals, of one way to them or of several, which share the work on the reference.
-        reference: The last residuals of the model whose output is the standard; they get no gradient.
+        states: The last residuals, once or k times with the same reference.
+        reference: The last residuals that p is made of; they get no gradient.
     """
 
-    def chunked(rows: slice) -> _Judge:
+    def chunked(rows: slice) -> _Loss:
         with torch.no_grad():
             standard = logits_of(reference[rows], finish).log_softmax(-1)
             shares = standard.exp()
 
-        def judge(log_shares: Tensor, wanted: bool) -> Tensor:
+        def loss(log_shares: Tensor, wanted: bool) -> Tensor:
             losses = torch.sub(standard, log_shares).mul_(shares).sum(-1)
             if wanted:  # q minus p
                 log_shares.exp_().sub_(shares)
             return losses
 
-        return judge
+        return loss
 
     return _in_chunks(states, finish, chunked, chunk)
 
@@ -89,23 +88,23 @@ def logits_of(states: Tensor, finish: Finish) -> Tensor:
     return logits.to(_wide(logits.dtype))
 
 
-def _in_chunks(states: Tensor, finish: Finish, chunked: Callable[[slice], _Judge], chunk: int) -> Tensor:
-    """Return the losses of all tokens, (..., n), of which `chunked` gives the judge of those of some rows."""
+def _in_chunks(states: Tensor, finish: Finish, chunked: Callable[[slice], _Loss], chunk: int) -> Tensor:
+    """Return the losses of all tokens, (..., n), given a function that makes the loss of some rows."""
     flat = states.reshape(math.prod(states.shape[:-2]), *states.shape[-2:])
     if torch.is_grad_enabled() and states.requires_grad:
         values = _ChunkedLoss.apply(flat, finish, chunked, chunk)
     else:
         with torch.no_grad():
-            values, _ = _judged(flat, finish, chunked, chunk, wanted=False)
+            values, _ = _losses(flat, finish, chunked, chunk, wanted=False)
     return values.view(states.shape[:-1])  # type: ignore[no-any-return]
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """A loss that takes the gradient of each chunk in the forward pass, so that the backward pass is one product."""
+    """A loss whose forward pass takes the gradient of each chunk, so that the backward pass is one product."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, finish: Finish, chunked: Callable[[slice], _Judge], chunk: int) -> Tensor:
-        values, gradient = _judged(states.detach(), finish, chunked, chunk, wanted=True)
+    def forward(ctx: Any, states: Tensor, finish: Finish, chunked: Callable[[slice], _Loss], chunk: int) -> Tensor:
+        values, gradient = _losses(states.detach(), finish, chunked, chunk, wanted=True)
         ctx.save_for_backward(gradient)
         return values
 
@@ -116,18 +115,18 @@ class _ChunkedLoss(torch.autograd.Function):
         return gradient * outer[0][..., None].to(gradient.dtype), None, None, None
 
 
-def _judged(
-    states: Float[Tensor, "k n d"], finish: Finish, chunked: Callable[[slice], _Judge], chunk: int, *, wanted: bool
+def _losses(
+    states: Float[Tensor, "k n d"], finish: Finish, chunked: Callable[[slice], _Loss], chunk: int, *, wanted: bool
 ) -> tuple[Float[Tensor, "k n"], Float[Tensor, "k n d"] | None]:
     """Return the losses, and, if wanted, the gradient of each with respect to its state.
 
-    Log-probabilities of all chunks use one piece of memory. Only the logits are made anew, by `finish`.
+    The log-probabilities of all chunks share one piece of memory.
     """
     gradient = torch.empty_like(states) if wanted else None
     values, space = [], states.new_empty(0)
     for start in range(0, max(states.shape[1], 1), chunk):  # no tokens are one empty chunk
         rows = slice(start, start + chunk)
-        judge = chunked(rows)
+        loss = chunked(rows)
         columns = []
         for number, part in enumerate(states[:, rows]):
             part = part.detach().requires_grad_(wanted)
@@ -137,7 +136,7 @@ def _judged(
                 space = torch.empty(logits.numel(), dtype=_wide(logits.dtype), device=logits.device)
             log_shares = space[: logits.numel()].view(logits.shape)
             torch.log_softmax(logits.detach(), -1, dtype=space.dtype, out=log_shares)
-            columns.append(judge(log_shares, wanted))
+            columns.append(loss(log_shares, wanted))
             if gradient is not None:
                 (gradient[number, rows],) = torch.autograd.grad(logits, part, log_shares.to(logits.dtype))
             del logits  # else they would live until the next chunk has its own
@@ -156,11 +155,11 @@ def unigram_entropy(tokens: Int[Tensor, " n"]) -> float:
     return float(-(shares * shares.log()).sum())
 
 
-# ---- How near a stitched model's output is to that of its target, token by token, from logits that are made once
+# ---- Comparison of a stitched model's output with its target's
 
 
 class OutputMatch(NamedTuple):
-    """What `compare_outputs` finds of each of n tokens, for each of k ways to their last residuals."""
+    """The comparison of k outputs with a reference at each of n tokens."""
 
     loss: Float[Tensor, "k n"]  # cross-entropy of the token that follows, in nats
     kl: Float[Tensor, "k n"]  # KL(reference || ours), in nats
@@ -175,15 +174,7 @@ def compare_outputs(
     targets: Int[Tensor, " n"],
     chunk: int = CHUNK,
 ) -> OutputMatch:
-    """Return `token_loss`, `token_kl` and whether the top token is the same, without making any logits twice.
-
-    Args:
-        states: The last residuals, of k ways to them.
-        finish: The final norm and the unembedding.
-        reference: The last residuals of the model whose output is the standard.
-        targets: The token that follows.
-        chunk: How many tokens' logits are in memory at a time.
-    """
+    """Return `token_loss`, `token_kl` and whether the top token is the same, computing all logits once."""
     parts: list[OutputMatch] = []
     for start in range(0, len(targets), chunk):
         rows = slice(start, start + chunk)
@@ -204,16 +195,14 @@ def _distribution(states: Float[Tensor, "m d"], finish: Finish) -> tuple[Int[Ten
     return logits.argmax(-1), logits.log_softmax(-1)
 
 
-# ---- What only later text decides: the part of the next token that a model could not have foreseen, as a few numbers
-
-NUMBERS = 64  # of a token's code
+# ---- The part of the next token that a model did not foresee, as a few numbers
 
 
-def token_codes(vocabulary: int, numbers: int = NUMBERS, seed: int = 0) -> Float[Tensor, "v c"]:
-    """Return a random standard normal code for every token of a vocabulary, on the CPU, by which tokens are told apart.
+def token_codes(vocabulary: int, numbers: int = 64, seed: int = 0) -> Float[Tensor, "v c"]:
+    """Return a random standard normal code for every token of a vocabulary, on the CPU.
 
-    Products of the codes of two tokens are about 0, so that codes stand for tokens at a fraction of the numbers
-    (Johnson & Lindenstrauss 1984).
+    Codes of two tokens are about orthogonal, so they tell tokens apart with a fraction of the numbers of one-hot
+    vectors (Johnson & Lindenstrauss 1984).
     """
     return torch.randn(vocabulary, numbers, generator=seeded(seed))
 
@@ -226,18 +215,14 @@ def surprises(
     codes: Float[Tensor, "v c"],
     chunk: int = CHUNK,
 ) -> Float[Tensor, "n c"]:
-    """Return for each token what its model did not foresee of the next: code(next) - Σ_v p(v) code(v).
+    """Return for each token the part of the next one that its model did not foresee: code(next) - Σ_v p(v) code(v).
 
     p = softmax(finish(states)) is the model's own distribution. If p is right, the mean is 0 whatever came before, so
-    nothing that is made of earlier tokens predicts it. Of a random vector for each next token a linear map
-    reads only as many tokens as it has numbers: see docs/LOG.md for what leaks of several widths come to.
+    nothing that is made of earlier tokens predicts it. A leak of the next token as random vectors of d numbers is found
+    up to about d tokens: docs/LOG.md has leaks of several widths.
 
     Args:
-        states: The last residuals of the model, one per token.
-        finish: The final norm and the unembedding.
-        targets: The token that follows.
         codes: See `token_codes`, on the device of the states.
-        chunk: How many tokens' logits are in memory at a time; the result does not depend on it.
     """
     surprising = []
     for part, following in zip(states.split(chunk), targets.split(chunk), strict=True):

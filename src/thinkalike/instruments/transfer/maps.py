@@ -1,4 +1,4 @@
-"""Maps between two models in both directions, fitted on text; what they carry is judged on something else."""
+"""Maps between two models in both directions, fitted on text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from thinkalike.config.schema import COUNTS
 from thinkalike.data.rows import Corpus
 from thinkalike.evaluation.language import rows_at_once
 from thinkalike.evaluation.maps import rows_of_moments, state_moments, unexplained_variance
-from thinkalike.measures.closed_forms import RIDGE, AffineMap, BothDirections, LayerPair, Unexplained, both_directions
+from thinkalike.measures.closed_forms import RIDGE, AffineMap, LayerPair, Unexplained, both_directions
 from thinkalike.memory import Budget
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
@@ -23,7 +23,7 @@ from thinkalike.models.tokenizers import same_vocabulary
 
 @dataclass
 class TransferConfig(MeasureConfig):
-    """The settings of what is carried through maps that are fitted on text."""
+    """The settings of maps that are fitted on text."""
 
     fit_tokens: int = ranged(2**17, least=2, most=COUNTS)  # of text that both models read
     ridge: float = ranged(RIDGE, least=0, most=1e6)  # of least squares, in units of the mean variance of the states
@@ -32,7 +32,7 @@ class TransferConfig(MeasureConfig):
 
 @dataclass(frozen=True, eq=False)
 class PairMap:
-    """φ from a layer of the source to one of the target, ψ back, and what they leave unexplained of held-out text."""
+    """φ from a layer of the source to one of the target, ψ back, and the variance of held-out text that they miss."""
 
     phi: AffineMap
     psi: AffineMap
@@ -41,11 +41,11 @@ class PairMap:
 
 
 def models_and_pairs(config: AnalyzeConfig) -> tuple[FrozenModel, FrozenModel, list[LayerPair]]:
-    """Return both models and the layer pairs that are asked for.
+    """Return both models and their layer pairs.
 
     Raises:
         ConfigError: there is no such layer.
-        ModelError: a model cannot be had, or the two read different tokens.
+        ModelError: a model cannot be loaded, or the two have different tokenizers.
     """
     source, target = load_models(config.model, config.target)
     same_vocabulary(source, target)
@@ -58,7 +58,7 @@ def fitted_maps(
 ) -> dict[LayerPair, PairMap]:
     """Return the maps of each layer pair, from one pass of both models over the text.
 
-    As many rows of the report judge them as they are fitted on, if it has as many.
+    The unexplained variance is of at most as many rows of the report as the maps are fitted on.
 
     Raises:
         ModelError: the states of a layer do not vary.
@@ -71,8 +71,8 @@ def fitted_maps(
     found = {}
     for pair in pairs:
         seen = fit.of(pair)
-        maps: BothDirections = both_directions(seen, ridge)
-        phi, psi = (AffineMap(each.weight.cpu(), each.bias.cpu()) for each in maps)
+        maps = both_directions(seen, ridge)
         left = unexplained_variance(maps, held_out, pair, (source.name, target.name))
+        phi, psi = (AffineMap(each.weight.cpu(), each.bias.cpu()) for each in maps)
         found[pair] = PairMap(phi, psi, left, seen.mean_y.cpu())
     return found

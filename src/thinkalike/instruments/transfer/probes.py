@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,9 +18,8 @@ import torch
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, pairs_of_layers, ranged
 from thinkalike.data.from_config import read_stimuli
-from thinkalike.data.rows import Corpus
 from thinkalike.data.stimuli import Stimuli
-from thinkalike.errors import ConfigError, one_of
+from thinkalike.errors import one_of
 from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.instruments.operations import WORDS, both_of, of_maps, of_probes, text_passes
 from thinkalike.instruments.stitching.setting import shared_text
@@ -43,12 +42,10 @@ from thinkalike.instruments.transfer.probing import (
     tasks_of,
 )
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints, forward_passes, total
-from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import span
 from thinkalike.measures.transfer.probes import STEPS
 from thinkalike.models.controls import fresh
 from thinkalike.models.foresight import check_layer_pairs
-from thinkalike.models.frozen import FrozenModel
 from thinkalike.progress import counted
 from thinkalike.screen import Column, Table, number_column, show_table, show_text, text_column
 from thinkalike.states.stimuli import stimulus_states, stimulus_states_of
@@ -59,7 +56,7 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class ProbesConfig(TransferConfig):
-    """The settings of probes and of the controls beside them."""
+    """The settings of probes and of their controls."""
 
     kind: str = "probes"
     alphas: list[float] = ranged(lambda: [0.1, 1.0, 10.0, 100.0, 1000.0], above=0, most=1e9)  # ridge penalties
@@ -74,9 +71,6 @@ class ProbesConfig(TransferConfig):
         super().__post_init__()
         for split in self.splits:
             one_of("measure.splits", split, SPLITS)
-        for name in ("alphas", "splits"):
-            if not getattr(self, name):
-                raise ConfigError(f"measure.{name}=[] must be at least one")
 
 
 class CarriedProbes(
@@ -84,7 +78,8 @@ class CarriedProbes(
 ):
     """Carries probes of `model` to `model@target` and back, through maps that are fitted on text.
 
-    Leaves a row per layer pair, feature, split and condition in table.csv, and what the maps explain in maps.csv.
+    Leaves a row per layer pair, feature, split and condition in table.csv, and the maps' unexplained variance in
+    maps.csv.
     """
 
     of_models: ClassVar[str] = "pairs"
@@ -92,7 +87,7 @@ class CarriedProbes(
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         check_layer_pairs(config.model, config.target, config.layers)
         stimuli = read_stimuli(config.stimuli)
-        _tasks(config, stimuli)  # so that what cannot be probed is refused before anything is loaded
+        _tasks(config, stimuli)  # so that errors come before anything is loaded
         return {"stimuli": stimuli, **fingerprints(config, ("model", "target", "data"))}
 
     def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
@@ -101,10 +96,8 @@ class CarriedProbes(
         stimuli = read_stimuli(config.stimuli)
         words = forward_passes(both, float(WORDS * len(stimuli.groups.unique())), WORDS)
         tasks = [(len(task.rows), len(task.levels)) for task in _tasks(config, stimuli)]
-        pairs, widths = (
-            len(pairs_of_layers(config.layers, *(shape.layers for shape in both))),
-            [shape.width for shape in both],
-        )
+        pairs = len(pairs_of_layers(config.layers, *(shape.layers for shape in both)))
+        widths = [shape.width for shape in both]
         sides = widths + widths[:1] + widths[1:] * measure.untrained  # refitted probes read the source's width
         probes = of_probes(tasks, sides, measure.folds, len(measure.alphas), measure.inner_folds)
         text = text_passes(config, shapes)
@@ -123,9 +116,13 @@ class CarriedProbes(
             kept = stimulus_states_of(config, stimuli, embed=False, loaded=(source, target))
         with work.phase("maps"):
             maps = fitted_maps(source, target, pairs, corpus, measure.ridge)
-            sides = Sides(dict(enumerate(kept[0].states)), dict(enumerate(kept[-1].states)), maps)
+            sides = Sides(*(dict(enumerate(kept[side].states)) for side in (0, -1)), maps)
             if measure.untrained:
-                sides = _with_untrained(sides, source, target, pairs, corpus, stimuli, config)
+                model = fresh(target, config.seed)
+                back = {
+                    pair: each.psi for pair, each in fitted_maps(source, model, pairs, corpus, measure.ridge).items()
+                }
+                sides = replace(sides, untrained=dict(enumerate(stimulus_states(model, stimuli))), back=back)
         probing, rows, draws = Probing(sides, measure, config.seed), [], []
         for pair in counted(pairs, "layer pair"):
             for task in counted(_tasks(config, stimuli), "task"):
@@ -150,7 +147,7 @@ class CarriedProbes(
         figures.carried_probes(result.table, folder)
 
     def headlines(self, result: Result) -> list[Headline]:
-        """Return means over features: the share that carried probes keep, and both accuracies."""
+        """Return means over features: carried probes' share of native accuracy above chance, and both accuracies."""
         names = ("mean_share_above_chance", "mean_carried_accuracy", "mean_native_accuracy")
         return [Headline(name, result.scalars[name]) for name in names if name in result.scalars]
 
@@ -164,29 +161,13 @@ def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
 
 
 def _warn_of_steps(table: pd.DataFrame) -> None:
-    """Say which features have a probe that did not reach its tolerance."""
+    """Warn of features with a probe that did not reach its tolerance."""
     if not table["converged"].all():
         features = ", ".join(dict.fromkeys(table[~table["converged"]]["feature"]))
         log.warning("warning: probes of %s have not converged after %d steps; raise measure.alphas", features, STEPS)
 
 
-def _with_untrained(
-    sides: Sides,
-    source: FrozenModel,
-    target: FrozenModel,
-    pairs: Sequence[LayerPair],
-    corpus: Corpus,
-    stimuli: Stimuli,
-    config: AnalyzeConfig,
-) -> Sides:
-    """Return the sides with a target of new weights, and maps of its own."""
-    untrained = fresh(target, config.seed)
-    maps = fitted_maps(source, untrained, pairs, corpus, config.measure.ridge)  # type: ignore[attr-defined]
-    states = dict(enumerate(stimulus_states(untrained, stimuli)))
-    return Sides(sides.source, sides.target, sides.maps, states, {pair: each.psi for pair, each in maps.items()})
-
-
-# --------------------------------------------------------------------------------------------------------------- screen
+# ---- Screen
 
 
 SHOWN = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -30,13 +30,13 @@ SPLITS = ("sentence", "word")
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """To tell the levels of a feature apart in n stimuli, of which folds keep those of a sentence, or a word, together.
+    """A probing task: n stimuli with their levels of a feature, in folds that keep a sentence, or a word, together.
 
     Attributes:
-        rows: which of all stimuli.
-        labels: the number of each one's level, below `levels`.
+        rows: the numbers of the stimuli among all.
+        labels: the number of each one's level.
         sentences: the number of the text of each.
-        groups: what a fold keeps together.
+        groups: the number of the sentence or the word of each.
     """
 
     feature: str
@@ -51,19 +51,18 @@ class Task:
     def take(self, kept: Int[Tensor, " m"]) -> Task:
         """Return the task of some of the stimuli, with the levels that these have."""
         present, labels = self.labels[kept].unique(return_inverse=True)
-        parts = (each[kept] for each in (self.sentences, self.groups, self.fold_of))
-        levels = [self.levels[place] for place in present.tolist()]
-        return Task(self.feature, self.split, levels, self.rows[kept], labels, *parts)
+        parts = {name: getattr(self, name)[kept] for name in ("rows", "sentences", "groups", "fold_of")}
+        return replace(self, levels=[self.levels[place] for place in present.tolist()], labels=labels, **parts)
 
 
 def tasks_of(stimuli: Stimuli, splits: Sequence[str], folds: int, least: int, seed: int) -> list[Task]:
-    """Return the task of each feature by each split; one that words are too few for is left out, which a warning says.
+    """Return the task of each feature by each split; a split by too few words is left out with a warning.
 
     Args:
-        least: how many stimuli a level must have, to be told apart.
+        least: the least number of stimuli of a level.
 
     Raises:
-        DataError: a feature has fewer than two such levels, or is continuous, or the sentences are too few.
+        DataError: a feature has fewer than two such levels, or is continuous, or there are fewer sentences than folds.
     """
     return [task for name in stimuli.names for task in _of_feature(stimuli, name, splits, folds, least, seed)]
 
@@ -90,20 +89,14 @@ def _of_feature(
 
 
 def _labelled(stimuli: Stimuli, name: str, least: int) -> tuple[Int[Tensor, " n"], Int[Tensor, " n"], Sequence[str]]:
-    """Return the stimuli with a level of the feature that is not too rare, the number of that level, and its name."""
+    """Return the stimuli whose level of the feature is not too rare, the number of each one's level, and all levels."""
     column = stimuli.features[name]
     if stimuli.kinds[name] == "continuous":
         raise DataError(
             f"{stimuli.source}: {name} is continuous, and a probe tells levels apart; leave it out of stimuli.features"
         )
     values = column.dropna()
-    if values.nunique() < 2:
-        raise DataError(
-            f"{stimuli.source}: {name} has one level only, {values.iloc[0] if len(values) else 'none'}; leave it out "
-            "of stimuli.features"
-        )
-    counts = values.value_counts()
-    kept = values[values.map(counts).astype(int) >= least]
+    kept = values[values.map(values.value_counts()).astype(int) >= least]
     if kept.nunique() < 2:
         raise DataError(
             f"{stimuli.source}: {name} has fewer than two levels of measure.least={least} stimuli; lower it, or leave "
@@ -115,15 +108,13 @@ def _labelled(stimuli: Stimuli, name: str, least: int) -> tuple[Int[Tensor, " n"
 
 
 def _learnable(task: Task) -> Task:
-    """Return the task without levels that one fold has alone, as the probe that is judged there never saw them."""
-    folds = torch.stack(
-        [torch.bincount(task.fold_of[task.labels == k]).count_nonzero() for k in range(len(task.levels))]
-    )
+    """Return the task without levels that occur in one fold only, which its probe never sees."""
+    folds = torch.tensor([len(task.fold_of[task.labels == k].unique()) for k in range(len(task.levels))])
     kept = (folds[task.labels] > 1).nonzero()[:, 0]
     return task if len(kept) == len(task.labels) else task.take(kept)
 
 
-# --------------------------------------------------------------------------------------------------------------- probes
+# ---- Probes
 
 
 NATIVE_SOURCE, NATIVE, CARRIED, BACK = "native in source", "native in target", "source to target", "target to source"
@@ -136,10 +127,10 @@ States = Mapping[int, Float[Tensor, "n _"]]  # of all stimuli, by layer
 
 @dataclass(frozen=True, eq=False)
 class Sides:
-    """The states of all stimuli in source, target and a target that was never trained, and the maps between them.
+    """The states of all stimuli in source, target and an untrained target, and the maps between them.
 
     Attributes:
-        back: from the untrained target's states to the source's, by layer pair; empty if there is none.
+        back: from the untrained target's states to the source's, by layer pair.
     """
 
     source: States
@@ -150,17 +141,14 @@ class Sides:
 
 
 class Probing:
-    """Fits probes of the layers of both sides, each once, and judges them on stimuli that they were not fitted on."""
+    """Fits probes of the layers of both sides, each once, and tests them on the stimuli of other folds."""
 
     def __init__(self, sides: Sides, measure: Any, seed: int):
         self.sides, self.measure, self.seed = sides, measure, seed
         self._fitted: dict[tuple[str, int, str, str], CrossFitted] = {}
 
     def judged(self, task: Task, pair: LayerPair) -> tuple[dict[str, Accuracy], bool]:
-        """Return the accuracies of a layer pair by condition, and whether all fits converged.
-
-        Each has the same resamples of the sentences, so that shares of them are paired.
-        """
+        """Return the accuracies of a layer pair by condition, and whether all fits converged."""
         (layer, depth), maps, sides = pair, self.sides.maps[pair], self.sides
         a, b = sides.source[layer][task.rows].double(), sides.target[depth][task.rows].double()
         mine, own = self._native("source", layer, a, task), self._native("target", depth, b, task)
@@ -201,7 +189,7 @@ class Probing:
         return cross_fitted(states, labels, len(task.levels), task.fold_of, task.groups, alphas, inner, self.seed)
 
     def _turned(self, probes: CrossFitted, maps: PairMap, states: Tensor, task: Task) -> Float[Tensor, " n"]:
-        """Return the share of random maps through which each stimulus is answered right."""
+        """Return the share of random maps through which the answer to each stimulus is right."""
         generator = self._generator()
         turned = (turned_at_random(maps.psi, maps.target_mean, generator) for _ in range(self.measure.draws))
         right = [probes.through(mapping).right(states, task.labels) for mapping in turned]
@@ -216,20 +204,20 @@ class Probing:
         return torch.Generator().manual_seed(self.seed)
 
 
-# ---------------------------------------------------------------------------------------------------------------- table
+# ---- Table
 
 
 SHARES = ("share", "share_above_chance")
-BLANK = [f"{share}{end}" for share in SHARES for end in ("", "_low", "_high")]  # where there is nothing to share
+BLANK = [f"{share}{end}" for share in SHARES for end in ("", "_low", "_high")]  # of conditions without a share
 
 
 def named(source: FrozenModel, target: FrozenModel, pair: LayerPair) -> dict[str, Any]:
-    """Return the columns that say what a row is of."""
+    """Return the columns that name the models and layers of a row."""
     return {"source": source.name, "target": target.name, "source_layer": pair[0], "target_layer": pair[1]}
 
 
 def rows_of(task: Task, stimuli: Stimuli, judged: Mapping[str, Accuracy]) -> Iterator[dict[str, Any]]:
-    """Yield the columns of each condition: its accuracy, and what share it is of the native one's."""
+    """Yield the columns of each condition: its accuracy, and its share of the native one."""
     words = {stimuli.words[row] for row in task.rows.tolist()}
     sizes = {"stimuli": len(task.rows), "sentences": len(task.sentences.unique()), "words": len(words)}
     for condition, accuracy in judged.items():

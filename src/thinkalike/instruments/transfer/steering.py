@@ -1,4 +1,4 @@
-"""measure=steering: the direction of a feature, carried from one model to another, and what it does there.
+"""measure=steering: the direction of a feature, carried from one model to another, and its effect there.
 
     python analyze.py measure=steering model=gpt2-mini model@target=gpt2-mini-s1
 
@@ -50,7 +50,7 @@ LENGTH = 8  # tokens of a text, about
 # ruff: noqa: UP045
 @dataclass
 class SteeringConfig(TransferConfig):
-    """The settings of steering vectors and of what is said of them."""
+    """The settings of steering vectors and of their report."""
 
     paths: ClassVar[tuple[str, ...]] = ("path",)
 
@@ -68,20 +68,18 @@ class SteeringConfig(TransferConfig):
         one_of("measure.contrast", self.contrast, (*CONTRASTS, "table"))
         for position in self.positions:
             one_of("measure.positions", position, POSITIONS)
-        for name in ("strengths", "positions"):
-            if not getattr(self, name):
-                raise ConfigError(f"measure.{name}=[] must be at least one")
         if (self.contrast == "table") != bool(self.path):
             raise ConfigError(
-                f"measure.contrast={self.contrast} and measure.path={self.path} do not go together; pairs of your own "
-                "need measure.contrast=table measure.path=FILE"
+                f"measure.contrast={self.contrast} measure.path={self.path}: pairs of your own need "
+                "measure.contrast=table measure.path=FILE"
             )
 
 
 class Steering(Instrument, kind="steering", reads=("model", "target", "layers", "data", "measure", "seed")):
     """Adds the direction of a feature to the states of `model@target`: its own, and that of `model`, carried over.
 
-    Leaves a row per layer pair, position, strength and condition in table.csv, and what the maps explain in maps.csv.
+    Leaves a row per layer pair, position, strength and condition in table.csv, and the maps' unexplained variance in
+    maps.csv.
     """
 
     of_models: ClassVar[str] = "pairs"
@@ -120,8 +118,8 @@ class Steering(Instrument, kind="steering", reads=("model", "target", "layers", 
                 effects.append(effect)
         if pd.DataFrame(rows)["share"].isna().any():
             log.warning(
-                "warning: the counterparts move the gap by %.2f nats in %s, which is not told from 0, so there is no "
-                "share of it; check up and down", float(trial.natural.mean()), target.name,
+                "warning: the counterparts move the gap by %.2f nats in %s, not significantly, so there is no share of "
+                "it; check up and down", float(trial.natural.mean()), target.name,
             )  # fmt: skip
         arrays = {"effects": torch.stack(effects), "natural": trial.natural, "groups": trial.groups}
         return Outcome(
@@ -151,7 +149,7 @@ class Steering(Instrument, kind="steering", reads=("model", "target", "layers", 
         show_steering(result)
 
 
-# --------------------------------------------------------------------------------------------------------------- screen
+# ---- Screen
 
 
 SHOWN = {"native": NATIVE, "carried": CARRIED, "matched": MATCHED, "random": RANDOM, "negated": NEGATED}
@@ -163,10 +161,7 @@ LEGEND = (
 
 
 def best_rows(table: pd.DataFrame) -> dict[Any, Any]:
-    """Return the rows by condition at the layers where the native vector has the greatest effect.
-
-    They are of the first position and strength.
-    """
+    """Return the rows by condition of the layers where the native vector does most, at the first position."""
     first = table[(table["position"] == table["position"].iloc[0]) & (table["strength"] == table["strength"].iloc[0])]
     native = first[first["condition"] == NATIVE]
     best = native.loc[native["effect"].idxmax()]

@@ -1,4 +1,4 @@
-"""What a vector that is added to a model's states does to how texts go on."""
+"""The effect of vectors that are added to a model's states on the next token of texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.data.contrasts import Contrasts, Prompt, continuations
-from thinkalike.errors import DataError, ModelError
+from thinkalike.errors import DataError
 from thinkalike.instruments.of_stimuli import FEW
 from thinkalike.instruments.transfer.maps import PairMap
 from thinkalike.measures.closed_forms import LayerPair
@@ -31,12 +31,12 @@ AT_ONCE = 64  # texts
 
 @dataclass(frozen=True)
 class Prompts:
-    """Texts as a model reads them, padded on the right, where no state before sees the padding.
+    """Texts as a model reads them, padded on the right.
 
     Attributes:
         words: the place of the last token of the word of each.
-        ends: the place of the last token of each, after which it goes on.
-        up, down: which tokens the feature makes likelier, and which less likely.
+        ends: the place of the last token of each.
+        up, down: the next tokens that the feature makes likelier, and less likely.
     """
 
     tokens: Int[Tensor, "n t"]
@@ -46,7 +46,7 @@ class Prompts:
     down: Bool[Tensor, "n v"]
 
     def batches(self) -> Iterator[tuple[slice, Prompts]]:
-        """Yield some of the texts at a time, as long as the longest of them."""
+        """Yield some of the texts at a time, cut to the longest of them."""
         for first in range(0, len(self.tokens), AT_ONCE):
             part = slice(first, first + AT_ONCE)
             longest = int(self.ends[part].max()) + 1
@@ -125,7 +125,7 @@ def _gap(model: FrozenModel, state: Float[Tensor, "n t d"], prompts: Prompts) ->
     return up - down
 
 
-# --------------------------------------------------------------------------------------------------- effects of vectors
+# ---- Effects of vectors
 
 
 NATIVE, CARRIED, MATCHED, NEGATED, RANDOM = "native", "carried", "carried, native norm", "carried, negated", "random"
@@ -135,23 +135,18 @@ POSITIONS = ("word", LATER)  # at the last token of the word alone | at that and
 
 
 class Trial:
-    """Contrasts in a source and a target, and what is needed to steer the target by them.
+    """The contrasts as both models read them, to steer the target.
 
     Attributes:
-        natural: by how much the counterpart of each text moves the target's log-probability gap, in nats.
-        groups: what folds and resamples keep together: pairs of one word, unless there are few words.
+        natural: how far the counterpart of each text moves the target's log-probability gap, in nats.
+        groups: the pairs that folds and resamples keep together: those of one word, unless there are few words.
 
     Raises:
         DataError: there are fewer words, or pairs, than folds; see `read_prompts`.
-        ModelError: a model predicts no next token.
+        ModelError: the target predicts no next token.
     """
 
     def __init__(self, source: FrozenModel, target: FrozenModel, contrasts: Contrasts, measure: Any, seed: int):
-        for model in (source, target):
-            if not model.predicts_next:
-                raise ModelError(
-                    f"{model.name} predicts no next token, so no text goes on in it; choose a model that does"
-                )
         self.source, self.target, self.measure, self.seed = source, target, measure, seed
         self.read = read_prompts(source, contrasts), read_prompts(target, contrasts)
         texts, counterparts = self.read[1]
@@ -188,7 +183,7 @@ class Trial:
                     yield row | _about(vectors, native), effects[place]
 
     def _differences(self, side: int, layer: int) -> Float[Tensor, "n d"]:
-        """Return the vector that each text of one side is steered by, made of pairs of other words."""
+        """Return the steering vector of each text on one side, made of the pairs of other folds."""
         model = (self.source, self.target)[side]
         before, after = (states_at_words(model, prompts, [layer])[0] for prompts in self.read[side])
         return held_out_differences(before, after, self.fold_of)
@@ -196,7 +191,7 @@ class Trial:
     def _effects(
         self, conditions: Mapping[str, Float[Tensor, "_ n d"]], depth: int, position: str, strength: float
     ) -> Float[Tensor, "c n"]:
-        """Return the effect of each condition on each text, a mean over the vectors that it has."""
+        """Return the effect of each condition on each text, a mean over its vectors."""
         added = strength * torch.cat(list(conditions.values()))
         moved = steered_gaps(self.target, self.texts, depth, added, position == LATER) - self.before
         parts = moved.split([len(vectors) for vectors in conditions.values()])

@@ -7,9 +7,8 @@ from the states of model B to those of model A, a probe of A reads the states of
 
 (Chen, Merullo, Stolfo & Pavlick 2025, arXiv 2506.06609).
 
-Balanced accuracy is the mean over levels of the share of their stimuli that are answered right: a probe that knows
-nothing has 1/k with k levels, however rare some of them are. Words of one sentence are not independent, so intervals
-resample sentences, the same ones for everything that is compared.
+Balanced accuracy is the mean recall over levels, 1/k by chance with k levels. Intervals resample sentences, as the
+words of one are not independent.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class Probe:
     """A score for each of k levels of a feature, linear in states of width d, in float64.
 
     Attributes:
-        weight, bias: p and c of each level; a level that the probe never saw has the bias -∞, and is never answered.
-        converged: whether the fit reached its tolerance.
+        weight, bias: p and c of each level; a level that the probe never saw has the bias -∞.
+        converged: Whether the fit reached its tolerance.
     """
 
     weight: Float[Tensor, "k d"]
@@ -46,7 +45,7 @@ class Probe:
     converged: bool = True
 
     def scores(self, states: Float[Tensor, "n d"]) -> Float[Tensor, "n k"]:
-        """Return the score of every level for each state; only differences between levels mean anything."""
+        """Return the score of every level for each state."""
         return states.to(self.weight) @ self.weight.T + self.bias
 
     def answers(self, states: Float[Tensor, "n d"]) -> Int[Tensor, " n"]:
@@ -54,7 +53,7 @@ class Probe:
         return self.scores(states).argmax(1)
 
     def through(self, mapping: AffineMap) -> Probe:
-        """Return the probe of states g whose scores are those of this one for the states D g + v that the map makes."""
+        """Return the probe whose scores for states g are those of this one for D g + v."""
         weight, bias = mapping.weight.to(self.weight), mapping.bias.to(self.weight)
         return replace(self, weight=self.weight @ weight, bias=self.weight @ bias + self.bias)
 
@@ -68,41 +67,34 @@ def fit_probes(
 ) -> list[Probe]:
     """Return a logistic regression for each ridge penalty, each started from the one before.
 
-    Minimised is Σᵢ wᵢ (-log softmax(P xᵢ + c))_yᵢ + α ‖P‖² / 2 by scikit-learn (C = 1/α), with weights w that give all
-    levels the same total, and x the centred states over the root of their mean variance. One scale for all dimensions,
-    and not one for each, makes the fit equivariant: rotated states have the rotated probe.
+    It minimises Σᵢ wᵢ (-log softmax(P xᵢ + c))_yᵢ + α ‖P‖² / 2, with weights w that give all levels the same total, and
+    x the centred states over the root of their mean variance. As all dimensions share one scale, rotated states have
+    the rotated probe.
 
     Args:
         labels: The number of each state's level, below `levels`.
-        alphas: Best from the largest to the smallest, as the first is the quickest to fit from nothing.
+        alphas: Fastest from the largest to the smallest.
         tolerance: Of the largest entry of the gradient.
 
     Raises:
-        ValueError: The labels have fewer than two levels, or the states do not vary.
+        ValueError: The labels have fewer than two levels, or the states do not vary (scikit-learn's).
     """
-    if len(labels.unique()) < 2:
-        raise ValueError(f"a probe tells levels apart, and all {len(labels)} labels are of one level")
+    from sklearn.linear_model import LogisticRegression
+
     rows = states.double()
     mean, scale = rows.mean(0), rows.var(0, correction=0).mean().sqrt()
-    if not scale > 0:
-        raise ValueError("the states are all the same, so no probe can tell them apart")
     x, y = ((rows - mean) / scale).numpy(), labels.numpy()
-    model, probes = _regression(tolerance), []
+    model: Any = LogisticRegression(class_weight="balanced", tol=tolerance, max_iter=STEPS, warm_start=True)
+    probes = []
     for alpha in alphas:
         model.set_params(C=1 / alpha)
-        # the products of a step are so small that a second thread makes it up to five times slower
+        # a second thread makes the small products of a step up to five times slower
         with warnings.catch_warnings(record=True) as caught, threadpool_limits(1):
             warnings.simplefilter("always")
             model.fit(x, y)
         converged = not any("converge" in str(warning.message).lower() for warning in caught)
         probes.append(_of_states(model, levels, mean, scale, converged))
     return probes
-
-
-def _regression(tolerance: float) -> Any:
-    from sklearn.linear_model import LogisticRegression
-
-    return LogisticRegression(class_weight="balanced", tol=tolerance, max_iter=STEPS, warm_start=True)
 
 
 def _of_states(model: Any, levels: int, mean: Tensor, scale: Tensor, converged: bool) -> Probe:
@@ -116,14 +108,14 @@ def _of_states(model: Any, levels: int, mean: Tensor, scale: Tensor, converged: 
     return Probe(weight, bias, converged)
 
 
-# -------------------------------------------------------------------------------------------------------- cross-fitting
+# ---- Cross-fitting
 
-ROUGH = 1e-4  # of fits that only choose a penalty
+ROUGH = 1e-4  # tolerance of fits that only choose a penalty
 
 
 @dataclass(frozen=True, eq=False)
 class CrossFitted:
-    """A probe for each fold of the stimuli, fitted on all others, with the ridge penalty that was chosen for it."""
+    """A probe for each fold of the stimuli, fitted on all others, and its ridge penalty."""
 
     probes: Sequence[Probe]
     alphas: Sequence[float]
@@ -136,10 +128,10 @@ class CrossFitted:
 
     def through(self, mapping: AffineMap) -> CrossFitted:
         """Return the probes of the states that the map reads; see `Probe.through`."""
-        return CrossFitted([probe.through(mapping) for probe in self.probes], self.alphas, self.fold_of)
+        return replace(self, probes=[probe.through(mapping) for probe in self.probes])
 
     def right(self, states: Float[Tensor, "n d"], labels: Int[Tensor, " n"]) -> Bool[Tensor, " n"]:
-        """Return whether each stimulus, in any model's states of width d, gets its label from the probe of its fold."""
+        """Return whether each stimulus gets its label from the probe of its fold."""
         right = torch.zeros(len(labels), dtype=torch.bool)
         for fold, probe in enumerate(self.probes):
             own = self.fold_of == fold
@@ -148,7 +140,7 @@ class CrossFitted:
 
 
 def balanced_folds(labels: Int[Tensor, " n"], groups: Int[Tensor, " n"], folds: int, seed: int) -> Int[Tensor, " n"]:
-    """Return the fold of each stimulus: no group is in two, and levels are shared out as evenly as groups allow.
+    """Return the fold of each stimulus: groups stay together, and levels are spread as evenly as these allow.
 
     Raises:
         ValueError: There are fewer groups than folds.
@@ -179,9 +171,9 @@ def cross_fitted(
     """Fit a probe for each fold on all the others, with the penalty that does best on inner folds of those.
 
     Args:
-        groups: What inner folds keep together, as `fold_of` does.
-        alphas: Ridge penalties to choose from; a single one is taken as it is.
-        inner: How many inner folds.
+        groups: Stimuli that inner folds keep together.
+        alphas: Ridge penalties to choose from.
+        inner: The number of inner folds.
 
     Raises:
         ValueError: See `fit_probes`, `balanced_folds`.
@@ -205,9 +197,8 @@ def best_penalty(
 ) -> float:
     """Return the largest ridge penalty whose held-out balanced accuracy is within a standard error of the best one's.
 
-    Penalties that are equally right up to chance differ in their probes: a weak one leans on directions of little
-    variance, which no map carries well. So the choice is not left to a stimulus or two (the rule of one standard error;
-    Hastie, Tibshirani & Friedman 2009, section 7.10).
+    Of penalties that do equally well up to chance, a weak one leans on directions of little variance, which no map
+    carries well (rule of one standard error; Hastie, Tibshirani & Friedman 2009, section 7.10).
 
     Raises:
         ValueError: See `fit_probes`, `balanced_folds`.
@@ -226,15 +217,12 @@ def best_penalty(
     return strongest_first[int((accuracy >= accuracy.max() - error).nonzero()[0])]
 
 
-# ---------------------------------------------------------------------------------------------------- balanced accuracy
+# ---- Balanced accuracy
 
 
 @dataclass(frozen=True, eq=False)
 class Accuracy:
-    """A balanced accuracy, in [0, 1], and those of r resamples of the sentences.
-
-    Accuracies on the same stimuli have the same resamples, so that what is computed of two of them is paired.
-    """
+    """A balanced accuracy, in [0, 1], and those of r resamples of the sentences, the same for the same stimuli."""
 
     value: Float[Tensor, ""]
     draws: Float[Tensor, " r"]
@@ -252,7 +240,7 @@ class Accuracy:
     def share_of(self, other: Accuracy, above: float = 0.0, level: float = 0.95) -> Estimate:
         """Return (a - above) / (b - above) of this accuracy a and another b, with its percentile interval.
 
-        It is nan where the interval of b reaches down to `above`: there is nothing of which it could be a share.
+        It is NaN where the interval of b includes `above`.
         """
         if other.interval(level).low <= above:
             unknown = torch.full_like(self.value, torch.nan)
@@ -272,7 +260,7 @@ def balanced_accuracies(
     """Return the balanced accuracy of each of c conditions on the same stimuli, with the same resamples.
 
     Args:
-        right: Whether each stimulus was answered right, or the share of several answers that were.
+        right: Whether each stimulus was answered right, or the share of several answers.
         labels: The number of each stimulus's level; each below `levels` occurs.
 
     Raises:

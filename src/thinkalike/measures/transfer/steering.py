@@ -1,7 +1,7 @@
 """Steering vectors: the difference that a feature makes to mean states, carried to another model, and its effect.
 
-A vector s that is added to states of model A becomes U s in model B, with φ(h) = U h + u from A to B; a difference has
-no constant term (Chen, Merullo, Stolfo & Pavlick 2025, arXiv 2506.06609).
+With φ(h) = U h + u from model A to model B, a vector s that is added to states of A becomes U s in B
+(Chen, Merullo, Stolfo & Pavlick 2025, arXiv 2506.06609).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ def held_out_differences(
     """Return for each pair of states the mean of after - before over all pairs that are not in its fold.
 
     Raises:
-        ValueError: There is one fold only, so nothing is left to take the mean of.
+        ValueError: There is one fold only.
     """
     if not (fold_of != fold_of[0]).any():
-        raise ValueError("a vector that is judged on other pairs needs two folds of them")
+        raise ValueError("vectors from the pairs of other folds need two folds")
     difference, vectors = after.double() - before.double(), torch.empty(before.shape, dtype=torch.float64)
     for fold in fold_of.unique():
         vectors[fold_of == fold] = difference[fold_of != fold].mean(0)
@@ -34,7 +34,7 @@ def held_out_differences(
 
 
 def carried_vectors(vectors: Float[Tensor, "n d"], mapping: AffineMap) -> Float[Tensor, "n e"]:
-    """Return U s for each vector s; the bias of the map plays no part in a difference."""
+    """Return U s for each vector s, with U the weight of the map."""
     return vectors @ mapping.weight.to(vectors).T
 
 
@@ -53,7 +53,7 @@ def random_directions(
 
 @dataclass(frozen=True, eq=False)
 class Effects:
-    """Mean effects of c conditions and of the natural change on the same texts, in nats, with r resamples of both."""
+    """Mean effects of c conditions and of the counterpart texts, in nats, with r resamples of both."""
 
     value: Float[Tensor, " c"]
     draws: Float[Tensor, "c r"]
@@ -65,9 +65,9 @@ class Effects:
         return percentile_interval(self.value, self.draws, level)
 
     def shares(self, level: float = 0.95) -> Estimate:
-        """Return each mean effect as a share of the natural one, with percentile intervals: 1 does as much.
+        """Return each mean effect as a share of the natural one, with percentile intervals.
 
-        It is nan where the natural effect is not told from 0.
+        It is NaN where the interval of the natural effect includes 0.
         """
         ends = percentile_interval(self.natural, self.natural_draws, level)
         if ends.low <= 0 <= ends.high:
@@ -84,7 +84,7 @@ def effects_of(
     Args:
         steered: How far each condition moves the log-probability gap of each text, in nats.
         natural: How far the counterpart of the text moves it.
-        groups: The number of what each text belongs to, such as its word.
+        groups: The number of each text's group, such as its word.
 
     Raises:
         ValueError: There are fewer than two groups.
@@ -98,7 +98,7 @@ def effects_of(
     return Effects(means[:-1], drawn_means[:-1], means[-1], drawn_means[-1])
 
 
-# ---------------------------------------------------------------------------------------------------------- random maps
+# ---- Random maps
 
 
 def turned_at_random(mapping: AffineMap, mean: Float[Tensor, " d"], generator: torch.Generator) -> AffineMap:
