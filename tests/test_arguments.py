@@ -361,7 +361,6 @@ WRONG = {  # with the name of the argument that the error begins with
     "a sparse tensor": (lambda: cka(X.to_sparse(), Y), "X"),
     "layers by name": (lambda: rsa({"first": X}), "layers"),
     "layers by name, of an MLEM": (lambda: MLEM().fit(TABLE, {"first": X}), "Y"),
-    "no layer": (lambda: cka_measure().matrix([], [Y]), "there is no layer to compare"),
     "a tensor with a gap": (lambda: weighted_tau(VECTORS * torch.nan), r"profiles lacks a value at \["),
     "no layers, of an MLEM": (lambda: MLEM().fit(TABLE, []), "Y"),
 }

@@ -178,7 +178,7 @@ def test_a_mask_leaves_rows_and_their_documents_out():
 
 
 def test_where_chance_is_as_close_as_can_be_nothing_is_reported():
-    with pytest.raises(ValueError, match="by chance alone layers 0 and 0 are as close as can be, at 1: give more rows"):
+    with pytest.raises(ValueError, match="by chance alone two layers are as close as can be, at 1: give more rows"):
         compared(svcca_measure(), [(layers(1, 8, 30), layers(1, 8, 30))], 3)
 
 

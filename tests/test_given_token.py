@@ -90,8 +90,6 @@ def test_states_without_their_tokens_mean_are_those_of_numpy():
     np.testing.assert_allclose(found.numpy(), rows, atol=1e-11)
     decided = torch.randn(VOCABULARY + 1, 5)[tokens] * 1000
     assert (groups.without_means(decided) == 0).all(), "rounding is no variance"
-    with pytest.raises(ValueError, match="a value is not finite"):
-        groups.without_means(x.index_fill(0, groups.order[:1], torch.inf))
 
 
 # ---------------------------------------------------------------------------------------------------------------- CKA
@@ -335,7 +333,7 @@ def test_neighbours_that_cannot_be_grouped_are_refused():
         LayerMeans(1, 1, mutual_measure(3), given="token").update([x], [x], groups=torch.arange(40))
     with pytest.raises(ValueError, match="all rows, or all of each token"):
         mutual_knn(torch.randn(2, 4)[torch.arange(40) % 2], x, 3, torch.arange(40) % 2)
-    with pytest.raises(ValueError, match="groups of 30 rows do not fit layers of 40 rows"):
+    with pytest.raises(ValueError, match=r"groups has shape \(30,\)"):
         mutual_knn(x, x, 3, torch.zeros(30, dtype=torch.long))
 
 

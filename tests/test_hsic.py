@@ -73,11 +73,8 @@ def test_hsic1_is_unbiased_and_hsic0_is_not():
 
 
 @pytest.mark.parametrize("hsic", [hsic0, hsic1])
-def test_hsic_is_differentiable_and_needs_four_rows(hsic):
-    K, L = (gram.requires_grad_() for gram in grams(5, 3, 4))
-    assert torch.autograd.gradcheck(hsic, (K, L))
-    with pytest.raises(ValueError, match="needs at least 4 rows, not 3"):
-        hsic(K[:3, :3], L[:3, :3])
+def test_hsic_is_differentiable(hsic):
+    assert torch.autograd.gradcheck(hsic, [gram.requires_grad_() for gram in grams(5, 3, 4)])
 
 
 # ------------------------------------------------------------------------------------------------------ many layers

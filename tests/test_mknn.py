@@ -58,8 +58,7 @@ def test_a_matrix_of_layers_is_that_of_its_pairs():
 @pytest.mark.parametrize(
     ("x", "y", "k", "message"),
     [
-        (torch.randn(8, 3), torch.randn(8, 3), 7, "k=7 neighbours of 8 rows: k must lie between 1 and n - 2"),
-        (torch.randn(8, 3), torch.randn(8, 3), 0, "k=0 neighbours"),
+        (torch.randn(8, 3), torch.randn(8, 3), 7, "8 rows are too few to compare: give at least 9"),
         (torch.randn(8, 3), torch.randn(7, 3), 2, "X has 8 and Y has 7"),
         (torch.randn(8, 3), torch.full((8, 3), torch.nan), 2, "Y: a value is not finite"),
         (torch.randn(8, 3).index_fill(0, torch.tensor(4), 0), torch.randn(8, 3), 2, "X: row 4 is zero"),

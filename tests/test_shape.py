@@ -269,12 +269,6 @@ def test_jaccard_counts_planted_twins():
     assert float(jaccard(circle, moved, 1)) == pytest.approx(8 / 12)
 
 
-@pytest.mark.parametrize("k", [0, N - 1])
-def test_too_many_neighbours_are_refused(k):
-    with pytest.raises(ValueError, match=f"k={k} neighbours of 40 rows|rows are too few"):
-        jaccard(*pair(), k)
-
-
 # ------------------------------------------------------------------------------------------------------------- outputs
 
 

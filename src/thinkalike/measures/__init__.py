@@ -18,7 +18,7 @@ _NAMES = {  # by module
     "bootstrapping": (
         "auc bootstrap_difference bootstrap_interval documents_and_seeds_interval effective_number sum_by_document"
     ),
-    "chance": "Chance FEW_DOCUMENTS LayerPairEstimate permuted_rows",
+    "chance": "Chance LayerPairEstimate permuted_rows",
     "closed_forms": (
         "AffineMap BothDirections Moments PairMoments PairStatistics RIDGE Unexplained bias_only "
         "both_directions least_squares procrustes reduced_rank unexplained_by"

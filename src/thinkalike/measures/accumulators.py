@@ -15,23 +15,15 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from thinkalike.arguments import takes_arrays
-from thinkalike.measures.chance import (
-    Chance,
-    LayerPairEstimate,
-    Permutations,
-    chance_of,
-    documents_of_rows,
-    permutations_of,
-)
+from thinkalike.measures.chance import Chance, LayerPairEstimate, Permutations, chance_of, permutations_of
 from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, common_dtype, joined
 from thinkalike.measures.estimates import as_batches, jackknife, leave_one_out
-from thinkalike.measures.rows import RowChoice, RowGroups, groups_of
+from thinkalike.measures.rows import RowChoice, RowGroups, labels_of_rows
 from thinkalike.progress import counted
 
 States = Sequence[Float[Tensor, " ..."]]
 Record = dict[str, Tensor]
 NO_ROOM = 1e-6  # between chance and the best value, in its unit: then the value says nothing
-SIDES = ("source", "target")
 
 
 class Batch(NamedTuple):
@@ -119,8 +111,7 @@ class Accumulator:
             given = metrics[0].given
             raise ValueError(f"groups, the token of each state, come with given=token alone, and this is {given}")
         batch = Batch(states, mask, number, groups, documents)
-        records = metrics[0]._compared(metrics, sides, batch)
-        for metric, record in zip(metrics, records, strict=True):
+        for metric, record in zip(metrics, metrics[0]._compared(metrics, sides, batch), strict=True):
             metric.records[number] = {name: each.detach().cpu() for name, each in record.items()}
 
     @abstractmethod
@@ -202,7 +193,8 @@ class LayerMeans(Accumulator):
         measure, within = self.measure, None
         if batch.groups is not None:
             assert measure.given is not None
-            within = groups_of(batch.groups, batch.mask, batch.states[sides[0][0]][0], measure.fewest)
+            labels = labels_of_rows(batch.groups, batch.mask, batch.states[sides[0][0]][0], "tokens")
+            within = RowGroups.of(labels, measure.fewest)
             measure = measure.given(within)
         layers, places = self._prepared(measure, sides, batch)
         models = list(dict.fromkeys(places.values()))  # a model that is the same as another is compared once
@@ -229,21 +221,18 @@ class LayerMeans(Accumulator):
         self, measure: LayerMeasure, sides: Sequence[Pair], batch: Batch
     ) -> tuple[list[Any], dict[int, tuple[int, ...]]]:
         """Return the different layers, each prepared once, and where those of each model stand among them."""
-        choose = RowChoice(self.measure.flatten, batch.mask)
-        called: dict[int, str] = {}
-        for side in sides:
-            for name, model in zip(SIDES, side, strict=True):
-                called.setdefault(model, name)
-        dtype = common_dtype(layer for model in called for layer in batch.states[model])
-        numbers, rows, names, places = dict[int, int](), list[Tensor](), list[str](), dict[int, tuple[int, ...]]()
+        called = {model: f"model {model}" for side in sides for model in side}
+        if len(sides) == 1:
+            called |= dict(zip(reversed(sides[0]), ("target", "source"), strict=True))
+        different: dict[int, tuple[Tensor, str]] = {}
         for model, name in called.items():
             for index, layer in enumerate(batch.states[model]):
-                if id(layer) not in numbers:
-                    numbers[id(layer)] = len(rows)
-                    rows.append(choose(layer.to(dtype)))
-                    names.append(f"{name if len(sides) == 1 else f'model {model}'} layer {index}")
-            places[model] = tuple(numbers[id(layer)] for layer in batch.states[model])
-        return measure.prepared(rows, names), places
+                different.setdefault(id(layer), (layer, f"{name} layer {index}"))
+        numbers = {key: place for place, key in enumerate(different)}
+        places = {model: tuple(numbers[id(layer)] for layer in batch.states[model]) for model in called}
+        layers, names = zip(*different.values(), strict=True)
+        dtype, choose = common_dtype(layers), RowChoice(self.measure.flatten, batch.mask)
+        return measure.prepared([choose(layer.to(dtype)) for layer in layers], names), places
 
     def _nulls(
         self,
@@ -255,7 +244,7 @@ class LayerMeans(Accumulator):
         within: RowGroups | None,
     ) -> dict[Pair, Record]:
         """Return of each pair the values of permuted rows, (p, l, m), their mean by chance, and the documents."""
-        if not self.permutations or (self.left_out and batch.number):
+        if not self.permutations or (self.left_out and batch.number) or (within and self.measure.by_chance):
             return {}
         moves, documents = self._moves(batch, within)
         pairs = list(dict.fromkeys(pairs))
@@ -273,7 +262,11 @@ class LayerMeans(Accumulator):
         for pair, each in zip(pairs, zip(*found, strict=True), strict=True):
             null = torch.stack(each).cpu()
             level = null[moves.away].mean(0)
-            self._check_room(measure, level)
+            if not measure.is_ratio and (measure.best - level).abs().min() < NO_ROOM:
+                raise ValueError(
+                    f"by chance alone two layers are as close as can be, at {measure.best:g}: give more rows, as by "
+                    "measure.tokens_per_batch"
+                )
             nulls[pair] = {"nulls": null, "levels": level, "documents": torch.tensor(documents)}
         return nulls
 
@@ -284,20 +277,13 @@ class LayerMeans(Accumulator):
             orders = torch.stack([within.shuffled(batch.number * count + place) for place in range(count)]).cpu()
             return Permutations(orders, torch.ones(count, dtype=torch.bool)), len(within.order)
         if self.measure.flatten == "token" or first.ndim == 2:
-            owners = documents_of_rows(first, batch.mask, batch.documents)
+            documents = batch.documents
+            if documents is None:
+                documents = torch.arange(first[..., 0].numel()).view(first.shape[:-1])
+            owners = labels_of_rows(documents, batch.mask, first, "documents").cpu()
         else:
             owners = torch.arange(len(first))
         return permutations_of(owners, count, batch.number), len(owners.unique())
-
-    def _check_room(self, measure: LayerMeasure, level: Float[Tensor, "l m"]) -> None:
-        """Refuse a batch so small that chance alone gives the best value."""
-        room = (measure.best - level).abs()
-        if not measure.is_ratio and room.min() < NO_ROOM:
-            row, column = divmod(int(room.argmin()), room.shape[1])
-            raise ValueError(
-                f"by chance alone layers {row} and {column} are as close as can be, at {measure.best:g}: give more "
-                "rows, as by measure.tokens_per_batch"
-            )
 
     def compute(self) -> LayerPairEstimate:
         """Return the mean over all batches so far, with intervals and the null.
@@ -310,7 +296,7 @@ class LayerMeans(Accumulator):
     def result(self, columns: Record) -> LayerPairEstimate:
         """Return the mean over batches, with intervals and the null, from their records, stacked by name."""
         values, depth = self._values(columns), self.source_layers
-        parts = jackknife(self.finished(values, _mean), self.finished(values, leave_one_out))
+        parts = jackknife(self.finished(values, batch_mean), self.finished(values, leave_one_out))
         across, first, second = parts[:depth, depth:], parts[:depth, :depth], parts[depth:, depth:]
         further: dict[str, Any] = {}
         if "nulls" in columns:
@@ -320,7 +306,7 @@ class LayerMeans(Accumulator):
             further["rows_used"] = float(kept / rows)
         if "by_chance" in columns:
             levels = columns["by_chance"].mean(), leave_one_out(columns["by_chance"])[:, None, None]
-            both = zip((_mean(values), leave_one_out(values)), levels, strict=True)
+            both = zip((batch_mean(values), leave_one_out(values)), levels, strict=True)
             calibrated = [(share[..., :depth, depth:] - level) / (1 - level) for share, level in both]
             further |= {"by_chance": float(levels[0]), "calibrated": jackknife(*calibrated)}
         return LayerPairEstimate(across.value, across.low, across.high, first, second, len(values), **further)
@@ -344,11 +330,12 @@ class LayerMeans(Accumulator):
                 moved[:, :depth, depth:] = place
             return self.finished(moved, mean)[..., :depth, depth:]
 
-        own, chance = ((across(each, _mean), across(each, leave_one_out)) for each in (None, levels))
-        null = torch.stack([across(each, _mean) for each in nulls.unbind(1)])
+        own, chance = ((across(each, batch_mean), across(each, leave_one_out)) for each in (None, levels))
+        null = torch.stack([across(each, batch_mean) for each in nulls.unbind(1)])
         sign = 1 if self.measure.higher_is_closer else -1
         return chance_of(own, chance, null, int(columns["documents"].min()), self.measure.best, sign)
 
 
-def _mean(values: Float[Tensor, " b *s"]) -> Float[Tensor, "*s"]:
+def batch_mean(values: Float[Tensor, " b *s"]) -> Float[Tensor, "*s"]:
+    """Return the mean over batches."""
     return values.mean(0)

@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded
 from thinkalike.measures.estimates import Estimate, jackknife
-from thinkalike.measures.rows import rows_of
 from thinkalike.plots import plot
 
 TIE = 1e-9  # of values that are equal up to rounding, such as those of a permutation that moves nothing
@@ -114,7 +113,6 @@ def _share(chance: Float[Tensor, "p ..."], value: Float[Tensor, "l m"]) -> Float
 # documents are permuted as blocks (Winkler et al. 2015, "Multi-level block permutation"). Rows that are shuffled one by
 # one make chance look smaller than it is, and two models that have nothing in common look alike.
 
-FEW_DOCUMENTS = 8  # fewer of them have few orders, and too often stand in their own place
 AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone
 
 
@@ -131,23 +129,6 @@ def permutations_of(documents: Int[Tensor, " n"], count: int, seed: int) -> Perm
     orders = torch.stack([permuted_rows(documents, generator) for _ in range(count)]).cpu()
     home = (orders == torch.arange(len(documents))).double().mean(1)
     return Permutations(orders, home <= home.min().clamp(min=AT_HOME))
-
-
-def documents_of_rows(
-    states: Shaped[Tensor, " ..."], mask: Shaped[Tensor, " ..."] | None, documents: Int[Tensor, " ..."] | None
-) -> Int[Tensor, " n"]:
-    """Return the document of each row of a batch, on the CPU; each is one of its own where none are given.
-
-    Raises:
-        ValueError: There is not one document for each state.
-    """
-    if documents is None:
-        documents = torch.arange(states[..., 0].numel()).view(states.shape[:-1])
-    if documents.shape != states.shape[:-1]:
-        raise ValueError(
-            f"documents of shape {tuple(documents.shape)} do not fit states of shape {tuple(states.shape)}"
-        )
-    return rows_of(documents[..., None].cpu(), "token", None if mask is None else mask.cpu()).squeeze(1)
 
 
 def permuted_rows(documents: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:

@@ -124,8 +124,6 @@ class LayerMeasure:
     @takes_arrays
     def matrix(self, sources: Sequence[Float[Tensor, "_ _"]], targets: Sequence[Float[Tensor, "_ _"]]) -> Tensor:
         """Return the likeness of every source layer with every target layer, (l, m); see `prepared` for its errors."""
-        if not (len(sources) and len(targets)):
-            raise ValueError("there is no layer to compare: give at least one on each side")
         return self._values(sources, targets, [f"layer {index}" for index in range(len(sources) + len(targets))])
 
     def _values(self, sources: Sequence[Tensor], targets: Sequence[Tensor], names: Sequence[str]) -> Tensor:

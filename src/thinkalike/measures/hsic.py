@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from thinkalike.measures.contract import Blocks, Pair, one_model
@@ -33,25 +33,15 @@ def hsic1(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]
     Raises:
         ValueError: There are fewer than 4 rows.
     """
-    enough_rows(len(K))
+    if len(K) < FEWEST:
+        raise ValueError(f"HSIC needs at least {FEWEST} rows, not {len(K)}")
     K, L = K - K.diagonal().diag(), L - L.diagonal().diag()
     return unbiased_from_sums(len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum())
 
 
 def hsic0(K: Float[Tensor, "n n"], L: Float[Tensor, "n n"]) -> Float[Tensor, ""]:
-    """Return the biased HSIC tr(KHLH) / (n-1)², H = 1 - 11'/n (Gretton et al. 2005, eq. 9), at least 0 for kernels.
-
-    Raises:
-        ValueError: There are fewer than 4 rows.
-    """
-    enough_rows(len(K))
+    """Return the biased HSIC tr(KHLH) / (n-1)², H = 1 - 11'/n (Gretton et al. 2005, eq. 9), at least 0 for kernels."""
     return _biased(len(K), (K * L.T).sum(), (K.sum(0) * L.sum(1)).sum(), K.sum() * L.sum())
-
-
-def enough_rows(n: int) -> None:
-    """Raise a ValueError if there are too few rows for HSIC."""
-    if n < FEWEST:
-        raise ValueError(f"HSIC needs at least {FEWEST} rows, not {n}")
 
 
 def all_hsics(statistics: GramStatistics, estimator: str, groups: int = 1) -> dict[Pair, Float[Tensor, "l m"]]:
@@ -78,10 +68,18 @@ def unbiased_from_sums(n: int, products: Tensor, of_sums: Tensor, of_totals: Ten
     return (products - of_sums * 2 / (n - 2) + of_totals / ((n - 1) * (n - 2))) / (n * (n - 3))
 
 
-def cancels(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return whether nothing but rounding is left of the unbiased HSIC of a matrix with itself."""
-    size = unbiased_from_sums(n, products, -of_sums, of_totals)
-    return unbiased_from_sums(n, products, of_sums, of_totals) <= ROUNDINGS * torch.finfo(dtype).eps * size
+def own_terms(statistics: GramStatistics, model: int, groups: int = 1, sign: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the three terms of the unbiased HSIC of each layer of a model with itself, all alike in sign for -1."""
+    sums = statistics.sums[model]
+    totals = sums.unflatten(1, (groups, -1)).sum(2).square().sum(1)
+    return statistics.products[model, model].diagonal(), sign * sums.square().sum(1), totals
+
+
+def cancels(statistics: GramStatistics, model: int, dtype: torch.dtype) -> Bool[Tensor, " l"]:
+    """Return whether nothing but rounding is left of the unbiased HSIC of each layer of a model with itself."""
+    n = statistics.sums[model].shape[1]
+    value, size = (unbiased_from_sums(n, *own_terms(statistics, model, sign=sign)) for sign in (1, -1))
+    return value <= ROUNDINGS * torch.finfo(dtype).eps * size
 
 
 def _biased(n: int, products: Tensor, of_sums: Tensor, of_totals: Tensor) -> Tensor:
@@ -201,32 +199,23 @@ def block_statistics(rows: Sequence[Float[Tensor, "n _"]], groups: int, blocks: 
         if size > LARGE:
             parts.append(linear_statistics(part, blocks))
         else:
-            parts.append(_group_products([y @ y.mT for y in (x.unflatten(0, (-1, size)) for x in part)], blocks))
+            parts.append(dense_statistics([y @ y.mT for y in (x.unflatten(0, (-1, size)) for x in part)], blocks))
     products, sums, diagonals = zip(*parts, strict=True)
     joint = [[torch.cat(each, 1) for each in zip(*kind, strict=True)] for kind in (sums, diagonals)]
     return GramStatistics({pair: sum(part[pair] for part in products) for pair in blocks.pairs}, *joint)
 
 
-def _group_products(grams: Sequence[Float[Tensor, "g s s"]], blocks: Blocks) -> GramStatistics:
-    off = [gram.double() for gram in grams]
-    own = [gram.diagonal(dim1=1, dim2=2).clone() for gram in off]
-    for gram in off:
-        gram.diagonal(dim1=1, dim2=2).zero_()
-    flat = [each.flatten(1) for each in blocks.by_model(off)]
+def dense_statistics(grams: Sequence[Float[Tensor, "*g n n"]], blocks: Blocks | None = None) -> GramStatistics:
+    """Return the statistics of any symmetric Gram matrices, or of those of several groups; differentiable."""
+    blocks = blocks or one_model(len(grams))
+    own = [gram.double().diagonal(dim1=-2, dim2=-1) for gram in grams]
+    off = [gram.double() - each.diag_embed() for gram, each in zip(grams, own, strict=True)]
+    flat = blocks.by_model([each.flatten() for each in off])
     return GramStatistics(
         {(a, b): flat[a] @ flat[b].T for a, b in blocks.pairs},
-        blocks.by_model([gram.sum(2).flatten() for gram in off]),
+        blocks.by_model([each.sum(-1).flatten() for each in off]),
         blocks.by_model([each.flatten() for each in own]),
     )
-
-
-def dense_statistics(grams: Sequence[Float[Tensor, "n n"]], blocks: Blocks | None = None) -> GramStatistics:
-    """Return the statistics of any symmetric Gram matrices; differentiable."""
-    blocks = blocks or one_model(len(grams))
-    own = [gram.diagonal().double() for gram in grams]
-    off = blocks.by_model([gram.double() - each.diag() for gram, each in zip(grams, own, strict=True)])
-    products = {(a, b): off[a].flatten(1) @ off[b].flatten(1).T for a, b in blocks.pairs}
-    return GramStatistics(products, [each.sum(2) for each in off], blocks.by_model(own))
 
 
 def linear_gram(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n n"]:

@@ -13,7 +13,6 @@ from thinkalike.measures.contract import Blocks, LayerMeasure, Pair, common_dtyp
 from thinkalike.measures.hsic import (
     FEWEST,
     ROUNDINGS,
-    GramStatistics,
     all_hsics,
     block_statistics,
     cancels,
@@ -21,6 +20,7 @@ from thinkalike.measures.hsic import (
     hsic1,
     linear_gram,
     linear_statistics,
+    own_terms,
     rbf_gram,
     unbiased_from_sums,
 )
@@ -136,7 +136,7 @@ def layer_hsics(
             cannot tell from none.
     """
     rows = [layer.rows for layer in layers]
-    if is_first := any(a == b for a, b in blocks.pairs):  # permuted rows are compared across models alone
+    if is_first := bool(_alone(blocks)):  # permuted rows are compared across models alone
         refuse_flaws(layers)
     if kernel == "linear" and not any(x.requires_grad for x in rows):
         statistics = linear_statistics(rows, blocks)
@@ -144,7 +144,8 @@ def layer_hsics(
         gram = linear_gram if kernel == "linear" else rbf_gram
         statistics = dense_statistics([gram(x) for x in rows], blocks)
     if estimator == "unbiased" and is_first:
-        _refuse_flat(statistics, layers, blocks)
+        flat = {model: cancels(statistics, model, rows[0].dtype) for model in _alone(blocks)}
+        _refuse_flat(flat, layers, blocks, "no variance but in one row, which the unbiased estimator cannot see")
     hsics = all_hsics(statistics, estimator)
     return hsics if kernel == "rbf" or is_relative else in_units(hsics, layers, blocks)
 
@@ -155,17 +156,17 @@ def in_units(hsics: Mapping[Pair, Tensor], layers: Sequence[CentredRows], blocks
     return {(a, b): each * torch.outer(squares[a], squares[b]) for (a, b), each in hsics.items()}
 
 
-def _refuse_flat(statistics: GramStatistics, layers: Sequence[CentredRows], blocks: Blocks) -> None:
-    alone = [model for model in range(len(blocks.models)) if (model, model) in statistics.products]
-    flat = []
-    for model in alone:
-        sums = statistics.sums[model]
-        terms = statistics.products[model, model].diagonal(), sums.square().sum(1), sums.sum(1).square()
-        flat.append(cancels(sums.shape[1], *terms, layers[0].rows.dtype))
-    names = [layers[place].name for model in alone for place in blocks.models[model]]
-    for name, is_flat in zip(names, torch.cat(flat).tolist() if flat else [], strict=True):
+def _alone(blocks: Blocks) -> list[int]:
+    """Return the models that are compared with themselves."""
+    return [a for a, b in blocks.pairs if a == b]
+
+
+def _refuse_flat(flat: Mapping[int, Tensor], layers: Sequence[CentredRows], blocks: Blocks, message: str) -> None:
+    """Refuse the first layer of which nothing but rounding is left."""
+    names = [layers[place].name for model in flat for place in blocks.models[model]]
+    for name, is_flat in zip(names, torch.cat(list(flat.values())).tolist() if flat else [], strict=True):
         if is_flat:
-            raise ValueError(f"{name}: no variance but in one row, which the unbiased estimator cannot see")
+            raise ValueError(f"{name}: {message}")
 
 
 def _as_printed(X: Float[Tensor, "n d"], Y: Float[Tensor, "n e"]) -> Float[Tensor, ""]:
@@ -236,23 +237,13 @@ def _block_hsics(
         statistics = block_statistics([x[start : start + count * size] for x in rows], count, blocks)
         for pair, hsics in all_hsics(statistics, estimator, count).items():
             total[pair] = total.get(pair, 0) + size * hsics
-        for model, terms in _size_of_terms(statistics, count, size).items():
-            size_of_terms[model] = size_of_terms.get(model, 0) + size * terms
+        for model in _alone(blocks):
+            terms = size * unbiased_from_sums(size, *own_terms(statistics, model, count, sign=-1))
+            size_of_terms[model] = size_of_terms.get(model, 0) + terms
         start += count * size
     rounding = ROUNDINGS * torch.finfo(rows[0].dtype).eps
     flat = {model: total[model, model].diagonal() <= rounding * terms for model, terms in size_of_terms.items()}
     return total, flat
-
-
-def _size_of_terms(statistics: GramStatistics, count: int, size: int) -> dict[int, Float[Tensor, " l"]]:
-    """Return the terms of the HSIC of each layer with itself, all with one sign, by model."""
-    found = {}
-    for (model, other), products in statistics.products.items():
-        if model == other:
-            sums = statistics.sums[model]
-            totals = sums.unflatten(1, (count, size)).sum(2).square().sum(1)
-            found[model] = unbiased_from_sums(size, products.diagonal(), -sums.square().sum(1), totals)
-    return found
 
 
 def layer_hsics_within(
@@ -263,12 +254,8 @@ def layer_hsics_within(
     Raises:
         ValueError: Nothing is left of a layer, as where the rows of each token are alike but for one.
     """
-    if any(a == b for a, b in blocks.pairs):
+    if _alone(blocks):
         refuse_flaws(layers, "the rows of each token are the same")
     hsics, flat = _block_hsics([layer.rows for layer in layers], groups, estimator, blocks)
-    names = [layers[place].name for model in flat for place in blocks.models[model]]
-    flags = torch.cat(list(flat.values())).tolist() if flat else []
-    for name, is_flat in zip(names, flags, strict=True):
-        if is_flat:
-            raise ValueError(f"{name}: given the token there is no variance but in single rows")
+    _refuse_flat(flat, layers, blocks, "given the token there is no variance but in single rows")
     return in_units(hsics, layers, blocks)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.measures.accumulators import LayerMeans, Record
+from thinkalike.measures.accumulators import LayerMeans, Record, batch_mean
 from thinkalike.measures.chance import LayerPairEstimate
 from thinkalike.measures.estimates import Estimate, jackknife, leave_one_out
 from thinkalike.measures.kernel_alignment import alignment, check_choices, cka_measure
@@ -57,10 +57,9 @@ class CKAMeans(LayerMeans):
     def result(self, columns: Record) -> CKAResult:
         """Return the CKA of these batches, with intervals."""
         estimate, depth = super().result(columns), self.source_layers
-        common: dict[str, Any] = {item.name: getattr(estimate, item.name) for item in fields(estimate)}
         most, values = columns["leverages"].amax(0), self._values(columns)
         sides: dict[str, Any] = {"leverage_source": most[:depth], "leverage_target": most[depth:]}
-        return CKAResult(**common, **sides, hsics=values, aggregate=self.aggregate, left_out=self.left_out)
+        return CKAResult(**vars(estimate), **sides, hsics=values, aggregate=self.aggregate, left_out=self.left_out)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the tensors of a batch's record, by name."""
@@ -99,7 +98,7 @@ class CKAResult(LayerPairEstimate):
             first, second: The layer of the source and the layer of the target.
         """
         (a, b), (c, d) = first, second
-        whole, replicates = self._across(_mean), self._across(leave_one_out)
+        whole, replicates = self._across(batch_mean), self._across(leave_one_out)
         return jackknife(whole[a, b] - whole[c, d], replicates[:, a, b] - replicates[:, c, d])
 
     def distance(self) -> ModelDistance:
@@ -111,7 +110,7 @@ class CKAResult(LayerPairEstimate):
         depths = self.value.shape
         if depths[0] != depths[1]:
             raise ValueError(f"the distance pairs up layers of equally deep models, not of {tuple(depths)} layers")
-        layers, replicates = (self._across(mean).diagonal(dim1=-2, dim2=-1) for mean in (_mean, leave_one_out))
+        layers, replicates = (self._across(mean).diagonal(dim1=-2, dim2=-1) for mean in (batch_mean, leave_one_out))
         distance = jackknife(arc_length(layers), arc_length(replicates))
         return ModelDistance(distance.value, distance.low, distance.high, int((layers.abs() > 1).sum()))
 
@@ -124,10 +123,6 @@ class CKAResult(LayerPairEstimate):
         depth, is_before = len(self.value), self.aggregate == "ratio_of_means"
         ckas = alignment(mean(self.hsics)) if is_before else mean(alignment(self.hsics))
         return ckas[..., :depth, depth:]
-
-
-def _mean(values: Float[Tensor, " b *s"]) -> Float[Tensor, "*s"]:
-    return values.mean(0)
 
 
 def _running_mean(values: Float[Tensor, " b *s"]) -> Float[Tensor, " b *s"]:

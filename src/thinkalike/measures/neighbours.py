@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ SIMILARITIES = 2**22  # of one layer at a time
 
 
 def mutual_knn(
-    X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS, groups: Int[Tensor, " g"] | None = None
+    X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS, groups: Int[Tensor, " n"] | None = None
 ) -> Float[Tensor, ""]:
     """Return the mean share of a stimulus's k nearest neighbours in X that are also among those in Y.
 
@@ -29,21 +29,15 @@ def mutual_knn(
     where one dimension is massive, give float64.
 
     Args:
-        X, Y: row i of both belongs to stimulus i; widths and dtypes may differ.
-        groups: what each row belongs to, such as its token; then neighbours are rows of the same group, and groups of
+        X, Y: Row i of both belongs to stimulus i; widths and dtypes may differ.
+        groups: What each row belongs to, such as its token; then neighbours are rows of the same group, and groups of
             fewer than k + 2 rows are left out.
 
     Raises:
-        ValueError: no group has k + 2 rows, X, Y or groups differ in n, k is not in 1..n - 2, a value is not finite, a
-            row is zero, or all rows are the same, or all rows of each group.
+        ValueError: No group has k + 2 rows, X and Y differ in n, n < k + 2, a value is not finite, a row is zero, or
+            all rows are the same, or all rows of each group.
     """
-    check_neighbours(k, len(X))
-    if groups is None:
-        return mutual_measure(k).of(X, Y)
-    within = RowGroups.of(groups, k + 2)
-    if within.rows != len(X):
-        raise ValueError(f"groups of {within.rows} rows do not fit layers of {len(X)} rows")
-    return mutual_measure(k, within).of(X, Y)
+    return mutual_measure(k, None if groups is None else RowGroups.of(groups, k + 2)).of(X, Y)
 
 
 def jaccard(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOURS) -> Float[Tensor, ""]:
@@ -53,7 +47,7 @@ def jaccard(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int = NEIGHBOUR
     itself (Klabunde et al. 2024, ReSi). Features with nothing in common give about k / (2n). It has no gradient.
 
     Raises:
-        ValueError: k is not in 1..n - 2, n differs, a value is not finite, a row is 0, or all rows are the same.
+        ValueError: n < k + 2, n differs, a value is not finite, a row is 0, or all rows are the same.
     """
     return jaccard_measure(k).of(X, Y)
 
@@ -74,12 +68,6 @@ def second_order_cosine(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"], k: int
 def chance_share(groups: RowGroups, k: int) -> float:
     """Return the mean share of neighbours of features with nothing in common: Σ_g n_g k / (n_g - 1) / Σ_g n_g."""
     return sum(count * size * k / (size - 1) for count, size in groups.shapes) / len(groups.order)
-
-
-def check_neighbours(k: int, n: int) -> None:
-    """Raise a ValueError unless each of n rows can have k neighbours that are not all of the others."""
-    if not 1 <= k <= n - 2:
-        raise ValueError(f"k={k} neighbours of {n} rows: k must lie between 1 and n - 2, as n - 1 would be all of them")
 
 
 # ---- nearest rows
@@ -178,22 +166,17 @@ class Neighbours(NamedTuple):
 
 def jaccard_measure(k: int = NEIGHBOURS) -> LayerMeasure:
     """Return `jaccard` as a measure of layer pairs."""
-    return _of_sets(_jaccard, k)
+    return LayerMeasure(partial(_neighbours, k=k), each_pair(_jaccard), _moved, fewest=k + 2)
 
 
 def second_order_measure(k: int = NEIGHBOURS) -> LayerMeasure:
     """Return `second_order_cosine` as a measure of layer pairs."""
-    return _of_sets(_second_order, k)
-
-
-def _of_sets(compare: Callable[[Neighbours, Neighbours], Tensor], k: int) -> LayerMeasure:
-    return LayerMeasure(partial(_neighbours, k=k), each_pair(compare), _moved, fewest=k + 2)
+    return LayerMeasure(partial(_neighbours, k=k), each_pair(_second_order), _moved, fewest=k + 2)
 
 
 @torch.no_grad()
 def _neighbours(features: Float[Tensor, "n d"], name: str, k: int) -> Neighbours:
     n = len(features)
-    check_neighbours(k, n)
     rows = directions(features, RowGroups.whole(n, features.device), name)
     numbers = nearest(rows[None], k)[0]
     member = torch.zeros(n, n, dtype=torch.bool, device=rows.device).scatter_(1, numbers, True)

@@ -21,7 +21,7 @@ from thinkalike.measures.closed_forms import CUTOFF, RIDGE, LayerPair, LayerStat
 from thinkalike.measures.contract import Pair
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.measures.hsic import FEWEST
-from thinkalike.measures.rows import RowGroups, groups_of, rows_of
+from thinkalike.measures.rows import RowGroups, labels_of_rows, rows_of
 
 
 class LinearPrediction:
@@ -186,8 +186,11 @@ class LayerPredictions(Accumulator):
     def _predicted(self, source: States, target: States, batch: Batch) -> Record:
         """Fit or judge maps between the layers of a pair; a batch to fit on leaves an empty record."""
         layers = list(source) if target is source else [*source, *target]
-        within = None if batch.groups is None else groups_of(batch.groups, batch.mask, layers[0], FEWEST)
-        rows = [_rows(layer, batch.mask, within) for layer in layers]
+        rows = [rows_of(layer, "token", batch.mask) for layer in layers]
+        within = None
+        if batch.groups is not None:
+            within = RowGroups.of(labels_of_rows(batch.groups, batch.mask, layers[0], "tokens"), FEWEST)
+            rows = [within.without_means(layer) for layer in rows]
         if self._prediction is None:
             self._prediction = LinearPrediction(combinations_with_replacement(range(len(rows)), 2), ridge=self.ridge)
         if batch.number < self.fit_batches:
@@ -202,11 +205,10 @@ class LayerPredictions(Accumulator):
         Raises:
             ValueError: No batch judged; see `LinearPrediction.compute`.
         """
-        if self._prediction is None or not self.update_called:
-            raise ValueError("there is no R² of no rows: give batches that judge")
+        depth, judged = self.source_layers, self._columns()["used"]
+        assert self._prediction is not None
         onward, backward = self._prediction.compute()
         matrices = Estimate(*(self._matrix(*parts) for parts in zip(onward, backward, strict=True)))
-        depth, judged = self.source_layers, self._columns()["used"]
         across, back = matrices[:depth, depth:], matrices[depth:, :depth]
         kept, rows = judged.sum(0).tolist()
         return PredictionEstimate(
@@ -243,8 +245,3 @@ class LayerPredictions(Accumulator):
         matrix[first, second] = onward
         is_alone = size < self.source_layers + self.target_layers  # a model with itself
         return matrix.repeat(2, 2) if is_alone else matrix
-
-
-def _rows(states: Tensor, mask: Tensor | None, within: RowGroups | None) -> Tensor:
-    rows = rows_of(states, "token", mask)
-    return rows if within is None else within.without_means(rows)

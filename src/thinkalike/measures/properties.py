@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, log, pi
 from typing import Literal
 
@@ -40,15 +40,14 @@ class Properties:
 
 
 SAME_SHAPE: frozenset[Invariance] = frozenset({"orthogonal", "isotropic_scaling", "translation", "row_permutation"})
-OF_RANKS: frozenset[Invariance] = SAME_SHAPE - {"orthogonal"} | {
-    "unit_scaling",
-    "invertible_linear",
-}  # of vectors: one column
+OF_RANKS: frozenset[Invariance] = SAME_SHAPE - {"orthogonal"} | {"unit_scaling", "invertible_linear"}  # of one column
 FORMULA: frozenset[Refusal] = frozenset({"few_rows"})  # of Gram matrices: what they are made of is the caller's concern
 RANKLESS: frozenset[Refusal] = frozenset({"few_rows", "constant"})
 OF_LOGITS: frozenset[Invariance] = frozenset({"row_permutation"})
 OUTPUT: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "unequal_rows"})
 UNCORRELATED: frozenset[Refusal] = frozenset({"nan", "inf", "few_rows", "constant"})
+
+RSA = Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3)
 
 PROPERTIES = {
     "cka": Properties(-1.0, 1.0, SAME_SHAPE, 2, True, identical=1.0),
@@ -57,7 +56,7 @@ PROPERTIES = {
     "cka of batches": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0),
     "cka given the token": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0),
     "hsic1": Properties(-inf, inf, SAME_SHAPE - {"isotropic_scaling"}, 2, True, identical=None, refuses=FORMULA),
-    "hsic0": Properties(0.0, inf, SAME_SHAPE - {"isotropic_scaling"}, 2, True, identical=None, refuses=FORMULA),
+    "hsic0": Properties(0.0, inf, SAME_SHAPE - {"isotropic_scaling"}, 2, True, identical=None, refuses=frozenset()),
     "arc length": Properties(0.0, pi, SAME_SHAPE, 2, False, identical=0.0),
     "mutual knn": Properties(0.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=5),
     "jaccard": Properties(0.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=5),
@@ -76,18 +75,13 @@ PROPERTIES = {
     "r2": Properties(
         -inf, 1.0, SAME_SHAPE | {"unit_scaling", "invertible_linear"}, 0, True, identical=1.0, symmetric=False, fewest=3
     ),
-    "rsa": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
-    "rsa cosine": Properties(-1.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=3),
-    "rsa correlation": Properties(
-        -1.0, 1.0, SAME_SHAPE - {"orthogonal", "translation"}, 0, True, identical=1.0, fewest=3
-    ),
-    "rsa manhattan": Properties(-1.0, 1.0, SAME_SHAPE - {"orthogonal"}, 0, True, identical=1.0, fewest=3),
-    "rsa norm_difference": Properties(-1.0, 1.0, SAME_SHAPE - {"translation"}, 0, True, identical=1.0, fewest=3),
-    "rsa by tau_a": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
-    "rsa by corr": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
-    "rsa by cosine": Properties(0.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
-    "rsa by corr_cov": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
-    "rsa by cosine_cov": Properties(0.0, 1.0, SAME_SHAPE, 0, True, identical=1.0, fewest=3),
+    "rsa": RSA,
+    "rsa cosine": replace(RSA, invariances=SAME_SHAPE - {"translation"}),
+    "rsa correlation": replace(RSA, invariances=SAME_SHAPE - {"orthogonal", "translation"}),
+    "rsa manhattan": replace(RSA, invariances=SAME_SHAPE - {"orthogonal"}),
+    "rsa norm_difference": replace(RSA, invariances=SAME_SHAPE - {"translation"}),
+    **{f"rsa by {name}": RSA for name in ("tau_a", "corr", "corr_cov")},
+    **{f"rsa by {name}": replace(RSA, low=0.0) for name in ("cosine", "cosine_cov")},
     "spearman": Properties(-1.0, 1.0, OF_RANKS, 0, True, identical=1.0, fewest=2, refuses=RANKLESS),
     "weighted tau": Properties(-1.0, 1.0, OF_RANKS, 0, True, identical=1.0, fewest=2, refuses=RANKLESS),
     "mlem": Properties(-1.0, 1.0, SAME_SHAPE, 0, True, identical=None, symmetric=False, fewest=3),
@@ -99,14 +93,6 @@ PROPERTIES = {
         0.0, 2.0, SAME_SHAPE, 1, False, identical=None, symmetric=False, fewest=3, refuses=UNCORRELATED
     ),
     "token kl": Properties(
-        0.0,
-        inf,
-        frozenset({"row_permutation"}),
-        1,
-        False,
-        identical=0.0,
-        symmetric=False,
-        fewest=1,
-        refuses=frozenset(),
+        0.0, inf, OF_LOGITS, 1, False, identical=0.0, symmetric=False, fewest=1, refuses=frozenset()
     ),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -27,14 +26,13 @@ def rows_of(
         mask: The tokens that count, of the states' shape without d; "sample" cannot do with several lengths.
 
     Raises:
-        ValueError: The mask has another shape or dtype, leaves no token of a sequence for its mean, or drops one from
-            a whole sequence.
+        ValueError: The mask has another shape or dtype, or drops a token from a whole sequence.
     """
     return RowChoice(flatten, mask)(states)
 
 
 class RowChoice:
-    """`rows_of` for the states of all layers of a batch; what the mask says is looked up once.
+    """`rows_of` for the states of all layers of a batch, which share a mask.
 
     Raises:
         ValueError: The mask is not boolean.
@@ -44,49 +42,43 @@ class RowChoice:
         if mask is not None and mask.dtype != torch.bool:
             raise ValueError(f"a mask is boolean, and {mask.dtype} would choose rows by number: use mask.bool()")
         self.flatten, self.mask = flatten, mask
+        # a boolean index would let the host wait for a GPU at every layer
+        self.places = None if mask is None else mask.flatten().nonzero().squeeze(1)
 
     def __call__(self, states: Shaped[Tensor, "*b d"]) -> Shaped[Tensor, "n e"]:
-        """Return the rows of one layer.
-
-        Raises:
-            ValueError: The mask does not fit the states or the kind of rows; see `rows_of`.
-        """
-        if self.mask is not None and self.mask.shape != states.shape[:-1]:
-            raise ValueError(
-                f"a mask of shape {tuple(self.mask.shape)} does not fit states of shape {tuple(states.shape)}"
-            )
+        """Return the rows of one layer; see `rows_of` for its errors."""
+        mask = self.mask
+        if mask is not None and mask.shape != states.shape[:-1]:
+            raise ValueError(f"a mask of shape {tuple(mask.shape)} does not fit states of shape {tuple(states.shape)}")
         if self.flatten == "token" or states.ndim == 2:
             rows = states.flatten(0, -2)
-            return rows if self.mask is None else rows[self._positions]
+            return rows if self.places is None else rows[self.places]
         if self.flatten == "sample":
-            if not self._is_whole:
-                raise ValueError(
-                    "flatten=sample lines up whole sequences, so a mask cannot drop tokens: use flatten=mean"
-                )
+            if mask is not None and self.places is not None and len(self.places) < mask.numel():
+                raise ValueError("flatten=sample takes whole sequences: use flatten=mean where a mask drops tokens")
             return states.flatten(1)
         tokens = states.flatten(1, -2)
-        if self.mask is None:
+        if mask is None:
             return tokens.mean(1)
-        return tokens.masked_fill(~self.mask.flatten(1)[..., None], 0).sum(1) / self._counts
+        kept = mask.flatten(1)
+        return tokens.masked_fill(~kept[..., None], 0).sum(1) / kept.sum(1, keepdim=True)
 
-    @cached_property
-    def _positions(self) -> Int[Tensor, " n"]:
-        """The tokens that count; a boolean index would let the host wait for a GPU at every layer."""
-        assert self.mask is not None
-        return self.mask.flatten().nonzero().squeeze(1)
 
-    @cached_property
-    def _is_whole(self) -> bool:
-        return self.mask is None or bool(self.mask.all())
+def labels_of_rows(
+    labels: Int[Tensor, " ..."], mask: Shaped[Tensor, " ..."] | None, states: Shaped[Tensor, " ..."], name: str
+) -> Int[Tensor, " n"]:
+    """Return the label of each row that a mask leaves of a batch of states, (b, t, d) or (n, d).
 
-    @cached_property
-    def _counts(self) -> Int[Tensor, "b 1"]:
-        """How many tokens of each sequence count."""
-        assert self.mask is not None
-        counts = self.mask.flatten(1).sum(1, keepdim=True)
-        if not counts.all():
-            raise ValueError(f"sequence {int(counts.argmin())} has no token left for its mean: drop it from the batch")
-        return counts
+    Args:
+        labels: One for each state, such as its token or document.
+        name: The name of the labels in errors.
+
+    Raises:
+        ValueError: There is not one label for each state.
+    """
+    if labels.shape != states.shape[:-1]:
+        raise ValueError(f"{name} of shape {tuple(labels.shape)} do not fit states of shape {tuple(states.shape)}")
+    return rows_of(labels.to(states.device)[..., None], "token", mask).squeeze(1)
 
 
 # ---- rows about their typical point, in units of their typical norm, for Gram matrices in float32
@@ -252,13 +244,8 @@ class RowGroups:
         """Return the rows in `order`, in float64, less the mean of their group.
 
         What is left of a row may be nothing but rounding, as where the token decides the state; then it is set to 0.
-
-        Raises:
-            ValueError: A value is not finite.
         """
         kept = rows[self.order].double()
-        if not kept.isfinite().all():
-            raise ValueError("a value is not finite; run the model in a wider dtype")
         for block in self.blocks(kept):
             mean = block.mean(1, keepdim=True)
             block -= mean
@@ -266,17 +253,3 @@ class RowGroups:
             offset = mean.square().sum(2, keepdim=True).expand_as(apart)
             block.masked_fill_(all_alike(apart, offset, common_dtype([rows])), 0)
         return kept
-
-
-def groups_of(
-    tokens: Int[Tensor, " ..."], mask: Shaped[Tensor, " ..."] | None, states: Shaped[Tensor, " ..."], fewest: int
-) -> RowGroups:
-    """Return the groups of the rows of a batch of states, (b, t, d) or (n, d), that a mask leaves; see `RowGroups.of`.
-
-    Raises:
-        ValueError: There is not one token for each state, the mask does not fit, or no token stands in as many rows.
-    """
-    if tokens.shape != states.shape[:-1]:
-        raise ValueError(f"tokens of shape {tuple(tokens.shape)} do not fit states of shape {tuple(states.shape)}")
-    rows = rows_of(tokens[..., None], "token", mask).squeeze(1)
-    return RowGroups.of(rows.to(states.device), fewest)
