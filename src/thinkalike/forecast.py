@@ -1,4 +1,4 @@
-"""The jobs that a command line stands for, and the operations, tokens, bytes and GPU hours of each: `dry_run=true`."""
+"""The jobs that a command line stands for, with their operations, tokens, bytes and GPU hours: `dry_run=true`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,16 @@ from thinkalike.papers.experiment import job_of
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 
 SHARE = 0.4  # of the peak; 40 % and more is what large trainings reach (Chowdhery et al. 2022, table 3)
-COMPARED = ("comparing", "closed forms")  # phases of states and not of models
+COMPARED = ("comparing", "closed forms")  # phases that compare states, always in float32
 GPUS = ("A100", "H100")  # with 80 GB; their peaks are those of NVIDIA's data sheets, without sparsity
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A job, and what it takes.
+    """A job, its phases and models, and whether the store has its result.
 
     Attributes:
-        label: its name on the screen.
         training, passes: the precision of products in training, and in other passes: bfloat16, TF32 or float32.
-        is_stored: whether the store has its result.
-        estimate: its phases and models.
         holds: the bytes beside the weights that are known before anything is loaded.
     """
 
@@ -40,16 +37,15 @@ class Planned:
     estimate: Estimate
     holds: float
 
-    def precision(self, phase: Phase) -> str:
-        """Return the precision of the products of a phase; states are always compared in float32."""
-        if phase.name in COMPARED:
-            return "float32"
-        return self.training if phase.name == "training" else self.passes
-
     def hours(self, gpu: str, phases: Sequence[Phase] | None = None) -> float:
         """Return the hours of all its phases, or of these, on a GPU at `SHARE` of its peak."""
         chosen = self.estimate.phases if phases is None else phases
-        return float(sum(hours_on(gpu, phase.operations, self.precision(phase)) for phase in chosen))
+        return float(sum(hours_on(gpu, phase.operations, self._precision(phase)) for phase in chosen))
+
+    def _precision(self, phase: Phase) -> str:
+        if phase.name in COMPARED:
+            return "float32"
+        return self.training if phase.name == "training" else self.passes
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,7 @@ class Forecast:
 
     @property
     def phases(self) -> list[Phase]:
-        """All phases of the missing jobs; phases that jobs of one pass share are there once."""
+        """All phases of the missing jobs; those that jobs of one pass share appear once."""
         return [phase for each in self.missing for phase in together(job.estimate.phases for job in each)]
 
     @property
@@ -85,8 +81,13 @@ class Forecast:
 
     @property
     def bytes(self) -> float:
-        """The most bytes that a pass is known to hold: the weights of its models, and the bytes of its jobs."""
-        return max((_bytes(each) for each in self.missing), default=0.0)
+        """The most bytes that a pass is known to hold: the weights of its models, and the bytes of its largest job."""
+
+        def held(jobs: Sequence[Planned]) -> float:
+            shapes = {shape.name: shape for job in jobs for shape in job.estimate.shapes.values()}
+            return sum(shape.bytes for shape in shapes.values()) + max(job.holds for job in jobs)
+
+        return max(map(held, self.missing), default=0.0)
 
     def hours(self, gpu: str) -> float:
         """Return the hours on a GPU at `SHARE` of its peak, each job at the precision of its own products."""
@@ -102,10 +103,10 @@ def forecast(config: TrainConfig | AnalyzeConfig, looks_up: bool = True) -> Fore
     """Return the jobs of a configuration: one, those of `models=[...]`, or the parts of an experiment.
 
     Args:
-        looks_up: whether the store is asked which jobs are done.
+        looks_up: whether to ask the store which jobs are done.
 
     Raises:
-        ThinkalikeError: the configuration is wrong.
+        ThinkalikeError: The configuration is wrong.
     """
     labelled = _jobs(config)
     places = passes([job for _, job in labelled])
@@ -144,11 +145,7 @@ def _planned(label: str, config: Any, looks_up: bool) -> Planned:
 
 
 def _is_stored(kind: Any, config: Any) -> bool:
-    """Return whether the store has a result; a job that reads the hub, which may be out of reach, then counts as not.
-
-    Raises:
-        ThinkalikeError: the configuration of a job that reads nothing from the hub is wrong.
-    """
+    """Return whether the store has a result; a job whose hub is out of reach counts as not stored."""
     try:
         return is_stored(kind, config)
     except ThinkalikeError:
@@ -158,65 +155,42 @@ def _is_stored(kind: Any, config: Any) -> bool:
         raise
 
 
-def _bytes(jobs: Sequence[Planned]) -> float:
-    shapes = {shape.name: shape for job in jobs for shape in job.estimate.shapes.values()}
-    return sum(shape.bytes for shape in shapes.values()) + max(job.holds for job in jobs)
-
-
-# -------------------------------------------------------------------------------------------------------------- screen
-
-
 def show(plan: Forecast, speed: float | None = None) -> None:
-    """Print the models, the jobs, and what the missing ones take together.
+    """Print the models, the jobs, and the sums of the missing ones.
 
     Args:
-        speed: floating-point operations per second of this machine, if it is known.
+        speed: floating-point operations per second of this machine, if known.
     """
-    if plan.shapes:
-        show_table(_models_table(plan.shapes))
-    for name in plan.unknown:
-        show_text(f"{name}: unknown: its sizes are neither here nor in the table of published ones")
+    sizes = ("layers", "width", "vocabulary", "parameters")
+    if shapes := plan.shapes:
+        columns = [number_column(size, [getattr(shape, size) for shape in shapes], ",") for size in sizes]
+        names = text_column("model", [shape.name for shape in shapes])
+        weights = number_column("weights", [readable(shape.bytes) for shape in shapes])
+        show_table(Table("models", [names, *columns, weights]))
     if plan.jobs:
-        show_table(_jobs_table(plan))
+        jobs, phases, *counts = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
+        heads = ("tokens read", "FLOPs", f"hours on one 80 GB {GPUS[0]}")
+        columns = [number_column(name, cells) for name, cells in zip(heads, counts, strict=True)]
+        show_table(Table("jobs", [text_column("job", jobs), text_column("phase", phases), *columns], keys=2))
     for line in summary(plan, speed):
         show_text(line)
 
 
-def _models_table(shapes: Sequence[Shape]) -> Table:
-    sizes = ("layers", "width", "vocabulary", "parameters")
-    return Table(
-        "models",
-        [
-            text_column("model", [shape.name for shape in shapes]),
-            *(number_column(size, [getattr(shape, size) for shape in shapes], ",") for size in sizes),
-            number_column("weights", [readable(shape.bytes) for shape in shapes]),
-        ],
-    )
-
-
-def _jobs_table(plan: Forecast) -> Table:
-    jobs, phases, *counts = zip(*(row for job in plan.jobs for row in _rows(job)), strict=True)
-    names = ("tokens read", "FLOPs", f"hours on one 80 GB {GPUS[0]}")
-    columns = [number_column(name, cells) for name, cells in zip(names, counts, strict=True)]
-    return Table("jobs", [text_column("job", jobs), text_column("phase", phases), *columns], keys=2)
-
-
 def _rows(job: Planned) -> list[tuple[str, ...]]:
     """Return the rows of a job: its name in the first, phase, tokens, operations, hours."""
-    if job.is_stored:
-        return [(job.label, "in the store", "", "", "")]
-    if not job.estimate.phases:
-        return [(job.label, "unknown" if job.estimate.unknown else "no passes of models", "", "", "")]
-    rows: list[tuple[str, ...]] = []
-    for phase in job.estimate.phases:
-        read = "\n".join(f"{model} {tokens:,.0f}" for model, tokens in phase.tokens.items() if tokens)
-        spent = f"{phase.operations:.3g}", f"{job.hours(GPUS[0], [phase]):.2g}"
-        rows.append(("" if rows else job.label, phase.name, read, *spent))
-    return rows
+    phases = [] if job.is_stored else job.estimate.phases
+    if not phases:
+        why = "in the store" if job.is_stored else "unknown" if job.estimate.unknown else "no passes of models"
+        return [(job.label, why, "", "", "")]
+    read = ["\n".join(f"{model} {tokens:,.0f}" for model, tokens in each.tokens.items() if tokens) for each in phases]
+    return [
+        ("" if place else job.label, phase.name, text, f"{phase.operations:.3g}", f"{job.hours(GPUS[0], [phase]):.2g}")
+        for place, (phase, text) in enumerate(zip(phases, read, strict=True))
+    ]
 
 
 def summary(plan: Forecast, speed: float | None = None) -> list[str]:
-    """Return the lines below the tables: operations, bytes, hours, and their assumptions.
+    """Return the lines below the tables: operations, bytes and hours.
 
     Args:
         speed: see `show`.
@@ -228,12 +202,9 @@ def summary(plan: Forecast, speed: float | None = None) -> list[str]:
     ]
     if whole < apart:
         lines.append(f"in one pass; one after the other {apart:.3g} FLOPs")
-    precisions = dict.fromkeys(job.precision(phase) for job in todo for phase in job.estimate.phases)
-    for gpu in GPUS if precisions else ():
-        peaks = ", ".join(f"{PEAKS[gpu][PRECISIONS.index(each)] / 1e12:g}e12 in {each}" for each in precisions)
-        lines.append(f"{plan.hours(gpu):.2g} hours on one 80 GB {gpu} at {SHARE:.0%} of its peak ({peaks} per second)")
+    lines += [f"{plan.hours(gpu):.2g} hours on one 80 GB {gpu} at {SHARE:.0%} of its peak" for gpu in GPUS if whole]
     if speed is not None:
         lines.append(f"{whole / speed / 3600:.2g} hours at {speed:g} FLOPs per second")
     if plan.unknown:
-        lines.append(f"without the jobs of {', '.join(plan.unknown)}, whose shape is not known")
+        lines.append(f"without the jobs of {', '.join(plan.unknown)}, whose sizes are unknown")
     return [*lines, "dry run: nothing was loaded, computed or written"]

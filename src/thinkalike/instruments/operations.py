@@ -177,26 +177,47 @@ def stitching(config: TrainConfig, shapes: Shapes) -> list[Phase]:
 
 def _stitches(config: TrainConfig, source: Shape, target: Shape, pairs: Pairs) -> list[Phase]:
     stitch, row = config.stitch, config.data.context or min(source.context, target.context)
-    report = float(config.data.report_tokens or REPORTED)
-    seen = float(stitch.steps * stitch.tokens_per_step * stitch.seeds) if stitch.trained else 0.0
-    fit = float(stitch.steps * stitch.tokens_per_step) or report
-    fit = min(config.data.fit_tokens or fit, fit)
+    report, step = float(config.data.report_tokens or REPORTED), float(stitch.steps * stitch.tokens_per_step)
+    fit = min(config.data.fit_tokens or step or report, step or report)
     closed = not stitch.trained and stitch.kind != "identity"
-    statistics = min(fit, fit if closed else STATISTICS) * (closed or stitch.controls or stitch.init != "identity")
-    alike, products = min(fit, LIKENESS) + report, _products(source, target, pairs)
-    passes = source.forward(1.0, row) + target.forward(1.0, row)
-    likeness = alike * (passes + target.operations.output + 4 * products) + 8 * report * len(pairs) * _maps(
-        source, target
-    )
-    own = config.model == config.target
+    gathered = (fit if closed else min(fit, STATISTICS)) * (closed or stitch.controls or stitch.init != "identity")
+    passes, states = source.forward(1.0, row) + target.forward(1.0, row), _products(source, target, pairs)
+    maps = 3 + 5 * stitch.controls + (1 + len(stitch.rates) + stitch.seeds + stitch.floor) * stitch.trained
+    alike = min(fit, LIKENESS) + report
     spent = {
-        "training": (_training(stitch, source, target, pairs, row, own), seen),
-        "closed forms": (statistics * (passes + 2 * products), statistics),
-        "likeness": (likeness, alike),
-        "report": (_maps_reported(stitch, source, target, own) * _tails(source, target, pairs, report, row), report),
+        "training": (step * _training(stitch, source, target, pairs, row) * stitch.trained, step * stitch.seeds),
+        "closed forms": (gathered * (passes + 2 * states), gathered),
+        "likeness": (alike * (passes + target.operations.output + 4 * states), alike),
+        "report": (maps * _tails(source, target, pairs, report, row), report),
     }
     models = (source.name, target.name)
     return [Phase(name, operations, dict.fromkeys(models, tokens)) for name, (operations, tokens) in spent.items()]
+
+
+def _training(config: StitchConfig, source: Shape, target: Shape, pairs: Pairs, row: int) -> float:
+    """Return the operations of one token of a step, of all seeds; rates, self-stitches and control are trained once.
+
+    The source runs to the deepest layer that is read; each stitch takes four times its weights, and the target's tail
+    and unembedding forward and backward, as frozen weights get no gradient.
+    """
+    head = source.operations.forward(0, max(layer for layer, _ in pairs) + 1, row) * (config.seeds + config.controls)
+    if config.loss != "cross_entropy":  # it compares with the target's own states
+        head += config.seeds * (target.operations.full(row) if config.loss == "kl" else target.forward(1.0, row))
+    elif config.floor:
+        head += target.operations.forward(0, max(depth for _, depth in pairs) + 1, row)
+    one = sum(_fit(config, source, target, depth, row) for _, depth in pairs)
+    floors = sum(_fit(config, source, target, depth, row) for depth in {depth for _, depth in pairs})
+    return head + one * (config.seeds + len(config.rates) + config.controls) + floors * config.floor
+
+
+def _fit(config: StitchConfig, source: Shape, target: Shape, depth: int, row: int) -> float:
+    """Return the operations of one φ for each token of a step."""
+    operations, tail = target.operations, 0.0
+    if config.loss != "mse":
+        tail = 2 * operations.forward(depth + 1, target.layers, row)
+    if config.loss in ("cross_entropy", "kl"):
+        tail += 2 * operations.output
+    return 4 * map_weights(config, source.width, target.width) + tail
 
 
 def map_weights(config: StitchConfig, d: int, e: int) -> float:
@@ -215,84 +236,32 @@ def bytes_of_stitches(config: TrainConfig, shapes: Shapes) -> float:
     return stitch.trained * 4.0 * map_weights(stitch, source.width, target.width) * count * (2 + momenta)
 
 
-def _training(config: StitchConfig, source: Shape, target: Shape, pairs: Pairs, row: int, own: bool) -> float:
-    """Return the operations of all steps of all seeds; rates, self-stitches and control are of the first seed alone.
-
-    For each token the source runs to the deepest layer that is read, and each stitch takes four times its weights, and
-    the target's tail and unembedding forward and backward: frozen weights get no gradient.
-    """
-    if not config.trained:
-        return 0.0
-    self_stitched = {depth for _, depth in pairs} if config.floor else set()
-    head = source.operations.forward(0, max(layer for layer, _ in pairs) + 1, row)
-    one = sum(_fit(config, source, target, depth, row) for _, depth in pairs)
-    beside = one * (len(config.rates) + config.controls) + head * config.controls
-    if self_stitched and not own:
-        if config.loss == "cross_entropy":
-            beside += target.operations.forward(0, max(self_stitched) + 1, row)
-        beside += sum(_fit(config, source, target, depth, row) for depth in self_stitched)
-    if config.loss != "cross_entropy":  # it compares with the target's own states
-        head += target.operations.full(row) if config.loss == "kl" else target.forward(1.0, row)
-    return float(config.steps * config.tokens_per_step) * (config.seeds * (head + one) + beside)
-
-
-def _fit(config: StitchConfig, source: Shape, target: Shape, depth: int, row: int) -> float:
-    """Return what one φ takes for each token of a step."""
-    operations, tail = target.operations, 0.0
-    if config.loss != "mse":
-        tail = 2 * operations.forward(depth + 1, target.layers, row)
-    if config.loss in ("cross_entropy", "kl"):
-        tail += 2 * operations.output
-    return 4 * map_weights(config, source.width, target.width) + tail
-
-
-def _maps(source: Shape, target: Shape) -> int:
-    return source.width * target.width
-
-
 def _products(source: Shape, target: Shape, pairs: Pairs) -> float:
     """Return Σ d² + Σ e² over the layers that are read, and Σ d e over their pairs."""
     layers, depths = (len({pair[side] for pair in pairs}) for side in (0, 1))
-    return float(layers * source.width**2 + depths * target.width**2 + len(pairs) * _maps(source, target))
+    return float(layers * source.width**2 + depths * target.width**2 + len(pairs) * source.width * target.width)
 
 
 def _tails(source: Shape, target: Shape, pairs: Pairs, tokens: float, row: int) -> float:
-    """Return what a report of one map per layer pair takes: φ, the target's tail and the unembedding."""
+    """Return the operations of a report of one map per layer pair: φ, the target's tail and the unembedding."""
     operations = target.operations
     tails = sum(operations.forward(depth + 1, target.layers, row) + operations.output for _, depth in pairs)
-    return tokens * (tails + 2 * len(pairs) * _maps(source, target))
-
-
-def _maps_reported(config: StitchConfig, source: Shape, target: Shape, own: bool) -> int:
-    """Return how many maps of each layer pair are reported: φ, means of tokens and bigrams, identity, and controls."""
-    equal = source.width == target.width
-    count = 3 + equal + (3 + 2 * equal if config.controls else 0)
-    if config.trained:
-        count += (config.init != "identity") + len(config.rates) + config.seeds + (config.floor and not own)
-    return count
+    return tokens * (tails + 2 * len(pairs) * source.width * target.width)
 
 
 def transfer_maps(config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
-    """Return the fit of maps in both directions, and their report.
-
-    Maps, their unexplained variance and two eigendecompositions take 8 d e (d + e) + 11 (d³ + e³) for each pair of
-    layers. The report runs both models once for the states, and each as the target of stitched models.
-    """
+    """Return the fit of maps in both directions, and their report."""
     measure: Any = config.measure
     source, target = both_of(shapes)
     pairs, row = pairs_of_layers(config.layers, source.layers, target.layers), row_of(config, shapes)
     fit, report = float(config.data.fit_tokens or measure.fit_tokens), float(config.data.report_tokens or REPORTED)
-    d, e, passes = source.width, target.width, source.forward(1.0, row) + target.forward(1.0, row)
-    states = fit * (passes + 2 * _products(source, target, pairs))
-    states += len(pairs) * (8.0 * d * e * (d + e) + (2 + EIGEN) * (d**3 + e**3))
-    outputs = source.operations.output + target.operations.output
-    judged = report * (3 * passes + 2 * outputs + 8 * len(pairs) * d * e)
-    tails = [_tails(source, target, pairs, report, row)]
-    tails.append(_tails(target, source, [pair[::-1] for pair in pairs], report, row))
+    passes = source.forward(1.0, row, full=True) + target.forward(1.0, row, full=True)
+    tails = _tails(source, target, pairs, report, row)
+    tails += _tails(target, source, [pair[::-1] for pair in pairs], report, row)
     models = (source.name, target.name)
     return [
-        Phase("closed forms", states, dict.fromkeys(models, fit)),
-        Phase("report", judged + sum(tails), dict.fromkeys(models, 2 * report)),
+        Phase("closed forms", fit * (passes + 2 * _products(source, target, pairs)), dict.fromkeys(models, fit)),
+        Phase("report", report * 3 * passes + tails, dict.fromkeys(models, 2 * report)),
     ]
 
 
@@ -300,7 +269,7 @@ def bytes_of_maps(config: AnalyzeConfig, shapes: Shapes) -> float:
     """Return the bytes of statistics and maps in float64."""
     source, target = both_of(shapes)
     pairs = pairs_of_layers(config.layers, source.layers, target.layers)
-    return 8.0 * (_products(source, target, pairs) + 2 * len(pairs) * _maps(source, target))
+    return 8.0 * (_products(source, target, pairs) + 2 * len(pairs) * source.width * target.width)
 
 
 # ------------------------------------------------------------------------------------------------- probes and steering
