@@ -260,11 +260,7 @@ def _grid(role: str, models: list[str], variant: str, cells: pd.DataFrame, axes:
         "cells": None if len(place) == len(first) * width else place.tolist(),
         "main": names.index(order[0]),
         "numbers": [_number(cells, name) for name in names],
-        "words": [
-            {"name": name, "v": rounded(cells[name].astype(object))}
-            for name in _texts(cells, "fiu")
-            if name != "feature"
-        ],
+        "words": [{"name": name, "v": rounded(cells[name].astype(object))} for name in _texts(cells, "fiu", PLACES)],
     }
 
 
