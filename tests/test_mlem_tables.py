@@ -58,7 +58,9 @@ FORMS = {
 def test_any_form_of_a_table_gives_the_fit_of_its_codes(form):
     codes, frame, states = drawn()
     X, model = FORMS[form](frame), MLEM(difference="levels", alpha=1.0, kinds="nominal")
-    expected, found = clone(model).fit(codes, states), model.fit(X, states)
+    sentences = [f"sentence {row // 4}" for row in range(N)]
+    expected = clone(model).fit(codes, states, groups=torch.arange(N) // 4)
+    found = model.fit(X, pd.DataFrame(states.numpy()), groups=pd.Series(sentences))
     torch.testing.assert_close(found.predict(X), expected.predict(codes), rtol=1e-8, atol=1e-10)
     assert found.score(X, states) == pytest.approx(expected.score(codes, states), abs=1e-12)
 
@@ -78,16 +80,6 @@ def test_levels_are_called_as_in_the_table(tmp_path):
         assert fitted.feature_names_in_.tolist() == ["word", "plural", "size"]
     numbers = MLEM(difference="levels", alpha=1.0).fit(torch.tensor([[3.0], [7.0]]).repeat(30, 1), states)
     assert numbers.level_weights_[0].levels == [3.0, 7.0]
-
-
-def test_states_and_groups_may_be_of_pandas_and_text():
-    codes, _, states = drawn()
-    sentences = [f"sentence {row // 4}" for row in range(N)]
-    expected = MLEM(kinds="nominal").fit(codes, states, groups=torch.arange(N) // 4)
-    found = MLEM(kinds="nominal").fit(codes, pd.DataFrame(states.numpy()), groups=pd.Series(sentences))
-    torch.testing.assert_close(found.weights_, expected.weights_)
-    both = MLEM(kinds="nominal").fit(codes, [states.numpy(), pd.DataFrame(states.numpy())], groups=np.arange(N) // 4)
-    torch.testing.assert_close(both.weights_[1], expected.weights_)
 
 
 def test_features_are_called_by_name_or_number():
