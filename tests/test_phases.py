@@ -12,7 +12,7 @@ import pytest
 
 from test_job import Toy, config
 from thinkalike.config import command_line, relevant
-from thinkalike.config.doors.commands import PROGRAM
+from thinkalike.config.entry_points import PROGRAM
 from thinkalike.errors import DataError
 from thinkalike.job import Phases, perform
 
@@ -113,7 +113,7 @@ def test_a_result_has_its_headlines(tmp_path):
 @pytest.fixture
 def _no_door(monkeypatch):
     monkeypatch.delenv(PROGRAM, raising=False)
-    monkeypatch.setattr("thinkalike.config.doors.commands._words", None)
+    monkeypatch.setattr("thinkalike.config.entry_points._overrides", None)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def _no_door(monkeypatch):
 )
 @pytest.mark.usefixtures("_no_door")
 def test_the_command_line_can_be_pasted(monkeypatch, argv, start):
-    from thinkalike.config.doors.commands import begin, called
+    from thinkalike.config.entry_points import begin, called
 
     monkeypatch.setattr(sys, "argv", [*argv, "-m", "layers=[[0,0]],[[1,1]]"])
     called("train")

@@ -1,4 +1,4 @@
-"""The two doors, as scripts and as commands: `thinkalike train|analyze ...`; and `thinkalike results|report`."""
+"""The entry points, as scripts and as commands: `thinkalike train|analyze|results|report`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from thinkalike.config import AnalyzeConfig, Made, TrainConfig, door, own_process
+from thinkalike.config import AnalyzeConfig, Made, TrainConfig, entry_point, own_process
 from thinkalike.errors import nearest
 from thinkalike.progress import doing
 
 
 @contextlib.contextmanager
 def at_work() -> Iterator[None]:
-    """Show what is being done, from the first imports on, which take seconds."""
+    """Show progress from the first imports on, which take seconds."""
     from thinkalike.screen import watched
 
     with watched(), doing("starting", steps_aside=True):
@@ -23,7 +23,7 @@ def at_work() -> Iterator[None]:
 
 
 def joined(made: Sequence[Made]) -> None:
-    """Show what the jobs of a sweep made beside each other."""
+    """Show the results of a sweep beside each other."""
     from thinkalike.listing import show_sweep
 
     show_sweep(made)
@@ -38,7 +38,7 @@ def headline(folders: Sequence[Path]) -> float | None:
 
 
 def foretold(config: TrainConfig | AnalyzeConfig) -> list[Path]:
-    """Print what a job would take; returns no folder, as there is no result."""
+    """Print the cost of a job; returns no folder, as there is no result."""
     from thinkalike.forecast import forecast, show
 
     with at_work():
@@ -47,7 +47,7 @@ def foretold(config: TrainConfig | AnalyzeConfig) -> list[Path]:
     return []
 
 
-@door("train", joined, headline)
+@entry_point("train", joined, headline)
 def train(config: TrainConfig) -> list[Path]:
     """Fit something with Lightning; returns the folder of the result, alone in a list."""
     if config.dry_run:
@@ -58,7 +58,7 @@ def train(config: TrainConfig) -> list[Path]:
         return [run_job(config).folder]
 
 
-@door("analyze", joined, headline)
+@entry_point("analyze", joined, headline)
 def analyze(config: AnalyzeConfig) -> list[Path]:
     """Measure, or do the experiment of a paper; returns the folders of the results: several with `models=[...]`."""
     if config.dry_run:
@@ -89,13 +89,13 @@ def report() -> None:
         write_report(sys.argv[1:])
 
 
-DOOR = "THINKALIKE_DOOR"  # where a process that shares a job finds the word that Lightning does not hand on
+COMMAND = "THINKALIKE_COMMAND"  # where a process that shares a job finds the word that Lightning does not hand on
 COMMANDS = {"train": train, "analyze": analyze, "results": results, "report": report}
 
 
 def main() -> None:
-    """Call the door, the list of results or the page of them that the first word of the command line names."""
-    words = ([os.environ[DOOR]] if DOOR in os.environ and "LOCAL_RANK" in os.environ else []) + sys.argv[1:]
+    """Call the entry point that the first word of the command line names."""
+    words = ([os.environ[COMMAND]] if COMMAND in os.environ and "LOCAL_RANK" in os.environ else []) + sys.argv[1:]
     name = words[0] if words else "--help"
     if name in ("-h", "--help"):
         print("usage: thinkalike train|analyze|results|report [key=value ...]; thinkalike train --help says more")
@@ -106,6 +106,6 @@ def main() -> None:
     if name not in COMMANDS:
         print(f"error: thinkalike {name} is not known; {nearest(name, COMMANDS)}", file=sys.stderr)
         sys.exit(1)
-    os.environ[DOOR] = name
+    os.environ[COMMAND] = name
     sys.argv = [sys.argv[0], *words[1:]]
     COMMANDS[name]()

@@ -13,7 +13,6 @@ from thinkalike.job import Estimate, Phase, estimate, is_stored, together, total
 from thinkalike.memory import readable
 from thinkalike.models.shapes import PEAKS, PRECISIONS, Shape, precision_of
 from thinkalike.papers import experiment_named
-from thinkalike.papers.experiment import job_of
 from thinkalike.screen import Table, number_column, show_table, show_text, text_column
 
 SHARE = 0.4  # of the peak; 40 % and more is what large trainings reach (Chowdhery et al. 2022, table 3)
@@ -117,8 +116,7 @@ def _jobs(config: Any) -> list[tuple[str, Any]]:
     """Return the jobs with their labels, each after the jobs that it needs."""
     if isinstance(config, AnalyzeConfig) and config.experiment and config.models is None:
         experiment = experiment_named(config.experiment)
-        experiment.check(config)
-        asked = [(part.label, job_of(config, part)) for part in experiment.parts(experiment.case(config))]
+        asked = experiment.jobs(config)[1]
     else:
         asked = [(_name(job), job) for job in asked_for(config)]
     found: list[tuple[str, Any]] = []

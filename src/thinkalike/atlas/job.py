@@ -79,6 +79,7 @@ class Atlas(Instrument, kind="atlas", reads=("models", "measure")):
     """Compares all pairs of the models of a list by all measures, and the measures with each other."""
 
     of_models: ClassVar[str] = "all"
+    inner_jobs_read: ClassVar[tuple[str, ...]] = ("model", "data", "seed")
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         """Run the jobs that the store lacks; returns the result of each."""

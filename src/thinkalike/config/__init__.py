@@ -1,6 +1,9 @@
-"""Configuration: it ends at the door. Nothing outside this package imports hydra or omegaconf."""
+"""Configuration: nothing outside this package imports hydra or omegaconf."""
 
 from thinkalike.config.compose import (
+    check_option,
+    check_overrides,
+    compose_job,
     from_yaml,
     measure_schema,
     options,
@@ -9,16 +12,14 @@ from thinkalike.config.compose import (
     to_yaml,
     train_config,
 )
-from thinkalike.config.doors import door, own_process
-from thinkalike.config.doors.commands import command_line, command_words
-from thinkalike.config.doors.sweeps import Made
+from thinkalike.config.entry_points import command_line, command_words, entry_point, own_process
 from thinkalike.config.inputs import RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
-from thinkalike.config.job import compose_job
-from thinkalike.config.named import model_named
+from thinkalike.config.models import as_target, jobs_of, model_named
+from thinkalike.config.own_files import CONF
 from thinkalike.config.registry import KINDS, MEASURES, PLUGGED, TASKS, measure_module
-from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
+from thinkalike.config.roots import PROCESSES, AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
 from thinkalike.config.schema import check_layers, not_in_key, pairs_of_layers, ranged, relevant
-from thinkalike.config.several import as_target, jobs_of
+from thinkalike.config.sweeps import Made
 from thinkalike.config.training import (
     SAE_STARTS,
     LoggerConfig,
@@ -28,14 +29,13 @@ from thinkalike.config.training import (
     StitchConfig,
     TrainerConfig,
 )
-from thinkalike.config.words.folders import CONF
-from thinkalike.config.words.spelling import check_option, check_overrides
 
 __all__ = [
     "CONF",
     "KINDS",
     "MEASURES",
     "PLUGGED",
+    "PROCESSES",
     "RUNS",
     "SAE_STARTS",
     "TASKS",
@@ -62,7 +62,7 @@ __all__ = [
     "command_line",
     "command_words",
     "compose_job",
-    "door",
+    "entry_point",
     "from_yaml",
     "jobs_of",
     "measure_module",

@@ -3,27 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Glob, Override, Sweep
 from hydra.core.plugins import Plugins
-from omegaconf import DictConfig, OmegaConf
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, flag_override
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from thinkalike.config.inputs import HOW_IT_RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
-from thinkalike.config.overrides import parse_overrides, register_repositories, values_of
+from thinkalike.config.overrides import (
+    at_home,
+    folders_named,
+    is_repository,
+    key_of,
+    parse_overrides,
+    register_repositories,
+    values_of,
+)
+from thinkalike.config.own_files import CONF, OwnFolders, configurations
 from thinkalike.config.registry import MEASURES, PLUGGED, measure_module
-from thinkalike.config.roots import AnalyzeConfig, MeasureConfig, TrainConfig
-from thinkalike.config.schema import made
+from thinkalike.config.roots import AnalyzeConfig, JobConfig, MeasureConfig, TrainConfig
+from thinkalike.config.schema import made, short
 from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
-from thinkalike.config.words.folders import CONF, OwnFolders, configurations
-from thinkalike.errors import ConfigError, one_of
+from thinkalike.errors import ConfigError, first_line, listed, nearest, one_of
 from thinkalike.plugins import is_plugin, named_in
 
-Config = TypeVar("Config", TrainConfig, AnalyzeConfig)
+COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
+Root = TypeVar("Root", bound=JobConfig)
 SCHEMAS: dict[str, type] = {"train": TrainConfig, "analyze": AnalyzeConfig}
 GROUPS: dict[str, type] = {
     "model": ModelConfig,
@@ -36,22 +48,76 @@ GROUPS: dict[str, type] = {
     "trainer": TrainerConfig,
     "logger": LoggerConfig,
 }
-
 PLACES = {"local": "path", "hub": "hub_id"}  # models without a name of their own, and the setting that says which
+DEFAULT_TARGET = "model@target=solu-3l-mini"  # of the default model: two models show more than one into itself
 
 _STORED: dict[tuple[str | None, str], Any] = {}  # what Hydra has, by group and name
 _ASKED_FOR: set[str] = set()  # measures whose settings this process knows: jobs of a sweep share it
 
 
+def compose_job(entry_point: str, overrides: Iterable[str]) -> Any:
+    """Return the configuration dataclass of a command line: `compose_job("train", ["model=gpt2", "stitch=affine"])`.
+
+    Args:
+        entry_point: "train" or "analyze", the script whose command line it is.
+        overrides: one setting each; a sweep is no single job.
+
+    Raises:
+        ConfigError: the script would refuse them; the message is the same.
+        PluginError: a plugin that they name cannot be used.
+    """
+    one_of("entry_point", entry_point, SCHEMAS)
+    words = list(overrides)
+    if isinstance(overrides, str) or not all(isinstance(word, str) for word in words):
+        raise ConfigError(f"{overrides!r} must be a list of overrides, one setting each, such as ['seed=1']")
+    words = folders_named(at_home(words))
+    parsed = parse_overrides(words)
+    check_overrides(words, SCHEMAS[entry_point], sweeps=False)
+    words = with_default_target(entry_point, words)
+    register(measures_of(parsed) if entry_point == "analyze" else (), models_of(parsed))
+    try:
+        return resolve(_composed(entry_point, words), SCHEMAS[entry_point], words)
+    except COMPOSING_ERRORS as error:
+        raise ConfigError(one_line(error)) from error
+
+
+def _composed(entry_point: str, overrides: Sequence[str]) -> DictConfig:
+    """Compose what Hydra's own `compose` would: that works on a global state, which a job of Hydra's may be using."""
+    from hydra import version
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra._internal.utils import create_config_search_path
+    from hydra.types import RunMode
+
+    version.setbase("1.3")
+    loader = ConfigLoaderImpl(create_config_search_path(str(CONF)))
+    composed = loader.load_configuration(entry_point, [*overrides], run_mode=RunMode.RUN, from_shell=False)
+    with flag_override(composed, ["struct", "readonly"], [False, False]):
+        del composed["hydra"]
+    return composed
+
+
+def one_line(error: BaseException) -> str:
+    """Return the message of an error in one line of printable characters, with its cause or its key."""
+    said = (first_line(error) or type(error).__name__) if not isinstance(error, YAMLError) else str(error)
+    if isinstance(error, HydraException) and error.__cause__:
+        said = f"{said} {first_line(error.__cause__)}"
+    key = getattr(error, "full_key", None)
+    said = f"{key}: {said}" if key and key not in said else said
+    return "".join(each if each.isprintable() else " " for each in said)
+
+
+# ------------------------------------------------------------------------------------------------- what Hydra knows
+
+
 def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
     """Tell Hydra the schemas, the user's folders, and the resolvers.
 
-    at_scale and by_recipe pick one of two, and at_most_a_tenth is of a warm-up.
+    at_scale and by_recipe pick one of two values, and at_most_a_tenth shortens a warm-up.
 
     Args:
         measures: those whose settings may be given; of the others Hydra gets the name alone, as their files take
             seconds to import.
-        models: what models are called; repositories of the hub among them become options.
+        models: names of models; repositories of the hub among them become options.
     """
     for name, schema in SCHEMAS.items():
         _store(f"{name}_schema", _defaults(schema))
@@ -60,11 +126,11 @@ def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
     written = {file.stem for root in configurations("measure") for file in root.glob("*.yaml")}  # recipes, on top
     _ASKED_FOR.update(measures)
     for kind in MEASURES:
-        node = _defaults(measure_schema(kind)) if kind in _ASKED_FOR else {"kind": kind}  # type: ignore[arg-type]
+        node = _defaults(measure_schema(kind)) if kind in _ASKED_FOR else {"kind": kind}
         _store(f"{kind}_schema" if kind in written else kind, node, "measure")
     for kind in filter(is_plugin, measures):
         *folders, name = f"measure/{kind}".split("/")
-        _store(name, _defaults(measure_schema(kind)), "/".join(filter(None, folders)))  # type: ignore[arg-type]
+        _store(name, _defaults(measure_schema(kind)), "/".join(filter(None, folders)))
     register_repositories(models)
     Plugins.instance().register(OwnFolders)
     OmegaConf.register_new_resolver("at_scale", _at_scale, replace=True)
@@ -73,7 +139,7 @@ def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
 
 
 @cache
-def _defaults(schema: type) -> dict[str, Any]:
+def _defaults(schema: Any) -> dict[str, Any]:
     """Return the defaults of a schema as Hydra composes them; the schema checks what comes out."""
     return dataclasses.asdict(schema())
 
@@ -94,25 +160,43 @@ def measure_schema(kind: str) -> type[MeasureConfig]:
     return MeasureConfig.schemas[kind]
 
 
-DEFAULT_TARGET = "model@target=solu-3l-mini"  # of the default model: two models show more than one into itself
+def options(group: str) -> list[str]:
+    """Return the names that a configuration group offers: `options("model")`."""
+    roots = [CONF / group] if group == "experiment" else configurations(group)  # which have code of their own
+    written = {str(path.relative_to(root).with_suffix("")) for root in roots for path in root.rglob("*.yaml")}
+    return sorted(written | {*(MEASURES if group == "measure" else ())})
 
 
-def with_default_target(door: str, words: Sequence[str]) -> list[str]:
-    """Return the words of a command line, with one for the target if they stitch and name neither model.
+def _at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
+    models = [_root_[part] for part in ("model", "target") if part in _root_]
+    small = all(model.mini for model in models) if _root_.scale == "auto" else _root_.scale == "mini"
+    return mini if small else paper
+
+
+def _by_recipe(honest: Any, paper: Any, *, _root_: DictConfig) -> Any:
+    return paper if _root_.recipe == "paper" else honest
+
+
+def _at_most_a_tenth(usual: int, steps: Any) -> int:
+    return min(usual, max(steps, 0) // 10) if isinstance(steps, int) else usual
+
+
+# --------------------------------------------------------------------------------------- what a command line asks for
+
+
+def with_default_target(entry_point: str, words: Sequence[str]) -> list[str]:
+    """Return the overrides of a command line, with one for the target if they stitch and name neither model.
 
     Once a model is named, the target is the source unless it is named, too. How the source runs names no model.
     """
-    keys = [each.get_key_element().lstrip("+~") for each in parse_overrides(words)]
-    named = {"model", "model@target"} & {*keys} or any(
-        part in ("model", "target") and (part, setting) not in {("model", name) for name in HOW_IT_RUNS}
-        for part, _, setting in (key.partition(".") for key in keys if "." in key)
-    )
+    parts = [key_of(word).partition(".") for word in words]
+    named = any(part == "target" or (part == "model" and key not in HOW_IT_RUNS) for part, _, key in parts)
     other_task = any(word.lstrip("+").startswith("task=") and word != "task=stitch" for word in words)
-    return [*words] if door != "train" or named or other_task else [*words, DEFAULT_TARGET]
+    return [*words] if entry_point != "train" or named or other_task else [*words, DEFAULT_TARGET]
 
 
 def models_of(parsed: Sequence[Override]) -> list[str]:
-    """Return what the models of a command line are called, both sides."""
+    """Return the names of the models of a command line, both sides."""
     return [str(name) for override in parsed if override.key_or_group == "model" for name in values_of(override)]
 
 
@@ -131,35 +215,79 @@ def _measure_of(experiment: str) -> str | None:
     return next((item["override /measure"] for item in defaults if "override /measure" in item), None)
 
 
-def options(group: str) -> list[str]:
-    """Return the names that a configuration group offers: `options("model")`."""
-    roots = [CONF / group] if group == "experiment" else configurations(group)  # which have code of their own
-    written = {str(path.relative_to(root).with_suffix("")) for root in roots for path in root.rglob("*.yaml")}
-    return sorted(written | {*(MEASURES if group == "measure" else ())})
+def check_overrides(words: Sequence[str], schema: type, sweeps: bool = True) -> None:
+    """Refuse groups, options and keys of a command line that do not exist, with the nearest ones that do.
+
+    Args:
+        sweeps: whether settings may have several values.
+
+    Raises:
+        ConfigError: an override names what does not exist, or has several values.
+    """
+    parsed = parse_overrides(words)
+    groups = {item.name for item in dataclasses.fields(schema) if any(configurations(item.name))}
+    known = dict(_settings(schema, measures_of(parsed)))
+    for override in parsed:
+        key, package = override.key_or_group, override.package
+        if key.split(".")[0].split("/")[0] == "hydra":
+            continue
+        if override.is_sweep_override() and not sweeps:
+            raise ConfigError(f"{override.input_line} has several values; sweep over them with -m, or give a list")
+        if key in groups and not override.is_delete():
+            whole = f"{key}@{package}" if package else key
+            check_option(key, whole, [each for each in values_of(override) if not isinstance(each, Glob | Sweep)])
+        elif package or not _is_setting(key, known):
+            near = [name for name in known if name.endswith(f".{key}")]
+            said = f"did you mean {' or '.join(near)}?" if near else nearest(key, known.keys() - {key})
+            raise ConfigError(f"'{override.input_line if package else key}' is not a setting; {said}")
 
 
-def _at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
-    one_of("scale", _root_.scale, ("auto", "mini", "paper"))
-    models = [_root_[part] for part in ("model", "target") if part in _root_]
-    small = all(model.mini for model in models) if _root_.scale == "auto" else _root_.scale == "mini"
-    return mini if small else paper
+def _is_setting(key: str, known: Mapping[str, bool]) -> bool:
+    """Return whether this is a setting and not a part, or stands inside a setting, which may be a free dictionary."""
+    parts = key.split(".")
+    return any(known.get(".".join(parts[:count])) is False for count in range(1, len(parts) + 1))
 
 
-def _by_recipe(honest: Any, paper: Any, *, _root_: DictConfig) -> Any:
-    one_of("recipe", _root_.recipe, ("honest", "paper"))
-    return honest if _root_.recipe == "honest" else paper
+def _settings(schema: Any, measures: Sequence[str], start: str = "") -> Iterator[tuple[str, bool]]:
+    """Yield the key of every setting and part of a schema, and whether it is a part."""
+    hints = get_type_hints(schema)
+    for item in dataclasses.fields(schema):
+        is_part, key = dataclasses.is_dataclass(hints[item.name]), f"{start}{item.name}"
+        yield key, is_part
+        if is_part:
+            kinds = [kind for kind in measures if kind in MEASURES or is_plugin(kind)] if key == "measure" else []
+            for inner in [measure_schema(kind) for kind in kinds] or [hints[item.name]]:
+                yield from _settings(inner, (), f"{key}.")
 
 
-def _at_most_a_tenth(usual: int, steps: Any) -> int:
-    """Return how long a warm-up is: as usual, but for short trainings a tenth of their steps."""
-    return min(usual, max(steps, 0) // 10) if isinstance(steps, int) else usual
+def check_option(group: str, key: str, values: Sequence[Any]) -> None:
+    """Refuse values of a key that are no options of a configuration group.
+
+    Raises:
+        ConfigError: one is none; the message names the nearest option.
+    """
+    there = options(group)
+    for value in values:
+        name = str(value)
+        more = (group == "model" and is_repository(name)) or (group == "measure" and is_plugin(name))
+        if isinstance(value, list | dict) or not (name in there or more):
+            parts = [each for each in there if name in each.split("/")]  # brown2023, or figure1
+            near = f"there is: {', '.join(parts)}" if len(parts) > 1 else nearest((parts or [name])[0], there)
+            if group == "model" and not near.startswith("did you"):
+                near = f"there is: {listed(there)}, ORG/NAME of the hub, and local with {key[-6:]}.path=DIR"
+            raise ConfigError(f"{key}={short(name)} is not known; {near}")
 
 
-def resolve(composed: DictConfig, schema: type[Config], overrides: Sequence[str] = ()) -> Config:
+# ------------------------------------------------------------------------------------- from Hydra's to the dataclass
+
+
+def resolve(composed: DictConfig, schema: type[Root], overrides: Sequence[str] = ()) -> Root:
     """Return a composed configuration as its dataclass, with `data=auto` replaced by what suits the model.
 
-    An experiment has models of its own, so there `auto` stays until their jobs are composed; `chosen` keeps the words
-    of the command line, so that it knows what was asked for.
+    An experiment has models of its own, so there `auto` stays until their jobs are composed.
+
+    Args:
+        overrides: of the command line, which the dataclass keeps as `chosen`.
     """
     OmegaConf.set_struct(composed, False)
     if composed.get("target"):
@@ -171,7 +299,6 @@ def resolve(composed: DictConfig, schema: type[Config], overrides: Sequence[str]
         corpus: Any = OmegaConf.load(next(configurations(f"data/{composed.model.corpus}.yaml")))
         corpus.pop("defaults", None)
         composed.data = OmegaConf.merge(composed.data, corpus, kept)
-    _check_index(composed)
     settings: Any = OmegaConf.to_container(composed, resolve=True)
     settings["chosen"] = list(overrides)
     if isinstance(settings.get("measure"), dict):
@@ -179,26 +306,15 @@ def resolve(composed: DictConfig, schema: type[Config], overrides: Sequence[str]
     return made(schema, settings)
 
 
-def _check_index(composed: DictConfig) -> None:
-    """Refuse the number of a model that has none: no other setting of it follows `index`."""
-    for part in ("model", "target"):
-        plain: Any = OmegaConf.to_container(composed[part], resolve=False) if part in composed else {}
-        if plain.get("index") and not any("index}" in str(value) for value in plain.values()):
-            raise ConfigError(
-                f"{part}.index={plain['index']} is for models of a numbered population, such as feather-bert; "
-                f"{plain['name']} is none, so leave it out"
-            )
-
-
 def _fill_in_target(composed: DictConfig, overrides: Sequence[str]) -> None:
     """Give the target what the command line leaves open: all of the source, or how it runs if it is a model named.
 
     A folder or a repository that is not named is that of the source, too.
     """
-    named = {override.get_key_element().lstrip("+~") for override in parse_overrides(overrides)}
+    named = {key_of(word) for word in overrides}
     own = {key.split(".")[1] for key in named if key.startswith("target.")}
     source: Any = OmegaConf.to_container(composed.model, resolve=False)  # so that a name follows its own index
-    name, chosen = composed.target.name, "model@target" in named
+    name, chosen = composed.target.name, "target" in named
     place = PLACES.get(name)
     left_open = place and (composed.target[place] is None or not (chosen or place in own))
     same_place = left_open and (not chosen or composed.model.name == name)

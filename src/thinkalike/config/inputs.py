@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from thinkalike.config.overrides import check_repository
+from thinkalike.config.overrides import REPOSITORY
 from thinkalike.config.schema import CONTEXT, COUNTS, SEEDS, TOKENS_AT_ONCE, Checked, FilePath, not_in_key, ranged
 from thinkalike.errors import ConfigError
 
@@ -27,7 +28,7 @@ class ModelConfig(Checked, part="model"):
 
     name: str = MISSING  # what tables and figures call it
     family: str = "auto"  # which residual stream it has; auto: from the checkpoint's config.json
-    hub_id: str | None = None  # its repository on the Hugging Face hub, ORG/NAME
+    hub_id: Annotated[str, Field(pattern=REPOSITORY)] | None = None  # its repository on the Hugging Face hub, ORG/NAME
     revision: str | None = None  # branch, tag or commit of the hub; null: main
     path: FilePath | None = not_in_key(None)  # a folder with a checkpoint; takes the place of hub_id
     processing: Literal["raw", "compat"] = "raw"  # compat: LayerNorms folded, weights centred
@@ -57,10 +58,10 @@ class ModelConfig(Checked, part="model"):
             raise ConfigError("model=local needs model.path=<folder with a Hugging Face checkpoint>")
         if self.name == "hub" and not (self.hub_id or self.path):
             raise ConfigError("model=hub needs model.hub_id=<repository of the Hugging Face hub, ORG/NAME>")
-        if self.members is not None and self.index >= self.members:
-            raise ConfigError(f"model.index={self.index} must be at most {self.members - 1}: that is all there are")
-        if self.hub_id is not None:
-            check_repository("model.hub_id", self.hub_id)
+
+    @property
+    def unused(self) -> Collection[str]:
+        return {"index"} if self.members is None else ()
 
 
 @dataclass
@@ -95,6 +96,12 @@ class DataConfig(Checked, part="data"):
         if self.source == "text" and not self.files:
             raise ConfigError("data=text needs data.files=[...]: files or globs of .txt, .jsonl[.gz|.zst] or .parquet")
 
+    @property
+    def unused(self) -> Collection[str]:
+        of_hub = {"hub_id", "subset", "split", "revision", "hub_files"}
+        read = {"text": {"files", "field"}, "grammar": {"sentences"}, "hub": {*of_hub, "field"}}
+        return {"files", "field", "sentences", *of_hub} - read.get(self.source or "", set())
+
 
 @dataclass
 class StimuliConfig(Checked, part="stimuli"):
@@ -115,8 +122,12 @@ class StimuliConfig(Checked, part="stimuli"):
         super().__post_init__()
         if self.kind in ("table", "conllu") and not self.path:
             raise ConfigError(f"stimuli={self.kind} needs stimuli.path=FILE")
-        if self.balance and not self.sample:
-            raise ConfigError("stimuli.balance needs stimuli.sample=N: how many stimuli")
+
+    @property
+    def unused(self) -> Collection[str]:
+        read = {"controlled": {"sentences", "grammar"}, "table": {"path", "columns"}, "conllu": {"path"}}
+        unused = {"sentences", "grammar", "path", "columns"} - read.get(self.kind, set())
+        return unused if self.sample else {*unused, "balance"}
 
 
 @dataclass
@@ -145,6 +156,11 @@ class PairsConfig(Checked, part="pairs"):
             value = getattr(self, key)
             if value is None and self.source == "templates":
                 raise ConfigError(f"pairs.{key} must be a number: templates give as many pairs as are asked for")
+
+    @property
+    def unused(self) -> Collection[str]:
+        of_files = {"fit", "report", "challenge"} if self.source != "files" else set()
+        return of_files | ({"counterexamples", "lexical"} if self.source != "templates" else set())
 
 
 @dataclass
@@ -187,17 +203,18 @@ class PopulationConfig(Checked, part="population"):
                 f"population.per_group={self.per_group} must lie between 2 and half of population.size={self.size}"
             )
 
+    @property
+    def unused(self) -> Collection[str]:
+        if self.members:
+            return {"size", "parents", "parent_options", "options", "null"}
+        return {"size"} if self.parents else {"parent_options", "null"}
+
     def _check_parents(self) -> None:
         parents = self.parents or {}
-        if len(parents) < 2:
-            raise ConfigError(
-                f"population.parents={parents} must name two groups or more, each with the words of its parent's "
-                "fine-tuning, such as {G: ['nli.index=0'], H: ['nli.index=1']}"
-            )
         if self.null is not None and (len(self.null) != 2 or not {*self.null} < {*parents}):
             raise ConfigError(f"population.null={self.null} must name two of more groups: {', '.join(parents)}")
-        if not self.base or self.per_group < 2:
+        if len(parents) < 2 or not self.base or self.per_group < 2:
             raise ConfigError(
-                f"population.parents needs population.base and per_group of 2 or more, not {self.base} and "
-                f"{self.per_group}"
+                f"population.parents={parents} needs two groups or more, such as {{G: ['nli.index=0'], "
+                "H: ['nli.index=1']}, population.base, and population.per_group of 2 or more"
             )

@@ -1,4 +1,4 @@
-"""The words of a command line as Hydra reads them: `~` stands for the home folder, and what cannot be read says why."""
+"""The overrides of a command line, `key=value`, as Hydra reads them; `~` stands for the home folder."""
 
 from __future__ import annotations
 
@@ -18,16 +18,27 @@ from thinkalike.errors import ConfigError
 
 HOME = re.compile(r"""([=\[({,:'"]\s*)(~[\w.-]*)(?=[/\])},'"]|$)""")  # where a path may begin
 KEY = re.compile(r"[~+]{0,2}[A-Za-z_$][\w$./:@-]*", re.ASCII)
+PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"  # the hub's rule for names of users and repositories
+REPOSITORY = rf"^(?:{PART}/)?{PART}$"
 
 
 def at_home(words: Sequence[str]) -> list[str]:
-    """Return words in whose values `~` and `~user`, where a path may begin, are the folders that they stand for."""
-    return readable([HOME.sub(lambda found: found[1] + os.path.expanduser(found[2]), word) for word in words])
+    """Return words in whose values `~` and `~user`, where a path may begin, are the folders that they stand for.
+
+    A plain value with accents, spaces or signs, which Hydra cannot read, is put in quotes.
+    """
+    found = [HOME.sub(lambda home: home[1] + os.path.expanduser(home[2]), word) for word in words]
+    return [word if _can_be_read(word) else _in_quotes(word) for word in found]
 
 
 def is_override(word: str) -> bool:
     """Return whether a word of a command line is an override, and not an option of Hydra or its value."""
     return not word.strip() or word[0] in "+~" or ("=" in word and word[0] != "-")
+
+
+def key_of(word: str) -> str:
+    """Return the key of an override; the group of the second model is `target`, as its settings are."""
+    return word.lstrip("+~").partition("=")[0].replace("model@target", "target")
 
 
 def parse_overrides(words: Sequence[str]) -> list[Override]:
@@ -47,11 +58,6 @@ def _parsed(word: str) -> Override:
     return OverridesParser.create().parse_overrides([word])[0]
 
 
-def readable(words: Sequence[str]) -> list[str]:
-    """Return words whose values Hydra can read: a plain value with accents, spaces or signs is put in quotes."""
-    return [word if _can_be_read(word) else _in_quotes(word) for word in words]
-
-
 def _can_be_read(word: str) -> bool:
     try:
         return bool(_parsed(word))
@@ -67,14 +73,14 @@ def _in_quotes(word: str) -> str:
 
 
 def values_of(override: Override) -> list[Any]:
-    """Return the values of an override: several in a sweep; what was quoted there comes without quotes."""
+    """Return the values of an override, several in a sweep; a quoted one comes without quotes."""
     value = override.value()
     values = value.list if isinstance(value, ChoiceSweep) else [value]
     return [getattr(each, "text", each) for each in values]
 
 
 def quoted(value: Any) -> str:
-    """Return a value as a word of the command line has it."""
+    """Return a value as an override writes it."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(quoted, value))}]"
     if isinstance(value, dict):
@@ -85,15 +91,13 @@ def quoted(value: Any) -> str:
     return f"'{escaped}'"
 
 
-# Models that have no file in conf/model: by the name of their repository on the hub, ORG/NAME, or by their folder.
-
-PART = r"[A-Za-z0-9_](?:[\w.-]{0,94}[A-Za-z0-9_])?"  # as the hub has names of users and of repositories
-REPOSITORY = re.compile(rf"(?:{PART}/)?{PART}", re.ASCII)
+# -------------------------------------------------------- models without a file in conf/model: repositories and folders
 
 
 def is_repository(name: str) -> bool:
     """Return whether this can be the name of a repository with its owner: ORG/NAME."""
-    return "/" in name and _is_name(name)
+    is_name = re.match(REPOSITORY, name, re.ASCII) and "--" not in name and ".." not in name
+    return "/" in name and bool(is_name) and not name.endswith(".git")
 
 
 def register_repositories(names: Iterable[str]) -> None:
@@ -104,59 +108,27 @@ def register_repositories(names: Iterable[str]) -> None:
         ConfigStore.instance().store(group=f"model/{owner}", name=own, node=node)
 
 
-def check_repository(key: str, name: str) -> None:
-    """Check a name of a repository; some old ones have no owner.
-
-    Raises:
-        ConfigError: it can be none.
-    """
-    if not _is_name(name):
-        raise ConfigError(f"{key}={name} is no repository of the hub, ORG/NAME; a folder is model=local model.path=DIR")
-
-
 def is_folder(name: str) -> bool:
     """Return whether this is a path, or there is a folder of this name, which is not that of a model alone."""
     written = name.startswith((".", "/", "~")) or name.count("/") > 1
-    return written or ("/" in name and Path(name).is_dir())
+    return "://" not in name and (written or ("/" in name and Path(name).is_dir()))
 
 
 def folders_named(words: Sequence[str]) -> list[str]:
     """Return the words of a command line with `model=local model.path=DIR` for each `model=DIR`, of the target, too.
 
-    In a sweep over several models a folder has to be given so by the user.
+    In a sweep over several models the user writes it so.
     """
     found: list[str] = []
     for word, override in zip(words, parse_overrides(words), strict=True):
-        part, value = override.package or "model", None if override.is_sweep_override() else override.value()
-        name = getattr(value, "text", value)  # what was quoted
-        if override.key_or_group == "model" and isinstance(name, str) and "://" not in name and is_folder(name):
-            found += [f"{word.partition('=')[0]}=local", path_of(part, name)]
+        names = [] if override.is_sweep_override() else values_of(override)
+        if override.key_or_group == "model" and names and isinstance(names[0], str) and is_folder(names[0]):
+            found += [f"{word.partition('=')[0]}=local", path_of(override.package or "model", names[0])]
         else:
             found.append(word)
     return found
 
 
 def path_of(part: str, folder: str) -> str:
-    """Return the word of a command line that says in which folder a model of `local` is."""
+    """Return the override that says in which folder a model of `local` is."""
     return f"{part}.path={quoted(os.path.expanduser(folder))}"
-
-
-def check_no_folder(key: str, name: str) -> None:
-    """Refuse a folder or an address where a model is named.
-
-    Args:
-        key: model or model@target.
-
-    Raises:
-        ConfigError: this is an address or a path, or there is a folder of this name.
-    """
-    if "://" in name:
-        near = "/".join(name.partition("://")[2].removeprefix("huggingface.co/").split("/")[:2])
-        raise ConfigError(f"{key}={name} is an address; a model of the hub is named by its repository: {key}={near}")
-    if is_folder(name):
-        part = key.rpartition("@")[2]
-        raise ConfigError(f"{key}={name} is a folder; in a sweep give {key}=local {part}.path={name},...")
-
-
-def _is_name(name: str) -> bool:
-    return bool(REPOSITORY.fullmatch(name)) and "--" not in name and ".." not in name and not name.endswith(".git")

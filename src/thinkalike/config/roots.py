@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 
 from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
-from thinkalike.config.registry import measure_module
+from thinkalike.config.overrides import key_of
 from thinkalike.config.schema import NOT_IN_KEY, SEEDS, THREADS, Checked, FilePath, check_layers, not_in_key, ranged
 from thinkalike.config.training import (
     LoggerConfig,
@@ -23,6 +23,7 @@ from thinkalike.config.training import (
 from thinkalike.errors import ConfigError
 
 PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
+Files = Annotated[list[FilePath], Field(min_length=1)]
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -37,13 +38,6 @@ class MeasureConfig(Checked, part="measure"):
         super().__init_subclass__(**more)
         if "kind" in vars(cls):
             MeasureConfig.schemas[cls.kind] = cls
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        own = type(self).kind
-        if own and self.kind != own:
-            measure_module(self.kind)
-            raise ConfigError(f"measure.kind={self.kind} does not go with measure={own}; choose measure={self.kind}")
 
 
 def _folder(store: Any) -> Any:
@@ -76,6 +70,11 @@ class JobConfig(Checked):
         super().__post_init__()
         check_layers(self.layers)
 
+    @property
+    def chosen_keys(self) -> list[str]:
+        """The keys that the command line gives; those of the second model begin with `target`."""
+        return [key for key in map(key_of, self.chosen) if not key.startswith("hydra")]
+
 
 @dataclass
 class TrainConfig(JobConfig):
@@ -90,25 +89,10 @@ class TrainConfig(JobConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for part in ("model", "target"):
-            if self.trainer.strategy == "ddp" and (mapped := getattr(self, part).device_map) is not None:
-                raise ConfigError(
-                    f"{part}.device_map={mapped} lays one model over several devices, and trainer=ddp gives each "
-                    "process one of its own; leave out either"
-                )
-        if self.task == "pretrain":
-            self._check_mini()
+        if self.task == "pretrain" and not (self.model.architecture and self.pretrain.tokens):
+            raise ConfigError(f"task=pretrain needs model.architecture and pretrain.tokens: model={self.model.name}")
         if self.task == "sae" and self.trainer.strategy == "ddp":
             raise ConfigError("task=sae trains all its autoencoders in one process; leave trainer=ddp out")
-
-    def _check_mini(self) -> None:
-        name = self.model.name
-        if not self.model.architecture:
-            raise ConfigError(f"model={name} has no architecture to train; task=pretrain makes minis: gelu-3l-mini")
-        if not self.pretrain.tokens:
-            raise ConfigError(f"pretrain.tokens=0 trains nothing; say how many tokens model={name} sees")
-        if name.startswith(".") or "/" in name:
-            raise ConfigError(f"model.name={name} names the folder of a mini; give a plain name")
 
 
 @dataclass
@@ -119,29 +103,16 @@ class AnalyzeConfig(JobConfig):
     stimuli: StimuliConfig = field(default_factory=StimuliConfig)  # of measures that look at words
     pairs: PairsConfig = field(default_factory=PairsConfig)  # of measures that look at classifiers
     population: PopulationConfig = field(default_factory=PopulationConfig)
-    activations: FilePath | list[FilePath] | None = not_in_key(None)  # instead of model: a file, two, or subjects
+    activations: FilePath | Files | None = not_in_key(None)  # instead of model: a file, two, or subjects
     models: list[str | dict[str, Any]] | None = not_in_key(None)  # instead of model and target: jobs of one pass
     experiment: str | None = None  # a paper's figure or table; takes the place of measure
     trainer: TrainerConfig = field(default_factory=TrainerConfig, metadata=NOT_IN_KEY)  # which processes share the job
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        usual = TrainerConfig(strategy=self.trainer.strategy)
-        for item in dataclasses.fields(TrainerConfig):
-            value = getattr(self.trainer, item.name)
-            if item.name not in PROCESSES and value != getattr(usual, item.name):
-                raise ConfigError(
-                    f"trainer.{item.name}={value} is of training; analyze.py takes {', '.join(PROCESSES)}"
-                )
-        if self.activations is not None:
-            self._check_recordings()
-
-    def _check_recordings(self) -> None:
+        if self.activations is None:
+            return
         given = self.activations if isinstance(self.activations, list) else [self.activations]
-        if not given:
-            raise ConfigError("activations=[] must be a file, two, or subjects: activations=[A,B]")
-        if self.experiment:
-            raise ConfigError(f"experiment={self.experiment} has models of its own; leave activations={given[0]} out")
         if len(given) == 1 and self.names_model:
             raise ConfigError(
                 f"activations={given[0]} takes the place of model={self.model.name}; name another side by "
@@ -172,12 +143,12 @@ class AnalyzeConfig(JobConfig):
     @property
     def names_model(self) -> bool:
         """Whether the command line names the model."""
-        return any(word.startswith("model=") for word in self.chosen)
+        return "model" in self.chosen_keys
 
     @property
     def names_target(self) -> bool:
         """Whether the target is asked for, also where it is the model that `model` would be."""
-        return self.target != self.model or any(word.startswith("model@target=") for word in self.chosen)
+        return self.target != self.model or "target" in self.chosen_keys
 
     @property
     def sides(self) -> list[str | ModelConfig]:

@@ -15,13 +15,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic import create_model as model_of
 
 from thinkalike.errors import ConfigError, nearest
@@ -33,8 +42,6 @@ TOKENS_AT_ONCE = 10**8
 CONTEXT = 10**7
 THREADS = 1024
 MOST_PAIRS = 5000  # of layers in one job
-
-SIZE = re.compile(r"(\d{1,9}(?:\.\d+)?) ?([kmgt]?)(i?)b", re.IGNORECASE)  # 8GB, 500 MB, 1.5GiB
 
 Number = int | float
 Schema = TypeVar("Schema")
@@ -90,25 +97,13 @@ def not_in_key(default: Any) -> Any:
     return dataclasses.field(default=default, metadata=NOT_IN_KEY)
 
 
+SIZE = r"^\d{1,9}(\.\d+)? ?[kKmMgGtT]?[iI]?[bB]$"  # 8GB, 500 MB, 1.5GiB
+Size = Annotated[str, StringConstraints(pattern=SIZE)]  # an amount of memory with its unit
+
+
 def bytes_of(size: str) -> float:
-    """Return the bytes of an amount of memory such as 8GB, 8 GiB or 500MB.
-
-    Raises:
-        ValueError: it is none.
-    """
-    written = SIZE.fullmatch(str(size).strip())
-    if not written or not float(written[1]):
-        raise ValueError("must be a positive amount of memory with its unit, such as 8GB or 500MiB")
-    number, prefix, binary = written.groups()
-    return float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " ")
-
-
-def _is_size(size: str) -> str:
-    bytes_of(size)
-    return size
-
-
-Size = Annotated[str, AfterValidator(_is_size)]  # an amount of memory with its unit
+    """Return the bytes of an amount of memory such as 8GB, 8 GiB or 500MB."""
+    return float(TypeAdapter(ByteSize).validate_python(size))
 
 
 class Checked:
@@ -135,6 +130,11 @@ class Checked:
         except ValidationError as error:
             raise ConfigError(_sentence(self.part, error)) from None
         vars(self).update(vars(checked))
+
+    @property
+    def unused(self) -> Collection[str]:
+        """The settings that change nothing beside the values of the others; a command line may not give them."""
+        return ()
 
 
 @cache
@@ -179,7 +179,7 @@ def _sentence(part: str, error: ValidationError) -> str:
     where = [str(each) for each in first["loc"] if isinstance(each, str) and each.isidentifier()]
     key = ".".join(filter(None, [part, *where[:1]]))
     said = first["msg"].removeprefix("Value error, ").replace("Input should", "must").replace("String should", "must")
-    if first["type"] == "string_pattern_mismatch":
+    if first.get("ctx", {}).get("pattern") == r"\S":
         said = "must not be empty"
     return f"{key}={short(first['input'])} {said}"
 

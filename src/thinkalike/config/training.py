@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -64,8 +65,6 @@ class StitchConfig(Checked, part="stitch"):
             one_of("stitch.optimizer", self.optimizer, RATES)
         if self.kind in CLOSED and self.norm != "none":
             raise ConfigError(f"stitch.norm={self.norm} does not go with stitch={self.kind}, which has no LayerNorm")
-        if self.is_plugin and self.init not in ("auto", "identity"):
-            raise ConfigError(f"stitch.init={self.init} does not go with stitch={self.kind}: it begins as it is made")
         if self.init == "auto":
             plain = self.norm != "none" or self.kind == "identity" or self.is_plugin
             self.init = "identity" if plain else STARTS.get(self.kind, "least_squares")  # type: ignore[assignment]
@@ -74,13 +73,11 @@ class StitchConfig(Checked, part="stitch"):
         if self.kind == "identity" and not self.trained:
             self.steps = 0
         elif self.steps == 0:
-            raise ConfigError(
-                f"stitch.steps={self.steps} must be positive; stitch=identity without a norm trains nothing"
-            )
+            raise ConfigError("stitch.steps=0 must be positive")
         elif self.warmup >= self.steps:
             raise ConfigError(f"stitch.warmup={self.warmup} must be less than stitch.steps={self.steps}")
-        if self.init != "identity" and (self.norm != "none" or self.kind == "identity"):
-            raise ConfigError(f"stitch.init={self.init} does not go with stitch.norm={self.norm}: it has no LayerNorm")
+        if self.init != "identity" and (self.norm != "none" or self.kind == "identity" or self.is_plugin):
+            raise ConfigError(f"stitch.init={self.init} does not go with stitch={self.kind} and norm={self.norm}")
 
     @property
     def peak(self) -> float:
@@ -151,9 +148,6 @@ class TrainerConfig(Checked, part="trainer"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in self.callbacks:
-            if not is_plugin(name):
-                raise ConfigError(f"trainer.callbacks={name} is no plugin; name its file: mine.py:{name}")
         if self.strategy == "auto" and (self.devices or 1, self.num_nodes) != (1, 1):
             raise ConfigError("trainer.devices and trainer.num_nodes are for several processes; add trainer=ddp")
 
@@ -171,9 +165,6 @@ class LoggerConfig(Checked, part="logger"):
     project: str = "thinkalike"  # of W&B
     entity: str | None = None  # of W&B: user or team; null: the default of the key
     group: str | None = None  # of W&B; null: the sweep, if the job belongs to one
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
 
     def check_package(self) -> None:
         """Raise a ConfigError if the package that writes there is missing."""
@@ -217,22 +208,17 @@ class SAEConfig(Checked, part="sae"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.activation == "topk" and self.k > self.width:
-            raise ConfigError(f"sae.k={self.k} is more than the sae.width={self.width} latents; lower it")
         if 0 < self.tokens < self.buffer:
             raise ConfigError(
                 f"sae.tokens={self.tokens} is less than the {self.buffer} of a buffer; raise it, or lower "
                 "sae.tokens_per_step or sae.steps_per_buffer"
             )
-        self._check_source()
-
-    def _check_source(self) -> None:
-        given = {"sae.source": self.source, "sae.source_layer": self.source_layer, "sae.stitch": self.stitch}
         if "transferred" in self.starts and self.source is None:
             raise ConfigError("sae.start=transferred needs sae.source=<a result of task=sae, or a model>")
-        for key, value in given.items():
-            if "transferred" not in self.starts and value is not None:
-                raise ConfigError(f"{key}={value} is of sae.start=transferred, and this is {self.start}; leave it out")
+
+    @property
+    def unused(self) -> Collection[str]:
+        return () if "transferred" in self.starts else {"source", "source_layer", "stitch"}
 
     @property
     def starts(self) -> list[str]:

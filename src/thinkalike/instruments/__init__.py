@@ -7,11 +7,12 @@ subclass of `Instrument`; it imports at its top what is quick, and inside functi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import MISSING, is_dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any
 
-from thinkalike.config import PLUGGED, TASKS, AnalyzeConfig, TrainConfig, jobs_of, measure_module
+from thinkalike.config import PLUGGED, PROCESSES, TASKS, AnalyzeConfig, TrainConfig, jobs_of, measure_module
 from thinkalike.errors import ConfigError
 from thinkalike.job import Instrument, perform, perform_all
 from thinkalike.progress import counted
@@ -86,31 +87,67 @@ def asked_for(config: TrainConfig | AnalyzeConfig) -> Sequence[TrainConfig | Ana
 
 
 def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
-    """Return the instrument of a job, which it takes the activations of.
+    """Return the instrument of a job, after a check of what the command line gives it.
 
     Raises:
-        ConfigError: there is no such measure, or it takes no such activations or layers.
+        ConfigError: there is no such measure, it takes no several subjects, or does not read a setting.
         TypeError: this is no configuration.
     """
     if not isinstance(config, TrainConfig | AnalyzeConfig):
         raise TypeError(f"a job is a configuration, as compose_job makes one, and this is a {type(config).__name__}")
     if isinstance(config, TrainConfig):
-        return instrument(TASKS[config.task])
-    chosen = instrument(measure_module(config.measure.kind))
-    if config.activations and not chosen.takes_activations:
-        raise ConfigError(
-            f"measure={chosen.kind} takes no activations; choose measure=cka, mlem, rsa or another of states"
-        )
+        chosen = instrument(TASKS[config.task])
+    else:
+        chosen = instrument(measure_module(config.measure.kind))
+        _check_sides(config, chosen)
+    check_read(config, [(chosen, config)])
+    return chosen
+
+
+def _check_sides(config: AnalyzeConfig, chosen: Instrument) -> None:
     if config.subjects and not chosen.takes_subjects:
         raise ConfigError(
             f"measure={chosen.kind} compares two sides, and activations= are {len(config.subjects)} subjects; choose "
             "measure=rsa or mlem"
         )
-    if config.layers != "same" and "layers" not in chosen.reads:
-        raise ConfigError(
-            f"layers={config.layers} plays no part in measure={chosen.kind}; leave it out, as it takes all layers"
-        )
-    return chosen
+
+
+EVERY_JOB = {  # settings that every job reads, or that decide which job it is
+    "task", "measure", "experiment", "models", "scale", "recipe", "trainer", "logger", "threads", "store", "force",
+    "wait", "dry_run",
+}  # fmt: skip
+
+
+def check_read(config: TrainConfig | AnalyzeConfig, jobs: Sequence[tuple[Instrument, Any]]) -> None:
+    """Check that each setting of the command line is read.
+
+    Args:
+        jobs: those that the configuration stands for; one that reads the setting is enough.
+
+    Raises:
+        ConfigError: none of them reads it: it belongs to another part, or has no effect beside the other settings.
+    """
+    read = [(kind, kind.with_unread_reset(job)) for kind, job in jobs]
+    for key in config.chosen_keys:
+        if key not in EVERY_JOB and not any(_reads(*each, config, key) for each in read):
+            names = ", ".join(dict.fromkeys(kind.kind for kind, _ in jobs))
+            parts = dict.fromkeys(part for kind, _ in jobs for part in (*kind.reads, *kind.inner_jobs_read))
+            raise ConfigError(f"{key}= is not read by {names} with these settings; it reads {', '.join(parts)}")
+
+
+def _reads(kind: Instrument, read: Any, config: Any, key: str) -> bool:
+    """Return whether a job, given with the settings that it ignores reset, reads the value that `config` has."""
+    part, _, setting = key.partition(".")
+    if part == "logger" or (part == "trainer" and (isinstance(config, TrainConfig) or setting in PROCESSES)):
+        return True
+    if not {part, key} & {*kind.reads, *kind.inner_jobs_read, *(["activations"] if kind.takes_activations else [])}:
+        return False
+    own, given = getattr(read, part, None), getattr(config, part)
+    if not setting:
+        return own == given or is_dataclass(own)
+    name = setting.partition(".")[0]
+    value = getattr(given, name)
+    return value is None or (own is not None and name not in own.unused and getattr(own, name, MISSING) == value)
 
 
 __all__ = ["asked_for", "instrument", "instrument_of", "passes", "run_job", "run_jobs"]

@@ -50,6 +50,7 @@ class Asymmetry(Instrument, kind="asymmetry", version=2, reads=("model", "target
     """Subtracts the penalty of `target` into `model` from that of `model` into `target`, by layer."""
 
     makes_inputs: ClassVar[bool] = True
+    inner_jobs_read: ClassVar[tuple[str, ...]] = ("data", "seed")
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         both = (each if isinstance(each, Result) else _stitched(each) for each in both_directions(config))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Optional
 
@@ -69,13 +69,12 @@ class PopulationMeasureConfig(MeasureConfig):
         one_of("measure.side", self.side, ("report", "challenge"))
         one_of("measure.site", self.site, ("resid_post", "update"))
         one_of("measure.tokens", self.tokens, ("all", "cls"))
-        if self.tokens == "cls" and self.include_padding:
-            raise ConfigError("measure.tokens=cls compares no padding; leave measure.include_padding=true out")
-        if self.padding is not None and not self.include_padding:
-            raise ConfigError(
-                f"measure.padding={self.padding} changes nothing where padding is left out; add "
-                "measure.include_padding=true, or leave it out"
-            )
+
+    @property
+    def unused(self) -> Collection[str]:
+        if self.tokens == "cls":
+            return {"include_padding", "padding"}
+        return () if self.include_padding else {"padding"}
 
 
 class Population(Instrument, kind="population", version=2, reads=("measure", "pairs", "population", "seed")):
@@ -88,6 +87,7 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
 
     is_shared: ClassVar[bool] = True
     makes_inputs: ClassVar[bool] = True
+    inner_jobs_read: ClassVar[tuple[str, ...]] = tuple(f"model.{key}" for key in RUNS)
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         check_models({"model": config.model})  # a device that is not there is refused before members are fine-tuned

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -61,15 +61,15 @@ class RSAConfig(DistanceConfig):
         super().__post_init__()
         one_of("measure.comparator", self.comparator, COMPARATORS)
         one_of("measure.noise", self.noise, NOISES)
-        if self.noise != "shrinkage" and self.distance != "crossnobis":
-            raise ConfigError(
-                f"measure.noise={self.noise} is for measure.distance=crossnobis; add it or leave this out"
-            )
         if self.comparator in WHITENED and self.distance == "manhattan":
             raise ConfigError(
                 f"measure.comparator={self.comparator} is of squared Euclidean distances, which manhattan is none of; "
                 "choose measure.comparator=corr or another distance"
             )
+
+    @property
+    def unused(self) -> Collection[str]:
+        return () if self.distance == "crossnobis" else {"noise"}
 
 
 class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure", "stimuli", "seed")):
@@ -82,19 +82,10 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
         measure: Any = config.measure
-        if config.subjects and measure.permutations:
-            raise ConfigError(
-                f"measure.permutations={measure.permutations} is of two sides; subjects have p-values without it, so "
-                "leave it out"
-            )
-        if not config.subjects and measure.resamples != RSAConfig.resamples:
-            raise ConfigError(
-                f"measure.resamples={measure.resamples} is of several subjects; give activations=[A,B,...] or leave it "
-                "out"
-            )
         if measure.distance == "crossnobis" and not config.activations:
             raise ConfigError("measure.distance=crossnobis needs runs of a recording; give activations=FILE")
-        return super().with_unread_reset(config)
+        unread = {"permutations": 0} if config.subjects else {"resamples": RSAConfig.resamples}
+        return super().with_unread_reset(replace(config, measure=replace(measure, **unread)))
 
     def comparing(self, measure: Any, stimuli: Stimuli, widths: Sequence[int]) -> float:
         n, again = len(stimuli), 2 if measure.permutations else 1

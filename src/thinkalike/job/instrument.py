@@ -171,6 +171,7 @@ class Instrument(ABC):
     kind: str
     version: ClassVar[int]
     reads: ClassVar[tuple[str, ...]]
+    inner_jobs_read: ClassVar[tuple[str, ...]] = ()  # further parts, or single settings, that jobs inside this one read
     takes_activations: ClassVar[bool] = False  # whether recordings can take the place of the model
     is_shared: ClassVar[bool] = False  # whether several processes of analyze.py can share the job
     in_one_pass: ClassVar[bool] = False  # whether `run_all`, of all kinds that have the same, does them with less work

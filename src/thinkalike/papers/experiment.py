@@ -16,7 +16,7 @@ import pandas as pd
 
 from thinkalike.config import RUNS, AnalyzeConfig, ModelConfig, as_target, compose_job
 from thinkalike.errors import ConfigError, ResourceError, listed
-from thinkalike.instruments import passes, run_jobs
+from thinkalike.instruments import check_read, instrument_of, passes, run_jobs
 from thinkalike.job import Instrument, Outcome, Work
 from thinkalike.models.labels import label
 from thinkalike.papers.claims import Claim, claims_table, counts_of
@@ -26,6 +26,7 @@ from thinkalike.store import Headline, Result
 
 log = logging.getLogger(__name__)
 
+OF_MODELS = ("model=", "model.", "model@target=", "target.")
 FORWARDED = ("measure", "stimuli", "pairs", "population", "recipe", "seed", "store", "threads", "force", "wait")
 
 
@@ -114,12 +115,20 @@ class Experiment(
         self.models, self.measure, self.takes, self.tabulates = models, measure, takes, tabulates
         self.parts, self.measures = parts or (lambda case: ()), bool(parts and measure)
 
-    def check(self, config: AnalyzeConfig) -> None:
-        """Raise a ConfigError if the command line names another measure."""
-        named = any(each.startswith("measure") for each in config.chosen)
-        if (self.measure is None and named) or self.measure not in (None, config.measure.kind):
+    def jobs(self, config: AnalyzeConfig) -> tuple[Case, list[tuple[str, Any]]]:
+        """Return the case without results, and the jobs that it rests on with their labels.
+
+        Raises:
+            ConfigError: the command line names another measure, or gives a setting that none of the jobs reads.
+        """
+        if config.measure.kind != self.measure if self.measure else "measure" in config.chosen_keys:
             only = f"is about measure={self.measure}" if self.measure else "has no measure"
             raise ConfigError(f"experiment={config.experiment} {only}; leave measure= out")
+        case = self.case(config)
+        jobs = [(part.label, job_of(config, part)) for part in self.parts(case)]
+        given = replace(config, chosen=[word for word in config.chosen if not word.startswith(OF_MODELS)])
+        check_read(given, [(instrument_of(job), job) for _, job in jobs] or [(self, config)])
+        return case, jobs
 
     def case(self, config: AnalyzeConfig) -> Case:
         """Return the configuration and the models: those of the command line if given, else its own.
@@ -155,17 +164,15 @@ class Experiment(
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         """Run the jobs that the store lacks; returns the result of each."""
-        self.check(config)
-        case = self.case(config)
-        parts = list(self.parts(case))
-        jobs = [job_of(config, part) for part in parts]
+        case, labelled = self.jobs(config)
+        labels, jobs = [label for label, _ in labelled], [job for _, job in labelled]
         found: dict[int, Result] = {}
         for places in passes(jobs):
             first, last = len(found) + 1, len(found) + len(places)
             which = f"job {last}" if first == last else f"jobs {first} to {last}"
-            with doing(f"{which} of {len(parts)}: {listed([parts[place].label for place in places])}"):
+            with doing(f"{which} of {len(jobs)}: {listed([labels[place] for place in places])}"):
                 found |= zip(places, _results([jobs[place] for place in places]), strict=True)
-        results = {part.label: found[place] for place, part in enumerate(parts)}
+        results = {label: found[place] for place, label in enumerate(labels)}
         return {"case": _Finished(replace(case, results=results))}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
@@ -239,7 +246,7 @@ def job_of(config: AnalyzeConfig, part: Part) -> Any:
 
 def settings_of_all(chosen: Sequence[str]) -> list[str]:
     """Return the words that say how models run, which hold for all models of an experiment unless a word names one."""
-    words = [word for word in chosen if word.startswith(("model=", "model.", "model@target=", "target."))]
+    words = [word for word in chosen if word.startswith(OF_MODELS)]
     return words if all(word.startswith(tuple(f"model.{key}=" for key in RUNS)) for word in words) else []
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,6 +63,10 @@ class WithNull(LayerPairsConfig):
     permutations: int = ranged(99, least=1, most=10**6)  # of each batch; p is at least 1 / (permutations + 1)
     permute: str = "document"  # what null moves: document (of stimuli: the group, such as a sentence) | token
 
+    @property
+    def unused(self) -> Collection[str]:
+        return () if self.null else {"permutations", "permute"}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("measure.permute", self.permute, ("document", "token"))
@@ -100,7 +104,7 @@ class LayerPairs(Instrument):
         read: Any = without_model(config) if config.activations else copy(config)
         if config.activations:
             read.data = None
-            read.measure = replace(config.measure, batches=LayerPairsConfig.batches)  # type: ignore[call-arg]
+            read.measure = replace(config.measure, batches=LayerPairsConfig.batches, **self.of_text)  # type: ignore[call-arg]
         else:
             read.stimuli = None
         return read  # type: ignore[no-any-return]

@@ -68,10 +68,7 @@ def compare_all(jobs: Sequence[tuple[LayerPairs, AnalyzeConfig, Work]]) -> list[
 
 
 def _of_stimuli(kind: LayerPairs, config: AnalyzeConfig, work: Work) -> Given:
-    measure: Any = config.measure
-    for name, own in kind.of_text.items():
-        if (value := getattr(measure, name)) != own:
-            raise ConfigError(f"measure.{name}={value} is for text; leave it out, as stimuli are compared one by one")
+    measure: Any = replace(config.measure, **kind.of_text)  # type: ignore[arg-type]
     stimuli: Stimuli = work.inputs["stimuli"]
     found = stimulus_states_of(config, stimuli, measure.embed)
     sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in found]

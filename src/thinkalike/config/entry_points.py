@@ -1,0 +1,228 @@
+"""The decorator that makes a function of a configuration the main function of a script, and how a script ends."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from thinkalike.config import sweeps
+from thinkalike.config.compose import (
+    COMPOSING_ERRORS,
+    SCHEMAS,
+    check_overrides,
+    measures_of,
+    models_of,
+    one_line,
+    options,
+    register,
+    resolve,
+    with_default_target,
+)
+from thinkalike.config.overrides import at_home, folders_named, is_override, parse_overrides
+from thinkalike.config.own_files import CONF, with_own
+from thinkalike.errors import ConfigError, ShareDone, ThinkalikeError
+from thinkalike.interrupts import Interrupted, follow_parent, heeded
+from thinkalike.progress import doing
+
+PROGRAM = "THINKALIKE_PROGRAM"  # environment variable: how the user called the script, also for the workers of a sweep
+STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
+SHOWN = {"--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help"}  # these print something, and no job is done
+
+Job = Callable[[Any], list[Path]]  # of a configuration: the folders of the results
+
+_overrides: list[str] | None = None  # of the job that this process does
+
+
+def entry_point(
+    name: str, joined: Callable[[Sequence[sweeps.Made]], None], valued: Callable[[Sequence[Path]], float | None]
+) -> Callable[[Job], Callable[[], None]]:
+    """Make a function of a configuration the main function of a script.
+
+    The function gets a checked dataclass and returns the folders of its results, which become the last lines of stdout.
+    An error that a user can act on is one line on stderr and exit status 1; anything else keeps its traceback.
+
+    Args:
+        name: train or analyze.
+        joined: shows the results of a sweep beside each other.
+        valued: of the folders of a job's results, the number that a searching sweeper such as Optuna's goes by.
+    """
+
+    def decorate(job: Job) -> Callable[[], None]:
+        @functools.wraps(job)
+        def task(composed: DictConfig) -> float | None:
+            logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
+            logging.getLogger("thinkalike").setLevel(logging.INFO)
+            with own_process():
+                if sweeps.SHARED not in os.environ:
+                    _done(job, SCHEMAS[name], composed)
+                    return None
+                with doing(f"job {HydraConfig.get().job.num + 1} of the sweep"):
+                    return valued(sweeps.noted(lambda: _done(job, SCHEMAS[name], composed), composed))
+
+        def main() -> None:
+            import hydra
+
+            os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # its errors come here, and not to the screen
+            run = hydra.main(version_base="1.3", config_path=str(CONF), config_name=name)(task)
+            with own_process():
+                words, folders = with_own(name, at_home(sys.argv[1:]))
+                called(name, folders)
+                _made_known(name, words)
+                if {"--multirun", "-m"} & {*words}:
+                    sweeps.sweep(run, words, joined)
+                else:
+                    run()
+
+        return main
+
+    return decorate
+
+
+def _made_known(name: str, words: Sequence[str]) -> None:
+    """Check a command line, and tell Hydra of all that it asks for."""
+    is_help = bool({"--help", "-h", "--hydra-help"} & {*words})  # which needs no settings of any measure
+    is_sweep = bool({"--multirun", "-m"} & {*words})
+    overrides = folders_named([word for word in words if is_override(word)])
+    parsed = parse_overrides(overrides)
+    check_overrides(overrides, SCHEMAS[name], is_sweep)
+    if not is_sweep and not SHOWN & {*words} and any(word.startswith("hydra/launcher=") for word in overrides):
+        raise ConfigError("hydra/launcher= is for the jobs of a sweep; add -m, also for a single job")
+    if is_sweep:  # Hydra composes a sweep once before its jobs, with a measure of none of them
+        overrides = [f"++{word}" if word.startswith("measure.") else word for word in overrides]
+    overrides = with_default_target(name, overrides)
+    sys.argv[1:] = [*(word for word in words if not is_override(word)), *overrides]  # options before any override
+    OmegaConf.register_new_resolver("groups", _groups, replace=True)  # of --help
+    register(measures_of(parsed) if name == "analyze" and not is_help else (), models_of(parsed))
+
+
+def _groups() -> str:
+    names = sorted(folder.name for folder in CONF.iterdir() if folder.is_dir() and folder.name != "hydra")
+    return "\n".join(f"{name}: {', '.join(options(name))}" for name in names)
+
+
+def _done(job: Job, schema: Any, composed: DictConfig) -> list[Path]:
+    """Do the job of a composed configuration, and print the folders of its results; another process may have them."""
+    overrides = sweeps.overrides_of_job()
+    begin(overrides)
+    config = resolve(composed, schema, overrides)
+    if config.trainer.strategy == "ddp" and sweeps.SHARED in os.environ:  # each process would begin the whole sweep
+        raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
+    config.logger.check_package()  # before anything is imported
+    with contextlib.suppress(ShareDone):
+        folders = job(config)
+        for folder in folders:
+            print(f"results: {folder}", flush=True)
+        return folders
+    return []
+
+
+# ------------------------------------------------------------------------- the command line, as one could paste it
+
+
+def called(name: str, options: Sequence[str] = ()) -> None:
+    """Remember how a user called a script: as a file, or as a command of the installed package.
+
+    Args:
+        options: those that name folders of configurations.
+    """
+    script = Path(sys.argv[0])
+    start = ["python", str(script)] if script.suffix == ".py" and script.stem == name else ["thinkalike", name]
+    os.environ[PROGRAM] = shlex.join([*start, *options])
+
+
+def begin(overrides: Sequence[str]) -> None:
+    """Remember the overrides of the job that this process begins, one of a sweep or the only one."""
+    global _overrides
+    _overrides = list(overrides)
+
+
+def command_words() -> list[str]:
+    """Return the overrides of the job that a script does; none in a notebook."""
+    return list(_overrides or []) if PROGRAM in os.environ else []
+
+
+def command_line() -> str:
+    """Return the command line of the job that a script does, or that of this process."""
+    if _overrides is None or PROGRAM not in os.environ:
+        return shlex.join(sys.argv)
+    return " ".join([os.environ[PROGRAM], *map(shlex.quote, _overrides)])
+
+
+# --------------------------------------------------------------------------------------------------- how a script ends
+
+
+@contextlib.contextmanager
+def own_process() -> Iterator[None]:
+    """Heed signals and errors, print to a stdout that may close, and end with the process that was started first."""
+    if os.environ.setdefault(STARTED_BY, str(os.getpid())) != str(os.getpid()):
+        follow_parent()
+    with OneLineErrors(), heeded(), contextlib.redirect_stdout(Stdout(sys.stdout)):  # type: ignore[type-var]
+        yield
+
+
+class OneLineErrors:
+    """Turns an error that a user can act on into one line and exit status 1, and a signal into one line and its own."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, Interrupted):
+            print(f"{error}{_requeued(error)}", file=sys.stderr, flush=True)
+            sys.exit(error.status)
+        if isinstance(error, (ThinkalikeError, *COMPOSING_ERRORS)) and "THINKALIKE_TRACEBACK" not in os.environ:
+            print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+            sys.exit(1)
+
+
+class Stdout:
+    """A stdout whose reader may leave: what is printed then is lost, and nothing else."""
+
+    def __init__(self, stream: Any):
+        self._stream = stream or open(os.devnull, "w")  # noqa: SIM115
+
+    def write(self, text: str) -> int:
+        """Write, or forget what cannot be written."""
+        with self._forgetting():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush, or forget what cannot be written."""
+        with self._forgetting():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _forgetting(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _requeued(error: Interrupted) -> str:
+    """Put a job of SLURM that was submitted with --requeue back into the queue; returns what the user is told of it."""
+    number = os.environ.get("SLURM_JOB_ID")
+    first = os.environ.get("SLURM_PROCID", "0") == "0"
+    if error.number != signal.SIGTERM or not number or not first or not shutil.which("scontrol"):
+        return ""
+    shown = subprocess.run(["scontrol", "show", "job", number], capture_output=True, text=True)
+    if "Requeue=1" not in shown.stdout:
+        return ""
+    again = subprocess.run(["scontrol", "requeue", number], capture_output=True, text=True)
+    return "; SLURM has the job in its queue again" if again.returncode == 0 else "; SLURM does not take it back"

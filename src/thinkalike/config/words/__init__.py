@@ -1,1 +1,0 @@
-"""The words of a command line: how they are read, what is wrong with them, and whose configurations they name."""
