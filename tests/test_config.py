@@ -1,4 +1,4 @@
-"""Everything in conf/ composes, and what cannot be is refused with the nearest thing that can."""
+"""Everything in conf/ composes, what does not exist is refused, and so is a setting that the job does not read."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from thinkalike.config import (
     DataConfig,
     LoggerConfig,
     ModelConfig,
-    NLIConfig,
-    PairsConfig,
     PopulationConfig,
     PretrainConfig,
-    StimuliConfig,
+    SAEConfig,
     StitchConfig,
     TrainConfig,
     TrainerConfig,
@@ -32,10 +30,11 @@ from thinkalike.config import (
     relevant,
 )
 from thinkalike.config import compose as composing
-from thinkalike.config.doors.exits import OneLineErrors
+from thinkalike.config.entry_points import OneLineErrors
 from thinkalike.errors import ConfigError, ThinkalikeError, nearest, one_of
+from thinkalike.instruments import instrument_of
+from thinkalike.papers import experiment_named
 
-CKAConfig, MLEMConfig, PopulationMeasureConfig, RSAConfig = map(measure_schema, ("cka", "mlem", "population", "rsa"))
 NEEDED = {
     "model=local": ["model.path=/tmp", "model@target=gelu-3l-mini"],
     "model=hub": ["model.hub_id=a/b", "model@target=gelu-3l-mini"],
@@ -120,12 +119,6 @@ def test_a_population_is_numbered():
     assert (model.name, model.hub_id) == ("feather-bert-7", "connectivity/feather_berts_7")
 
 
-@pytest.mark.parametrize("override", ["model=gpt2", *(word for word in EVERY if word.startswith("data="))])
-def test_data_and_models_compose_for_analyze(override):
-    needed = [word for word in NEEDED.get(override, []) if "target" not in word]
-    assert isinstance(composed(override, *needed, door="analyze"), AnalyzeConfig)
-
-
 @pytest.mark.parametrize(
     ("model", "corpus"),
     [
@@ -183,13 +176,6 @@ def test_a_key_beats_the_scale():
     assert composed("scale=paper", "stitch.steps=77", "stitch.warmup=7").stitch.steps == 77
 
 
-@pytest.mark.parametrize("more", [[], ["stitch=identity", "data=stdlib", "data.report_tokens=4096"]])
-def test_an_unknown_scale_is_refused_whether_or_not_it_is_used(more):
-    with pytest.raises(Exception, match="scale=papre is not known; did you mean 'paper'") as caught:
-        composed("scale=papre", *more)
-    assert "scale=papre is not known" in str(caught.value).splitlines()[0], "the door prints the first line only"
-
-
 def test_the_target_follows_the_model_unless_given():
     assert composed("model=gpt2").target == composed("model=gpt2").model
     assert composed("model=gpt2", "model@target=gelu-3l").target.name == "gelu-3l"
@@ -204,22 +190,30 @@ def test_a_local_model_needs_one_path():
 
 # ---------------------------------------------------------------------------------------------------- the command line
 
-WRONG = [
-    ("model=gelu3l", "model=gelu3l is not known; did you mean 'gelu-3l'?"),
-    ("model@target=gelu3l", "gelu3l is not known; did you mean 'gelu-3l'?"),
-    ("stitch=linaer", "did you mean 'linear'?"),
-    ("logger=mlflow", "logger=mlflow is not known; there is: csv, none, tensorboard, wandb"),
-    ("model=schema", "model=schema is not known; there is: "),
-    ("modl=gelu-3l", "'modl' is not a setting; did you mean 'model'?"),
-    ("seeed=1", "'seeed' is not a setting; did you mean 'seed'?"),
-    ("stitch.step=3", "'stitch.step' is not a setting; did you mean 'stitch.steps'?"),
-    ("pretrain.token=3", "did you mean 'pretrain.tokens'?"),
-    ("target.dtyp=float32", "'target.dtyp' is not a setting; did you mean 'target.dtype'?"),
-    ("trainer.xyzzy=3", "'trainer.xyzzy' is not a setting"),
-    ("model=gpt2,solu-3k", "model=solu-3k is not known; did you mean 'solu-3l'?"),
-    ("model@target=gpt3,gpt2", "gpt3 is not known; did you mean 'gpt2'?"),
-    ("layers=[[0,", "layers=[[0,"),
-]
+WRONG = {  # by the nearest thing that there is
+    "'gelu-3l'": ["model=gelu3l", "model@target=gelu3l"],
+    "'linear'": ["stitch=linaer", "stitch=Linear"],
+    "tensorboard, wandb": ["logger=mlflow"],
+    "ORG/NAME": ["model=schema", "model=null", "model=https://huggingface.co/org/name"],
+    "'model'": ["modl=gelu-3l"],
+    "'seed'": ["seeed=1", "+seeed=1"],
+    "'stitch.steps'": ["stitch.step=3", "++stitch.step=3"],
+    "'target.dtype'": ["target.dtyp=float32"],
+    "'solu-3l'": ["model=gpt2,solu-3k"],
+    "stitch.rates or sae.rates": ["rates=[1]"],
+    "is not a setting": ["trainer.xyzzy=3", "target=gpt2", "foo=1", "+model@other=gpt2", "measure=loss"],
+    "cannot read": [
+        "layers=[[0,",
+        "",
+        "  ",
+        "seed =1",
+        "größe=1",
+        "seed",
+        "layers=[[0,0]]]",
+        "store='it",
+        "seed=cast(x)",
+    ],
+}
 RIGHT = [
     "model=gelu-3l",
     "model@target=gpt2",
@@ -238,23 +232,17 @@ RIGHT = [
 ]
 
 
-@pytest.mark.parametrize(("word", "message"), WRONG, ids=[word for word, _ in WRONG])
-def test_a_misspelt_override_is_refused_with_the_nearest(word, message):
+@pytest.mark.parametrize(("said", "word"), [(said, word) for said, words in WRONG.items() for word in words])
+def test_a_misspelt_override_is_refused_with_the_nearest(said, word):
     with pytest.raises(ConfigError) as caught:
         check_overrides(["seed=1", word], TrainConfig)
-    assert message in str(caught.value)
+    assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("word", RIGHT)
 def test_a_good_override_passes(word):
     check_overrides([word], TrainConfig)
-
-
-def test_each_door_has_keys_of_its_own():
-    check_overrides(["measure=loss"], AnalyzeConfig)
-    with pytest.raises(ConfigError, match="'measure' is not a setting"):
-        check_overrides(["measure=loss"], TrainConfig)
 
 
 @pytest.mark.parametrize(
@@ -285,6 +273,73 @@ def test_a_setting_of_a_measure_that_is_asked_for_passes(words):
     check_overrides(words, AnalyzeConfig)
 
 
+# -------------------------------------------------------------------------------------- settings that no job reads
+
+RECORDED = ["stimuli=table", "stimuli.path=words.csv", "activations=a.npz"]
+UNREAD = [  # the key is the first override
+    ("analyze", ["model@target=solu-3l-mini", "measure=loss"]),
+    ("analyze", ["data=pile-10k", "measure=mlem"]),
+    ("analyze", ["seed=1", "measure=cka"]),
+    ("analyze", ["layers=all", "measure=cka"]),
+    ("analyze", ["trainer.log_every=3", "measure=cka"]),
+    ("analyze", ["activations=a.npz", "measure=loss"]),
+    ("analyze", ["stimuli.columns={word: w}", "measure=rsa"]),
+    ("analyze", ["stimuli.balance=[PoS]", "measure=rsa"]),
+    ("analyze", ["stimuli=crossed", "measure=cka"]),
+    ("analyze", ["measure.permutations=5", "measure=cka"]),
+    ("analyze", ["measure.noise=none", "measure=rsa"]),
+    ("analyze", ["measure.resamples=9", "measure=rsa"]),
+    ("analyze", ["measure.permutations=9", "measure=rsa", *RECORDED[:2], "activations=[a.npz,b.npz,c.npz]"]),
+    ("analyze", ["measure.batches=3", "measure=cka", *RECORDED]),
+    ("analyze", ["measure.level=word", "measure=cka", *RECORDED]),
+    ("analyze", ["data=stdlib", "measure=cka", *RECORDED]),
+    ("analyze", ["population.size=30", "measure=population", "population=feather-berts"]),
+    ("analyze", ["measure.padding=99", "measure=population"]),
+    ("analyze", ["model=gpt2", "measure=population"]),
+    ("analyze", ["data.report_tokens=4096", "experiment=brown2023/figure1", "scale=mini"]),
+    ("analyze", ["stimuli=crossed", "experiment=brown2023/figure6", "scale=mini"]),
+    ("analyze", ["model.revision=main", "experiment=brown2023/figure1", "scale=mini"]),
+    ("analyze", ["activations=a.npz", "experiment=salle2024/figure2", "scale=mini"]),
+    ("train", ["stitch.steps=3", "task=nli", "model=bert-mini"]),
+    ("train", ["pairs.label=neutral", "task=nli", "model=bert-mini"]),
+    ("train", ["target.dtype=bfloat16", "task=sae"]),
+    ("train", ["sae.source=gpt2-mini", "task=sae"]),
+    ("train", ["data.sentences=5"]),
+    ("train", ["model.index=3"]),
+]
+READ = [
+    ("analyze", ["model.dtype=bfloat16", "measure=population"]),
+    ("analyze", ["seed=3", "measure=asymmetry", "model@target=solu-3l-mini"]),
+    ("analyze", ["measure.permutations=5", "measure=cka", "measure.null=true"]),
+    ("analyze", ["model@target=gpt2", "measure=cka", *RECORDED]),
+    ("analyze", ["data=stdlib", "data.report_tokens=4096", "experiment=brown2023/figure1", "scale=mini"]),
+    ("analyze", ["pairs.report_pairs=100", "experiment=brown2023/figure8", "scale=mini"]),
+    ("analyze", ["model.dtype=bfloat16", "experiment=brown2023/figure1", "scale=mini"]),
+    ("train", ["model.index=3", "task=nli", "model=feather-bert"]),
+    ("train", ["hydra.run.dir=.", "threads=2", "trainer.log_every=3", "logger=none"]),
+]
+
+
+def check(door, words):
+    config = composed(*words, door=door)
+    if door == "analyze" and config.experiment:
+        experiment_named(config.experiment).jobs(config)
+    else:
+        instrument_of(config)
+
+
+@pytest.mark.parametrize(("door", "words"), UNREAD)
+def test_a_setting_that_the_job_does_not_read_is_refused_by_its_key(door, words):
+    key = words[0].partition("=")[0].replace("model@target", "target")
+    with pytest.raises(ConfigError, match=f"{key}=|is about"):
+        check(door, words)
+
+
+@pytest.mark.parametrize(("door", "words"), READ)
+def test_a_setting_that_the_job_reads_passes(door, words):
+    check(door, words)
+
+
 # ----------------------------------------------------------------------------------------- what can change the numbers
 
 
@@ -301,7 +356,7 @@ class _Outer:
     inner: _Inner = dataclasses.field(default_factory=_Inner)
 
 
-def test_what_is_relevant_is_neither_neutral_nor_a_default():
+def test_what_is_relevant_is_no_default_and_can_change_numbers():
     assert relevant(_Outer("a")) == {"name": "a"}
     assert relevant(_Outer("a", _Inner(folder="there"))) == {"name": "a"}
     assert relevant(_Outer("a", _Inner(2.0, [0, 1], "there"))) == {
@@ -312,95 +367,39 @@ def test_what_is_relevant_is_neither_neutral_nor_a_default():
 
 # -------------------------------------------------------------------------------------------------- values of each kind
 
-IMPOSSIBLE = [
-    (ModelConfig, {"name": "m", "processing": "row"}, r"model\.processing"),
-    (ModelConfig, {"name": "m", "dtype": "float8"}, r"model\.dtype"),
-    (ModelConfig, {"name": "local"}, r"model"),
-    (DataConfig, {"name": "d", "source": "hubs"}, r"data\.source"),
-    (DataConfig, {"name": "d", "source": "text"}, r"data"),
-    (DataConfig, {"name": "d", "source": "text", "files": []}, r"data"),
-    (DataConfig, {"name": "d", "context": 0}, r"data\.context"),
-    (DataConfig, {"name": "d", "fit_tokens": -1}, r"data\.fit_tokens"),
-    (DataConfig, {"name": "d", "report_tokens": 0}, r"data\.report_tokens"),
-    (DataConfig, {"name": "d", "report_share": 0.0}, r"data\.report_share"),
-    (DataConfig, {"name": "d", "report_share": 1.0}, r"data\.report_share"),
-    (
-        DataConfig,
-        {"name": "d", "report_share": float("nan")},
-        r"data\.report_share",
-    ),
-    (StitchConfig, {"kind": "afine"}, r"stitch\.kind"),
-    (StitchConfig, {"norm": "prae"}, r"stitch\.norm"),
-    (StitchConfig, {"schedule": "step"}, r"stitch\.schedule"),
-    (StitchConfig, {"kind": "procrustes", "norm": "pre"}, r"stitch\.norm"),
-    (StitchConfig, {"steps": 0}, r"stitch\.steps"),
-    (StitchConfig, {"warmup": 2000}, r"stitch\.warmup"),
-    (StitchConfig, {"warmup": -1}, r"stitch\.warmup"),
-    (StitchConfig, {"lr": 0.0}, r"stitch\.lr"),
-    (StitchConfig, {"lr": float("inf")}, r"stitch\.lr"),
-    (StitchConfig, {"lr": float("nan")}, r"stitch\.lr"),
-    (StitchConfig, {"momentum": 1.0}, r"stitch\.momentum"),
-    (StitchConfig, {"tokens_per_step": 0}, r"stitch\.tokens_per_step"),
-    (PretrainConfig, {"tokens": -1}, r"pretrain\.tokens"),
-    (PretrainConfig, {"tokens_per_step": 0}, r"pretrain\.tokens_per_step"),
-    (LoggerConfig, {"kind": "mlflow"}, r"logger\.kind"),
-    (TrainConfig, {"task": "stich"}, r"task"),
-    (RSAConfig, {"kind": "cka"}, r"measure\.kind"),
-    (RSAConfig, {"kind": "los"}, r"measure"),
-    (CKAConfig, {"level": "byte"}, r"measure\.level"),
-    (CKAConfig, {"estimator": "based"}, r"measure\.estimator"),
-    (CKAConfig, {"aggregate": "mean"}, r"measure\.aggregate"),
-    (CKAConfig, {"kernel": "rbv"}, r"measure\.kernel"),
-    (CKAConfig, {"flatten": "tokens"}, r"measure\.flatten"),
-    (CKAConfig, {"batches": 0}, r"measure\.batches"),
-    (CKAConfig, {"tokens_per_batch": -1}, r"measure\.tokens_per_batch"),
-    (CKAConfig, {"skip_first_tokens": -1}, r"measure\.skip_first_tokens"),
-    (RSAConfig, {"distance": "euclid"}, r"measure\.distance"),
-    (RSAConfig, {"permutations": -1}, r"measure\.permutations"),
-    (MLEMConfig, {"weights": "ful"}, r"measure\.weights"),
-    (MLEMConfig, {"difference": "scale"}, r"measure\.difference"),
-    (MLEMConfig, {"missing": "dropped"}, r"measure\.missing"),
-    (MLEMConfig, {"scale": "max"}, r"measure\.scale"),
-    (MLEMConfig, {"together": "words"}, r"measure\.together"),
-    (MLEMConfig, {"folds": 1}, r"measure\.folds"),
-    (MLEMConfig, {"permutations": 0}, r"measure\.permutations"),
-    (MLEMConfig, {"null": -1}, r"measure\.null"),
-    (MLEMConfig, {"alphas": [-1.0]}, r"measure\.alphas"),
-    (MLEMConfig, {"alphas": []}, r"measure\.alphas"),
-    (MLEMConfig, {"interactions": [["a"]]}, r"measure\.interactions"),
-    (MLEMConfig, {"interactions": [["a", "a"]]}, r"measure\.interactions"),
-    (MLEMConfig, {"interactions": [["a", "b"], ["b", "a"]]}, r"measure\.interactions"),
-    (PopulationMeasureConfig, {"side": "fit"}, r"measure\.side"),
-    (PopulationMeasureConfig, {"site": "updates"}, r"measure\.site"),
-    (PopulationMeasureConfig, {"at_once": 0}, r"measure\.at_once"),
-    (StimuliConfig, {"kind": "tables"}, r"stimuli\.kind"),
-    (StimuliConfig, {"kind": "conllu"}, r"stimuli"),
-    (StimuliConfig, {"kind": "table", "path": "x", "columns": "word"}, r"stimuli\.columns"),
-    (StimuliConfig, {"balance": ["Number"]}, r"stimuli\.balance"),
-    (PairsConfig, {"source": "file"}, r"pairs\.source"),
-    (PairsConfig, {"fit_pairs": 0}, r"pairs\.fit_pairs"),
-    (PairsConfig, {"report_pairs": None}, r"pairs\.report_pairs"),
-    (NLIConfig, {"lr": 0.0}, r"nli\.lr"),
-    (NLIConfig, {"warmup": 1.0}, r"nli\.warmup"),
-    (
-        PopulationConfig,
-        {"members": "feather-bert", "heuristic": [1]},
-        r"population\.generalizing",
-    ),
-    (
-        PopulationConfig,
-        {"members": "local", "generalizing": ["a", "b"], "heuristic": ["c"]},
-        r"population\.heuristic",
-    ),
-    (PopulationConfig, {"base": "bert-mini", "size": 4, "per_group": 3}, r"per_group"),
-    (TrainerConfig, {"num_nodes": 2}, r"trainer\.num_nodes"),
+IMPOSSIBLE = [  # by the key that the message names; test_ranges.py has the ranges of all numbers
+    ("model.processing", ModelConfig, {"name": "m", "processing": "row"}),
+    ("model.dtype", ModelConfig, {"name": "m", "dtype": "float8"}),
+    ("model.hub_id", ModelConfig, {"name": "m", "hub_id": "a/b/c"}),
+    ("model.path", ModelConfig, {"name": "local"}),
+    ("data.source", DataConfig, {"name": "d", "source": "hubs"}),
+    ("data.files", DataConfig, {"name": "d", "source": "text", "files": []}),
+    ("stitch.kind", StitchConfig, {"kind": "afine"}),
+    ("stitch.optimizer", StitchConfig, {"optimizer": "lion"}),
+    ("stitch.norm", StitchConfig, {"kind": "procrustes", "norm": "pre"}),
+    ("stitch.steps", StitchConfig, {"steps": 0}),
+    ("stitch.warmup", StitchConfig, {"warmup": 2000}),
+    ("stitch.init", StitchConfig, {"norm": "pre", "init": "procrustes"}),
+    ("sae.tokens", SAEConfig, {"tokens": 100}),
+    ("sae.source", SAEConfig, {"start": "transferred"}),
+    ("logger.kind", LoggerConfig, {"kind": "mlflow"}),
+    ("task", TrainConfig, {"task": "stich"}),
+    ("measure.level", measure_schema("cka"), {"level": "byte"}),
+    ("measure.kernel", measure_schema("cka"), {"kernel": "rbv"}),
+    ("measure.distance", measure_schema("rsa"), {"distance": "euclid"}),
+    ("measure.weights", measure_schema("mlem"), {"weights": "ful"}),
+    ("measure.side", measure_schema("population"), {"side": "left"}),
+    ("population.generalizing", PopulationConfig, {"members": "feather-bert", "heuristic": [1]}),
+    ("population.per_group", PopulationConfig, {"base": "bert-mini", "size": 4, "per_group": 3}),
+    ("population.parents", PopulationConfig, {"base": "bert-mini", "parents": {"G": []}}),
+    ("trainer.num_nodes", TrainerConfig, {"num_nodes": 2}),
 ]
 
 
-@pytest.mark.parametrize(("kind", "values", "message"), IMPOSSIBLE)
-def test_an_impossible_value_is_refused_with_its_name(kind, values, message):
-    with pytest.raises(ConfigError, match=message):
-        kind(**values)
+@pytest.mark.parametrize(("key", "schema", "values"), IMPOSSIBLE)
+def test_an_impossible_value_is_refused_by_its_key(key, schema, values):
+    with pytest.raises(ConfigError, match=key):
+        schema(**values)
 
 
 def test_the_smallest_possible_values_are_taken():
@@ -414,11 +413,6 @@ def test_the_smallest_possible_values_are_taken():
 def test_an_identity_trains_nothing():
     assert (StitchConfig(kind="identity").steps, StitchConfig(kind="identity").warmup) == (0, 0)
     assert composed("stitch=identity").stitch.steps == 0
-
-
-def test_a_refused_value_on_the_command_line_is_a_config_error():
-    with pytest.raises(ConfigError, match=r"stitch\.steps=-1"):
-        composed("stitch.steps=-1")
 
 
 def test_a_configuration_survives_its_file():
@@ -449,24 +443,24 @@ def test_a_job_of_a_notebook_takes_words_of_any_sort():
 
 
 @pytest.mark.parametrize(
-    ("door", "words", "message"),
+    ("said", "door", "words"),
     [
-        ("train", ["stitch=linea"], "stitch=linea is not known; did you mean 'linear'?"),
-        ("train", ["stitch.stepz=4"], "'stitch.stepz' is not a setting; did you mean 'stitch.steps'?"),
-        ("train", ["stitch.steps=abc"], "stitch.steps=abc must be"),
-        ("train", ["stitch.lr=${sede}"], "sede"),
-        ("train", ["seed=1,2"], "seed=1,2 has several values"),
-        ("train", "seed=1", "'seed=1' must be a list of words, one setting each"),
-        ("training", [], "door=training is not known; did you mean 'train'?"),
-        ("analyze", ["measure=cka", "measure.null=99"], "measure.null=99"),
-        ("analyze", ["measure=cka", "stitch.steps=4"], "stitch.steps"),
+        ("stitch.steps", "train", ["stitch.steps=abc"]),
+        ("sede", "train", ["stitch.lr=${sede}"]),
+        ("NOPE", "train", ["seed=${oc.env:NOPE}"]),
+        ("seed", "train", ["seed=${seed}"]),
+        ("seed=1,2", "train", ["seed=1,2"]),
+        ("seed=1", "train", "seed=1"),
+        ("training", "training", []),
+        ("measure.null", "analyze", ["measure=cka", "measure.null=99"]),
+        ("stitch.steps", "analyze", ["measure=cka", "stitch.steps=4"]),
     ],
 )
-def test_a_job_of_a_notebook_is_refused_as_the_door_refuses_it(door, words, message):
+def test_what_cannot_be_composed_is_refused_in_one_line(said, door, words):
     with pytest.raises(ConfigError) as caught:
         compose_job(door, words)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert said in str(caught.value)
+    assert str(caught.value).isprintable()
 
 
 def test_a_user_error_is_one_line_and_exit_status_1(capsys, monkeypatch):

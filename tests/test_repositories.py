@@ -88,12 +88,8 @@ def test_repositories_pass_the_check_of_the_command_line(words):
         ("model=gpt2,a--b/c", "model=a--b/c is not known"),
         ("model=a/b.git", "model=a/b.git is not known"),
         ("model@target=a/..b", "model@target=a/..b is not known"),
-        ("model=./run,gpt2", "model=./run is a folder; in a sweep give model=local model.path=./run,..."),
-        ("model=gpt2,runs/here", "model=runs/here is a folder; in a sweep give model=local model.path=runs/here"),
-        (
-            "model@target=gpt2,/run",
-            "model@target=/run is a folder; in a sweep give model@target=local target.pa",
-        ),
+        ("model=./run,gpt2", "model=./run is not known"),
+        ("model@target=gpt2,/run", "local with target.path=DIR"),
         ("data=a/b", "data=a/b is not known"),
     ],
 )

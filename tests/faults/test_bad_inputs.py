@@ -1,40 +1,30 @@
-"""The list of bad command lines is long and of many kinds, and each of them is refused in one line."""
+"""Bad command lines: each is refused in one line, soon, and leaves nothing in the store."""
 
 from __future__ import annotations
 
-from collections import Counter
+import shlex
 
-import bad_inputs
 import pytest
-from bad_inputs import Case
+from bad_lines import BAD, RIGHT, write_files
 
-GROUPS = [*bad_inputs.BAD, "right"]
-
-
-def test_there_are_many_of_each_kind():
-    counts = Counter(case.group for case in bad_inputs.cases() if case.bad)
-    assert set(counts) == set(GROUPS) - {"right"}
-    assert sum(counts.values()) > 300
-    assert all(counts[group] >= 9 for group in bad_inputs.BAD)
-
-
-def test_the_runner_sees_what_is_wrong(tmp_path):
-    """The positive control: a job that runs, and a right line that is refused, are both problems."""
-    bad_inputs.write_files(tmp_path)
-    (tmp_path / "store").mkdir()
-    assert bad_inputs.run(Case("control", "train.py --help"), tmp_path).problem == "accepted: exit 0"
-    assert "refused, but right" in bad_inputs.run(Case("control", "train.py seed=-1", bad=False), tmp_path).problem
-    assert bad_inputs.run(Case("control", "train.py seed=-1"), tmp_path).problem == ""
-    assert bad_inputs._problem(1, "error: a\nerror: b\n", 0, []).startswith("not one line")
-    assert bad_inputs._problem("KeyError: 3", "", 0, []) == "no refusal: KeyError: 3"
-    assert bad_inputs._problem(1, "error: a\n", 0, [tmp_path]).startswith("left in the store")
-    assert bad_inputs._problem(1, "error: a\n", 99, []) == "took 99 s"
+from conftest import composed
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("group", GROUPS)
-def test_bad_lines_are_refused_in_one_line_and_right_ones_are_not(group):
-    chosen = [case for case in bad_inputs.cases() if case.group == group]
-    problems = [f"{ended.case.line}: {ended.problem}" for ended in bad_inputs.run_all(chosen) if ended.problem]
-    assert problems == []
+@pytest.mark.parametrize("line", [f"{script} {words}" for script, lines in BAD.items() for words in lines])
+def test_a_bad_line_is_refused_in_one_line(line, door, tmp_path):
+    write_files(tmp_path)
+    script, *words = shlex.split(line.replace("{here}", str(tmp_path)))
+    refused = door(f"{script}.py", *words, *([] if "store=" in line else [f"store={tmp_path}/store"]))
+    assert refused.status == 1, refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert refused.stderr.count("error: ") == 1 or "of the sweep's jobs failed:" in refused.stderr
+    assert not [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", RIGHT)
+def test_a_line_that_is_nearly_bad_composes(line):
+    """The positive control."""
+    script, *words = shlex.split(line)
+    assert composed(*words, door=script)

@@ -92,7 +92,8 @@ def words_of(entry_point: str, name: str, above: Sequence[str] = ()) -> list[str
     if path is None or name in above:
         names = [path.stem for root in _own() for path in root.glob("*.yaml")]
         raise ConfigError(f"--config-name={name} cannot be had from --config-dir; {nearest(name, names)}")
-    settings, words = yaml.safe_load(path.read_text()) or {}, list[str]()
+    with path.open() as file:  # whose name an error of YAML gives
+        settings, words = yaml.safe_load(file) or {}, list[str]()
     if not isinstance(settings, dict) or not isinstance(settings.get("defaults", []), list):
         raise ConfigError(f"{path} must hold settings, key: value, and a list of defaults at most")
     for entry in settings.pop("defaults", []):
