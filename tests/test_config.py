@@ -201,18 +201,8 @@ WRONG = {  # by the nearest thing that there is
     "'target.dtype'": ["target.dtyp=float32"],
     "'solu-3l'": ["model=gpt2,solu-3k"],
     "stitch.rates or sae.rates": ["rates=[1]"],
-    "is not a setting": ["trainer.xyzzy=3", "target=gpt2", "foo=1", "+model@other=gpt2", "measure=loss"],
-    "cannot read": [
-        "layers=[[0,",
-        "",
-        "  ",
-        "seed =1",
-        "größe=1",
-        "seed",
-        "layers=[[0,0]]]",
-        "store='it",
-        "seed=cast(x)",
-    ],
+    "is not a setting": ["trainer.xyzzy=3", "target=gpt2", "foo=1", "measure=loss"],
+    "cannot read": ["layers=[[0,", "", "  ", "seed =1", "größe=1", "layers=[[0,0]]]", "store='it", "seed=cast(x)"],
 }
 RIGHT = [
     "model=gelu-3l",

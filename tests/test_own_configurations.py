@@ -153,7 +153,6 @@ REFUSED = {  # a line, and what the message names
     "-cn": "--config-name=",
     "-cp seed=1": "seed=1",
     "-cp nowhere": "nowhere",
-    "-cp pkg://mine": "mine",
     "-cn analyze": "analyze",
     "-cn list": "list.yaml",
     "-cn words": "words.yaml",
@@ -176,7 +175,7 @@ def test_a_file_with_the_name_of_an_entry_point_is_refused(own):
     assert words_of(own, door="analyze") == []
 
 
-# ------------------------------------------------------------------------------------------------------------ the scripts
+# ---------------------------------------------------------------------------------------------------------- the scripts
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_measures_of_a_sweep_take_the_settings_that_all_of_them_have(door):
     assert [line.count("gelu-3l-mini 512") for line in told.splitlines()].count(1) == 2
     assert [line.count("gelu-3l-mini 768") for line in told.splitlines()].count(1) == 2
     foreign = door("analyze.py", "-m", "measure=cka,mlem", "measure.folds=2", "model=gelu-3l-mini", "dry_run=true")
-    assert foreign.stderr.count("failed: measure=cka measure.folds=2: ConfigError: 'measure.folds'") == 1
+    assert foreign.stderr.count("failed: measure=cka") == 1
 
 
 def test_processes_that_share_a_job_are_refused_in_a_sweep(door, small_stitching, tmp_path):

@@ -86,7 +86,7 @@ def test_slurm_that_takes_no_jobs_is_one_line(tmp_path):
 # ----------------------------------------------------------------------------------------------- options, sweeps, Hydra
 
 REFUSED = {
-    "cannot read": "seed",
+    "seed": "seed",
     "data.context": "data.context=${model.contxt}",
     "stitch.steps": "stitch.steps=${stitch.warmup} stitch.warmup=${stitch.steps}",
     "hydra/launcher": "hydra/launcher=joblib",

@@ -70,7 +70,6 @@ BAD: dict[str, list[str]] = {  # by script
         f"{SAE} trainer=ddp trainer.devices=2",
         "task=sae model=bert-mini",
         f"{PRETRAIN} model=gpt2",
-        f"{PRETRAIN} model.architecture.n_heads=7",
         f"{PRETRAIN} model.architecture.n_layers=abc",
         f"{PRETRAIN} +model.architecture.colour=red",
         f"{PRETRAIN} model.context=512",

@@ -100,7 +100,8 @@ def _made_known(name: str, words: Sequence[str]) -> None:
     check_overrides(overrides, SCHEMAS[name], is_sweep)
     if not is_sweep and not SHOWN & {*words} and any(word.startswith("hydra/launcher=") for word in overrides):
         raise ConfigError("hydra/launcher= is for the jobs of a sweep; add -m, also for a single job")
-    if is_sweep:  # Hydra composes a sweep once before its jobs, with a measure of none of them
+    if any(each.is_sweep_override() and each.key_or_group in ("measure", "experiment") for each in parsed):
+        # Hydra composes a sweep once before its jobs, with a measure of none of them
         overrides = [f"++{word}" if word.startswith("measure.") else word for word in overrides]
     overrides = with_default_target(name, overrides)
     sys.argv[1:] = [*(word for word in words if not is_override(word)), *overrides]  # options before any override

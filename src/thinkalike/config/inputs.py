@@ -61,7 +61,8 @@ class ModelConfig(Checked, part="model"):
 
     @property
     def unused(self) -> Collection[str]:
-        return {"index"} if self.members is None else ()
+        in_name = any(str(self.index) in str(each) for each in (self.name, self.hub_id, self.path))
+        return () if self.members or in_name else {"index"}
 
 
 @dataclass
