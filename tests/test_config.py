@@ -295,7 +295,7 @@ UNREAD = [  # the key is the first override
     ("train", ["target.dtype=bfloat16", "task=sae"]),
     ("train", ["sae.source=gpt2-mini", "task=sae"]),
     ("train", ["data.sentences=5"]),
-    ("train", ["model.index=3"]),
+    ("train", ["model.index=77"]),
 ]
 READ = [
     ("analyze", ["model.dtype=bfloat16", "measure=population"]),
