@@ -10,7 +10,7 @@ import pytest
 from conftest import composed
 from thinkalike import Result, papers
 from thinkalike.config import to_yaml
-from thinkalike.instruments.transfer import trial
+from thinkalike.instruments.transfer import steering as vectors
 from thinkalike.instruments.transfer.probing import CARRIED, NATIVE, RANDOM, REFITTED
 from thinkalike.papers import chen2025_probes as probes
 from thinkalike.papers import chen2025_steering as steering
@@ -81,7 +81,7 @@ def steered(tmp_path, **shares):
     """Effects of 40 pairs of 10 words, by (layer, position, strength, condition); the natural one is 10 nats."""
     rows, effects = [], []
     noise = np.random.default_rng(0).normal(0, 0.3, 40)
-    conditions = (trial.NATIVE, trial.CARRIED, trial.MATCHED, trial.NEGATED, trial.RANDOM)
+    conditions = (vectors.NATIVE, vectors.CARRIED, vectors.MATCHED, vectors.NEGATED, vectors.RANDOM)
     for position, strength in (("word", 1.0), ("word", 2.0), ("later", 4.0)):
         for layer in range(6):  # as many as the models have
             for condition in conditions:

@@ -20,7 +20,7 @@ from thinkalike.config import ModelConfig, StitchConfig, TrainConfig, TrainerCon
 from thinkalike.forecast import SHARE, forecast, hours_on, summary
 from thinkalike.instruments import instrument_of
 from thinkalike.instruments import operations as formulas
-from thinkalike.instruments.transfer.trial import Prompts, steered_gaps
+from thinkalike.instruments.transfer.steering import Prompts, steered_gaps
 from thinkalike.job import Phase, estimate, together, total
 from thinkalike.job.operations import speeds
 from thinkalike.measures import CKA, LayerMeans, LayerPredictions, Moments, mutual_measure

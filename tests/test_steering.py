@@ -23,7 +23,7 @@ from thinkalike.data.contrasts import (
 from thinkalike.errors import DataError
 from thinkalike.evaluation.maps import state_moments
 from thinkalike.instruments.transfer.maps import PairMap
-from thinkalike.instruments.transfer.trial import (
+from thinkalike.instruments.transfer.steering import (
     CARRIED,
     LATER,
     MATCHED,

@@ -1,8 +1,8 @@
-"""How alike the states of two models are at each layer pair, beyond the current token and in both directions.
+"""How similar the states of two models are at each layer pair, in both directions and given the current token.
 
-A stitch is cheap wherever the tail can read off what it needs. These measures say whether the states hold the same:
-likeness given the token goes without all that the token alone brings, and R² is asked for both ways, as parts of the
-target's states are predicted by it, and what holds more than it predicts it.
+A stitch is cheap wherever the tail can read off what it needs, whatever else differs. So these measures compare the
+states themselves: without the part that the current token explains, and with R² both ways, as the states of a source
+that knows more, or less, predict the target's well in one direction only.
 """
 
 from __future__ import annotations
@@ -39,28 +39,27 @@ COPIES = 5  # of all states in float64 that exist at the same time
 
 @dataclass(frozen=True, eq=False)
 class Likeness:
-    """How alike the states of each layer pair are, with 95 % jackknife intervals over batches of the report.
+    """How similar the states of each layer pair are, with 95 % jackknife intervals over batches of the report.
 
-    Each measure is an `Estimate` of shape (pairs,):
+    Each measure is an `Estimate` of shape (pairs,); it is 0 where states do not vary:
     `r2`, `r2_back`: held-out R² of the linear map into the target's states, and of that back, see `LinearPrediction`;
         at most 1.
     `r2_given_token`, `r2_given_token_back`: the same of states less the mean of their token.
     `cka_given_token`: unbiased CKA within the rows of one token, in [-1, 1].
-    `future`: held-out R² of the linear map from the source's state to what the target did not foresee of the next
-        token, see `surprises`; at most 1, and about 0 or below for all that knows no later text.
-    Where states do not vary, as given the token those that the token decides, a measure is 0: there is nothing alike.
+    `future`: held-out R² of the linear map from the source's state to the part of the next token that the target did
+        not foresee, see `surprises`; at most 1, and about 0 or below for a source that knows no later text.
 
     Attributes:
         measures: The estimates by these names.
-        rows_used: The share of the report's rows that have 4 rows of their token in their batch, in (0, 1]; what is
-            given the token is of these.
+        rows_used: The share of the report's rows that have 4 rows of their token in their batch, in (0, 1]; measures
+            given the token are of these.
     """
 
     measures: Mapping[str, Estimate]
     rows_used: float
 
     def columns(self) -> dict[str, list[float]]:
-        """Return columns of a table with a row per layer pair: each measure with its `_low` and `_high`."""
+        """Return each measure with its `_low` and `_high`, in columns with a row per layer pair."""
         return {key: part for name, each in self.measures.items() for key, part in ends_of(name, each).items()}
 
 
@@ -75,19 +74,18 @@ def likeness_of(
 ) -> Likeness:
     """Compare the states of two models at these layer pairs, in one pass of each model over the rows.
 
-    The first token of each row is left out, as its state has no context beyond the token and is often massive, and the
-    last, which has no next.
+    The first token of each row is left out, as its state has no context and is often massive, and the last, which has
+    no next.
 
     Args:
         source: A `FrozenModel`, or anything with `residuals(tokens, layers)`, which gives states (b, t, d).
-        fit: Rows that the linear maps are fitted on, of which 2^17 tokens are read.
-        report: Rows of other documents, on which everything is judged; both sides as for a stitch, so the current token
-            is the target's.
-        budget: The memory that there is; by default what the target's device has left. Where it is short, batches are
-            smaller, and with them the groups of rows of one token, which moves what is given the token a little.
+        fit: Rows that the linear maps are fitted on; 2^17 tokens of them are read.
+        report: Rows of other documents, which all measures are of. The current token is the target's.
+        budget: Of memory; None: what the target's device has left. With less, batches are smaller, and so are the
+            groups of rows of one token, which changes measures given the token a little.
 
     Raises:
-        DataError: Rows have fewer than three tokens, the report has one row, or no token stands in 4 rows of a batch.
+        DataError: Rows have fewer than three tokens, the report has one row, or no token occurs in 4 rows of a batch.
     """
     if report.context < 3 or len(report) < 2:
         raise DataError(
@@ -114,11 +112,9 @@ class LikenessBatch(NamedTuple):
     surprises: Tensor
 
     def given_token(self) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """Return the states of both models less the mean of their token, those with few of their token left out."""
-        mine, theirs = (
-            {layer: self.groups.without_means(states) for layer, states in side.items()}
-            for side in (self.source, self.target)
-        )
+        """Return the states of both models less the mean of their token, without those of rare tokens."""
+        sides = (self.source, self.target)
+        mine, theirs = ({layer: self.groups.without_means(own) for layer, own in side.items()} for side in sides)
         return mine, theirs
 
 
@@ -133,7 +129,7 @@ class _Reader:
     codes: Tensor
 
     def batches(self, rows: Int[Tensor, "rows width"], layout: Layout, at_once: int) -> Iterator[LikenessBatch]:
-        """Yield about equal batches of at most so many rows."""
+        """Yield about equal batches of at most `at_once` rows."""
         few = max(BATCH_TOKENS // layout.target, 1)
         for part in counted(rows.tensor_split(-(-len(rows) // at_once)), "batch"):
             parts = [self.states(piece, layout) for piece in part.split(few)]
@@ -162,7 +158,7 @@ class _Reader:
 
 
 class LikenessSums:
-    """What is gathered of all layer pairs: least squares from the rows to fit on, then sums over those that judge."""
+    """Sums for all layer pairs: least squares from the rows to fit on, then sums over the report's."""
 
     def __init__(self, pairs: Sequence[LayerPair], layers: Sequence[Sequence[int]]):
         self.pairs, self.layers = pairs, layers
@@ -197,13 +193,13 @@ class LikenessSums:
 
 
 def codes_of(target: FrozenModel) -> Float[Tensor, "v c"]:
-    """Return codes for as many tokens as the target has logits for, which may be more than its tokenizer knows."""
+    """Return codes for as many tokens as the target has logits, which may be more than its tokenizer knows."""
     state = torch.zeros(1, target.d_model, device=target.device, dtype=target.dtype)
     return token_codes(target.finish(state).shape[-1]).to(target.device)
 
 
 def _rows_at_once(reader: _Reader, pairs: int, report: TokenRows, budget: Budget) -> int:
-    """Return how many rows make a batch; a row through both models is measured."""
+    """Return how many rows make a batch, by the memory that one row takes."""
     with LiveBytes(reader.target.device) as live:
         states = reader.states(report.tokens[:1], report.layout)[:-2]
         kept = live.now

@@ -96,12 +96,11 @@ class Asymmetry(Instrument, kind="asymmetry", version=2, reads=("model", "target
 def both_directions(config: AnalyzeConfig) -> list[Result | TrainConfig]:
     """Return the stitches of `model` into `target` and those back, each a result of the store or the job to run.
 
-    They are the newest two results of these very models that differ in direction alone. If there are no such two, the
-    newest result of one direction decides how the other is stitched; if there is none, train.py's defaults do.
+    They are the newest two results of these models that differ in direction alone. If there are no such two, the
+    other direction is stitched like the newest result; if there is no result, both are, by train.py's defaults.
 
     Raises:
-        ConfigError: source and target are the same model; or the job to run needs a plugin, whose code is never run
-            because a stored result names it.
+        ConfigError: source and target are the same model, or a stored result would make a plugin run.
     """
     models = [
         _identity(asdict(model), checkpoint_fingerprint(model) if model.path else None)

@@ -239,27 +239,22 @@ def reduced_rank(moments: Moments, pair: LayerPair, rank: int, ridge: float = 0.
     return _through_means(statistics, top @ (top.T @ weight))
 
 
-def procrustes(moments: Moments, pair: LayerPair, scale: bool = False, bias: bool = True) -> AffineMap:
-    """Return the isometry Q, Q'Q = I, with least Σᵢ ‖yᵢ - μᵧ - s Q (xᵢ - μₓ)‖², and its b.
+def procrustes(moments: Moments, pair: LayerPair, bias: bool = True) -> AffineMap:
+    """Return the isometry Q, Q'Q = I, with least Σᵢ ‖yᵢ - μᵧ - Q (xᵢ - μₓ)‖², and its b.
 
-    Q = U V' for Y'X = U S V', and b = μᵧ - s Q μₓ. Reflections are allowed (Schönemann 1966). Into a wider target
-    (e > d) Q has orthonormal columns. Where Y'X is singular Q is one of several minimisers. s = 1, or tr S / ‖X‖² with
-    `scale`. Without `bias` the means are taken as 0.
+    Q = U V' for Y'X = U S V', and b = μᵧ - Q μₓ. Reflections are allowed (Schönemann 1966). Into a wider target
+    (e > d) Q has orthonormal columns. Where Y'X is singular Q is one of several minimisers. Without `bias` the means
+    are taken as 0.
 
     Raises:
-        ValueError: The target is narrower than the source, or `scale` meets a constant source; see `Moments.of`.
+        ValueError: The target is narrower than the source; see `Moments.of`.
     """
     statistics = _statistics(moments, pair, bias)
     d, e = statistics.xy.shape
     if e < d:
         raise ValueError(f"no isometry goes from width {d} to {e}: fit the other direction, or use reduced_rank")
-    u, s, vh = torch.linalg.svd(statistics.xy.T, full_matrices=False)
-    weight, spread = u @ vh, statistics.xx.trace()
-    if scale:
-        if spread <= statistics.noise:
-            raise ValueError(f"source layer {pair[0]} is constant, so it has no scale: use scale=False")
-        weight = weight * (s.sum() / spread)
-    return _through_means(statistics, weight)
+    u, _, vh = torch.linalg.svd(statistics.xy.T, full_matrices=False)
+    return _through_means(statistics, u @ vh)
 
 
 def bias_only(moments: Moments, pair: LayerPair) -> AffineMap:

@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 
 from thinkalike import figures
-from thinkalike.instruments.transfer.trial import CARRIED, LATER, MATCHED, NATIVE, NEGATED, RANDOM
+from thinkalike.instruments.transfer.steering import CARRIED, LATER, MATCHED, NATIVE, NEGATED, RANDOM
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.transfer.steering import Effects, effects_of
 from thinkalike.papers.chen2025_probes import MODELS, Pair, layers_word, pairs_of
