@@ -60,7 +60,7 @@ def test_every_stitch_is_the_transplanted_model_to_the_bit(models, batch):
     assert (spread[:, 1:] > 1e-3).all()  # control: it matters whose blocks the first ones are
 
 
-@pytest.mark.parametrize("at_once", [2, 3, 9])
+@pytest.mark.parametrize("at_once", [2, 9])
 def test_sources_together_give_the_same(models, batch, at_once):
     alone, together = identity_stitches(models, **batch), identity_stitches(models, **batch, at_once=at_once)
     torch.testing.assert_close(together.losses, alone.losses, atol=1e-5, rtol=0)
@@ -125,7 +125,7 @@ def test_tails_of_cached_states_need_the_passes_that_they_should(models, batch, 
 @pytest.mark.parametrize("at_once", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_memory_is_of_as_many_sources_as_run_at_once(models, batch, at_once):
     peaks = []
-    for count in (2, 6):
+    for count in (2, 4):
         with LiveBytes(torch.device("cpu")) as live:
             identity_stitches(models[:2] * (count // 2), **batch, at_once=at_once)
         peaks.append(live.peak)

@@ -191,12 +191,12 @@ def test_a_share_is_paired_and_nan_of_what_is_chance(states):
 
 # ------------------------------------------------------------------------------------------------------------- planted
 
-WIDE = 64
+WIDE = 32
 
 
 @pytest.fixture(scope="module")
 def rotated():
-    """Features in states of width 64, the same states turned and shifted, and the maps that text fits between them."""
+    """Features in states of width 32, the same states turned and shifted, and the maps that text fits between them."""
     torch.manual_seed(0)
     turn = random_rotation(WIDE, torch.Generator().manual_seed(3)).float()
     spread = torch.linspace(0.2, 3, WIDE)
@@ -205,8 +205,8 @@ def rotated():
         mine = torch.randn(n, WIDE) * spread + 1
         return mine, mine @ turn.T - 2
 
-    mine, theirs = both(1200)
-    labels = (mine[:, ::7] @ torch.randn(10, 3)).argmax(1)
+    mine, theirs = both(600)
+    labels = (mine[:, ::7] @ torch.randn(5, 3)).argmax(1)
     moments = Moments([(0, 0)])
     moments.update(*([each] for each in both(2000)))
     return mine, theirs, labels, both_directions(moments.of((0, 0)))

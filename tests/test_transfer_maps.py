@@ -9,7 +9,7 @@ import tiny
 from conftest import composed
 from thinkalike import figures
 from thinkalike.data.rows import TokenRows
-from thinkalike.errors import ConfigError, ModelError
+from thinkalike.errors import ModelError
 from thinkalike.evaluation.maps import residual_sums, state_moments, unexplained_variance
 from thinkalike.instruments.stitching.setting import shared_text
 from thinkalike.instruments.transfer_maps import LEFT, PENALTIES, TransferMaps, _warn_of_overfitting
@@ -97,11 +97,10 @@ def test_sums_by_document_are_those_of_the_closed_form_for_any_batch(models, bat
     without = residual_sums(source, target, PAIRS, maps, moments, rows, batch)
     assert (without.whole[..., 0] < sums.whole[..., 0]).all(), "tokens of no document are left out"
     torch.testing.assert_close(without.whole[..., 1:], sums.whole[..., 1:])
-    assert set(sums.columns()) == {
-        f"{name}{end}"
-        for name in ("unexplained", "unexplained_back", "round_trip_unexplained", "round_trip_unexplained_back")
-        for end in ("", "_low", "_high")
-    }
+    still = Moments([(0, 1)])
+    still.update({0: torch.randn(9, 4)}, {1: torch.ones(9, 3)})
+    with pytest.raises(ModelError, match="layer 0 of a and layer 1 of b"):
+        unexplained_variance(both_directions(still.of((0, 1))), still, (0, 1), ("a", "b"))
 
 
 def test_a_forecast_counts_both_directions(small):
@@ -123,18 +122,10 @@ def test_a_figure_is_of_matrices_where_all_layers_meet_all(tmp_path):
     whole = pd.DataFrame(
         {"source": "a", "target": "b", "source_layer": layers[0], "target_layer": layers[1], **numbers}
     )
-    for name, table in (("matrix", whole), ("lines", whole.iloc[[0, 4]]), ("row", whole.iloc[:3])):
+    for name, table in (("matrix", whole), ("lines", whole.iloc[:3])):
         figures.transfer_maps(table.reset_index(drop=True), tmp_path / name, LEFT, PENALTIES)
-    sizes = {name: (tmp_path / name / "transfer_maps.svg").read_text().count("penalty") for name in ("matrix", "lines")}
-    assert sizes["matrix"] == 0 < sizes["lines"]
-
-
-def test_states_that_do_not_vary_are_named():
-    moments = Moments([(0, 1)])
-    moments.update({0: torch.randn(9, 4)}, {1: torch.ones(9, 3)})
-    maps = both_directions(moments.of((0, 1)))
-    with pytest.raises(ModelError, match=r"^layer 0 of a and layer 1 of b: a side whose states do not vary has no"):
-        unexplained_variance(maps, moments, (0, 1), ("a", "b"))
+    labels = [(tmp_path / name / "transfer_maps.svg").read_text().count("penalty") for name in ("matrix", "lines")]
+    assert labels[0] == 0 < labels[1]
 
 
 def test_overfitting_is_warned_of(caplog):
@@ -143,22 +134,8 @@ def test_overfitting_is_warned_of(caplog):
     table = table.assign(unexplained_back=0.2, fitted_unexplained_back=0.19)
     with caplog.at_level("WARNING", logger="thinkalike"):
         _warn_of_overfitting(table)
-    assert [record.message for record in caplog.records] == [
-        "warning: 1→2 leaves 0.500 of held-out states unexplained, and 0.100 of those that it was fitted on: raise "
-        "measure.fit_tokens, or measure.ridge"
-    ]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["layers=[[0,9]]"], r"\[0,9\]"),
-        (["model=bert-mini"], "bert-mini"),
-    ],
-)
-def test_what_cannot_be_is_refused_at_once(small, words, message):
-    with pytest.raises((ConfigError, ModelError), match=message):
-        TransferMaps().inputs(composed(*small, *words, door="analyze"))
+    (record,) = caplog.records
+    assert all(part in record.message for part in ("1→2", "0.500", "0.100"))
 
 
 @pytest.mark.slow
