@@ -1,4 +1,4 @@
-"""What training stitches takes of memory: estimate, plan, and what was measured, on random models of real shapes.
+"""The memory that training stitches takes: the part of a step that fits, and its peak, on random models of real shapes.
 
     python benchmarks/memory.py gpt2                GPT-2, layers=same at 16,384 tokens per step, within 8 GB: minutes
     python benchmarks/memory.py gpt2-all            GPT-2, 12 x 12 at 1,024 tokens per step, within 8 GB
@@ -26,7 +26,7 @@ from thinkalike.memory import LiveBytes, in_use, readable
 from thinkalike.models.families import FAMILIES
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.tokenizers import train_tokenizer
-from thinkalike.training.parts import Plan, mean_losses, plan_within
+from thinkalike.training.parts import Part, largest_part, mean_losses
 from thinkalike.training.stitching import StitchTraining
 
 CONTEXT = 1024
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def measure(model: FrozenModel, layers: str, tokens: int, limits: TrainerConfig, plan_only: bool, whole: bool) -> None:
-    """Print the plan of a step, run its largest part or all of them, and print what that took."""
+    """Print the part of a step that fits, run it or the whole step, and print the peak."""
     depth = range(model.n_layers)
     pairs = list(itertools.product(depth, depth)) if layers == "all" else [(layer, layer) for layer in depth]
     rows = torch.randint(model.vocabulary, (tokens // CONTEXT, CONTEXT))
@@ -77,11 +77,11 @@ def measure(model: FrozenModel, layers: str, tokens: int, limits: TrainerConfig,
     print(f"{model.name}, {len(pairs)} stitches, {tokens:,} tokens per step; in use: {readable(in_use(rows.device))}")
     start = time.perf_counter()
     try:
-        plan = plan_within(limits, module.losses, weights, rows, tails, 1)
+        size = largest_part(limits, module.losses, weights, rows, tails, 1)
     except ResourceError as error:
         print(f"refused after {time.perf_counter() - start:.0f} s: {error}")
         return
-    print(f"plan after {time.perf_counter() - start:.0f} s: {plan}, {plan.parts(len(rows))} parts")
+    print(f"found after {time.perf_counter() - start:.0f} s: {size}")
     if plan_only:
         return
     (optimizer,) = [module.configure_optimizers()["optimizer"]]
@@ -89,15 +89,13 @@ def measure(model: FrozenModel, layers: str, tokens: int, limits: TrainerConfig,
         weight.grad = torch.zeros_like(weight)
     optimizer.step()  # now there are momenta
     if whole:
-        run_whole(module, weights, rows, plan, optimizer)
+        run_whole(module, weights, rows, size, optimizer)
         return
-    ends = list(itertools.accumulate(plan.groups))
-    groups = [range(end - size, end) for end, size in zip(ends, plan.groups, strict=True)]
-    largest = max(groups, key=lambda group: sum(tails[number] + 1 for number in group))
+    largest = sorted(range(len(pairs)), key=lambda number: -tails[number])[: size.stitches]
     inner = [weight for number in largest for weight in weights[number]]
 
     def part() -> None:
-        losses = module.losses(rows[: plan.rows], largest)
+        losses = module.losses(rows[: size.rows], largest)
         torch.autograd.grad(torch.stack([values.sum() for values in losses]).sum(), inner)
 
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
@@ -110,16 +108,16 @@ def measure(model: FrozenModel, layers: str, tokens: int, limits: TrainerConfig,
 
 
 def run_whole(
-    module: StitchTraining, weights: list, rows: torch.Tensor, plan: Plan, optimizer: torch.optim.Optimizer
+    module: StitchTraining, weights: list, rows: torch.Tensor, size: Part, optimizer: torch.optim.Optimizer
 ) -> None:
     """Run a step as training does, and print what it took."""
     optimizer.zero_grad()
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     start = time.perf_counter()
-    mean_losses(module.losses, weights, rows, plan).sum().backward()
+    mean_losses(module.losses, weights, rows, size).sum().backward()
     optimizer.step()
-    parts, took = plan.parts(len(rows)), time.perf_counter() - start
-    print(f"a whole step, {parts} parts, in {took:.0f} s: high-water mark {readable(high_water_mark())}")
+    took = time.perf_counter() - start
+    print(f"a whole step in {took:.0f} s: high-water mark {readable(high_water_mark())}")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ import tiny
 from conftest import composed
 from thinkalike.config import ModelConfig
 from thinkalike.config.schema import relevant
-from thinkalike.instruments.cka import CKAConfig, LayerCKA
-from thinkalike.instruments.layer_pairs.memory import _bytes_of_comparing
 from thinkalike.measures import CKA, LayerMeans, LayerPredictions, LinearPrediction, RowGroups, mutual_measure
 from thinkalike.models.load import load_model
 from thinkalike.states.tokens import Pieces, word_forms
@@ -89,15 +87,6 @@ def test_models_of_different_tokenizers_are_compared_given_the_form_of_the_word(
 def test_equal_words_have_equal_numbers():
     batch = Pieces(["a bc a", "bc  d"], [[(0, 1), (2, 4), (5, 6)], [(0, 2), (4, 5)]])
     assert word_forms(batch).tolist() == [0, 1, 0, 1, 2]
-
-
-def test_what_it_takes_is_foreseen():
-    source, target = tiny.frozen(1), tiny.frozen(2)
-    taken = [
-        _bytes_of_comparing(LayerCKA().metric, CKAConfig(tokens_per_batch=size, given="token"), source, target)
-        for size in (1024, 4096)
-    ]
-    assert 3 < taken[1] / taken[0] < 5, "by the token, and not by pairs of them"
 
 
 # ----------------------------------------------------------------------------------------------------------------- R²

@@ -1,4 +1,4 @@
-"""Memory: what a device has left, what a computation takes of it, and whether an error means that there is none."""
+"""Memory: what a device has left, the tensors that a piece of code makes, and errors that mean there is none left."""
 
 from __future__ import annotations
 
@@ -20,29 +20,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from thinkalike.errors import chain
+from thinkalike.errors import ResourceError, chain
 
-__all__ = [
-    "GAPS",
-    "MARGIN",
-    "Budget",
-    "LiveBytes",
-    "OverLimit",
-    "at_hand",
-    "exhausted",
-    "hand_back",
-    "in_use",
-    "readable",
-]
-
-
-# ------------------------------------------------------------
-# What a device has left for this process, and what the process already has of it.
-#
-# On a CPU that is the least of the memory that the system, the control groups around the process and its limits leave.
+__all__ = ["GAPS", "MARGIN", "Budget", "FirstBatch", "LiveBytes", "OverLimit", "at_hand", "check_memory", "exhausted",
+           "hand_back", "in_use", "readable"]  # fmt: skip
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
-MARGIN = 0.95  # of a budget that is planned with: kernels have memory of their own
+MARGIN = 0.95  # of the memory of a device: kernels have memory of their own
 GAPS = 1.15  # what tensors that come and go take, of their bytes: allocators keep what is freed in small pieces
 LIMITS = {  # the files of a control group: limit, usage, and the line of memory.stat with pages that can be given back
     2: ("memory.max", "memory.current", "inactive_file"),
@@ -52,12 +36,12 @@ LIMITS = {  # the files of a control group: limit, usage, and the line of memory
 
 @dataclass(frozen=True)
 class Budget:
-    """The bytes that a job may have on a device, and those that it has.
+    """The bytes that a job may have on a device.
 
     Attributes:
-        total: all that it may have, with what it has already.
-        used: what it has.
-        binding: whether it is the user who allows no more, and not the device.
+        total: all that it may have, including those in use.
+        used: those in use.
+        binding: whether trainer.memory is the limit, and not the device.
     """
 
     total: float
@@ -74,23 +58,33 @@ class Budget:
         """
         used = float(in_use(device))
         there = used + at_hand(device) / processes
-        binding = asked is not None and asked < there
-        return cls(asked if asked is not None and binding else there, used, binding)
+        return cls(min(asked or there, there), used, asked is not None and asked < there)
 
     @property
     def room(self) -> float:
-        """The bytes of tensors that can be planned with."""
+        """The bytes of tensors that can be made."""
         return (MARGIN * self.total - self.used) / GAPS
 
     @property
-    def allowed(self) -> str:
-        """Return what the message of an error says of it."""
+    def limit(self) -> str:
+        """The limit, as error messages state it."""
         return f"{'trainer.memory allows' if self.binding else 'this device has'} {readable(self.total)}"
 
-    @property
-    def more(self) -> str:
-        """Return what the message of an error gives as the last remedy."""
-        return "or raise trainer.memory" if self.binding else "or choose a device with more memory"
+
+def check_memory(what: str, memory: float, budget: Budget, remedy: str) -> None:
+    """Check that there is memory for something of known size before it is made.
+
+    Args:
+        what: the setting that decides it and a verb, for the message.
+        memory: the bytes that it takes, beside those in use.
+        remedy: what to do otherwise.
+
+    Raises:
+        ResourceError: there is too little.
+    """
+    if budget.used + memory > budget.total:
+        needed = f"{readable(memory)} of memory beside {readable(budget.used)} in use"
+        raise ResourceError(f"{what} at least {needed}, and {budget.limit}; {remedy}")
 
 
 def in_use(device: torch.device) -> int:
@@ -105,7 +99,10 @@ def in_use(device: torch.device) -> int:
 
 
 def at_hand(device: torch.device) -> int:
-    """Return the bytes that this process could get on a device beside those that it has."""
+    """Return the bytes that this process could get on a device beside those that it has.
+
+    On a CPU that is the least that the system, the control groups around the process and its own limits leave.
+    """
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
@@ -124,7 +121,7 @@ def hand_back(device: torch.device) -> None:
 
 
 def readable(size: float) -> str:
-    """Return a number of bytes as a person writes it, such as 7.1 GB."""
+    """Return a number of bytes with its unit, such as 7.1 GB."""
     unit = next((unit for unit in ("TB", "GB") if size >= UNITS[unit]), "MB")
     value = size / UNITS[unit]
     return f"{value:.0f} {unit}" if unit == "MB" or value >= 100 else f"{value:.1f} {unit}"
@@ -180,8 +177,6 @@ def _kilobytes(path: Path) -> Iterator[tuple[str, int]]:
 
 # ------------------------------------------------------------
 # The bytes of the tensors that a piece of code makes, and the most of them that exist at the same time.
-#
-# Temporary memory inside a kernel, which is no tensor, is not seen.
 
 
 class OverLimit(Exception):
@@ -191,8 +186,8 @@ class OverLimit(Exception):
 class LiveBytes(TorchDispatchMode):
     """Counts the storages on a device that operators make while this is open, until they die.
 
-    A storage that existed before, such as a weight's, does not count, nor does a view of it. Forward and backward
-    passes are both seen. The numbers computed are what they would be without it.
+    A storage that existed before, such as a weight's, does not count, nor does a view of it, nor the temporary memory
+    of a kernel. Forward and backward passes are both seen. The computed numbers stay the same.
 
         with LiveBytes(device) as live:
             loss = step()
@@ -242,21 +237,49 @@ class LiveBytes(TorchDispatchMode):
         self.now -= size
 
     def _storages(self, tree: Any) -> list[Any]:
-        tensors = (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
-        return [tensor.untyped_storage() for tensor in tensors if _same(tensor.device, self.device)]
+        tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+        kind, place = self.device.type, self.device.index or 0
+        return [t.untyped_storage() for t in tensors if (t.device.type, t.device.index or 0) == (kind, place)]
 
 
-def _same(one: torch.device, other: torch.device) -> bool:
-    return one.type == other.type and (one.index or 0) == (other.index or 0)
+class FirstBatch:
+    """Runs code that a batch takes, and stops the first batch where its tensors outgrow the memory of a CPU.
+
+    Other devices say so themselves; a process that outgrows the memory of a machine is killed without a word.
+
+    Args:
+        remedy: what makes a batch smaller; it cannot be done here, because it changes numbers.
+    """
+
+    def __init__(self, remedy: str):
+        self._remedy, self.is_over = remedy, False
+        self._live = LiveBytes(CPU, Budget.of(CPU).room)
+
+    def __call__(self, work: Callable[..., Any], *given: Any) -> Any:
+        """Return what `work` returns.
+
+        Raises:
+            ResourceError: the first batch does not fit.
+        """
+        if self.is_over:
+            return work(*given)
+        try:
+            with self._live:
+                return work(*given)
+        except OverLimit:
+            room = readable(self._live.limit)
+            raise ResourceError(f"a batch takes more than the {room} of memory that are free; {self._remedy}") from None
+
+
+CPU = torch.device("cpu")
 
 
 # ------------------------------------------------------------
 # Whether an error says that there was no memory left: libraries have many ways to say so.
 
 WORDS = re.compile(
-    r"out of memory"  # CUDA, HIP, MPS, XPU; "kind: OutOfMemory" below
-    r"|outofmemory"
-    r"|not enough memory|insufficient memory|too little memory"
+    r"out ?of ?memory"  # CUDA, HIP, MPS, XPU; Rust
+    r"|(not enough|insufficient|too little) memory"
     r"|(cannot|can't|unable to|could not|failed to) allocate"  # malloc and mmap, the CPU allocator, NumPy
     r"|bad_?alloc"
     r"|alloc_failed"  # cuBLAS, cuDNN

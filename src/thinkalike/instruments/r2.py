@@ -12,14 +12,9 @@ from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.errors import ConfigError
 from thinkalike.instruments.layer_pairs.frame import LayerPairs, LayerPairsConfig
 from thinkalike.instruments.operations import Widths, of_prediction
-from thinkalike.job import check_memory
 from thinkalike.measures.closed_forms import RIDGE
-from thinkalike.memory import Budget
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.states.batches import ModelRuns, StateBatches
-from thinkalike.states.tokens import site_numbers
-
-COPIES = 5  # of the states of a batch in float64 that exist at the same time
 
 
 @dataclass
@@ -47,14 +42,6 @@ class LayerR2(LayerPairs, kind="r2", reads=("model", "target", "data", "measure"
     def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
         return of_prediction(measure, source, target)
 
-    def check(self, compared: Sequence[tuple[Any, FrozenModel, FrozenModel]]) -> None:
-        super().check(compared)
-        memory = sum(_bytes_of(measure, models) for measure, *models in compared)
-        layers = sum(len(site_numbers(model, measure.embed)) for measure, *models in compared for model in models)
-        fewer = ", or fewer models at once" if len(compared) > 1 else ""
-        remedy = f"lower measure.tokens_per_batch, or choose smaller models{fewer}"
-        check_memory(f"measure=r2 of {layers} layers needs", memory, Budget.of(compared[0][1].device), remedy)
-
     def batches(
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
     ) -> StateBatches:
@@ -70,11 +57,3 @@ class LayerR2(LayerPairs, kind="r2", reads=("model", "target", "data", "measure"
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
         ends = zip(("back", "back_low", "back_high"), estimates.back, strict=True)
         return dict(ends)
-
-
-def _bytes_of(measure: Any, models: Sequence[FrozenModel]) -> float:
-    """Return what products of layers and states of a pair take in float64."""
-    different = list(dict.fromkeys(models))
-    widths = [model.d_model for model in different for _ in site_numbers(model, measure.embed)]
-    products = sum(width * other for width in widths for other in widths) / 2 + 2.5 * sum(width**2 for width in widths)
-    return 8.0 * (products + COPIES * measure.tokens_per_batch * sum(widths))

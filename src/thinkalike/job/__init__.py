@@ -4,7 +4,7 @@ from thinkalike.job.instrument import Instrument, Outcome, Work, fingerprints
 from thinkalike.job.operations import Estimate, Phase, Shapes, estimate, forward_passes, together, total
 from thinkalike.job.performing import environment, is_stored, key_of, perform, perform_all
 from thinkalike.job.phases import Phases, phase_of_all
-from thinkalike.job.resources import check_memory, explained
+from thinkalike.job.resources import explained
 
 __all__ = [
     "Estimate",
@@ -14,7 +14,6 @@ __all__ = [
     "Phases",
     "Shapes",
     "Work",
-    "check_memory",
     "environment",
     "estimate",
     "explained",

@@ -1,4 +1,4 @@
-"""What a machine runs out of: disk, quota, memory. One line that says what to do, and the job's state is kept."""
+"""Errors of a machine that has run out of memory, disk or files: one line that says what to do; the state is kept."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ import errno
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from thinkalike.errors import ResourceError, chain, first_line
-
-if TYPE_CHECKING:
-    from thinkalike.memory import Budget
 
 SMALLER = "lower trainer.memory, measure.tokens_per_batch, pairs or layers, or choose a larger machine"
 REMEDIES = {
@@ -28,7 +24,7 @@ NUMBERED = re.compile(r"\(os error (\d+)\)")  # how libraries written in Rust sa
 
 @contextlib.contextmanager
 def explained(folder: Path) -> Iterator[None]:
-    """Turn what is raised where the machine has run out of something into one line.
+    """Turn an error that means that the machine has run out of something into one line.
 
     Args:
         folder: where the job keeps its states, to tell that it was removed.
@@ -60,25 +56,3 @@ def _reason(error: BaseException, folder: Path) -> str | None:
         if number in REMEDIES:
             return f"{first_line(each)[:200]}: {REMEDIES[number]}"
     return None
-
-
-# ------------------------------------------------------------
-# Estimates of what a job needs, so that one that cannot end is refused before it begins.
-
-
-def check_memory(what: str, memory: float, budget: Budget, remedy: str = "lower it") -> None:
-    """Check that there is the memory for something.
-
-    Args:
-        what: the setting that decides it and a verb, for the message.
-        memory: the bytes that it takes, beside those in use.
-        remedy: what to do otherwise.
-
-    Raises:
-        ResourceError: there is not.
-    """
-    from thinkalike.memory import readable
-
-    if budget.used + memory > budget.total:
-        needed = f"{readable(memory)} of memory beside {readable(budget.used)} in use"
-        raise ResourceError(f"{what} at least {needed}, and {budget.allowed}; {remedy}, {budget.more}")

@@ -27,7 +27,7 @@ from thinkalike.measures.losses import token_kl
 from thinkalike.measures.stitch import Stitch
 from thinkalike.models.frozen import FrozenModel, StateSource
 from thinkalike.models.shapes import peak_of, precision_of
-from thinkalike.training.parts import Plan, mean_losses, plan_within
+from thinkalike.training.parts import Part, largest_part, mean_losses
 from thinkalike.training.steps import SteppedModule, momenta, peak_rate, rate
 
 LATE = 0.8  # of the steps; what a stitch gains after them says whether it has converged
@@ -53,8 +53,8 @@ class StitchTraining(SteppedModule):
     the site of the stitch and all after it; the last two relative to the target's squared norm.
 
     `curve` (steps, stitches) keeps each step's loss on its batch, in nats per token (mse: squared units). `late` are
-    the φs of the layer pairs as they were after 80 % of the steps. `plan` says in which parts a step runs; it is made
-    when training begins, and goes with the state, because other parts round otherwise.
+    the φs of the layer pairs as they were after 80 % of the steps. `part` is how much of a step is in memory at once;
+    it is found when training begins and kept with the state, because other parts round otherwise.
 
     Args:
         layer_pairs: those of the stitches that come first; they read the source.
@@ -78,7 +78,7 @@ class StitchTraining(SteppedModule):
         super().__init__(rows, config.tokens_per_step, config.steps, seed, layout.target)
         self.layout = layout
         self.limits = limits or TrainerConfig()
-        self.plan: Plan | None = None
+        self.part: Part | None = None
         self.models = (source, target)  # a tuple, so that Lightning neither moves nor saves them
         self.layer_pairs, self.config = list(layer_pairs), config
         self.fits = (*(Fit(source, *pair) for pair in layer_pairs), *beside)
@@ -119,12 +119,12 @@ class StitchTraining(SteppedModule):
         return [read[fit.reads, fit.layer] for fit in fits]
 
     def on_train_start(self) -> None:
-        """Decide in which parts a step runs, unless a state that training goes on from says so."""
-        if self.plan is None:
-            tails = [self.models[1].n_layers - 1 - fit.depth for fit in self.fits]
+        """Find in which parts a step runs, unless the state of an earlier run says so."""
+        if self.part is None:
+            tails, rows = [self.models[1].n_layers - 1 - fit.depth for fit in self.fits], self.first_batch()
             with self.trainer.precision_plugin.train_step_context():
-                self.plan = plan_within(
-                    self.limits, self.losses, self._weights_by_stitch(), self.first_batch(), tails, momenta(self.config)
+                self.part = largest_part(
+                    self.limits, self.losses, self._weights_by_stitch(), rows, tails, momenta(self.config)
                 )
 
     def optimizer_step(self, *given: Any, **more: Any) -> None:
@@ -150,28 +150,25 @@ class StitchTraining(SteppedModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        assert self.plan
-        checkpoint["plan"] = {"limits": self._limits(), "rows": self.plan.rows, "groups": list(self.plan.groups)}
+        assert self.part
+        checkpoint["part"] = {"limits": [self.limits.memory, self.limits.recompute], "size": list(self.part)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take over the plan, unless the user has changed what it was made for."""
-        kept = checkpoint.get("plan")
-        if kept and kept["limits"] == self._limits():
-            self.plan = Plan(kept["rows"], tuple(kept["groups"]))
-
-    def _limits(self) -> list[Any]:
-        return [self.limits.memory, self.limits.recompute]
+        """Take over the size of the parts, unless the user has changed the limits."""
+        kept = checkpoint.get("part")
+        if kept and kept["limits"] == [self.limits.memory, self.limits.recompute]:
+            self.part = Part(*kept["size"])
 
     def _weights_by_stitch(self) -> list[list[nn.Parameter]]:
         return [list(phi.parameters()) for phi in self.stitches]
 
     def training_step(self, rows: Int[Tensor, "b width"], _: int) -> Tensor:
-        assert self.plan
+        assert self.part
         if self.global_step == int(LATE * self.steps):
             self.late.load_state_dict(self.stitches[: len(self.layer_pairs)].state_dict())
         for weight in self.parameters():
             weight.grad = None  # Lightning would keep the last step's through this one's forward pass
-        losses = mean_losses(self.losses, self._weights_by_stitch(), rows, self.plan)
+        losses = mean_losses(self.losses, self._weights_by_stitch(), rows, self.part)
         step = self.over_processes(losses)
         self.curve[self.global_step] = step
         names = [f"loss/{layer}-{depth}" for layer, depth in self.layer_pairs]

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from thinkalike.models.frozen import FrozenModel
     from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches
 
-COPIES = 6  # of the logits of a batch that exist at the same time
-
 
 @dataclass
 class WithNeighbours(WithNull):
@@ -113,15 +111,6 @@ class Outputs(OfLayerMeasure):
     def batches(
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
     ) -> StateBatches:
-        from thinkalike.job import check_memory
-        from thinkalike.memory import Budget
-
-        size = measure.tokens_per_batch
-        needed = 4.0 * COPIES * size * max(model.vocabulary for model in models)
-        remedy = "lower measure.tokens_per_batch"
-        check_memory(
-            f"measure={measure.kind} of {size} tokens at once needs", needed, Budget.of(models[0].device), remedy
-        )
         batches = super().batches(replace(measure, level="token"), config, models, runs)
 
         def logits(model: FrozenModel, content: Hashable, state: Tensor) -> list[Tensor]:

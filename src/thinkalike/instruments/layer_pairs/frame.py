@@ -147,12 +147,6 @@ class LayerPairs(Instrument):
         least = float(chance.p_of_largest.min())
         return {"largest_calibrated": chance.largest, "largest_p": least, "documents": float(chance.documents)}
 
-    def check(self, compared: Sequence[tuple[Any, FrozenModel, FrozenModel]]) -> None:
-        """Refuse pairs, each with the settings of its measure, that do not fit together."""
-        from thinkalike.instruments.layer_pairs.memory import check_feasible
-
-        check_feasible(self.metric, compared)
-
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         (outcome,) = self.run_all([(self, config, work)])
         if isinstance(outcome, ThinkalikeError):

@@ -20,6 +20,7 @@ from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.interrupts import at_boundaries, stop
 from thinkalike.job import Outcome, Work, phase_of_all
 from thinkalike.measures.rows import FEW
+from thinkalike.memory import FirstBatch
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_groups
 from thinkalike.processes import ProcessGroup, Round
@@ -126,9 +127,6 @@ def _of_text(kinds: Sequence[LayerPairs], configs: Sequence[AnalyzeConfig], runs
     """Load each different model once; the batches of each job are those that it would read alone."""
     pairs = load_groups([(config.model, config.target) for config in configs])
     measures: list[Any] = [config.measure for config in configs]
-    for kind in dict.fromkeys(kinds):
-        jobs = zip(kinds, measures, pairs, strict=True)
-        kind.check([(measure, *models) for each, measure, models in jobs if each is kind])
     described: dict[int, dict[str, str]] = {}
     given = []
     for kind, config, measure, models in zip(kinds, configs, measures, pairs, strict=True):
@@ -266,12 +264,17 @@ def gather(comparisons: Sequence[Comparison], runs: ModelRuns, processes: Proces
     """
     total = max(each.batches.total for each in comparisons)
     first = min(each.first for each in comparisons)
+    watched = FirstBatch("lower measure.tokens_per_batch, or give fewer models at once")
 
     def starting(number: int, step: int) -> Iterator[list[tuple[Comparison, StateBatch]]]:
-        return _in_step(comparisons, runs, number, step)
+        return _in_step(comparisons, runs, number, step, watched)
+
+    def add(number: int, read: Sequence[Read]) -> None:
+        watched(_add, number, read)
+        watched.is_over = True
 
     with doing("batch", total or None, first) as activity:
-        for each in processes.rounds(starting, first, _add):
+        for each in processes.rounds(starting, first, add):
             activity.reach(each.done)
             _after(each, comparisons, total)
     for comparison in comparisons:
@@ -280,7 +283,7 @@ def gather(comparisons: Sequence[Comparison], runs: ModelRuns, processes: Proces
 
 
 def _in_step(
-    comparisons: Sequence[Comparison], runs: ModelRuns, number: int, step: int
+    comparisons: Sequence[Comparison], runs: ModelRuns, number: int, step: int, watched: FirstBatch
 ) -> Iterator[list[tuple[Comparison, StateBatch]]]:
     """Yield what all comparisons read at the same number; one that had more batches before waits for the others."""
     places = {id(each): number + -(-max(each.first - number, 0) // step) * step for each in comparisons}
@@ -292,7 +295,7 @@ def _in_step(
         now = []
         for each in going:
             if place >= places[id(each)]:
-                batch = next(streams[id(each)], None)
+                batch = watched(next, streams[id(each)], None)
                 if batch is None:
                     del streams[id(each)]
                 else:

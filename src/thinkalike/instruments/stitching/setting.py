@@ -19,7 +19,6 @@ from thinkalike.evaluation.language import rows_at_once
 from thinkalike.evaluation.likeness import Likeness, likeness_of
 from thinkalike.evaluation.maps import ResidualSums, residual_sums, rows_of_moments, state_moments
 from thinkalike.evaluation.stitches import Maps, Reader, document_sums, report_share
-from thinkalike.job import check_memory
 from thinkalike.measures.closed_forms import (
     AffineMap,
     BothDirections,
@@ -31,7 +30,7 @@ from thinkalike.measures.closed_forms import (
     reduced_rank,
 )
 from thinkalike.measures.stitch import Stitch
-from thinkalike.memory import Budget
+from thinkalike.memory import Budget, check_memory
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.tokenizers import check_alignable
@@ -164,7 +163,7 @@ def _check_memory(
     kept = 4.0 * weights * (stitches * (2 + momenta(config)) + len(pairs))
     check_memory(f"{stitches} stitches need", kept, budget, "choose fewer layers, or stitch=low_rank")
     tokens = 12.0 * config.tokens_per_step  # as they are read, and as they are given to the models
-    check_memory(f"stitch.tokens_per_step={config.tokens_per_step} needs", kept + tokens, budget)
+    check_memory(f"stitch.tokens_per_step={config.tokens_per_step} needs", kept + tokens, budget, "lower it")
 
 
 def _check_closed_forms(
