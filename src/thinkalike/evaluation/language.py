@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from thinkalike.data.paired import alignment_shares
 from thinkalike.data.rows import Corpus, PairedRows
 from thinkalike.measures.bootstrapping import bootstrap_interval, effective_number, sum_by_document
 from thinkalike.measures.estimates import Estimate
@@ -191,4 +190,6 @@ def alignment_scalars(corpus: Corpus) -> dict[str, float]:
     """Return the shares of target tokens by how they are aligned, if the tokenizers differ."""
     if not isinstance(corpus.report, PairedRows):
         return {}
+    from thinkalike.data.paired import alignment_shares
+
     return {f"aligned_{how}": share for how, share in alignment_shares(corpus).items()}

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.errors import ConfigError, one_of
-from thinkalike.models.classifiers import class_names, read_classifier
 from thinkalike.models.families import FAMILIES, Family, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
@@ -113,7 +113,7 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
             device=device_of(module, device),
             revision=revision,
             kernels=kernels_of(family),
-            classes=class_names(config, module) if family.predicts == "class" else (),
+            classes=classes_of(config, module) if family.predicts == "class" else (),
         )
         check_tokenizer(tokenizer, frozen.vocabulary, frozen.name)
         check_loss(frozen)
@@ -140,6 +140,20 @@ def read_native(config: ModelConfig, family: Family, where: Where) -> Checkpoint
     """Read a mini of this project's own layout."""
     module, tokenizer = read_mini(Path(where.place))
     return Checkpoint(module.to(device=where.device, dtype=where.dtype), tokenizer, module.cfg.n_ctx)
+
+
+def read_classifier(config: ModelConfig, family: Family, where: Where) -> Checkpoint:
+    """Read a classifier of transformers."""
+    from thinkalike.models import classifiers
+
+    return classifiers.read_classifier(config, family, where)
+
+
+def classes_of(config: ModelConfig, module: nn.Module) -> list[str]:
+    """Return the names of a classifier's classes, in the order of its outputs."""
+    from thinkalike.models.classifiers import class_names
+
+    return class_names(config, module)
 
 
 READERS: dict[str, Callable[[ModelConfig, Family, Where], Checkpoint]] = {
