@@ -24,8 +24,8 @@ from thinkalike.measures import (
     stimulus_folds,
     weighted_tau,
 )
+from thinkalike.measures.distances.comparators import spearman_of_patterns, spearman_of_units, unit_ranks
 from thinkalike.measures.distances.neural import NeuralDistances
-from thinkalike.measures.distances.ranks import spearman_of_patterns, spearman_of_units, unit_ranks
 
 N, D = 40, 12
 

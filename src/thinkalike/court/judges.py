@@ -15,7 +15,7 @@ from thinkalike.court.evidence import Evidence, profile_likeness
 from thinkalike.evaluation.verdicts import STATED, Thresholds, verdict
 from thinkalike.measures.accumulators import LayerMeans
 from thinkalike.measures.bootstrapping import auc
-from thinkalike.measures.distances.ranks import spearman
+from thinkalike.measures.distances.comparators import spearman
 from thinkalike.measures.distances.representational_similarity import rsa
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.kernel_alignment import cka

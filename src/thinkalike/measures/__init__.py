@@ -24,9 +24,8 @@ _NAMES = {  # by module
         "both_directions least_squares procrustes reduced_rank unexplained_by"
     ),
     "contract": "LayerMeasure",
-    "distances.comparators": "COMPARATORS WHITENED comparable compare weighted_tau",
+    "distances.comparators": "COMPARATORS WHITENED comparable compare mid_ranks spearman weighted_tau",
     "distances.neural": "NOISES NeuralDistances crossnobis noise_covariance",
-    "distances.ranks": "mid_ranks spearman",
     "distances.representational_similarity": (
         "DISTANCE_CORRELATION RANKED_DISTANCES distance_correlation distance_vectors mantel matrix_agreement "
         "mds rsa rsa_estimate"

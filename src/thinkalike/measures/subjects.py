@@ -12,8 +12,7 @@ from torch import Tensor
 
 from thinkalike.arguments import seeded
 from thinkalike.measures.bootstrapping import drawn_counts
-from thinkalike.measures.distances.comparators import CENTRED, RANKED, comparable, compare, stimuli_of
-from thinkalike.measures.distances.ranks import mid_ranks
+from thinkalike.measures.distances.comparators import CENTRED, RANKED, comparable, compare, mid_ranks, stimuli_of
 from thinkalike.measures.estimates import Estimate, interval_around, random_effects, student_t, two_sided
 from thinkalike.progress import counted
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from thinkalike.arguments import seeded
 from thinkalike.measures.contract import LayerMeasure, both_in_order, products, unit
-from thinkalike.measures.distances.comparators import compare, stimuli_of
+from thinkalike.measures.distances.comparators import compare, mid_ranks, spearman, stimuli_of, unit_ranks
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
-from thinkalike.measures.distances.ranks import mid_ranks, spearman, unit_ranks
 from thinkalike.measures.estimates import Estimate, jackknife, stimulus_folds
 from thinkalike.measures.rows import centred
 from thinkalike.progress import counted

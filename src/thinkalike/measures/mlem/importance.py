@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.arguments import seeded
+from thinkalike.measures.distances.comparators import spearman
 from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances, upper
-from thinkalike.measures.distances.ranks import spearman
 from thinkalike.measures.estimates import Estimate, fold_interval, splits, stimulus_folds
 from thinkalike.measures.mlem.columns import Columns, cell_numbers
 from thinkalike.measures.mlem.encoding_model import MLEM, Table

@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from thinkalike.measures.distances.comparators import spearman_of_patterns, spearman_of_units, unit_ranks
 from thinkalike.measures.distances.neural import NeuralDistances, upper
-from thinkalike.measures.distances.ranks import spearman_of_patterns, spearman_of_units, unit_ranks
 from thinkalike.measures.mlem.features import Features
 from thinkalike.measures.mlem.levels import level_counts, pair_sizes
 from thinkalike.measures.mlem.sums import normal_equations, sums_of_given_pairs

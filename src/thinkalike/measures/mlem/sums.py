@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import combinations, combinations_with_replacement
+from itertools import accumulate, combinations, combinations_with_replacement
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -143,12 +143,14 @@ class _Blocks:
         def squares(agree: Term, needed: Term) -> Tensor:
             kept, keys, number = self.keys(agree, needed)
             rows, lengths = (states, norms) if len(kept) == len(states) else (states[kept], norms[kept])
-            sums = [
-                of_sets(_sum_by(keys, part, self.sets * number).view(self.sets, number, -1)) for part in (rows, lengths)
-            ]
-            return (self.counts(agree, needed) * sums[1][..., 0]).sum(-1) - sums[0].square().sum((-2, -1))
+            total, length = (self._by_block(keys, part, number) for part in (rows, lengths))
+            return (self.counts(agree, needed) * length[..., 0]).sum(-1) - total.square().sum((-2, -1))
 
         return squares
+
+    def _by_block(self, keys: Int[Tensor, " n"], rows: Float[Tensor, "n d"], number: int) -> Float[Tensor, "s c d"]:
+        sums = rows.new_zeros(self.sets * number, rows.shape[1])
+        return of_sets(sums.scatter_add_(0, keys[:, None].expand_as(rows), rows).view(self.sets, number, -1))
 
 
 def of_sets(sums: Float[Tensor, " g *c"]) -> Float[Tensor, " s *c"]:
@@ -166,10 +168,6 @@ def _products_of(
 ) -> Float[Tensor, "s c m"]:
     """Return left' right over the stimuli of each set."""
     return of_sets(torch.stack([left[rows].T @ right[rows] for rows in _members(cells)]))
-
-
-def _sum_by(keys: Int[Tensor, " n"], rows: Float[Tensor, "n d"], number: int) -> Float[Tensor, "c d"]:
-    return rows.new_zeros(number, rows.shape[1]).scatter_add_(0, keys[:, None].expand_as(rows), rows)
 
 
 # ---- Pairs of levels
@@ -190,10 +188,9 @@ def sums_of_level_pairs(
     straight = shared[:, left[:, None], left] * shared[:, right[:, None], right]
     sums[:, places[:, None], places] = straight + shared[:, left[:, None], right] * shared[:, right[:, None], left]
     for place in single[1:]:
-        levels = features.levels[:, terms[place][0]]
-        sums[:, places, place] = sums[:, place, places] = _differing(
-            _products_of(held, _hot(levels), cells), left, right
-        )
+        both = _products_of(held, _hot(features.levels[:, terms[place][0]]), cells)
+        present, alike = both.sum(2), (both @ both.mT)[:, left, right]
+        sums[:, places, place] = sums[:, place, places] = present[:, left] * present[:, right] - alike
     for place, layer in enumerate(layers, len(terms)):
         norms = _products_of(held, layer.states.square().sum(1, keepdim=True), cells)[..., 0]
         total = _products_of(held, layer.states, cells)
@@ -204,12 +201,8 @@ def sums_of_level_pairs(
 
 def _stacked(features: Features, terms: Sequence[Term]) -> tuple[Float[Tensor, "n c"], Tensor, Tensor, Tensor]:
     """Return indicators of the levels of all features, and the two levels and the place of each term of known ones."""
-    known, start, offsets, held = features.known, 0, [], []
-    for feature, size in enumerate(known):
-        offsets.append(start)
-        if size:
-            held.append(_hot(features.levels[:, feature], size))
-            start += size
+    known, offsets = features.known, [0, *accumulate(features.known)]
+    held = [_hot(features.levels[:, feature], size) for feature, size in enumerate(known) if size]
     pairs = [(place, term) for place, term in enumerate(terms) if len(term) == 3 and term[1] < known[term[0]]]
     ends = [[offsets[term[0]] + term[side] for _, term in pairs] for side in (1, 2)]
     left, right, places = (torch.tensor(x, device=held[0].device) for x in (*ends, [place for place, _ in pairs]))
@@ -220,13 +213,6 @@ def _hot(levels: Int[Tensor, " n"], size: int | None = None) -> Float[Tensor, "n
     """Return one column per level from 0; a stimulus of a negative level is in none."""
     number = (int(levels.max()) if size is None else size - 1) + 2
     return one_hot(levels.clamp(min=-1).long() + 1, number)[:, 1:].double()
-
-
-def _differing(shared: Float[Tensor, "s c g"], left: Int[Tensor, " r"], right: Int[Tensor, " r"]) -> Tensor:
-    """Return how many pairs of the levels `left` and `right` differ in another feature."""
-    present = shared.sum(2)
-    alike = (shared @ shared.mT)[:, left, right]
-    return present[:, left] * present[:, right] - alike
 
 
 # ---- Scaled features
