@@ -125,12 +125,16 @@ def document_sums(
     parts = zip(rows.split(batch), documents.split(batch), strict=True)
     for part, owners in counted(parts, "batch", -(-len(rows) // batch)):
         part = part.long()
-        tokens, read = layout.target_tokens(part), layout.source_tokens(part)
+        tokens = layout.target_tokens(part)
         asked = [*layers, source.n_layers - 1], [*depths, last]
         (*states, own), (*goals, standard) = states_of_both(source, target, part, *asked, layout)
         states = layout.gathered(states, part)
         values = {"target": next_token_losses(target, [standard], tokens)[0]}
-        alone = {"source": values["target"] if own is standard else next_token_losses(source, [own], read)[0]}
+        alone = {
+            "source": values["target"]
+            if own is standard
+            else next_token_losses(source, [own], layout.source_tokens(part))[0]
+        }
         if layout.source:
             alone["source_tokens"] = torch.ones_like(alone["source"])
         values["tokens"] = torch.ones_like(values["target"])
@@ -138,28 +142,14 @@ def document_sums(
         for name, functions in counted(maps.items(), "map"):
             values |= _losses(target, name, functions, layer_pairs, ours, groups)
         for name, reader in counted((readers or {}).items(), "control"):
-            theirs = ours._replace(states=_states_instead(reader, target, part, layer_pairs, layout, goals))
-            values |= _losses(target, name, reader.maps, layer_pairs, theirs, groups)
+            if reader.instead == "source":
+                read = layout.source_states(reader.model, part, layers)
+            else:
+                read = goals if reader.model is target else reader.model.residuals(tokens, depths)
+            values |= _losses(target, name, reader.maps, layer_pairs, ours._replace(states=read), groups)
         for losses, owner in ((alone, layout.source_documents(part, owners)), (values, owners)):
             sums.add(owner[:, 1:].flatten(), {name: each.flatten(-2) for name, each in losses.items()})
     return sums
-
-
-def _states_instead(
-    reader: Reader,
-    target: FrozenModel,
-    rows: Tensor,
-    layer_pairs: Sequence[LayerPair],
-    layout: Layout,
-    goals: list[Tensor],
-) -> list[Tensor]:
-    """Return the states that a reader reads, by layer pair; those of the target itself are `goals`."""
-    if reader.instead == "source":
-        return layout.source_states(reader.model, rows, [layer for layer, _ in layer_pairs])
-    if reader.model is target:
-        return goals
-    read: list[Tensor] = reader.model.residuals(layout.target_tokens(rows), [depth for _, depth in layer_pairs])
-    return read
 
 
 class _Batch(NamedTuple):

@@ -19,7 +19,7 @@ from thinkalike.progress import counted
 
 MOST_TOKENS = 2**18  # that means are taken over
 
-Codes = Callable[[Tensor, int], Tensor]  # of rows (b, t) and the size of the vocabulary: numbers (b, t)
+Codes = Callable[[Tensor, int], Tensor]  # rows (b, t) and the size of the vocabulary to numbers (b, t)
 
 
 def bigrams(rows: Int[Tensor, "b t"], vocabulary: int) -> Int[Tensor, "b t"]:

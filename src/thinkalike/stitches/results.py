@@ -84,7 +84,7 @@ class Stitches(Mapping[LayerPair, StitchMap]):
     Args:
         result: A finished result.
         seed: The number of the seed, from 0.
-        is_back: Whether it is the stitches from the target to the source.
+        is_back: Whether the stitches go from the target to the source.
 
     Raises:
         StitchError: The result holds no such stitches.
@@ -165,7 +165,7 @@ def stitch_modules(
     Args:
         result: The result, or its folder.
         seed: The number of the seed, from 0.
-        is_back: Whether it is those from the target to the source; pairs are then of the target's layer first.
+        is_back: Whether to return those from the target to the source, by pairs of the target's layer and the source's.
         plugin: The file of the plugin that made the stitches; a path that the result names is never run.
 
     Raises:

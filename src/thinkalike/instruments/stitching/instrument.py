@@ -173,7 +173,7 @@ def sentence(table: pd.DataFrame) -> str:
     known = [name for name in beside if name in table and not is_itself]
     against = " and ".join(f"{_span(table, name)} {beside[name]}" for name in known)
     cost = f"{_span(table, 'penalty')} nats per token{', against ' if against else ''}{against}"
-    return f"{who} at a cost of {cost}: {_verdicts(table)}{_unconverged(table)}."
+    return f"{who} at a cost of {cost}: {_verdicts(table)}."
 
 
 def _layers(table: pd.DataFrame) -> str:
@@ -194,17 +194,12 @@ def _span(table: pd.DataFrame, column: str) -> str:
 
 
 def _verdicts(table: pd.DataFrame) -> str:
-    counts = table["verdict"].value_counts(sort=False)
-    if len(counts) == 1:
-        return str(counts.index[0])
-    return ", ".join(f"{verdict} at {count} of {len(table)}" for verdict, count in counts.items())
-
-
-def _unconverged(table: pd.DataFrame) -> str:
-    """Return at how many layer pairs training had not converged, if at any."""
+    """Return the verdicts with their numbers of layer pairs, and that of pairs whose training had not converged."""
+    counts, of = table["verdict"].value_counts(sort=False), f"of {len(table)}"
+    said = ", ".join(f"{verdict} at {count} {of}" if len(counts) > 1 else verdict for verdict, count in counts.items())
     if "converged" not in table or table["converged"].all():
-        return ""
-    return f"; training had not converged at {int((~table['converged']).sum())} of {len(table)}"
+        return said
+    return f"{said}; training had not converged at {int((~table['converged']).sum())} {of}"
 
 
 # ---- Screen
@@ -278,8 +273,8 @@ def _training(table: pd.DataFrame) -> list[Column]:
     """Return the gain at the end of training, and how far it was from the best of other rates and starts."""
     if "converged" not in table:
         return []
-    ended = zip(table["converged"], table["late_gain"], strict=True)
-    gains = [f"{gain:+.4f}" if flat else f"{gain:+.4f}, not converged" for flat, gain in ended]
+    ended = zip(table["late_gain"], table["converged"], strict=True)
+    gains = [f"{gain:+.4f}{'' if flat else ', not converged'}" for gain, flat in ended]
     gap = number_column("optimisation gap", table["optimisation_gap"], "+.4f", follows=True)
     return [number_column("last fifth", gains), gap]
 
@@ -311,11 +306,9 @@ def _warn_of_far_states(table: pd.DataFrame) -> None:
 
 def _warn_of_little_shared(table: pd.DataFrame) -> None:
     """Warn of layer pairs that share next to nothing but the current token, where penalties say little of likeness."""
-    for row in table.to_dict("records"):
-        least = min(row["r2_given_token"], row["r2_given_token_back"])
-        if least < LITTLE:
-            log.warning(
-                "warning: given the token, %s→%s explain %.2f of each other's states in the worse direction: a penalty "
-                "of %+.3f nats does not speak of likeness",
-                row["source_layer"], row["target_layer"], least, row["penalty"],
-            )  # fmt: skip
+    least = table[["r2_given_token", "r2_given_token_back"]].min(axis=1)
+    for row in table.assign(least=least)[least < LITTLE].itertuples():
+        log.warning(
+            "warning: given the token, %s→%s explain %.2f of each other's states in the worse direction: a penalty of "
+            "%+.3f nats is no evidence of similarity", row.source_layer, row.target_layer, row.least, row.penalty,
+        )  # fmt: skip

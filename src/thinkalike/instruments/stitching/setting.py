@@ -71,7 +71,7 @@ class Setting:
         pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
         budget = Budget.of(target.device, memory)
         if stitch.trained:
-            _check_memory(stitch, source, target, pairs, budget)
+            _check_training(stitch, source, target, pairs, budget)
         if stitch.controls or stitch.init != "identity" or not (stitch.trained or stitch.kind == "identity"):
             _check_closed_forms(stitch, source, target, pairs, budget)
         corpus = shared_text(config.data, source, target, max(stitch.steps * stitch.tokens_per_step, 1))
@@ -151,7 +151,7 @@ class Setting:
         return document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=layout, readers=readers)
 
 
-def _check_memory(
+def _check_training(
     config: StitchConfig, source: FrozenModel, target: FrozenModel, pairs: Sequence[LayerPair], budget: Budget
 ) -> None:
     """Refuse stitches whose weights, gradients and momenta do not fit into memory."""
