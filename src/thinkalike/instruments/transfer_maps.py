@@ -150,7 +150,7 @@ def show_maps(result: Result) -> None:
 def _warn_of_overfitting(table: pd.DataFrame) -> None:
     for held_out in UNEXPLAINED[:2]:
         excess = table[held_out] - table[f"fitted_{held_out}"]
-        row = table.loc[excess.idxmax()]
+        row = table.iloc[int(excess.argmax())]
         if excess.max() > OVERFITTED:
             log.warning(
                 "warning: %d→%d leaves %.3f of held-out states unexplained, and %.3f of those that it was fitted on: "

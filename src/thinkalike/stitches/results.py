@@ -179,7 +179,8 @@ def stitch_modules(
         raise StitchError(f"the stitches of {result.folder} were not trained: load_stitch(result) gives them")
     kind, way, found = _kind(result, facts["kind"], plugin), -1 if is_back else 1, {}
     for number, pair in enumerate(facts["pairs"]):
-        phi = Stitch(kind, *facts["widths"][::way], facts["norm"], facts["rank"])
+        width_in, width_out = facts["widths"][::way]
+        phi = Stitch(kind, width_in, width_out, facts["norm"], facts["rank"])
         phi.load_state_dict(_tensors(result, f"{prefix}{number}."))
         layer, depth = pair[::way]
         found[layer, depth] = phi.eval().requires_grad_(False)

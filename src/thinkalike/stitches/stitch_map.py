@@ -120,8 +120,8 @@ class StitchMap(nn.Module, ModelHubMixin):
             config = json.loads((folder / CONFIG).read_text())
             if (stated := {name: config[name] for name in FORMAT}) != FORMAT:
                 raise StitchError(f"{folder / CONFIG} says {stated}, and this reads {FORMAT}")
-            sites = {side: Site(**config[side]) for side in ("source", "target")}
-            return cls(**load_file(folder / WEIGHTS), **sites)
+            parts: dict[str, Any] = load_file(folder / WEIGHTS)
+            return cls(**parts, **{side: Site(**config[side]) for side in ("source", "target")})
 
     @classmethod
     def from_pretrained(

@@ -196,7 +196,9 @@ def _span(table: pd.DataFrame, column: str) -> str:
 def _verdicts(table: pd.DataFrame) -> str:
     """Return the verdicts with their numbers of layer pairs, and that of pairs whose training had not converged."""
     counts, of = table["verdict"].value_counts(sort=False), f"of {len(table)}"
-    said = ", ".join(f"{verdict} at {count} {of}" if len(counts) > 1 else verdict for verdict, count in counts.items())
+    said = ", ".join(
+        f"{verdict} at {count} {of}" if len(counts) > 1 else f"{verdict}" for verdict, count in counts.items()
+    )
     if "converged" not in table or table["converged"].all():
         return said
     return f"{said}; training had not converged at {int((~table['converged']).sum())} {of}"

@@ -116,13 +116,11 @@ class CarriedProbes(
             kept = stimulus_states_of(config, stimuli, embed=False, loaded=(source, target))
         with work.phase("maps"):
             maps = fitted_maps(source, target, pairs, corpus, measure.ridge)
-            sides = Sides(*(dict(enumerate(kept[side].states)) for side in (0, -1)), maps)
+            sides = Sides(kept[0].states, kept[-1].states, maps)
             if measure.untrained:
                 model = fresh(target, config.seed)
-                back = {
-                    pair: each.psi for pair, each in fitted_maps(source, model, pairs, corpus, measure.ridge).items()
-                }
-                sides = replace(sides, untrained=dict(enumerate(stimulus_states(model, stimuli))), back=back)
+                back = fitted_maps(source, model, pairs, corpus, measure.ridge)
+                sides = replace(sides, untrained=stimulus_states(model, stimuli), back=back)
         probing, rows, draws = Probing(sides, measure, config.seed), [], []
         for pair in counted(pairs, "layer pair"):
             for task in counted(_tasks(config, stimuli), "task"):

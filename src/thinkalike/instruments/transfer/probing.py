@@ -17,7 +17,7 @@ from torch import Tensor
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.transfer.maps import PairMap
-from thinkalike.measures.closed_forms import AffineMap, LayerPair
+from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.transfer.probes import Accuracy, CrossFitted, balanced_accuracies, balanced_folds, cross_fitted
 from thinkalike.measures.transfer.steering import turned_at_random
@@ -122,7 +122,7 @@ REFITTED, RANDOM, IDENTITY = "refitted", "random map", "identity"
 SHUFFLED, UNTRAINED, UNTRAINED_CARRIED = "shuffled labels", "untrained target", "source to untrained"
 SHARE_OF = {CARRIED: NATIVE, BACK: NATIVE_SOURCE, REFITTED: NATIVE, RANDOM: NATIVE, IDENTITY: NATIVE}
 
-States = Mapping[int, Float[Tensor, "n _"]]  # of all stimuli, by layer
+States = Sequence[Float[Tensor, "n _"]]  # of all stimuli, by layer
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,14 +130,14 @@ class Sides:
     """The states of all stimuli in source, target and an untrained target, and the maps between them.
 
     Attributes:
-        back: from the untrained target's states to the source's, by layer pair.
+        back: those between source and untrained target.
     """
 
     source: States
     target: States
     maps: Mapping[LayerPair, PairMap]
-    untrained: States = field(default_factory=dict)
-    back: Mapping[LayerPair, AffineMap] = field(default_factory=dict)
+    untrained: States = ()
+    back: Mapping[LayerPair, PairMap] = field(default_factory=dict)
 
 
 class Probing:
@@ -169,7 +169,7 @@ class Probing:
             c = sides.untrained[depth][task.rows].double()
             fresh = self._native("untrained", depth, c, task)
             right[UNTRAINED] = fresh.right(c, task.labels)
-            right[UNTRAINED_CARRIED] = mine.through(sides.back[pair]).right(c, task.labels)
+            right[UNTRAINED_CARRIED] = mine.through(sides.back[pair].psi).right(c, task.labels)
             fits.append(fresh)
         shuffled = task.labels[torch.randperm(len(task.labels), generator=self._generator())]
         chance = self._fit(b, task, [statistics.median_high(own.alphas)], shuffled)
