@@ -17,12 +17,11 @@ from thinkalike.config import (
     PopulationConfig,
     StimuliConfig,
     TrainConfig,
-    check_layers,
     compose_job,
     measure_schema,
 )
 from thinkalike.config.compose import GROUPS
-from thinkalike.config.schema import COUNTS, MOST_PAIRS, TOKENS_AT_ONCE, Checked, ranged
+from thinkalike.config.schema import COUNTS, TOKENS_AT_ONCE, Checked, ranged
 from thinkalike.config.training import NLIConfig, PretrainConfig, SAEConfig
 from thinkalike.errors import ConfigError
 
@@ -35,7 +34,7 @@ SCHEMAS = {
     "analyze": AnalyzeConfig,
     **{f"measure={kind}": measure_schema(kind) for kind in MEASURES},
 }
-OWN_WAY = {"dry_run", "generalizing", "heuristic", "cluster", "published"}  # numbers whose range is in their annotation
+OWN_WAY = {"dry_run", "layers", "generalizing", "heuristic", "cluster", "published"}  # numbers whose range is in their annotation
 BAD = (math.nan, math.inf, -math.inf, True, "many")
 
 
@@ -118,14 +117,13 @@ def test_products_of_counts_fit_64_bits():
     [
         *(0, True, None, "", "most", [], [0], [[0]], [[0, 0, 0]], [[0, "a"]], [[0, 1.5]], [[True, False]], {0: 0}),
         [[0, 0], [1, 1], [0, 0]],
-        [[0, number] for number in range(MOST_PAIRS + 1)],
+        [[0, number] for number in range(5001)],
     ],
 )
 def test_layers_that_are_no_different_pairs_are_refused(layers):
     with pytest.raises(ConfigError, match="layers"):
-        check_layers(layers)
-    check_layers([[0, 0], [0, 1], [1, 0]])
-    check_layers("all")
+        TrainConfig(layers=layers)
+    assert TrainConfig(layers=[(0, 0), [0, 1], [1, 0]]).layers == [[0, 0], [0, 1], [1, 0]]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from thinkalike.config.models import as_target, jobs_of, model_named
 from thinkalike.config.own_files import CONF
 from thinkalike.config.registry import KINDS, MEASURES, PLUGGED, TASKS, measure_module
 from thinkalike.config.roots import PROCESSES, AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
-from thinkalike.config.schema import check_layers, not_in_key, pairs_of_layers, ranged, relevant
+from thinkalike.config.schema import not_in_key, pairs_of_layers, ranged, relevant
 from thinkalike.config.sweeps import Made
 from thinkalike.config.training import (
     SAE_STARTS,
@@ -56,7 +56,6 @@ __all__ = [
     "TrainerConfig",
     "as_dict",
     "as_target",
-    "check_layers",
     "check_option",
     "check_overrides",
     "command_line",

@@ -126,11 +126,11 @@ def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
     written = {file.stem for root in configurations("measure") for file in root.glob("*.yaml")}  # recipes, on top
     _ASKED_FOR.update(measures)
     for kind in MEASURES:
-        node = _defaults(measure_schema(kind)) if kind in _ASKED_FOR else {"kind": kind}
+        node = _defaults(measure_schema(kind)) if kind in _ASKED_FOR else {"kind": kind}  # type: ignore[arg-type]
         _store(f"{kind}_schema" if kind in written else kind, node, "measure")
     for kind in filter(is_plugin, measures):
         *folders, name = f"measure/{kind}".split("/")
-        _store(name, _defaults(measure_schema(kind)), "/".join(filter(None, folders)))
+        _store(name, _defaults(measure_schema(kind)), "/".join(filter(None, folders)))  # type: ignore[arg-type]
     register_repositories(models)
     Plugins.instance().register(OwnFolders)
     OmegaConf.register_new_resolver("at_scale", _at_scale, replace=True)

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.overrides import key_of
-from thinkalike.config.schema import NOT_IN_KEY, SEEDS, THREADS, Checked, FilePath, check_layers, not_in_key, ranged
+from thinkalike.config.schema import NOT_IN_KEY, SEEDS, THREADS, Checked, FilePath, Layers, not_in_key, ranged
 from thinkalike.config.training import (
     LoggerConfig,
     NLIConfig,
@@ -52,7 +52,7 @@ class JobConfig(Checked):
 
     model: ModelConfig = field(default_factory=ModelConfig)
     target: ModelConfig = field(default_factory=ModelConfig)  # of jobs of two models
-    layers: Any = "same"  # of jobs of layer pairs: same: l to l for every l; all; or [[0,0],[1,2]]
+    layers: Layers = "same"  # of jobs of layer pairs: same: l to l for every l; all; or [[0,0],[1,2]]
     data: DataConfig = field(default_factory=DataConfig)
     scale: Literal["auto", "mini", "paper"] = "auto"  # size of the recipe; auto: mini where all models are minis
     recipe: Literal["honest", "paper"] = "honest"  # paper: fitted, split and reported as the papers state it
@@ -65,10 +65,6 @@ class JobConfig(Checked):
     wait: bool = not_in_key(True)  # for another process that is at the same job; false refuses
     dry_run: bool | Speed = not_in_key(False)  # print what it would take; a number: also hours at that many FLOPs/s
     chosen: list[str] = field(default_factory=list, metadata=NOT_IN_KEY, compare=False)  # words of the command line
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_layers(self.layers)
 
     @property
     def chosen_keys(self) -> list[str]:

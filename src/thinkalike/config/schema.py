@@ -18,7 +18,7 @@ import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -41,7 +41,6 @@ STEPS = 10**7
 TOKENS_AT_ONCE = 10**8
 CONTEXT = 10**7
 THREADS = 1024
-MOST_PAIRS = 5000  # of layers in one job
 
 Number = int | float
 Schema = TypeVar("Schema")
@@ -57,7 +56,7 @@ class Range:
     most: Number | None = None
     below: Number | None = None
 
-    def __str__(self) -> str:
+    def __str__(self) -> str:  # in the reference of settings
         low = f"more than {self.above}" if self.least is None else f"at least {self.least}"
         high = f"less than {self.below}" if self.most is None else f"at most {self.most}"
         return f"{low} and {'finite' if self.most is None and self.below is None else high}"
@@ -239,27 +238,23 @@ def default_of(item: dataclasses.Field) -> Any:
 # ------------------------------------------------------------------------------------------------------ pairs of layers
 
 
-def check_layers(layers: Any) -> None:
-    """Check that `layers=` is same, all, or a list of different pairs of layers.
+def _different(pairs: list[list[int]]) -> list[list[int]]:
+    if len(set(map(tuple, pairs))) < len(pairs):
+        raise ValueError("must name each pair once")
+    return pairs
 
-    Raises:
-        ConfigError: it is not, or there are too many.
-    """
-    if layers in ("same", "all"):
-        return
-    if not (isinstance(layers, list) and layers and all(_is_pair(pair) for pair in layers)):
-        raise ConfigError(f"layers={short(layers)} must be same, all, or a list of pairs such as [[0,0],[1,2]]")
-    if len(layers) > MOST_PAIRS or len({tuple(pair) for pair in layers}) < len(layers):
-        raise ConfigError(f"layers={short(layers)} must name each pair once, and {MOST_PAIRS} at most")
+
+Pair = Annotated[list[Annotated[int, Field(strict=True)]], Field(min_length=2, max_length=2)]
+Pairs = Annotated[list[Pair], Field(min_length=1, max_length=5000), AfterValidator(_different)]
+Layers = Literal["same", "all"] | Pairs  # of source and target: l with l, all with all, or [[0,0],[1,2]]
 
 
 def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list[tuple[int, int]]:
     """Return the pairs (source layer, target layer) that `layers=` means.
 
     Raises:
-        ConfigError: it is neither same, all, nor a list of different pairs of layers that exist.
+        ConfigError: one of the layers does not exist.
     """
-    check_layers(layers)
     if layers == "same":
         return [(layer, layer) for layer in range(min(source_layers, target_layers))]
     if layers == "all":
@@ -272,7 +267,3 @@ def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list
                 f"the target 0 to {target_layers - 1}"
             )
     return pairs
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list | tuple) and len(value) == 2 and all(type(layer) is int for layer in value)
