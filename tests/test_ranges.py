@@ -34,7 +34,7 @@ SCHEMAS = {
     "analyze": AnalyzeConfig,
     **{f"measure={kind}": measure_schema(kind) for kind in MEASURES},
 }
-OWN_WAY = {"dry_run", "layers", "generalizing", "heuristic", "cluster", "published"}  # numbers whose range is in their annotation
+OWN_WAY = {"dry_run", "layers", "generalizing", "heuristic", "cluster", "published"}  # whose ranges are annotations
 BAD = (math.nan, math.inf, -math.inf, True, "many")
 
 

@@ -109,11 +109,8 @@ class AnalyzeConfig(JobConfig):
         if self.activations is None:
             return
         given = self.activations if isinstance(self.activations, list) else [self.activations]
-        if len(given) == 1 and self.names_model:
-            raise ConfigError(
-                f"activations={given[0]} takes the place of model={self.model.name}; name another side by "
-                "model@target=, or give several recordings as subjects"
-            )
+        if len(given) == 1 and "model" in self.beside_recordings:
+            raise ConfigError(f"activations={given[0]} takes the place of model=; name the other side by model@target=")
         if len(self.recordings) < len(given) and (len(given) > 2 or self.beside_recordings):
             raise ConfigError(f"activations={given} names a file more than once; give each subject once")
 
@@ -130,27 +127,17 @@ class AnalyzeConfig(JobConfig):
         return self.recordings if several > 2 or (several == 2 and self.beside_recordings) else []
 
     @property
-    def beside_recordings(self) -> list[ModelConfig]:
-        """The different models that are asked for beside recordings: `model` only if the command line names it."""
-        if self.names_model and self.names_target and self.model == self.target:
-            return [self.model]
-        return [*([self.model] if self.names_model else []), *([self.target] if self.names_target else [])]
-
-    @property
-    def names_model(self) -> bool:
-        """Whether the command line names the model."""
-        return "model" in self.chosen_keys
-
-    @property
-    def names_target(self) -> bool:
-        """Whether the target is asked for, also where it is the model that `model` would be."""
-        return self.target != self.model or "target" in self.chosen_keys
+    def beside_recordings(self) -> dict[str, ModelConfig]:
+        """The different models beside recordings, by part: those that the command line names."""
+        named = {"model": self.model} if "model" in self.chosen_keys else {}
+        is_other = self.target != self.model or ("target" in self.chosen_keys and not named)
+        return {**named, "target": self.target} if is_other else named
 
     @property
     def sides(self) -> list[str | ModelConfig]:
         """Return what measures of stimuli compare, each once: files of `activations`, `model` and `model@target`."""
         if self.activations:
-            return [*self.recordings, *self.beside_recordings]
+            return [*self.recordings, *self.beside_recordings.values()]
         return [self.model] if self.target == self.model else [self.model, self.target]
 
 

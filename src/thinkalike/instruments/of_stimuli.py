@@ -70,9 +70,7 @@ def stimuli_inputs(config: AnalyzeConfig) -> dict[str, Any]:
 def without_model(config: AnalyzeConfig) -> AnalyzeConfig:
     """Return a configuration with recordings, with those models alone that are asked for beside them."""
     without = copy(config)  # not `replace`, as a configuration that a user gives must have them
-    both = len(config.beside_recordings) > 1
-    without.model = config.model if config.names_model else None  # type: ignore[assignment]
-    without.target = config.target if both or (not config.names_model and config.beside_recordings) else None  # type: ignore[assignment]
+    without.model, without.target = map(config.beside_recordings.get, ("model", "target"))  # type: ignore[assignment]
     return without
 
 
