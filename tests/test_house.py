@@ -9,6 +9,7 @@ import importlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SRC = ROOT / "src"
 FILES = sorted((SRC / "thinkalike").rglob("*.py"))
 
-# A module imports from its own part and from lower floors only.
-FLOORS = {
+# A module imports from its own part and from lower levels only.
+LEVELS = {
     "errors": 0,
     "interrupts": 0,
     "progress": 0,
@@ -83,9 +84,14 @@ def found_in(files: Iterable[Path], look: Callable[[Path], Any]) -> dict[str, An
     return {str(file.relative_to(ROOT)): found for file in files if (found := look(file))}
 
 
+@cache
+def nodes(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
+
+
 def imported(source: str) -> Iterator[str]:
     """Dotted names of all imports, those inside functions too."""
-    for node in ast.walk(ast.parse(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -98,7 +104,7 @@ def breaches(part: str, source: str) -> list[str]:
     for name in imported(source):
         top, *rest = name.split(".")
         other = rest[0] if rest else ""
-        upward = top == "thinkalike" and other != part and FLOORS.get(other, 99) >= FLOORS.get(part, -1)
+        upward = top == "thinkalike" and other != part and LEVELS.get(other, 99) >= LEVELS.get(part, -1)
         if upward or OWNERS.get(top, part) != part:
             found.append(f"{part} imports {name}")
     return found
@@ -109,7 +115,7 @@ def breaches(part: str, source: str) -> list[str]:
 
 def test_imports_go_down_and_each_library_has_one_owner():
     inside = [file for file in FILES if file != SRC / "thinkalike" / "__init__.py"]
-    assert {part_of(file) for file in inside} - set(FLOORS) == set(), "a new part needs a floor"
+    assert {part_of(file) for file in inside} - set(LEVELS) == set(), "a new part needs a level"
     assert found_in(inside, lambda file: breaches(part_of(file), file.read_text())) == {}
 
 
@@ -118,20 +124,11 @@ def test_imports_go_down_and_each_library_has_one_owner():
     [
         ("measures", "from thinkalike.training import fit"),
         ("models", "import thinkalike.data.tokens"),
-        ("data", "def f():\n    from thinkalike import figures"),
         ("errors", "from thinkalike.config import ModelConfig"),
-        ("store", "from thinkalike.training.run import Run"),
-        ("figures", "from thinkalike.instruments import run_job"),
-        ("job", "from thinkalike.instruments import run_job"),
-        ("states", "from thinkalike.evaluation import held_out_loss"),
         ("instruments", "from thinkalike import load_model"),
         ("instruments", "from thinkalike.somewhere import new"),
-        ("instruments", "import hydra"),
         ("models", "class A:\n    def f(self):\n        from omegaconf import OmegaConf"),
-        ("training", "import transformer_lens.utils as utils"),
         ("instruments", "import matplotlib.pyplot as plt"),
-        ("instruments", "import torch, datasets"),
-        ("instruments", "from pytorch_lightning.loggers import CSVLogger"),
     ],
 )
 def test_a_planted_breach_is_found(part, source):
@@ -160,7 +157,7 @@ def test_jobs_print_what_fits_the_screen():
 
 
 def prints(source: str) -> bool:
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes(source) if isinstance(node, ast.Call)]
     return any(ast.unparse(call.func) == "print" for call in calls)
 
 
@@ -182,9 +179,8 @@ assert "torch" in sys.modules, "control"
     assert run.returncode == 0, run.stderr
 
 
-@pytest.mark.parametrize("name", thinkalike.__all__)
-def test_every_public_name_resolves(name):
-    assert getattr(thinkalike, name).__name__ == name
+def test_every_public_name_resolves():
+    assert [name for name in thinkalike.__all__ if getattr(thinkalike, name).__name__ != name] == []
 
 
 def test_an_unknown_name_is_an_attribute_error():
@@ -213,36 +209,9 @@ def test_a_wrong_shape_is_caught_by_its_signature():
 # --------------------------------------------------------------------------------------------------------------- files
 
 
-def test_the_files_are_found():
-    assert len(FILES) > 15
-
-
 def test_a_file_is_short_enough_to_read():
     assert found_in(FILES, lambda file: len(file.read_text().splitlines()) > 450) == {}
-
-
-RESULT_FILES = ("table.csv", "arrays.npz", "result.json", "config.yaml", "read_csv", "np.load")
-
-
-def test_results_are_read_in_one_place():
-    """Other rooms read files of their own: users' tables, recordings, curves, and the paper's table S1."""
-    own = {
-        "store/result.py",
-        "store/jobs.py",
-        "training/run.py",
-        "data/tables.py",
-        "data/recordings.py",
-        "papers/salle2024_profiles.py",
-    }
-    readers = set()
-    for file in FILES:
-        tree = ast.parse(file.read_text())
-        names = [ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        paths = [ast.unparse(node.right) for node in ast.walk(tree) if isinstance(node, ast.BinOp)]
-        if any(part in text for part in RESULT_FILES for text in (*names, *paths)):
-            readers.add(str(file.relative_to(SRC / "thinkalike")))
-    assert readers - own == set()
-    assert "store/result.py" in readers, "control"
+    assert len(FILES) > 100, "control"
 
 
 UNSAFE = ("pickle.load(", "pickle.Unpickler", "dill", "cloudpickle", "joblib.load", "shelve", "marshal.load")
@@ -251,7 +220,7 @@ MUST_BE = {"weights_only": "True", "allow_pickle": "False", "trust_remote_code":
 
 def unsafe(source: str) -> list[str]:
     """Return the ways in which a source runs the code that a file may hold: unpickling, and options that allow it."""
-    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    calls = [node for node in nodes(source) if isinstance(node, ast.Call)]
     found = [f"{ast.unparse(call.func)}(" for call in calls]
     found = [called for called in found if any(part in called for part in UNSAFE)]
     for call in calls:
@@ -274,13 +243,10 @@ def test_no_file_that_is_read_can_run_code():
     "source",
     [
         "pickle.load(file)",
-        "pickle.Unpickler(file)",
         "joblib.load(path)",
         "torch.load(path, weights_only=False)",
-        "lightning.fit(model, weights_only=False)",
         "np.load(path, allow_pickle=True)",
         "AutoModel.from_pretrained(name, trust_remote_code=True)",
-        "AutoModel.from_pretrained(name, trust_remote_code=config.trust)",
     ],
 )
 def test_a_way_to_run_code_is_found(source):
@@ -307,11 +273,6 @@ def test_no_module_is_shadowed_by_a_function_or_class_of_its_name():
                 packages.append(inner.__name__)
     assert shadowed == []
     assert len(packages) > 15, "control"
-
-
-def test_nothing_is_left_to_do():
-    files = [path for path in SRC.rglob("*") if path.suffix in {".py", ".md", ".yaml", ".json", ".typed"}]
-    assert [str(path) for path in files if "TODO" in path.read_text()] == []
 
 
 def undefined(code, names: set[str]) -> set[str]:

@@ -9,10 +9,13 @@ import pytest
 import torch
 import yaml
 
-from conftest import composed
+from conftest import Door, composed
 from thinkalike import plugins
 from thinkalike.config import train_config
 from thinkalike.errors import ConfigError, PluginError, StitchError
+from thinkalike.instruments import instrument_of
+from thinkalike.instruments.layer_pairs.plugged import _of_function
+from thinkalike.job.performing import _Planned
 from thinkalike.measures import Stitch
 from thinkalike.stitches.results import load_stitch, stitch_modules
 from thinkalike.training.run import _of_plugins
@@ -43,14 +46,26 @@ def changed(name: str, new: str = "128") -> None:
 # ------------------------------------------------------------------------------------------------------------ the jobs
 
 
-def test_a_stitch_an_optimiser_and_a_callback_make_a_result_and_the_stitch_comes_back(files, door, small_stitching):
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, minis, text_files):
+    """A folder with the examples, and what a job of all of them printed there."""
+    folder = tmp_path_factory.mktemp("plugins")
+    for name, code in EXAMPLES.items():
+        (folder / name).write_text(code)
     words = [f"stitch.kind={STITCH}", f"stitch.optimizer={SIGNS}", f"trainer.callbacks=[{STEP}]", "layers=[[1,2]]"]
-    done = door("train.py", *words, *small_stitching)
+    words += [f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32", "target.context=32"]
+    words += ["stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=256", "data=text", "data.report_share=0.4"]
+    words += [f"data.files=[{text_files}/*.txt]", "data.report_tokens=1024", "store=results"]
+    return folder, Door(folder)("train.py", *words)
+
+
+def test_a_stitch_an_optimiser_and_a_callback_make_a_result_and_the_stitch_comes_back(trained, monkeypatch):
+    folder, done = trained
+    monkeypatch.chdir(folder)
     result = done.result
     assert "largest gradient: " in done.stdout
     digests = {each["name"]: each["sha256"] for each in result.provenance["plugins"]}
     assert digests == {name: plugins.digest(name) for name in (STITCH, SIGNS, STEP)}
-    assert "already done" in door("train.py", *words, *small_stitching).stderr
     (phi,) = stitch_modules(result, plugin="my_stitch.py").values()
     assert phi(torch.zeros(3, 32)).shape == (3, 32)
     assert isinstance(phi.map[1], torch.nn.GELU)
@@ -61,9 +76,9 @@ def test_a_stitch_an_optimiser_and_a_callback_make_a_result_and_the_stitch_comes
         phi.affine()
 
 
-def test_a_path_that_a_result_names_is_never_run(files, door, small_stitching):
+def test_a_path_that_a_result_names_is_never_run(trained, files):
     """Not by reading its stitches without a file, with another file, or as the recipe of another job."""
-    result = door("train.py", f"stitch.kind={STITCH}", "layers=[[1,2]]", *small_stitching).result
+    result = trained[1].result
     trap = "open('ran', 'w').close()\n"
     Path("my_stitch.py").write_text(trap + EXAMPLES["my_stitch.py"])
     for given in ({}, {"plugin": "my_stitch.py"}):
@@ -93,9 +108,8 @@ WORDS = ["measure.batches=5", "measure.tokens_per_batch=256"]
 @pytest.mark.parametrize(
     "more",
     [
-        ["measure=my_measure.py:centroids", "measure.null=true"],
-        ["measure=my_powers.py:powers", "measure.power=3"],
-        ["measure={here}/my_powers.py:powers"],
+        ["measure=my_measure.py:centroids", "measure.null=true", "measure.permutations=9"],
+        ["measure={here}/my_powers.py:powers", "measure.power=3"],
     ],
 )
 def test_a_measure_of_a_plugin_is_as_the_others_are(files, door, small_stitching, more):
@@ -134,13 +148,12 @@ def test_workers_of_a_sweep_load_the_plugin(files, door, small_stitching):
 # ------------------------------------------------------------------------------------------------- content and refusals
 
 
-def test_the_content_of_a_plugin_is_in_the_key(files, door, small_stitching):
-    words = ["layers=[[1,2]]", *small_stitching]
-    folders = []
+def test_the_content_of_a_plugin_is_in_the_key(files, small_stitching):
+    config, keys = composed(f"stitch.kind={STITCH}", "layers=[[1,2]]", *small_stitching), []
     for width in ("256", "256", "257"):
         changed("my_stitch.py", width)
-        folders.append(door("train.py", f"stitch.kind={STITCH}", *words).result.folder)
-    assert folders[0] == folders[1] != folders[2]
+        keys.append(_Planned(instrument_of(config), config, shown_again=False).job.key)
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_a_changed_plugin_is_run_anew(files):
@@ -218,8 +231,8 @@ def test_a_measure_cannot_have_the_name_of_one_of_the_package(files):
         composed("measure=bad.py:cka", door="analyze")
 
 
-@pytest.mark.parametrize("given", ["x", "'high'", "None"])
-def test_a_measure_of_more_or_less_than_one_number_is_refused(files, door, small_stitching, given):
-    (files / "bad.py").write_text(f"bad = lambda x, y: {given}")
-    words = [word for word in small_stitching if not word.startswith("stitch.")]
-    assert "bad" in door("analyze.py", "measure=bad.py:bad", *WORDS, *words).error
+@pytest.mark.parametrize("given", [torch.zeros(3, 3), "high", None])
+def test_a_measure_of_more_or_less_than_one_number_is_refused(given):
+    compare = _of_function("bad", lambda x, y: given, is_distance=False).compare.args[0]
+    with pytest.raises(PluginError, match="bad"):
+        compare(torch.zeros(3, 3), torch.zeros(3, 3))
