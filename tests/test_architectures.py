@@ -222,4 +222,4 @@ def test_architectures_come_from_the_hub_in_shards(name, tmp_path, monkeypatch):
         model = load_model(composed("model=hub", f"model.hub_id=someone/{name}").model)
     assert any(path.endswith("model.safetensors.index.json") for path in asked)
     local = load_model(ModelConfig(name="local", path=str(home)))
-    assert (model.family_name, model.fingerprint()) == (name, local.fingerprint())
+    assert (model.family.name, model.fingerprint()) == (name, local.fingerprint())

@@ -201,7 +201,7 @@ def test_pairs_from_files_give_what_the_same_pairs_of_the_templates_give(door, w
         ([], "pairs=files needs pairs.challenge=FILE"),
         (["pairs.challenge=nowhere.txt"], "cannot read nowhere.txt"),
         (["pairs.challenge=HANS", "pairs.report=null"], "pairs=files needs pairs.report=FILE"),
-        (["pairs.challenge=BAD"], "the label 'maybe' is not known; there is: entailment, non-entailment"),
+        (["pairs.challenge=BAD"], "the label 'maybe' is not one of entailment, non-entailment"),
     ],
 )
 def test_files_that_do_not_fit_are_one_line(more, message, door, words, tmp_path):

@@ -346,7 +346,7 @@ def llama(tmp_path):
 def test_one_line_of_the_table_adds_a_family(family, llama, monkeypatch, tokens):
     monkeypatch.setitem(FAMILIES, "llama", LLAMA)
     model = load_model(ModelConfig(name="tiny-llama", family=family, path=str(llama)))
-    assert (model.family_name, model.predicts, model.predicts_next, model.kernels) == ("llama", "next", True, "torch")
+    assert (model.family.name, model.predicts, model.predicts_next, model.kernels) == ("llama", "next", True, "torch")
     sizes = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
     assert type(build_mini(sizes, 50, 0, "llama")).__name__ == "LlamaForCausalLM"
 
@@ -385,7 +385,7 @@ def test_the_family_of_a_hub_model_is_read_from_its_config_json(checkpoints, mon
         hub.redirect(monkeypatch, endpoint, tmp_path / "cache")
         model = load_model(config)
         sizes = head_dimensions(config)
-    assert (model.family_name, model.revision) == ("gpt_neox", hub.COMMIT)
+    assert (model.family.name, model.revision) == ("gpt_neox", hub.COMMIT)
     assert f"/someone/neox/resolve/{hub.COMMIT}/config.json" in asked
     assert (sizes["layers"], sizes["d_model"], sizes["heads"]) == (tiny.LAYERS, 32, 4)
     local = load_model(ModelConfig(name="local", path=str(checkpoints["gpt_neox"])))

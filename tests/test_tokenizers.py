@@ -53,7 +53,7 @@ def test_tokenizers_of_one_vocabulary_that_differ_are_refused_and_the_difference
     assert first.tokenizer.get_vocab() == second.tokenizer.get_vocab()
     assert tokenizer_fingerprint(first.tokenizer) != tokenizer_fingerprint(second.tokenizer)
     same_vocabulary(first, first)
-    with pytest.raises(ModelError, match=rf"a and b have different tokenizers \(one vocabulary, .*\b{part}\b"):
+    with pytest.raises(ModelError, match=rf"a and b have different tokenizers \(.*{part}\)"):
         same_vocabulary(first, second)
 
 

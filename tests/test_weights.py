@@ -198,13 +198,13 @@ def test_a_row_that_is_not_finite_is_refused_by_name(whole, kind, value):
         return weights
 
     rewrite(folder, change)
-    assert f"32 of 9,600 values of {name} are not finite; get the checkpoint again" in line_of(kind, folder)
+    assert f"32 of 9,600 values of {name} are not finite" in line_of(kind, folder)
 
 
 def test_a_weight_that_half_precision_cannot_hold_is_named(whole):
     folder = whole("gpt2")
     rewrite(folder, lambda weights: weights | {MATRIX["gpt2"]: weights[MATRIX["gpt2"]] * 1e6})
-    assert "are not finite; load it in bfloat16 or float32" in line_of("gpt2", folder, dtype="float16")
+    assert "are not finite; load it in float32" in line_of("gpt2", folder, dtype="float16")
 
 
 @pytest.mark.parametrize("change", [torch.zeros_like, torch.Tensor.sign, lambda weight: weight > 0, torch.Tensor.int])
@@ -219,7 +219,7 @@ def test_a_loss_far_above_that_of_a_guess_is_refused(whole):
     """As after a few flipped bits in exponents."""
     folder = whole("gpt2")
     rewrite(folder, lambda weights: weights | {"transformer.ln_f.weight": 3000 * weights["transformer.ln_f.weight"]})
-    assert "get the checkpoint again" in line_of("gpt2", folder)
+    assert "its loss on an English sentence" in line_of("gpt2", folder)
 
 
 def test_code_of_the_hub_that_config_json_names_is_refused(whole):
@@ -260,9 +260,7 @@ def test_a_tokenizer_of_which_only_the_settings_are_there_is_refused(whole):
 def test_a_tokenizer_with_more_entries_than_the_embedding_is_refused(whole, kind):
     folder = whole(kind)
     tiny.tokenizer(320).save_pretrained(folder)
-    assert "its tokenizer has 320 entries with ids up to 319, but its embedding has only 300 rows" in line_of(
-        kind, folder
-    )
+    assert "ids up to 319, but its embedding only 300 rows" in line_of(kind, folder)
 
 
 def test_the_shape_in_config_json_must_be_that_of_the_weights(whole):

@@ -1,7 +1,4 @@
-"""Classifiers of texts, and what their classes are called.
-
-TransformerLens would put a random head for hidden tokens in the place of theirs.
-"""
+"""Classifiers of texts: new ones with a pretrained body, and the names of their classes."""
 
 from __future__ import annotations
 
@@ -13,9 +10,8 @@ from torch import nn
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
-from thinkalike.models.families import AUTO_CLASSES, FAMILIES, Family, classifier_on
+from thinkalike.models.families import FAMILIES, classifier_on
 from thinkalike.models.places import explained, reached, read_shape
-from thinkalike.models.readers import Checkpoint, Where, longest_row, placed, placement
 from thinkalike.models.tokenizers import read_tokenizer
 from thinkalike.models.weights import check_fit, read_weights
 
@@ -24,36 +20,18 @@ TWO = ["entailment", "non-entailment"]
 BERT_SPREAD = 0.02 * 768**0.5  # of the weights that BERT began with, times the root of its width
 
 
-def read_classifier(config: ModelConfig, family: Family, where: Where) -> Checkpoint:
-    """Read a classifier with its tokenizer.
-
-    Raises:
-        ModelError: weights or the tokenizer are missing; transformers would draw the former at random.
-    """
-    import transformers
-
-    kind, place, options = getattr(transformers, AUTO_CLASSES["class"]), where.place, placement(config, where.device)
-    module, fit = read_weights(kind, config, place, dtype=where.dtype, **options)
-    if head := sorted(name for name in fit.missing if not name.startswith(f"{module.base_model_prefix}.")):
-        raise ModelError(f"{config.name}: {place} holds no trained classifier, because it has no {', '.join(head)}")
-    check_fit(fit, config.name, place)
-    tokenizer = read_tokenizer(config, place)
-    return Checkpoint(placed(module, options, where.device, where.dtype), tokenizer, longest_row(module))
-
-
 def new_classifier(
     config: ModelConfig, classes: Sequence[str], spread: float | None = None, redraw: int | None = None
 ) -> tuple[Any, Any]:
     """Return a classifier with a pretrained body and a head of random weights, and the tokenizer of the body.
 
     Args:
-        spread: The standard deviation of the head's weights, which the checkpoint then states as its initializer_range;
-            by default what it states.
+        spread: The standard deviation of the head's weights, by default the checkpoint's initializer_range.
         redraw: The first block that is drawn anew, with all later ones and the pooler, at the spread that BERT has for
             their width; None: no block.
 
     Raises:
-        ModelError: the checkpoint cannot be had, there are no classifiers of its kind, or it has no such block.
+        ModelError: the checkpoint cannot be read, there are no classifiers of its kind, or it has no such block.
     """
     import transformers
 
@@ -101,17 +79,13 @@ def class_names(config: ModelConfig, module: Any) -> list[str]:
     """
     own = [_ours(module.config.id2label[number]) for number in range(module.config.num_labels)]
     classes = list(config.classes or own)
-    if len(classes) != len(own):
-        raise ModelError(f"{config.name}: model.classes={classes} names {len(classes)}, but the head has {len(own)}")
-    if sorted(classes) not in (sorted(THREE), sorted(TWO)):
+    if len(classes) != len(own) or sorted(classes) not in (sorted(THREE), sorted(TWO)):
         raise ModelError(
-            f"{config.name}: its classes are {classes}; say in the order of its logits which is which of {THREE} or "
-            f"{TWO}: model.classes=[{','.join(THREE)}]"
+            f"{config.name}: its {len(own)} classes are {classes}; name them in the order of its logits as in {THREE} "
+            f"or {TWO}: model.classes=[{','.join(THREE)}]"
         )
     if sorted(own) == sorted(classes) and own != classes:
-        raise ModelError(
-            f"{config.name}: model.classes={classes}, but its config.json says {own}; leave model.classes out"
-        )
+        raise ModelError(f"{config.name}: model.classes={classes}, but its config.json says {own}; leave it out")
     return classes
 
 

@@ -1,4 +1,4 @@
-"""Controls made of a model itself: the same architecture never trained, and the same with other weights."""
+"""Controls made from a model: the same architecture with random, noisy or new weights."""
 
 from __future__ import annotations
 
@@ -12,11 +12,7 @@ from thinkalike.models.frozen import FrozenModel
 
 
 def variant(model: FrozenModel, module: nn.Module, name: str) -> FrozenModel:
-    """Return a module of a model's own architecture as a model of its own, with the same tokenizer and context.
-
-    Raises:
-        ModelError: see `FrozenModel`.
-    """
+    """Return a module of a model's architecture as a FrozenModel with the same tokenizer and context."""
     return FrozenModel(
         module,
         model.family,

@@ -1,8 +1,7 @@
 """The families of models: what an architecture predicts, where its blocks are, and how its checkpoints are read.
 
-Any architecture of transformers has a family. Those of the table are there because a checkpoint needs another reader
-or has more sites; where the blocks of all others are, TransformerLens's adapter of the architecture says, or the module
-itself (`readers.blocks_of`). A line of this table wins over both.
+Any architecture of transformers has a family. The table has those with another reader or more sites; for all others,
+`readers.blocks_of` finds the blocks.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Layer = int | Literal["embed"]
 
 # the next token, hidden tokens, the class of a whole text, or nothing: states of one side of an encoder-decoder
 Predicts = Literal["next", "hidden", "class", "states"]
-Reader = Literal["transformers", "legacy", "native", "classifier"]  # a key of `thinkalike.models.load.READERS`
+Reader = Literal["transformers", "legacy", "native"]  # a key of `thinkalike.models.load.READERS`
 
 CLASSIFIER = "bert_classifier"  # the family of fine-tuned BERTs
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # names of the number of blocks in configurations
@@ -47,7 +46,7 @@ class Family:
         reader: how a checkpoint becomes a module and a tokenizer.
         model_type: the `model_type` in config.json where it is not the name.
         architecture: the class in config.json that tells this family from others with the same `model_type`.
-        kernels: the packages that run its blocks faster where all of them are installed and CUDA is available.
+        kernels: the packages that run its blocks faster on CUDA, if all of them are installed.
     """
 
     name: str
@@ -62,7 +61,7 @@ class Family:
     @property
     def in_config_json(self) -> str:
         """The `model_type` that config.json gives, or "" for a family that transformers does not know."""
-        return (self.model_type or self.name) if self.reader in ("transformers", "classifier") else ""
+        return (self.model_type or self.name) if self.reader == "transformers" else ""
 
 
 FAMILIES = {
@@ -75,8 +74,8 @@ FAMILIES = {
         Family("mamba", "backbone.layers", kernels=RECURRENT),
         Family("bert", "bert.encoder.layer", predicts="hidden", sites=BERT_SITES),
         Family(
-            CLASSIFIER, "bert.encoder.layer", predicts="class", sites=BERT_SITES, reader="classifier",
-            model_type="bert", architecture="BertForSequenceClassification",
+            CLASSIFIER, "bert.encoder.layer", predicts="class", sites=BERT_SITES, model_type="bert",
+            architecture="BertForSequenceClassification",
         ),
     )
 }  # fmt: skip
@@ -105,7 +104,7 @@ def family_in(shape: Mapping[str, Any], path: str) -> Family:
         path: where it was read, for the message.
 
     Raises:
-        ModelError: transformers has no such architecture, or none of it that predicts tokens or classes.
+        ModelError: transformers has no such architecture, or none that predicts tokens or classes.
     """
     if "model_type" not in shape and "architecture" in shape:  # as `save_mini` writes it
         return FAMILIES["native"]
@@ -120,19 +119,16 @@ def family_in(shape: Mapping[str, Any], path: str) -> Family:
     predicts = _predicts(model_type, stated)
     if predicts is None:
         raise ModelError(_unknown(shape, model_type, path))
-    reader: Reader = "classifier" if predicts == "class" else "transformers"
     state_space = "mamba" in model_type or model_type in ("falcon_h1", "jamba", "bamba", "zamba", "zamba2")
     kernels = RECURRENT if state_space else ()
     name = f"{model_type}_classifier" if predicts == "class" else model_type
-    return Family(name, predicts=predicts, reader=reader, model_type=model_type, kernels=kernels)
+    return Family(name, predicts=predicts, model_type=model_type, kernels=kernels)
 
 
 def classifier_on(model_type: str) -> Family | None:
     """Return the family of classifiers whose body is that of this `model_type`, or None."""
-    for family in FAMILIES.values():
-        if family.predicts == "class" and family.in_config_json == model_type:
-            return family
-    return None
+    own = (each for each in FAMILIES.values() if each.predicts == "class" and each.in_config_json == model_type)
+    return next(own, None)
 
 
 def _predicts(model_type: str, stated: list[str]) -> Predicts | None:
@@ -159,8 +155,5 @@ def _unknown(shape: Mapping[str, Any], model_type: str, path: str) -> str:
     if model_type in CONFIG_MAPPING_NAMES:
         return f"{said}, which predicts neither tokens nor classes of texts; choose a language model"
     if "auto_map" in shape:
-        return (
-            f"{said}, which needs code of its own repository (trust_remote_code), and none is ever run from there; "
-            "choose a checkpoint in a format that transformers has itself"
-        )
+        return f"{said}, which needs code of its own repository (trust_remote_code), and that is never run"
     return f"{said}, which transformers {__version__} does not know; {nearest(model_type, CONFIG_MAPPING_NAMES)}"

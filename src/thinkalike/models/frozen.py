@@ -1,10 +1,10 @@
-"""A language model that is only looked at: head, tail and residuals of any family, proved against its full pass.
+"""A model that is not trained: head, tail and residuals of any family, proved against its full pass.
 
 One mechanism serves all families. The model's own forward pass runs, embedding and unembedding included, so positions,
-masks, scales and caps are what the model itself makes them. All blocks stay in place: those that are not wanted return
-their input, a state is put in before the first that is, and the pass ends after the last state that is asked for.
-(A list of blocks that is cut short shifts the indices by which a block finds its kind of attention. `start_at_layer` of
-TransformerLens 4 runs the skipped blocks too, and is wrong for Mamba; `stop_at_layer` returns logits for BERT.)
+masks, scales and caps are the model's own. All blocks stay in place: those that are not wanted return their input, a
+state is put in before the first that is, and the pass ends after the last state that is asked for. (A shortened list of
+blocks shifts the indices by which a block finds its kind of attention. `start_at_layer` of TransformerLens 4 runs the
+skipped blocks too, and is wrong for Mamba; `stop_at_layer` returns logits for BERT.)
 """
 
 from __future__ import annotations
@@ -41,14 +41,7 @@ from thinkalike.models.weights import tensors_of
 
 @runtime_checkable
 class StateSource(Protocol):
-    """The part of a FrozenModel that a stitch needs of its source: no unembedding, and no more layers than it has.
-
-    Attributes:
-        d_model: the width of the states.
-        n_layers: the number of layers.
-        vocabulary: the number of tokens.
-        device, dtype: of the states.
-    """
+    """The part of a FrozenModel that a stitch needs of its source."""
 
     d_model: int
     n_layers: int
@@ -115,13 +108,8 @@ class FrozenModel:
         return f"FrozenModel({self.name}: {shape}; {self.family.name}, {str(self.dtype)[6:]} on {self.device})"
 
     @property
-    def family_name(self) -> str:
-        """The name of the architecture."""
-        return self.family.name
-
-    @property
     def predicts(self) -> Predicts:
-        """Return what the output is: logits of the "next" token, "hidden" ones, the "class" of a text, or "states"."""
+        """What the output is: logits of the "next" token, "hidden" ones, the "class" of a text, or "states"."""
         return self.family.predicts
 
     @property
@@ -196,8 +184,8 @@ class FrozenModel:
     def finish(self, residual: Float[Tensor, "*b d"], mask: Tokens | None = None) -> Float[Tensor, "... v"]:
         """Return the logits of the last block's residual: final norm and unembedding, or pooler and classes.
 
-        The result is differentiable with respect to `residual`. Of a language model each token is read by itself, so
-        that a row may be longer than the context.
+        The result is differentiable with respect to `residual`. A language model reads each token by itself, so a row
+        may be longer than the context.
 
         Raises:
             ModelError: the model predicts no next token, or single tokens are given to a classifier.
@@ -207,7 +195,7 @@ class FrozenModel:
                 raise self._no_language_model()
             return self.output(residual, mask)
         if self.predicts != "next":
-            raise ModelError(f"{self.name} predicts no next token, so it has no tail; its residuals can be compared")
+            raise ModelError(f"{self.name} predicts no next token, so it has no tail")
         logits = self.output(residual.reshape(-1, 1, residual.shape[-1]))
         return logits.view(*residual.shape[:-1], -1)
 
@@ -227,7 +215,7 @@ class FrozenModel:
 
     @takes_arrays
     def output(self, residual: Float[Tensor, "b t d"], mask: Tokens | None = None) -> Float[Tensor, "b ... v"]:
-        """Return what the model makes of the last block's residual, whatever that is: see `predicts`."""
+        """Return the model's output for the last block's residual: see `predicts`."""
         return self._continued(residual, self.n_layers, mask)
 
     @takes_arrays
@@ -237,27 +225,20 @@ class FrozenModel:
             return self._run(tokens, mask, types)
 
     def check_layers(self, layers: Sequence[Layer], site: str = "resid_post") -> None:
-        """Check that the model has these layers, and this site in all of them.
-
-        Raises:
-            ModelError: it has not.
-        """
+        """Raise a ModelError if the model lacks one of these layers, or this site in one of them."""
         if site not in self.family.sites or (site != "resid_post" and EMBED in layers):
             known = ", ".join(self.family.sites)
             raise ModelError(f"{self.name} has no site {site} at layers {list(layers)}: its blocks have {known}")
         for layer in layers:
             is_block = isinstance(layer, int | np.integer) and not isinstance(layer, bool)
             if layer != EMBED and not (is_block and 0 <= layer < self.n_layers):
-                raise ModelError(
-                    f"{self.name} has no layer {layer!r}: its layers are 0 to {self.n_layers - 1}, and '{EMBED}' is "
-                    "the site before them"
-                )
+                raise ModelError(f"{self.name} has no layer {layer!r}, only 0 to {self.n_layers - 1} and '{EMBED}'")
 
     def parameters(self) -> tuple[int, int]:
         """Return how many weights the model has, and how many of them are in its blocks."""
-        counts = [sum(weight.numel() for part in parts for weight in part.parameters())
-                  for parts in ([self.module], self.blocks)]  # fmt: skip
-        return counts[0], counts[1]
+        parts = [self.module], self.blocks
+        whole, own = (sum(weight.numel() for part in each for weight in part.parameters()) for each in parts)
+        return whole, own
 
     def compiled(self, wanted: bool = True) -> contextlib.AbstractContextManager[None]:
         """Compile the forward pass of every block while the context is open: minutes at first; hooks stay outside."""

@@ -39,7 +39,7 @@ def told_apart(configs: Sequence[ModelConfig]) -> list[str]:
 
 
 def names_of(sides: Sequence[str | ModelConfig]) -> list[str]:
-    """Return what tables call models and recordings: a recording by its file, with as much of the path as tells it."""
+    """Return the names of models and recordings in tables: of a recording its file, with as much path as it takes."""
     models = iter(told_apart([side for side in sides if not isinstance(side, str)]))
     labels = [side if isinstance(side, str) else next(models) for side in sides]
     for parts in range(max(len(Path(side).parts) for side in labels) + 1):  # 0: the name of the file without its ending

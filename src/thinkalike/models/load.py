@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.errors import ConfigError, one_of
@@ -35,32 +34,23 @@ LONGEST = 1024  # tokens per row, of models that can take more
 
 
 def load_models(*configs: ModelConfig) -> list[FrozenModel]:
-    """Load several models, each different one once, under labels that tell them apart.
-
-    Raises:
-        ConfigError, ModelError: see `load_model`.
-    """
+    """Load several models, each different one once, under labels that tell them apart; see `load_model`."""
     return load_groups([configs])[0]
 
 
 def load_groups(groups: Sequence[Sequence[ModelConfig]]) -> list[list[FrozenModel]]:
     """Load the models of several groups, each different one once, under labels that tell those of a group apart.
 
-    A model that two groups call differently has one module.
-
-    Raises:
-        ConfigError, ModelError: see `load_model`.
+    A model with different labels in two groups has one module. See `load_model`.
     """
     loaded: list[tuple[ModelConfig, FrozenModel]] = []
 
     def called(config: ModelConfig, name: str) -> FrozenModel:
         known = [model for each, model in loaded if each == config]
-        for model in known:
-            if model.name == name:
-                return model
-        model = renamed(known[0], name) if known else load_model(config, name)
-        loaded.append((config, model))
-        return model
+        if same := [model for model in known if model.name == name]:
+            return same[0]
+        loaded.append((config, renamed(known[0], name) if known else load_model(config, name)))
+        return loaded[-1][1]
 
     return [[called(*each) for each in zip(group, told_apart(group), strict=True)] for group in groups]
 
@@ -86,7 +76,7 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
     Raises:
         ConfigError: the model, its family or a setting is not known.
         TypeError: the model is given as something else.
-        ModelError: weights cannot be had or read, are of another architecture, or fail the proof.
+        ModelError: weights cannot be read, are of another architecture, or fail the proof.
     """
     config = configured(model, settings)
     one_of("model.family", config.family, ("auto", *FAMILIES))
@@ -102,6 +92,11 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
             module, tokenizer, context = READERS[family.reader](config, family, Where(place, device, dtype))
         if config.context and context and config.context > context:
             log.warning("%s reads %d tokens at once, so that its rows are no longer", own_label, context)
+        classes: Sequence[str] = ()
+        if family.predicts == "class":
+            from thinkalike.models.classifiers import class_names
+
+            classes = class_names(config, module)
         family = family if family.blocks else replace(family, blocks=blocks_of(module, config.name))
         frozen = FrozenModel(
             module,
@@ -113,7 +108,7 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
             device=device_of(module, device),
             revision=revision,
             kernels=kernels_of(family),
-            classes=classes_of(config, module) if family.predicts == "class" else (),
+            classes=classes,
         )
         check_tokenizer(tokenizer, frozen.vocabulary, frozen.name)
         check_loss(frozen)
@@ -121,12 +116,7 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
 
 
 def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[str, Any]) -> ModelConfig:
-    """Return the configuration of a model that `load_model` is asked for.
-
-    Raises:
-        ConfigError: the model or a setting is not known.
-        TypeError: this is neither a name, nor a path, nor a configuration.
-    """
+    """Return the configuration of a model that is given as to `load_model`."""
     plain = {key: str(value).removeprefix("torch.") if key in ("dtype", "device") else value
              for key, value in settings.items()}  # fmt: skip
     if isinstance(model, ModelConfig):
@@ -142,31 +132,16 @@ def read_native(config: ModelConfig, family: Family, where: Where) -> Checkpoint
     return Checkpoint(module.to(device=where.device, dtype=where.dtype), tokenizer, module.cfg.n_ctx)
 
 
-def read_classifier(config: ModelConfig, family: Family, where: Where) -> Checkpoint:
-    """Read a classifier of transformers."""
-    from thinkalike.models import classifiers
-
-    return classifiers.read_classifier(config, family, where)
-
-
-def classes_of(config: ModelConfig, module: nn.Module) -> list[str]:
-    """Return the names of a classifier's classes, in the order of its outputs."""
-    from thinkalike.models.classifiers import class_names
-
-    return class_names(config, module)
-
-
 READERS: dict[str, Callable[[ModelConfig, Family, Where], Checkpoint]] = {
     "transformers": read_transformers,
     "legacy": read_legacy,
     "native": read_native,
-    "classifier": read_classifier,
 }
 
 
 def _check_settings(config: ModelConfig, family: Family) -> None:
     """Refuse settings that a family does not read, which would change the key of a result and none of its numbers."""
-    of_transformers = family.reader in ("transformers", "classifier")
+    of_transformers = family.reader == "transformers"
     for key, is_read in {
         "device_map": of_transformers,
         "quantization": of_transformers,
@@ -179,11 +154,7 @@ def _check_settings(config: ModelConfig, family: Family) -> None:
 
 
 def head_dimensions(config: ModelConfig) -> dict[str, int]:
-    """Return the sizes of a Hugging Face model from its configuration alone: layers, d_model, heads, d_head, rotary.
-
-    Raises:
-        ModelError: the configuration cannot be had.
-    """
+    """Return the sizes of a Hugging Face model by its configuration alone: layers, d_model, heads, d_head, rotary."""
     from transformers import AutoConfig
 
     with explained(config), reached(config) as (place, commit):

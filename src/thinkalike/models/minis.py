@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from thinkalike.errors import ConfigError
-from thinkalike.models.families import FAMILIES, family_named
+from thinkalike.models.families import family_named
 from thinkalike.models.readers import without_hooks
 from thinkalike.models.tokenizers import END
 from thinkalike.models.weights import UNWRAPPED, check_fit, fit_of, wrapper_of
@@ -54,7 +54,7 @@ def unknown_sizes(architecture: dict[str, Any], family: str) -> list[str]:
     """Return the sizes that a family's own configuration class does not have; it would keep them and not use them.
 
     Raises:
-        ConfigError: there is no such family, or none that minis are made of.
+        ConfigError: there is no such family, or minis are not made of it.
     """
     known = family_named(family)
     if known.reader == "transformers":
@@ -64,8 +64,7 @@ def unknown_sizes(architecture: dict[str, Any], family: str) -> list[str]:
         new = [key for key in architecture if not hasattr(default, key)]  # an older name is taken, and not kept
         return [key for key in new if hasattr(AutoConfig.for_model(kind, **{key: architecture[key]}), key)]
     if known.reader != "native":
-        made = ", ".join(each.name for each in FAMILIES.values() if each.reader in ("native", "transformers"))
-        raise ConfigError(f"model.family={family} is not one that task=pretrain makes; there is: {made}")
+        raise ConfigError(f"model.family={family} is not one that task=pretrain makes")
     from transformer_lens.config import TransformerBridgeConfig
 
     there = {name for kind in TransformerBridgeConfig.__mro__[:-1] for name in inspect.signature(kind).parameters}
@@ -107,7 +106,7 @@ def read_mini(folder: Path) -> tuple[Any, Any]:
     """Read a folder that `save_mini` wrote for `native`: the module, float32 in training mode, and the tokenizer.
 
     Raises:
-        ModelError: there is no tokenizer, or the weights are not those of the architecture in config.json.
+        ModelError: the weights are not those of the architecture in config.json.
     """
     from safetensors.torch import load_file
     from transformers import PreTrainedTokenizerFast

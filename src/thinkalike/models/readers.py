@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import importlib.util
 import shutil
 import tempfile
 import weakref
@@ -28,7 +27,7 @@ LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "ma
 
 
 class Checkpoint(NamedTuple):
-    """The result of a reader: the module on its device, the tokenizer, and the longest row, which may be unknown."""
+    """The result of a reader: the module on its device, the tokenizer, and the longest row, if there is a limit."""
 
     module: Any
     tokenizer: Any
@@ -36,7 +35,7 @@ class Checkpoint(NamedTuple):
 
 
 class Where(NamedTuple):
-    """The origin and the destination of a checkpoint: a folder or a repository of the hub, and a device and a dtype."""
+    """Where a checkpoint is, a folder or a repository of the hub, and the device and dtype it is read to."""
 
     place: str
     device: torch.device
@@ -44,23 +43,20 @@ class Where(NamedTuple):
 
 
 def read_transformers(config: ModelConfig, family: Family, where: Where) -> Checkpoint:
-    """Read a language model that `save_pretrained` wrote, with its own tokenizer.
+    """Read a model that `save_pretrained` wrote, with its own tokenizer.
 
-    It runs as transformers runs it. Only a model with processing=compat goes through TransformerLens's bridge, which
-    computes every attention pattern and puts BOS before every text, and GPT-2 and Pythia were not trained with BOS.
+    It runs as transformers runs it. Only processing=compat goes through TransformerLens's bridge, which computes every
+    attention pattern and puts BOS before every text, and GPT-2 and Pythia were not trained with BOS.
 
     Raises:
-        ModelError: weights or the tokenizer are missing, or an encoder-decoder is to be read and no side of it.
+        ModelError: weights or the tokenizer are missing, or an encoder-decoder is read without `model.side`.
     """
     import transformers
 
     kind = getattr(transformers, AUTO_CLASSES[family.predicts])
     folded = config.processing == "compat"
     if folded and (config.device_map is not None or config.quantization):
-        raise ModelError(
-            f"{config.name}: model.processing=compat changes whole weights on one device; leave out model.device_map "
-            "and model.quantization"
-        )
+        raise ModelError(f"{config.name}: model.processing=compat goes with no model.device_map or model.quantization")
     options: dict[str, Any] = {"attn_implementation": "eager"} if folded else placement(config, where.device)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # a head that nothing reads may be missing: equal checkpoints give equal modules
@@ -94,7 +90,7 @@ def read_legacy(config: ModelConfig, family: Family, where: Where) -> Checkpoint
 
 
 def longest_row(module: Any) -> int | None:
-    """Return how many tokens a row can have, as the configuration says; None where nothing limits it.
+    """Return how many tokens a row can have by the configuration; None where nothing limits it.
 
     RoBERTa counts positions from one past the number of its padding token, so that the first ones are never used.
     """
@@ -118,13 +114,13 @@ def _folded(bridge: Any) -> Any:
 
 
 def blocks_of(module: Any, name: str) -> str:
-    """Return the path from a module of transformers to its list of blocks.
+    """Return the path from a module of transformers to its list of blocks; the proof at load shows if it is right.
 
     It is that of TransformerLens's adapter, or else the list with as many entries as the configuration has layers; of
-    several, the one with most weights. The proof at load shows whether it is right.
+    several, the one with most weights.
 
     Raises:
-        ModelError: there is none, such as where one block is used again and again.
+        ModelError: there is none, for example where one block is used again and again.
     """
     if (path := _of_adapter(module)) is not None:
         return path
@@ -139,10 +135,7 @@ def blocks_of(module: Any, name: str) -> str:
         if isinstance(part, nn.ModuleList) and len(part) == depth and part in own
     }
     if not fitting:
-        raise ModelError(
-            f"{name}: {type(root).__name__} of {depth} layers has no list of as many blocks, so there is no residual "
-            "stream to cut; choose a model whose blocks have weights of their own"
-        )
+        raise ModelError(f"{name}: {type(root).__name__} has no list of {depth} blocks, so it cannot be cut at them")
     return max(fitting, key=lambda path: fitting[path])
 
 
@@ -165,35 +158,20 @@ def _of_adapter(module: Any) -> str | None:
 
 
 def placement(config: ModelConfig, device: torch.device) -> dict[str, Any]:
-    """Return the options of transformers' `from_pretrained` by which weights come to where they are used.
-
-    Raises:
-        ModelError: a package that is needed is not installed.
-    """
+    """Return the options of transformers' `from_pretrained` that bring weights to where they are used."""
     options: dict[str, Any] = {}
     if config.quantization:
-        _check_installed(config, "quantization", "accelerate", "bitsandbytes")
         from transformers import BitsAndBytesConfig
 
         in_8bit = config.quantization == "8bit"
         compute = {} if in_8bit else {"bnb_4bit_compute_dtype": getattr(torch, config.dtype)}
         options["quantization_config"] = BitsAndBytesConfig(load_in_8bit=in_8bit, load_in_4bit=not in_8bit, **compute)
     if config.device_map is not None:
-        _check_installed(config, "device_map", "accelerate")
         options["device_map"] = {"": "disk"} if config.device_map == "disk" else config.device_map
         options["offload_folder"] = tempfile.mkdtemp(prefix="thinkalike-offload-")  # `placed` removes it
     elif device.type == "cuda":  # shard by shard, and never whole in the memory of the machine
         options["device_map"] = {"": device}
     return options
-
-
-def _check_installed(config: ModelConfig, setting: str, *packages: str) -> None:
-    for package in packages:
-        if importlib.util.find_spec(package) is None:
-            raise ModelError(
-                f"{config.name}: model.{setting}={getattr(config, setting)} needs the package {package}; install it "
-                "with: pip install thinkalike[large]"
-            )
 
 
 def placed(module: Any, options: dict[str, Any], device: torch.device, dtype: torch.dtype) -> Any:
@@ -210,10 +188,7 @@ def placed(module: Any, options: dict[str, Any], device: torch.device, dtype: to
 
 
 def device_of(module: Any, device: torch.device) -> torch.device:
-    """Return where the states and logits of a module are: where its first weights run, if they are on several devices.
-
-    Weights that are kept in the memory of the machine or on disk run on the first accelerator, or on the CPU.
-    """
+    """Return where the states and logits of a module are: where its first weights run, or the CPU."""
     mapped = getattr(module, "hf_device_map", None)
     if mapped is None:
         return device
@@ -225,19 +200,12 @@ def device_of(module: Any, device: torch.device) -> torch.device:
 
 
 def one_side(module: Any, config: ModelConfig) -> nn.Module:
-    """Return the encoder or the decoder of an encoder-decoder, whichever the configuration asks for.
-
-    Raises:
-        ModelError: it asks for neither.
-    """
+    """Return the encoder or the decoder of an encoder-decoder, by `model.side`."""
     if config.side == "encoder":
         return module.get_encoder()  # type: ignore[no-any-return]
     if config.side == "decoder":
         return DecoderSide(module)
-    raise ModelError(
-        f"{config.name} is an encoder-decoder, and each side has a residual stream of its own: choose one with "
-        "model.side=encoder or model.side=decoder"
-    )
+    raise ModelError(f"{config.name} is an encoder-decoder: choose model.side=encoder or model.side=decoder")
 
 
 class DecoderSide(nn.Module):
@@ -282,8 +250,7 @@ def _without_hooks(bridge: Any, name: str) -> Any:
 def without_hooks(module: nn.Module) -> nn.Module:
     """Take TransformerLens's wrappers off in place, and let attention run fused; loading proves that numbers agree.
 
-    Transformers' models have a switch for fused attention. TransformerLens's native ones compute every attention
-    pattern, which is 40 % of a pass.
+    TransformerLens's native attention computes every attention pattern, which is 40 % of a pass.
     """
     from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
     from transformer_lens.model_bridge.sources.native.model import NativeAttention
@@ -308,9 +275,9 @@ def _is_ordinary(attention: Any) -> bool:
 
 @functools.cache
 def _fused() -> type[nn.Module]:
-    """Return the class of a NativeAttention that runs through the fused kernel, which keeps no pattern.
+    """Return the class of a NativeAttention that runs through the fused kernel.
 
-    A class, because compiled blocks share a graph only if no object of one of them stands in their code.
+    It is a class, as compiled blocks share a graph only if their code refers to no object of one of them.
     """
     from transformer_lens.model_bridge.sources.native.model import NativeAttention
 

@@ -1,4 +1,4 @@
-"""Changes to a module that undo themselves: blocks that are passed over, states that are seen or put in place."""
+"""Changes to a module that undo themselves: skipped blocks, and states that are captured or replaced."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers import masking_utils
 from transformers.pytorch_utils import Conv1D
 
-_CHANGING = threading.Lock()  # held while what follows changes
+_CHANGING = threading.Lock()  # held while the next two change
 _LOCKS: WeakKeyDictionary[nn.Module, Any] = WeakKeyDictionary()  # of each module, see `alone`
-_one_text_per_row: list[Any] = []  # what transformers had, once for each pass under way, see `one_text_per_row`
+_one_text_per_row: list[Any] = []  # transformers' own function, once for each running pass, see `one_text_per_row`
 
 
 class _Reached(Exception):
-    """Ends a pass where all that was wanted of it has been seen."""
+    """Ends a pass once all wanted states have been captured."""
 
 
 def alone(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
@@ -30,25 +30,18 @@ def alone(module: nn.Module) -> contextlib.AbstractContextManager[Any]:
         return _LOCKS.setdefault(module, threading.RLock())  # type: ignore[no-any-return]
 
 
-@contextlib.contextmanager
-def passed_over(blocks: Sequence[nn.Module], forms: Sequence[int | None]) -> Iterator[None]:
+def passed_over(blocks: Sequence[nn.Module], forms: Sequence[int | None]) -> contextlib.AbstractContextManager[None]:
     """Let blocks return their input while the context is open.
-
-    They stay where they are, since models ask a block's index which attention it has.
 
     Args:
         forms: of each block's output: a tensor (None), or the length of a tuple whose first part is the state.
     """
-    with replaced_forward(blocks, [functools.partial(_same, form) for form in forms]):
-        yield
+    return replaced_forward(blocks, [functools.partial(_same, form) for form in forms])
 
 
 @contextlib.contextmanager
 def replaced_forward(blocks: Sequence[nn.Module], forwards: Sequence[Callable[..., Any]]) -> Iterator[None]:
-    """Give each block another forward pass while the context is open, and then back what it had.
-
-    That may be one of another context, such as of compiled blocks or of weights that are kept on disk.
-    """
+    """Give each block another forward pass while the context is open, and then its own, or that of an outer context."""
     own = [vars(block).get("forward") for block in blocks]
     try:
         for block, forward in zip(blocks, forwards, strict=True):
@@ -61,34 +54,25 @@ def replaced_forward(blocks: Sequence[nn.Module], forwards: Sequence[Callable[..
                 vars(block)["forward"] = before
 
 
-@contextlib.contextmanager
-def captured_input(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> Iterator[None]:
+def captured_input(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[None]:
     """Store the state that enters a module in every pass as `states[key]` while the context is open."""
     store = functools.partial(_store_input, states, key)
-    with _hooked(module.register_forward_pre_hook(store, with_kwargs=True)):
-        yield
+    return _hooked(module.register_forward_pre_hook(store, with_kwargs=True))
 
 
-@contextlib.contextmanager
-def captured_output(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> Iterator[None]:
+def captured_output(module: nn.Module, key: Any, states: dict[Any, Tensor]) -> contextlib.AbstractContextManager[None]:
     """Store the first output of every pass through a module as `states[key]` while the context is open."""
-    with _hooked(module.register_forward_hook(functools.partial(_store_output, states, key))):
-        yield
+    return _hooked(module.register_forward_hook(functools.partial(_store_output, states, key)))
 
 
-@contextlib.contextmanager
-def replaced_input(module: nn.Module, state: Tensor) -> Iterator[None]:
+def replaced_input(module: nn.Module, state: Tensor) -> contextlib.AbstractContextManager[None]:
     """Let this state enter a module in every pass while the context is open."""
-    with _hooked(module.register_forward_pre_hook(functools.partial(_replace_input, state), with_kwargs=True)):
-        yield
+    return _hooked(module.register_forward_pre_hook(functools.partial(_replace_input, state), with_kwargs=True))
 
 
 @contextlib.contextmanager
 def one_text_per_row() -> Iterator[None]:
-    """Let no pass of transformers look for several texts in a row, which waits for the device, while this is open.
-
-    It looks at the positions, and where nobody gives any they count from 0 on.
-    """
+    """Let no pass of transformers look for several texts in a row, which waits for the device, while this is open."""
     with _CHANGING:
         _one_text_per_row.append(masking_utils.find_packed_sequence_indices)
         masking_utils.find_packed_sequence_indices = _no_packed_sequences
@@ -105,9 +89,8 @@ def one_text_per_row() -> Iterator[None]:
 def cast_once(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Give every linear map of a module weights of this dtype while the context is open, as autocast would.
 
-    Autocast keeps the weights that it has cast only if they are trained; frozen ones it casts again in every product.
-    Values stay the same to the bit under autocast. Embeddings keep their own weights, also those that a linear map
-    shares. The copies take half of what the linear maps take in float32.
+    Autocast casts frozen weights again in every product. Values stay the same to the bit under autocast. Embeddings
+    keep their own weights, also those that a linear map shares. The copies take half the memory of the float32 maps.
     """
     maps = [part for part in module.modules() if isinstance(part, nn.Linear | Conv1D)]
     own = [(part, name, weight) for part in maps for name, weight in part._parameters.items() if weight is not None]
@@ -189,8 +172,8 @@ def _name_of_state(kwargs: dict[str, Any]) -> str:
 def recomputed(blocks: Sequence[nn.Module]) -> contextlib.AbstractContextManager[None]:
     """Let blocks run again in the backward pass while the context is open; hooks stay outside of it.
 
-    Values and gradients stay the same to the bit, as frozen blocks have no dropout. A third more time, and a block's
-    input in place of all that happens in it, which is an n-th of the memory with n some 20.
+    Values and gradients stay the same to the bit, as frozen blocks have no dropout. It takes a third more time and
+    about a twentieth of the memory.
     """
     return replaced_forward(blocks, [_again_in_backward(block.forward) for block in blocks])
 

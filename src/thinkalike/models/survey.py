@@ -53,52 +53,41 @@ def survey(model: Any) -> tuple[int, list[int | None]]:
     Raises:
         ModelError: the blocks do not run one after the other and once each, or do not return states of one width.
     """
-    ran: list[int] = []
-    outputs: dict[int, Any] = {}
+    ran: list[tuple[int, Any]] = []
 
     def note(number: int, _: nn.Module, __: tuple, output: Any) -> None:
-        ran.append(number)
-        outputs[number] = output
+        ran.append((number, output))
 
     with contextlib.ExitStack() as hooks:
         for number, block in enumerate(model.blocks):
             hooks.callback(block.register_forward_hook(functools.partial(note, number)).remove)
         with passing(model.name):
             model.full(sample_tokens(model.vocabulary, TOKENS, rows=ROWS))
-    if not ran or ran != list(range(model.n_layers)):
+    if not ran or [number for number, _ in ran] != list(range(model.n_layers)):
         raise ModelError(
             f"{model.name}: the {model.n_layers} blocks of {model.family.blocks} do not run one after the other and "
-            f"once each (the order was {str(ran)[:60]}), so it has no residual stream to cut"
+            "once each, so it has no residual stream to cut"
         )
-    shapes = {tuple(first_tensor(output).shape) for output in outputs.values()}
+    shapes = {tuple(first_tensor(output).shape) for _, output in ran}
     if len(shapes) > 1 or next(iter(shapes))[:-1] != (ROWS, TOKENS):
-        raise ModelError(
-            f"{model.name}: its blocks return states of the shapes {sorted(shapes)} for {ROWS} rows of {TOKENS} "
-            "tokens; only one residual stream of (rows, tokens, width) can be compared"
-        )
-    return next(iter(shapes))[-1], [form_of(outputs[number]) for number in range(model.n_layers)]
+        raise ModelError(f"{model.name}: its blocks return {sorted(shapes)} for {ROWS} rows of {TOKENS} tokens")
+    return next(iter(shapes))[-1], [form_of(output) for _, output in ran]
 
 
 @contextlib.contextmanager
 def passing(name: str) -> Iterator[None]:
-    """Turn what is raised in a pass over sample tokens into one line, unless it is about memory.
-
-    Raises:
-        ModelError: the pass failed.
-    """
+    """Turn errors of a pass over sample tokens into a ModelError, unless they are about memory."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, ImportError) as error:
         if isinstance(error, ModelError) or "memory" in str(error):
             raise
-        raise ModelError(
-            f"{name}: its forward pass fails on sample tokens ({type(error).__name__}: {first_line(error)[:200]}); it "
-            "may need a package, another version of transformers, or more than tokens"
-        ) from error
+        said = f"{type(error).__name__}: {first_line(error)[:200]}"
+        raise ModelError(f"{name}: its forward pass fails on sample tokens ({said})") from error
 
 
 def without_cache(module: Any) -> None:
-    """Let no pass keep keys and values for tokens to come; nothing is ever generated."""
+    """Let no pass keep keys and values for later tokens; nothing is ever generated."""
     shape: Any = getattr(module, "config", None)
     for each in (shape, _text(shape)):
         if hasattr(each, "use_cache"):
@@ -117,20 +106,17 @@ def accepted(module: Any) -> Callable[[str], bool]:
 
 
 def windows(module: Any) -> list[int]:
-    """Return the lengths, in tokens, of all windows that a model's configuration says some of its layers attend to."""
+    """Return the lengths, in tokens, of all windows of attention in a model's configuration."""
     shape = _text(getattr(module, "config", None))
     names = ("sliding_window", "attention_window_size", "local_attention", "attention_chunk_size", "window_size")
-    sizes = [getattr(shape, name, None) for name in names]
-    return [size for size in sizes if isinstance(size, int) and size > 0]
+    return [size for name in names if isinstance(size := getattr(shape, name, None), int) and size > 0]
 
 
 def kinds_of_layers(module: Any) -> list[str]:
-    """Return the kind of each layer, as the configuration says, or nothing where all are alike."""
+    """Return the kind of each layer by the configuration, or nothing where all are alike."""
     shape = _text(getattr(module, "config", None))
-    for name in ("layer_types", "layers_block_type", "attention_layers"):
-        if isinstance(kinds := getattr(shape, name, None), list):
-            return [str(kind) for kind in kinds]
-    return []
+    kinds = (getattr(shape, name, None) for name in ("layer_types", "layers_block_type", "attention_layers"))
+    return next(([str(kind) for kind in each] for each in kinds if isinstance(each, list)), [])
 
 
 def _text(shape: Any) -> Any:
@@ -185,16 +171,15 @@ def _compare(model: Any, tokens: Tensor, cuts: list[Layer]) -> None:
             error, allowed = relative_error(joined, full), TOLERANCE[model.dtype]
             if not error <= allowed:  # NaN fails as well
                 raise ModelError(
-                    f"{model.name}: tail({cut}, head({cut}, x)) differs from the full pass by {error:.1e} of the "
-                    f"largest logit (allowed: {allowed:.0e}); this model cannot be cut at its blocks"
+                    f"{model.name} cannot be cut at its blocks: tail({cut}, head({cut}, x)) differs from the full pass "
+                    f"by {error:.1e} of the largest logit (allowed: {allowed:.0e})"
                 )
 
 
 def check_loss(model: Any) -> None:
     """Check that the loss on a sentence is not far above ln V, that of a guess, as it is after bits were flipped.
 
-    Swapped layers and the like cannot be seen. A tokenizer that does not know the sentence, and a model that predicts
-    no tokens, pass.
+    Swapped layers are not noticed. Models that predict no tokens, or do not know the sentence, pass.
 
     Raises:
         ModelError: the loss is more than `LARGEST` · ln V nats per token.
@@ -211,6 +196,6 @@ def check_loss(model: Any) -> None:
     loss, guess = float(nn.functional.cross_entropy(logits, targets)), math.log(model.vocabulary)
     if not loss <= LARGEST * guess:
         raise ModelError(
-            f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a guess has {guess:.3g}; "
-            "its weights are damaged, or not those of its config.json: get the checkpoint again"
+            f"{model.name}: its loss on an English sentence is {loss:.3g} nats per token, and a guess has {guess:.3g}, "
+            "so its weights are damaged or not those of its config.json"
         )

@@ -1,4 +1,4 @@
-"""The proof at load that all weights of a checkpoint came: none missing, none left over, none of another shape."""
+"""Reading weights, and the check that all of them were read: none missing, left over or of another shape."""
 
 from __future__ import annotations
 
@@ -30,23 +30,17 @@ HEADS = re.compile(
 
 
 class Fit(NamedTuple):
-    """The differences between the weights in files and those of a module, by their names.
+    """The differences between the weights in files and those of a module, by their names."""
 
-    Attributes:
-        missing: what the module has and the files have not.
-        unexpected: what the files have and the module has not.
-        mismatched: what both have in different shapes.
-    """
-
-    missing: frozenset[str]
-    unexpected: frozenset[str]
-    mismatched: frozenset[str] = frozenset()
+    missing: set[str]  # in the module alone
+    unexpected: set[str]  # in the files alone
+    mismatched: set[str]  # in both, in different shapes
 
 
 def read_weights(kind: Any, config: ModelConfig, place: str, **options: Any) -> tuple[Any, Fit]:
     """Read a checkpoint of transformers: the module, and how the weights fit it, which the caller checks.
 
-    What is missing is drawn at random by transformers. The prefix of a wrapper is taken off.
+    Transformers draws missing weights at random. The prefix of a wrapper is taken off.
 
     Args:
         kind: the class whose `from_pretrained` reads it.
@@ -63,10 +57,7 @@ def read_weights(kind: Any, config: ModelConfig, place: str, **options: Any) -> 
 
 
 def tensors_of(module: torch.nn.Module, in_order: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield all parameters and persistent buffers by name, in the order of the names if asked for.
-
-    Weights that are kept in the memory of the machine or on disk are fetched one module at a time.
-    """
+    """Yield all parameters and persistent buffers by name; offloaded weights are fetched one module at a time."""
     state = module.state_dict()
     names = sorted(state) if in_order else list(state)
     if getattr(module, "hf_device_map", None) is None:
@@ -95,11 +86,11 @@ def fit_of(given: Mapping[str, torch.Tensor], module: torch.nn.Module) -> Fit:
     """Return how these weights fit a module."""
     own = module.state_dict()
     mismatched = {name for name in given if name in own and given[name].shape != own[name].shape}
-    return Fit(frozenset(own.keys() - given.keys()), frozenset(given.keys() - own.keys()), frozenset(mismatched))
+    return Fit(own.keys() - given.keys(), given.keys() - own.keys(), mismatched)
 
 
 def check_fit(fit: Fit, name: str, place: str, needed: Sequence[str] = ("",)) -> None:
-    """Check that every weight came, and no other one than buffers and heads that are not used.
+    """Check that every weight was read, and no other one than buffers and heads that are not used.
 
     Raises:
         ModelError: a part that is needed lacks weights, or there are others.
@@ -119,8 +110,7 @@ def check_fit(fit: Fit, name: str, place: str, needed: Sequence[str] = ("",)) ->
 def check_values(module: torch.nn.Module, name: str) -> None:
     """Check that no weight is NaN or infinite, and that no matrix holds whole numbers alone, such as zeros.
 
-    A file whose floating-point numbers were replaced by counts, truth values or zeros is read without a word. Vectors
-    may be of ones or zeros, as those of norms and biases begin.
+    Vectors may be of ones or zeros, as norms and biases begin.
 
     Raises:
         ModelError: a tensor holds such values; the message names it.
@@ -129,16 +119,13 @@ def check_values(module: torch.nn.Module, name: str) -> None:
     for path, tensor in tensors_of(module):
         if not tensor.is_floating_point() or not tensor.numel():
             continue
-        if not all(_sum(part).isfinite() for part in _parts(tensor)) and (bad := int((~tensor.isfinite()).sum())):
-            remedy = "load it in bfloat16 or float32" if tensor.dtype == torch.float16 else "get the checkpoint again"
-            raise ModelError(f"{name}: {bad:,} of {tensor.numel():,} values of {path} are not finite; {remedy}")
-        if path in trained and tensor.dim() > 1 and all(_is_whole(part) for part in (tensor[0], tensor)):
-            found = "zeros" if not tensor.any() else "whole numbers"
-            raise ModelError(f"{name}: {path} holds {found} alone, so it is damaged; get the checkpoint again")
-
-
-def _is_whole(part: torch.Tensor) -> bool:
-    return bool((part == part.round()).all())
+        wide = torch.promote_types(tensor.dtype, torch.float32)  # in parts, because summing in it makes a copy
+        finite = all(part.sum(dtype=wide).isfinite() for part in _parts(tensor))
+        if not finite and (bad := int((~tensor.isfinite()).sum())):
+            remedy = "; load it in float32" if tensor.dtype == torch.float16 else ""
+            raise ModelError(f"{name}: {bad:,} of {tensor.numel():,} values of {path} are not finite{remedy}")
+        if path in trained and tensor.dim() > 1 and all((part == part.round()).all() for part in (tensor[0], tensor)):
+            raise ModelError(f"{name}: {path} holds whole numbers alone, such as zeros, so it is damaged")
 
 
 def _attempt(kind: Any, config: ModelConfig, place: str, options: Mapping[str, Any]) -> tuple[Any, Fit]:
@@ -150,18 +137,14 @@ def _attempt(kind: Any, config: ModelConfig, place: str, options: Mapping[str, A
         ignore_mismatched_sizes=True,  # they are reported, and refused with the others
         **options,
     )
-    mismatched = frozenset(name for name, *_ in loading["mismatched_keys"])
-    return module, Fit(frozenset(loading["missing_keys"]), frozenset(loading["unexpected_keys"]), mismatched)
+    mismatched = {name for name, *_ in loading["mismatched_keys"]}
+    return module, Fit(set(loading["missing_keys"]), set(loading["unexpected_keys"]), mismatched)
 
 
 def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Return a tensor in parts of a few million entries, because summing in float32 makes a copy."""
-    rows = max(AT_ONCE * max(len(tensor), 1) // max(tensor.numel(), 1), 1) if tensor.dim() else 1
+    """Return a tensor in parts of a few million entries."""
+    rows = max(AT_ONCE * len(tensor) // tensor.numel(), 1) if tensor.dim() else 1
     return tensor.split(rows) if tensor.dim() else [tensor]
-
-
-def _sum(part: torch.Tensor) -> torch.Tensor:
-    return part.sum(dtype=torch.promote_types(part.dtype, torch.float32))
 
 
 def _is_in(name: str, parts: Sequence[str]) -> bool:
