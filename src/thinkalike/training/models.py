@@ -1,4 +1,4 @@
-"""How a mini is made: the next token, or masked tokens, with AdamW, linear warm-up, cosine to a tenth of the rate."""
+"""Training whole models with AdamW, linear warm-up and a cosine: language models on text, and classifiers on pairs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,36 @@ from thinkalike.config import NLIConfig, PretrainConfig
 from thinkalike.data.pairs import EncodedPairs
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import masked_losses
-from thinkalike.training.steps import SteppedModule, cosine
+from thinkalike.training.steps import SteppedModule, cosine, scheduled
 
 
-class Pretraining(SteppedModule):
-    """Trains a whole language model on rows of tokens to predict the next one."""
+class WholeModel(SteppedModule):
+    """Trains all weights of a model, clipped together by `config.clip`."""
+
+    model: nn.Module
+    config: PretrainConfig | NLIConfig
+
+    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
+        if self.config.clip > 0:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+
+    def step_loss(self, loss: Tensor, setting: str) -> Tensor:
+        """Note a step's loss, which `setting` should be lowered for where it is not finite, and return it."""
+        self.note(self.over_processes(loss)[None], remedy=f"lower {setting}={self.config.lr}")
+        return loss
+
+
+class Pretraining(WholeModel):
+    """Trains a language model on rows of tokens to predict the next one; the rate falls to a tenth."""
+
+    config: PretrainConfig
 
     def __init__(self, model: nn.Module, rows: Int[Tensor, "rows context"], config: PretrainConfig, seed: int):
         super().__init__(rows, config.tokens_per_step, max(config.tokens // config.tokens_per_step, 1), seed)
         self.model, self.config = model, config
 
     def training_step(self, tokens: Int[Tensor, "b t"], _: int) -> Tensor:
-        loss = self.loss(tokens)
-        self.note(self.over_processes(loss)[None], remedy=f"lower pretrain.lr={self.config.lr}")
-        return loss
+        return self.step_loss(self.loss(tokens), "pretrain.lr")
 
     def loss(self, tokens: Int[Tensor, "b t"]) -> Float[Tensor, ""]:
         output = self.model(tokens[:, :-1])
@@ -40,16 +56,11 @@ class Pretraining(SteppedModule):
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95))
         warmup = min(config.warmup, self.steps)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, self.steps, warmup))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
-        if self.config.clip > 0:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        return scheduled(optimizer, lambda step: cosine(step, self.steps, warmup))
 
 
 class MaskedPretraining(Pretraining):
-    """Trains it to predict tokens that it does not see, as BERT was."""
+    """Trains a language model to predict hidden tokens (Devlin et al. 2019, section 3.1)."""
 
     def __init__(
         self, model: nn.Module, rows: Int[Tensor, "rows context"], config: PretrainConfig, seed: int, tokenizer: Any
@@ -62,16 +73,14 @@ class MaskedPretraining(Pretraining):
         return masked_losses(self.model, tokens, self.tokenizer, generator)[0].mean()
 
 
-# ------------------------------------------------------------
-# How a classifier of pairs is made from a pretrained BERT: AdamW, linear warm-up, cosine to nothing.
-
-
-class Finetuning(SteppedModule):
-    """Trains a classifier of transformers on pairs, in an order that the seed decides.
+class Finetuning(WholeModel):
+    """Trains a classifier of transformers on pairs, in an order that the seed decides; the rate falls to zero.
 
     Raises:
-        ModelError: it has fewer blocks than `nli.freeze` leaves as they are.
+        ModelError: it has fewer blocks than `nli.freeze`.
     """
+
+    config: NLIConfig
 
     def __init__(self, model: Any, pairs: EncodedPairs, labels: Int[Tensor, " n"], config: NLIConfig, seed: int):
         steps = max(config.epochs * len(pairs) // config.pairs_per_step, 1)
@@ -93,9 +102,7 @@ class Finetuning(SteppedModule):
         batch = self.pairs.batch(places[:, 0].tolist())
         tokens, mask, types = (part.to(self.device) for part in (batch.tokens, batch.mask.long(), batch.types))
         logits = self.model(tokens, attention_mask=mask, token_type_ids=types).logits
-        loss = cross_entropy(logits, self.labels[batch.rows].to(self.device))
-        self.note(self.over_processes(loss)[None], remedy=f"lower nli.lr={self.config.lr}")
-        return loss
+        return self.step_loss(cross_entropy(logits, self.labels[batch.rows].to(self.device)), "nli.lr")
 
     def configure_optimizers(self) -> Any:
         config, body = self.config, {id(weight) for weight in self.model.base_model.parameters()}
@@ -105,9 +112,4 @@ class Finetuning(SteppedModule):
         head["lr"] = config.head_lr or config.lr
         optimizer = torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay)
         warmup = round(config.warmup * self.steps)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, self.steps, warmup, 0.0))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-    def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
-        if self.config.clip > 0:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+        return scheduled(optimizer, lambda step: cosine(step, self.steps, warmup, 0.0))

@@ -1,4 +1,4 @@
-"""One run of Lightning: a state to go on from, loggers always closed."""
+"""One run of Lightning, resumed from its last state: states, processes, loggers, and learning curves."""
 
 from __future__ import annotations
 
@@ -33,33 +33,13 @@ from thinkalike.training.steps import SteppedModule
 
 log = logging.getLogger(__name__)
 STATE = "training"  # the name of the state
-LARGE, PAUSE = 100e6, 180.0  # bytes of a state that is not written more often than every so many seconds
-CHATTY = (  # devices, tips, "fit stopped", "initializing distributed", what a state holds
-    "pytorch_lightning.utilities.rank_zero",
-    "pytorch_lightning.trainer.connectors.signal_connector",
-    "pytorch_lightning.trainer.connectors.checkpoint_connector",
-    "lightning_fabric.utilities.distributed",
-)
-for chatty in CHATTY:
-    logging.getLogger(chatty).setLevel(logging.WARNING)
-
-
-class _Progress(Callback):
-    """Says how many steps are done, those before the state that training goes on from included."""
-
-    def __init__(self, activity: Activity):
-        self.activity = activity
-
-    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        self.activity.begin(trainer.global_step)
-
-    def on_train_batch_end(self, trainer: pl.Trainer, module: SteppedModule, *_: Any) -> None:  # type: ignore[override]
-        self.activity.reach(trainer.global_step)
-        self.activity.note = "" if module.last_read is None else f"loss {module.last_read:.4f}"
+LARGE, PAUSE = 100e6, 180.0  # a state of more bytes is written after this many seconds at the soonest
+for library in ("pytorch_lightning", "lightning_fabric"):
+    logging.getLogger(library).setLevel(logging.WARNING)
 
 
 class _StateFiles(CheckpointIO):
-    """Lets Lightning keep its states as all jobs do: checked, written beside their place, and without code."""
+    """Lets Lightning keep its states as all jobs do: with a digest, renamed into place, and without code."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         write_state(Path(path).parent, Path(path).name, checkpoint)
@@ -72,21 +52,24 @@ class _StateFiles(CheckpointIO):
 
 
 class _States(Callback):
-    """Keeps a state every so many steps, and at the end of the step in which a signal came.
+    """Keeps a state every so many steps, and at the end of the step in which a signal came; reports the steps done.
 
-    One of gigabytes is kept at the first of these steps that comes minutes after the one before.
+    A state of gigabytes is kept at the first of these steps that comes minutes after the last state.
     """
 
-    def __init__(self, folder: Path, name: str, every: int):
-        self.folder, self.name, self.every = folder, name, every
-        self._kept = time.monotonic()  # when the last one was
+    def __init__(self, folder: Path, name: str, every: int, activity: Activity):
+        self.folder, self.name, self.every, self.activity = folder, name, every, activity
+        self._kept = time.monotonic()  # when the last state was
 
-    def on_train_start(self, *_: Any) -> None:
+    def on_train_start(self, trainer: pl.Trainer, *_: Any) -> None:
         take_back()  # Lightning's own handler ends a job with status 0 and without a state
         self._kept = time.monotonic()
+        self.activity.begin(trainer.global_step)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: pl.Trainer, module: SteppedModule, *_: Any) -> None:  # type: ignore[override]
         step, steps = trainer.global_step, trainer.max_steps
+        self.activity.reach(step)
+        self.activity.note = "" if module.last_read is None else f"loss {module.last_read:.4f}"
         stopping = trainer.strategy.reduce_boolean_decision(asked(), all=False)
         if stopping or (step % self.every == 0 and self._due(trainer, module)):
             for logger in trainer.loggers:
@@ -97,7 +80,7 @@ class _States(Callback):
             stop(f"at step {step} of {steps}")
 
     def _due(self, trainer: pl.Trainer, module: pl.LightningModule) -> bool:
-        """Return whether a state is small, or the last one is old; all processes answer alike."""
+        """Return whether a state is small, or the last one is old; all processes agree."""
         weights = sum(weight.nbytes for weight in module.state_dict().values())
         momenta = (value for each in trainer.optimizers for held in each.state.values() for value in held.values())
         size = weights + sum(value.nbytes for value in momenta if isinstance(value, torch.Tensor))
@@ -110,10 +93,10 @@ class Run:
     """Where and how a module is trained, apart from what it is.
 
     Attributes:
-        partial: folder for its state, to go on from.
+        partial: the folder of its state.
         device: where Lightning runs it.
-        tracker: the logger of the job, into whose run curves are written; None: none are.
-        part: where a job trains several times, which of them this is; the first has none.
+        tracker: the logger of the job, which gets the curves; None: there are none.
+        part: the name of one of several trainings of a job; the first has none.
     """
 
     partial: Path
@@ -124,17 +107,16 @@ class Run:
 
 
 def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None:
-    """Train `module` to its last step, from the state that an earlier run left if there is one.
+    """Train a module to its last step, from the state of an earlier run if there is one.
 
     Args:
         loggers: those of `loggers_of`.
 
     Raises:
         ConfigError: several processes are asked for, but not how many.
-        ShareDone: this process only helps the first one, and is done.
-        StoreError: that state is damaged.
+        ShareDone: this is not the first of the processes that share the job, and its share is done.
         TrainingError: the loss is not finite.
-        Interrupted: a signal came; a state was left.
+        Interrupted: a signal came; a state is kept.
     """
     folder, trainer = run.partial / "checkpoints", run.trainer
     name = f"{STATE}-{run.part}" if run.part else STATE
@@ -146,20 +128,14 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
     watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
     steps = doing("training step", module.steps)
     with warnings.catch_warnings(), at_boundaries(), _products(trainer.matmul), steps as activity:
-        for library in ("pytorch_lightning", "lightning_fabric"):
-            warnings.filterwarnings("ignore", module=library)
+        warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
         pl.Trainer(
             max_steps=module.steps,
             max_epochs=-1,
             accelerator="gpu" if run.device.type == "cuda" else run.device.type,
             **_processes(run),  # type: ignore[arg-type]
             precision=trainer.precision,  # type: ignore[arg-type]
-            callbacks=[
-                *_of_plugins(trainer),
-                _States(folder, name, trainer.checkpoint_every),
-                *watch,
-                _Progress(activity),
-            ],
+            callbacks=[*_of_plugins(trainer), _States(folder, name, trainer.checkpoint_every, activity), *watch],
             plugins=[_StateFiles()],
             enable_checkpointing=False,
             logger=list(loggers) or False,
@@ -171,7 +147,7 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
     if loggers and not _helps(trainer):
         join_curves(run.partial)
     if _helps(trainer):
-        raise ShareDone  # all that follows is the first process's
+        raise ShareDone
 
 
 def _of_plugins(trainer: TrainerConfig) -> list[Callback]:
@@ -213,12 +189,12 @@ def _processes(run: Run) -> dict[str, Any]:
 
 
 def _helps(trainer: TrainerConfig) -> bool:
-    """Whether this is one of the processes that share a job, and not the first of them."""
+    """Return whether this is one of the processes that share a job, but not the first."""
     return trainer.strategy == "ddp" and getattr(rank_zero_only, "rank", 0) > 0
 
 
 def loggers_of(run: Run) -> list[Logger]:
-    """Return the loggers that Lightning writes the curves of a run by; the job's tracker opens and closes theirs."""
+    """Return Lightning's loggers of the curves of a run; those that the job's tracker opens, it also closes."""
     tracker = run.tracker
     if _helps(run.trainer):
         return []
@@ -231,43 +207,41 @@ def loggers_of(run: Run) -> list[Logger]:
 
 
 def with_steps(run: Any) -> Any:
-    """Return a run of W&B in which curves are drawn over the steps of training, as Lightning has it of its own runs."""
+    """Let W&B draw curves over the steps of training, as Lightning does in runs of its own."""
     run.define_metric("trainer/global_step")
     run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return run
 
 
 # ------------------------------------------------------------
-# Learning curves of a job that was interrupted: what the CSV logger wrote before, joined to what it writes after.
-#
-# Lightning's logger begins a new file whenever a job goes on.
+# Lightning's logger begins a new file in each run: the curves of an interrupted run are set aside and joined.
 
 FOLDER = "curves"
 
 
 def keep_curves(partial: Path, step: int) -> None:
-    """Keep the curves of the steps before the one that a job goes on from, out of the logger's way."""
+    """Set the curves of an earlier run aside, up to the step that training resumes from."""
     written, earlier = _files(partial)
-    parts = [pd.read_csv(path) for path in (earlier, written) if path.exists() and path.stat().st_size]
-    if parts:
-        rows = pd.concat(parts)
-        _write(rows[rows["step"] < step].drop_duplicates(), earlier)
-    written.unlink(missing_ok=True)
+    _join([earlier, written], earlier, before=float(step))
 
 
 def join_curves(partial: Path) -> None:
     """Put the curves that were set aside before those that were written since."""
     written, earlier = _files(partial)
     if earlier.exists():
-        parts = [pd.read_csv(path) for path in (earlier, written) if path.exists() and path.stat().st_size]
-        _write(pd.concat(parts), written)
-        earlier.unlink()
+        _join([earlier, written], written)
 
 
 def _files(partial: Path) -> tuple[Path, Path]:
     return partial / FOLDER / "metrics.csv", partial / FOLDER / "earlier.csv"
 
 
-def _write(rows: pd.DataFrame, path: Path) -> None:
-    rows.to_csv(path.with_suffix(".aside"), index=False)
-    os.replace(path.with_suffix(".aside"), path)
+def _join(files: Sequence[Path], joined: Path, before: float = float("inf")) -> None:
+    """Write the rows of files before a step into one of them, and remove the others."""
+    if parts := [pd.read_csv(path) for path in files if path.exists() and path.stat().st_size]:
+        rows = pd.concat(parts)
+        rows[rows["step"] < before].drop_duplicates().to_csv(joined.with_suffix(".aside"), index=False)
+        os.replace(joined.with_suffix(".aside"), joined)
+    for path in files:
+        if path != joined:
+            path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Sparse autoencoders of one site of a frozen model, many at once, on its states as it reads (Chen et al. 2025).
 
-The model reads a buffer of rows, once for all autoencoders. Each then takes the buffer's states in an order of its own,
-a part in each step, so that a step has states of many documents. The text and its order are the same for all seeds.
+The model reads a buffer of rows once for all autoencoders. Each then takes the states in an order of its own, a part in
+each step, so that a step has states of many documents. The text and its order are the same for all seeds.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.steps import SteppedModule
 
 BETAS = (0.9, 0.99)  # of Adam: a short memory, as many jobs have a few hundred steps
-MEMORY = 8  # what is kept is the mean of about the last ninth of all weights so far
+MEMORY = 8  # the mean of weights is over about the last ninth of the steps
 
 
 class SAEFit(NamedTuple):
     """An autoencoder to train.
 
     Attributes:
-        begins: where it begins, in the model's own units.
-        factor: how many times as fast as `sae.lr` says it learns.
+        begins: its first weights, in the model's own units.
+        factor: multiplies `sae.lr`.
         seed: decides the order in which it reads the states of a buffer.
     """
 
@@ -40,19 +40,24 @@ class SAEFit(NamedTuple):
 class SAETraining(SteppedModule):
     """Trains autoencoders on (h - mean) / scale; its state holds them and never the model.
 
-    The rate is constant, and what is looked at and kept is a mean of the weights so far in which those after step t
-    enter with the share (m + 1) / (t + m), m = 8 (polynomial-decay averaging; Shamir & Zhang 2013, section 4). It does
-    what a rate that falls to nothing does, at any moment: what there is after n tokens is what n tokens end with.
+    The rate is constant. Reported and kept is a mean of the weights so far, which those after step t enter with the
+    share (m + 1) / (t + m), m = 8 (polynomial-decay averaging; Shamir & Zhang 2013, section 4). It does what a rate
+    that falls to zero does, but at every step: the autoencoder after n tokens is the one that n tokens would end with.
 
     Attributes:
         errors: (looks, fits, documents) Σ‖h - ĥ‖² of the report in the model's own units.
         active, dead: (looks, fits), see `Kept`.
 
     Args:
-        fits: what to train, all of one shape.
-        mean, scale: what makes the model's states small numbers about 0.
+        fits: all of one shape.
+        mean, scale: standardise the model's states.
         report: states of held-out text.
     """
+
+    errors: Tensor
+    active: Tensor
+    dead: Tensor
+    asleep: Int[Tensor, "fits f"]  # how many states each latent has not been active for
 
     def __init__(
         self,
@@ -74,14 +79,10 @@ class SAETraining(SteppedModule):
         begins = [[standardised(fits[i].begins, mean, scale) for i in places] for places in self.places]
         self.stacks = nn.ModuleList(map(SparseAutoencoder.stacked, begins))
         self.averages = nn.ModuleList(map(SparseAutoencoder.stacked, begins)).requires_grad_(False)
-        self.errors: Tensor
-        self.active: Tensor
-        self.dead: Tensor
         looked = (len(config.looks), len(fits))
         self.register_buffer("errors", torch.full((*looked, int(report.documents.max()) + 1), torch.nan))
         self.register_buffer("active", torch.full(looked, torch.nan))
         self.register_buffer("dead", torch.full(looked, torch.nan))
-        self.asleep: Int[Tensor, "fits f"]  # how many states each latent has not been active for
         self.register_buffer("asleep", torch.zeros(len(fits), config.width, dtype=torch.long))
         self._buffer: list[Float[Tensor, "s n d"]] | None = None  # for each stack, in the order of each of its fits
 
@@ -102,14 +103,14 @@ class SAETraining(SteppedModule):
         return total
 
     def _dead(self, places: list[int]) -> Dead | None:
-        """Return the latents of a stack that have been inactive for longest, and which of them for too long."""
+        """Return the longest inactive latents of a stack, and which of them count as dead."""
         if not self.config.dead_after:
             return None
         asleep, longest = self.asleep[places].topk(self.config.revived)
         return Dead(longest, asleep > self.config.dead_after)
 
     def optimizer_step(self, *given: Any, **more: Any) -> None:
-        """Take a step, and its weights into their means; later, a state would be kept without them."""
+        """Take a step, and its weights into their means: before a state is kept."""
         super().optimizer_step(*given, **more)
         share = (MEMORY + 1) / (self.global_step + 1 + MEMORY)
         with torch.no_grad():
@@ -128,7 +129,7 @@ class SAETraining(SteppedModule):
 
     @torch.no_grad()
     def look(self, number: int) -> None:
-        """Look at the report before a step: `errors`, `active` and `dead`, in full precision."""
+        """Set `errors`, `active` and `dead` of the report before a step, in full precision."""
         report = SiteStates(self.report.states.to(self.device), self.report.documents)
         with torch.autocast(self.device.type, enabled=False):
             for stack, places in zip(self.averages, self.places, strict=True):

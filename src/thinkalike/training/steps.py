@@ -1,10 +1,10 @@
-"""Training by steps: batches that depend on the step alone, and a module that stops where its loss is no number."""
+"""Training by steps: batches that depend on the step alone, a module that stops where its loss is NaN, and rates."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -21,9 +21,12 @@ from thinkalike.errors import DataError, TrainingError
 class StepBatches(Dataset):
     """Batches of rows by step: epoch after epoch, each in an order that `seed` decides.
 
-    The batch of a step depends on nothing but the step, so a job that goes on reads what it would have read. Where
-    `world` processes share a job, this gives the rows of the one with this `rank`. A row may hold more than the
-    `context` tokens that count. Each batch is read in `repeats` steps.
+    The batch of a step depends on nothing but the step, so a resumed job reads what it would have read. Where `world`
+    processes share a job, this gives the rows of the one with this `rank`. A row may hold more than the `context`
+    tokens that count. Each batch is read in `repeats` steps.
+
+    Raises:
+        DataError: a step has less than a row, or its rows cannot be shared.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class StepBatches(Dataset):
         self._order: tuple[int, list[int]] = (-1, [])
 
     def __len__(self) -> int:
-        return self.steps  # also after `first`: Lightning goes on counting batches where the state left off
+        return self.steps  # also after `first`: Lightning counts batches from where the state left off
 
     def __getitem__(self, index: int) -> Int[Tensor, "b t"]:
         start = (self.first + index) // self.repeats * self.size
@@ -65,12 +68,12 @@ class StepBatches(Dataset):
 
 
 class SteppedModule(pl.LightningModule):
-    """A LightningModule that reads `StepBatches`, and stops when its loss is no number.
+    """A LightningModule that reads `StepBatches`, and stops when its loss is not finite.
 
     Attributes:
         latest: the loss of the last step, on the device.
         last_read: the loss that was last read from the device; None before the first reading.
-        seconds, steps_here: how long the steps of this run took, and how many those are; 0 before it has ended.
+        seconds, steps_here: the duration and the number of the steps of this run; 0 before it has ended.
     """
 
     latest: Float[Tensor, ""]
@@ -110,15 +113,15 @@ class SteppedModule(pl.LightningModule):
         return self.trainer.strategy.reduce(losses.detach().clone(), reduce_op="mean")  # type: ignore[return-value]
 
     def note(self, losses: Float[Tensor, " p"], names: Sequence[str] = (), *, remedy: str) -> None:
-        """Take the losses of this step, and read those of all steps since the last reading if it is time to.
+        """Take the losses of this step; every `trainer.log_every` steps and at the last, read and log those so far.
 
-        They stay on the device until then, so that no step waits for it. It is time every `trainer.log_every` steps and
-        at the last one. What loggers get is `loss`, the mean of the named losses or of all, and each named loss.
+        They stay on the device until then, so that no step waits for it. Loggers get each named loss, and `loss`, the
+        mean of the named losses or of all.
 
         Args:
             losses: of each thing that is trained; no gradient.
-            names: what loggers call the first of them.
-            remedy: what the user can do where a loss is no number.
+            names: of the first of them, for loggers.
+            remedy: what the user can do where a loss is not finite.
 
         Raises:
             TrainingError: see `check_losses`.
@@ -130,9 +133,8 @@ class SteppedModule(pl.LightningModule):
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         if following % every == 0 or following == self.steps:
             self.check_losses()
-            metrics = dict(
-                zip((*names, "loss"), torch.cat([own[: len(names)], self.latest[None]]).tolist(), strict=True)
-            )
+            read = torch.cat([own[: len(names)], self.latest[None]]).tolist()
+            metrics = dict(zip((*names, "loss"), read, strict=True))
             self.last_read = metrics["loss"]
             for logger in self.loggers:
                 logger.log_metrics(metrics, step=self.global_step)
@@ -141,7 +143,7 @@ class SteppedModule(pl.LightningModule):
         """Read the losses of all steps since the last reading, in one copy from the device.
 
         Raises:
-            TrainingError: one is no number; the message names the first step where that is so.
+            TrainingError: one is not finite; the message names the first such step.
         """
         unread, self._unread = self._unread, []
         totals = torch.stack([losses.sum() for _, losses, _ in unread]).tolist() if unread else []
@@ -150,20 +152,26 @@ class SteppedModule(pl.LightningModule):
                 raise TrainingError(f"the loss is {total} at step {step} of {self.steps}; {remedy}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep no state of a training that has failed without anybody having seen it yet."""
+        """Keep no state of a training that has failed unseen."""
         self.check_losses()
 
 
 # ------------------------------------------------------------
-# Learning rates step by step, and what the optimisers of stitches keep.
+# Learning rates by step, and the optimisers of stitches.
+
+
+def scheduled(optimizer: torch.optim.Optimizer, share: Callable[[int], float]) -> dict[str, Any]:
+    """Return what Lightning takes for an optimiser whose rate at each step is a share of its peak."""
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def rate(step: int, config: StitchConfig) -> float:
     """Return the learning rate at a step, as a share of the peak.
 
-    linear: (s + 1) / (W + 1) in the W warm-up steps, 1 at step W, then down to 1 / (N - W) at the last step N - 1, so
-    every step trains. cosine: the same warm-up, then half a cosine towards 0 at step N. tuned_lens: s / W, then linear
-    to 0 at step N - W, as that library's schedule does in effect; step 0 and the last W steps do not train.
+    linear: (s + 1) / (W + 1) in the W warm-up steps, 1 at step W, then down to 1 / (N - W) at the last step N - 1.
+    cosine: the same warm-up, then half a cosine towards 0 at step N. tuned_lens: s / W, then linear to 0 at step N - W,
+    as in that library; step 0 and the last W steps do not train.
     """
     steps, warmup = config.steps, config.warmup
     if config.schedule == "tuned_lens":
@@ -185,7 +193,7 @@ def cosine(step: int, steps: int, warmup: int, floor: float = 0.1) -> float:
 
 
 def momenta(config: StitchConfig) -> int:
-    """Return how many numbers the optimiser keeps of each weight."""
+    """Return how many numbers the optimiser keeps for each weight."""
     if plugins.is_plugin(config.optimizer):
         return int(plugins.load(config.optimizer).momenta)
     return 2 if config.optimizer == "adam" else int(config.momentum > 0)
@@ -194,9 +202,8 @@ def momenta(config: StitchConfig) -> int:
 def peak_rate(config: StitchConfig, width: int) -> float:
     """Return the peak rate of the optimiser for a φ that reads states of this width.
 
-    SGD's is lr, or, if so asked, lr (1 - momentum), which is what tuned-lens means by 1.0. Adam moves every entry by
-    about its rate, and those of an isometry are of size 1 / √width, so its rate is lr / √width. That of a plugin's
-    optimiser is lr.
+    SGD: lr, or lr (1 - momentum) as in tuned-lens. Adam: lr / √width, as it moves every entry by about its rate, and
+    the entries of an isometry are of size 1 / √width. A plugin's optimiser: lr.
     """
     if plugins.is_plugin(config.optimizer):
         return config.peak

@@ -1,4 +1,4 @@
-"""Stitches of many layer pairs, trained and measured together (Brown et al. 2023, section 3 and appendix C.1).
+"""Stitches of many layer pairs, trained together (Brown et al. 2023, section 3 and appendix C.1).
 
 Each model runs once per batch, to the deepest site that is read. Each φ's output joins the target's tail at its own
 depth: states that enter there are concatenated along the batch. The sum of the losses gives each φ the gradient of a
@@ -28,15 +28,15 @@ from thinkalike.measures.stitch import Stitch
 from thinkalike.models.frozen import FrozenModel, StateSource
 from thinkalike.models.shapes import peak_of, precision_of
 from thinkalike.training.parts import Part, largest_part, mean_losses
-from thinkalike.training.steps import SteppedModule, momenta, peak_rate, rate
+from thinkalike.training.steps import SteppedModule, momenta, peak_rate, rate, scheduled
 
-LATE = 0.8  # of the steps; what a stitch gains after them says whether it has converged
+LATE = 0.8  # of the steps; the gain after them tells whether a stitch has converged
 
 
 class Fit(NamedTuple):
-    """A stitch to train: the model whose states it reads, at which layer, where they join the target, and how fast.
+    """A stitch to train, from a layer of a model (the source, a control, or the target) to a depth of the target.
 
-    The model is the source, another one in its place, or the target itself. `factor` multiplies the learning rate.
+    `factor` multiplies the learning rate.
     """
 
     reads: Any
@@ -48,9 +48,7 @@ class Fit(NamedTuple):
 class StitchTraining(SteppedModule):
     """Trains one φ per layer pair from a source to a frozen model; its state holds the φs and never the models.
 
-    `stitch.loss` says what is made small: cross_entropy of the next token, kl to the target's output, mse to the
-    target's state, penultimate: the squared distance to the target's last state, or alignment: the same averaged over
-    the site of the stitch and all after it; the last two relative to the target's squared norm.
+    `stitch.loss` names one of `STITCH_LOSSES`.
 
     `curve` (steps, stitches) keeps each step's loss on its batch, in nats per token (mse: squared units). `late` are
     the φs of the layer pairs as they were after 80 % of the steps. `part` is how much of a step is in memory at once;
@@ -92,7 +90,7 @@ class StitchTraining(SteppedModule):
         self._step_operations: float | None = None  # of the first step of this run, on all processes
 
     def losses(self, rows: Int[Tensor, "b width"], chosen: Sequence[int] | None = None) -> list[Float[Tensor, " n"]]:
-        """Return what each φ, or each of those chosen by number, is trained to make small, by token of the target."""
+        """Return the loss of every φ, or of those chosen by number, at each token of the target."""
         target, loss = self.models[1], STITCH_LOSSES[self.config.loss]
         numbers = range(len(self.fits)) if chosen is None else chosen
         fits, tokens = [self.fits[i] for i in numbers], self.layout.target_tokens(rows)
@@ -128,7 +126,7 @@ class StitchTraining(SteppedModule):
                 )
 
     def optimizer_step(self, *given: Any, **more: Any) -> None:
-        """Take a step, and count the operations of the first one of this run."""
+        """Take a step; count the operations of the first one of this run."""
         if self._step_operations is None:
             with FlopCounterMode(display=False) as counter:
                 super().optimizer_step(*given, **more)
@@ -137,10 +135,9 @@ class StitchTraining(SteppedModule):
             super().optimizer_step(*given, **more)
 
     def speed(self, device: torch.device, trainer: TrainerConfig) -> dict[str, float]:
-        """Return what the provenance of a result says of its training: `flops`, `flops_per_second`, `share_of_peak`.
+        """Return `flops` and `flops_per_second` of the steps of this run, for the provenance of a result.
 
-        The operations and the seconds are those of the steps of this run; the share is there if the device's peak is
-        known, and is of all devices that share the job.
+        `share_of_peak`, of all devices that share the job, is there if the device's peak is known.
         """
         done = (self._step_operations or 0.0) * self.steps_here
         facts = {"flops": done, "flops_per_second": done / max(self.seconds, 1e-9)}
@@ -176,7 +173,7 @@ class StitchTraining(SteppedModule):
         return losses.sum()
 
     def start_from(self, starts: Sequence[tuple[int, Any]]) -> None:
-        """Let stitches begin with affine maps, given with their numbers; decay pulls to where they begin.
+        """Let stitches begin with affine maps, given with their numbers; decay pulls them there.
 
         Raises:
             ValueError: see `Stitch.start_from`.
@@ -205,11 +202,10 @@ class StitchTraining(SteppedModule):
             if (weights := self._weights(factor, *parts))
         ]
         optimizer = optimizer_of(config, groups)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, config))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        return scheduled(optimizer, lambda step: rate(step, config))
 
     def _weights(self, factor: float, *parts: str) -> list[nn.Parameter]:
-        """Return the parameters of these parts, map, pre or post, of every φ that learns so many times as fast."""
+        """Return the parameters of these parts (map, pre, post) of every φ with this factor of the rate."""
         learning = [phi for phi, fit in zip(self.stitches, self.fits, strict=True) if fit.factor == factor]
         return [weight for phi in learning for weight in _parameters(phi, *parts)]
 
@@ -225,7 +221,7 @@ def _parameters(phi: nn.Module, *parts: str) -> list[nn.Parameter]:
 
 
 # ------------------------------------------------------------
-# What a stitch can be trained to make small, by token of the target.
+# The losses of a stitch, by token of the target.
 
 Mapped = Sequence[Float[Tensor, "b t d"]]  # states that φ has brought to the target
 Own = Mapping[int, Float[Tensor, "b t d"]]  # the target's own states of these tokens, by layer
