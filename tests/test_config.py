@@ -379,7 +379,7 @@ IMPOSSIBLE = [  # by the key that the message names; test_ranges.py has the rang
     ("measure.distance", measure_schema("rsa"), {"distance": "euclid"}),
     ("measure.weights", measure_schema("mlem"), {"weights": "ful"}),
     ("measure.side", measure_schema("population"), {"side": "left"}),
-    ("population.generalizing", PopulationConfig, {"members": "feather-bert", "heuristic": [1]}),
+    ("population.generalizing", PopulationConfig, {"members": "feather-bert", "heuristic": [1, 2]}),
     ("population.per_group", PopulationConfig, {"base": "bert-mini", "size": 4, "per_group": 3}),
     ("population.parents", PopulationConfig, {"base": "bert-mini", "parents": {"G": []}}),
     ("trainer.num_nodes", TrainerConfig, {"num_nodes": 2}),

@@ -21,7 +21,6 @@ from thinkalike.config.roots import PROCESSES, AnalyzeConfig, MeasureConfig, Tra
 from thinkalike.config.schema import not_in_key, pairs_of_layers, ranged, relevant
 from thinkalike.config.sweeps import Made
 from thinkalike.config.training import (
-    SAE_STARTS,
     LoggerConfig,
     NLIConfig,
     PretrainConfig,
@@ -37,7 +36,6 @@ __all__ = [
     "PLUGGED",
     "PROCESSES",
     "RUNS",
-    "SAE_STARTS",
     "TASKS",
     "AnalyzeConfig",
     "DataConfig",

@@ -17,9 +17,9 @@ HOW_IT_RUNS = ("dtype", "device", "device_map", "quantization", "context", "proc
 MISSING = "???"  # a value that a file of conf/ gives
 DeviceMap = Literal["auto", "balanced", "balanced_low_0", "sequential", "cpu", "disk"]
 Share = Annotated[float, Field(ge=0, le=1)]
-Member = (
-    Annotated[int, Field(ge=0, strict=True)] | Annotated[str, Field(strict=True)]
-)  # the number of a model of a population, or its folder
+Number = Annotated[int, Field(ge=0, strict=True)]  # of a model of a population
+Folder = Annotated[str, Field(strict=True)]  # or its checkpoint
+Group = Annotated[list[Number | Folder], Field(min_length=2)]
 
 
 @dataclass
@@ -71,9 +71,7 @@ class DataConfig(Checked, part="data"):
 
     name: str = MISSING  # what results call it
     source: Literal["stdlib", "grammar", "text", "hub"] | None = None
-    files: list[FilePath] | None = not_in_key(
-        None
-    )  # source=text: files or globs; .txt .jsonl .jsonl.gz .jsonl.zst .parquet
+    files: list[FilePath] | None = not_in_key(None)  # source=text: files or globs; .txt .jsonl[.gz|.zst] .parquet
     sentences: int | None = ranged(None, least=1, most=COUNTS)  # source=grammar: how many
     hub_id: str | None = None  # source=hub: the repository of the data set, ORG/NAME
     subset: str | None = None  # source=hub: its configuration; null: the only one
@@ -88,9 +86,7 @@ class DataConfig(Checked, part="data"):
     report_tokens: int | None = ranged(None, least=2, most=COUNTS)  # held-out tokens that numbers are of
     report_share: float | None = ranged(None, above=0, below=1)  # share of the documents that only the report sees
     same_split: bool | None = None  # fit on the report's documents, too, as brown2023 did
-    cache: FilePath | None = not_in_key(
-        None
-    )  # folder of the token cache; null: $THINKALIKE_CACHE or ~/.cache/thinkalike
+    cache: FilePath | None = not_in_key(None)  # folder of tokens; null: $THINKALIKE_CACHE or ~/.cache/thinkalike
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -145,18 +141,14 @@ class PairsConfig(Checked, part="pairs"):
     heuristic: str | None = "lexical_overlap"  # which part of the challenge is reported on; null: all
     label: str | None = "non-entailment"  # the class of these pairs; null: both
     counterexamples: float = ranged(0.02, least=0, most=1)  # source=templates: share of fit pairs
-    lexical: float = ranged(
-        0.0, least=0, most=1
-    )  # source=templates: share of fit pairs like the challenge's l.-overlap
+    lexical: float = ranged(0.0, least=0, most=1)  # source=templates: share of fit pairs with lexical overlap
     truncate: bool = True  # cut pairs that are longer than the model can take; false refuses them
     seed: int = ranged(0, least=0, most=SEEDS)  # of templates, and of which pairs of a set are taken
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in ("fit_pairs", "report_pairs", "challenge_pairs"):
-            value = getattr(self, key)
-            if value is None and self.source == "templates":
-                raise ConfigError(f"pairs.{key} must be a number: templates give as many pairs as are asked for")
+        if self.source == "templates" and None in (self.fit_pairs, self.report_pairs, self.challenge_pairs):
+            raise ConfigError("pairs.fit_pairs, .report_pairs and .challenge_pairs must be numbers: templates are made")
 
     @property
     def unused(self) -> Collection[str]:
@@ -173,8 +165,8 @@ class PopulationConfig(Checked, part="population"):
     members: str | None = None  # or the model of which they are numbers; local: they are folders
     size: int | None = ranged(None, least=2, most=10**5)  # of fine-tunings of base without parents
     per_group: int = ranged(6, least=1, most=10**5)  # where groups are not named: best and worst on the challenge
-    generalizing: list[Member] | None = None  # numbers of members, or folders: one group
-    heuristic: list[Member] | None = None  # the other group
+    generalizing: Group | None = None  # numbers of members, or folders: one group
+    heuristic: Group | None = None  # the other group
     parents: dict[str, list[str]] | None = None  # {group: [words of task=nli]} of base; members are forks
     parent_options: list[str] = field(default_factory=list)  # words of task=nli that all parents share
     options: list[str] = field(default_factory=list)  # words of task=nli for each member's own fine-tuning
@@ -187,22 +179,15 @@ class PopulationConfig(Checked, part="population"):
         if self.published and not (self.generalizing or self.heuristic):
             accuracies = self.published.get("challenge", [])
             if len(accuracies) < 2 * self.per_group:
-                raise ConfigError(
-                    f"population.per_group={self.per_group} needs twice as many accuracies in population.published: "
-                    "{challenge: [...]}; give them, or name the groups: population.generalizing, .heuristic"
-                )
+                raise ConfigError(f"population.per_group={self.per_group} needs more population.published accuracies")
             ranked = sorted(range(len(accuracies)), key=lambda number: -accuracies[number])
             self.generalizing, self.heuristic = [*ranked[: self.per_group]], [*ranked[: -self.per_group - 1 : -1]]
-        for key in ("generalizing", "heuristic"):
-            group = getattr(self, key)
-            if self.members and (group is None or len(group) < 2):
-                raise ConfigError(f"population.{key}={group} needs at least two models of {self.members}")
+        if self.members and not (self.generalizing and self.heuristic):
+            raise ConfigError(f"population.generalizing= and .heuristic= must name models of {self.members}")
         if self.parents is not None:
             self._check_parents()
         elif self.base and not 2 <= self.per_group <= (self.size or 0) // 2:
-            raise ConfigError(
-                f"population.per_group={self.per_group} must lie between 2 and half of population.size={self.size}"
-            )
+            raise ConfigError(f"population.per_group={self.per_group} must be from 2 to half of size={self.size}")
 
     @property
     def unused(self) -> Collection[str]:
@@ -215,7 +200,4 @@ class PopulationConfig(Checked, part="population"):
         if self.null is not None and (len(self.null) != 2 or not {*self.null} < {*parents}):
             raise ConfigError(f"population.null={self.null} must name two of more groups: {', '.join(parents)}")
         if len(parents) < 2 or not self.base or self.per_group < 2:
-            raise ConfigError(
-                f"population.parents={parents} needs two groups or more, such as {{G: ['nli.index=0'], "
-                "H: ['nli.index=1']}, population.base, and population.per_group of 2 or more"
-            )
+            raise ConfigError(f"population.parents={parents} needs two groups or more, .base, and .per_group from 2")

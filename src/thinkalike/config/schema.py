@@ -201,10 +201,6 @@ def made(schema: type[Schema], values: Mapping[str, Any], path: str = "") -> Sch
         raise ConfigError(f"'{path}{name}' is not a setting; {nearest(path + name, [path + each for each in hints])}")
     for name, value in given.items():
         if dataclasses.is_dataclass(hints[name]) and not dataclasses.is_dataclass(value):
-            if not isinstance(value, Mapping):
-                raise ConfigError(
-                    f"{path}{name}={short(value)} must have settings of its own, such as {path}{name}.KEY="
-                )
             try:
                 given[name] = made(hints[name], value, f"{path}{name}.")  # type: ignore[arg-type]
             except ConfigError as error:  # the second model is `target` on a command line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Literal
 
 from thinkalike.config.schema import (
     CONTEXT,
@@ -175,7 +175,6 @@ class LoggerConfig(Checked, part="logger"):
 # How sparse autoencoders are trained, and where they begin; checks of these values.
 
 Start = Literal["random", "least_squares", "transferred"]
-SAE_STARTS = get_args(Start)
 WIDEST = 10**7
 REVIVED = 32  # latents
 LOOKS = 13  # at the report, after the one at the start

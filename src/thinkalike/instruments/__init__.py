@@ -132,6 +132,7 @@ def check_read(config: TrainConfig | AnalyzeConfig, jobs: Sequence[tuple[Instrum
         if key not in EVERY_JOB and not any(_reads(*each, config, key) for each in read):
             names = ", ".join(dict.fromkeys(kind.kind for kind, _ in jobs))
             parts = dict.fromkeys(part for kind, _ in jobs for part in (*kind.reads, *kind.inner_jobs_read))
+            key = key if key != "target" else "model@target"
             raise ConfigError(f"{key}= is not read by {names} with these settings; it reads {', '.join(parts)}")
 
 
