@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -54,7 +55,7 @@ class _Sentence:
     text: str = ""
     words: list[str] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
-    rows: list[dict[str, str | int | None]] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
     multiword: list[tuple[int, int, Span]] = field(default_factory=list)  # first word, last word, characters
 
     def add(self, line: str) -> None:
@@ -81,10 +82,14 @@ class _Sentence:
             return
         self.words.append(form)
         self.spans.append(span if due > covered else self.multiword[-1][2])
-        pairs = [] if feats == "_" else [each.split("=") for each in feats.split("|")]
+        pairs: list[list[str]] = [] if feats == "_" else [each.split("=") for each in feats.split("|")]
         if len({pair[0] for pair in pairs}) < len(pairs) or any(len(pair) != 2 or not all(pair) for pair in pairs):
             raise ValueError(f"FEATS {feats!r} are not Name=Value|Name=Value with different names, or _ for none")
-        ours = {"UPOS": None if upos == "_" else upos, "Word length": len(form), "Word position": due - 1}
+        ours: dict[str, Any] = {
+            "UPOS": None if upos == "_" else upos,
+            "Word length": len(form),
+            "Word position": due - 1,
+        }
         self.rows.append(dict(pairs) | ours)
 
     def end(self) -> None:

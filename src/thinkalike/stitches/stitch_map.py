@@ -121,7 +121,7 @@ class StitchMap(nn.Module, ModelHubMixin):
             if (stated := {name: config[name] for name in FORMAT}) != FORMAT:
                 raise StitchError(f"{folder / CONFIG} says {stated}, and this reads {FORMAT}")
             parts: dict[str, Any] = load_file(folder / WEIGHTS)
-            return cls(**parts, **{side: Site(**config[side]) for side in ("source", "target")})
+            return cls(**parts, source=Site(**config["source"]), target=Site(**config["target"]))
 
     @classmethod
     def from_pretrained(

@@ -81,6 +81,7 @@ class Finetuning(WholeModel):
     """
 
     config: NLIConfig
+    model: Any  # a classifier of transformers
 
     def __init__(self, model: Any, pairs: EncodedPairs, labels: Int[Tensor, " n"], config: NLIConfig, seed: int):
         steps = max(config.epochs * len(pairs) // config.pairs_per_step, 1)
@@ -90,7 +91,7 @@ class Finetuning(WholeModel):
         blocks = model.base_model.encoder.layer
         if config.freeze > len(blocks):
             raise ModelError(f"nli.freeze={config.freeze}, but there are {len(blocks)} blocks")
-        for part in [model.base_model.embeddings, *blocks[: config.freeze]] if config.freeze else []:
+        for part in (model.base_model.embeddings, *blocks[: config.freeze]) if config.freeze else ():
             part.requires_grad_(False)
 
     def transfer_batch_to_device(self, batch: Tensor, *_: Any) -> Tensor:

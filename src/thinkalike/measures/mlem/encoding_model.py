@@ -194,7 +194,8 @@ class MLEM(BaseEstimator):
         fitted = Fitted(*state.pop("_found"))
         state["level_weights_"] = [LevelWeights(*each) for each in state["level_weights_"]]
         encoder = state["encoder_"] | {"columns": Columns(*state["encoder_"]["columns"])}
-        vars(model).update(state, _fitted=fitted, encoder_=FeatureEncoder(**encoder))
+        for name, value in (state | {"_fitted": fitted, "encoder_": FeatureEncoder(**encoder)}).items():
+            setattr(model, name, value)
         return model
 
     def read(self, X: Any, Y: Any, groups: Any = None, columns: Columns | None = None) -> Table:

@@ -56,13 +56,19 @@ class SparseAutoencoder(nn.Module):
         """
         if len(ks := {each.k for each in several}) > 1:
             raise ValueError(f"autoencoders of one stack must have the same k, not {', '.join(sorted(map(str, ks)))}")
-        parts = zip(*(each.parameters() for each in several), strict=True)
-        return cls(*(torch.stack([part.detach() for part in same]) for same in parts), k=several[0].k)
+        W_enc, b_enc, W_dec, b_dec = (
+            torch.stack(same) for same in zip(*(each.weights() for each in several), strict=True)
+        )
+        return cls(W_enc, b_enc, W_dec, b_dec, several[0].k)
+
+    def weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return detached W_enc, b_enc, W_dec and b_dec, in the order of the constructor."""
+        return self.W_enc.detach(), self.b_enc.detach(), self.W_dec.detach(), self.b_dec.detach()
 
     def unstacked(self) -> list[SparseAutoencoder]:
         """Return each autoencoder of a stack by itself."""
-        parts = (part.detach().clone() for part in self.parameters())  # in the order of the constructor
-        return [SparseAutoencoder(*each, k=self.k) for each in zip(*parts, strict=True)]
+        each = zip(*(part.clone() for part in self.weights()), strict=True)
+        return [SparseAutoencoder(W_enc, b_enc, W_dec, b_dec, self.k) for W_enc, b_enc, W_dec, b_dec in each]
 
     @property
     def d(self) -> int:
