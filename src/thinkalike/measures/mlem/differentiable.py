@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from thinkalike.arguments import check_choice, takes_arrays
 from thinkalike.measures.mlem.features import Features
-from thinkalike.measures.mlem.levels import level_ridge, pair_sizes
+from thinkalike.measures.mlem.levels import level_counts, level_ridge, pair_sizes
 from thinkalike.measures.mlem.terms import predict, terms_of
 
 LOSSES = ("squared_error", "pearson", "spearman")
@@ -83,13 +83,14 @@ class DifferentiableMLEM(nn.Module):
     ) -> Float[Tensor, ""]:
         """Return the loss on pairs of stimuli, differentiable in W and in `states`; at least 0.
 
+        It is NaN under pearson and spearman if all predictions or all distances are equal.
+
         Args:
             features: The features of the same n stimuli.
             pairs: The pairs of stimuli; by default all i < j.
 
         Raises:
-            ValueError: There are not as many states as stimuli; under pearson and spearman, predictions or distances
-                are all equal, or not finite.
+            ValueError: There are not as many states as stimuli.
         """
         if len(states) != len(features):
             raise ValueError(f"there are {len(states)} states of {len(features)} stimuli: give one for each")
@@ -113,21 +114,14 @@ class DifferentiableMLEM(nn.Module):
         if not self.terms:
             return self.weights.square().sum()
         every = torch.zeros(len(features), dtype=torch.int64, device=self.root.device)
-        ridge = level_ridge(pair_sizes(features, self.terms, every), self.terms)[0].to(self.root.dtype)
+        ridge = level_ridge(pair_sizes(level_counts(features, every), self.terms), self.terms)[0].to(self.root.dtype)
         return self.weights @ ridge @ self.weights
 
 
 def pearson(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> Float[Tensor, ""]:
-    """Return Pearson's r of two vectors, in [-1, 1].
-
-    Raises:
-        ValueError: A vector is constant, or not finite.
-    """
+    """Return Pearson's r of two vectors, in [-1, 1]; NaN if one of them is constant."""
     x, y = x - x.mean(), y - y.mean()
-    norm = x.norm() * y.norm()
-    if not norm > 0:
-        raise ValueError(f"{len(x)} predictions or distances are all equal, or not finite")
-    return x @ y / norm
+    return x @ y / (x.norm() * y.norm())
 
 
 def soft_ranks(values: Float[Tensor, " p"], strength: float) -> Float[Tensor, " p"]:

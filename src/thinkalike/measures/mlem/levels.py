@@ -92,23 +92,27 @@ def _completed(
     return path
 
 
-def pair_sizes(features: Features, terms: Sequence[Term], cells: Int[Tensor, " n"]) -> Float[Tensor, "s r"]:
-    """Return n_a + n_b of each pair of levels in each set of stimuli, see `normal_equations`; 0 for another term."""
-    number = int(cells.max()) + 1
-    sizes = torch.zeros(1 if number == 1 else 1 + number, len(terms) - 1, dtype=torch.float64, device=cells.device)
+def pair_sizes(counts: Sequence[Float[Tensor, "s _"]], terms: Sequence[Term]) -> Float[Tensor, "s r"]:
+    """Return n_a + n_b of each pair of levels in each set of stimuli, from `level_counts`; 0 for another term."""
+    sizes = counts[0].new_zeros(len(counts[0]), len(terms) - 1)
     for (feature, *_), places in grouped(terms):
-        if size := features.known[feature]:
-            counts = level_counts(features, feature, cells)
-            left, right = torch.triu_indices(size, size, 1, device=cells.device)
-            sizes[:, places.start : places.stop - 1] = counts[:, left] + counts[:, right]
+        if known := counts[feature].shape[1]:
+            left, right = torch.triu_indices(known, known, 1, device=sizes.device)
+            sizes[:, places.start : places.stop - 1] = counts[feature][:, left] + counts[feature][:, right]
     return sizes
 
 
-def level_counts(features: Features, feature: int, cells: Int[Tensor, " n"]) -> Float[Tensor, "s k"]:
-    """Return the number of stimuli of each level of a feature in each set of stimuli."""
-    size, number = features.known[feature], int(cells.max()) + 1
-    key = cells * (size + 1) + features.levels[:, feature].clamp(-1, size - 1).long() + 1
-    return of_sets(torch.bincount(key, minlength=number * (size + 1)).view(number, -1).double())[:, 1:]
+def level_counts(features: Features, cells: Int[Tensor, " n"]) -> list[Float[Tensor, "s _"]]:
+    """Return the number of stimuli of each level of each feature in each set of stimuli, see `normal_equations`.
+
+    A feature with one weight has no levels to count: (s, 0).
+    """
+    number, found = int(cells.max()) + 1, []
+    for feature, known in enumerate(features.known):
+        key = cells * (known + 1) + features.levels[:, feature].clamp(-1, known - 1).long() + 1
+        counts = torch.bincount(key, minlength=number * (known + 1)).view(number, -1)
+        found.append(of_sets(counts.double())[:, 1:])
+    return found
 
 
 # ---- Points
@@ -118,11 +122,11 @@ class Points:
     """The weights of all terms as linear functions of semidefinite matrices, one per feature.
 
     Args:
-        counts: The number of stimuli of each level of each feature; None for a feature with one weight, whose matrix
+        counts: The number of stimuli of each level of each feature; none for a feature with one weight, whose matrix
             has one entry.
     """
 
-    def __init__(self, terms: Sequence[Term], counts: Sequence[Float[Tensor, " k"] | None]):
+    def __init__(self, terms: Sequence[Term], counts: Sequence[Float[Tensor, " _"]]):
         parts, self.sizes = [], []
         for (feature, *_), places in grouped(terms):
             part = _of_one(counts[feature], places.stop - places.start)
@@ -144,9 +148,9 @@ class Points:
         return psd_least_squares(system, aim, self.sizes) @ design.T
 
 
-def _of_one(counts: Float[Tensor, " k"] | None, terms: int) -> Float[Tensor, "t q"]:
+def _of_one(counts: Float[Tensor, " k"], terms: int) -> Float[Tensor, "t q"]:
     """Return the weights of one feature's terms per entry of its matrix."""
-    if counts is None:
+    if not len(counts):
         return torch.ones(1, 1, dtype=torch.float64)
     there = counts > 0
     root = counts[there].sqrt()

@@ -13,7 +13,7 @@ from torch import Tensor
 from thinkalike.measures.estimates import stimulus_folds
 from thinkalike.measures.mlem.features import Features
 from thinkalike.measures.mlem.least_squares import nnls, psd_least_squares, to_matrix
-from thinkalike.measures.mlem.levels import Points, level_path
+from thinkalike.measures.mlem.levels import Points, level_path, pair_sizes
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 from thinkalike.measures.mlem.sums import centred
 from thinkalike.measures.mlem.terms import Term, grouped, terms_of
@@ -81,9 +81,9 @@ def fit_weights(
     sums = stimulus_pairs.sums(features, terms, division.cells)
     varies = ~_constant(centred(sums)[0, :, : len(terms) - 1] / sums[0, 0, 0], terms)
     if any(features.known):
-        sizes = stimulus_pairs.level_sizes(features, terms, division.cells)
-        points = Points(terms, stimulus_pairs.level_counts(features)) if euclidean else None
-        path = level_path(centred(sums), varies & (sums[:, 0, 1 : len(terms)] > 0), sizes, terms, alphas, points)
+        counts, used = stimulus_pairs.level_counts(features, division.cells), sums[:, 0, 1 : len(terms)] > 0
+        points = Points(terms, [each[0] for each in counts]) if euclidean else None
+        path = level_path(centred(sums), varies & used, pair_sizes(counts, terms), terms, alphas, points)
     else:
         path = _path(sums, varies, terms, alphas)
     layers = torch.arange(path.shape[2], device=path.device)

@@ -13,7 +13,7 @@ from torch import Tensor
 from thinkalike.measures.distances.comparators import spearman_of_patterns, spearman_of_units, unit_ranks
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.mlem.features import Features
-from thinkalike.measures.mlem.levels import level_counts, pair_sizes
+from thinkalike.measures.mlem.levels import level_counts
 from thinkalike.measures.mlem.sums import normal_equations, sums_of_given_pairs
 from thinkalike.measures.mlem.terms import Term, distinct, mostly_different, predict
 
@@ -100,18 +100,13 @@ class StimulusPairs:
             return normal_equations(features.take(self.index), self.layers, terms, cells)
         return sums_of_given_pairs(self.differences(features), self.targets(), terms, cells)
 
-    def level_sizes(self, features: Features, terms: Sequence[Term], cells: Int[Tensor, " k"]) -> Float[Tensor, "s r"]:
-        """Return `pair_sizes` for each set of `sums`; with folds of pairs every set has all stimuli."""
+    def level_counts(self, features: Features, cells: Int[Tensor, " k"]) -> list[Float[Tensor, "s _"]]:
+        """Return `level_counts` for each set of `sums`; with folds of pairs every set has all stimuli."""
         own = features.take(self.index)
         if self.chosen is None:
-            return pair_sizes(own, terms, cells)
+            return level_counts(own, cells)
         sets = 1 + (int(cells.max()) + 1) * bool(cells.any())
-        return pair_sizes(own, terms, torch.zeros_like(self.index)).expand(sets, -1)
-
-    def level_counts(self, features: Features) -> list[Float[Tensor, " k"] | None]:
-        """Return the number of stimuli of each level of each feature; None for a feature with one weight."""
-        own, one = features.take(self.index), torch.zeros_like(self.index)
-        return [level_counts(own, f, one)[0] if size else None for f, size in enumerate(features.known)]
+        return [counts.expand(sets, -1) for counts in level_counts(own, torch.zeros_like(self.index))]
 
     def score(
         self, variants: Sequence[Sequence[Tensor]], terms: Sequence[Term], weights: Float[Tensor, "*b l r"]

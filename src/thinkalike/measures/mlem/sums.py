@@ -7,18 +7,9 @@ follow from sums over stimuli, so that no pair is formed.
 **Indicators.** With E_T = 1[equal on all features of T], a product of indicators over U is Σ_{T ⊆ U} (-1)^|T| E_T; and
 over the pairs within a block of n stimuli, Σ 1 = n (n - 1) / 2 and Σ ‖x - y‖² = n Σ ‖x‖² - ‖Σ x‖².
 
-**Pairs of levels.** With N_a the number, S_a the sum and Q_a the sum of the squared norms of the stimuli of level a,
-and M_ac the number of those that also have c, the pairs of stimuli of the levels a ≠ b of one feature
-
-| are | N_a N_b |
-|---|---|
-| and of the levels c ≠ d of any feature | M_ac M_bd + M_ad M_bc |
-| and differ in a feature that is not ignored | (Σ_c M_ac) (Σ_c M_bc) - Σ_c M_ac M_bc |
-| and their squared distances sum to | N_a Q_b + N_b Q_a - 2 S_a · S_b |
-
-**Scaled features.** Every regressor, and the squared distance of states, is z_i' C z_j of some columns z of each
-stimulus. With p = 1 where a feature has a value x, counted from its mean, and q = 1 where it lacks one that is not
-ignored (x = 0 there),
+**Scaled features and pairs of levels.** Every regressor, and the squared distance of states, is z_i' C z_j of some
+columns z of each stimulus. With p = 1 where a feature has a value x, counted from its mean, and q = 1 where it lacks
+one that is not ignored (x = 0 there),
 
 | term | z | z_i' C z_j |
 |---|---|---|
@@ -27,14 +18,16 @@ ignored (x = 0 there),
 | the levels a ≠ b | h_a, h_b | h_a,i h_b,j + h_b,i h_a,j |
 | a squared distance | 1, ‖v‖², v | ‖v_i‖² + ‖v_j‖² - 2 v_i · v_j |
 
-So a product of two sums to tr(C M C' M') / 2 over the pairs i < j, with M = Σ_i z_i z'_i of the columns of both.
+The product of two such terms sums to tr(C M D' M') / 2 over the pairs i < j, with D the form of the other term and
+M = Σ_i z_i z'_i of the columns of both. If the first term is of the levels a ≠ b, this is the entry (a, b) of M D' M'.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
-from itertools import accumulate, combinations, combinations_with_replacement
+from itertools import combinations, combinations_with_replacement
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -43,7 +36,7 @@ from torch.nn.functional import one_hot
 
 from thinkalike.measures.distances.neural import PANEL, NeuralDistances
 from thinkalike.measures.mlem.features import Features
-from thinkalike.measures.mlem.terms import Term, regressors
+from thinkalike.measures.mlem.terms import Term, grouped, regressors
 
 
 def normal_equations(
@@ -57,22 +50,22 @@ def normal_equations(
     Args:
         cells: The cell of each stimulus, from 0. Each set but the first leaves out one cell, if there are several.
     """
-    products = any(features.scaled[f] or features.scaled[g] for f, g in (term for term in terms if _is_product(term)))
-    if products or not all(layer.exact for layer in layers):
+    mixed = [feature for term in terms if len(term) == 2 and term[0] != term[1] for feature in term]
+    if any(features.scaled[feature] for feature in mixed) or not all(layer.exact for layer in layers):
         return sums_by_pair(features, layers, terms, cells)
-    plain = [place for place, term in enumerate(terms) if not is_scaled(features, term)]
-    of_levels = sums_of_level_pairs if any(features.known) else sums_by_level
-    part = of_levels(features, layers, [terms[place] for place in plain], cells)
+    plain = [place for place, term in enumerate(terms) if len(term) < 3 and not _is_scaled(features, term)]
+    part = sums_by_level(features, layers, [terms[place] for place in plain], cells)
     if len(plain) == len(terms):
         return part
     sums = part.new_zeros(len(part), len(terms), len(terms) + len(layers))
     sums[:, torch.tensor(plain)[:, None], [*plain, *range(len(terms), sums.shape[2])]] = part
-    add_positions(sums, features, layers, terms, cells)
+    add_forms(sums, features, layers, terms, cells)
     return sums
 
 
-def _is_product(term: Term) -> bool:
-    return len(term) == 2 and term[0] != term[1]
+def _is_scaled(features: Features, term: Term) -> bool:
+    """Return whether a term is Δ_f² of a scaled feature."""
+    return len(term) == 2 and term[0] == term[1] and features.scaled[term[0]]
 
 
 def centred(sums: Float[Tensor, "s t u"]) -> Float[Tensor, "s r v"]:
@@ -170,109 +163,44 @@ def _products_of(
     return of_sets(torch.stack([left[rows].T @ right[rows] for rows in _members(cells)]))
 
 
-# ---- Pairs of levels
+# ---- Scaled features and pairs of levels
+
+SCALED = ((0, 0, 1, 1), (0, -2, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))  # C of p, x, x², q
 
 
-def sums_of_level_pairs(
-    features: Features, layers: Sequence[NeuralDistances], terms: Sequence[Term], cells: Int[Tensor, " n"]
-) -> Float[Tensor, "s t u"]:
-    """Return the table of `normal_equations`, for indicators, pairs of levels and squared Euclidean distances."""
-    single = [place for place, term in enumerate(terms) if len(term) < 3]
-    plain = sums_by_level(features, layers, [terms[place] for place in single], cells)
-    sums = plain.new_zeros(len(plain), len(terms), len(terms) + len(layers))
-    sums[:, torch.tensor(single)[:, None], [*single, *range(len(terms), sums.shape[2])]] = plain
-    held, left, right, places = _stacked(features, terms)
-    shared = _products_of(held, held, cells)
-    count = shared.diagonal(dim1=1, dim2=2)
-    sums[:, places, 0] = sums[:, 0, places] = count[:, left] * count[:, right]
-    straight = shared[:, left[:, None], left] * shared[:, right[:, None], right]
-    sums[:, places[:, None], places] = straight + shared[:, left[:, None], right] * shared[:, right[:, None], left]
-    for place in single[1:]:
-        both = _products_of(held, _hot(features.levels[:, terms[place][0]]), cells)
-        present, alike = both.sum(2), (both @ both.mT)[:, left, right]
-        sums[:, places, place] = sums[:, place, places] = present[:, left] * present[:, right] - alike
-    for place, layer in enumerate(layers, len(terms)):
-        norms = _products_of(held, layer.states.square().sum(1, keepdim=True), cells)[..., 0]
-        total = _products_of(held, layer.states, cells)
-        product = (total @ total.mT)[:, left, right]
-        sums[:, places, place] = count[:, left] * norms[:, right] + count[:, right] * norms[:, left] - 2 * product
-    return sums
+class _Forms(NamedTuple):
+    """The terms of one feature as forms in some columns of each stimulus."""
+
+    places: Int[Tensor, " k"]  # of the terms
+    columns: Float[Tensor, "n c"]
+    pairs: tuple[Tensor, Tensor] | None  # the two levels of each term; None for a scaled feature
+
+    @classmethod
+    def of(cls, features: Features, feature: int, places: slice) -> _Forms:
+        device, known = features.levels.device, features.known[feature]
+        if not known:
+            return cls(torch.tensor([places.start + 1], device=device), _scaled_columns(features, feature), None)
+        left, right = torch.triu_indices(known, known, 1, device=device)
+        held = one_hot(features.levels[:, feature].clamp(min=-1).long() + 1, known + 1)[:, 1:].double()
+        return cls(torch.arange(places.start + 1, places.stop, device=device), held, (left, right))
+
+    def read(self, product: Float[Tensor, "s c c"]) -> Float[Tensor, "s k"]:
+        """Return the sums of these terms times another term, from its M D' M'."""
+        if self.pairs is None:
+            return (product.new_tensor(SCALED) * product).sum((1, 2))[:, None] / 2
+        return product[:, self.pairs[0], self.pairs[1]]
+
+    def times(self, other: _Forms, shared: Float[Tensor, "s c d"]) -> Float[Tensor, "s k m"]:
+        """Return the sums of these terms times those of another feature, from M."""
+        if other.pairs is None:
+            return self.read(shared @ shared.new_tensor(SCALED) @ shared.mT)[..., None]
+        if self.pairs is None:
+            return other.times(self, shared.mT).mT
+        (a, b), (c, d) = (part[:, None] for part in self.pairs), other.pairs
+        return shared[:, a, c] * shared[:, b, d] + shared[:, a, d] * shared[:, b, c]
 
 
-def _stacked(features: Features, terms: Sequence[Term]) -> tuple[Float[Tensor, "n c"], Tensor, Tensor, Tensor]:
-    """Return indicators of the levels of all features, and the two levels and the place of each term of known ones."""
-    known, offsets = features.known, [0, *accumulate(features.known)]
-    held = [_hot(features.levels[:, feature], size) for feature, size in enumerate(known) if size]
-    pairs = [(place, term) for place, term in enumerate(terms) if len(term) == 3 and term[1] < known[term[0]]]
-    ends = [[offsets[term[0]] + term[side] for _, term in pairs] for side in (1, 2)]
-    left, right, places = (torch.tensor(x, device=held[0].device) for x in (*ends, [place for place, _ in pairs]))
-    return torch.cat(held, 1), left, right, places
-
-
-def _hot(levels: Int[Tensor, " n"], size: int | None = None) -> Float[Tensor, "n c"]:
-    """Return one column per level from 0; a stimulus of a negative level is in none."""
-    number = (int(levels.max()) if size is None else size - 1) + 2
-    return one_hot(levels.clamp(min=-1).long() + 1, number)[:, 1:].double()
-
-
-# ---- Scaled features
-
-FORM = ((0, 0, 1, 1), (0, -2, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))  # C of p, x, x², q
-
-
-def is_scaled(features: Features, term: Term) -> bool:
-    """Return whether a term is Δ_f² of a scaled feature."""
-    return len(term) == 2 and term[0] == term[1] and features.scaled[term[0]]
-
-
-def add_positions(
-    sums: Float[Tensor, "s t u"],
-    features: Features,
-    layers: Sequence[NeuralDistances],
-    terms: Sequence[Term],
-    cells: Int[Tensor, " n"],
-) -> None:
-    """Write the rows and columns of scaled features into the table of `normal_equations`."""
-    places = [place for place, term in enumerate(terms) if is_scaled(features, term)]
-    columns = torch.cat([_columns(features, terms[place][0]) for place in places], 1)
-    form = columns.new_tensor(FORM)
-
-    def both(right: Float[Tensor, "n m"]) -> Float[Tensor, "s f 4 m"]:
-        return _products_of(columns, right, cells).unflatten(1, (len(places), 4))
-
-    alone = both(torch.ones_like(columns[:, :1]))
-    sums[:, places, 0] = sums[:, 0, places] = _halved(form @ alone, alone)
-    shared = both(columns).view(len(alone), len(places), 4, len(places), 4).movedim(2, 3)
-    where = torch.tensor(places)
-    sums[:, where[:, None], where] = _halved(form @ shared @ form, shared)
-    for place, layer in enumerate(layers, len(terms)):
-        ends = both(layer.states.square().sum(1, keepdim=True))
-        total = both(layer.states)
-        sums[:, places, place] = 2 * _halved(form @ ends, alone) - 2 * _halved(form @ total, total)
-    for feature in sorted({term[0] for term in terms[1:] if not is_scaled(features, term)}):
-        known = features.known[feature]
-        held = _by_level(features.levels[:, feature], known, columns, cells)
-        _add_levels(sums, feature, known, held.unflatten(2, (len(places), 4)).movedim(1, 3), places, terms)
-
-
-def _add_levels(
-    sums: Tensor, feature: int, known: int, held: Float[Tensor, "s f 4 c"], places: list[int], terms: Sequence[Term]
-) -> None:
-    """Write the products of scaled features with an indicator, or with the pairs of the levels of a feature."""
-    form = held.new_tensor(FORM)
-    if known:
-        others = [place for place, term in enumerate(terms) if len(term) == 3 and term[0] == feature][:-1]
-        left, right = torch.triu_indices(known, known, 1, device=held.device)
-        found = (held.mT @ form @ held)[..., left, right]  # no stimulus has a level beyond the known ones
-    else:
-        others = [terms.index((feature, feature))]
-        present = held.sum(-1, keepdim=True)
-        found = (_halved(form @ present, present) - _halved(form @ held, held))[..., None]
-    sums[:, torch.tensor(places)[:, None], others] = found
-    sums[:, torch.tensor(others)[:, None], places] = found.mT
-
-
-def _columns(features: Features, feature: int) -> Float[Tensor, "n 4"]:
+def _scaled_columns(features: Features, feature: int) -> Float[Tensor, "n 4"]:
     place = features.positions[:, feature] / features.ranges[feature]
     there = ~place.isnan()
     x = torch.where(there, place - place.nanmean(), 0)
@@ -280,18 +208,55 @@ def _columns(features: Features, feature: int) -> Float[Tensor, "n 4"]:
     return torch.stack([there.double(), x, x.square(), lacks.double()], 1)
 
 
+def add_forms(
+    sums: Float[Tensor, "s t u"],
+    features: Features,
+    layers: Sequence[NeuralDistances],
+    terms: Sequence[Term],
+    cells: Int[Tensor, " n"],
+) -> None:
+    """Write the rows and columns of scaled features and of pairs of levels into the table of `normal_equations`.
+
+    The weight of pairs with a level that is new to training has sums of 0, since no stimulus here has such a level.
+    """
+    formed = [
+        _Forms.of(features, term[0], places)
+        for term, places in grouped(terms)
+        if len(term) == 1 or _is_scaled(features, term)
+    ]
+    columns = torch.cat([each.columns for each in formed], 1)
+
+    def shared_with(right: Float[Tensor, "n m"]) -> Sequence[Float[Tensor, "s c m"]]:
+        return _products_of(columns, right, cells).split([each.columns.shape[1] for each in formed], 1)
+
+    def write(place: int, products: Iterable[Float[Tensor, "s c c"]]) -> None:
+        for each, product in zip(formed, products, strict=True):
+            sums[:, each.places, place] = each.read(product)
+            if place < len(terms):
+                sums[:, place, each.places] = sums[:, each.places, place]
+
+    total = shared_with(torch.ones_like(columns[:, :1]))
+    write(0, (each @ each.mT for each in total))
+    for place, term in enumerate(terms):
+        if len(term) == 2 and not _is_scaled(features, term):
+            held = _by_level(features.levels[:, term[0]], columns, cells).split([len(x[0]) for x in total], 2)
+            write(place, (each.sum(1)[:, :, None] * each.sum(1)[:, None] - each.mT @ each for each in held))
+    for place, layer in enumerate(layers, len(terms)):
+        parts = total, shared_with(layer.states.square().sum(1, keepdim=True)), shared_with(layer.states)
+        write(place, (m @ n.mT + n @ m.mT - 2 * v @ v.mT for m, n, v in zip(*parts, strict=True)))
+    for other in formed:
+        for each, shared in zip(formed, shared_with(other.columns), strict=True):
+            sums[:, each.places[:, None], other.places] = each.times(other, shared)
+
+
 def _by_level(
-    levels: Int[Tensor, " n"], known: int, columns: Float[Tensor, "n m"], cells: Int[Tensor, " n"]
+    levels: Int[Tensor, " n"], columns: Float[Tensor, "n m"], cells: Int[Tensor, " n"]
 ) -> Float[Tensor, "s c m"]:
     """Return the sums of the columns over the stimuli of each level from 0; a negative level is left out."""
-    number, size = int(cells.max()) + 1, max(int(levels.max()) + 1, known, 1) + 1
+    number, size = int(cells.max()) + 1, int(levels.max().clamp(min=0)) + 2
     keys = cells * size + levels.clamp(min=-1) + 1
     found = columns.new_zeros(number * size, columns.shape[1]).index_add_(0, keys, columns)
     return of_sets(found.view(number, size, -1))[:, 1:]
-
-
-def _halved(left: Float[Tensor, "*b 4 m"], right: Float[Tensor, "*b 4 m"]) -> Float[Tensor, "*b"]:
-    return (left * right).sum((-2, -1)) / 2
 
 
 # ---- Explicit pairs
