@@ -106,7 +106,7 @@ def model_scores(
     known = found.isfinite().flatten(1).all(1)
     if (lost := resamples - int(known.sum())) * 2 > resamples:
         raise ValueError(f"the distances of a layer are constant in {lost} of {resamples} resamples: use more stimuli")
-    found, draws = found[known], draws.take(known)
+    found, draws = found[known], Draws(draws.subjects[known], draws.stimuli[known], draws.units)
     return ModelScores(values, found[:, :m], ceiling, found[:, m:].diagonal(dim1=1, dim2=2), draws)
 
 
@@ -134,8 +134,6 @@ def noise_ceiling(subjects: Float[Tensor, "s p"], comparator: str = "spearman") 
         ValueError: There are fewer than two subjects; see `compare`.
     """
     s = len(subjects)
-    if s < 2:
-        raise ValueError(f"a noise ceiling needs two subjects or more, not {s}")
     comparable(subjects, comparator)
     normalised = _normalised(subjects.double(), comparator)
     pool = normalised.mean(0, keepdim=True)
@@ -166,10 +164,6 @@ class Draws(NamedTuple):
     subjects: Float[Tensor, "r s"]
     stimuli: Float[Tensor, "r n"]
     units: int  # the number of stimuli, or groups of them, from which a resample is drawn
-
-    def take(self, kept: Tensor) -> Draws:
-        """Return the resamples at an index."""
-        return Draws(self.subjects[kept], self.stimuli[kept], self.units)
 
 
 def draw(subjects: int, stimuli: int, resamples: int, seed: int = 0, groups: Int[Tensor, " n"] | None = None) -> Draws:

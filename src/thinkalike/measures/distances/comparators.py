@@ -203,11 +203,7 @@ def _ranking(profiles: Float[Tensor, "l f"], name: str) -> np.ndarray:
 
 def mid_ranks(values: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
     """Return ranks from 1 along the last axis, in float64; ties share the mean of their ranks."""
-    return torch.stack([_row_ranks(row) for row in _rows(values)]).view(values.shape)
-
-
-def _rows(values: Float[Tensor, "*b n"]) -> Float[Tensor, "k n"]:
-    return values.reshape(values.shape[:-1].numel(), values.shape[-1])
+    return torch.stack([_row_ranks(row) for row in values.reshape(-1, values.shape[-1])]).view(values.shape)
 
 
 def _row_ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
@@ -258,14 +254,8 @@ def spearman(x: Float[Tensor, "*b n"], y: Float[Tensor, "*b n"]) -> Float[Tensor
     """
     refuse_nan(x, "x")
     refuse_nan(y, "y")
-    left, right = (unit_ranks(_rows(part)) for part in (x, y))
+    left, right = (unit_ranks(part.reshape(-1, part.shape[-1])) for part in (x, y))
     return (left * right).sum(-1).view(x.shape[:-1])
-
-
-def spearman_of_units(values: Float[Tensor, " n"], unit: Float[Tensor, " n"]) -> Float[Tensor, ""]:
-    """Return Spearman's ρ of values with others whose `unit_ranks` are given, NaN where the values are constant."""
-    ranks = _row_ranks(values).sub_((len(values) + 1) / 2)
-    return ranks @ unit / ranks.norm()
 
 
 def spearman_of_patterns(

@@ -134,11 +134,6 @@ class NeuralDistances:
         """Return (D^N)² of all pairs i < j of stimuli, in the order of `upper`."""
         return self.squared().flatten()[upper(len(self), self.states.device)]
 
-    def extremes(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-        """Return the smallest and the largest (D^N)² of two different stimuli."""
-        low, high = self.vector().aminmax()
-        return low, high
-
 
 def _transformed(states: Float[Tensor, "n d"], distance: str, name: str) -> Float[Tensor, "n _"]:
     """Return the states with these Euclidean distances."""

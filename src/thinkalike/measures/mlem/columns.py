@@ -22,7 +22,6 @@ Level = str | bool | int | float
 Kind = str | Sequence[Level]  # "auto", one of KINDS, or the levels of an ordinal feature in order
 Kinds = Kind | Sequence[Kind] | Mapping[Any, Kind]
 EMPTY = ("", "nan", "NaN")  # missing values in an array of text
-INFERRED = ("auto", "continuous")  # the kind that was asked for, and the one that was found
 
 
 class Columns(NamedTuple):
@@ -49,7 +48,8 @@ class Columns(NamedTuple):
         labels = names or tuple(map(str, range(len(columns))))
         each = list(zip(columns, _each(kinds, labels), labels, strict=True))
         found, levels = zip(*(_settled(column, kind, label, typed) for column, kind, label in each), strict=True)
-        if inferred := [label for (_, kind, label), own in zip(each, found, strict=True) if (kind, own) == INFERRED]:
+        kinds_of = zip(each, found, strict=True)
+        if inferred := [label for (_, kind, label), own in kinds_of if kind == "auto" and own == "continuous"]:
             message = f"taken for continuous, for their many values with fractions: features {', '.join(inferred)}"
             warnings.warn(f"{message}: Δ is their distance over its range; kinds= says otherwise", stacklevel=4)
         return cls(names, found, levels)
@@ -59,7 +59,7 @@ class Columns(NamedTuple):
         return self.names[feature] if self.names else str(feature)
 
     def place(self, feature: int | str) -> int:
-        """Return the number of a feature given by number or name; raise a ValueError if there is none."""
+        """Return the number of a feature given by number or name; a ValueError says that there is none."""
         if feature in self.names:
             return self.names.index(str(feature))
         if feature not in range(len(self.kinds)):
@@ -162,7 +162,8 @@ def _settled(column: pd.Series, kind: Kind, label: str, typed: bool) -> tuple[st
         raise ValueError(f"feature {label} is ordinal: give its levels in order, as kinds={{{label!r}: [...]}}")
     if hasattr(column, "cat"):
         return own, tuple(map(_plain, column.cat.categories))
-    return own, tuple(sorted({level for level in _values(column) if level is not None}, key=_order))
+    present = {level for level in _values(column) if level is not None}
+    return own, tuple(sorted(present, key=lambda level: (isinstance(level, str), level)))
 
 
 def _read(column: pd.Series, levels: list[Level] | None) -> Float[Tensor, " n"]:
@@ -185,7 +186,3 @@ def _plain(value: Any) -> Level:
     """Return a level as Python has it; dates, intervals and the like as text."""
     value = value.item() if isinstance(value, np.generic) else value
     return value if isinstance(value, Level) else str(value)
-
-
-def _order(level: Level) -> tuple[bool, Any]:
-    return isinstance(level, str), level

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -120,7 +120,7 @@ class MLEM(BaseEstimator):
                 all distances of a layer are equal; see `NeuralDistances`, `FeatureEncoder`, `stimulus_folds`.
         """
         table = self.read(X, Y, groups)
-        self.encoder_ = self.encoder(table.values, table.columns)
+        self.encoder_ = FeatureEncoder.of(table.values, table.columns, self.difference, self.missing)
         features = self.encoder_.encode_values(table.values)
         fitted = self.fit_weights(features, table.stimulus_pairs, self.divide(table.stimulus_pairs, table.groups))
         self.correlation_, self.condition_number_ = describe(fitted, features.labels)
@@ -172,11 +172,7 @@ class MLEM(BaseEstimator):
         return float(scores[0]) if table.single else scores
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the parameters, which must not be functions, and the fit to a file.
-
-        Raises:
-            ValueError: The model was not fitted.
-        """
+        """Write the parameters, which must not be functions, and the fit to a file."""
         check_is_fitted(self, "encoder_")
         state = {name: value for name, value in vars(self).items() if name not in (*self.get_params(), "_fitted")}
         state |= {
@@ -204,9 +200,6 @@ class MLEM(BaseEstimator):
         Args:
             X, Y, groups: See `fit`.
             columns: The features of an earlier table, by which X is read; by default those of X.
-
-        Raises:
-            ValueError: See `fit`.
         """
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
@@ -214,8 +207,6 @@ class MLEM(BaseEstimator):
         if by_pair and groups is not None:
             raise ValueError("recipe='paper' divides pairs into folds and cannot keep groups together")
         check_rows([("X", X), ("Y", Y), ("groups", groups)])
-        if isinstance(Y, Mapping) or not len(Y):
-            raise ValueError("Y must be a layer, or a list with a layer or more")
         single = _is_matrix(Y)
         states = [tensor_of(layer, Float, f"layer {index}") for index, layer in enumerate([Y] if single else Y)]
         values, levels = columns.read(X, states[0].device)
@@ -235,10 +226,6 @@ class MLEM(BaseEstimator):
             check_groups(owners, len(values))
             owners = owners.to(kept.device)[kept]
         return Table(values[kept], levels, columns, pairs, owners, single)
-
-    def encoder(self, values: Float[Tensor, "n f"], columns: Columns) -> FeatureEncoder:
-        """Return an encoder that knows the levels of these stimuli."""
-        return FeatureEncoder.of(values, columns, self.difference, self.missing)
 
     def divide(self, stimulus_pairs: StimulusPairs, groups: Tensor | None) -> Division:
         """Return the folds for the choice of α, if there is a choice."""
@@ -261,18 +248,16 @@ class MLEM(BaseEstimator):
         """Keep the fit in the scale of `scale`."""
         ends = self._ends(fitted, table.stimulus_pairs)
         unit = ends[:, 1] - ends[:, 0]
-        self._single = table.single
         intercept = (fitted.intercept - ends[:, 0]) / unit
-        fitted = fitted._replace(weights=fitted.weights / unit[:, None], intercept=intercept)
-        kept = fitted.matrices, fitted.intercept, fitted.alpha, ends
+        self._fitted = fitted._replace(weights=fitted.weights / unit[:, None], intercept=intercept)
+        self._single = table.single
+        kept = self._fitted.matrices, intercept, fitted.alpha, ends
         self.weights_, self.intercept_, self.alpha_, self.range_ = (x[0] if table.single else x for x in kept)
-        self._fitted = fitted
 
     def _ends(self, fitted: Fitted, pairs: StimulusPairs) -> Float[Tensor, "l 2"]:
         """Return the squared distances that become 0 and 1 in the scale of each layer.
 
-        Raises:
-            ValueError: All distances of a layer are equal; without "minmax" this is checked only if all weights are 0.
+        A ValueError says that all distances of a layer are equal; without "minmax" only if all of its weights are 0.
         """
         scale = self.scale if self.scale != "auto" else "minmax" if self.recipe == "paper" else "mean"
         zero = torch.zeros_like(fitted.mean)
@@ -282,7 +267,7 @@ class MLEM(BaseEstimator):
         doubtful = fitted.weights.abs().amax(1) <= UNEXPLAINED * fitted.mean
         for index, layer in enumerate(pairs.layers):
             if scale == "minmax" or doubtful[index]:
-                low, high = layer.extremes()
+                low, high = layer.vector().aminmax()
                 if low == high:
                     raise ValueError(f"all distances of layer {index} are equal")
                 if scale == "minmax":
@@ -290,11 +275,8 @@ class MLEM(BaseEstimator):
         return ends
 
 
-# ---- The data of a fit
-
-
 class Table(NamedTuple):
-    """Checked data."""
+    """The checked data of a fit."""
 
     values: Float[Tensor, "n f"]
     levels: list[list[Level] | None]  # see `Columns.read`

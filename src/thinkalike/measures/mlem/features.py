@@ -135,20 +135,11 @@ class FeatureEncoder:
 
     @classmethod
     def of(cls, values: Float[Tensor, "n f"], columns: Columns, difference: str, missing: str) -> FeatureEncoder:
-        """Return an encoder that knows the levels of these stimuli, from the numbers that `Columns.read` gives.
-
-        Raises:
-            ValueError: `difference` or `missing` is unknown.
-        """
+        """Return the encoder that `fit` does, from the numbers that `Columns.read` gives."""
         check_choice("difference", difference, DIFFERENCES)
         check_choice("missing", missing, MISSING)
         known = tuple(column[~column.isnan()].unique() for column in values.T)
         return cls(columns, difference, missing, known, tuple(values.isnan().any(0).tolist()))
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """The kinds of the features."""
-        return self.columns.kinds
 
     def encode(self, X: Any) -> Features:
         """Return a table in terms of the known levels.
@@ -171,7 +162,7 @@ class FeatureEncoder:
         lack = -1 if self.missing == "ignore" else 0
         levels = [self._levels(feature, column) + 1 for feature, column in enumerate(values.nan_to_num(0.0).T)]
         scaled = tuple(
-            kind == "continuous" or (self.difference == "scaled" and kind != "nominal") for kind in self.kinds
+            kind == "continuous" or (self.difference == "scaled" and kind != "nominal") for kind in self.columns.kinds
         )
         nowhere = torch.full_like(values[:, 0], torch.nan)
         places = [self._position(f, column) if scaled[f] else nowhere for f, column in enumerate(values.T)]
@@ -193,15 +184,15 @@ class FeatureEncoder:
             values, levels: See `Columns.read`.
 
         Raises:
-            ValueError: A nominal feature has a new value, an ordinal one a level beyond those in order, or a feature
-                lacks a value under missing="own_level" and did not in training.
+            ValueError: A nominal feature has a new value, an ordinal one a level beyond those in order, or, under
+                missing="own_level", a feature lacks a value for the first time.
         """
         for feature, (column, own, named) in enumerate(zip(values.T, self.columns.levels, levels, strict=True)):
             absent = column.isnan()
             if own is not None:
                 new = column >= len(own)
             else:
-                new = ~torch.isin(column, self.known[feature]) & ~absent & (self.kinds[feature] == "nominal")
+                new = ~torch.isin(column, self.known[feature]) & ~absent & (self.columns.kinds[feature] == "nominal")
             if self.missing == "own_level" and not self.lacks[feature]:
                 new |= absent
             if new.any():
@@ -213,7 +204,8 @@ class FeatureEncoder:
 
     def size(self, feature: int) -> int:
         """Return the number of levels whose pairs have weights, with "missing"; 0 for a feature with one weight."""
-        return 1 + len(self.known[feature]) if self.difference in OF_LEVELS and self.kinds[feature] == "nominal" else 0
+        of_levels = self.difference in OF_LEVELS and self.columns.kinds[feature] == "nominal"
+        return 1 + len(self.known[feature]) if of_levels else 0
 
     def _levels(self, feature: int, column: Float[Tensor, " n"]) -> Int[Tensor, " n"]:
         """Return numbers from 0: if pairs of levels have weights, known levels come first in order, then new ones."""
@@ -229,7 +221,7 @@ class FeatureEncoder:
         known, column = self.known[feature], column.contiguous()
         if len(known) < 2:
             return torch.where(column.isnan(), torch.nan, 0.0)  # constant in training: no scale to measure by
-        if self.kinds[feature] in NUMBERS:
+        if self.columns.kinds[feature] in NUMBERS:
             return column
         both = torch.searchsorted(known, column) + torch.searchsorted(known, column, right=True)
         return torch.where(column.isnan(), torch.nan, both.double() / 2)
@@ -238,7 +230,7 @@ class FeatureEncoder:
         known = self.known[feature]
         if len(known) < 2:
             return 1.0
-        return float(known[-1] - known[0]) if self.kinds[feature] in NUMBERS else len(known) - 1.0
+        return float(known[-1] - known[0]) if self.columns.kinds[feature] in NUMBERS else len(known) - 1.0
 
 
 # ---- Codes of pairs of levels

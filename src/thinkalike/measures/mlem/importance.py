@@ -17,6 +17,7 @@ from thinkalike.measures.distances.neural import DistanceChoice, NeuralDistances
 from thinkalike.measures.estimates import Estimate, fold_interval, splits, stimulus_folds
 from thinkalike.measures.mlem.columns import Columns, cell_numbers
 from thinkalike.measures.mlem.encoding_model import MLEM, Table
+from thinkalike.measures.mlem.features import FeatureEncoder
 from thinkalike.measures.mlem.solver import Division, Fitted, describe
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 from thinkalike.progress import counted
@@ -59,10 +60,10 @@ class Importance:
         return fold_interval(self._by_fold(feature_pairs) - alone[0] - alone[1], level)
 
     def p_values(self) -> Float[Tensor, "l f"]:
-        """Return (1 + #{null ≥ importance}) / (1 + #null) of each feature, for an Importance with null draws."""
-        if self.null is None:
-            raise ValueError("no null distribution was drawn: ask for one, such as null=199")
-        return (1 + (self.null >= _mean(self.drops)[:, : self.null.shape[-1]]).sum(0)) / (1 + len(self.null))
+        """Return (1 + #{null ≥ importance}) / (1 + #null) of each feature; it needs null draws, such as null=199."""
+        assert self.null is not None
+        importance = self.drops.mean((1, 2))[:, : self.null.shape[-1]]
+        return (1 + (self.null >= importance).sum(0)) / (1 + len(self.null))
 
     def _by_fold(self, sets: Sequence[FeatureSet]) -> Float[Tensor, "l t k"]:
         return self.drops.mean(2)[:, :, [self.sets.index(each) for each in sets]].mT
@@ -134,7 +135,7 @@ def feature_importance(
         values = table.values.clone()
         values[:, feature] = values[_shuffled(strata, generator), feature]
         drawn = torch.stack([_drops(model, values, table.columns, fold, [(feature,)])[2] for fold in plan], 1)
-        return _mean(drawn)[:, 0]
+        return drawn.mean((1, 2))[:, 0]
 
     draws = [torch.stack([irrelevant(feature) for feature in range(f)], -1) for _ in counted(range(null), "null")]
     return Importance(sets, scores, drops, torch.stack(draws) if draws else None)
@@ -155,17 +156,14 @@ def _drops(
     model: MLEM, values: Float[Tensor, "n f"], columns: Columns, fold: _Fold, sets: Sequence[FeatureSet]
 ) -> tuple[Fitted, Float[Tensor, " l"], Float[Tensor, "l r t"]]:
     """Return the fit to a fold's training part, its score on the rest, 0 for a constant prediction, and the drops."""
-    features = model.encoder(values[fold.train.index], columns).encode_values(values)
+    encoder = FeatureEncoder.of(values[fold.train.index], columns, model.difference, model.missing)
+    features = encoder.encode_values(values)
     fitted, test = model.fit_weights(features, fold.train, fold.division), fold.test
     differences = test.differences(features)
     moved = [test.permuted(features, differences, each, order) for order in fold.orders for each in sets]
     score, *after = (each.nan_to_num(0.0) for each in test.score([differences, *moved], fitted.terms, fitted.weights))
     lost = score - torch.stack(after).view(len(fold.orders), len(sets), len(score))
     return fitted, score, torch.where(lost.abs() <= ROUNDING, 0, lost).movedim(-1, 0)
-
-
-def _mean(drops: Float[Tensor, "l k r t"]) -> Float[Tensor, "l t"]:
-    return drops.mean((1, 2))
 
 
 def _shuffled(strata: Float[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from thinkalike.measures.mlem.features import Features
 from thinkalike.measures.mlem.least_squares import nnls, psd_least_squares, size_of, to_entries
 from thinkalike.measures.mlem.sums import of_sets
-from thinkalike.measures.mlem.terms import Term, grouped
+from thinkalike.measures.mlem.terms import Term, grouped, of_features
 
 
 def level_path(
@@ -49,7 +49,7 @@ def level_path(
     target = torch.where(used[:, None], moments[..., r:].mT, 0)
     gram = torch.where(used[:, :, None] & used[:, None], moments[..., :r], 0)
     ridge = level_ridge(sizes * used, terms)
-    own = _of_groups(terms).to(gram)
+    own = of_features(terms).to(gram)
 
     def solved(system: Float[Tensor, "s q q"], aim: Float[Tensor, "s l q"]) -> Float[Tensor, "s l q"]:
         return nnls(system[:, None].expand(*aim.shape, aim.shape[2]), aim)
@@ -61,14 +61,6 @@ def level_path(
         return _completed(solve(gram + alpha * ridge, target), used[:, None], (sizes * used)[:, None], terms)
 
     return torch.stack([at(alpha) for alpha in alphas])
-
-
-def _of_groups(terms: Sequence[Term]) -> Float[Tensor, "q r"]:
-    """Return which terms share one weight at α = ∞."""
-    groups = torch.zeros(len(grouped(terms)), len(terms) - 1, dtype=torch.float64)
-    for row, (_, places) in zip(groups, grouped(terms), strict=True):
-        row[places] = 1
-    return groups
 
 
 def level_ridge(sizes: Float[Tensor, "s r"], terms: Sequence[Term]) -> Float[Tensor, "s r r"]:

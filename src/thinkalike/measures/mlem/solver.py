@@ -16,7 +16,7 @@ from thinkalike.measures.mlem.least_squares import nnls, psd_least_squares, to_m
 from thinkalike.measures.mlem.levels import Points, level_path, pair_sizes
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 from thinkalike.measures.mlem.sums import centred
-from thinkalike.measures.mlem.terms import Term, grouped, terms_of
+from thinkalike.measures.mlem.terms import Term, grouped, of_features, terms_of
 from thinkalike.progress import counted
 
 ALIKE = 0.9  # correlation of two features' Δ from which a warning says so
@@ -107,25 +107,14 @@ def _norms(terms: Sequence[Term]) -> Float[Tensor, " r"]:
     return torch.tensor([1.0 if f == g else 2**0.5 for f, g in terms[1:]], dtype=torch.float64)
 
 
-def _of_features(terms: Sequence[Term]) -> Float[Tensor, "f r"]:
-    """Return which terms sum to Δ_f."""
-    own = [term[0] if len(term) == 3 or term[0] == term[1] else -1 for term in terms[1:]]
-    return (torch.tensor(own) == torch.arange(max(own) + 1)[:, None]).double()
-
-
 def _constant(covariance: Float[Tensor, "r r"], terms: Sequence[Term]) -> Bool[Tensor, " r"]:
-    """Return which terms are of a feature whose Δ is the same for all pairs.
-
-    Raises:
-        ValueError: Every feature is constant.
-    """
-    own = _of_features(terms).to(covariance)
+    """Return which terms are of a feature whose Δ is the same for all pairs."""
+    own = of_features(terms).to(covariance)
     still = (own @ covariance @ own.T).diagonal() <= CONSTANT
     if still.all():
-        message = "every feature is constant; for whole numbers that are all different choose kinds='continuous'"
-        raise ValueError(message)
-    sides = [term[:2] if len(term) == 2 else (term[0],) for term in terms[1:]]
-    return torch.tensor([any(bool(still[feature]) for feature in side) for side in sides], device=still.device)
+        raise ValueError("every feature is constant: choose kinds='continuous' for whole numbers that all differ")
+    sides = [term[:2] if len(term) == 2 else term[:1] for term in terms[1:]]
+    return torch.stack([still[list(side)].any() for side in sides])
 
 
 def _path(
@@ -148,7 +137,7 @@ def describe(fitted: Fitted, labels: Sequence[str]) -> tuple[Float[Tensor, "f f"
 
     There is a warning of constant features, and of features that differ on much the same pairs.
     """
-    own = _of_features(fitted.terms).to(fitted.covariance)
+    own = of_features(fitted.terms).to(fitted.covariance)
     covariance = own @ fitted.covariance @ own.T
     spread = covariance.diagonal().where(covariance.diagonal() > CONSTANT, torch.nan).sqrt()
     correlation, varies = covariance / spread[:, None] / spread, ~spread.isnan()

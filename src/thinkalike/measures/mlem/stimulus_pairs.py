@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import product
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.measures.distances.comparators import spearman_of_patterns, spearman_of_units, unit_ranks
+from thinkalike.measures.distances.comparators import spearman_of_patterns, unit_ranks
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.mlem.features import Features
 from thinkalike.measures.mlem.levels import level_counts
 from thinkalike.measures.mlem.sums import normal_equations, sums_of_given_pairs
-from thinkalike.measures.mlem.terms import Term, distinct, mostly_different, predict
+from thinkalike.measures.mlem.terms import Term, distinct, predict
 
-CHUNK = 2**22  # sums of ranks in memory
+CHUNK = 2**22  # predictions in memory
 
 
 class StimulusPairs:
@@ -113,22 +112,10 @@ class StimulusPairs:
     ) -> Float[Tensor, "v *b l"]:
         """Return Spearman's ρ of Σ weight · Δ_f Δ_g and the distances, for v variants of the differences.
 
-        It is NaN where the prediction is constant. Indicators have at most 2^f different Δ: with the number of pairs
-        and the sum of ranks of each, no pairs are sorted. If most pairs are different, their predictions are sorted.
+        It is NaN where the prediction is constant. Pairs of equal differences have one prediction: with their number
+        and the sum of their ranks, only the different predictions are sorted.
         """
-        if mostly_different(variants[0]):
-            return self._by_sorting(variants, terms, weights)
         return torch.stack([self._by_pattern(*distinct(differences), terms, weights) for differences in variants])
-
-    def _by_sorting(
-        self, variants: Sequence[Sequence[Tensor]], terms: Sequence[Term], weights: Float[Tensor, "*b l r"]
-    ) -> Float[Tensor, "v *b l"]:
-        flat = weights.flatten(0, -3) if weights.dim() > 2 else weights[None]
-        scores = weights.new_empty(len(variants), *flat.shape[:2])
-        for variant, place, layer in product(range(len(variants)), range(len(flat)), range(flat.shape[1])):
-            predicted = predict(variants[variant], terms, flat[place, layer])
-            scores[variant, place, layer] = spearman_of_units(predicted, self.ranks[layer])
-        return scores.view(len(variants), *weights.shape[:-1])
 
     def _by_pattern(
         self,
@@ -140,7 +127,10 @@ class StimulusPairs:
         """Return the scores of pairs with these codes of the patterns of differences."""
         counts = torch.bincount(code).double()
         sums = self.ranks.new_zeros(len(self.ranks), len(counts)).index_add_(1, code, self.ranks)
-        if weights.dim() < 3:
-            return spearman_of_patterns(predict(patterns, terms, weights), counts, sums)
-        parts = weights.split(max(1, CHUNK // sums.numel()))
-        return torch.cat([spearman_of_patterns(predict(patterns, terms, part), counts, sums) for part in parts])
+        rows = weights.flatten(0, -2).split(max(1, CHUNK // len(counts)))
+        owners = torch.arange(weights.shape[:-1].numel(), device=code.device).split(len(rows[0]))
+        parts = [
+            spearman_of_patterns(predict(patterns, terms, part), counts, sums[own % len(sums)])
+            for part, own in zip(rows, owners, strict=True)
+        ]
+        return torch.cat(parts).view(weights.shape[:-1])

@@ -58,6 +58,12 @@ def grouped(terms: Sequence[Term]) -> list[tuple[Term, slice]]:
     return groups
 
 
+def of_features(terms: Sequence[Term]) -> Float[Tensor, "f r"]:
+    """Return which terms sum to Δ_f."""
+    own = [term[0] if len(term) == 3 or term[0] == term[1] else -1 for term in terms[1:]]
+    return (torch.tensor(own) == torch.arange(max(own) + 1)[:, None]).double()
+
+
 def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Float[Tensor, "*p"]]:
     """Return the regressor of each term, in float64: 1, the product of two differences, or an indicator of levels."""
     products = [torch.ones_like(differences[0], dtype=torch.float64)]
@@ -97,30 +103,29 @@ DENSE = 2**16  # possible patterns up to which all of them are counted
 SAMPLE = 4096  # pairs that are looked at to estimate how many differ
 
 
-def mostly_different(differences: Sequence[Tensor]) -> bool:
-    """Return whether so few pairs have equal differences that sorting all pairs is faster than grouping them."""
-    if all(column.dtype == torch.bool for column in differences):
-        return False
-    some = [column[:: -(-len(column) // SAMPLE)] for column in differences]
-    return 2 * len(distinct(some)[0][0]) > len(some[0])
-
-
 def distinct(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, " p"]]:
-    """Return the distinct patterns of differences, feature by feature, and the pattern of each pair."""
-    key, number = torch.zeros_like(differences[0], dtype=torch.int64), 1
-    for column in map(_numbered, differences):
-        size = int(column.max()) + 1
-        if number * size >= 2**62:
-            key, number = torch.unique(key, return_inverse=True)[1], len(key)
-        key, number = key * size + column, number * size
-    if number <= DENSE:  # without sorting
-        key = ((torch.bincount(key, minlength=number) > 0).cumsum(0) - 1)[key]
-    else:
-        key = torch.unique(key, return_inverse=True)[1]
+    """Return patterns of differences, feature by feature, and the pattern of each pair.
+
+    Patterns are distinct, but each pair has its own if most are different, since nothing is gained then by grouping.
+    """
+    some = [column[:: -(-len(column) // SAMPLE)] for column in differences]
+    if any(column.dtype != torch.bool for column in some) and 2 * int(_pattern(some).max() + 1) > len(some[0]):
+        return list(differences), torch.arange(len(differences[0]), device=differences[0].device)
+    key = _pattern(differences)
     first = torch.empty(int(key.max()) + 1, dtype=torch.int64, device=key.device)
     first[key] = torch.arange(len(key), device=key.device)  # any pair of the pattern
     return [column[first] for column in differences], key
 
 
-def _numbered(column: Tensor) -> Tensor:
-    return torch.unique(column, return_inverse=True)[1] if column.is_floating_point() else column
+def _pattern(differences: Sequence[Tensor]) -> Int[Tensor, " p"]:
+    """Return the number of the pattern of each pair."""
+    key, number = torch.zeros_like(differences[0], dtype=torch.int64), 1
+    for column in differences:
+        column = torch.unique(column, return_inverse=True)[1] if column.is_floating_point() else column
+        size = int(column.max()) + 1
+        if number * size >= 2**62:
+            key, number = torch.unique(key, return_inverse=True)[1], len(key)
+        key, number = key * size + column, number * size
+    if number > DENSE:
+        return torch.unique(key, return_inverse=True)[1]
+    return ((torch.bincount(key, minlength=number) > 0).cumsum(0) - 1)[key]  # without sorting
