@@ -33,24 +33,13 @@ ROUNDING = 1e-9  # relative
 def sum_by_document(
     values: Float[Tensor, "*b n"], documents: Int[Tensor, " n"], count: int
 ) -> Float[Tensor, "*b documents"]:
-    """Return the sum of `values` over the tokens of each document, in float64.
-
-    Args:
-        documents: The index of each token's document, below `count`.
-        count: The number of documents.
-    """
+    """Return the sum of `values` over the tokens of each document, in float64, from each token's document number."""
     sums = values.new_zeros(*values.shape[:-1], count, dtype=torch.float64)
     return sums.index_add_(-1, documents.long(), values.double())
 
 
 def effective_number(counts: Shaped[Tensor, " documents"]) -> float:
-    """Return the number of documents of equal length that are worth these: (Σ n)² / Σ n², in [1, documents].
-
-    See Kish 1965, section 11.7.
-
-    Args:
-        counts: The number of tokens of each document.
-    """
+    """Return how many documents of equal length are worth these: (Σ n)² / Σ n², in [1, documents] (Kish 1965, 11.7)."""
     return float(counts.double().sum().square() / counts.double().square().sum())
 
 
@@ -65,14 +54,14 @@ def bootstrap_interval(
 ) -> Estimate:
     """Return the mean per token with a studentised bootstrap interval over documents, of shape (*b).
 
-    The mean is a ratio, the sum of sums over the sum of counts. Every entry of the leading axes sees the same
-    resamples, so the interval of a difference is that of the paired differences when `sums` holds them.
+    The mean is the sum of sums over the sum of counts. Every entry of the leading axes sees the same resamples, so
+    `sums` of paired differences give the interval of their mean.
 
     Args:
         sums: The sum of the values of each document's tokens.
         counts: The number of tokens of each document; documents without any are left out.
-        together: Whether the intervals hold for all means simultaneously: then their quantiles are those of the largest
-            and the smallest t of each resample (max-t; Westfall & Young 1993, section 2.5).
+        together: Whether the intervals hold for all means simultaneously, with the quantiles of the largest and the
+            smallest t of each resample (max-t; Westfall & Young 1993, section 2.5).
 
     Raises:
         ValueError: Fewer than two documents have tokens.
@@ -93,8 +82,8 @@ def bootstrap_difference(
 ) -> Estimate:
     """Return the difference of two means over the same documents with a studentised bootstrap interval, of shape (*b).
 
-    Each mean is a ratio as in `bootstrap_interval`, with counts of its own; both see the same resamples. Documents
-    without tokens on either side are left out.
+    Each mean is that of `bootstrap_interval`, and both see the same resamples. Documents without tokens on either side
+    are left out.
 
     Raises:
         ValueError: Fewer than two documents have tokens on both sides.
@@ -122,8 +111,8 @@ class _Ratio(NamedTuple):
 def _studentised(ratios: Sequence[_Ratio], level: float, resamples: int, seed: int, together: bool) -> Estimate:
     """Return the signed sum of the ratios' means with its interval, see the docstring of this module.
 
-    t is unbounded if the documents of a resample hardly differ, as may happen with two or three. It is cut at the
-    quantile of Student's distribution with one degree of freedom, which is exact for two documents of equal length.
+    As t is unbounded if the documents of a resample hardly differ, it is cut at the quantile of Student's distribution
+    with one degree of freedom, which is exact for two documents of equal length.
     """
     value, error = _with_error(ratios)
     n = ratios[0].counts.numel()
@@ -158,11 +147,8 @@ def _beyond(
 ) -> tuple[Float[Tensor, "*b r"], Float[Tensor, "*b r"]]:
     """Return the signed sum of the ratios in each resample minus that of all documents, and its standard error.
 
-    The error is the root of Σ w e², with e the sum over ratios of sign (s - r n) / Σ w n, and r that of the resample.
-    Products of sums and counts give it without an array of resamples x documents x entries.
-
-    Args:
-        weights: How often each document is drawn in each resample.
+    The error is √(Σ w e²), with e the sum over ratios of sign (s - r n) / Σ w n, r the ratio in the resample, and w how
+    often it has each document. Products of sums and counts give it without resamples x documents x entries in memory.
     """
     totals = [weights @ ratio.counts for ratio in ratios]
     means = [ratio.sums @ weights.T / total for ratio, total in zip(ratios, totals, strict=True)]
@@ -191,10 +177,7 @@ def drawn_counts(n: int, resamples: int, generator: torch.Generator) -> Float[Te
 
 
 def percentile_interval(value: Shaped[Tensor, "*b"], draws: Shaped[Tensor, "*b r"], level: float) -> Estimate:
-    """Return the value with the interval that holds this share of its r draws.
-
-    An end between two draws is interpolated; between two whole numbers it is the outer one.
-    """
+    """Return the value with the interval of this share of its r draws; of whole numbers the ends are draws."""
     tail = (1 - level) / 2
     sides = ("linear", "linear") if draws.is_floating_point() else ("lower", "higher")
     low, high = (
@@ -202,9 +185,6 @@ def percentile_interval(value: Shaped[Tensor, "*b"], draws: Shaped[Tensor, "*b r
         for share, side in zip((tail, 1 - tail), sides, strict=True)
     )
     return Estimate(value, low, high)
-
-
-# ---- Documents and training seeds both vary: every seed is evaluated on the same documents
 
 
 def documents_and_seeds_interval(
@@ -217,21 +197,19 @@ def documents_and_seeds_interval(
 ) -> Estimate:
     """Return the mean over seeds and tokens with an interval over documents and seeds, of shape (*b).
 
-    Documents are crossed with seeds, so the variance of the mean is that over documents plus that of the seeds' own
-    effects (Cornfield & Tukey 1956). The ends of both intervals are joined as if each stood alone (MOVER; Zou & Donner
-    2008, eq. 4):
+    Every seed is evaluated on the same documents, so the variance of the mean is that over documents plus that of the
+    seeds' own effects (Cornfield & Tukey 1956). Both intervals are joined by MOVER (Zou & Donner 2008, eq. 4):
 
         low = R - √((R - low_d)² + h²),    high = R + √((high_d - R)² + h²),    h² = t² max(v / S - u, 0)
 
     with R the mean of the S seeds' means per token, low_d and high_d the ends of its `bootstrap_interval` over
-    documents, v the variance of the seeds' means, and t of Student's distribution with S - 1 degrees of freedom (12.7
-    for two seeds). The interaction of seeds and documents, e = (s - R_s n) minus its mean over seeds, is in the
-    interval over documents already: u = Σ e² / (S (S - 1) (Σ n)²) takes it from the variance over seeds. With one seed
-    the interval is that over documents. `benchmarks/coverage.py` measures its coverage.
+    documents, v the variance of the seeds' means, and t of Student's distribution with S - 1 degrees of freedom. The
+    interaction of seeds and documents, e = (s - R_s n) minus its mean over seeds, is in the interval over documents
+    already: u = Σ e² / (S (S - 1) (Σ n)²) takes it from the variance over seeds. With one seed the interval is that
+    over documents. `benchmarks/coverage.py` measures its coverage.
 
     Args:
-        sums: The sum of the values of each document's tokens, of each seed.
-        counts: The number of tokens of each document; documents without any are left out.
+        sums, counts: See `bootstrap_interval`, with sums of each seed.
         seed: Seed of the resamples of documents.
 
     Raises:
@@ -249,9 +227,6 @@ def documents_and_seeds_interval(
     half = student_t(level, seeds - 1) * spread.clamp(min=0).sqrt()
     value, low, high = over_documents
     return Estimate(value, value - (value - low).hypot(half), value + (high - value).hypot(half))
-
-
-# ---- The area under the ROC curve, with an interval over the members of both groups
 
 
 def auc(

@@ -13,6 +13,7 @@ from thinkalike.arguments import seeded
 from thinkalike.measures.estimates import Estimate, jackknife
 from thinkalike.plots import plot
 
+AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone
 TIE = 1e-9  # of values that are equal up to rounding, such as those of a permutation that moves nothing
 Means = tuple[Float[Tensor, "l m"], Float[Tensor, "b l m"]]  # over all batches, and over all but each
 
@@ -23,11 +24,10 @@ class Chance:
 
     Attributes:
         null: The mean value of permuted documents, (l, m), of those permutations that leave next to no row where it
-            was: with few documents many do not, and would show part of the likeness itself.
+            was; the others would show part of the likeness itself.
         calibrated: (value - null) / (best - null), (l, m): 0 by chance, 1 for a layer with itself; also of distances.
-        p: The share of permutations, with the value itself, whose value is at least as close, (l, m). All of them
-            count here, since a test is exact only then.
-        p_of_largest: The same against the closest of all layer pairs of each permutation (Westfall & Young 1993): for a
+        p: The share of all permutations, with the value itself, whose value is at least as close, (l, m).
+        p_of_largest: The same against the closest of all layer pairs of each permutation (Westfall & Young 1993), for a
             pair that was chosen because it is the closest.
         largest: The calibrated value of the closest pair, chance being the mean of the closest of each permutation.
         documents: How many different documents the batch with the fewest has.
@@ -86,7 +86,6 @@ def chance_of(
     Args:
         levels: The values by chance.
         nulls: The value of each permutation.
-        documents: How many different ones the batch with the fewest has.
         best: The value of a layer with itself.
         sign: -1 of a distance.
     """
@@ -108,14 +107,6 @@ def _share(chance: Float[Tensor, "p ..."], value: Float[Tensor, "l m"]) -> Float
     return (1 + (chance >= value - TIE).double().sum(0)) / (1 + len(chance))
 
 
-# ---- permutations of rows: rows of one document depend on each other, in either model
-# Under the hypothesis that two models have nothing in common, documents are exchangeable and their rows are not, so
-# documents are permuted as blocks (Winkler et al. 2015, "Multi-level block permutation"). Rows that are shuffled one by
-# one make chance look smaller than it is, and two models that have nothing in common look alike.
-
-AT_HOME = 0.05  # share of rows in their own place up to which a permutation shows chance alone
-
-
 class Permutations(NamedTuple):
     """Orders of the rows of a batch, (p, n), and which of them leave next to no row where it was, (p,)."""
 
@@ -124,7 +115,7 @@ class Permutations(NamedTuple):
 
 
 def permutations_of(documents: Int[Tensor, " n"], count: int, seed: int) -> Permutations:
-    """Return so many permutations of documents, see `permuted_rows`, on the CPU."""
+    """Return this number of permutations of documents, see `permuted_rows`, on the CPU."""
     generator = seeded(seed)
     orders = torch.stack([permuted_rows(documents, generator) for _ in range(count)]).cpu()
     home = (orders == torch.arange(len(documents))).double().mean(1)
@@ -134,13 +125,10 @@ def permutations_of(documents: Int[Tensor, " n"], count: int, seed: int) -> Perm
 def permuted_rows(documents: Int[Tensor, " n"], generator: torch.Generator) -> Int[Tensor, " n"]:
     """Return an order of rows in which whole documents changed places, at random; rows of one keep their order.
 
-    Rows are taken document by document, documents in a random order, and laid end to end. Documents of one length are
-    so permuted exactly; others come to lie across two places, as far as their lengths differ. Rows of a single document
-    are shifted round by a random number, which keeps neighbours. Where each row is a document of its own this is a
-    plain permutation.
-
-    Args:
-        documents: The document of each row, any number.
+    If two models have nothing in common, documents are exchangeable and their rows are not, so documents are permuted
+    as blocks (Winkler et al. 2015): single rows would make chance look smaller than it is. Documents in a random order
+    are laid end to end. Those of one length are permuted exactly; others lie across two places, as far as their lengths
+    differ. Rows of a single document are rotated by a random number, which keeps neighbours.
     """
     labels = documents.unique(return_inverse=True)[1].cpu()
     home = labels.argsort(stable=True)  # rows document by document

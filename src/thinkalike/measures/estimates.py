@@ -18,8 +18,8 @@ from thinkalike.arguments import seeded
 class Estimate:
     """A value with the lower and the upper end of its interval: three tensors of one shape.
 
-    It iterates as (value, low, high), `estimate[index]` indexes all three, and a format writes a single number with its
-    interval: f"{estimate:+.3f}" is "+0.037 [+0.032, +0.043]".
+    It iterates as (value, low, high), `estimate[index]` indexes all three, and f"{estimate:+.3f}" of a single number is
+    "+0.037 [+0.032, +0.043]".
     """
 
     value: Tensor
@@ -46,11 +46,8 @@ def span(value: Any, low: Any, high: Any, spec: str = "+.3f") -> str:
     return f"{value:{spec}} [{low:{spec}}, {high:{spec}}]"
 
 
-# ---- Student's distribution
-
-
 def student_t(level: float, freedom: int) -> float:
-    """Return the t with P(|T| < t) = level for T with this many degrees of freedom."""
+    """Return the t with P(|T| < t) = level for T of Student's distribution with this many degrees of freedom."""
     from scipy.special import stdtrit  # takes half a second to import
 
     return float(stdtrit(freedom, (1 + level) / 2))
@@ -75,22 +72,16 @@ def two_sided(value: Tensor, error: Tensor, freedom: int) -> Float[Tensor, "*b"]
     return 2 * torch.as_tensor(stdtr(freedom, -t.abs().double().cpu().numpy()))
 
 
-# ---- Intervals from leaving out one batch at a time (Tukey 1958)
-
-
 def leave_one_out(values: Float[Tensor, " b *s"]) -> Float[Tensor, " b *s"]:
     """Return, for every batch, the mean of all the others."""
     return (values.sum(0) - values) / (len(values) - 1)
 
 
 def as_batches(records: Float[Tensor, " a *s"]) -> Float[Tensor, " b *s"]:
-    """Turn a statistic of all rows, and of all but each of b parts of them, into values of b batches.
+    """Turn s, a statistic of all rows, and r, the same of all but each of b parts, into values of b = a - 1 batches.
 
-    Their mean is the statistic of all rows, s, and their means without each batch spread as those without each part, r:
-    s + (b - 1) (mean(r) - r), Tukey's pseudo-values without his correction of the bias.
-
-    Args:
-        records: s, and then r; b = a - 1.
+    They are s + (b - 1) (mean(r) - r), Tukey's pseudo-values without his correction of the bias: their mean is s, and
+    their means without each batch spread as r.
     """
     whole, without = records[:1], records[1:]
     return whole + (len(without) - 1) * (without.mean(0, keepdim=True) - without)
@@ -99,10 +90,8 @@ def as_batches(records: Float[Tensor, " a *s"]) -> Float[Tensor, " b *s"]:
 def jackknife(value: Float[Tensor, "*s"], replicates: Float[Tensor, " b *s"], *, level: float = 0.95) -> Estimate:
     """Return value ± t √((b-1)/b Σ (replicate - mean)²), t of Student's distribution with b - 1 degrees of freedom.
 
-    A single batch says nothing about the spread: its interval is (-∞, ∞).
-
-    Args:
-        replicates: The same statistic without each of the b batches in turn.
+    Replicates are the same statistic without each of the b batches in turn (Tukey 1958). A single batch says nothing
+    about the spread: its interval is (-∞, ∞).
     """
     b = len(replicates)
     if b < 2:
@@ -111,14 +100,11 @@ def jackknife(value: Float[Tensor, "*s"], replicates: Float[Tensor, " b *s"], *,
     return interval_around(value, student_t(level, b - 1) * error)
 
 
-# ---- Means over subjects and over folds
-
-
 def random_effects(values: Float[Tensor, "*b s"], *, level: float = 0.95) -> Estimate:
     """Return the mean over s ≥ 2 subjects, (*b), ± t √(Σ (v - mean)² / (s - 1) / s), t of s - 1 degrees of freedom.
 
-    The subjects are a sample of all subjects: random effects (Holmes & Friston 1998). The variance between subjects
-    includes each one's own noise, so noisy subjects widen the interval. Stimuli are fixed; see `two_factor` for both.
+    The subjects are a sample of all subjects (Holmes & Friston 1998), and each one's own noise is in the variance
+    between them. Stimuli are fixed; see `two_factor` for both.
     """
     s = values.shape[-1]
     return interval_around(values.mean(-1), student_t(level, s - 1) * values.std(-1) / math.sqrt(s))
@@ -134,13 +120,10 @@ def fold_interval(values: Float[Tensor, "*b k"], level: float = 0.95) -> Estimat
     return interval_around(values.mean(-1), student_t(level, k - 1) * values.std(-1) * math.sqrt(1 / k + 1 / (k - 1)))
 
 
-# ---- Folds over stimuli, never over pairs of them
-
-
 def stimulus_folds(n: int, folds: int = 5, seed: int = 0, groups: Int[Tensor, " n"] | None = None) -> Int[Tensor, " n"]:
     """Return the fold of each stimulus, drawn at random; the sizes of folds differ by at most one stimulus.
 
-    With `groups` (the sentence of each word, say) no group is in two folds: the largest remaining group goes into the
+    With `groups`, such as the sentence of each word, no group is in two folds: the largest one left goes into the
     smallest fold so far.
 
     Raises:

@@ -18,6 +18,7 @@ from thinkalike.arguments import refuse_nan, seeded
 from thinkalike.measures.bootstrapping import percentile_interval
 from thinkalike.measures.estimates import Estimate, interval_around, student_t
 
+MOST = 20_000  # assignments of models to groups that a test looks at
 ROUNDING = 1e-12  # of means: a difference that is nearer to 0 is at it
 
 
@@ -40,8 +41,8 @@ def population_penalties(values: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m 
 def flips(predicted: Int[Tensor, "m m c n"]) -> Float[Tensor, "m m c n"]:
     """Return 1 where a stitched model predicts another class than its target does alone, else 0.
 
-    Signed penalties of accuracy may cancel: if G into H costs +.026 and H into G -.030, the mean is about 0 although
-    the groups are incompatible. The share of flips, in [0, 1], counts both; it is 0 for a target with itself.
+    Signed penalties of accuracy may cancel between two directions; the share of flips, in [0, 1], counts both. It is 0
+    for a target with itself.
 
     Args:
         predicted: The class of each of n examples, by source, target and cut.
@@ -58,15 +59,12 @@ def grouped(
     Pairs that share a model are not independent, so one model and all its pairs are left out at a time (Arvesen 1969).
     The squared errors Σ_g (n_g - 1) / n_g Σ (replicate - mean)² over models and var / n over examples add up, and t is
     Student's with one degree of freedom less than models in the smallest group. A group of two models has one pair and
-    no spread: the interval of its cell is (-∞, ∞), as are those of `directed` that compare with it.
-
-    `within` - `between` averages both directions, in which signed values may cancel; `directed` keeps them apart: the
-    effect of sources of group a on targets of group b, minus that of b's own sources. It is 0 on the diagonal.
+    no spread: the interval of its cell is (-∞, ∞), as are those of `directed` that compare with it. `difference`
+    averages both directions, in which signed values may cancel, and `directed` keeps them apart.
 
     Args:
         groups: The group of each model.
-        examples: Whether the last axis of `values` holds examples. It is then averaged over, and intervals are over
-            examples, too.
+        examples: Whether the last axis of `values` holds examples, over which means and intervals are, too.
 
     Raises:
         ValueError: There are fewer than two groups, or a group has fewer than two models.
@@ -100,9 +98,6 @@ def group_change_point(
     It is the `change_point` of within - between of `grouped`. The interval is a percentile bootstrap over models: a
     resample weights models by Dirichlet(1, .., 1) in each group (Rubin 1981) and a pair by the product of two weights,
     so that no model is paired with itself and no group is empty.
-
-    Raises:
-        ValueError: See `grouped` and `change_point`.
     """
     members = _members(groups)
     own, generator = members.double(), seeded(seed)
@@ -115,7 +110,7 @@ def group_change_point(
 def change_point(curve: Float[Tensor, "*b l"]) -> Int[Tensor, "*b"]:
     """Return the first index after the step of the one-step function nearest to a curve, in [1, l - 1].
 
-    By least squares it is the k whose step explains the most, k (l - k) / l (mean after - mean before)².
+    By least squares it is the k of the greatest k (l - k) / l (mean after - mean before)².
 
     Raises:
         ValueError: A curve is constant.
@@ -134,9 +129,8 @@ def onset(curve: Estimate, least: float = 0.0) -> int | None:
     """Return the first index of a curve of differences whose interval excludes 0, in [0, l - 1], or None if none does.
 
     The intervals must hold for all l indices together, such as those of `grouped(..., level=1 - 0.05 / l)`
-    (Bonferroni); then a curve of pure noise has an onset in at most 5 % of draws. In a slow rise this is where the rise
-    becomes visible, and `group_change_point`, which looks for one step, its middle. With more models or examples
-    smaller differences become visible, so an onset depends on their number unless `least` sets a threshold.
+    (Bonferroni); then a curve of pure noise has an onset in at most 5 % of draws. More models or examples make smaller
+    differences visible, so an onset depends on their number unless `least` sets a threshold.
 
     Args:
         curve: Differences with their intervals, (l).
@@ -161,16 +155,10 @@ def _means(
     sums = torch.einsum("rkij,ij...->rk...", products, values)
     means = sums / products.sum((2, 3)).view(*sums.shape[:2], *[1] * (sums.ndim - 2))
     within, between, cells = means[:, :1], means[:, 1:2], means[:, 2:]
-    return torch.cat([within, between, within - between, cells, _directed(cells, members.shape[1])], 1)
-
-
-def _directed(cells: Float[Tensor, "r k *s"], groups: int) -> Float[Tensor, "r k *s"]:
-    """Return cell (a, b) - cell (b, b) of each group a with each b."""
-    own = torch.arange(groups)
-    square = cells.unflatten(1, (groups, groups))
-    differences = square - square[:, own, own][:, None]
-    differences[:, own, own] = 0  # also where a group of two models, one left out, has no pair
-    return differences.flatten(1, 2)
+    own, square = torch.arange(members.shape[1]), cells.unflatten(1, (members.shape[1], -1))
+    directed = square - square[:, own, own][:, None]
+    directed[:, own, own] = 0  # also where a group of two models, one left out, has no pair
+    return torch.cat([within, between, within - between, cells, directed.flatten(1, 2)], 1)
 
 
 def _members(groups: Sequence[Hashable]) -> Bool[Tensor, "m g"]:
@@ -188,20 +176,13 @@ def _kinds(members: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
     return torch.cat([within[None], ~within[None], cells.flatten(0, 1)]).double() * (1 - torch.eye(len(members)))
 
 
-# ---- Clusters of models by their distances, and their agreement with known groups
-
-MOST = 20_000  # assignments of models to groups that a test looks at
-
-
 def symmetric(penalties: Float[Tensor, "m m *s"]) -> Float[Tensor, "m m *s"]:
     """Return (P + Pᵀ) / 2: penalties are directed, and distances are not."""
     return (penalties + penalties.transpose(0, 1)) / 2
 
 
 def cluster(distances: Float[Tensor, "m m"], k: int) -> Int[Tensor, " m"]:
-    """Return the cluster of each model, in 0..k-1, by average linkage.
-
-    The two clusters of least mean distance merge until k are left.
+    """Return the cluster of each model, in 0..k-1: the two of least mean distance merge until k are left.
 
     Raises:
         ValueError: Distances are NaN or not symmetric, or k is not in 1..m.
@@ -215,10 +196,7 @@ def cluster(distances: Float[Tensor, "m m"], k: int) -> Int[Tensor, " m"]:
 
 
 def adjusted_rand_index(labels: Int[Tensor, " m"], groups: Sequence[Hashable]) -> float:
-    """Return the adjusted Rand index of two partitions: 1 if they are equal, 0 on average by chance.
-
-    See Hubert & Arabie 1985, eq. 5.
-    """
+    """Return the adjusted Rand index (Hubert & Arabie 1985, eq. 5): 1 for equal partitions, 0 on average by chance."""
     from sklearn.metrics import adjusted_rand_score
 
     return float(adjusted_rand_score(_numbers(groups).tolist(), labels.tolist()))
@@ -229,16 +207,11 @@ def adjusted_rand_index_p(labels: Int[Tensor, " m"], groups: Sequence[Hashable],
 
     It is the share of distinct assignments of the models to groups of these sizes whose index is at least as high: of
     all assignments, if there are at most 20,000, which makes it exact; else of 20,000 random ones,
-    (1 + count) / (1 + draws) (Phipson & Smyth 2010). Two groups of six have 924 assignments, and two of them are
-    perfect, so p is at least 0.0022; for two groups of two it is at least 1 / 3.
+    (1 + count) / (1 + draws) (Phipson & Smyth 2010). Two groups of six have 924 assignments, two of them perfect, so
+    that p is at least 0.0022.
 
-    Every assignment has the same sizes of clusters and groups, so the index rises with Σ n_ij² alone, n_ij the number
-    of models of cluster i in group j. These are whole numbers, which rounding cannot tie.
-
-    Args:
-        labels: The cluster of each model.
-        groups: The group of each model.
-        seed: Seed of random assignments.
+    With given sizes of clusters and groups the index rises with Σ n_ij² alone, n_ij the number of models of cluster i
+    in group j, a whole number without rounding.
     """
     known = _numbers(groups)
     sizes = known.bincount().tolist()

@@ -16,6 +16,7 @@ from thinkalike.measures.distances.comparators import CENTRED, RANKED, comparabl
 from thinkalike.measures.estimates import Estimate, interval_around, random_effects, student_t, two_sided
 from thinkalike.progress import counted
 
+FEWEST = 3  # different stimuli, or groups of them, in a resample: fewer have no distances to compare
 AT_ONCE = 16  # resamples whose scores are computed together
 
 
@@ -51,8 +52,7 @@ class ModelScores:
     def best(self, models: Sequence[int]) -> tuple[Scored, Int[Tensor, " s"]]:
         """Return the scores of the best of some models, and its number, chosen for each subject on all other subjects.
 
-        The highest of many scores is biased upwards; a choice that does not see the subject is not. It is the same in
-        all resamples.
+        The highest of many scores is biased upwards; a choice that does not see the subject is not.
         """
         inside = self.values[list(models)]
         others = inside.sum(1, keepdim=True) - inside
@@ -80,9 +80,8 @@ def model_scores(
 ) -> ModelScores:
     """Compare the distances of m models with those of s subjects, for all stimuli and in resamples of them.
 
-    A stimulus that is drawn twice counts as two stimuli, without their own pair, whose distance is 0 in all models. The
-    means of the other subjects for the lower ceiling are taken over all stimuli. Resamples in which a vector is
-    constant are left out.
+    A stimulus that is drawn twice counts as two stimuli, without their own pair, whose distance is 0 in all models.
+    Resamples in which a vector is constant are left out.
 
     Args:
         models, subjects: Squared distances of all pairs of the same n stimuli.
@@ -110,9 +109,6 @@ def model_scores(
     return ModelScores(values, found[:, :m], ceiling, found[:, m:].diagonal(dim1=1, dim2=2), draws)
 
 
-# ---- Noise ceilings
-
-
 class NoiseCeiling(NamedTuple):
     """The score of the subjects' mean distances in each subject, computed without and with that subject.
 
@@ -125,13 +121,13 @@ class NoiseCeiling(NamedTuple):
 
 
 def noise_ceiling(subjects: Float[Tensor, "s p"], comparator: str = "spearman") -> NoiseCeiling:
-    """Return the noise ceiling of s subjects' distances, as rsatoolbox's `boot_noise_ceiling` does.
+    """Return the noise ceiling of s ≥ 2 subjects' distances, as rsatoolbox's `boot_noise_ceiling` does.
 
     The mean is over ranks (spearman and tau_a), z-scores (corr, corr_cov), or vectors of norm 1 (cosine, cosine_cov).
     The lower end compares each subject with the mean of the others, the upper end with that of all subjects.
 
     Raises:
-        ValueError: There are fewer than two subjects; see `compare`.
+        ValueError: A mean is constant or, of no others, not finite; see `compare`.
     """
     s = len(subjects)
     comparable(subjects, comparator)
@@ -153,11 +149,6 @@ def _normalised(vectors: Float[Tensor, "s p"], comparator: str) -> Float[Tensor,
     return vectors / vectors.square().mean(1, keepdim=True).sqrt()
 
 
-# ---- Subjects and stimuli
-
-FEWEST = 3  # different stimuli, or groups of them, in a resample: fewer have no distances to compare
-
-
 class Draws(NamedTuple):
     """How often each subject and each stimulus is drawn in each of r resamples."""
 
@@ -169,8 +160,7 @@ class Draws(NamedTuple):
 def draw(subjects: int, stimuli: int, resamples: int, seed: int = 0, groups: Int[Tensor, " n"] | None = None) -> Draws:
     """Draw subjects and stimuli with replacement, as many as there are, with at least three different stimuli.
 
-    Args:
-        groups: (n) numbers; stimuli of a group, such as the words of a sentence, are drawn together.
+    The stimuli of a group, such as the words of a sentence, are drawn together.
 
     Raises:
         ValueError: There are fewer than three stimuli or groups.
@@ -206,8 +196,8 @@ def two_factor(
 
         V_s' + V_n' - s n / ((s - 1) (n - 1)) (V - V_s - V_n),    V_s' = s / (s - 1) V_s,    V_n' = n / (n - 1) V_n,
 
-    not below V_s' and V_n', nor above V. The interval is ± t of min(s, n) - 1 degrees of freedom. Two models are paired
-    if they have the same subjects and draws: give the difference of their scores.
+    not below V_s' and V_n', nor above V. The interval is ± t of min(s, n) - 1 degrees of freedom. For two models with
+    the same subjects and draws give the difference of their scores.
 
     Args:
         values: Scores in each of s ≥ 2 subjects, with all stimuli.
@@ -227,10 +217,7 @@ def two_factor(
 def dual_variance(
     both: Float[Tensor, "*b"], subjects: Float[Tensor, "*b"], stimuli: Float[Tensor, "*b"], s: int, n: int
 ) -> Float[Tensor, "*b"]:
-    """Return the variance of a mean over s subjects and n stimuli from those of the three bootstraps; see `two_factor`.
-
-    As in rsatoolbox it is at most `both`, the variance of resampling subjects and stimuli together.
-    """
+    """Return the variance of a mean over s subjects and n stimuli from those of three bootstraps; see `two_factor`."""
     own, theirs = s / (s - 1) * subjects, n / (n - 1) * stimuli
     joint = s * n / ((s - 1) * (n - 1)) * (both - subjects - stimuli)
     return torch.minimum((own + theirs - joint).maximum(own).maximum(theirs), both)

@@ -100,11 +100,7 @@ def comparable(
 ) -> Float[Tensor, "k p"] | Int[Tensor, "k p"]:
     """Return the distances in float64, or for comparators of ranks the number of each level in ascending order.
 
-    Args:
-        names: Names of the vectors in errors; by default "layer 0", "layer 1", ...
-
-    Raises:
-        ValueError: See `compare`.
+    Errors, see `compare`, call the vectors by their names, by default "layer 0", "layer 1", ...
     """
     check_choice("comparator", comparator, COMPARATORS)
     stimuli_of(vectors.shape[1])
@@ -128,8 +124,7 @@ def _normed(vectors: Float[Tensor, "k q"], weights: Float[Tensor, " q"]) -> Floa
 def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Float[Tensor, "k q"]:
     """Return the matrices G = -½ D + a 1ᵀ + 1 aᵀ, with the a of least Σ W G², as vectors of norm 1.
 
-    W_ij = c_i c_j counts copies of pairs, and W_ii = c_i copies of stimuli, each with its product with itself; pairs of
-    copies of one stimulus have no weight. With all counts 1 this is double centring.
+    W_ij = c_i c_j counts copies of pairs, and W_ii = c_i copies of stimuli. With all counts 1 this is double centring.
     """
     n, drawn = len(counts), counts.nonzero()[:, 0]
     square = vectors.new_zeros(len(vectors), n, n)
@@ -146,8 +141,7 @@ def _whitened(vectors: Float[Tensor, "k p"], counts: Float[Tensor, " n"]) -> Flo
 def _tau_a(x: Int[Tensor, "a p"], y: Int[Tensor, "b p"], weights: Float[Tensor, " p"]) -> Float[Tensor, "a b"]:
     """Return Kendall's τ_a = (concordant - discordant) / all pairs of values, in [-1, 1], from SciPy's τ_b.
 
-    A pair that is tied in x or in y is neither, but is counted (Kendall 1938). So a vector with ties has τ_a < 1 even
-    with itself, and a model gains nothing by predicting ties.
+    A tied pair is neither, but is counted (Kendall 1938), so that a model gains nothing by predicting ties.
     """
     from scipy.stats import kendalltau  # takes half a second to import
 
@@ -175,10 +169,7 @@ def weighted_tau(profiles: Float[Tensor, "l f"], others: Float[Tensor, "m f"] | 
 
     τ = <x, y> / (‖x‖ ‖y‖), <x, y> = Σ_{i<j} w_ij sgn(x_i - x_j) sgn(y_i - y_j), w_ij = 1/(1 + r_i) + 1/(1 + r_j), with
     r = 0 for the most important feature (Vigna 2015, additive hyperbolic). The value is the mean of that with features
-    ranked by x, ties by y, and the other way round.
-
-    Args:
-        others: The other profiles; by default the same.
+    ranked by x, ties by y, and the other way round. By default the other profiles are the same.
 
     Raises:
         ValueError: A profile is constant, or holds NaN.
@@ -198,9 +189,6 @@ def _ranking(profiles: Float[Tensor, "l f"], name: str) -> np.ndarray:
     return profiles.detach().double().cpu().numpy()
 
 
-# ---- Ranks with ties, and Spearman's correlation
-
-
 def mid_ranks(values: Float[Tensor, "*b n"]) -> Float[Tensor, "*b n"]:
     """Return ranks from 1 along the last axis, in float64; ties share the mean of their ranks."""
     return torch.stack([_row_ranks(row) for row in values.reshape(-1, values.shape[-1])]).view(values.shape)
@@ -212,11 +200,7 @@ def _row_ranks(values: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
 
 
 def weighted_ranks(levels: Int[Tensor, "k p"], weights: Float[Tensor, " p"]) -> Float[Tensor, "k p"]:
-    """Return the mid-ranks from 1 of values with these numbers of copies.
-
-    Args:
-        levels: The index of each value among the different values, in ascending order.
-    """
+    """Return the mid-ranks from 1 of values, given as `comparable` does, with these numbers of copies."""
     sizes = weights.new_zeros(len(levels), int(levels.max()) + 1).scatter_add_(1, levels, weights.expand(levels.shape))
     return (sizes.cumsum(1) - (sizes - 1) / 2).gather(1, levels)
 
@@ -228,7 +212,7 @@ def unit_ranks(
 
     Args:
         name: The name of a row in errors.
-        count: The number of rows, if known, to save memory: then the rows are not copied once more.
+        count: The number of rows, if known: then they are not copied once more.
 
     Raises:
         ValueError: A row is constant, or has fewer than two values.
@@ -264,7 +248,6 @@ def spearman_of_patterns(
     """Return Spearman's ρ of predictions with one value for all pairs of a pattern, NaN where they are constant.
 
     Args:
-        predictions: The prediction of each pattern.
         counts: The number of pairs of each pattern.
         rank_sums: The sums, over the pairs of each pattern, of `unit_ranks` of the target.
     """

@@ -12,6 +12,7 @@ from torch import Tensor
 from thinkalike.arguments import check_choice, takes_arrays
 
 DISTANCES = ("euclidean", "cosine", "correlation", "manhattan", "norm_difference", "precomputed")
+NOISES = ("shrinkage", "diagonal", "none")
 GIVEN = "given"  # the states are squared distances: of a precomputed matrix, or from `NeuralDistances.given`
 DistanceChoice = str | Callable[[Tensor, Tensor], Tensor]  # one of these, or a function of (a, d) and (b, d) to (a, b)
 Index = Int[Tensor, " _"] | slice
@@ -44,10 +45,7 @@ class NeuralDistances:
     def of(
         cls, states: Float[Tensor, "n d"], distance: DistanceChoice = "euclidean", name: str = "layer"
     ) -> NeuralDistances:
-        """Check and prepare the states of one layer.
-
-        Args:
-            name: The name of the layer in errors.
+        """Check and prepare the states of one layer, which errors call by its name.
 
         Raises:
             ValueError: The distance is unknown, a state is not finite, a state is zero under cosine or constant under
@@ -99,11 +97,7 @@ class NeuralDistances:
         return NeuralDistances(states, self.distance, self.whole)
 
     def block(self, rows: Index, columns: Index) -> Float[Tensor, "a b"]:
-        """Return (D^N)² between two sets of stimuli, in float64.
-
-        Raises:
-            ValueError: The distance is a function that returns another shape.
-        """
+        """Return (D^N)² between two sets of stimuli, in float64."""
         if self.distance == GIVEN:
             return self.states[rows][:, columns]
         left, right = self.states[rows], self.states[columns]
@@ -166,23 +160,16 @@ def squared_distances(left: Float[Tensor, "a d"], right: Float[Tensor, "b d"]) -
     return squared
 
 
-# ---- Crossnobis
-
-
-NOISES = ("shrinkage", "diagonal", "none")
-
-
 def crossnobis(runs: Float[Tensor, "m n d"], noise: str = "shrinkage") -> Float[Tensor, "n n"]:
     """Return the crossnobis distance of every two stimuli, squared and per unit: 0 on average if they are equal.
 
     d²_ij = 1 / (m (m - 1) d) Σ_{a≠b} (x_ai - x_aj)ᵀ Σ⁻¹ (x_bi - x_bj), over pairs of different runs a and b (Walther et
-    al. 2016, eq. 6). The noise of two runs is independent and adds nothing on average; to a squared distance within a
-    run it adds twice its variance. So values can be negative, and 0 is a true zero. This is the mean over runs of each
-    run against the mean of the others, as in rsatoolbox.
+    al. 2016, eq. 6). The noise of two runs is independent and adds nothing on average, so values can be negative, and 0
+    is a true zero.
 
     Σ is the covariance of units in the residuals of all runs from each stimulus's mean, with ν = n (m - 1) degrees of
     freedom; see `noise_covariance`. As it comes from the same runs, it adds a small constant to all distances: for
-    noise=diagonal 4 / (m (ν - 2)) on average, which vanishes with many stimuli.
+    noise=diagonal 4 / (m (ν - 2)) on average.
 
     Args:
         runs: The measurements of n stimuli in m ≥ 2 runs by d units.
@@ -208,11 +195,8 @@ def noise_covariance(residuals: Float[Tensor, "k d"], freedom: int) -> Float[Ten
 
     Covariances are multiplied by 1 - λ, λ = Σ_{i≠j} Var(r_ij) / Σ_{i≠j} r_ij², cut to [0, 1], where r_ij and its
     variance are estimated as rsatoolbox does (`method="shrinkage_diag"`): with z the residuals over their standard
-    deviations, r_ij = Σ z_i z_j / (k - 1) and Var(r_ij) = k / freedom² (Σ z_i² z_j² / (k - 1) - r_ij²).
-
-    Args:
-        residuals: Residuals of mean 0.
-        freedom: Their degrees of freedom.
+    deviations, r_ij = Σ z_i z_j / (k - 1) and Var(r_ij) = k / freedom² (Σ z_i² z_j² / (k - 1) - r_ij²). Residuals have
+    mean 0 and these degrees of freedom.
 
     Raises:
         ValueError: A unit is constant.

@@ -16,20 +16,16 @@ from thinkalike.measures.estimates import Estimate, jackknife, stimulus_folds
 from thinkalike.measures.rows import centred
 from thinkalike.progress import counted
 
+LIMIT, SETTLED = 3000, 1e-14  # steps of SMACOF, and the relative gain at which it stops
 Layers = (
     Sequence[Float[Tensor, "_ _"] | NeuralDistances] | Float[Tensor, "l n d"]
 )  # states of the same n stimuli, of any widths; or their distances
 
 
 def rsa(
-    layers: Layers,
-    others: Layers | None = None,
-    distance: DistanceChoice = "euclidean",
-    comparator: str = "spearman",
+    layers: Layers, others: Layers | None = None, distance: DistanceChoice = "euclidean", comparator: str = "spearman"
 ) -> Float[Tensor, "l m"]:
     """Return Spearman's ρ, over pairs of stimuli, of the distances in every two layers, in [-1, 1].
-
-    Ties have mid-ranks.
 
     Args:
         others: The layers to compare with; by default the same.
@@ -54,11 +50,7 @@ def rsa_estimate(
 ) -> Estimate:
     """Return `rsa` with a 95 % jackknife interval that leaves out one fold of stimuli, and all their pairs, at a time.
 
-    Args:
-        groups: (n) numbers; stimuli of a group, such as the words of a sentence, are left out together.
-
-    Raises:
-        ValueError: See `rsa` and `stimulus_folds`.
+    The stimuli of a group, such as the words of a sentence, are left out together, see `stimulus_folds`.
     """
     vectors, further = _both(layers, others, distance)
     owners = stimulus_folds(stimuli_of(vectors.shape[1]), folds, seed, groups).to(vectors.device)
@@ -81,9 +73,6 @@ def mantel(
 
     It is p = (1 + #{ρ of permuted stimuli ≥ ρ}) / (1 + permutations), one-sided (Mantel 1967). Pairs that share a
     stimulus depend on each other, so stimuli are permuted, not pairs. All layers see the same permutations.
-
-    Raises:
-        ValueError: See `rsa`.
     """
     vectors, further = _both(layers, others, distance)
     n = stimuli_of(vectors.shape[1])
@@ -103,11 +92,7 @@ def mantel(
 
 
 def matrix_agreement(matrix: Float[Tensor, "l l"], other: Float[Tensor, "l l"]) -> Float[Tensor, ""]:
-    """Return Spearman's ρ of the upper triangles, without the diagonals, of two similarity matrices of the same layers.
-
-    Raises:
-        ValueError: A triangle is constant.
-    """
+    """Return Spearman's ρ of two similarity matrices of the same layers, over their triangles above the diagonal."""
     chosen = upper(len(matrix), matrix.device)
     return spearman(matrix.flatten()[chosen], other.flatten()[chosen])
 
@@ -115,13 +100,10 @@ def matrix_agreement(matrix: Float[Tensor, "l l"], other: Float[Tensor, "l l"]) 
 def distance_vectors(
     layers: Layers, distance: DistanceChoice = "euclidean", n: int | None = None
 ) -> Float[Tensor, "l p"]:
-    """Return the squared distances of all pairs of stimuli in each layer, in the order of `upper`.
-
-    Args:
-        n: The number of stimuli of every layer; by default that of the first.
+    """Return the squared distances of all pairs of n stimuli in each layer, in the order of `upper`.
 
     Raises:
-        ValueError: Layers differ in the number of stimuli; see `NeuralDistances`.
+        ValueError: A layer has another number of stimuli, by default than the first; see `NeuralDistances`.
     """
     n = n or len(layers[0])
     if other := [index for index, states in enumerate(layers) if len(states) != n]:
@@ -137,12 +119,6 @@ def _both(layers: Layers, others: Layers | None, distance: DistanceChoice) -> tu
     """Return the distances in the layers of both sides, the same object where there is one side."""
     vectors = distance_vectors(layers, distance)
     return vectors, vectors if others is None else distance_vectors(others, distance, len(layers[0]))
-
-
-# ---- Multidimensional scaling
-
-
-LIMIT, SETTLED = 3000, 1e-14  # steps of SMACOF, and the relative gain at which it stops
 
 
 def mds(dissimilarity: Float[Tensor, "l l"], dimensions: int = 2) -> tuple[Float[Tensor, "l k"], Float[Tensor, ""]]:
@@ -185,15 +161,12 @@ def _turned(points: Float[Tensor, "l k"]) -> Float[Tensor, "l k"]:
     return turned * turned.gather(0, turned.abs().argmax(0, keepdim=True)).sign()
 
 
-# ---- Distance correlation
-
-
 def distance_correlation(X: Float[Tensor, "n d"], Y: Float[Tensor, "m e"]) -> Float[Tensor, ""]:
     """Return the bias-corrected distance correlation R* = <A, B> / √(<A, A> <B, B>), in [-1, 1].
 
     A and B are the U-centred Euclidean distances of the rows (Székely & Rizzo 2013; in this form 2014). It estimates
-    the *square* of the distance correlation of Székely, Rizzo & Bakirov (2007). Independent features of any width have
-    a value near 0, half of the time below it; any kind of dependence has a positive limit. It has no gradient here.
+    the *square* of the distance correlation of Székely, Rizzo & Bakirov (2007): about 0 for independent features of any
+    width, and a positive limit for any kind of dependence. It has no gradient here.
 
     Raises:
         ValueError: n < 4 or n differs between the sides, a value is not finite, or all distances of a side are equal.

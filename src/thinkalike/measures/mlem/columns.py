@@ -41,7 +41,7 @@ class Columns(NamedTuple):
                 kind that their type and values imply, see `thinkalike.kinds`. A list of levels is an ordinal feature.
 
         Raises:
-            ValueError: X is no table, a kind is unknown or does not fit its column, or there are too few kinds.
+            ValueError: X is no table, or the kinds do not fit its columns.
         """
         frame, typed = _frame(X)
         names, columns = _names(frame), [frame.iloc[:, place] for place in range(frame.shape[1])]

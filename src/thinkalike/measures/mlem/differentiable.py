@@ -21,8 +21,8 @@ class DifferentiableMLEM(nn.Module):
     """The model (D_ij)² ≈ b + Δᵀ W Δ, W = R Rᵀ (symmetric positive semidefinite), or diagonal with the squares of R.
 
     With squared_error on all pairs, training converges to the weights of `MLEM(scale="none")`, which is exact and far
-    faster. This model is for problems without a closed form: another loss, or states that are trained too, such as
-    those of a model that should represent a feature, or ignore it.
+    faster. This model is for another loss, or for states that are trained too, such as those of a model that should
+    represent a feature, or ignore it.
 
     | loss | |
     |---|---|
@@ -31,8 +31,7 @@ class DifferentiableMLEM(nn.Module):
     | spearman | 1 - Pearson's r of the soft ranks of both sides, see `soft_ranks` |
 
     With weights="levels" pairs of levels have weights, as under `MLEM(difference="levels", scale="none")`, and alpha
-    shrinks those of a feature to their mean, see `level_path`. Levels that no pair of the loss has keep their initial
-    weight 1; alpha > 0 shrinks those of known levels to the mean of their feature.
+    shrinks those of a feature to their mean, see `level_path`. Without alpha, levels that no pair has keep weight 1.
 
     Args:
         features: The number of features; with levels, for each the number of levels whose pairs have weights, as in
@@ -41,9 +40,6 @@ class DifferentiableMLEM(nn.Module):
         loss: A loss of the table.
         alpha: The ridge of the squared error, as in `MLEM`.
         strength: The strength of the soft ranks, above 0; by default 1 / pairs.
-
-    Raises:
-        ValueError: The weights or the loss are unknown.
     """
 
     def __init__(
@@ -128,6 +124,6 @@ def soft_ranks(values: Float[Tensor, " p"], strength: float) -> Float[Tensor, " 
     """Return ranks from 1 that have gradients: r_i = 1/2 + Σ_j σ((x_i - x_j) / (strength · standard deviation)).
 
     At strength → 0 they are the mid-ranks; at strength → ∞ they are linear in x, so that their correlation is Pearson's
-    and not Spearman's. Neighbours are about 1/p of the spread apart, so choose about that strength. Memory is p².
+    and not Spearman's. Neighbours are about 1/p of the spread apart, a good strength. Memory is p².
     """
     return 0.5 + ((values[:, None] - values) / (strength * values.std())).sigmoid().sum(1)

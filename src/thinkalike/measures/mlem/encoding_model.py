@@ -132,9 +132,9 @@ class MLEM(BaseEstimator):
         return self
 
     def predict(self, X: Any) -> Float[Tensor, "*l p"]:
-        """Return the squared distances of all pairs i < j of stimuli, in the scale of the fit.
+        """Return the squared distances of all pairs i < j of stimuli, in the scale of the fit and the order of `pdist`.
 
-        Pairs come in the order of SciPy's `pdist`. Under missing="drop" stimuli that lack a value are left out.
+        Under missing="drop" stimuli that lack a value are left out.
 
         Raises:
             ValueError: The model was not fitted, or a level is new to it; see `FeatureEncoder.encode`.
@@ -154,8 +154,7 @@ class MLEM(BaseEstimator):
         """Return Spearman's ρ of predicted and neural distances over all pairs; one number, or one per layer.
 
         Raises:
-            ValueError: The prediction is constant, Y has another number of layers than the fit, or a level is new to
-                the model; see `fit`.
+            ValueError: The prediction is constant, the fit had another number of layers, or not a level; see `fit`.
         """
         check_is_fitted(self, "encoder_")
         table = self.read(X, Y, columns=self.encoder_.columns)
@@ -292,12 +291,9 @@ def kept_rows(values: Float[Tensor, "n f"], drop: bool) -> Int[Tensor, " k"]:
 
 
 def _is_matrix(Y: Any) -> bool:
-    """Return whether this is one layer, which may be a list of lists of numbers, and not a sequence of layers."""
+    """Return whether this is one layer, such as a list of lists of numbers, and not a sequence of layers."""
     rows = Y if isinstance(Y, list | tuple) else None
     return getattr(Y, "ndim", 3) == 2 or bool(rows and isinstance(rows[0], list | tuple) and np.ndim(rows[0][0]) == 0)
-
-
-# ---- Weights of pairs of levels
 
 
 class LevelWeights(NamedTuple):

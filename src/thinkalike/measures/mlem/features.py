@@ -24,8 +24,7 @@ class Features:
     """An encoded table of the f features of n stimuli.
 
     Δ_f(i, j) = 0 where the levels are equal, or where either is ignored (a negative level); else 1, or for a scaled
-    feature the distance of the two positions. A feature whose pairs of levels have weights of their own has a code
-    for Δ, see `pair_codes`.
+    feature the distance of the two positions, or the code of two levels with a weight of their own, see `pair_codes`.
     """
 
     levels: Int[Tensor, "n f"]
@@ -53,11 +52,7 @@ class Features:
     def difference(
         self, feature: int, rows: Int[Tensor, " a"] | None = None, columns: Int[Tensor, " b"] | None = None
     ) -> Bool[Tensor, "a b"] | Float[Tensor, "a b"] | Int[Tensor, "a b"]:
-        """Return Δ_f between stimuli `rows` and `columns`, by default all.
-
-        It is bool for an indicator, float64 >= 0 for a scaled feature, and the code of a pair of levels that has a
-        weight of its own.
-        """
+        """Return Δ_f between stimuli `rows` and `columns`, by default all, see `Features`; bool for an indicator."""
         left, right = (self if index is None else self.take(index) for index in (rows, columns))
         if self.known[feature]:
             return pair_codes(left.levels[:, feature, None], right.levels[:, feature], self.known[feature])
@@ -124,8 +119,7 @@ class FeatureEncoder:
         """Return an encoder that knows the levels of these stimuli.
 
         Args:
-            X: (n, f), a table as `MLEM.fit` takes.
-            kinds: See `Columns.of`.
+            X, kinds: See `MLEM`.
 
         Raises:
             ValueError: `difference` or `missing` is unknown; see `Columns`.
@@ -145,8 +139,7 @@ class FeatureEncoder:
         """Return a table in terms of the known levels.
 
         Raises:
-            ValueError: A value is missing under missing="error", or under "drop", which needs such stimuli left out
-                beforehand; see `Columns.read`.
+            ValueError: A value is missing under missing="error" or "drop"; see `Columns.read`.
         """
         return self.encode_values(self.columns.read(X)[0])
 
@@ -231,9 +224,6 @@ class FeatureEncoder:
         if len(known) < 2:
             return 1.0
         return float(known[-1] - known[0]) if self.columns.kinds[feature] in NUMBERS else len(known) - 1.0
-
-
-# ---- Codes of pairs of levels
 
 
 def level_pairs(known: int) -> list[tuple[int, int]]:

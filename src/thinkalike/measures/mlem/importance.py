@@ -22,6 +22,7 @@ from thinkalike.measures.mlem.solver import Division, Fitted, describe
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 from thinkalike.progress import counted
 
+MOST = 2000  # stimuli, of whose pairs a ceiling is computed
 ROUNDING = 1e-13  # a smaller drop is 0: that of a feature of weight 0, with which null distributions tie
 FeatureSet = tuple[int, ...]  # features that are permuted together
 
@@ -40,10 +41,7 @@ class Importance:
         return fold_interval(self.scores, level)
 
     def profile(self, level: float = 0.95) -> Estimate:
-        """Return the importance of each feature in each layer, (l, f): the mean drop, with its interval over folds.
-
-        A feature of weight 0 in every fold has importance 0, and an interval without width.
-        """
+        """Return the importance of each feature in each layer, (l, f): the mean drop, with its interval over folds."""
         return fold_interval(self.by_fold(), level)
 
     def by_fold(self) -> Float[Tensor, "l f k"]:
@@ -53,7 +51,7 @@ class Importance:
     def pair_effects(self, level: float = 0.95) -> Estimate:
         """Return S_a + S_b - S_ab - S of each requested pair of features, (l, pairs), with its interval over folds.
 
-        It is the drop of both minus the two drops; S_ab is the score when the values of a and b move together.
+        S_ab is the score when the values of a and b move together.
         """
         feature_pairs = [each for each in self.sets if len(each) == 2]
         alone = [self._by_fold([(each[side],) for each in feature_pairs]) for side in (0, 1)]
@@ -93,8 +91,8 @@ def feature_importance(
 
     For each fold the model is fitted to the other folds, with α chosen by folds within them; then the values of a
     feature move between held-out stimuli, and all their pairs are predicted again. All layers see the same folds and
-    permutations. Under recipe="paper" folds and permutations are of pairs instead. If no feature has weight, as in a
-    layer of noise, the prediction is constant: its score is 0, and a warning names the layer.
+    permutations. Under recipe="paper" both are of pairs instead. If no feature has weight, the prediction is constant:
+    its score is 0, and a warning names the layer.
 
     Args:
         model: The parameters of the fits; the model itself is not changed.
@@ -174,12 +172,6 @@ def _shuffled(strata: Float[Tensor, " n"], generator: torch.Generator) -> Int[Te
     return within
 
 
-# ---- Ceilings
-
-
-MOST = 2000  # stimuli, of whose pairs a ceiling is computed
-
-
 def ceiling(
     cells: Any,
     layers: Sequence[Float[Tensor, "n _"]],
@@ -191,12 +183,11 @@ def ceiling(
 ) -> Float[Tensor, " l"]:
     """Return Spearman's ρ of the best function of two stimuli's cells in each layer, in [-1, 1].
 
-    A cell is all stimuli with the same level in each feature: no model of these features distinguishes them. Cells of
-    words give the ceiling of a word's identity. Stimuli are divided into halves A and B. The mean squared distance of
-    two cells in A predicts that of each pair of stimuli in B, with noise from few stimuli: ρ(B, A) is √r times the ρ of
-    exact means, where the reliability r is the ρ of the means of both halves over the same pairs (Spearman 1904). So
-    ρ(B, A) / √r, at most 1, is averaged over both directions and `splits` divisions. Pairs of cells that are missing in
-    a half do not count.
+    A cell is all stimuli with the same level in each feature: no model of these features distinguishes them. Stimuli
+    are divided into halves A and B. The mean squared distance of two cells in A predicts that of each pair of stimuli
+    in B, with noise from few stimuli: ρ(B, A) is √r times the ρ of exact means, where the reliability r is the ρ of the
+    means of both halves over the same pairs (Spearman 1904). So ρ(B, A) / √r, at most 1, is averaged over both
+    directions and `splits` divisions. Pairs of cells that are missing in a half do not count.
 
     Args:
         cells: (n), the cell of each stimulus, or (n, f), a table of features as `MLEM.fit` takes.

@@ -1,4 +1,4 @@
-"""Non-negative least squares of many small systems at once."""
+"""Least squares of many small systems at once: non-negative numbers, and positive semidefinite matrices."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from torch import Tensor
 ROUNDING = 1e-12  # a slope below this share of the largest is rounding
 DEPENDENT = 1e-10  # a column depends on those before it if they leave a smaller share of its square
 ROUNDS, FULL = 50, 3  # most exchanges of columns, and most exchanges of all wrong columns without progress
+TOLERANCE = 1e-10  # of the optimality conditions of semidefinite matrices, as a share of the largest slope
+LIMIT = 100_000  # steps to them
 
 
 def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[Tensor, "*b f"]:
@@ -110,13 +112,6 @@ def _system(gram: Float[Tensor, "b f f"], used: Bool[Tensor, "b f"]) -> Float[Te
     return gram * kept[:, :, None] * kept[:, None] + torch.diag_embed(1 - kept)
 
 
-# ---- Positive semidefinite matrices
-
-
-TOLERANCE = 1e-10  # of the optimality conditions, as a share of the largest slope
-LIMIT = 100_000
-
-
 def to_matrix(entries: Float[Tensor, "*b r"]) -> Float[Tensor, "*b f f"]:
     """Return the symmetric W of its f diagonal entries, then √2 W_fg for f < g: ‖W‖_F is the norm of the entries."""
     f = size_of(entries.shape[-1])
@@ -177,11 +172,7 @@ def psd_least_squares(
 
 
 def _project(entries: Float[Tensor, "b r"], sizes: Sequence[int]) -> Float[Tensor, "b r"]:
-    parts = entries.split([size * (size + 1) // 2 for size in sizes], 1)
-    return torch.cat([_nearest(part) if part.shape[1] > 1 else part.clamp(min=0) for part in parts], 1)
-
-
-def _nearest(entries: Float[Tensor, "b r"]) -> Float[Tensor, "b r"]:
     """Return the entries of the nearest semidefinite matrices."""
-    values, vectors = torch.linalg.eigh(to_matrix(entries))
-    return to_entries((vectors * values.clamp(min=0)[..., None, :]) @ vectors.mT)
+    parts = entries.split([size * (size + 1) // 2 for size in sizes], 1)
+    spectra = [torch.linalg.eigh(to_matrix(part)) for part in parts]
+    return torch.cat([to_entries((v * values.clamp(min=0)[:, None]) @ v.mT) for values, v in spectra], 1)

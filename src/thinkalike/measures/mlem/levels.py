@@ -4,8 +4,7 @@ A fit minimises Σ_{i<j} (b + Σ_f w^f_{f_i f_j} - (D^N_ij)²)² + α Σ_f Σ_{a
 n_a the number of stimuli of level a, and w^f the mean of the w^f_ab with weights n_a + n_b. α = ∞ is the model with one
 weight per feature, without a ridge, and α = 0 the free one. As the mean squared distance of two levels has a variance
 near 1 / n_a + 1 / n_b, and n_a n_b pairs of stimuli, a ridge of n_a + n_b shrinks all pairs of levels by their
-precision: by half at 1 / α = 1 / n_a + 1 / n_b. So the unit of α is a number of stimuli, and its effect hardly depends
-on how many there are.
+precision: by half at 1 / α = 1 / n_a + 1 / n_b. So the unit of α is a number of stimuli.
 
 With points, w^f_ab = ‖p_a - p_b‖² of p = V S^(1/2) with S ⪰ 0, so that the distances of levels, and of stimuli, are a
 metric. V (k, k - 1) spans the differences of all levels, each scaled by the root of its number of stimuli, so that a
@@ -105,9 +104,6 @@ def level_counts(features: Features, cells: Int[Tensor, " n"]) -> list[Float[Ten
         counts = torch.bincount(key, minlength=number * (known + 1)).view(number, -1)
         found.append(of_sets(counts.double())[:, 1:])
     return found
-
-
-# ---- Points
 
 
 class Points:

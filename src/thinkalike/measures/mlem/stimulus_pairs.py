@@ -63,8 +63,6 @@ class StimulusPairs:
     def _squares(self) -> Iterable[Float[Tensor, " p"]]:
         if self._targets is not None:
             return self._targets
-        if self.chosen is None:
-            return (layer.vector() for layer in self.layers)
         return (layer.squared().flatten()[self.flat] for layer in self.layers)
 
     @cached_property
@@ -82,8 +80,7 @@ class StimulusPairs:
     ) -> list[Tensor]:
         """Return the differences after the features `moved` have moved, together, between stimuli, or between pairs.
 
-        Args:
-            order: The stimulus, or pair, from which each one gets its new values.
+        Each stimulus, or pair, gets the values of that in `order`.
         """
         if self.chosen is not None:
             return [column[order] if feature in moved else column for feature, column in enumerate(differences)]

@@ -38,6 +38,10 @@ from thinkalike.measures.distances.neural import PANEL, NeuralDistances
 from thinkalike.measures.mlem.features import Features
 from thinkalike.measures.mlem.terms import Term, grouped, regressors
 
+SCALED = ((0, 0, 1, 1), (0, -2, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))  # C of p, x, x², q
+CHUNK = 2**20  # pairs in memory, with up to
+TERMS = 64  # terms; more terms mean fewer pairs
+
 
 def normal_equations(
     features: Features, layers: Sequence[NeuralDistances], terms: Sequence[Term], cells: Int[Tensor, " n"]
@@ -71,9 +75,6 @@ def _is_scaled(features: Features, term: Term) -> bool:
 def centred(sums: Float[Tensor, "s t u"]) -> Float[Tensor, "s r v"]:
     """Return the sums about the means, which eliminates the intercept: r = t - 1."""
     return sums[:, 1:, 1:] - sums[:, 1:, :1] * sums[:, :1, 1:] / sums[:, :1, :1]
-
-
-# ---- Indicators
 
 
 def sums_by_level(
@@ -161,11 +162,6 @@ def _products_of(
 ) -> Float[Tensor, "s c m"]:
     """Return left' right over the stimuli of each set."""
     return of_sets(torch.stack([left[rows].T @ right[rows] for rows in _members(cells)]))
-
-
-# ---- Scaled features and pairs of levels
-
-SCALED = ((0, 0, 1, 1), (0, -2, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))  # C of p, x, x², q
 
 
 class _Forms(NamedTuple):
@@ -257,12 +253,6 @@ def _by_level(
     keys = cells * size + levels.clamp(min=-1) + 1
     found = columns.new_zeros(number * size, columns.shape[1]).index_add_(0, keys, columns)
     return of_sets(found.view(number, size, -1))[:, 1:]
-
-
-# ---- Explicit pairs
-
-CHUNK = 2**20  # pairs in memory, with up to
-TERMS = 64  # terms; more terms mean fewer pairs
 
 
 def sums_by_pair(

@@ -18,6 +18,8 @@ from torch.nn.functional import pad
 from thinkalike.measures.mlem.features import level_pairs
 
 Term = tuple[int, ...]
+DENSE = 2**16  # possible patterns of differences up to which all of them are counted
+SAMPLE = 4096  # pairs that are looked at to estimate how many differ
 MOST = 1000  # weights of pairs of levels: a fit solves systems of that size hundreds of times
 
 
@@ -25,8 +27,7 @@ def terms_of(known: Sequence[int], interactions: bool, labels: Sequence[str] = (
     """Return the intercept, the diagonal of W or the pairs of levels, and with interactions W's upper triangle.
 
     Args:
-        known: For each feature the number of levels whose pairs have weights, or 0, see `Features`.
-        labels: Names of the features in errors; by default their numbers.
+        known, labels: See `Features`.
 
     Raises:
         ValueError: There are both interactions and weights of pairs of levels, or more than `MOST` of the latter.
@@ -76,9 +77,6 @@ def regressors(differences: Sequence[Tensor], terms: Sequence[Term]) -> list[Flo
     return products
 
 
-# ---- Predictions
-
-
 def predict(
     differences: Sequence[Tensor], terms: Sequence[Term], weights: Float[Tensor, "*b r"]
 ) -> Float[Tensor, "*b p"]:
@@ -97,10 +95,6 @@ def _part(differences: Sequence[Tensor], term: Term, weights: Float[Tensor, "*b 
     if len(term) == 1:
         return pad(weights, (1, 0)).index_select(-1, differences[term[0]].long())
     return weights * (differences[term[0]] * differences[term[1]])
-
-
-DENSE = 2**16  # possible patterns up to which all of them are counted
-SAMPLE = 4096  # pairs that are looked at to estimate how many differ
 
 
 def distinct(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, " p"]]:
