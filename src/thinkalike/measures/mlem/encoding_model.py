@@ -50,18 +50,15 @@ class MLEM(BaseEstimator):
         weights: "diagonal", or "full" with an interaction W_fg of every two features, which levels do not have.
         distance: The neural distance D^N, see `NeuralDistances`.
         alpha: One ridge, or several, from which each layer gets that of the best mean Spearman's ρ over the folds. It
-            has no unit: for any α the weights are proportional to the squared distances. With levels its unit is a
-            number of stimuli, and ∞ is added to several α.
+            has no unit; with levels its unit is a number of stimuli, and ∞ is added to several α.
         kinds: "auto": as the type and the values of each column imply, see `thinkalike.kinds`; else the kind of all
             features, of each, or {name or number: kind} of some, see `Columns.of`.
         difference, missing: See `FeatureEncoder`.
         unknown: How `predict` and `score` treat a level that is new to the fit: "error", or "new": its distance to all
-            other levels is the mean distance of two levels of that feature. `feature_importance` always uses "new";
-            scikit-learn's `cross_val_score` needs it where a fold may lack a rare level, or columns of categories,
-            which declare their levels.
+            other levels is the mean distance of two levels of that feature. `feature_importance` always uses "new", and
+            `cross_val_score` needs it where a fold may lack a rare level that no column of categories declares.
         scale: The unit of W, b and predictions: "mean", the mean squared distance of the training pairs; "minmax",
-            which maps their squared distances to [0, 1], and computes all of them; "none"; "auto", "minmax" under
-            recipe="paper" and else "mean". Scores and importance have no unit.
+            which maps their squared distances to [0, 1]; "none"; "auto", "minmax" under recipe="paper", else "mean".
         recipe: "stimuli": folds divide stimuli; "paper": they divide pairs, so that training and test share stimuli.
         folds, seed: The number and the seed of the folds that choose alpha.
 

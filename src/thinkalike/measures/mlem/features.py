@@ -43,10 +43,8 @@ class Features:
 
     def permuted(self, features: Sequence[int], order: Int[Tensor, " n"]) -> Features:
         """Return a table in which these features, and no others, have moved between stimuli together."""
-        levels, positions = self.levels.clone(), self.positions.clone()
-        for feature in features:
-            levels[:, feature] = levels[order, feature]
-            positions[:, feature] = positions[order, feature]
+        moves = torch.isin(torch.arange(len(self.scaled)), torch.tensor(features)).to(order.device)
+        levels, positions = (part[order].where(moves, part) for part in (self.levels, self.positions))
         return replace(self, levels=levels, positions=positions)
 
     def difference(
@@ -224,12 +222,6 @@ class FeatureEncoder:
         if len(known) < 2:
             return 1.0
         return float(known[-1] - known[0]) if self.columns.kinds[feature] in NUMBERS else len(known) - 1.0
-
-
-def level_pairs(known: int) -> list[tuple[int, int]]:
-    """Return the pairs of levels of codes 1, 2, ...; the last one, (k, k), is any pair with a level new to training."""
-    rows, columns = torch.triu_indices(known, known, 1).tolist()
-    return [*zip(rows, columns, strict=True), (known, known)]
 
 
 def pair_codes(left: Int[Tensor, "*a"], right: Int[Tensor, "*b"], known: int) -> Int[Tensor, "*c"]:

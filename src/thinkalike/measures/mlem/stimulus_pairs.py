@@ -12,8 +12,7 @@ from torch import Tensor
 from thinkalike.measures.distances.comparators import spearman_of_patterns, unit_ranks
 from thinkalike.measures.distances.neural import NeuralDistances, upper
 from thinkalike.measures.mlem.features import Features
-from thinkalike.measures.mlem.levels import level_counts
-from thinkalike.measures.mlem.sums import normal_equations, sums_of_given_pairs
+from thinkalike.measures.mlem.sums import level_counts, normal_equations, sums_of_given_pairs
 from thinkalike.measures.mlem.terms import Term, distinct, predict
 
 CHUNK = 2**22  # predictions in memory

@@ -30,7 +30,7 @@ from itertools import combinations, combinations_with_replacement
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -153,6 +153,19 @@ def of_sets(sums: Float[Tensor, " g *c"]) -> Float[Tensor, " s *c"]:
     return total if len(sums) == 1 else torch.cat([total, total - sums])
 
 
+def level_counts(features: Features, cells: Int[Tensor, " n"]) -> list[Float[Tensor, "s _"]]:
+    """Return the number of stimuli of each level of each feature in each set of stimuli, see `normal_equations`.
+
+    A feature with one weight has no levels to count: (s, 0).
+    """
+    number, found = int(cells.max()) + 1, []
+    for feature, known in enumerate(features.known):
+        key = cells * (known + 1) + features.levels[:, feature].clamp(-1, known - 1).long() + 1
+        counts = torch.bincount(key, minlength=number * (known + 1)).view(number, -1)
+        found.append(of_sets(counts.double())[:, 1:])
+    return found
+
+
 def _members(cells: Int[Tensor, " n"]) -> list[Int[Tensor, " _"]]:
     return [(cells == cell).nonzero()[:, 0] for cell in range(int(cells.max()) + 1)]
 
@@ -264,10 +277,10 @@ def sums_by_pair(
     between = torch.zeros(number, number, len(terms), width, dtype=torch.float64, device=cells.device)
     for a, b in combinations_with_replacement(range(number), 2):
         for rows in members[a].split(max(1, chunk // len(members[b]))):
-            kept = rows[:, None] < members[b] if a == b else None
+            kept = (rows[:, None] < members[b]) | (a != b)
             left = regressors([features.difference(f, rows, members[b]) for f in range(len(features.scaled))], terms)
             right = [layer.block(rows, members[b]) for layer in layers]
-            between[a, b] += _products([_flat(part, kept) for part in left], [_flat(part, kept) for part in right])
+            between[a, b] += _products([part[kept] for part in left], [part[kept] for part in right])
     total = between.sum((0, 1))
     alone = between.sum(0) + between.sum(1) - between.diagonal().movedim(-1, 0)
     return total[None] if number == 1 else torch.cat([total[None], total - alone])
@@ -290,10 +303,6 @@ def sums_of_given_pairs(
             part += _products(here, list(targets[:, chosen]))
         parts.append(part)
     return of_sets(torch.stack(parts))
-
-
-def _flat(block: Tensor, kept: Bool[Tensor, "a b"] | None) -> Tensor:
-    return block.flatten() if kept is None else block[kept]
 
 
 def _products(left: list[Tensor], right: list[Tensor]) -> Float[Tensor, "t u"]:

@@ -2,7 +2,7 @@
 
 The term (f, g) is the entry W_fg with the regressor Δ_f Δ_g; the term (f, a, b) the weight of the levels a and b of
 feature f, with the regressor 1[one stimulus has a, the other b]; the term () is the intercept. Terms of the levels of
-one feature are in the order of their codes, see `pair_codes`.
+one feature are in the order of their codes, see `pair_codes`; the last, (f, k, k), is any pair with a new level.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
-
-from thinkalike.measures.mlem.features import level_pairs
 
 Term = tuple[int, ...]
 DENSE = 2**16  # possible patterns of differences up to which all of them are counted
@@ -41,12 +39,11 @@ def terms_of(known: Sequence[int], interactions: bool, labels: Sequence[str] = (
             f"{number} pairs of levels are more than {MOST} weights; feature {labels[worst] if labels else worst} has "
             f"{known[worst] - 1} levels: leave it out, or give it another kind, such as ordinal, with one weight"
         )
-    single = [[(f, a, b) for a, b in level_pairs(size)] if size else [(f, f)] for f, size in enumerate(known)]
-    return [
-        (),
-        *(term for part in single for term in part),
-        *(combinations(range(len(known)), 2) if interactions else ()),
-    ]
+    terms: list[Term] = [()]
+    for feature, size in enumerate(known):
+        pairs = [*combinations(range(size), 2), (size, size)]
+        terms += [(feature, *pair) for pair in pairs] if size else [(feature, feature)]
+    return [*terms, *combinations(range(len(known)), 2)] if interactions else terms
 
 
 def grouped(terms: Sequence[Term]) -> list[tuple[Term, slice]]:
