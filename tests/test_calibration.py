@@ -12,7 +12,7 @@ from thinkalike.measures.distances.representational_similarity import DISTANCE_C
 from thinkalike.measures.neighbours import jaccard_measure
 from thinkalike.measures.shape import PROCRUSTES, svcca_measure
 
-N, LAYERS = 24, 2
+N, LAYERS, DRAWS = 24, 2, 100
 generator = torch.Generator()
 
 
@@ -97,17 +97,17 @@ def test_without_a_null_it_is_the_mean_over_batches():
 def test_p_is_that_of_a_permutation_test_of_scipy(measure):
     x = torch.randn(20, 3, dtype=torch.float64)
     y = 0.6 * x + torch.randn(20, 3, dtype=torch.float64)
-    chance = compared(measure, [([x], [y])], 400).chance
+    chance = compared(measure, [([x], [y])], DRAWS).chance
 
     def statistic(order):
         return float(measure.of(x, y[torch.as_tensor(order)]))
 
     expected = permutation_test(
-        (np.arange(20),), statistic, permutation_type="pairings", n_resamples=400, random_state=0,
+        (np.arange(20),), statistic, permutation_type="pairings", n_resamples=DRAWS, random_state=0,
         alternative="greater" if measure.higher_is_closer else "less",
     )  # fmt: skip
     assert 0.001 < expected.pvalue < 0.9, "control"
-    assert float(chance.p) == pytest.approx(expected.pvalue, abs=4 * np.sqrt(2 * expected.pvalue / 400))
+    assert float(chance.p) == pytest.approx(expected.pvalue, abs=4 * np.sqrt(2 * expected.pvalue / DRAWS))
     assert float(chance.null.value) == pytest.approx(expected.null_distribution.mean(), abs=0.02)
 
 

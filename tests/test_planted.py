@@ -58,8 +58,8 @@ def planted(tmp_path_factory):
     q = rotation(source.d_model)
     target = FrozenModel(rotate(other.module, q), other.family, other.tokenizer, name="rotated", context=256)
     data = composed(f"data.cache={tmp_path_factory.mktemp('cache')}").data
-    corpus = read_corpus(data, source.tokenizer, 256, bos=False, fit_tokens=256)
-    return source, target, q, corpus.report.tokens[:32]
+    corpus = read_corpus(data, source.tokenizer, 64, bos=False, fit_tokens=64)
+    return source, target, q, corpus.report.tokens[:16]
 
 
 PAIRS = [(0, 0), (1, 1), (2, 2)]
@@ -87,7 +87,7 @@ def test_procrustes_recovers_the_rotation_and_the_loss(planted):
 
 def test_least_squares_in_both_directions_recovers_the_rotation_and_the_stitched_model_is_the_target(planted):
     source, target, q, rows = planted
-    moments, held_out = (state_moments(source, target, PAIRS, part, batch=8) for part in (rows[:24], rows[24:]))
+    moments, held_out = (state_moments(source, target, PAIRS, part, batch=8) for part in (rows[:12], rows[12:]))
     for layer, depth in PAIRS:
         phi, psi = maps = both_directions(moments.of((layer, depth)))
         assert (phi.weight - q).abs().max() < 1e-4
