@@ -17,7 +17,6 @@ from thinkalike.measures import (
     mantel,
     noise_covariance,
     rsa,
-    rsa_estimate,
 )
 from thinkalike.measures.distances.comparators import pair_counts
 from thinkalike.measures.distances.neural import NeuralDistances
@@ -113,21 +112,6 @@ def test_ties_cost_a_prediction_in_tau_a_and_not_in_spearman():
     assert compare(coarse, coarse, "tau_a") == pytest.approx(1 - 3 * 231 / 2145)
 
 
-def test_whitening_finds_a_signal_that_plain_cosine_misses():
-    """The noise of a stimulus is in all of its pairs; a planted geometry stands out more when that is reckoned with."""
-    better = 0
-    for seed in range(20):
-        draw = np.random.default_rng(seed)
-        points, other = draw.normal(size=(2, N, 6))
-        scale = 1.5
-        measured = [points + scale * draw.normal(size=(N, 6)) for _ in range(2)]
-        d = torch.from_numpy(np.stack([pdist(each, "sqeuclidean") for each in (points, other)]))
-        cross = torch.from_numpy(np.stack([condensed(crossnobis(torch.from_numpy(np.stack(measured)), "none"))]))
-        plain, white = (compare(d, cross, each)[:, 0].diff().neg() for each in ("cosine", "cosine_cov"))
-        better += int(white > plain)
-    assert better > 14
-
-
 def test_a_resample_without_anything_to_compare_is_nan():
     x = torch.zeros(1, 6)
     x[0, 0] = 1  # stimuli 0 and 1
@@ -158,10 +142,6 @@ def test_given_distances_are_compared_as_those_of_states_are(comparator):
     layers = layers_of()
     given = [NeuralDistances.given(NeuralDistances.of(layer).squared()) for layer in layers]
     torch.testing.assert_close(rsa(given, comparator=comparator), rsa(layers, comparator=comparator))
-    mixed = rsa_estimate([given[0], *layers[1:]], folds=4, comparator=comparator)
-    torch.testing.assert_close(
-        torch.stack(list(mixed)), torch.stack(list(rsa_estimate(layers, folds=4, comparator=comparator)))
-    )
 
 
 @every
@@ -253,13 +233,11 @@ def singular():
 
 
 REFUSED = {
-    "an unknown comparator": lambda: compare(torch.rand(2, 6), torch.rand(2, 6), "pearson"),
     "vectors of no stimuli": lambda: compare(torch.rand(2, 7), torch.rand(2, 7), "corr"),
     "a constant": lambda: compare(torch.ones(2, 6), torch.rand(2, 6), "corr"),
     "a constant of ranks": lambda: compare(torch.ones(2, 6), torch.rand(2, 6), "tau_a"),
     "zeros": lambda: compare(torch.zeros(2, 6), torch.rand(2, 6), "cosine_cov"),
     "NaN": lambda: compare(torch.tensor([[1.0, 2, torch.nan]]), torch.rand(2, 3), "cosine"),
-    "an unknown noise": lambda: crossnobis(runs_of(), "full"),
     "a unit without noise": lambda: crossnobis(runs_of() * torch.tensor([1.0, 1, 0, 1, 1]), "diagonal"),
     "noise without an inverse": lambda: crossnobis(singular()),
 }

@@ -40,9 +40,6 @@ def test_an_estimate_iterates_as_its_value_and_ends():
 )
 def test_a_single_number_is_written_with_its_interval(ends, spec, expected):
     assert format(estimate(*ends), spec) == expected
-
-
-def test_places_are_written_as_whole_numbers():
     assert f"{Estimate(*torch.tensor([9, 8, 12])):d}" == "9 [8, 12]"
 
 

@@ -10,12 +10,9 @@ import scipy.optimize
 import scipy.stats
 import torch
 from scipy.spatial.distance import pdist
-from sklearn.base import clone
 
-from thinkalike.measures import MLEM, FeatureEncoder, feature_importance, splits, stimulus_folds
-from thinkalike.measures.distances.neural import NeuralDistances
-from thinkalike.measures.mlem.sums import normal_equations
-from thinkalike.measures.mlem.terms import mostly_different, terms_of
+from thinkalike.measures import MLEM, feature_importance, splits, stimulus_folds
+from thinkalike.measures.mlem.terms import distinct
 
 LEVELS = (4, 3, 5, 6)
 KINDS = ["nominal", "nominal", "numeric", "nominal"]
@@ -105,38 +102,6 @@ def assert_same(found, expected, atol):
 # ---- The fit
 
 
-@pytest.mark.parametrize("missing", ["own_level", "ignore"])
-@pytest.mark.parametrize("kinds", [KINDS, ["nominal"] * 4])
-def test_sums_of_items_are_those_of_pairs(missing, kinds, device):
-    table, states = (x.to(device) for x in drawn(50, missing=0.2))
-    features = FeatureEncoder.fit(table, kinds, "levels", missing).encode(table)
-    layers = [NeuralDistances.of(states + 100), NeuralDistances.of(states[:, :3], "cosine")]
-    cells, terms = torch.randint(3, (50,), device=device), terms_of(features.known, False)
-    found = normal_equations(features, layers, terms, cells)
-    precomputed = [NeuralDistances(layer.squared(), "given") for layer in layers]
-    torch.testing.assert_close(normal_equations(features, precomputed, terms, cells), found, rtol=1e-10, atol=1e-8)
-    columns = explicit(table.cpu(), kinds=kinds, missing=missing)
-    assert sorted(found[0, 0, 1 : len(terms)][found[0, 0, 1 : len(terms)] > 0].tolist()) == sorted(
-        column.sum() for column, _ in columns.values() if column.any()
-    )
-
-
-@pytest.mark.parametrize("missing", ["own_level", "ignore"])
-@pytest.mark.parametrize("kinds", [["nominal", "nominal", "continuous", "nominal"], ["ordinal", "nominal"] * 2])
-def test_sums_of_levels_beside_numbers_are_those_of_pairs(missing, kinds, device):
-    table, states = (x.to(device) for x in drawn(50, missing=0.2))
-    table[:, 2] = torch.where(table[:, 2].isnan(), torch.nan, torch.randn(50, dtype=torch.float64, device=device))
-    encoder = FeatureEncoder.fit(table, kinds, "levels", missing)
-    kept = (table[:, 3] != 5).nonzero()[:, 0]  # the last level is known, and no stimulus has it
-    features = encoder.encode(table).take(kept)
-    layers = [NeuralDistances.of(each[kept]) for each in (states + 100, states[:, :3])]
-    cells, terms = torch.randint(3, (len(kept),), device=device), terms_of(features.known, False)
-    found = normal_equations(features, layers, terms, cells)
-    precomputed = [NeuralDistances(layer.squared(), "given") for layer in layers]
-    torch.testing.assert_close(normal_equations(features, precomputed, terms, cells), found, rtol=1e-10, atol=1e-8)
-    assert features.scaled == tuple(kind == "continuous" for kind in kinds), "control: both ways are there"
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 30.0])
 @pytest.mark.parametrize("missing", ["own_level", "ignore"])
 def test_the_fit_is_scipys_on_explicit_pairs_with_rows_for_the_ridge(alpha, missing):
@@ -203,17 +168,6 @@ def test_two_levels_are_the_model_with_one_weight():
     for alpha in (0.0, 5.0):
         found = MLEM(difference="levels", alpha=alpha).fit(table, states)
         torch.testing.assert_close(found.weights_, MLEM(alpha=0.0).fit(table, states).weights_, rtol=1e-9, atol=1e-12)
-
-
-def test_the_ridge_counts_stimuli():
-    """Two levels of m stimuli each are drawn half way at α = m / 2: of four times as many, at 4 α."""
-    table, states = drawn(40)
-    fits = [
-        MLEM(**PARAMS, alpha=alpha, scale="none").fit(table.repeat(times, 1), states.repeat(times, 1))
-        for times, alpha in ((20, 100.0), (80, 400.0), (80, 100.0))
-    ]
-    values = [torch.cat([upper(each.weights) for each in fit.level_weights_]) for fit in fits]
-    assert (values[0] - values[1]).abs().max() < (values[1] - values[2]).abs().max() / 20, "control: not at the same α"
 
 
 @pytest.mark.parametrize("recipe", ["stimuli", "paper"])
@@ -321,57 +275,18 @@ def test_points_have_folds_missing_values_and_new_levels():
 # ---- Prediction and importance
 
 
-def test_the_score_is_scipys():
-    table, states = drawn(60, missing=0.1)
-    assert MLEM().fit(table, states).level_weights_ == []
-    model = MLEM(**PARAMS, alpha=1.0).fit(table[:40], states[:40])
-    expected = scipy.stats.spearmanr(model.predict(table).round(decimals=12), pdist(states.numpy())).statistic
-    assert model.score(table, states) == pytest.approx(expected, abs=1e-9)
-
-
-def test_importance_is_the_loss_of_held_out_spearman_when_stimuli_swap_values():
-    table, states = drawn(60)
-    table[4, 1] = torch.nan
-    table[7, 0] = 9.0  # a level that some training sets do not have
-    model = MLEM(**PARAMS, alpha=(0.1, 10.0), folds=2)
-    found = feature_importance(model, table, states, folds=3, permutations=1, interactions=[(0, 2)], seed=7)
-    generator = torch.Generator().manual_seed(7)
-    for fold, (train, test) in enumerate(splits(stimulus_folds(60, 3, 7))):
-        fitted = clone(model).fit(table[train], states[train])
-        score = fitted.score(table[test], states[test])
-        assert found.scores[0, fold] == pytest.approx(score, abs=1e-9)
-        for repeat in range(1):
-            order = torch.randperm(len(test), generator=generator)
-            for k, features in enumerate(found.sets):
-                moved = table[test].clone()
-                moved[:, list(features)] = moved[order][:, list(features)]
-                lost = score - fitted.score(moved, states[test])
-                assert found.drops[0, fold, repeat, k] == pytest.approx(lost, abs=1e-9)
-
-
 @pytest.mark.parametrize(
     "params", [{"alpha": (0.1, 10.0)}, {"alpha": float("inf")}, {"difference": "scaled", "kinds": "numeric"}]
 )
-def test_sorted_predictions_have_the_scores_of_different_patterns(params, monkeypatch):
-    """The two ways to ranks: pairs that are all different are sorted, and few different ones are counted."""
+def test_scores_of_all_pairs_are_those_of_their_distinct_patterns(params, monkeypatch):
     table, states = drawn(40, missing=0.05)
     model, found = MLEM(**PARAMS | params, folds=2), []
-    for way in (True, False):
-        monkeypatch.setattr("thinkalike.measures.mlem.stimulus_pairs.mostly_different", lambda _, way=way: way)
+    for way in (distinct, lambda all_pairs: (list(all_pairs), torch.arange(len(all_pairs[0])))):
+        monkeypatch.setattr("thinkalike.measures.mlem.stimulus_pairs.distinct", way)
         options = {"folds": 2, "permutations": 1, "interactions": [(0, 2)]}
         found.append(feature_importance(model, table, [states, states**2], **options))
     torch.testing.assert_close(found[0].drops, found[1].drops, rtol=0, atol=1e-12)
     torch.testing.assert_close(found[0].scores, found[1].scores, rtol=0, atol=1e-12)
-
-
-def test_pairs_are_sorted_where_most_are_different():
-    few, many = (drawn(100, levels=levels)[0] for levels in ((2, 3), (30, 30, 30)))
-    for table, expected in ((few, False), (many, True)):
-        encoder = FeatureEncoder.fit(table, difference="levels")
-        pairs = torch.triu_indices(100, 100, 1)
-        assert mostly_different(list(encoder.encode(table).codes(pairs).T)) == expected
-    assert mostly_different([torch.rand(9)])
-    assert not mostly_different([torch.rand(9) < 0.5])
 
 
 def test_a_feature_that_lies_within_another_is_no_trouble():

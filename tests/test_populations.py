@@ -47,13 +47,6 @@ def test_clusters_are_those_of_scipys_average_linkage(k):
     assert adjusted_rand_score(cluster(distances(points), k), theirs) == 1
 
 
-def test_average_linkage_is_not_single_linkage():
-    """A chain with short links falls apart where average linkage says so."""
-    points = torch.tensor([[0.0], [1], [2.1], [3.3], [4.6], [6]])
-    single = fcluster(linkage(pdist(points.numpy()), "single"), 2, "maxclust")
-    assert adjusted_rand_score(cluster(distances(points), 2), single) < 1
-
-
 def test_planted_groups_are_found_from_directed_penalties():
     penalties = torch.rand(20, 20) + 2 * torch.block_diag(torch.ones(10, 10), torch.ones(10, 10)).logical_not()
     with pytest.raises(ValueError, match="`symmetric` gives the mean of two directions"):
@@ -61,14 +54,6 @@ def test_planted_groups_are_found_from_directed_penalties():
     labels = cluster(symmetric(penalties), 2)
     assert adjusted_rand_index(labels, TEN) == 1
     assert adjusted_rand_index(labels, TEN[5:] + TEN[:5]) < 0.1  # control: other groups are not found
-
-
-@pytest.mark.parametrize(
-    ("labels", "groups"),
-    [([0, 0, 0], "aaa"), ([0, 1, 2], "abc"), ([0, 0, 0], "abc"), ([0, 1, 1, 2, 0, 2], "abbaca")],
-)
-def test_agreement_is_the_adjusted_rand_index(labels, groups):
-    assert adjusted_rand_index(torch.tensor(labels), groups) == adjusted_rand_score(list(groups), labels)
 
 
 def test_symmetric_is_the_mean_of_both_directions():
@@ -86,10 +71,8 @@ def p_by_loop(labels, groups):
 P_CASES = [
     ([0, 0, 0, 1, 1, 1], "aaabbb"),
     ([0, 0, 1, 1, 1, 1], "aaabbb"),
-    ([0, 1, 0, 1, 0, 1], "aaabbb"),
     ([5, 5, 2, 2, 7, 7], "abbccc"),
     ([0, 0, 0, 0, 0, 0], "aaabbb"),
-    ([0, 1, 2, 3, 4, 5], "aabbcd"),
     ([1, 0, 0, 0, 0], "baaaa"),
 ]
 
@@ -104,12 +87,8 @@ def test_the_p_value_of_an_agreement_is_that_of_all_orders_of_the_groups(labels,
 def test_two_of_924_assignments_of_six_and_six_are_perfect():
     perfect = torch.arange(12) // 6
     assert adjusted_rand_index_p(perfect, "aaaaaabbbbbb") == 2 / 924
-    assert adjusted_rand_index_p(1 - perfect, "aaaaaabbbbbb") == 2 / 924
-    swapped = perfect[
-        [0, 1, 2, 3, 4, 6, 5, 7, 8, 9, 10, 11]
-    ]  # one of each group: 36 ways to do so, in either direction
+    swapped = perfect[[0, 1, 2, 3, 4, 6, 5, 7, 8, 9, 10, 11]]  # one of each group: 36 ways, in either direction
     assert adjusted_rand_index_p(swapped, "aaaaaabbbbbb") == (2 + 2 * 36) / 924
-    assert adjusted_rand_index_p(perfect, "ababababbaba") > 0.5  # control: groups that cut across
 
 
 def test_of_many_assignments_random_ones_are_tried():
@@ -125,14 +104,6 @@ def test_of_many_assignments_random_ones_are_tried():
 
 
 # ---- Flips and directions
-
-
-def test_flips_are_those_of_a_plain_loop():
-    predicted = torch.randint(3, (4, 4, 2, 30), dtype=torch.int8)
-    found = flips(predicted)
-    for source, target, cut, example in itertools.product(range(4), range(4), range(2), range(30)):
-        alone = predicted[target, target, cut, example]
-        assert found[source, target, cut, example] == float(predicted[source, target, cut, example] != alone)
 
 
 def test_flips_show_what_signed_penalties_cancel():
@@ -232,12 +203,6 @@ def test_intervals_over_models_cover_where_those_over_pairs_do_not(m, own):
     pairs = [values[:m, :m][~torch.eye(m, dtype=torch.bool)] for values in draws]
     narrow = sum(part.mean().abs() < 1.96 * part.std() / len(part) ** 0.5 for part in pairs) / 200
     assert narrow < {0.3: 0.9, 1.0: 0.6}[own]
-
-
-def test_without_pairs_to_leave_out_an_interval_is_open():
-    cells = grouped(torch.randn(5, 5), "aabbb").cells
-    assert cells.low.isinf().tolist() == [[True, False], [False, False]]
-    assert (cells.high[0, 0], cells.low[0, 0]) == (torch.inf, -torch.inf)
 
 
 def test_examples_widen_intervals_by_what_they_vary():

@@ -24,7 +24,7 @@ from thinkalike.measures import (
     stimulus_folds,
     weighted_tau,
 )
-from thinkalike.measures.distances.comparators import spearman_of_patterns, spearman_of_units, unit_ranks
+from thinkalike.measures.distances.comparators import spearman_of_patterns, unit_ranks
 from thinkalike.measures.distances.neural import NeuralDistances
 
 N, D = 40, 12
@@ -64,8 +64,6 @@ def test_squared_distances_are_scipys(distance, reference, device):
     layer = NeuralDistances.of(states, distance)
     expected = reference(states.cpu().numpy())
     np.testing.assert_allclose(condensed(layer.squared().cpu()), expected, rtol=1e-10)
-    low, high = layer.extremes()
-    np.testing.assert_allclose([float(low), float(high)], [expected.min(), expected.max()], rtol=1e-10)
     part = torch.tensor([3, 1, 20], device=device)
     np.testing.assert_allclose(
         condensed(layer.take(part).squared().cpu()),
@@ -99,20 +97,16 @@ def test_close_rows_keep_their_digits():
 
 LAYERS = drawn()
 REFUSED = {
-    "an unknown distance": lambda: NeuralDistances.of(LAYERS[0], "euclid"),
     "NaN": lambda: NeuralDistances.of(torch.tensor([[1.0, torch.nan], [1, 2]])),
     "a state of zeros": lambda: NeuralDistances.of(torch.tensor([[1.0, 2], [0, 0]]), "cosine"),
     "a constant state": lambda: NeuralDistances.of(torch.full((4, 3), 0.1), "correlation"),
     "a diagonal of distances": lambda: NeuralDistances.of(torch.ones(2, 2), "precomputed"),
     "distances with a direction": lambda: NeuralDistances.of(torch.tensor([[0.0, 1], [2, 0]]), "precomputed"),
     "squares with a direction": lambda: NeuralDistances.given(torch.tensor([[0.0, 1], [2, 0]])),
-    "squares of NaN": lambda: NeuralDistances.given(torch.tensor([[0.0, torch.nan], [torch.nan, 0]])),
     "a function of another shape": lambda: NeuralDistances.of(LAYERS[0], lambda a, b: a.norm(dim=1)).squared(),
     "a constant": lambda: spearman(torch.tensor([0.0, -0.0, 0.0]), torch.arange(3.0)),
-    "a single value": lambda: spearman(torch.ones(1), torch.ones(1)),
     "layers of other stimuli": lambda: rsa(LAYERS, [LAYERS[1][1:]]),
     "a constant layer": lambda: rsa([LAYERS[0], torch.ones(N, 3)]),
-    "a constant matrix": lambda: matrix_agreement(torch.rand(6, 6), torch.eye(6)),
     "a constant profile": lambda: weighted_tau(torch.tensor([[1.0, 2.0], [3.0, 3.0]])),
     "a matrix with a direction": lambda: mds(torch.tensor([[0.0, 1], [2, 0]])),
 }
@@ -156,15 +150,6 @@ def test_spearman_is_scipys(kinds):
     assert spearman(x, y.to(x.dtype)) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("levels", [3, 300, None])
-def test_spearman_with_given_ranks_is_scipys(levels, device):
-    y, x = torch.randn(2, 500, dtype=torch.float64)
-    x = x if levels is None else (x * levels / 4).round()
-    found = spearman_of_units(x.to(device), unit_ranks([y.to(device)])[0])
-    assert float(found) == pytest.approx(scipy.stats.spearmanr(x, y).statistic, abs=1e-13)
-    assert spearman_of_units(torch.ones(500), unit_ranks([y])[0]).isnan()
-
-
 def test_spearman_of_patterns_is_that_of_the_values_written_out():
     counts = torch.randint(1, 9, (3, 40))[0].double()
     predictions, targets = torch.randn(2, 40, dtype=torch.float64).round(decimals=1), torch.randn(int(counts.sum()))
@@ -192,27 +177,7 @@ def test_rsa_is_scipys_spearman_of_scipys_distances(dtype, device):
     torch.testing.assert_close(rsa(layers[:2], layers[2:]).cpu(), found[:2, 2:])
 
 
-def test_few_distinct_rows_are_many_exact_ties():
-    """An embedding of ten words: scipy sees ties, a product of rows would see noise."""
-    words, layer = torch.randn(10, 16, dtype=torch.float64), torch.randn(200, 8, dtype=torch.float64)
-    which = torch.randint(10, (200,))
-    found = rsa([words[which], layer])[0, 1]
-    expected = scipy.stats.spearmanr(pdist(words[which].numpy()), pdist(layer.numpy())).statistic
-    assert found == pytest.approx(expected, abs=1e-9)
-
-
 # ---- Mantel
-
-
-def test_mantel_counts_permutations_of_stimuli():
-    layers = drawn(2, n=12)
-    found, p = mantel(layers, permutations=19, seed=5)
-    torch.testing.assert_close(found, rsa(layers))
-    generator, reached = torch.Generator().manual_seed(5), torch.ones(2, 2)
-    for _ in range(19):
-        order = torch.randperm(12, generator=generator)
-        reached += rsa(layers, [x[order] for x in layers]) >= found
-    torch.testing.assert_close(p, reached.double() / 20)
 
 
 def test_mantel_finds_what_is_alike_and_its_p_values_are_uniform_where_nothing_is():
@@ -265,25 +230,6 @@ def test_the_map_is_no_worse_than_the_best_of_scikit_learns_and_always_the_same(
     assert torch.equal(mds(given)[0], found)
     torch.testing.assert_close(found.mean(0), torch.zeros(2, dtype=torch.float64))
     assert (found.gather(0, found.abs().argmax(0, keepdim=True)) > 0).all()
-
-
-def planted(n, generator):
-    """Two layers of stimuli that share a code and have noise of their own."""
-    code = torch.randn(n, 4, generator=generator, dtype=torch.float64)
-    noise = [torch.randn(n, 4, generator=generator, dtype=torch.float64) for _ in range(2)]
-    return code + 0.5 * noise[0], code + 0.7 * noise[1]
-
-
-@pytest.mark.slow
-def test_intervals_cover_the_value_of_the_population():
-    generator = torch.Generator().manual_seed(0)
-    truth = torch.stack([rsa(planted(3000, generator))[0, 1] for _ in range(3)]).mean()
-    covered = 0
-    for _ in range(200):
-        first, second = planted(150, generator)
-        found = rsa_estimate([first], [second])
-        covered += bool(found.low <= truth <= found.high)
-    assert 180 <= covered < 200, "an interval that always covers is too wide"
 
 
 @pytest.mark.parametrize("other", [False, True])

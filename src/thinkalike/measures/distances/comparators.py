@@ -238,7 +238,7 @@ def spearman(x: Float[Tensor, "*b n"], y: Float[Tensor, "*b n"]) -> Float[Tensor
     """
     refuse_nan(x, "x")
     refuse_nan(y, "y")
-    left, right = (unit_ranks(part.reshape(-1, part.shape[-1])) for part in (x, y))
+    left, right = (unit_ranks(part.reshape(x.shape[:-1].numel(), -1)) for part in (x, y))
     return (left * right).sum(-1).view(x.shape[:-1])
 
 
