@@ -7,10 +7,9 @@ w = n / Σ n. Its interval is R - q₊ σ to R - q₋ σ:
   if all documents' means have the same variance, whatever their weights (Bell & McCaffrey 2002).
 - q are quantiles of the *studentised* bootstrap (Efron & Tibshirani 1993, section 12.5): each resample of documents
   gives t, the distance of its ratio from R in its own standard errors. If documents' means are skewed, so is t.
-- Resamples vary too little in the few documents of greatest weight. So q is multiplied by t(m - 1) / t(n - 1), where
-  the n documents are worth m of equal length (`effective_number`) and t(k) is the quantile of Student's distribution
-  with k degrees of freedom; and q is at least t(m - 1). This is empirical: `benchmarks/coverage.py` found that it
-  covers, and that percentiles of the resampled ratios and Student's t alone do not.
+- Resamples vary too little in the few documents of greatest weight. So q is multiplied by t(m - 1) / t(n - 1), and at
+  least t(m - 1), where the n documents are worth m of equal length (`effective_number`) and t(k) is Student's quantile.
+  `benchmarks/coverage.py` found that this covers, and that percentiles of the ratios and Student's t alone do not.
 """
 
 from __future__ import annotations
@@ -240,11 +239,8 @@ def auc(
     """Return the share of pairs in which a member of the upper group has the greater value; ties count as half.
 
     It is the area under the ROC curve, 1/(p n) Σᵢⱼ [uᵢ > lⱼ] + ½ [uᵢ = lⱼ] (Hanley & McNeil 1982), in [0, 1], ½ by
-    chance; averaged over c repetitions, with values compared within each.
-
-    Args:
-        upper, lower: The value of each member of a group in each repetition.
-        level: Level of the percentile bootstrap interval over members; all repetitions of a member are drawn together.
+    chance, averaged over c repetitions. The interval is a percentile bootstrap over members of both groups, with all
+    repetitions of a member drawn together.
 
     Raises:
         ValueError: A value is NaN.

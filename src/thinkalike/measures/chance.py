@@ -81,14 +81,7 @@ class LayerPairEstimate(Estimate):
 def chance_of(
     values: Means, levels: Means, nulls: Float[Tensor, "p l m"], documents: int, best: float = 1.0, sign: int = 1
 ) -> Chance:
-    """Return values beside their null.
-
-    Args:
-        levels: The values by chance.
-        nulls: The value of each permutation.
-        best: The value of a layer with itself.
-        sign: -1 of a distance.
-    """
+    """Return values beside their levels by chance and the values of permutations; the sign of a distance is -1."""
     calibrated = [(value - level) / (best - level) for value, level in zip(values, levels, strict=True)]
     value, closest = sign * values[0], (sign * nulls).flatten(1).amax(1)
     chance = float(closest.mean())

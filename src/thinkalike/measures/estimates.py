@@ -113,8 +113,8 @@ def random_effects(values: Float[Tensor, "*b s"], *, level: float = 0.95) -> Est
 def fold_interval(values: Float[Tensor, "*b k"], level: float = 0.95) -> Estimate:
     """Return the mean over k ≥ 2 folds, (*b), with a t interval of k - 1 degrees of freedom.
 
-    Training sets overlap, so the variance of the mean is (1/k + 1/(k - 1)) times that of the folds, with 1/(k - 1) the
-    ratio of test to training stimuli (Nadeau & Bengio 2003, eq. 8).
+    Training sets overlap, so the variance of the mean is (1/k + 1/(k - 1)) times that of the folds (Nadeau & Bengio
+    2003, eq. 8).
     """
     k = values.shape[-1]
     return interval_around(values.mean(-1), student_t(level, k - 1) * values.std(-1) * math.sqrt(1 / k + 1 / (k - 1)))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from thinkalike.arguments import refuse_nan, seeded
 from thinkalike.measures.bootstrapping import percentile_interval
@@ -69,7 +70,7 @@ def grouped(
     Raises:
         ValueError: There are fewer than two groups, or a group has fewer than two models.
     """
-    members = _members(groups)
+    members = one_hot(_numbers(groups)).bool()
     without, sizes = torch.cat([torch.ones(1, len(members)), 1 - torch.eye(len(members))]), members.sum(0)
     means = _means(values.mean(-1) if examples else values, members, without)
     whole, replicates = means[0], means[1:]
@@ -93,13 +94,12 @@ def group_change_point(
     resamples: int = 1000,
     seed: int = 0,
 ) -> Estimate:
-    """Return the index in the last axis at which groups diverge, a whole number in [1, l - 1].
+    """Return the index in the last axis at which groups diverge, the `change_point` of `difference`, in [1, l - 1].
 
-    It is the `change_point` of within - between of `grouped`. The interval is a percentile bootstrap over models: a
-    resample weights models by Dirichlet(1, .., 1) in each group (Rubin 1981) and a pair by the product of two weights,
-    so that no model is paired with itself and no group is empty.
+    The interval is a percentile bootstrap over models: a resample weights models by Dirichlet(1, .., 1) in each group
+    (Rubin 1981) and a pair by the product of two weights, so that no model is paired with itself.
     """
-    members = _members(groups)
+    members = one_hot(_numbers(groups)).bool()
     own, generator = members.double(), seeded(seed)
     draws = torch.empty(resamples, len(own), dtype=torch.float64).exponential_(generator=generator)
     weights = torch.cat([torch.ones_like(draws[:1]), draws / (draws @ (own / own.sum(0)) @ own.T)])
@@ -130,11 +130,8 @@ def onset(curve: Estimate, least: float = 0.0) -> int | None:
 
     The intervals must hold for all l indices together, such as those of `grouped(..., level=1 - 0.05 / l)`
     (Bonferroni); then a curve of pure noise has an onset in at most 5 % of draws. More models or examples make smaller
-    differences visible, so an onset depends on their number unless `least` sets a threshold.
-
-    Args:
-        curve: Differences with their intervals, (l).
-        least: The interval must exclude all values from -least to least.
+    differences visible, so an onset depends on their number unless the interval must exclude all values from -least to
+    least.
 
     Raises:
         ValueError: An end of an interval is NaN.
@@ -159,11 +156,6 @@ def _means(
     directed = square - square[:, own, own][:, None]
     directed[:, own, own] = 0  # also where a group of two models, one left out, has no pair
     return torch.cat([within, between, within - between, cells, directed.flatten(1, 2)], 1)
-
-
-def _members(groups: Sequence[Hashable]) -> Bool[Tensor, "m g"]:
-    """Return which model is in which group, with groups in the order of their first models."""
-    return torch.nn.functional.one_hot(_numbers(groups)).bool()
 
 
 def _kinds(members: Bool[Tensor, "m g"]) -> Float[Tensor, "k m m"]:
@@ -242,6 +234,5 @@ def _assignments(left: Sequence[int]) -> Iterator[list[int]]:
 
 def _together(assigned: Int[Tensor, "r m"], labels: Int[Tensor, " m"]) -> Int[Tensor, " r"]:
     """Return Σ n_ij² of each assignment, n_ij the number of models of cluster i in group j."""
-    clusters = torch.nn.functional.one_hot(labels.unique(return_inverse=True)[1])
-    groups = torch.nn.functional.one_hot(assigned)
-    return torch.einsum("rmg,mk->rgk", groups, clusters).square().sum((1, 2))
+    clusters = one_hot(labels.unique(return_inverse=True)[1])
+    return torch.einsum("rmg,mk->rgk", one_hot(assigned), clusters).square().sum((1, 2))

@@ -85,8 +85,7 @@ def model_scores(
 
     Args:
         models, subjects: Squared distances of all pairs of the same n stimuli.
-        resamples: The number of resamples; 0: none.
-        groups: (n) numbers; stimuli of a group are drawn together.
+        resamples: The number of resamples, or 0; see `draw` for groups.
 
     Raises:
         ValueError: A vector is constant in more than half of the resamples; see `compare`, `noise_ceiling` and `draw`.
@@ -190,9 +189,9 @@ def two_factor(
 ) -> TwoFactors:
     """Return the mean over subjects, (*b), with an interval over subjects and stimuli: the corrected dual bootstrap.
 
-    Resampling subjects and stimuli together counts the noise of single measurements three times. So the variance comes
-    from three bootstraps with the same draws: V_s of subjects alone, V_n of stimuli alone, V of both (Schütt et al.
-    2023, eq. 11; rsatoolbox's `eval_dual_bootstrap`, with its correction for few),
+    As resampling both together counts the noise of single measurements three times, the variance comes from three
+    bootstraps with the same draws: V_s of subjects alone, V_n of stimuli alone, V of both (Schütt et al. 2023, eq. 11;
+    rsatoolbox's `eval_dual_bootstrap`, with its correction for few),
 
         V_s' + V_n' - s n / ((s - 1) (n - 1)) (V - V_s - V_n),    V_s' = s / (s - 1) V_s,    V_n' = n / (n - 1) V_n,
 

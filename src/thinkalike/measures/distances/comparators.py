@@ -100,7 +100,7 @@ def comparable(
 ) -> Float[Tensor, "k p"] | Int[Tensor, "k p"]:
     """Return the distances in float64, or for comparators of ranks the number of each level in ascending order.
 
-    Errors, see `compare`, call the vectors by their names, by default "layer 0", "layer 1", ...
+    Errors call the vectors by their names, by default "layer 0", "layer 1", ...
     """
     check_choice("comparator", comparator, COMPARATORS)
     stimuli_of(vectors.shape[1])
@@ -213,9 +213,6 @@ def unit_ranks(
     Args:
         name: The name of a row in errors.
         count: The number of rows, if known: then they are not copied once more.
-
-    Raises:
-        ValueError: A row is constant, or has fewer than two values.
     """
     found: list[Tensor] = []
     memory: Tensor | None = None

@@ -138,20 +138,17 @@ def mds(dissimilarity: Float[Tensor, "l l"], dimensions: int = 2) -> tuple[Float
         raise ValueError("dissimilarities must be symmetric, not negative, 0 on the diagonal, and not all 0")
     from sklearn.manifold import smacof  # takes a second to import
 
+    squared = given.square()
+    product = -(squared - squared.mean(0) - squared.mean(1, keepdim=True) + squared.mean()) / 2
+    values, vectors = torch.linalg.eigh(product)
+    classical = (vectors * values.clamp(min=0).sqrt())[:, -dimensions:]
     found, _ = smacof(
-        given.cpu().numpy(), n_components=dimensions, init=_classical(given, dimensions).cpu().numpy(), n_init=1,
+        given.cpu().numpy(), n_components=dimensions, init=classical.cpu().numpy(), n_init=1,
         max_iter=LIMIT, eps=SETTLED, normalized_stress=False,
     )  # fmt: skip
     points = torch.from_numpy(found).to(given.device)
     distances = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
     return _turned(points), ((distances - given).square().sum() / distances.square().sum()).sqrt()
-
-
-def _classical(given: Float[Tensor, "l l"], dimensions: int) -> Float[Tensor, "l k"]:
-    squared = given.square()
-    product = -(squared - squared.mean(0) - squared.mean(1, keepdim=True) + squared.mean()) / 2
-    values, vectors = torch.linalg.eigh(product)
-    return (vectors * values.clamp(min=0).sqrt())[:, -dimensions:]
 
 
 def _turned(points: Float[Tensor, "l k"]) -> Float[Tensor, "l k"]:
@@ -180,9 +177,6 @@ def u_centred(matrix: Float[Tensor, "n n"], name: str) -> Float[Tensor, "n n"]:
 
     Aᵢⱼ = aᵢⱼ - aᵢ./(n-2) - a.ⱼ/(n-2) + a../((n-1)(n-2)) off the diagonal, and 0 on it. The product of two of them, over
     n (n-3), is the unbiased squared distance covariance of matrices of distances, and the unbiased HSIC of Grams.
-
-    Raises:
-        ValueError: The result is 0 up to rounding.
     """
     n = len(matrix)
     whole = matrix.double().clone().fill_diagonal_(0)

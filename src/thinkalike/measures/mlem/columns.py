@@ -68,12 +68,7 @@ class Columns(NamedTuple):
         return int(feature)
 
     def read(self, X: Any, device: torch.device | None = None) -> tuple[Float[Tensor, "n f"], list[list[Level] | None]]:
-        """Return a table as numbers, NaN where a value is missing, and the levels with new ones at the end.
-
-        Raises:
-            ValueError: X is no table, has other features or another order of them, or a value is infinite or, in a
-                column of numbers, no number.
-        """
+        """Return a table as numbers, NaN where a value is missing, and the levels with new ones at the end."""
         frame, _ = _frame(X)
         names = _names(frame)
         if frame.shape[1] != len(self.kinds) or (names and self.names and names != self.names):

@@ -35,8 +35,7 @@ class DifferentiableMLEM(nn.Module):
     shrinks those of a feature to their mean, see `level_path`. Without alpha, levels that no pair has keep weight 1.
 
     Args:
-        features: The number of features; with levels, for each the number of levels whose pairs have weights, as in
-            `Features.known`.
+        features: The number of features; with levels, `Features.known`.
         weights: "diagonal", "full" or "levels".
         loss: A loss of the table.
         alpha: The ridge of the squared error, as in `MLEM`.
@@ -78,13 +77,9 @@ class DifferentiableMLEM(nn.Module):
     def loss(
         self, features: Features, states: Float[Tensor, "n d"], pairs: Int[Tensor, "2 p"] | None = None
     ) -> Float[Tensor, ""]:
-        """Return the loss on pairs of stimuli, differentiable in W and in `states`; at least 0.
+        """Return the loss on pairs of the n stimuli, by default all i < j, differentiable in W and in `states`.
 
-        It is NaN under pearson and spearman if all predictions or all distances are equal.
-
-        Args:
-            features: The features of the same n stimuli.
-            pairs: The pairs of stimuli; by default all i < j.
+        It is at least 0, and NaN under pearson and spearman if all predictions or all distances are equal.
 
         Raises:
             ValueError: There are not as many states as stimuli.

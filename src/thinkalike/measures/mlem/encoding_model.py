@@ -37,9 +37,8 @@ class MLEM(BaseEstimator):
 
     (D_ij)² ≈ b + Δᵀ W Δ with Δ the differences of the features, so that W_ff is the weight of a category's indicator,
     or of the squared difference of a scaled feature. W is diagonal and non-negative, or symmetric positive
-    semidefinite, and minimises Σ_{i<j} (b + Δᵀ W Δ - (D^N_ij)²)² + α ‖W‖²; b is free, as in scikit-learn's
-    `Ridge(positive=True)`. The solution is exact; only the folds are random. It is an estimator of scikit-learn, for
-    `clone`, `cross_val_score` and the like.
+    semidefinite, and minimises Σ_{i<j} (b + Δᵀ W Δ - (D^N_ij)²)² + α ‖W‖²; b is free, as in `Ridge(positive=True)`. The
+    solution is exact; only the folds are random. It is an estimator of scikit-learn, for `cross_val_score` and others.
 
     With difference="levels" each two levels a, b of a nominal feature have a weight w^f_ab ≥ 0 of their own, Δᵀ W Δ is
     Σ_f w^f_{f_i f_j}, and α shrinks the weights of a feature to their mean: α = ∞ is the model with one weight per
@@ -191,12 +190,7 @@ class MLEM(BaseEstimator):
         return model
 
     def read(self, X: Any, Y: Any, groups: Any = None, columns: Columns | None = None) -> Table:
-        """Check this model's choices, and the data of a fit.
-
-        Args:
-            X, Y, groups: See `fit`.
-            columns: The features of an earlier table, by which X is read; by default those of X.
-        """
+        """Check this model's choices, and the data of a `fit`; X is read by these columns, by default its own."""
         for name, choices in CHOICES.items():
             check_choice(name, getattr(self, name), choices)
         by_pair, columns = self.recipe == "paper", Columns.of(X, self.kinds) if columns is None else columns
@@ -251,10 +245,7 @@ class MLEM(BaseEstimator):
         self.weights_, self.intercept_, self.alpha_, self.range_ = (x[0] if table.single else x for x in kept)
 
     def _ends(self, fitted: Fitted, pairs: StimulusPairs) -> Float[Tensor, "l 2"]:
-        """Return the squared distances that become 0 and 1 in the scale of each layer.
-
-        A ValueError says that all distances of a layer are equal; without "minmax" only if all of its weights are 0.
-        """
+        """Return the squared distances that become 0 and 1 in the scale of each layer; they must not all be equal."""
         scale = self.scale if self.scale != "auto" else "minmax" if self.recipe == "paper" else "mean"
         zero = torch.zeros_like(fitted.mean)
         if scale == "none":

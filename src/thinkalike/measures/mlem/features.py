@@ -171,12 +171,7 @@ class FeatureEncoder:
 
         New numbers of ordinal, numeric and continuous features are accepted: they lie between or beyond the others.
 
-        Args:
-            values, levels: See `Columns.read`.
-
-        Raises:
-            ValueError: A nominal feature has a new value, an ordinal one a level beyond those in order, or, under
-                missing="own_level", a feature lacks a value for the first time.
+        A missing value is new, too, if none was missing in training, and missing="own_level".
         """
         for feature, (column, own, named) in enumerate(zip(values.T, self.columns.levels, levels, strict=True)):
             absent = column.isnan()

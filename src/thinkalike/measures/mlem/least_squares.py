@@ -20,11 +20,7 @@ def nnls(gram: Float[Tensor, "*b f f"], target: Float[Tensor, "*b f"]) -> Float[
 
     Block principal pivoting (Kim & Park 2011) exchanges many columns at once, and solves nearly every system in a few
     rounds; the others are solved by active sets (Lawson & Hanson 1974, algorithm NNLS). A column that is zero, or
-    depends on columns in use, gets weight exactly 0.
-
-    Args:
-        gram: X'X, symmetric, positive semidefinite.
-        target: X'y.
+    depends on columns in use, gets weight exactly 0. G is X'X, positive semidefinite, and t is X'y.
     """
     squares = gram.diagonal(dim1=-2, dim2=-1)
     inverse = torch.where(squares > ROUNDING * squares.amax(-1, keepdim=True), squares.rsqrt(), 0)
@@ -140,11 +136,9 @@ def psd_least_squares(
 
     The method (Beck & Teboulle 2009) starts from the unconstrained solution, and resets its momentum when that points
     uphill (O'Donoghue & Candès 2015). Each problem stops when a projected step of length 1/L moves less than
-    `TOLERANCE`.
+    `TOLERANCE`. G is X'X in the coordinates of `to_matrix`, and t is X'y.
 
     Args:
-        gram: X'X in the coordinates of `to_matrix`, positive semidefinite.
-        target: X'y.
         sizes: The sizes of several matrices, whose entries follow each other; by default there is one.
 
     Raises:

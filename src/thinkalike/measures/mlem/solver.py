@@ -84,9 +84,6 @@ def fit_weights(
 
     A part scores the fit to the pairs of the others. A constant prediction scores -1. With `euclidean` the weights of
     pairs of levels are squared distances of points.
-
-    Raises:
-        ValueError: Every feature is constant.
     """
     terms = terms_of(features.known, interactions, features.labels)
     sums = stimulus_pairs.sums(features, terms, division.cells)
@@ -155,16 +152,13 @@ def describe(fitted: Fitted, labels: Sequence[str]) -> tuple[Float[Tensor, "f f"
     values = torch.linalg.eigvalsh(correlation[varies][:, varies])
     condition = float(values[-1] / values[0].clamp(min=0))
     if constant := (~varies).nonzero()[:, 0].tolist():
-        warnings.warn(f"features {_names(constant, labels)} are constant and get weight 0", stacklevel=3)
+        names = ", ".join(labels[feature] for feature in constant)
+        warnings.warn(f"features [{names}] are constant and get weight 0", stacklevel=3)
     if alike := (correlation.abs().triu(1) >= ALIKE).nonzero().tolist():
-        pairs = ", ".join(_names(pair, labels) for pair in alike)
+        pairs = ", ".join(f"[{labels[a]}, {labels[b]}]" for a, b in alike)
         message = f"features [{pairs}] differ on much the same pairs, so that their weights are hard to tell apart"
         warnings.warn(f"{message} (condition number {condition:.0f})", stacklevel=3)
     return correlation, condition
-
-
-def _names(features: Sequence[int], labels: Sequence[str]) -> str:
-    return f"[{', '.join(labels[feature] for feature in features)}]"
 
 
 # ---- Weights of pairs of levels
@@ -186,7 +180,7 @@ def level_path(
     Args:
         moments: The sums about the means, see `centred`.
         used: Which terms have pairs in a set; the others are found from these.
-        sizes: n_a + n_b of each pair of levels, 0 for another term.
+        sizes: See `pair_sizes`.
         points: If given, the weights are the squared distances of such points.
     """
     r = len(used[0])

@@ -289,11 +289,9 @@ def sums_by_pair(
 def sums_of_given_pairs(
     differences: Sequence[Tensor], targets: Float[Tensor, "l p"], terms: Sequence[Term], cells: Int[Tensor, " p"]
 ) -> Float[Tensor, "s t u"]:
-    """Return the table of `normal_equations` of pairs that are given one by one, with cells of pairs, not of stimuli.
+    """Return the table of `normal_equations` of given pairs, from their Δ of each feature and their squared distances.
 
-    Args:
-        differences: Δ of the pairs, feature by feature.
-        targets: The squared neural distances of the pairs.
+    Cells divide pairs, not stimuli.
     """
     parts, chunk = [], CHUNK // -(-len(terms) // TERMS)
     for member in _members(cells):

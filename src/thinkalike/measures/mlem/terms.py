@@ -24,9 +24,6 @@ MOST = 1000  # weights of pairs of levels: a fit solves systems of that size hun
 def terms_of(known: Sequence[int], interactions: bool, labels: Sequence[str] = ()) -> list[Term]:
     """Return the intercept, the diagonal of W or the pairs of levels, and with interactions W's upper triangle.
 
-    Args:
-        known, labels: See `Features`.
-
     Raises:
         ValueError: There are both interactions and weights of pairs of levels, or more than `MOST` of the latter.
     """
@@ -83,15 +80,11 @@ def predict(
     """
     total = weights.new_zeros(*weights.shape[:-1], len(differences[0]))
     for term, places in grouped(terms):
-        total += _part(differences, term, weights[..., places])
+        if len(term) == 1:
+            total += pad(weights[..., places], (1, 0)).index_select(-1, differences[term[0]].long())
+        else:
+            total += weights[..., places] * (differences[term[0]] * differences[term[1]])
     return total
-
-
-def _part(differences: Sequence[Tensor], term: Term, weights: Float[Tensor, "*b q"]) -> Float[Tensor, "*b p"]:
-    """Return the part of one term, or of all pairs of levels of one feature, in the prediction."""
-    if len(term) == 1:
-        return pad(weights, (1, 0)).index_select(-1, differences[term[0]].long())
-    return weights * (differences[term[0]] * differences[term[1]])
 
 
 def distinct(differences: Sequence[Tensor]) -> tuple[list[Tensor], Int[Tensor, " p"]]:
