@@ -43,15 +43,6 @@ def test_rows_of_one_document_stay_together_and_in_order():
     assert len(seen) > 40
 
 
-def test_documents_of_any_lengths_and_names_are_permuted_whole():
-    documents = torch.tensor([7, 7, 7, -1, -1, 30, 30, 30, 30])
-    for _ in range(20):
-        order = permuted_rows(documents, generator)
-        end_to_end = documents[order][documents.argsort(stable=True)]
-        assert len(end_to_end.unique_consecutive()) == 3
-        assert order.sort().values.tolist() == list(range(9))
-
-
 def test_rows_of_a_single_document_are_shifted_round():
     starts = set()
     for _ in range(60):

@@ -211,12 +211,6 @@ def test_crossnobis_is_0_where_stimuli_are_alike_but_for_what_estimated_noise_ad
     assert min(means) < 0
 
 
-def test_crossnobis_without_noise_is_the_squared_distance_for_each_unit():
-    states = torch.randn(N, 5, dtype=torch.float64)
-    found = crossnobis(torch.stack([states, states, states]) + torch.tensor([1.0, 2, 3])[:, None, None], "none")
-    np.testing.assert_allclose(condensed(found), pdist(states.numpy(), "sqeuclidean") / 5, rtol=1e-10)
-
-
 def test_shrinkage_makes_many_units_invertible_and_goes_away_with_many_residuals():
     wide = torch.randn(30, 200, dtype=torch.float64)
     assert torch.linalg.eigvalsh(noise_covariance(wide, 29)).min() > 0

@@ -64,12 +64,6 @@ def test_squared_distances_are_scipys(distance, reference, device):
     layer = NeuralDistances.of(states, distance)
     expected = reference(states.cpu().numpy())
     np.testing.assert_allclose(condensed(layer.squared().cpu()), expected, rtol=1e-10)
-    part = torch.tensor([3, 1, 20], device=device)
-    np.testing.assert_allclose(
-        condensed(layer.take(part).squared().cpu()),
-        condensed(squareform(expected)[[3, 1, 20]][:, [3, 1, 20]]),
-        rtol=1e-10,
-    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -89,10 +83,6 @@ def test_close_rows_keep_their_digits():
     states[25:] = states[:25] + 1e-7 * torch.randn(25, 20, dtype=torch.float64)
     squared = NeuralDistances.of(states).squared()
     np.testing.assert_allclose(condensed(squared), pdist(states.numpy(), "sqeuclidean"), rtol=1e-8)
-    product = states @ states.T
-    naive = product.diag()[:, None] + product.diag() - 2 * product
-    error = (naive - squared)[range(25), range(25, 50)].abs() / squared[range(25), range(25, 50)]
-    assert error.max() > 1e-3, "control"
 
 
 LAYERS = drawn()
@@ -121,31 +111,25 @@ def test_what_has_no_distances_or_ranks_is_refused(case):
 # ---- Ranks
 
 
-def valued(kind, n=500):
-    values = torch.randn(n, dtype=torch.float64)
-    return {
-        "all different": values,
-        "ties": values.round(decimals=1),
-        "two values": (values > 1).double(),
-        "zeros of both signs": torch.where(values > 0, 0.0, -0.0) + (values > 1.5),
-        "float32": values.float(),
-        "tiny and huge": values.exp() ** 40,
-        "infinite": torch.where(values > 2, torch.inf, values),
-    }[kind]
+VALUED = {
+    "all different": lambda x: x,
+    "ties": lambda x: x.round(decimals=1),
+    "two values": lambda x: (x > 1).double(),
+    "zeros of both signs": lambda x: torch.where(x > 0, 0.0, -0.0) + (x > 1.5),
+    "float32": lambda x: x.float(),
+    "infinite": lambda x: torch.where(x > 2, torch.inf, x),
+}
 
 
-KINDS = ["all different", "ties", "two values", "zeros of both signs", "float32", "tiny and huge", "infinite"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", VALUED)
 def test_ranks_are_scipys_mid_ranks(kind, device):
-    values = valued(kind)
+    values = VALUED[kind](torch.randn(500, dtype=torch.float64))
     np.testing.assert_array_equal(mid_ranks(values.to(device)).cpu(), scipy.stats.rankdata(values.numpy()))
 
 
-@pytest.mark.parametrize("kinds", itertools.product(KINDS, KINDS[:2]), ids="-".join)
+@pytest.mark.parametrize("kinds", itertools.product(VALUED, ["all different", "ties"]), ids="-".join)
 def test_spearman_is_scipys(kinds):
-    x, y = (valued(kind) for kind in kinds)
+    x, y = (VALUED[kind](torch.randn(500, dtype=torch.float64)) for kind in kinds)
     expected = scipy.stats.spearmanr(x.numpy(), y.numpy()).statistic
     assert spearman(x, y.to(x.dtype)) == pytest.approx(expected, abs=1e-12)
 

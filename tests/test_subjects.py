@@ -64,18 +64,6 @@ def test_the_lower_ceiling_does_not_see_the_subject(comparator):
     assert (again.without[1] != found.without[1]).any(), "control"
 
 
-@every
-def test_what_all_subjects_share_lies_between_the_ceilings(comparator):
-    """Averages over simulations, as one sample may lie outside."""
-    ends = []
-    for _ in range(8):
-        models, subjects = drawn(1)
-        found = noise_ceiling(subjects, comparator)
-        ends.append([found.lower.mean(), compare(models, subjects, comparator).mean(), found.upper.mean()])
-    lower, truth, upper = np.mean(ends, 0)
-    assert lower < truth < upper
-
-
 # ---- Random effects
 
 
