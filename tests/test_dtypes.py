@@ -8,15 +8,14 @@ import pytest
 PAIR = ("measure.batches=12", "measure.tokens_per_batch=128")
 STIMULI = ("stimuli.sentences=60", "stimuli.sample=80")
 JOBS = {
-    "stitching": (
+    "stitching": ("train.py", "stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=256", "layers=[[2,3]]"),
+    "closed": (
         "train.py",
-        "stitch.steps=2",
-        "stitch.warmup=1",
+        "stitch=least_squares",
+        "stitch.steps=4",
         "stitch.tokens_per_step=256",
         "stitch.controls=true",
-        "layers=[[2,3]]",
     ),
-    "closed": ("train.py", "stitch=least_squares", "stitch.steps=4", "stitch.tokens_per_step=256"),
     "penultimate": ("train.py", "stitch.loss=mse", "stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256"),
     "kl": ("train.py", "stitch.loss=kl", "stitch.steps=4", "stitch.warmup=1", "stitch.tokens_per_step=256"),
     "loss": ("analyze.py", "measure=loss"),

@@ -18,9 +18,9 @@ from sklearn.model_selection import GridSearchCV, KFold, cross_val_score
 
 from thinkalike.measures import MLEM, FeatureEncoder, splits, stimulus_folds
 from thinkalike.measures.distances.neural import NeuralDistances
+from thinkalike.measures.mlem.features import terms_of
 from thinkalike.measures.mlem.least_squares import nnls, psd_least_squares, to_entries, to_matrix
 from thinkalike.measures.mlem.sums import normal_equations
-from thinkalike.measures.mlem.terms import terms_of
 
 LEVELS = (2, 3, 3, 5, 2, 4, 12, 7)
 

@@ -12,7 +12,7 @@ import torch
 from scipy.spatial.distance import pdist
 
 from thinkalike.measures import MLEM, feature_importance, splits, stimulus_folds
-from thinkalike.measures.mlem.terms import distinct
+from thinkalike.measures.mlem.features import distinct
 
 LEVELS = (4, 3, 5, 6)
 KINDS = ["nominal", "nominal", "numeric", "nominal"]

@@ -10,10 +10,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from thinkalike.arguments import check_choice, takes_arrays
-from thinkalike.measures.mlem.features import Features
+from thinkalike.measures.mlem.features import Features, predict, terms_of
 from thinkalike.measures.mlem.solver import level_ridge, pair_sizes
 from thinkalike.measures.mlem.sums import level_counts
-from thinkalike.measures.mlem.terms import predict, terms_of
 
 LOSSES = ("squared_error", "pearson", "spearman")
 

@@ -23,11 +23,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from thinkalike.measures.estimates import stimulus_folds
-from thinkalike.measures.mlem.features import Features
+from thinkalike.measures.mlem.features import Features, Term, grouped, of_features, terms_of
 from thinkalike.measures.mlem.least_squares import nnls, psd_least_squares, size_of, to_entries, to_matrix
 from thinkalike.measures.mlem.stimulus_pairs import StimulusPairs
 from thinkalike.measures.mlem.sums import centred
-from thinkalike.measures.mlem.terms import Term, grouped, of_features, terms_of
 from thinkalike.progress import counted
 
 ALIKE = 0.9  # correlation of two features' Δ from which a warning says so

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from thinkalike.measures.distances.comparators import spearman_of_patterns, unit_ranks
 from thinkalike.measures.distances.neural import NeuralDistances, upper
-from thinkalike.measures.mlem.features import Features
+from thinkalike.measures.mlem.features import Features, Term, distinct, predict
 from thinkalike.measures.mlem.sums import level_counts, normal_equations, sums_of_given_pairs
-from thinkalike.measures.mlem.terms import Term, distinct, predict
 
 CHUNK = 2**22  # predictions in memory
 
@@ -21,11 +20,8 @@ CHUNK = 2**22  # predictions in memory
 class StimulusPairs:
     """Pairs of stimuli with their neural distances in every layer.
 
-    Args:
-        layers: The distances of the same stimuli in each layer.
-        index: The rows of these stimuli in the feature table; by default all.
-        chosen: Flat indices of the pairs, which folds then divide; by default all i < j, and folds divide stimuli.
-        targets: The squared distances of the pairs, if known.
+    They are all pairs i < j of the stimuli in the rows `index` of the feature table, by default all, and folds divide
+    stimuli; or those at the flat indices `chosen`, which folds divide, with the squared distances `targets`, if known.
     """
 
     def __init__(

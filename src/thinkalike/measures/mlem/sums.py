@@ -35,8 +35,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from thinkalike.measures.distances.neural import PANEL, NeuralDistances
-from thinkalike.measures.mlem.features import Features
-from thinkalike.measures.mlem.terms import Term, grouped, regressors
+from thinkalike.measures.mlem.features import Features, Term, grouped, regressors
 
 SCALED = ((0, 0, 1, 1), (0, -2, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0))  # C of p, x, x², q
 CHUNK = 2**20  # pairs in memory, with up to
