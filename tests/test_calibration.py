@@ -27,9 +27,6 @@ def compared(measure, batches, permutations=0, documents=None, **options):
     return means.compute()
 
 
-# -------------------------------------------------------------------------------------------------------- permutations
-
-
 def test_rows_of_one_document_stay_together_and_in_order():
     documents = torch.arange(6).repeat_interleave(4)
     seen = set()
@@ -154,9 +151,6 @@ def test_a_mask_leaves_rows_and_their_documents_out():
 def test_where_chance_is_as_close_as_can_be_nothing_is_reported():
     with pytest.raises(ValueError, match="by chance alone two layers are as close as can be, at 1: give more rows"):
         compared(svcca_measure(), [(layers(1, 8, 30), layers(1, 8, 30))], 3)
-
-
-# ------------------------------------------------------------------------------------------------------ false positives
 
 
 def clustered(n_documents, length, d=8):

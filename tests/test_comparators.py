@@ -118,9 +118,6 @@ def test_a_resample_without_anything_to_compare_is_nan():
     assert compare(x, x, "corr", torch.tensor([[0.0, 0, 2, 2]])).isnan().all()
 
 
-# ---- In all RSA
-
-
 def layers_of(count=3, n=N):
     shared = torch.randn(n, 5, dtype=torch.float64)
     return [shared + torch.randn(n, 5, dtype=torch.float64) for _ in range(count)]

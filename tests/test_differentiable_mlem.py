@@ -107,9 +107,6 @@ def test_mini_batches_of_pairs_make_up_the_whole():
     torch.testing.assert_close(model.loss(features.take(few), states[few]), model.loss(features, states, few[inner]))
 
 
-# ---- Rank correlation
-
-
 def test_soft_ranks_tend_to_mid_ranks_and_their_correlation_to_spearmans():
     x = torch.randn(300).exp().round(decimals=2)
     y = x.log() + torch.randn(300)

@@ -115,9 +115,6 @@ def test_groups_stay_on_one_side_of_both_kinds_of_folds():
     assert any(grouped != parted for grouped, parted in alphas), "control: the inner folds matter"
 
 
-# ---- The paper's recipe
-
-
 def test_the_papers_recipe_divides_and_permutes_pairs():
     table, states = drawn(30, weights=WEIGHTS[:2])
     found = feature_importance(MLEM(recipe="paper", alpha=1.0), table, states, folds=4, permutations=2, seed=2)
@@ -136,9 +133,6 @@ def test_the_papers_recipe_divides_and_permutes_pairs():
                 part[:, k] = part[order, k]
                 lost = score - scipy.stats.spearmanr(fitted.predict(part), y[test]).statistic
                 assert found.drops[0, fold, repeat, k] == pytest.approx(lost, abs=1e-9)
-
-
-# ---- Conditionally
 
 
 def test_what_is_shared_with_the_given_feature_does_not_count():

@@ -117,16 +117,10 @@ def test_one_document_apart_from_all_others_gives_finite_ends():
     assert low <= value < high
 
 
-# ---- Effective number
-
-
 def test_the_effective_number_is_that_of_equal_documents():
     assert effective_number(torch.full((17,), 30)) == pytest.approx(17)
     assert effective_number(torch.tensor([1000.0, 0, 0])) == 1
     assert effective_number(torch.tensor([3, 1])) == pytest.approx(16 / 10)
-
-
-# ---- Several layers
 
 
 def test_intervals_of_several_layers_hold_together():
@@ -187,9 +181,6 @@ def test_intervals_over_documents_and_seeds_cover(seeds):
         documents.append(covered(bootstrap_interval(sums.mean(-2), counts, resamples=400, seed=seed)))
     assert torch.cat(ours).mean() > 0.925
     assert torch.cat(documents).mean() < 0.85, "control"
-
-
-# ---- The area under the ROC curve
 
 
 @pytest.fixture

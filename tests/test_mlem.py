@@ -63,9 +63,6 @@ def upper(matrix):
     return np.array([*np.diag(matrix), *(matrix[a, b] for a, b in itertools.combinations(range(f), 2))])
 
 
-# ---- The features
-
-
 @pytest.mark.parametrize("missing", ["own_level", "ignore"])
 @pytest.mark.parametrize("kinds", ["nominal", "ordinal", "numeric"])
 def test_an_indicator_is_whether_values_differ(missing, kinds, device):
@@ -106,9 +103,6 @@ def test_equal_differences_have_equal_bits():
         apart = (places[:, None] - places).abs()
         assert all(len(found[apart == step].unique()) == 1 for step in apart.unique()), kind
     assert 3 / 11 - 2 / 11 != 7 / 11 - 6 / 11, "control"
-
-
-# ---- The sums
 
 
 def squared(table, kinds, missing):
@@ -157,9 +151,6 @@ def test_sums_of_items_are_those_of_pairs(missing, kinds, difference, interactio
         x = np.column_stack([np.ones(1225), x, *products])
         np.testing.assert_allclose(found[0, :, :-2].cpu(), x.T @ x, rtol=1e-10)
         np.testing.assert_allclose(found[0, :, -2].cpu(), x.T @ y, rtol=1e-10)
-
-
-# ---- The solvers
 
 
 @pytest.mark.parametrize("f", [1, 3, 8, 20])
@@ -483,9 +474,6 @@ def test_no_convergence_is_an_error(monkeypatch):
         psd_least_squares(*constrained())
 
 
-# ---- Scikit-learn
-
-
 def test_scikit_learn_can_clone_it_validate_it_and_search_its_parameters():
     table, states = (x.numpy() for x in drawn(80))
     model = MLEM(alpha=1.0, kinds=["nominal"] * 4)
@@ -505,9 +493,6 @@ def test_the_same_call_gives_the_same_bits_and_any_order_of_stimuli_the_same_wei
     expected = MLEM(alpha=1.0).fit(table, states).weights_
     assert torch.equal(MLEM(alpha=np.ones(1)).fit(table, states).weights_, expected)
     torch.testing.assert_close(MLEM(alpha=1.0).fit(table[order], states[order]).weights_, expected)
-
-
-# ---- Folds
 
 
 @pytest.mark.parametrize(("n", "folds"), [(10, 10), (23, 2), (200, 5)])

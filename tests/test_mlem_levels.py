@@ -199,9 +199,6 @@ def held_out(table, y, alpha, train, test):
     return (np.stack([column for column, _ in explicit(table).values()], 1)[test] @ [*weights.values()]).round(10)
 
 
-# ---- Levels as points
-
-
 def by_cvxpy(x, y, pull, pairs, sizes):
     """w_ab = M_aa + M_bb - 2 M_ab with M ⪰ 0, least squares on explicit pairs by an interior-point method.
 
@@ -270,9 +267,6 @@ def test_points_have_folds_missing_values_and_new_levels():
     model = MLEM(**params | {"difference": "points", "alpha": float("inf")}).fit(table, states)
     single = MLEM(**params | {"alpha": float("inf")}).fit(table, states)
     torch.testing.assert_close(model.predict(table), single.predict(table))
-
-
-# ---- Prediction and importance
 
 
 @pytest.mark.parametrize(

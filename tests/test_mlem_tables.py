@@ -183,9 +183,6 @@ def test_kinds_may_be_said_of_some_by_name_or_number_and_as_levels_in_order():
     torch.testing.assert_close(numbers[0][:, 0], torch.tensor([1.5, 2, torch.nan]).double(), equal_nan=True)
 
 
-# ---- Tables
-
-
 LATE = datetime.datetime(2020, 1, 1)
 SIZES = pd.DataFrame({"size": ["s", "m", "l"] * 10, "x": [1, 2] * 15})
 REFUSED = [

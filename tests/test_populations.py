@@ -103,9 +103,6 @@ def test_of_many_assignments_random_ones_are_tried():
     assert found[0] == found[1] != found[2]
 
 
-# ---- Flips and directions
-
-
 def test_flips_show_what_signed_penalties_cancel():
     """Stitched to the other group, the good become bad and the bad good; within a group nothing changes."""
     good, labels = torch.tensor([1] * 5 + [0] * 5), torch.ones(40, dtype=torch.int8)

@@ -108,9 +108,6 @@ def test_what_has_no_distances_or_ranks_is_refused(case):
         REFUSED[case]()
 
 
-# ---- Ranks
-
-
 VALUED = {
     "all different": lambda x: x,
     "ties": lambda x: x.round(decimals=1),
@@ -146,9 +143,6 @@ def test_spearman_of_patterns_is_that_of_the_values_written_out():
     assert spearman_of_patterns(torch.ones(2, 40), counts, sums).isnan().all()
 
 
-# ---- Rsa
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_rsa_is_scipys_spearman_of_scipys_distances(dtype, device):
     layers = drawn(4, dtype=dtype, device=device)
@@ -159,9 +153,6 @@ def test_rsa_is_scipys_spearman_of_scipys_distances(dtype, device):
     for (a, x), (b, y) in itertools.product(enumerate(distances), repeat=2):
         assert found[a, b] == pytest.approx(scipy.stats.spearmanr(x, y).statistic, abs=1e-7)
     torch.testing.assert_close(rsa(layers[:2], layers[2:]).cpu(), found[:2, 2:])
-
-
-# ---- Mantel
 
 
 def test_mantel_finds_what_is_alike_and_its_p_values_are_uniform_where_nothing_is():
@@ -176,9 +167,6 @@ def test_agreement_of_matrices_is_spearman_of_their_upper_triangles():
     expected = scipy.stats.spearmanr(condensed(a), condensed(b)).statistic
     assert matrix_agreement(a, b) == pytest.approx(expected, abs=1e-12)
     assert matrix_agreement(a, a) == pytest.approx(1)
-
-
-# ---- Profiles
 
 
 def test_weighted_tau_sees_the_top_more_than_the_bottom():

@@ -33,9 +33,6 @@ def drawn(models=3, subjects=S, noise=1.0):
     return torch.cat([shared[None], others]), shared + noise * (torch.rand(subjects, P, dtype=torch.float64) - 0.5)
 
 
-# ---- Ceilings
-
-
 @every
 def test_noise_ceilings_are_rsatoolboxs(comparator, toolbox):
     from rsatoolbox.inference import boot_noise_ceiling, cv_noise_ceiling
@@ -62,9 +59,6 @@ def test_the_lower_ceiling_does_not_see_the_subject(comparator):
     again = noise_ceiling(changed, comparator)
     torch.testing.assert_close(again.without[0], found.without[0])
     assert (again.without[1] != found.without[1]).any(), "control"
-
-
-# ---- Random effects
 
 
 def test_random_effects_are_scipys_t():

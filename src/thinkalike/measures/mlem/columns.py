@@ -39,9 +39,6 @@ class Columns(NamedTuple):
             X: See `MLEM.fit`.
             kinds: The kind of all features, of each, or of some by name or number; the others, and "auto", have the
                 kind that their type and values imply, see `thinkalike.kinds`. A list of levels is an ordinal feature.
-
-        Raises:
-            ValueError: X is no table, or the kinds do not fit its columns.
         """
         frame, typed = _frame(X)
         names, columns = _names(frame), [frame.iloc[:, place] for place in range(frame.shape[1])]

@@ -249,11 +249,7 @@ def pair_codes(left: Int[Tensor, "*a"], right: Int[Tensor, "*b"], known: int) ->
 
 
 def terms_of(known: Sequence[int], interactions: bool, labels: Sequence[str] = ()) -> list[Term]:
-    """Return the intercept, the diagonal of W or the pairs of levels, and with interactions W's upper triangle.
-
-    Raises:
-        ValueError: There are both interactions and weights of pairs of levels, or more than `MOST` of the latter.
-    """
+    """Return the intercept, the diagonal of W or the pairs of levels, and with interactions W's upper triangle."""
     if any(known) and interactions:
         raise ValueError("weights='full' has no levels: difference='levels' and 'points' need weights='diagonal'")
     number = sum(size * (size - 1) // 2 for size in known)

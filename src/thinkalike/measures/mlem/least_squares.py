@@ -140,9 +140,6 @@ def psd_least_squares(
 
     Args:
         sizes: The sizes of several matrices, whose entries follow each other; by default there is one.
-
-    Raises:
-        ValueError: A problem has not converged after `LIMIT` steps.
     """
     r = target.shape[-1]
     sizes = [size_of(r)] if sizes is None else sizes

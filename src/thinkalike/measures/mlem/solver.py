@@ -234,9 +234,7 @@ def pair_sizes(counts: Sequence[Float[Tensor, "s _"]], terms: Sequence[Term]) ->
 class Points:
     """The weights of all terms as linear functions of semidefinite matrices, one per feature.
 
-    Args:
-        counts: The number of stimuli of each level of each feature; none for a feature with one weight, whose matrix
-            has one entry.
+    They depend on the number of stimuli of each level; the matrix of a feature with one weight has one entry.
     """
 
     def __init__(self, terms: Sequence[Term], counts: Sequence[Float[Tensor, " _"]]):
