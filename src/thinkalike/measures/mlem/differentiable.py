@@ -76,12 +76,11 @@ class DifferentiableMLEM(nn.Module):
     def loss(
         self, features: Features, states: Float[Tensor, "n d"], pairs: Int[Tensor, "2 p"] | None = None
     ) -> Float[Tensor, ""]:
-        """Return the loss on pairs of the n stimuli, by default all i < j, differentiable in W and in `states`.
-
-        It is at least 0, and NaN under pearson and spearman if all predictions or all distances are equal.
+        """Return the loss on pairs of the n stimuli, all i < j by default: at least 0, differentiable in W and states.
 
         Raises:
-            ValueError: There are not as many states as stimuli.
+            ValueError: There are not as many states as stimuli; under pearson and spearman, predictions or distances
+                are all equal, or not finite.
         """
         if len(states) != len(features):
             raise ValueError(f"there are {len(states)} states of {len(features)} stimuli: give one for each")
@@ -110,9 +109,12 @@ class DifferentiableMLEM(nn.Module):
 
 
 def pearson(x: Float[Tensor, " p"], y: Float[Tensor, " p"]) -> Float[Tensor, ""]:
-    """Return Pearson's r of two vectors, in [-1, 1]; NaN if one of them is constant."""
+    """Return Pearson's r of two vectors, in [-1, 1]; a ValueError says that one is constant, or not finite."""
     x, y = x - x.mean(), y - y.mean()
-    return x @ y / (x.norm() * y.norm())
+    norm = x.norm() * y.norm()
+    if not norm > 0:
+        raise ValueError(f"{len(x)} predictions or distances are all equal, or not finite")
+    return x @ y / norm
 
 
 def soft_ranks(values: Float[Tensor, " p"], strength: float) -> Float[Tensor, " p"]:

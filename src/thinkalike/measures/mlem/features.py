@@ -156,22 +156,19 @@ class FeatureEncoder:
         """Return a table of the numbers that `Columns.read` gives in terms of the known levels, see `encode`."""
         absent = values.isnan()
         if self.missing in ("error", "drop") and absent.any():
-            feature = int(absent.any(0).nonzero()[0])
-            raise ValueError(
-                f"feature {self.columns.label(feature)} lacks {int(absent[:, feature].sum())} values: "
-                f"missing={self.missing!r}"
-            )
+            label = self.columns.label(int(absent.any(0).nonzero()[0]))
+            raise ValueError(f"feature {label} lacks a value: missing={self.missing!r}")
         lack = -1 if self.missing == "ignore" else 0
         levels = [self._levels(feature, column) + 1 for feature, column in enumerate(values.nan_to_num(0.0).T)]
         scaled = tuple(
             kind == "continuous" or (self.difference == "scaled" and kind != "nominal") for kind in self.columns.kinds
         )
-        nowhere = torch.full_like(values[:, 0], torch.nan)
-        places = [self._position(f, column) if scaled[f] else nowhere for f, column in enumerate(values.T)]
+        nowhere = torch.full_like(values[:, 0], torch.nan), 1.0
+        placed = [self._placed(f, column) if scaled[f] else nowhere for f, column in enumerate(values.T)]
         return Features(
             torch.stack(levels, 1).where(~absent, lack).int(),
-            torch.stack(places, 1),
-            tuple(self._range(feature) if each else 1.0 for feature, each in enumerate(scaled)),
+            torch.stack([positions for positions, _ in placed], 1),
+            tuple(extent for _, extent in placed),
             scaled,
             tuple(map(self.size, range(len(scaled)))),
             tuple(map(self.columns.label, range(len(scaled)))),
@@ -213,21 +210,15 @@ class FeatureEncoder:
         there = torch.isin(column, known)
         return torch.where(there, places, len(known) + torch.unique(column, return_inverse=True)[1])
 
-    def _position(self, feature: int, column: Float[Tensor, " n"]) -> Float[Tensor, " n"]:
-        """Return numbers, or the ranks of ordinal levels, from 0."""
+    def _placed(self, feature: int, column: Float[Tensor, " n"]) -> tuple[Float[Tensor, " n"], float]:
+        """Return numbers, or the ranks of ordinal levels from 0, and their range in training."""
         known, column = self.known[feature], column.contiguous()
         if len(known) < 2:
-            return torch.where(column.isnan(), torch.nan, 0.0)  # constant in training: no scale to measure by
+            return torch.where(column.isnan(), torch.nan, 0.0), 1.0  # constant in training: no scale to measure by
         if self.columns.kinds[feature] in NUMBERS:
-            return column
+            return column, float(known[-1] - known[0])
         both = torch.searchsorted(known, column) + torch.searchsorted(known, column, right=True)
-        return torch.where(column.isnan(), torch.nan, both.double() / 2)
-
-    def _range(self, feature: int) -> float:
-        known = self.known[feature]
-        if len(known) < 2:
-            return 1.0
-        return float(known[-1] - known[0]) if self.columns.kinds[feature] in NUMBERS else len(known) - 1.0
+        return torch.where(column.isnan(), torch.nan, both.double() / 2), len(known) - 1.0
 
 
 def pair_codes(left: Int[Tensor, "*a"], right: Int[Tensor, "*b"], known: int) -> Int[Tensor, "*c"]:
