@@ -27,10 +27,10 @@ from thinkalike.config.schema import COUNTS, STEPS, TOKENS_AT_ONCE
 from thinkalike.court.evidence import Bench, Evidence
 from thinkalike.court.judges import JUDGES, verdicts
 from thinkalike.court.source import Setting
-from thinkalike.court.table import Entry, entries
+from thinkalike.court.table import entries
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import Corpus, TokenRows
-from thinkalike.errors import ConfigError, DataError, nearest
+from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.interrupts import asked, at_boundaries, stop
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.frozen import FrozenModel
@@ -77,21 +77,23 @@ class Court(Instrument, kind="court", version=2, reads=("model", "data", "measur
     """Makes every source from `model` at `measure.layer`, and leaves what each judge says of it, a row each."""
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        siblings = {name: checkpoint_fingerprint(each) for name, each in _siblings(config).items()}
-        return {
-            **fingerprints(config, ("model", "data")),
-            **{f"sibling {name}": each for name, each in siblings.items()},
-        }
+        siblings = {f"sibling {name}": checkpoint_fingerprint(each) for name, each in _siblings(config).items()}
+        return fingerprints(config, ("model", "data")) | siblings
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         with work.phase("loading"):
             target = load_model(config.model)
-        _check_layer(measure.layer, target)
+        if measure.layer >= target.n_layers - 1:
+            raise ConfigError(
+                f"measure.layer={measure.layer} of {target.name} has no block after it that could go on from mapped "
+                f"states; choose one from 0 to {target.n_layers - 2}"
+            )
         siblings = {name: load_model(each) for name, each in _siblings(config).items()}
         for sibling in siblings.values():
             same_vocabulary(target, sibling)
-        corpus = _corpus(config, target)
+        needed = measure.fit_tokens + 2 * measure.other_tokens  # some of them are of documents that maps are fitted on
+        corpus = read_corpus(config.data, target.tokenizer, target.context, bos=target.bos_each_row, fit_tokens=needed)
         with at_boundaries():
             scores = _heard(_bench(config, target, siblings, corpus, work), measure.sources, work)
         table = pd.DataFrame(
@@ -118,23 +120,8 @@ def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
     for other, name in given.items():
         check_option("model", f"measure.siblings.{other}", [name])
     made = {name: compose_job("analyze", [f"model={model}"]).model for name, model in given.items()}
-    return {
-        name: replace(each, device=config.model.device, context=config.model.context) for name, each in made.items()
-    }
-
-
-def _check_layer(layer: int, target: FrozenModel) -> None:
-    if layer >= target.n_layers - 1:
-        raise ConfigError(
-            f"measure.layer={layer} of {target.name} has no block after it that could go on from mapped states; choose "
-            f"one from 0 to {target.n_layers - 2}"
-        )
-
-
-def _corpus(config: AnalyzeConfig, target: FrozenModel) -> Corpus:
-    measure: Any = config.measure
-    needed = measure.fit_tokens + 2 * measure.other_tokens  # some of them are of documents that maps are fitted on
-    return read_corpus(config.data, target.tokenizer, target.context, bos=target.bos_each_row, fit_tokens=needed)
+    own = {"device": config.model.device, "context": config.model.context}
+    return {name: replace(each, **own) for name, each in made.items()}
 
 
 def _bench(
@@ -163,12 +150,8 @@ def _bench(
         shutil.rmtree(folder, ignore_errors=True)
 
     setting = Setting(target, measure.layer, fit_rows, report, other, config.seed, train, siblings)
-    warmup = min(10, measure.steps - 1)
-    recipe = StitchConfig(
-        kind="affine", steps=measure.steps, warmup=warmup, tokens_per_step=measure.tokens_per_step, lr=measure.lr,
-        weight_decay=0.0,
-    )  # fmt: skip
-    return Bench(setting, recipe)
+    steps = {"steps": measure.steps, "warmup": min(10, measure.steps - 1), "tokens_per_step": measure.tokens_per_step}
+    return Bench(setting, StitchConfig(kind="affine", lr=measure.lr, weight_decay=0.0, **steps))
 
 
 def _apart(rows: TokenRows, fit_tokens: int, other_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,12 +168,16 @@ def _spread(rows: TokenRows, tokens: int) -> torch.Tensor:
 
 
 def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str, Any]]:
-    """Return a row for each source, those that an earlier run left among them; each is kept as soon as it is there.
+    """Return a row for each source; each is kept as soon as it is there, and those of an earlier run are not repeated.
 
     Raises:
-        DataError: a measure cannot be had of a source.
+        ConfigError: no source has a name that was chosen.
+        DataError: a measure does not exist for a source.
     """
-    table = _chosen(entries(bench.setting), chosen)
+    table = entries(bench.setting)
+    for name in chosen or []:
+        one_of("measure.sources", name, [entry.name for entry in table])
+    table = [entry for entry in table if chosen is None or entry.name in chosen]
     kept = work.resume(STATE)
     rows: list[dict[str, Any]] = [] if kept is None else kept["rows"]
     work.keep(STATE, {"rows": rows})  # so that a first training which a signal ends can go on, too
@@ -205,19 +192,6 @@ def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str,
         if asked():
             stop(f"at source {number} of {len(table)}")
     return rows
-
-
-def _chosen(table: list[Entry], names: list[str] | None) -> list[Entry]:
-    """Return the sources of these names, or all.
-
-    Raises:
-        ConfigError: there is none of a name.
-    """
-    known = [entry.name for entry in table]
-    for name in names or []:
-        if name not in known:
-            raise ConfigError(f"measure.sources: {name} is not known; {nearest(name, known)}")
-    return [entry for entry in table if names is None or entry.name in names]
 
 
 @contextlib.contextmanager

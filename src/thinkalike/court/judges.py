@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import NamedTuple
 
 import pandas as pd
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.court.evidence import Evidence, profile_likeness
@@ -17,7 +17,6 @@ from thinkalike.measures.accumulators import LayerMeans
 from thinkalike.measures.bootstrapping import auc
 from thinkalike.measures.distances.comparators import spearman
 from thinkalike.measures.distances.representational_similarity import rsa
-from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.kernel_alignment import cka
 from thinkalike.measures.neighbours import mutual_knn, mutual_measure
 
@@ -46,14 +45,14 @@ def _cka(evidence: Evidence) -> float:
     return float(cka(*(states.double() for states in evidence.states)))
 
 
-def _over_samples(evidence: Evidence, measure: Callable[[Tensor, Tensor], Tensor]) -> float:
+def _over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evidence], float]:
     """Return the mean of a measure of all pairs of tokens over the bench's samples."""
-    parts = [measure(*(side[part.to(side.device)] for side in evidence.states)) for part in evidence.bench.samples]
-    return float(torch.stack(parts).mean())
 
+    def value(evidence: Evidence) -> float:
+        parts = [measure(*(side[part.to(side.device)] for side in evidence.states)) for part in evidence.bench.samples]
+        return float(torch.stack(parts).mean())
 
-def _neighbours(evidence: Evidence) -> float:
-    return _over_samples(evidence, lambda source, target: mutual_knn(source, target, NEIGHBOURS))
+    return value
 
 
 def _neighbours_given_token(evidence: Evidence) -> float:
@@ -68,10 +67,6 @@ def _neighbours_given_token(evidence: Evidence) -> float:
     calibrated = metric.compute().calibrated
     assert calibrated is not None
     return float(calibrated.value)
-
-
-def _rsa(evidence: Evidence) -> float:
-    return _over_samples(evidence, lambda source, target: rsa([source], [target])[0, 0])
 
 
 def _profile(evidence: Evidence) -> float:
@@ -106,8 +101,8 @@ JUDGES = (
     Judge("R² to the source", _of("r2_back"), True),
     Judge("R², both ways", _of("r2", "r2_back"), True),
     Judge("CKA", _cka, True),
-    Judge("mutual neighbours", _neighbours, True),
-    Judge("RSA", _rsa, True),
+    Judge("mutual neighbours", _over_samples(partial(mutual_knn, k=NEIGHBOURS)), True),
+    Judge("RSA", _over_samples(lambda source, target: rsa([source], [target])[0, 0]), True),
     Judge("MLEM profile", _profile, True),
     Judge("R² given the token, to the target", _of("r2_given_token"), True),
     Judge("R² given the token, to the source", _of("r2_given_token_back"), True),
@@ -156,11 +151,6 @@ def scores(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> pd.DataFr
     return values if judge.higher else -values
 
 
-def ranking(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> Estimate:
-    """Return the area under the ROC curve of sources of these kinds against decoys, with an interval over sources."""
-    return auc(*(_tensor(scores(table, judge, each)) for each in (kinds, judge.against)))
-
-
 def margin(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> float:
     """Return the least difference, over courts, of the worst source of these kinds and the best decoy.
 
@@ -177,13 +167,17 @@ def fooled(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> list[str]
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each judge: areas, margins and who fools it, of `same` and of `real` sources against decoys."""
+    """Return a row for each judge: areas under the ROC curve of `same` and of `real` sources against decoys.
+
+    Each area has an interval over sources; beside them stand margins, and who fools the judge.
+    """
     rows: dict[Judge, dict[str, object]] = {}
     for prefix, kinds in (("", ALIKE), ("real_", REAL)):
         for judge in judges_of(table, kinds):
             against = "every decoy" if judge.against == DECOYS else f"every decoy of kind {', '.join(judge.against)}"
             row = rows.setdefault(judge, {"judge": judge.name, "higher_is_alike": judge.higher, "decoys": against})
-            area = ranking(table, judge, kinds)
+            sides = [scores(table, judge, each).to_numpy(dtype=float, copy=True) for each in (kinds, judge.against)]
+            area = auc(*map(torch.from_numpy, sides))
             row |= {f"{prefix}auc": float(area.value), f"{prefix}auc_low": float(area.low)}
             row |= {f"{prefix}auc_high": float(area.high), f"{prefix}margin": margin(table, judge, kinds)}
             row[f"{prefix}fooled_by"] = ", ".join(fooled(table, judge, kinds))
@@ -197,17 +191,16 @@ def doses(table: pd.DataFrame) -> pd.DataFrame:
     """
     rows: list[dict[str, object]] = []
     for judge in judges_of(table) if table["source"][table["kind"] == "dose"].nunique() > 1 else []:
-        values = scores(table, judge, ["dose"])
-        shares = [float(str(name).split()[0]) for name in values]
-        order = sorted(range(len(shares)), key=lambda place: shares[place])
-        mean = values.mean().iloc[order]
-        given = torch.tensor([shares[place] for place in order], dtype=torch.float64)
-        rho = spearman(given, torch.from_numpy(mean.to_numpy(copy=True)))
+        values = scores(table, judge, ["dose"]).mean()
+        values.index = [float(str(name).split()[0]) for name in values.index]
+        values = values.sort_index()
+        given, mean = (torch.tensor(each, dtype=torch.float64) for each in (list(values.index), list(values)))
+        rho = float(spearman(given, mean))
+        said = values if judge.higher else -values
         rows += [
-            {"judge": judge.name, "own_share": shares[place] / 100, "value": value * (1 if judge.higher else -1),
-             "rank_correlation": float(rho)}
-            for place, value in zip(order, mean, strict=True)
-        ]  # fmt: skip
+            {"judge": judge.name, "own_share": share / 100, "value": value, "rank_correlation": rho}
+            for share, value in said.items()
+        ]
     return pd.DataFrame(rows)
 
 
@@ -234,10 +227,6 @@ def transferred(table: pd.DataFrame, limits: Mapping[str, float]) -> pd.DataFram
     return pd.DataFrame(rows)
 
 
-def _tensor(values: pd.DataFrame) -> Float[Tensor, "c s"]:
-    return torch.from_numpy(values.to_numpy(dtype=float, copy=True))
-
-
 # ------------------------------------------------------------------------------------------------- rules of the verdict
 
 
@@ -261,7 +250,7 @@ RIGHT = {  # the verdicts that are right of a kind; of other trained models it i
 
 
 class _Rule(NamedTuple):
-    """What a threshold of the verdict has to part: sources that it is meant for, by kind or name, from others."""
+    """A threshold of the verdict parts the sources that it is meant for, by kind or name, from others."""
 
     meant: tuple[str, ...]
     others: tuple[str, ...]
