@@ -192,14 +192,12 @@ def doses(table: pd.DataFrame) -> pd.DataFrame:
     rows: list[dict[str, object]] = []
     for judge in judges_of(table) if table["source"][table["kind"] == "dose"].nunique() > 1 else []:
         values = scores(table, judge, ["dose"]).mean()
-        values.index = [float(str(name).split()[0]) for name in values.index]
-        values = values.sort_index()
-        given, mean = (torch.tensor(each, dtype=torch.float64) for each in (list(values.index), list(values)))
-        rho = float(spearman(given, mean))
-        said = values if judge.higher else -values
+        said = sorted((float(str(name).split()[0]), value) for name, value in values.items())
+        rho = float(spearman(*torch.tensor(said, dtype=torch.float64).T))
         rows += [
-            {"judge": judge.name, "own_share": share / 100, "value": value, "rank_correlation": rho}
-            for share, value in said.items()
+            {"judge": judge.name, "own_share": share / 100, "value": value * (1 if judge.higher else -1)}
+            | {"rank_correlation": rho}
+            for share, value in said
         ]
     return pd.DataFrame(rows)
 

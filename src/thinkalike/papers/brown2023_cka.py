@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 import torch
@@ -136,10 +135,9 @@ def _concluded(case: Case, claims: Sequence[Claim], drawn: Sequence[Names]) -> C
     table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
     table = table.drop_duplicates(["source", "target", "source_layer", "target_layer"])
     parts = [table[(table["source"] == source) & (table["target"] == target)] for source, target in drawn]
-
-    def draw(folder: Path) -> None:
-        figures.layer_heatmaps(pd.concat(parts), folder, "cka", "CKA", across=2 if len(drawn) == 4 else 3)
-
+    draw = partial(
+        figures.layer_heatmaps, pd.concat(parts), file="cka", label="CKA", across=2 if len(drawn) == 4 else 3
+    )
     return Conclusion(table, claims, draw)
 
 

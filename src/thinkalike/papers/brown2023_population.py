@@ -261,8 +261,8 @@ def stitching_claims(population: Population, where: str) -> list[Claim]:
     blocks, count = population.penalties.shape[2] - 1, len(population.names)
     early = [cut for cut in range(blocks + 1) if cut <= blocks / 2]
     late = [cut for cut in range(blocks + 1) if 0.75 * blocks < cut < blocks]
-    squares, own = list(itertools.product(range(count), repeat=2)), [(group, group) for group in range(count)]
-    apart = [pair for pair in squares if pair not in own]
+    squares = [(group, other) for group in range(count) for other in range(count)]
+    own, apart = [pair for pair in squares if len(set(pair)) == 1], [pair for pair in squares if len(set(pair)) == 2]
     small, above, penalties = Bound("below", SMALL), Bound("above"), population.penalties
     cheap = f"stitches at early cuts cost almost nothing {where}"
     claims = [_by_direction(cheap, population, small, penalties, "cells", squares, early)]

@@ -87,10 +87,8 @@ def _figure2(case: Case) -> Conclusion:
     matrices = {"A: weighted τ of feature profiles": feature_based, "B: Spearman's ρ of distances": agnostic}
     tables = {title: matrix_rows(layers.rows, layers.rows, value=values) for title, values in matrices.items()}
     maps = {title: _map(values, layers.rows) for title, values in matrices.items()}
-    claims = [
-        _agree(feature_based, agnostic, layers.models),
-        *(_has_blocks(each) for each in profiles if each.recurrent),
-    ]
+    claims = [_agree(feature_based, agnostic, layers.models)]
+    claims += [_has_blocks(each) for each in profiles if each.recurrent]
     if 1 < len({each.family for each in profiles}) < len(profiles):
         claims += [_seeds(matrices, layers)]
     table = pd.concat([part.assign(matrix=title[0]) for title, part in tables.items()], ignore_index=True)
@@ -102,12 +100,9 @@ def _distances(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
     place = {key: number for number, key in enumerate(rows.itertuples(index=False, name=None))}
     values = torch.full((len(rows), len(rows)), torch.nan, dtype=torch.float64)
     for first, second in itertools.combinations(case.models, 2):
-        cells = case.results[f"{first.name}, {second.name}"].table
-        ends = [
-            [place[key] for key in cells[[side, f"{side}_layer"]].itertuples(index=False, name=None)]
-            for side in ("source", "target")
-        ]
-        values[tuple(ends)] = torch.tensor(cells["value"].to_numpy())
+        for cell in case.results[f"{first.name}, {second.name}"].table.to_dict("records"):
+            ends = place[cell["source"], cell["source_layer"]], place[cell["target"], cell["target_layer"]]
+            values[ends] = cell["value"]
     return values
 
 
@@ -197,23 +192,25 @@ def _figure4(case: Case) -> Conclusion:
     if layers.one_family.all():
         names = " and ".join(each.name for each in profiles)
         raise ConfigError(f"experiment=salle2024/figure4 needs two architectures, and {names} are {profiles[0].family}")
-    likeness = weighted_tau(layers.profiles)
+    likeness, stimuli = weighted_tau(layers.profiles), read_stimuli(case.config.stimuli)
     chosen = ~layers.one_family & torch.ones_like(layers.one_family).triu()
     places = {
         "most alike": int(likeness.where(chosen, -torch.inf).argmax()),
         "least alike": int(likeness.where(chosen, torch.inf).argmin()),
     }
-    stimuli = read_stimuli(case.config.stimuli)
-    ends = {word: divmod(place, len(layers.rows)) for word, place in places.items()}
-    contrasts = [_contrast(case, stimuli, word, place, layers, likeness) for word, place in places.items()]
+    ends = [divmod(place, len(layers.rows)) for place in places.values()]
+    contrasts = [
+        _contrast(case, stimuli, f"{word}, τ = {float(likeness[pair]):+.2f}", pair, layers)
+        for word, pair in zip(places, ends, strict=True)
+    ]
     tables = [
         contrast.importance.assign(pair=word, first=contrast.names[0], second=contrast.names[1])
         for word, contrast in zip(places, contrasts, strict=True)
     ]
-    recurrent = [each.name for each in profiles if each.recurrent]
-    alike, unlike = (layers.by_fold[:, list(ends[word])] for word in places)
+    alike, unlike = (layers.by_fold[:, list(pair)] for pair in ends)
     apart = unlike.diff(dim=1)[:, 0]
     apart = apart * apart.mean(0).sign()  # not the size on each fold, to which noise adds
+    recurrent = [each.name for each in profiles if each.recurrent]
     claims = [
         _shared_leader(contrasts[0], lead_over_others(alike, stimuli.names)),
         _split_leader(contrasts[1], lead_over_others(apart, stimuli.names), recurrent),
@@ -221,16 +218,13 @@ def _figure4(case: Case) -> Conclusion:
     return Conclusion(pd.concat(tables, ignore_index=True), claims, partial(figures.scatter, contrasts))
 
 
-def _contrast(
-    case: Case, stimuli: Stimuli, word: str, place: int, layers: Layers, likeness: Float[Tensor, "l l"]
-) -> figures.Contrast:
-    ends = divmod(place, len(layers.rows))
+def _contrast(case: Case, stimuli: Stimuli, title: str, ends: tuple[int, int], layers: Layers) -> figures.Contrast:
     x, y = (layers.profiles[end] for end in ends)
-    decisive = (x + y if word == "most alike" else (x - y).abs()).argmax()
+    decisive = (x + y if title.startswith("most") else (x - y).abs()).argmax()
     feature = stimuli.names[int(decisive)]
     first, second = ((str(layers.rows["model"][end]), int(layers.rows["layer"][end])) for end in ends)
     return figures.Contrast(
-        f"{word}, τ = {float(likeness.flatten()[place]):+.2f}",
+        title,
         (f"{first[0]} layer {first[1]}", f"{second[0]} layer {second[1]}"),
         pd.DataFrame({"feature": stimuli.names, "x": x.numpy(), "y": y.numpy()}),
         (_words(case, stimuli, *first, feature), _words(case, stimuli, *second, feature)),

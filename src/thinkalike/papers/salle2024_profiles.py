@@ -96,9 +96,7 @@ def place_of(feature: str, features: Sequence[str]) -> int:
         DataError: the stimuli do not have it.
     """
     if feature not in features:
-        raise DataError(
-            f"the paper's claims are about {feature}, which these stimuli do not have; measure=mlem takes any"
-        )
+        raise DataError(f"the paper's claims are about {feature}, which these stimuli lack; measure=mlem takes any")
     return list(features).index(feature)
 
 
@@ -115,10 +113,10 @@ def all_profiles(case: Case) -> list[Profiles]:
 def _figure3(case: Case) -> Conclusion:
     """Feature profiles over the layers of BERT, GPT-2 and Mamba."""
     profiles = all_profiles(case)
+    recurrent = [each for each in profiles if each.recurrent]
     claims = [_part_of_speech_leads(each) for each in profiles if not each.recurrent]
-    for each in profiles:
-        claims += [_leads_at_the_ends(each), _position_rises(each)] if each.recurrent else []
-    claims += [*(_number_fades(each) for each in profiles), _predicts(profiles)]
+    claims += [claim(each) for each in recurrent for claim in (_leads_at_the_ends, _position_rises)]
+    claims += [*map(_number_fades, profiles), _predicts(profiles)]
     scores = pd.concat([each.result.tables["scores"] for each in profiles], ignore_index=True)
     table = pd.concat([each.result.table for each in profiles], ignore_index=True)
     return Conclusion(table, claims, partial(figures.profiles, table, scores), {"scores": scores})
@@ -148,13 +146,11 @@ def _leads_at_the_ends(model: Profiles) -> Claim:
     lead = lead_over_others(model.importances, model.features)
     layers = lead.shape[1]
     found = fold_interval(lead.T, level_of_each(layers))
-    ends = [0, layers - 1]
+    leads = ", ".join(f"{found[layer]:+.3f}" for layer in range(layers))
     return judged(
         f"PoS dominates only in the first and last layer of {model.name}",
-        [(Bound("above"), found[ends]), (Bound("below"), found[1:-1])],
-        f"first by layer: {', '.join(model.leading)}; PoS leads the next by "
-        + ", ".join(f"{found[layer]:+.3f}" for layer in range(layers))
-        + together(layers),
+        [(Bound("above"), found[[0, layers - 1]]), (Bound("below"), found[1:-1])],
+        f"first by layer: {', '.join(model.leading)}; PoS leads the next by {leads}{together(layers)}",
         folds(lead),
     )
 
@@ -163,8 +159,8 @@ def _position_rises(model: Profiles) -> Claim:
     position = model.of("Word position")
     turn = round(TURN * position.shape[1])
     rise = position[:, turn:].mean(1) - position[:, :turn].mean(1)
-    words = f"importance from layer {turn} on minus that before"
-    return over_folds(f"word position gains importance midway in {model.name}", rise, words)
+    claim = f"word position gains importance midway in {model.name}"
+    return over_folds(claim, rise, f"importance from layer {turn} on minus that before")
 
 
 def _number_fades(model: Profiles) -> Claim:

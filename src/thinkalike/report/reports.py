@@ -16,7 +16,6 @@ from thinkalike.config import MEASURES
 from thinkalike.instruments import instrument
 from thinkalike.listing import Entry, Found
 from thinkalike.listing.shown import records
-from thinkalike.store import Result
 
 ENTRY_POINT = re.compile(r"(python3?|thinkalike) \S*(train|analyze)\b")
 ROWS = 60  # of a table that is no grid
@@ -35,28 +34,16 @@ def report_of(found: Found) -> Report:
 
     Returns:
         `results`, `grids` (see `grids_of`; each with its title and the numbers of the results that hold it), `claims`,
-        `tables`, `unfinished`, and `left_out`: a sentence for what was skipped, and for results that cannot be read.
+        `tables`, `unfinished`, and `left_out`: a sentence for each thing that was skipped.
     """
     report: Report = {"results": [], "grids": [], "claims": [], "tables": [], "left_out": list(found.skipped)}
     report["unfinished"] = [f"{folder.parent.name}/{folder.stem}" for folder in found.unfinished]
     known: dict[str, Grid] = {}
     for entry, record in zip(found.entries, records(found.entries), strict=True):
-        if reason := _unreadable(entry.result):
-            report["left_out"].append(f"{entry.result.folder} is no result of this package ({reason:.100})")
-            continue
         report["results"].append(shown(entry, record))
         for name, table in entry.result.tables.items():
             _add(report, known, name, table, repeats="claims" in entry.result.tables)
     return report
-
-
-def _unreadable(result: Result) -> str:
-    """Read the tables of a result, and return why that fails, or nothing."""
-    try:
-        _ = result.tables
-    except Exception as error:  # whatever reading a file raises that another program wrote
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-    return ""
 
 
 def shown(entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
