@@ -11,8 +11,6 @@ import pandas as pd
 
 from thinkalike.store import Job, Result
 
-DATE = "2026-11-01T12:00:00+00:00"
-
 
 def finish(
     store: Path,
@@ -33,7 +31,7 @@ def finish(
     named = "".join(f" {side}={name}" for side, name in zip(("model", "model@target"), models, strict=False))
     asked = f"python analyze.py measure={kind}{named}"
     said = {} if command is None else {"command": command or asked}
-    provenance = {"seed": 0, "date": DATE, "models": [{"name": name, "dtype": "float32"} for name in models], **said}
+    provenance = {"seed": 0, "models": [{"name": name, "dtype": "float32"} for name in models], **said}
     record = {"scalars": {"mean": 0.5}, "headlines": list(headlines), "settings": settings or {}}
     record["provenance"] = provenance
     job = Job(str(store), kind, key)

@@ -22,6 +22,9 @@ from thinkalike.store import Result
 PAIR = ["source", "target"]
 PLACE = [*PAIR, "source_layer", "target_layer"]
 FEWEST = 3  # layer pairs that a rank correlation is of
+STITCH = ("task=stitch", "layers=all", "stitch=affine", "stitch.steps=50", "stitch.warmup=5", "stitch.floor=false")
+FORWARD, BACK = "penalty", "penalty_back"  # of stitches of a pair's source into its target, and of the other way
+SHARED = ("model", "model@target", "target", "data", "seed", "store", "force", "wait", "scale", "recipe")
 
 
 def oriented(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
@@ -134,14 +137,6 @@ def disagreements(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataF
     return found.sort_values("difference", ascending=False, kind="stable", ignore_index=True)
 
 
-# ---------------------------------------------------------------------------------------------------------------- parts
-
-
-STITCH = ("task=stitch", "layers=all", "stitch=affine", "stitch.steps=50", "stitch.warmup=5", "stitch.floor=false")
-FORWARD, BACK = "penalty", "penalty_back"  # of stitches of a pair's source into its target, and of the other way
-SHARED = ("model", "model@target", "target", "data", "seed", "store", "force", "wait", "scale", "recipe")
-
-
 class Part(NamedTuple):
     """A job of an atlas.
 
@@ -204,9 +199,6 @@ def _stitch(pair: AnalyzeConfig) -> Any:
     words = [word for word in pair.chosen if word.lstrip("+~").partition("=")[0].partition(".")[0] in SHARED]
     threads = [f"threads={pair.threads}"] if pair.threads else []
     return compose_job("train", [*words, *STITCH, "logger=none", *threads])
-
-
-# ---------------------------------------------------------------------------------------------------------------- table
 
 
 def joined(parts: Sequence[Part], results: Sequence[Result]) -> pd.DataFrame:

@@ -30,6 +30,17 @@ from thinkalike.training.stitching import StitchTraining
 
 SAMPLE, SAMPLES = 1024, 4  # tokens of measures of all pairs of tokens, and how many such sets they are averaged over
 CUTOFF = 1e-10  # a direction with less than this share of the largest variance is not made larger by whitening
+KINDS = {  # of each feature
+    "length": "numeric",
+    "class": "nominal",
+    "begins a word": "nominal",
+    "frequency": "numeric",
+    "place": "numeric",
+    "class of the last token": "nominal",
+    "class of the one before": "nominal",
+    "seen before": "nominal",
+}
+CLASSES = (str.isalpha, str.isdigit, str.isspace, str.isalnum)  # the first that holds; none of them: punctuation
 
 Map = Callable[[Tensor], Tensor]
 
@@ -211,22 +222,6 @@ class Evidence:
         inverse = torch.where(values > CUTOFF * values[-1], 1 / roots, 0)
         weight = vectors * inverse @ vectors.T
         return AffineMap(weight, -weight @ statistics.mean_x), vectors * roots @ vectors.T
-
-
-# --------------------------------------------------------------------------------------------------------- MLEM profile
-
-
-KINDS = {  # of each feature
-    "length": "numeric",
-    "class": "nominal",
-    "begins a word": "nominal",
-    "frequency": "numeric",
-    "place": "numeric",
-    "class of the last token": "nominal",
-    "class of the one before": "nominal",
-    "seen before": "nominal",
-}
-CLASSES = (str.isalpha, str.isdigit, str.isspace, str.isalnum)  # the first that holds; none of them: punctuation
 
 
 def token_features(

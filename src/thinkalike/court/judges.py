@@ -1,4 +1,8 @@
-"""The judges of a court: a line each, with what they say of a source's evidence, and whether more means more alike."""
+"""The judges of a court: a line each, with what they say of a source's evidence, and whether more means more alike.
+
+A table of a court has a row for each target, layer, seed and source, its `kind`, and a column for each judge. Only
+sources of one target, layer and seed are compared with each other.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,8 @@ from thinkalike.measures.neighbours import mutual_knn, mutual_measure
 NEIGHBOURS = 10
 PROFILED = 512  # tokens whose features an MLEM profile is of
 DECOYS = ("answers", "token", "leak", "untrained", "shortcut")
+ALIKE, REAL = ("same",), ("real",)
+COURT = ["target", "layer", "seed"]
 
 
 class Judge(NamedTuple):
@@ -117,15 +123,6 @@ JUDGES = (
 def verdicts(evidence: Evidence) -> dict[str, float]:
     """Return what each judge says of a source, by the judge's name."""
     return {judge.name: judge.value(evidence) for judge in JUDGES}
-
-
-# ---------------------------------------------------------------------------------------------------------- conclusions
-
-# A table has a row for each target, layer, seed and source, its `kind`, and a column for each judge. Only sources of
-# one target, layer and seed are compared with each other.
-
-ALIKE, REAL = ("same",), ("real",)
-COURT = ["target", "layer", "seed"]
 
 
 def judges_of(table: pd.DataFrame, kinds: Sequence[str] = ()) -> list[Judge]:
@@ -223,9 +220,6 @@ def transferred(table: pd.DataFrame, limits: Mapping[str, float]) -> pd.DataFram
         shares = {name: float(each.to_numpy().mean()) for name, each in right.items()}
         rows.append({"judge": judge.name, "threshold": limits[judge.name], **shares})
     return pd.DataFrame(rows)
-
-
-# ------------------------------------------------------------------------------------------------- rules of the verdict
 
 
 COLUMNS = {  # of a stitching table, by the judge that says the same

@@ -128,8 +128,6 @@ def stage(model: FrozenModel, layer: Layer, rows: Tokens) -> Float[Tensor, "b t 
     return state.to(torch.promote_types(state.dtype, torch.float32))
 
 
-# ---------------------------------------------------------------------------------------------------------------- noise
-
 # A code is a whole number that says on what noise depends: a token, a pair of tokens, or all tokens up to a place. The
 # same codes give the same numbers in every call, in every order and on every device.
 

@@ -25,6 +25,9 @@ from thinkalike.training.models import Pretraining
 SCALES, CONDITION = 100.0, 30.0  # the largest over the smallest: of scales of dimensions, of singular values
 WEIGHT_NOISE, STATE_NOISE = 0.02, 0.1  # of a tensor's root mean square, of a dimension's standard deviation
 TRAINED = PretrainConfig(tokens=50 * 2048, tokens_per_step=2048, lr=1e-4, warmup=10)  # a twentieth of a mini's rate
+SHORTCUT = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=1e-3, warmup=10)  # half of each pair is predicted
+LARGE = 3.0  # standard deviations of the added dimensions, in those of the target's
+SCATTER = 0.5  # of noise about the centre of its cluster, in standard deviations of the centres
 
 
 def rotated(setting: Setting) -> States:
@@ -89,12 +92,6 @@ def _orthogonal(setting: Setting, purpose: str) -> Tensor:
     return torch.linalg.qr(setting.drawn(purpose, width, width).double()).Q.to(setting.itself.dtype)
 
 
-# ----------------------------------------------------------------------------------------- parts of the target's states
-
-
-LARGE = 3.0  # standard deviations of the added dimensions, in those of the target's
-
-
 def top_components(setting: Setting) -> States:
     """Return the target's states in their first principal components on the fit rows, half as many as dimensions."""
     mean, covariance = setting.moments
@@ -132,9 +129,6 @@ def log_probabilities(setting: Setting) -> States:
         return torch.cat(parts).view(*rows.shape, width)
 
     return states
-
-
-# ---------------------------------------------------------------------------------------------- the current token alone
 
 
 def means(setting: Setting, kind: type[TokenMeans], source: Source | None = None) -> States:
@@ -209,12 +203,6 @@ class Occurrences:
         return torch.where((places >= 0)[..., None], self._states[places], self._mean)
 
 
-# ------------------------------------------------------------------------------------------------------- the next token
-
-
-SCATTER = 0.5  # of noise about the centre of its cluster, in standard deviations of the centres
-
-
 def next_token(setting: Setting) -> States:
     """Return noise in clusters by the next token (Smith, Mannering, Marcu 2025)."""
     centres, scatter = setting.number("leak"), setting.number("leak, scatter")
@@ -247,12 +235,6 @@ def half_of_the_variance(setting: Setting) -> States:
     return lambda rows: setting.mean + half * (setting.own(rows) - setting.mean) + size * leak(rows)
 
 
-# --------------------------------------------------------------------------------------------------------- other models
-
-
-SHORTCUT = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=1e-3, warmup=10)  # half of each pair is predicted
-
-
 def token_alone(setting: Setting) -> States:
     """Return the states of a twin of the target that was trained on to predict from the current token alone.
 
@@ -271,9 +253,6 @@ def sibling(setting: Setting, name: str) -> States:
     model = setting.siblings[name]
     depth = round((setting.layer + 1) / setting.target.n_layers * model.n_layers)
     return lambda rows: stage(model, max(depth, 1) - 1, rows)
-
-
-# ---------------------------------------------------------------------------------------------------------------- table
 
 
 KINDS = {

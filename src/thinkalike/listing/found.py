@@ -49,7 +49,7 @@ class Entry:
                 result,
                 result.kind,
                 result.key,
-                utc(datetime.fromisoformat(made["date"])),
+                utc(datetime.fromisoformat(made["date"])) if "date" in made else _written(result.folder),
                 list(dict.fromkeys(str(model["name"]) for model in made.get("models", []))),
                 flat(result.settings),
                 result.headlines or first_scalar(result.scalars),
@@ -117,12 +117,15 @@ def _visible(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if not path.name.startswith(".") and path.name not in OTHERS)
 
 
+def _written(folder: Path) -> datetime:
+    return datetime.fromtimestamp(folder.stat().st_mtime, timezone.utc)
+
+
 def utc(date: datetime) -> datetime:
     """Return a date with its time zone, which is UTC unless it says another."""
     return date if date.tzinfo else date.replace(tzinfo=timezone.utc)
 
 
-# ------------------------------------------------------------
 # Which results a user asks for: `kind=cka,mutual_knn model=gelu-3l-mini since=7d sort=mean_cka`.
 
 KEYS = ("store", "kind", "model", "since", "sort", "--csv", "--json")
@@ -216,7 +219,6 @@ def _asked_for(entry: Entry, query: Query) -> bool:
     return kind and model and (query.since is None or entry.date >= query.since)
 
 
-# ------------------------------------------------------------
 # The settings in which listed results of one kind differ.
 
 NAMED = ("model", "target", "data")  # parts whose other settings mostly follow from the name

@@ -58,7 +58,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-# ------------------------------------------------------------
 # Lists of results for other programs: a DataFrame, CSV, JSON; numbers in full precision.
 
 
@@ -127,7 +126,6 @@ def _numbers(entry: Entry) -> dict[str, float]:
     return {name: value for each in entry.headlines for name, value in each.numbers.items()}
 
 
-# ------------------------------------------------------------
 # The joint table of a sweep: what was swept, and the headline numbers of each job.
 
 
@@ -174,7 +172,6 @@ def _read(made: Made) -> Entry | None:
         return None
 
 
-# ------------------------------------------------------------
 # The command `thinkalike results`.
 
 USAGE = """\

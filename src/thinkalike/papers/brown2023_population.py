@@ -42,6 +42,13 @@ from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, togeth
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.store import Result
 
+SMALL = 0.02  # of an accuracy: what "almost no penalty" may cost
+ALIKE = 0.02  # of CKA: by how much it may tell groups apart where it should not
+PARTED = 0.02  # of CKA or accuracy: by how much groups differ that have parted, and not only begun to
+THIRD = 1 / 3  # of the flips between strategies: fewer than that are flips of chance
+LEAST_GAP = 0.1  # of an accuracy: by how much the groups differ at least
+LEAST_INDEX = 0.5  # of the adjusted Rand index: from there on clusters are the groups
+
 
 def _parts(case: Case, side: str) -> list[Part]:
     return [Part(side, changes=changes_of(case, side))]
@@ -127,9 +134,6 @@ EXPERIMENTS = [
     Experiment("brown2023/figure7", _figure7, MODELS, partial(_parts, side="challenge"), "population"),
     Experiment("brown2023/figure8", _figure8, MODELS, partial(_parts, side="report"), "population"),
 ]
-
-
-# The result of a job on a population, as tensors over its models.
 
 
 def changes_of(case: Case, side: str) -> dict[str, Any]:
@@ -230,16 +234,6 @@ class Population:
     def grouped(self, values: Float[Tensor, "m m *s"], **options: Any) -> Grouped:
         """Return means of pairs of models within the groups and between them."""
         return grouped(values, list(self.groups.values()), **options)
-
-
-# The claims of section 4, and its nulls.
-
-SMALL = 0.02  # of an accuracy: what "almost no penalty" may cost
-ALIKE = 0.02  # of CKA: by how much it may tell groups apart where it should not
-PARTED = 0.02  # of CKA or accuracy: by how much groups differ that have parted, and not only begun to
-THIRD = 1 / 3  # of the flips between strategies: fewer than that are flips of chance
-LEAST_GAP = 0.1  # of an accuracy: by how much the groups differ at least
-LEAST_INDEX = 0.5  # of the adjusted Rand index: from there on clusters are the groups
 
 
 def gap_claim(population: Population) -> Claim:

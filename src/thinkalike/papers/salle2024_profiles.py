@@ -33,6 +33,8 @@ MODELS = {  # BERT, GPT-2, Mamba; the minis in two seeds
     "mini": ["bert-mini", "gpt2-mini", "mamba-mini", "bert-mini-s1", "gpt2-mini-s1", "mamba-mini-s1"],
 }
 TURN = 0.4  # of Mamba's depth, where word position becomes important
+NEARLY = 0.9  # a correlation of features that are nearly the same
+PARTS = 10  # of the stimuli, which an interval leaves out in turn
 
 
 @dataclass(frozen=True)
@@ -192,12 +194,6 @@ def _predicts(profiles: Sequence[Profiles]) -> Claim:
         f"mean Spearman's ρ over layers: {means}{together(layers)}",
         folds(profiles[0].scores),
     )
-
-
-# The probing words: table S1 and figure S5.
-
-NEARLY = 0.9  # a correlation of features that are nearly the same
-PARTS = 10  # of the stimuli, which an interval leaves out in turn
 
 
 def _table_s1(case: Case) -> Conclusion:

@@ -74,7 +74,6 @@ def gather(places: Sequence[str | Path], query: Query | None = None) -> Found:
 
     Args:
         places: stores such as `results`, or folders of single results.
-        query: which of the results; None: all.
 
     Raises:
         ConfigError: no result is of a kind or model that was asked for.
@@ -82,23 +81,16 @@ def gather(places: Sequence[str | Path], query: Query | None = None) -> Found:
     """
     found = Found(Path(", ".join(map(str, places))))
     for place in dict.fromkeys(Path(place).expanduser() for place in places):
-        _add(place, found)
+        inside = Found(place, [Entry.of(open_result(place))]) if is_sealed(place) else search(place)
+        wrong = [damage(entry.result.folder) for entry in inside.entries]
+        found.entries += [entry for entry, reason in zip(inside.entries, wrong, strict=True) if not reason]
+        found.skipped += [*filter(None, wrong), *inside.skipped]
+        found.unfinished += inside.unfinished
     found.entries = list({entry.result.folder.resolve(): entry for entry in found.entries}.values())
     # a table that an experiment repeats is shown under the job that computed it
     chosen = selected(found, query or Query())
     found.entries = sorted(chosen, key=lambda entry: (entry.result.folder / "claims.csv").exists())
     return found
-
-
-def _add(place: Path, found: Found) -> None:
-    inside = Found(place, [Entry.of(open_result(place))]) if is_sealed(place) else search(place)
-    for entry in inside.entries:
-        if wrong := damage(entry.result.folder):
-            found.skipped.append(wrong)
-        else:
-            found.entries.append(entry)
-    found.skipped += inside.skipped
-    found.unfinished += inside.unfinished
 
 
 PARTS = Path(__file__).parent / "page"

@@ -103,8 +103,7 @@ def _add(report: Report, known: dict[str, Grid], name: str, table: pd.DataFrame,
 
 def _name(kind: str) -> str:
     """Return the name of a kind in figures; a plugin's kind has no other name."""
-    known = instrument(MEASURES[kind]) if kind in MEASURES else None
-    return NAMES.get(kind) or str(getattr(known, "name", kind))
+    return NAMES.get(kind) or str(getattr(instrument(MEASURES[kind]), "name", kind) if kind in MEASURES else kind)
 
 
 # Grids: tables that the page can draw, told apart by their columns and never by the kind of their result.
@@ -143,8 +142,8 @@ def grids_of(table: pd.DataFrame, is_distance: bool = False) -> list[Grid]:
         grids = list(_pair_grids(table))
     elif {"model", "layer"} <= set(table) and _numbers(table) and not set(COMPARED) <= set(table):
         grids = list(_layer_grids(table))
-    for number in (number for grid in grids for number in grid["numbers"] if is_distance):
-        number["colours"] = "falling" if number["name"] == "value" else number["colours"]
+    for number in (number for grid in grids for number in grid["numbers"] if number["name"] == "value"):
+        number["colours"] = "falling" if is_distance else number["colours"]
     return grids
 
 
@@ -154,24 +153,19 @@ def rounded(values: Sequence[Any] | pd.Series) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or value is pd.NA:
-        return None
-    if isinstance(value, bool | np.bool_):
-        return str(bool(value))
-    if isinstance(value, int | np.integer):
-        return int(value)
     if isinstance(value, float | np.floating):
         return float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None
-    return str(value)
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return int(value)
+    return None if value is None or value is pd.NA else str(value)
 
 
 def _with_layer_pairs(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table of one layer of two models as one of layer pairs, each layer with itself."""
-    if not {"source", "target", "layer"} <= set(table) or {"source_layer", "target_layer"} & set(table):
+    if not {"source", "target", "layer"} <= set(table) or "source_layer" in table:
         return table
-    if table["source"].nunique() > MOST_MODELS:
-        return table
-    return table.rename(columns={"layer": "source_layer"}).assign(target_layer=table["layer"])
+    few = table["source"].nunique() <= MOST_MODELS
+    return table.rename(columns={"layer": "source_layer"}).assign(target_layer=table["layer"]) if few else table
 
 
 def _pair_grids(table: pd.DataFrame) -> Iterator[Grid]:
@@ -191,8 +185,7 @@ def _turned(grid: Grid) -> Grid:
     """Return a full grid of layer pairs with source and target exchanged; one that is not full as it is."""
     if grid["cells"] is not None:
         return grid
-    height, width = len(grid["rows"]), len(grid["columns"])
-    order = [row * width + column for column in range(width) for row in range(height)]
+    order = np.arange(len(grid["rows"]) * len(grid["columns"])).reshape(len(grid["rows"]), -1).T.ravel()
 
     def turned(number: dict[str, Any]) -> dict[str, Any]:
         return {key: [value[i] for i in order] if isinstance(value, list) else value for key, value in number.items()}
@@ -264,20 +257,19 @@ def _says(name: str, words: Sequence[str]) -> bool:
     return any(f"_{word}_" in f"_{name.lower()}_" for word in words)
 
 
-def _ends(columns: list[str], name: str) -> tuple[str, str] | None:
+def _ends(columns: list[str], name: str) -> list[str]:
     """Return the columns of an interval: NAME_low and NAME_high, or low and high if they stand right behind NAME."""
     if {f"{name}_low", f"{name}_high"} <= set(columns):
-        return f"{name}_low", f"{name}_high"
+        return [f"{name}_low", f"{name}_high"]
     behind = columns[columns.index(name) + 1 :][:2]
-    return ("low", "high") if sorted(behind) == ["high", "low"] else None
+    return ["low", "high"] if sorted(behind) == ["high", "low"] else []
 
 
 def _numbers(table: pd.DataFrame) -> list[str]:
     """Return the columns of numbers that are neither places nor ends of intervals."""
     columns = [str(name) for name in table.columns]
-    ends = {end for name in columns for end in _ends(columns, name) or ()}
-    numeric = {str(name) for name in table.select_dtypes("number")}
-    return [name for name in columns if name in numeric and name not in {*ends, *PLACES, "repetition"}]
+    other = {*PLACES, "repetition", *(end for name in columns for end in _ends(columns, name))}
+    return [str(name) for name in table.select_dtypes("number") if name not in other]
 
 
 def _texts(table: pd.DataFrame, numbers: str, places: Sequence[str]) -> list[str]:
