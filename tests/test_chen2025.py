@@ -28,9 +28,6 @@ def finished(folder, table, settings=None, **arrays):
     return Result(folder)
 
 
-SLOW = pytest.mark.slow
-
-
 def probed(tmp_path, accuracies):
     """A layer pair with these accuracies, by feature, split and condition; each has four levels and little noise."""
     rows, draws = [], []
@@ -44,9 +41,8 @@ def probed(tmp_path, accuracies):
 
 def accuracies(feature, native=0.95, carried=0.9, refitted=0.95, random=0.25, words=0.9):
     by_sentence = {NATIVE: native, CARRIED: carried, REFITTED: refitted, RANDOM: random}
-    return {(feature, "sentence", name): each for name, each in by_sentence.items()} | {
-        (feature, "word", NATIVE): words
-    }
+    found = {(feature, "sentence", name): each for name, each in by_sentence.items()}
+    return found | {(feature, "word", NATIVE): words}
 
 
 def test_probes_that_are_carried_are_told_from_those_that_are_not(tmp_path):
@@ -99,11 +95,9 @@ def test_vectors_that_steer_are_told_from_those_that_do_not(tmp_path):
     good = steered(tmp_path / "good", native=0.95, carried=0.93)
     bad = steered(tmp_path / "bad", native=0.2, carried=0.2, random=0.4)
     number, question = list(steering._number(good)), list(steering._question(good))
-    negated = number[4]  # has the share of the carried direction here, whose name it begins with
-    assert [claim.verdict for claim in number if claim is not negated] == ["holds"] * 5
-    assert negated.verdict == "does not hold"
-    assert [claim.verdict for claim in question] == ["holds"] * 4
-    assert steering._late(good).verdict == "holds"
+    # the negated direction has the share of the carried one here, whose name it begins with
+    assert [claim.verdict for claim in number] == ["holds"] * 4 + ["does not hold", "holds"]
+    assert [claim.verdict for claim in (*question, steering._late(good))] == ["holds"] * 5
     assert "gpt2-mini into gpt2-mini-s1, layer 1 → 1, strength 1: the carried" in number[0].claim
     assert number[0].units == "40 pairs of texts with 10 words"
     wrong = [claim.verdict for claim in (*steering._number(bad), *steering._question(bad))]
@@ -125,7 +119,6 @@ def test_layers_are_paired_at_equal_depth():
     assert pair.layers([Fraction(1, 3), Fraction(1, 2)]) == [[1, 3], [2, 5]]
     assert pair.layers() == [[0, 1], [1, 3], [2, 5], [3, 7], [4, 9], [5, 11]]
     assert Pair(large, small).layers([Fraction(1, 2)]) == [[5, 2]]
-    assert pair.label == "pythia-70m-deduped into pythia-160m-deduped"
     assert Pair(small, Model.of("model=hub", "model.hub_id=some/where")).layers() == []
 
 
@@ -133,16 +126,18 @@ def test_layers_are_paired_at_equal_depth():
     ("words", "parts"),
     [
         (["experiment=chen2025/probes", "scale=mini"], ["layers=[[2,2]]"]),
-        pytest.param(["experiment=chen2025/probes"], ["layers=[[2,5]]", "layers=[[5,11]]"], marks=SLOW),
-        pytest.param(["experiment=chen2025/probes", "scale=mini", "layers=[[1,1]]"], ["layers=[[1,1]]"], marks=SLOW),
-        (["experiment=chen2025/steering", "scale=mini"], ["layers=[[0,0],[1,1],[2,2],[3,3],[4,4],[5,5]]"] * 2),
+        pytest.param(["experiment=chen2025/probes"], ["layers=[[2,5]]", "layers=[[5,11]]"], marks=pytest.mark.slow),
+        pytest.param(
+            ["experiment=chen2025/steering", "scale=mini", "layers=[[1,1]]"],
+            ["layers=[[1,1]]"] * 2,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_experiments_compose_their_jobs(words, parts):
     config = composed(*words, door="analyze")
     experiment = papers.experiment_named(config.experiment)
-    case = experiment.case(config)
-    asked = experiment.parts(case)
+    asked = experiment.parts(experiment.case(config))
     assert [part.words[-1] for part in asked] == parts
     jobs = [job_of(config, part) for part in asked]
     assert [job.measure.kind for job in jobs] == [config.experiment.partition("/")[2]] * len(parts)

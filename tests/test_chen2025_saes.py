@@ -42,15 +42,12 @@ def test_starts_that_save_are_told_from_those_that_do_not(tmp_path, speed, verdi
     assert found.claims[0].claim.startswith("gpt2-mini:2 → gpt2-mini-s1:2: a transferred start saves more than 35%")
     assert ("never get there" in found.claims[0].numbers) == (speed == SLOWER)
     assert "hold for all 2 together (Bonferroni)" in found.claims[0].numbers
+    table = Outcome(found.table, {}, tables=found.tables, blank=found.blank).guarded().tables["break_even"]
+    never = table[table["start"] == "transferred"]["break_even_tokens"].isna()
+    assert never.all() == (speed == SLOWER), "a start that never breaks even leaves blank cells"
 
 
-def test_a_start_that_never_breaks_even_leaves_blank_cells(tmp_path):
-    found = concluded(tmp_path, SLOWER)
-    outcome = Outcome(found.table, {}, tables=found.tables, blank=found.blank).guarded()
-    table = outcome.tables["break_even"]
-    assert table[table["start"] == "transferred"]["break_even_tokens"].isna().all()
-
-
+@pytest.mark.slow
 def test_it_rests_on_a_job_for_each_transfer():
     config = composed("experiment=chen2025/sae", "scale=mini", door="analyze")
     experiment = papers.experiment_named("chen2025/sae")

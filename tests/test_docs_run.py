@@ -1,4 +1,4 @@
-"""The documentation runs: every command that needs no hub, the tutorials as notebooks, and the site in a browser."""
+"""The documentation runs: every command that needs no hub, the tutorials as notebooks, and the site."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -18,7 +16,6 @@ import pages
 import tiny
 from conftest import ROOT
 from test_docs import COMMANDS, DOCS, SCHEMAS, script
-from test_report_browser import chromium  # noqa: F401, a fixture
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
 
 # ------------------------------------------------------------------------------------------------------------ commands
@@ -219,52 +216,16 @@ def test_what_differs_is_seen():
 # ---------------------------------------------------------------------------------------------------------------- site
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The site, built strictly by mkdocs in a process without a network but loopback."""
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+@pytest.mark.slow
+@needs("mkdocs", "material", "mkdocstrings")
+def test_the_site_builds_strictly_and_asks_nothing_of_a_network(tmp_path):
+    """It is built by a process without a network but loopback."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "http_proxy": "http://127.0.0.1:9"}
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert built.returncode == 0, built.stdout + built.stderr
-    return folder
-
-
-@pytest.mark.slow
-@needs("mkdocs", "material", "mkdocstrings")
-def test_the_site_builds_strictly_and_asks_nothing_of_a_network(site):
-    found = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
+    found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.html")}
     assert {"index.html", "tutorials/first-hour.html", "reference/settings.html", "reference/api.html"} <= set(found)
     loaded = re.compile(r"<(?:script|img|iframe)[^>]+src=\"?(https?:)?//|<link[^>]+rel=\"?stylesheet\"?[^>]+https?://")
-    assert [name for name in found if loaded.search((site / name).read_text())] == []
-    assert "thinkalike.measures.metric" in (site / "reference" / "api.html").read_text()
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-@needs("mkdocs", "material", "mkdocstrings")
-@pytest.mark.parametrize("width", [1280, 390])
-def test_pages_open_without_an_error_or_a_request_elsewhere(site, chromium, width):  # noqa: F811
-    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: Quiet(*args, directory=str(site)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address, wrong = f"http://127.0.0.1:{server.server_port}/", []
-    page = chromium.new_page(viewport={"width": width, "height": 900})
-    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on(
-        "request", lambda request: None if request.url.startswith((address, "data:")) else wrong.append(request.url)
-    )
-    for name in ("index", "tutorials/first-hour", "reference/settings", "reference/api"):
-        page.goto(f"{address}{name}.html")
-        assert page.locator("h1").count() == 1
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{name} scrolls sideways"
-    page.goto(f"{address}index.html?q=penalty")
-    page.get_by_text("matching documents").wait_for()
-    page.close()
-    server.shutdown()
-    assert wrong == []
+    assert [name for name, text in found.items() if loaded.search(text)] == []
+    assert "thinkalike.measures.metric" in found["reference/api.html"]

@@ -17,17 +17,12 @@ BOTH = ("gelu-3l-mini", "solu-3l-mini")
 @pytest.fixture
 def made(tmp_path) -> list[Made]:
     """Three jobs of a sweep over models and steps; the last differs in its steps alone."""
-    jobs = [("gelu-3l-mini", 10, 0.25), ("solu-3l-mini", 10, 0.5), ("solu-3l-mini", 20, 0.75)]
     logger = {"kind": "csv", "project": "mine", "entity": None, "group": None}
-    return [
-        Made(
-            number,
-            [f"model={model}", f"stitch.steps={steps}", "seed=3"],
-            str(planted(tmp_path, "stitching", str(number), BOTH, value=value)),
-            logger,
-        )
-        for number, (model, steps, value) in enumerate(jobs)
-    ]
+    jobs = []
+    for number, (model, steps) in enumerate([("gelu-3l-mini", 10), ("solu-3l-mini", 10), ("solu-3l-mini", 20)]):
+        folder = planted(tmp_path, "stitching", str(number), BOTH, value=0.25 * (number + 1))
+        jobs.append(Made(number, [f"model={model}", f"stitch.steps={steps}", "seed=3"], str(folder), logger))
+    return jobs
 
 
 def test_it_has_what_was_swept_and_the_headlines(made, capsys, monkeypatch):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import shutil
 import sys
-import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import pytest
@@ -50,30 +49,28 @@ def store(tmp_path) -> Path:
     return place
 
 
-class Listed:
-    """Calls `thinkalike results` inside this process, and keeps what it says."""
+class Listed(NamedTuple):
+    """What `thinkalike results` says, and its exit status."""
 
-    def __init__(self, monkeypatch, *words: str, columns: int = 80):
-        out, err, self.status = io.StringIO(), io.StringIO(), 0
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setattr(sys, "argv", ["thinkalike", "results", *map(str, words)])
-        monkeypatch.setattr(sys, "stdout", out)
-        monkeypatch.setattr(sys, "stderr", err)
-        try:
-            main()
-        except SystemExit as end:
-            self.status = end.code
-        monkeypatch.undo()
-        self.out, self.err = out.getvalue(), err.getvalue()
+    out: str
+    err: str
+    status: int
 
 
 @pytest.fixture
-def listed():
-    """Return what `thinkalike results` says of some words."""
+def listed(monkeypatch, capsys):
+    """Calls `thinkalike results` inside this process."""
 
-    def call(*words, **more) -> Listed:
-        with pytest.MonkeyPatch.context() as patch:
-            return Listed(patch, *words, **more)
+    def call(*words, columns: int = 80) -> Listed:
+        status = 0
+        with monkeypatch.context() as patch:
+            patch.setenv("COLUMNS", str(columns))
+            patch.setattr(sys, "argv", ["thinkalike", "results", *map(str, words)])
+            try:
+                main()
+            except SystemExit as end:
+                status = end.code
+        return Listed(*capsys.readouterr(), status)
 
     return call
 
@@ -92,7 +89,7 @@ def test_a_list_has_all_results_with_their_headlines_and_the_settings_that_diffe
     assert shown.out.index("loss:") < shown.out.index("aa") < shown.out.index("bb"), "the newest comes last"
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("columns", [40, 200])
 def test_it_fits_the_screen_and_never_cuts_the_name_of_a_model(tmp_path, listed, columns):
     names = ("gelu-3l-mini", "organisation/a-model-with-a-very-long-name-that-ends-in-mini")
     planted(tmp_path, "cka", "aa", names, {"layers": [[0, 0]] * 40})
@@ -100,8 +97,6 @@ def test_it_fits_the_screen_and_never_cuts_the_name_of_a_model(tmp_path, listed,
     shown = listed(tmp_path, columns=columns).out
     assert all(name in shown for name in names)
     assert max(map(len, shown.splitlines())) <= max(columns, len(names[1]) + 4)
-    narrow = listed(tmp_path, "kind=cka", "model=gelu-3l-mini", columns=80)
-    assert re.search(r"gelu-3l-mini(?= |$)", narrow.out, re.MULTILINE)
 
 
 # --------------------------------------------------------------------------------------------------------- for machines
@@ -122,12 +117,10 @@ def test_csv_and_json_are_clean_and_in_full_precision(tmp_path, listed):
 
 
 def test_in_python_it_is_a_table(store):
-    table = thinkalike.results(store)
-    assert table["key"].tolist() == ["cc", "aa", "bb"]
-    assert table.loc[table["key"] == "bb", "stitch.steps"].tolist() == [10]
-    assert table.loc[table["key"] == "aa", "stitch.steps"].tolist() == [2000]
+    table = thinkalike.results(store).set_index("key")
+    assert table.index.tolist() == ["cc", "aa", "bb"]
+    assert table.loc[["aa", "bb"], "stitch.steps"].tolist() == [2000, 10]
     assert table["date"].iloc[0] == datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
-    assert thinkalike.results(store, kind="loss")["key"].tolist() == ["cc"]
     assert thinkalike.results(store, kind=["loss", "stitching"], since="2026-11-03")["key"].tolist() == ["bb"]
     assert len(thinkalike.results(store, model="solu-3l-mini")) == 2
     with pytest.raises(ConfigError, match=r"kind=stitchin is in no result of .*; did you mean 'stitching'\?"):
@@ -142,15 +135,11 @@ def test_in_python_it_is_a_table(store):
     [
         ("kind=loss", "cc"),
         ("kind=loss,stitching", "cc aa bb"),
-        ("model=solu-3l-mini", "aa bb"),
         ("model=solu-3l-mini,gelu-3l-mini kind=stitching", "aa bb"),
         ("since=2026-11-03", "bb"),
-        ("since=2026-11-02T12:00:00+00:00", "aa bb"),
         ("since=2026-11-02T14:00:00+02:00", "aa bb"),
         ("sort=score", "aa cc bb"),
-        ("sort=kind", "cc aa bb"),
-        ("sort=models", "cc aa bb"),
-        ("sort=duration", "cc aa bb"),
+        *((f"sort={order}", "cc aa bb") for order in ("kind", "models", "duration")),
     ],
 )
 def test_results_are_chosen_and_sorted(store, listed, words, keys):
@@ -166,25 +155,18 @@ def test_times_ago_are_counted_back_from_now():
 # --------------------------------------------------------------------------------------------------- what is no result
 
 
-def _without_files(folder: Path) -> None:
-    (folder / "table.csv").unlink()
-
-
-def _of_another_program(folder: Path) -> None:
-    (folder / "manifest.json").write_text('{"files": []}')
-
-
-def _with_another_record(folder: Path) -> None:
-    (folder / "result.json").write_text("[]")
-    seal(folder)
-
-
-@pytest.mark.parametrize("damage", [_without_files, _of_another_program, _with_another_record])
-def test_a_damaged_folder_is_named_and_skipped(store, listed, damage):
-    damage(store / "stitching" / "aa")
+@pytest.mark.parametrize(
+    ("file", "text"), [("table.csv", None), ("manifest.json", '{"files": []}'), ("result.json", "[]")]
+)
+def test_a_damaged_folder_is_named_and_skipped(store, listed, file, text):
+    """A file that is gone, the manifest of another program, and a record of another form."""
+    folder = store / "stitching" / "aa"
+    (folder / file).write_text(text) if text else (folder / file).unlink()
+    if file == "result.json":
+        seal(folder)
     shown = listed(store)
     (line,) = shown.err.splitlines()
-    assert line.startswith(f"skipped: {store}/stitching/aa")
+    assert line.startswith(f"skipped: {folder}")
     assert "damaged" in line or "missing" in line
     assert (shown.status, "bb" in shown.out, "aa" in shown.out.replace(str(store), "")) == (0, True, False)
 
@@ -206,27 +188,21 @@ def test_unfinished_jobs_are_mentioned(store, listed):
     assert "holds no such finished results, and 1 unfinished;" in listed(store).err
 
 
-def test_a_store_of_200_results_is_listed_quickly(store):
-    for number in range(100):
-        for key in ("aa", "bb"):
-            shutil.copytree(store / "stitching" / key, store / "stitching" / f"{key}{number:03}")
-    began = time.monotonic()
-    assert len(thinkalike.results(store)) == 203
-    assert time.monotonic() - began < 8
-
-
 # ------------------------------------------------------------------------------------------------------- which settings
 
 
 def test_settings_that_follow_from_the_name_of_a_model_are_not_shown(tmp_path):
     """The checkpoints of two models differ; the dtype of one model is a setting that tells its results apart."""
-    one = {"model": {"name": "a", "hub_id": "x/a", "dtype": "bfloat16"}}
-    other = {"model": {"name": "b", "hub_id": "x/b"}}
-    planted(tmp_path, "loss", "aa", ("a",), one)
-    planted(tmp_path, "loss", "bb", ("b",), other)
-    assert not [name for name in thinkalike.results(tmp_path) if "." in name]
-    planted(tmp_path, "loss", "cc", ("a",), {"model": {"name": "a", "hub_id": "x/a"}})
-    assert [name for name in thinkalike.results(tmp_path) if "." in name] == ["model.dtype"]
+
+    def dotted():
+        return [name for name in thinkalike.results(tmp_path) if "." in name]
+
+    a = {"name": "a", "hub_id": "x/a"}
+    planted(tmp_path, "loss", "aa", ("a",), {"model": a | {"dtype": "bfloat16"}})
+    planted(tmp_path, "loss", "bb", ("b",), {"model": {"name": "b", "hub_id": "x/b"}})
+    assert dotted() == []
+    planted(tmp_path, "loss", "cc", ("a",), {"model": a})
+    assert dotted() == ["model.dtype"]
 
 
 @pytest.mark.parametrize(

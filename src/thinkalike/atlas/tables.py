@@ -56,10 +56,7 @@ def by_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
             rows.append((source, target, measure, other, ranks.at[measure, other], both))
     found = pd.DataFrame(rows, columns=[*PAIR, "measure", "other", "rho", "layer_pairs"])
     if found["rho"].isna().all():
-        raise DataError(
-            f"no two measures rank {FEWEST} or more different layer pairs of two models: take models of more layers, "
-            "or other measures"
-        )
+        raise DataError(f"no two measures rank {FEWEST} or more different layer pairs: take models of more layers")
     return found
 
 
@@ -70,10 +67,7 @@ def agreement(pairs: pd.DataFrame) -> pd.DataFrame:
         pairs: see `by_pair`.
     """
     rows = []
-    for (measure, other), each in pairs.groupby(["measure", "other"], sort=False):
-        known = each.dropna(subset="rho")
-        if known.empty:
-            continue
+    for (measure, other), known in pairs.dropna(subset="rho").groupby(["measure", "other"], sort=False):
         least = known.iloc[int(known["rho"].argmin())]
         ends = [float(end) for end in over_models(known)]
         rows.append((measure, other, *ends, len(known), least["rho"], least["source"], least["target"]))

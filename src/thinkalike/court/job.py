@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
@@ -53,7 +52,7 @@ class CourtConfig(MeasureConfig):
 
     kind: str = "court"
     layer: int = ranged(1, least=0, most=10**4)  # of the target; there must be a block after it
-    siblings: Any = None  # models that were trained otherwise, {what is other: a name in conf/model}; null: none
+    siblings: Optional[dict[str, str]] = None  # other models, {what is other: a name in conf/model}; null: none
     sources: Optional[list[str]] = None  # their names; null: all
     fit_tokens: int = ranged(2**17, least=2, most=COUNTS)  # that maps are fitted on
     report_tokens: int = ranged(2**15, least=2, most=COUNTS)  # that scores are of
@@ -62,15 +61,6 @@ class CourtConfig(MeasureConfig):
     tokens_per_step: int = ranged(2048, least=2, most=TOKENS_AT_ONCE)  # tokens that a step reads
     lr: float = ranged(0.3, above=0)  # of SGD, on whitened states
     seeds: int = ranged(3, least=1, most=1000, in_key=False)  # experiment=validity/court: how many courts of a target
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        named = self.siblings or {}
-        if not isinstance(named, dict) or not all(isinstance(each, str) for pair in named.items() for each in pair):
-            raise ConfigError(
-                f"measure.siblings={self.siblings} must say what is other about which models, such as "
-                "{other depth: gelu-4l-mini}"
-            )
 
 
 class Court(Instrument, kind="court", version=2, reads=("model", "data", "measure", "seed")):
@@ -94,6 +84,9 @@ class Court(Instrument, kind="court", version=2, reads=("model", "data", "measur
             same_vocabulary(target, sibling)
         needed = measure.fit_tokens + 2 * measure.other_tokens  # some of them are of documents that maps are fitted on
         corpus = read_corpus(config.data, target.tokenizer, target.context, bos=target.bos_each_row, fit_tokens=needed)
+        teller = logging.getLogger("thinkalike.training")
+        work.opened.callback(teller.setLevel, teller.level)
+        teller.setLevel(logging.WARNING)  # a court has dozens of trainings, whose steps nobody reads
         with at_boundaries():
             scores = _heard(_bench(config, target, siblings, corpus, work), measure.sources, work)
         table = pd.DataFrame(
@@ -144,9 +137,7 @@ def _bench(
 
     def train(module: SteppedModule, name: str) -> None:
         folder = work.job.partial / "sources" / re.sub(r"\W+", "-", name)
-        run = Run(folder, target.device, TrainerConfig())
-        with _quiet():
-            fit(module, run)
+        fit(module, Run(folder, target.device, TrainerConfig()))
         shutil.rmtree(folder, ignore_errors=True)
 
     setting = Setting(target, measure.layer, fit_rows, report, other, config.seed, train, siblings)
@@ -192,15 +183,3 @@ def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str,
         if asked():
             stop(f"at source {number} of {len(table)}")
     return rows
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep trainings, of which a court has dozens, from telling each step."""
-    teller = logging.getLogger("thinkalike.training")
-    before = teller.level
-    teller.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        teller.setLevel(before)

@@ -148,19 +148,15 @@ def scores(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> pd.DataFr
     return values if judge.higher else -values
 
 
-def margin(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> float:
+def margin(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> tuple[float, list[str]]:
     """Return the least difference, over courts, of the worst source of these kinds and the best decoy.
 
-    It is in the judge's unit, and positive where every one of them is above every decoy.
+    It is in the judge's unit, and positive where every one of them is above every decoy. With it come the decoys that
+    the judge ranks above the worst source in some court.
     """
-    worst, best = scores(table, judge, kinds).min(axis=1), scores(table, judge, judge.against).max(axis=1)
-    return float((worst - best).min())
-
-
-def fooled(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> list[str]:
-    """Return the decoys that a judge ranks above the worst source of these kinds in some court."""
     worst, decoys = scores(table, judge, kinds).min(axis=1), scores(table, judge, judge.against)
-    return [str(name) for name in decoys if (decoys[name] >= worst).any()]
+    above = [str(name) for name in decoys if (decoys[name] >= worst).any()]
+    return float((worst - decoys.max(axis=1)).min()), above
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
@@ -175,9 +171,9 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
             row = rows.setdefault(judge, {"judge": judge.name, "higher_is_alike": judge.higher, "decoys": against})
             sides = [scores(table, judge, each).to_numpy(dtype=float, copy=True) for each in (kinds, judge.against)]
             area = auc(*map(torch.from_numpy, sides))
-            row |= {f"{prefix}auc": float(area.value), f"{prefix}auc_low": float(area.low)}
-            row |= {f"{prefix}auc_high": float(area.high), f"{prefix}margin": margin(table, judge, kinds)}
-            row[f"{prefix}fooled_by"] = ", ".join(fooled(table, judge, kinds))
+            least, above = margin(table, judge, kinds)
+            row |= {f"{prefix}auc{end}": float(part) for end, part in zip(("", "_low", "_high"), area, strict=True)}
+            row |= {f"{prefix}margin": least, f"{prefix}fooled_by": ", ".join(above)}
     return pd.DataFrame(list(rows.values()))
 
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.config import PretrainConfig
@@ -150,9 +149,21 @@ def code(setting: Setting, of: str) -> States:
 
 
 def other_context(setting: Setting) -> States:
-    """Return the target's state at the same token in another document, which the tokens up to there choose."""
-    occurrences, seed = Occurrences(setting), setting.number("other context")
-    return lambda rows: occurrences.at(rows, seed)
+    """Return the target's state at the same token in another document, which the tokens up to there choose.
+
+    A token that no other document has gets the mean of all.
+    """
+    tokens, seed = setting.other.long().flatten(), setting.number("other context")
+    order, counts = tokens.argsort(stable=True), tokens.bincount(minlength=setting.target.vocabulary)
+    starts, own, mean = counts.cumsum(0) - counts, setting.own(setting.other).flatten(0, 1), setting.mean
+
+    def states(rows: Tensor) -> Tensor:
+        rows = rows.long().cpu()
+        chosen = starts[rows] + mixed(prefixes(rows, seed)) % counts[rows].clamp(min=1)
+        found = own[order[chosen.clamp(max=len(order) - 1)].to(own.device)]
+        return torch.where((counts[rows] > 0)[..., None].to(own.device), found, mean)
+
+    return states
 
 
 def gaussian(setting: Setting) -> States:
@@ -171,36 +182,8 @@ def gaussian(setting: Setting) -> States:
 
 def mixture(setting: Setting, share: float) -> States:
     """Return states with this share of their variance from the target's own, the rest from the same token elsewhere."""
-    occurrences, seed = Occurrences(setting), setting.number("other context")
-    mean, weights = setting.mean, (share**0.5, (1 - share) ** 0.5)
-
-    def states(rows: Tensor) -> Tensor:
-        return mean + weights[0] * (setting.own(rows) - mean) + weights[1] * (occurrences.at(rows, seed) - mean)
-
-    return states
-
-
-class Occurrences:
-    """The target's states at all places of the other documents where each token occurs."""
-
-    def __init__(self, setting: Setting):
-        tokens = setting.other.long().flatten()
-        self._order = tokens.argsort(stable=True)
-        self._counts = tokens.bincount(minlength=setting.target.vocabulary)
-        self._starts = self._counts.cumsum(0) - self._counts
-        self._states, self._mean = setting.own(setting.other).flatten(0, 1), setting.mean
-
-    def places(self, rows: Int[Tensor, "b t"], seed: int) -> Int[Tensor, "b t"]:
-        """Return for each token the number of one of its occurrences, chosen by the tokens up to there; -1: none."""
-        rows = rows.long().cpu()
-        counts = self._counts[rows]
-        chosen = self._starts[rows] + mixed(prefixes(rows, seed)) % counts.clamp(min=1)
-        return torch.where(counts > 0, self._order[chosen.clamp(max=len(self._order) - 1)], -1)
-
-    def at(self, rows: Int[Tensor, "b t"], seed: int) -> Float[Tensor, "b t d"]:
-        """Return the states there; a token that has none gets the mean of all."""
-        places = self.places(rows, seed).to(self._states.device)
-        return torch.where((places >= 0)[..., None], self._states[places], self._mean)
+    other, mean, weights = other_context(setting), setting.mean, (share**0.5, (1 - share) ** 0.5)
+    return lambda rows: mean + weights[0] * (setting.own(rows) - mean) + weights[1] * (other(rows) - mean)
 
 
 def next_token(setting: Setting) -> States:
@@ -253,20 +236,6 @@ def sibling(setting: Setting, name: str) -> States:
     model = setting.siblings[name]
     depth = round((setting.layer + 1) / setting.target.n_layers * model.n_layers)
     return lambda rows: stage(model, max(depth, 1) - 1, rows)
-
-
-KINDS = {
-    "same": "the target itself in other coordinates, or as good as itself",
-    "answers": "what the target predicts, and not its states",
-    "part": "a part of the target's states, or another stage of them",
-    "superset": "the target's states, and much else",
-    "token": "the current token or the last two, and nothing else of the context",
-    "leak": "the next token, which the target cannot know",
-    "untrained": "the target's architecture without its training",
-    "shortcut": "trained, but to answer from the current token alone",
-    "real": "another model that was trained on the same text",
-    "dose": "a known share of the target's own variance, the rest from the same token elsewhere",
-}
 
 
 class Entry(NamedTuple):

@@ -24,20 +24,9 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import PopulationConfig, compose_job
+from thinkalike.measures import populations
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife, student_t
 from thinkalike.measures.minibatch_cka import arc_length
-from thinkalike.measures.populations import (
-    Grouped,
-    adjusted_rand_index,
-    adjusted_rand_index_p,
-    cluster,
-    flips,
-    group_change_point,
-    grouped,
-    onset,
-    population_penalties,
-    symmetric,
-)
 from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, together, untestable
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.store import Result
@@ -109,16 +98,15 @@ def _figure8(case: Case) -> Conclusion:
     table = pd.DataFrame(rows, columns=["source", "target", "group_of_source", "group_of_target", "pair"])
     table = table.assign(value=population.distances.flatten().numpy())
     apart = population.grouped(population.distances[..., None]).difference
-    claim = judged(
+    name, numbers = (
         "models of one group are nearer to each other than models of two",
-        [(Bound("below"), apart)],
-        f"mean distance within minus between {apart[0]:+.3f}",
-        population.units,
+        "mean distance within minus between",
     )
+    claim = judged(name, [(Bound("below"), apart)], f"{numbers} {apart[0]:+.3f}", population.units)
     return Conclusion(table, [claim, *cluster_claims(population)], partial(figures.distances, table))
 
 
-def _by_pair(means: Grouped, population: Population, first: int, column: str, axis: str) -> pd.DataFrame:
+def _by_pair(means: populations.Grouped, population: Population, first: int, column: str, axis: str) -> pd.DataFrame:
     """Return mean and interval of each kind of pair at each place."""
     rows = []
     for (a, source), (b, target) in itertools.product(enumerate(population.names), repeat=2):
@@ -214,12 +202,12 @@ class Population:
     @cached_property
     def penalties(self) -> Float[Tensor, "m m c n"]:
         """Accuracy of the target minus that of the stitched model, of each pair of texts: -1, 0 or 1."""
-        return population_penalties(self._array("correct").double())
+        return populations.population_penalties(self._array("correct").double())
 
     @cached_property
     def flips(self) -> Float[Tensor, "m m c n"]:
         """Whether the stitched model predicts another class than the target, of each pair of texts."""
-        return flips(self._array("predicted"))
+        return populations.flips(self._array("predicted"))
 
     @cached_property
     def likeness(self) -> Float[Tensor, "m m l"]:
@@ -229,11 +217,11 @@ class Population:
     @cached_property
     def distances(self) -> Float[Tensor, "m m"]:
         """√Σ arccos²(CKA) over layers (equation 2)."""
-        return symmetric(arc_length(self.likeness)).fill_diagonal_(0)
+        return populations.symmetric(arc_length(self.likeness)).fill_diagonal_(0)
 
-    def grouped(self, values: Float[Tensor, "m m *s"], **options: Any) -> Grouped:
+    def grouped(self, values: Float[Tensor, "m m *s"], **options: Any) -> populations.Grouped:
         """Return means of pairs of models within the groups and between them."""
-        return grouped(values, list(self.groups.values()), **options)
+        return populations.grouped(values, list(self.groups.values()), **options)
 
 
 def gap_claim(population: Population) -> Claim:
@@ -301,12 +289,9 @@ def _by_direction(
 def null_is_alike(null: Population) -> Claim:
     """Say whether CKA leaves groups together that differ in the seed of their parents alone."""
     last = null.grouped(null.likeness[..., -1:]).difference
-    return judged(
-        "the null: CKA in the last layer does not tell two parents of one strategy apart",
-        [(Bound("within", ALIKE), last)],
-        f"within minus between {last[0]:+.3f}; {_parting(null.likeness, null, 'layer', 0)}",
-        null.units,
-    )
+    claim = "the null: CKA in the last layer does not tell two parents of one strategy apart"
+    numbers = f"within minus between {last[0]:+.3f}; {_parting(null.likeness, null, 'layer', 0)}"
+    return judged(claim, [(Bound("within", ALIKE), last)], numbers, null.units)
 
 
 def null_flips_less(population: Population) -> Claim:
@@ -320,10 +305,10 @@ def null_flips_less(population: Population) -> Claim:
 
     def excess(kept: list[int]) -> float:
         groups = [kinds[model] for model in kept]
-        means = grouped(flipped[kept][:, kept, None], groups).cells.value[..., 0]
+        means = populations.grouped(flipped[kept][:, kept, None], groups).cells.value[..., 0]
         names = list(dict.fromkeys(groups))
         one, other, strategy = (names.index(name) for name in [*second, first])
-        return float(symmetric(means)[one, other] - THIRD * symmetric(means)[strategy, one])
+        return float(populations.symmetric(means)[one, other] - THIRD * populations.symmetric(means)[strategy, one])
 
     value = _left_out(excess, len(kinds))
     return judged(
@@ -346,22 +331,20 @@ def late_layers_part(population: Population) -> Claim:
     count = len(early) + len(late)
     apart = population.grouped(population.likeness, level=level_of_each(count)).difference
     numbers = f"within minus between {_places(apart, range(layers), 0)}{together(count)}"
-    return judged(
-        "CKA tells the groups apart in late layers, and not in early ones",
-        [(Bound("above"), apart[late]), (Bound("within", ALIKE), apart[early])],
-        f"{numbers}; {_parting(population.likeness, population, 'layer', 0)}",
-        population.units,
-    )
+    numbers += f"; {_parting(population.likeness, population, 'layer', 0)}"
+    bounds = [(Bound("above"), apart[late]), (Bound("within", ALIKE), apart[early])]
+    return judged("CKA tells the groups apart in late layers, and not in early ones", bounds, numbers, population.units)
 
 
 def _parting(values: Float[Tensor, "m m l"], population: Population, place: str, first: int) -> str:
     """Return where groups part: the first place that shows it, and the step nearest to the whole curve."""
     level = level_of_each(values.shape[-1])
     apart = population.grouped(values, level=level).difference
-    begins = ["none" if at is None else str(at + first) for at in (onset(apart), onset(apart, PARTED))]
+    onsets = populations.onset(apart), populations.onset(apart, PARTED)
+    begins = ["none" if at is None else str(at + first) for at in onsets]
     shown = f"the first {place} that shows a difference is {begins[0]}, one of more than {PARTED} {begins[1]}"
     try:
-        step = group_change_point(values, list(population.groups.values()))
+        step = populations.group_change_point(values, list(population.groups.values()))
     except ValueError:  # no change at all, of these models or of a resample
         return shown
     value, low, high = (int(end) + first for end in (step.value, step.low, step.high))
@@ -372,7 +355,7 @@ def cluster_claims(population: Population) -> list[Claim]:
     """Return what the paper left undone: groups from flips alone, and from distances alone."""
     flipped, config = population.flips.mean(-1), population.config
     late = max(int(0.75 * (flipped.shape[-1] - 1)), 0)
-    costs = symmetric(flipped[..., late:-1].mean(-1)).fill_diagonal_(0)
+    costs = populations.symmetric(flipped[..., late:-1].mean(-1)).fill_diagonal_(0)
     known: dict[str, list[Any]] = {"the groups": list(population.groups.values())}
     if config.cluster:
         before = "" if config.members == "local" else f"{config.members}-"
@@ -380,13 +363,15 @@ def cluster_claims(population: Population) -> list[Claim]:
         known["the published cluster"] = [name in inside for name in population.groups]
     claims, count = [], len(population.names)
     for what, matrix in (("flipped predictions", costs), ("CKA distances", population.distances)):
+        clusters, numbers = populations.cluster(matrix, count), []
         found = {name: _index(matrix, groups, count) for name, groups in known.items()}
-        chance = {name: adjusted_rand_index_p(cluster(matrix, count), groups) for name, groups in known.items()}
-        numbers = ", ".join(
-            f"adjusted Rand index with {name} {value:.2f}, p = {chance[name]:.4f}" for name, value in found.items()
-        )
+        for name, value in found.items():
+            p = populations.adjusted_rand_index_p(clusters, known[name])
+            numbers.append(f"adjusted Rand index with {name} {value:.2f}, p = {p:.4f}")
         bounds = [(Bound("above", LEAST_INDEX), found["the groups"])]
-        claims.append(judged(f"clusters from {what} alone are the groups", bounds, numbers, population.units))
+        claims.append(
+            judged(f"clusters from {what} alone are the groups", bounds, ", ".join(numbers), population.units)
+        )
     return claims
 
 
@@ -394,7 +379,8 @@ def _index(matrix: Float[Tensor, "m m"], groups: Sequence[Any], count: int) -> E
     """Return the adjusted Rand index of clusters with some groups, with a jackknife interval over models."""
 
     def index(kept: list[int]) -> float:
-        return adjusted_rand_index(cluster(matrix[kept][:, kept], count), [groups[model] for model in kept])
+        clusters = populations.cluster(matrix[kept][:, kept], count)
+        return populations.adjusted_rand_index(clusters, [groups[model] for model in kept])
 
     return _left_out(index, len(groups))
 

@@ -36,9 +36,10 @@ class Direction(NamedTuple):
         return f"{self.source} → {self.target}"
 
 
-def _all_directions(group: str, models: dict[str, str]) -> list[Direction]:
-    """Return all directions between models, given by their activations."""
-    return [Direction(group, (a, b), models[a], models[b]) for a in models for b in models]
+def _all_directions(depth: int, ending: str = "") -> list[Direction]:
+    """Return all directions between the models of a depth."""
+    models = {activation: f"{activation}-{depth}l{ending}" for activation in ("solu", "gelu")}
+    return [Direction(f"{depth} layers", (a, b), models[a], models[b]) for a in models for b in models]
 
 
 # what the paper could not do: no independent seeds of its models exist
@@ -49,15 +50,8 @@ OTHER_SEED = [
     Direction("3 layers, other seed", ("gelu", "gelu"), "gelu-3l-mini", "gelu-3l-mini-s1"),
 ]
 DIRECTIONS = {
-    "paper": [
-        *_all_directions("3 layers", {"solu": "solu-3l", "gelu": "gelu-3l"}),
-        *_all_directions("4 layers", {"solu": "solu-4l", "gelu": "gelu-4l"}),
-    ],
-    "mini": [
-        *_all_directions("3 layers", {"solu": "solu-3l-mini", "gelu": "gelu-3l-mini"}),
-        *_all_directions("4 layers", {"solu": "solu-4l-mini", "gelu": "gelu-4l-mini"}),
-        *OTHER_SEED,
-    ],
+    "paper": [*_all_directions(3), *_all_directions(4)],
+    "mini": [*_all_directions(3, "-mini"), *_all_directions(4, "-mini"), *OTHER_SEED],
 }
 MODELS = {
     scale: list(dict.fromkeys(name for each in directions for name in (each.source, each.target)))

@@ -98,7 +98,7 @@ def place_of(feature: str, features: Sequence[str]) -> int:
         DataError: the stimuli do not have it.
     """
     if feature not in features:
-        raise DataError(f"the paper's claims are about {feature}, which these stimuli lack; measure=mlem takes any")
+        raise DataError(f"claims are about {feature}, which these stimuli do not have; measure=mlem takes any")
     return list(features).index(feature)
 
 
@@ -188,12 +188,8 @@ def _predicts(profiles: Sequence[Profiles]) -> Claim:
     layers = sum(each.scores.shape[1] for each in profiles)
     parts = [(Bound("above"), fold_interval(each.scores.T, level_of_each(layers))) for each in profiles]
     means = ", ".join(f"{each.name} {each.scores.mean():.2f}{each.share}" for each in profiles)
-    return judged(
-        "the features predict held-out distances in every layer",
-        parts,
-        f"mean Spearman's ρ over layers: {means}{together(layers)}",
-        folds(profiles[0].scores),
-    )
+    numbers = f"mean Spearman's ρ over layers: {means}{together(layers)}"
+    return judged("the features predict held-out distances in every layer", parts, numbers, folds(profiles[0].scores))
 
 
 def _table_s1(case: Case) -> Conclusion:
@@ -224,12 +220,9 @@ def _figure_s5(case: Case) -> Conclusion:
     (a, b, _), *_ = correlation.strongest(1)
     pairs = ", ".join(f"{first} and {second} {value:+.2f}" for first, second, value in correlation.strongest(5))
     found, parts = _correlated(stimuli, a, b)
-    claim = judged(
-        "no two features of the probing words are nearly the same",
-        [(Bound("within", NEARLY), found)],
-        f"strongest correlations: {pairs}; the first {found:+.2f}",
-        f"{parts} parts of {len(stimuli)} words",
-    )
+    name, numbers = "no two features of the probing words are nearly the same", f"strongest correlations: {pairs}"
+    units = f"{parts} parts of {len(stimuli)} words"
+    claim = judged(name, [(Bound("within", NEARLY), found)], f"{numbers}; the first {found:+.2f}", units)
     table = correlation.table.rename_axis("feature").reset_index()
     return Conclusion(table, [claim], partial(figures.correlation, correlation.table))
 

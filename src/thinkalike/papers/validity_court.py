@@ -11,18 +11,7 @@ from typing import Any
 import pandas as pd
 
 from thinkalike import figures
-from thinkalike.court.judges import (
-    ALIKE,
-    ALONE,
-    COLUMNS,
-    doses,
-    fitted_thresholds,
-    judges_of,
-    sentenced,
-    summary,
-    thresholds,
-    transferred,
-)
+from thinkalike.court import judges as court
 from thinkalike.measures.estimates import span
 from thinkalike.papers.claims import Claim, counted
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
@@ -60,19 +49,19 @@ def _parts(case: Case) -> list[Part]:
 def _court(case: Case) -> Conclusion:
     """Say which judges rank what is alike above what is not."""
     table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
-    judges, curves = summary(table), doses(table)
+    judges, curves = court.summary(table), court.doses(table)
     units, several = f"{table['source'].nunique()} sources in {len(case.results)} courts", len(case.models) > 1
     rows = judges.to_dict("records")
     claims = [_claim(row, units, prefix) for prefix in ("", "real_") for row in rows if f"{prefix}auc" in row]
     tables = {"judges": judges, "doses": curves}
-    if (table["source"] == ALONE).any() and set(COLUMNS.values()) <= set(table):
-        tables["sentences"] = sentenced(table)
+    if (table["source"] == court.ALONE).any() and set(court.COLUMNS.values()) <= set(table):
+        tables["sentences"] = court.sentenced(table)
         claims += _sentence_claims(tables["sentences"], units)
         if several:
             tables["sentences_of_others"] = others = _halves(table, _sentenced_by_others)
             claims += _sentence_claims(others, units, " by thresholds from the other half of the targets")
-    if several and judges_of(table, ALIKE):
-        tables["thresholds"] = limits = _halves(table, lambda fitted, other: transferred(other, thresholds(fitted)))
+    if several and court.judges_of(table, court.ALIKE):
+        tables["thresholds"] = limits = _halves(table, _thresholds_of_others)
         claims += _threshold_claims(limits, units)
     return Conclusion(
         table, claims, partial(_draw, table, curves), {k: each for k, each in tables.items() if len(each)}
@@ -88,10 +77,14 @@ def _claim(row: Mapping[Any, Any], units: str, prefix: str = "") -> Claim:
     return counted(f"{row['judge']} ranks {what} above {row['decoys']}", not by, numbers, units)
 
 
+def _thresholds_of_others(fitted: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    return court.transferred(other, court.thresholds(fitted))
+
+
 def _sentenced_by_others(fitted: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     """Return the verdicts on some courts by thresholds from others, with these thresholds."""
-    limits = fitted_thresholds(fitted)
-    return sentenced(other, limits).assign(**limits._asdict())
+    limits = court.fitted_thresholds(fitted)
+    return court.sentenced(other, limits).assign(**limits._asdict())
 
 
 def _sentence_claims(found: pd.DataFrame, units: str, how: str = "") -> list[Claim]:
@@ -129,7 +122,7 @@ def _threshold_claims(limits: pd.DataFrame, units: str) -> list[Claim]:
 
 
 def _draw(table: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> None:
-    figures.court(table, [judge.name for judge in judges_of(table)], folder)
+    figures.court(table, [judge.name for judge in court.judges_of(table)], folder)
     if len(curves):
         figures.doses(dict(list(curves.groupby("judge", sort=False))), folder)
 

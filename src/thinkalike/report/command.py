@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from thinkalike.errors import StoreError
 from thinkalike.listing import Entry, Found, Query, search, selected
 from thinkalike.loggers import publish_page
 from thinkalike.report.reports import Report, report_of
@@ -35,7 +34,7 @@ def write_report(arguments: Sequence[str]) -> Path:
 
     Raises:
         ConfigError: no result is of a kind or model that it names.
-        StoreError: there is no finished result that was asked for, or the page cannot be written.
+        StoreError: there is no finished result that was asked for.
     """
     asked = _parser().parse_args(arguments)
     query = Query.parsed([word for word in asked.which if "=" in word])
@@ -111,15 +110,8 @@ def page_of(report: Report, title: str) -> str:
 
 
 def write_page(path: str | Path, page: str) -> Path:
-    """Write a page and return its path; the folders above it are made.
-
-    Raises:
-        StoreError: it cannot be written there.
-    """
+    """Write a page and return its path; the folders above it are made."""
     path = Path(path).expanduser()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"--out: the page cannot be written: {error}") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
     return path
