@@ -235,10 +235,7 @@ def _pythia(*sizes: str) -> list[str]:
 
 
 def _activations(depth: int) -> dict[str, list[str]]:
-    return {
-        "paper": [f"solu-{depth}l", f"gelu-{depth}l"],
-        "mini": [f"solu-{depth}l-mini", f"gelu-{depth}l-mini"],
-    }
+    return {"paper": [f"solu-{depth}l", f"gelu-{depth}l"], "mini": [f"solu-{depth}l-mini", f"gelu-{depth}l-mini"]}
 
 
 # the odd one among the paper's models is pythia-2.8b, among the minis that stand for them neox-5l-odd-mini

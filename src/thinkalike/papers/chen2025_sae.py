@@ -86,8 +86,7 @@ def _sae(case: Case) -> Conclusion:
     transfers = _transfers(case)
     tables = {
         name: pd.concat(
-            [case.results[each.label].tables[name].assign(transfer=each.label) for each in transfers],
-            ignore_index=True,
+            [case.results[each.label].tables[name].assign(transfer=each.label) for each in transfers], ignore_index=True
         )
         for name in ("table", "savings", "break_even", "curves")
     }
