@@ -149,9 +149,6 @@ def test_an_atlas_that_cannot_be_is_one_line(message, door):
     assert message in door("analyze.py", "measure=atlas", *models, *REFUSED[message]).error
 
 
-# ------------------------------------------------------------------------------------------------- agreement, by itself
-
-
 def table_of(columns, models="abcd", layers=4):
     """A table of all pairs of models, and the columns that a function of pair, layer and other layer gives."""
     rows = [

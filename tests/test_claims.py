@@ -127,9 +127,6 @@ def test_intervals_for_several_numbers_are_wider():
     assert "all 5 together" in together(5)
 
 
-# ----------------------------------------------------------------------------------------------------------- all claims
-
-
 @pytest.fixture
 def make_results():
     path = Path(__file__).resolve().parents[1] / "docs" / "make_results.py"

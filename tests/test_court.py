@@ -1,5 +1,6 @@
 """The court: what judges see, the job that goes on source by source, and what follows from its table."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -66,9 +67,6 @@ def heard(bench):
     return {name: Evidence(table[name].made(bench.setting), bench) for name in names}
 
 
-# ----------------------------------------------------------------------------------------------------------- evidence
-
-
 @pytest.mark.parametrize("name", ["rotated", "rescaled and permuted", "affine"])
 def test_what_is_the_same_loses_nothing_and_is_trained_alike_in_all_coordinates(name, heard):
     start, trained, first = heard[name].start, heard[name].trained, heard["rotated"].trained
@@ -82,16 +80,15 @@ def test_what_is_the_same_loses_nothing_and_is_trained_alike_in_all_coordinates(
 
 
 def test_penalty_kl_and_distances_are_those_of_a_stitching_report(bench, heard):
-    setting, source = bench.setting, bench.setting.siblings["other seed"]
-    pair = (LAYER, LAYER)
+    setting, source, pair = bench.setting, bench.setting.siblings["other seed"], (LAYER, LAYER)
     phi = least_squares(state_moments(source, setting.target, [pair], setting.fit, 8), pair)
     documents = torch.zeros_like(setting.report)
     sums = document_sums(source, setting.target, [pair], {"stitch": [phi]}, setting.report, documents, 8)
-    found, count = Evidence(heard["other seed"].source, bench), sums["tokens"].sum()
-    start = bench.course(found.source, phi)
-    assert start.penalty == pytest.approx(float((sums["stitch"] - sums["target"]).sum() / count), abs=1e-5)
-    assert start.kl == pytest.approx(float(sums["kl"].sum() / count), rel=1e-4)
-    assert start.distances[0] == pytest.approx(float(sums["distance"].sum() / count), rel=1e-4)
+    sums["penalty"] = sums["stitch"] - sums["target"]
+    penalty, kl, distance = (float(sums[name].sum() / sums["tokens"].sum()) for name in ("penalty", "kl", "distance"))
+    start = bench.course(heard["other seed"].source, phi)
+    assert start.penalty == pytest.approx(penalty, abs=1e-5)
+    assert (start.kl, start.distances[0]) == pytest.approx((kl, distance), rel=1e-4)
     stitched = setting.target.advance(phi(source.head(setting.report, LAYER)), LAYER + 1, 4)
     own = setting.target.head(setting.report, 3)
     last = ((stitched - own).norm(dim=-1) / own.norm(dim=-1))[:, :-1].mean()
@@ -157,18 +154,12 @@ def test_every_judge_says_a_number_and_the_planted_order(heard):
             assert abs(decoy) < 1e-6 < 0.99 < alike, name
 
 
-# ---------------------------------------------------------------------------------------------------------------- job
-
-
 @pytest.fixture
 def words(text_files, minis, tmp_path):
     rows = ["model.context=32", "measure.fit_tokens=2048", "measure.report_tokens=1024", "measure.other_tokens=1024"]
     data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.3", f"data.cache={tmp_path}/cache"]
     small = ["measure=court", "measure.steps=3", "measure.tokens_per_step=128"]
     return [*small, *rows, *data, f"model.path={minis}/a", "model.name=a", f"store={tmp_path}/results"]
-
-
-FEW = "measure.sources=[rotated,next token]"
 
 
 @pytest.mark.slow
@@ -182,14 +173,13 @@ def test_a_court_goes_on_source_by_source(door, words, monkeypatch):
         return heard(evidence)
 
     monkeypatch.setattr(job, "verdicts", verdicts)
-    assert "the source 'next token' of a: broken off" in door("analyze.py", *words, FEW).error
-    result = door("analyze.py", *words, FEW).result
+    words = [*words, "measure.sources=[rotated,next token]"]
+    assert "the source 'next token' of a: broken off" in door("analyze.py", *words).error
+    table = door("analyze.py", *words).result.table
     assert judged == ["rotated", "next token", "next token"]
-    table = result.table
-    assert table["source"].tolist() == ["rotated", "next token"]
-    assert table["kind"].tolist() == ["same", "leak"]
+    assert table[["source", "kind"]].to_numpy().tolist() == [["rotated", "same"], ["next token", "leak"]]
     assert set(SEEN) <= set(table)
-    whole = door("analyze.py", *words, FEW, "force=true").result.table
+    whole = door("analyze.py", *words, "force=true").result.table
     pd.testing.assert_frame_equal(whole, table, check_exact=True)
     assert judged[3:] == ["rotated", "next token"]
     assert table["KL, least squares"][0] < 1e-4 < table["KL, least squares"][1]
@@ -226,9 +216,6 @@ def test_no_document_is_both_fitted_on_and_learnt_from():
     assert job._spread(TokenRows(tokens, documents), 4).tolist() == [[0, 1], [6, 7]]
 
 
-# ------------------------------------------------------------------------------------------------------- MLEM profile
-
-
 def test_features_of_tokens_are_those_of_their_text_and_place():
     words = {0: " ab", 1: "7", 2: " ", 3: "(", 4: "x1"}
     rows = torch.tensor([[0, 1, 2, 1, 3, 4]])
@@ -262,21 +249,15 @@ def test_a_profile_that_explains_nothing_is_like_no_other(monkeypatch):
     assert profile_likeness(torch.zeros(9, 8), torch.zeros(9, 2), torch.zeros(9, 2), 0) == 0
 
 
-# -------------------------------------------------------------------------------------------------------- conclusions
-
-
-def planted(**change):
+def planted():
     """Two targets with three seeds: CKA tells all apart, KL (less is alike) is fooled by the token code."""
     values = {"rotated": 1.0, "affine": 0.9, "other seed": 0.6, "token code": 0.1, "next token": 0.2}
-    values |= {f"{share} % own": share / 200 for share in (0, 20, 40, 60, 80, 100)} | change
-    kinds = {entry.name: entry.kind for entry in SOURCES} | {"other seed": "real"}
-    rows = []
-    for target in ("x", "y"):
-        for seed in range(3):
-            for name, value in values.items():
-                kl = {"token code": 0.05}.get(name, 1 - value)
-                row = {"target": target, "layer": 1, "seed": seed, "source": name, "kind": kinds[name]}
-                rows.append({**row, "CKA": value + 0.01 * seed, "KL": kl + 0.01 * seed})
+    values |= {f"{share} % own": share / 200 for share in (0, 20, 40, 60, 80, 100)}
+    kinds, rows = {entry.name: entry.kind for entry in SOURCES} | {"other seed": "real"}, []
+    for target, seed, (name, value) in itertools.product("xy", range(3), values.items()):
+        kl = 0.05 if name == "token code" else 1 - value
+        row = {"target": target, "layer": 1, "seed": seed, "source": name, "kind": kinds[name]}
+        rows.append({**row, "CKA": value + 0.01 * seed, "KL": kl + 0.01 * seed})
     return pd.DataFrame(rows)
 
 
@@ -340,12 +321,10 @@ def seen_of_kinds(target="x"):
 
 
 def test_thresholds_of_verdicts_lie_between_what_a_rule_is_meant_for_and_the_nearest_others():
-    found = fitted_thresholds(pd.DataFrame(seen_of_kinds()))
-    assert found == pytest.approx(
-        ((0.3 + 0) / 2, (1 + 0.8) / 2, (0.4 + 0.222) / 2, (0 + 0.2) / 2, (0.1 + 1.5) / 1.1 / 2)
-    )
-    no_leaks = [row for row in seen_of_kinds() if row["kind"] != "leak"]
-    assert fitted_thresholds(pd.DataFrame(no_leaks)).leak == Thresholds().leak
+    table = pd.DataFrame(seen_of_kinds())
+    ends = (0.3, 0), (1, 0.8), (0.4, 0.222), (0, 0.2), (0.1 / 1.1, 1.5 / 1.1)
+    assert fitted_thresholds(table) == pytest.approx(tuple(sum(pair) / 2 for pair in ends))
+    assert fitted_thresholds(table.query("kind != 'leak'")).leak == Thresholds().leak
 
 
 @pytest.fixture(scope="module")
@@ -377,14 +356,12 @@ def test_verdicts_by_thresholds_from_other_targets_are_among_the_claims(experime
 
 
 def test_sentences_are_right_where_rules_were_followed_and_only_there():
-    rows = seen_of_kinds()
-    found = sentenced(pd.DataFrame(rows)).set_index("source")
+    table = pd.DataFrame(seen_of_kinds())
+    found = sentenced(table).set_index("source")
     assert found["right"].drop("a real").all()
-    assert found.loc["a real", "right"] is None
-    assert found.loc["a real", "verdict"] == "related"
-    stricter = sentenced(pd.DataFrame(rows), Thresholds(leak=0.5)).set_index("source")
-    assert not stricter.loc["a leak", "right"]
-    (claim,) = _sentence_claims(sentenced(pd.DataFrame(rows)).query("kind == 'leak'"), "1 court")
+    assert found.loc["a real", ["right", "verdict"]].tolist() == [None, "related"]
+    assert not sentenced(table, Thresholds(leak=0.5)).set_index("source").loc["a leak", "right"]
+    (claim,) = _sentence_claims(sentenced(table).query("kind == 'leak'"), "1 court")
     assert (claim.verdict, claim.numbers) == ("holds", "a leak: leak")
 
 

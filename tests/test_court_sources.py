@@ -81,9 +81,6 @@ def test_states_do_not_depend_on_what_else_is_in_the_batch(setting, sources):
             assert (again - states(sources[entry.name], setting.report)[[5]]).abs().max() < 1e-4, entry.name
 
 
-# --------------------------------------------------------------------------------------------------------- causality
-
-
 @pytest.mark.parametrize("place", [0, 7, CONTEXT - 2])
 def test_only_leaks_see_what_comes_later(place, sources, setting):
     rows = setting.report.clone()
@@ -101,9 +98,6 @@ def test_half_of_the_tokens_leak_or_half_of_the_variance(setting, sources):
     shares = [np.corrcoef(a, b)[0, 1] ** 2 for a, b in zip(mixed_states.T, own.T, strict=True)]
     assert np.mean(shares) == pytest.approx(0.5, abs=0.05)
     assert (mixed_states.std(0) / own.std(0)).mean() == pytest.approx(1, abs=0.05)
-
-
-# -------------------------------------------------------------------------------------------------- the target itself
 
 
 def through(X, Y):
@@ -151,9 +145,6 @@ def test_noise_on_weights_has_its_share_of_every_tensor(setting):
             assert float((other - own).std() / own.square().mean().sqrt()) == pytest.approx(0.02, rel=0.1), name
 
 
-# -------------------------------------------------------------------------------------------------------------- parts
-
-
 def test_the_top_components_are_those_of_scikit_learn(setting, sources):
     own, part = flat(setting.itself, setting.fit), flat(sources["top components"], setting.fit)
     assert part.shape[1] == setting.itself.d_model // 2
@@ -188,9 +179,6 @@ def test_a_superset_has_the_targets_states_and_larger_noise(setting, sources):
 def test_log_probabilities_are_those_of_the_targets_own_pass(setting, sources):
     answers = setting.target.full(setting.fit).log_softmax(-1).flatten(0, 1).double().numpy()
     assert through(answers, flat(sources["log-probabilities"], setting.fit))[1] < 1e-4
-
-
-# ------------------------------------------------------------------------------------------------------------- tokens
 
 
 @pytest.mark.parametrize("name", ["token mean", "token code", "token alone"])
@@ -246,9 +234,6 @@ def test_a_dose_has_its_share_of_the_targets_own_variance(share, setting, source
     assert np.abs(found - mean - p**0.5 * (own - mean) - (1 - p) ** 0.5 * (other - mean)).max() < 1e-5
 
 
-# ------------------------------------------------------------------------------------------------------- other models
-
-
 def test_untrained_models_share_no_matrix_with_the_target(setting, checkpoints):
     for target in (setting.target, load_model(ModelConfig(name="gpt2", path=str(checkpoints["gpt2"])))):
         new, again, other = (fresh(target, seed) for seed in (1, 1, 2))
@@ -271,9 +256,6 @@ def test_a_shortcut_was_trained_on_tokens_alone_and_what_was_trained_on_on_rows(
     twin = variant(setting.target, trained["token alone"].model, "twin")
     alone = twin.head(setting.report.reshape(-1, 1), LAYER).view(8, CONTEXT, -1)
     assert (states(sources["token alone"], setting.report) - alone).abs().max() < 1e-5
-
-
-# -------------------------------------------------------------------------------------------------------------- noise
 
 
 def test_the_generator_is_splitmix64():

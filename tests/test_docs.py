@@ -36,9 +36,6 @@ def script(name):
     return module
 
 
-# ------------------------------------------------------------------------------------------------------------ commands
-
-
 def check(command):
     """Check a command line as far as that goes in no time: what it names is there; `compose` checks values, too."""
     if command.door in SCHEMAS:
@@ -106,9 +103,6 @@ def test_a_wrong_command_is_found(line):
     assert len(wrong([pages.Command("", door, words)], *checks)) == 1
 
 
-# --------------------------------------------------------------------------------------------------------------- links
-
-
 def test_every_link_leads_to_a_file_and_a_heading():
     lost = []
     for page in PAGES:
@@ -142,9 +136,6 @@ def test_the_tree_names_every_package():
     assert [name for name in names if name not in tree] == []
 
 
-# ---------------------------------------------------------------------------------------------------------------- code
-
-
 def test_examples_in_python_are_python_and_import_what_is_there():
     lost = []
     for block in (block for page in PAGES for block in pages.blocks(page.read_text(), "python")):
@@ -153,9 +144,6 @@ def test_examples_in_python_are_python_and_import_what_is_there():
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("thinkalike"):
                 lost += [each.name for each in node.names if not hasattr(import_module(node.module), each.name)]
     assert lost == []
-
-
-# ---------------------------------------------------------------------------------------------------------- made pages
 
 
 @pytest.mark.slow
@@ -192,9 +180,6 @@ def test_notebooks_are_as_their_pages_say_and_hold_no_output():
         assert "%pip install" in "".join(code[0]["source"]), "the first cell installs, as on Colab"
         blocks = [block.rstrip("\n") for block in pages.blocks((made.FOLDER / f"{name}.md").read_text(), "python")]
         assert ["".join(cell["source"]) for cell in code[1:]] == blocks, f"run python docs/make_tutorials.py: {name}"
-
-
-# -------------------------------------------------------------------------------------------------------------- habits
 
 
 def test_the_files_of_the_ecosystem_can_be_read():

@@ -18,8 +18,6 @@ from conftest import ROOT
 from test_docs import COMMANDS, DOCS, SCHEMAS, script
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
 
-# ------------------------------------------------------------------------------------------------------------ commands
-
 LONG = {"experiment", "task", "population", "pairs"}  # settings of jobs that take minutes
 LONG_MEASURES = {"court", "atlas", "population", "asymmetry", "steering", "probes", "transfer_maps"}
 FEW = ["measure.batches=2", "measure.tokens_per_batch=256"]
@@ -167,9 +165,6 @@ def test_a_long_command_of_a_page_runs(command, shared):
     assert re.search(r"^(results: |.*(FLOP|forward passes))", done.stdout, re.MULTILINE)
 
 
-# ----------------------------------------------------------------------------------------------------------- tutorials
-
-
 def needs(*packages):
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     return pytest.mark.skipif(bool(missing), reason=f"needs {', '.join(missing)}: pip install -e '.[docs]'")
@@ -211,9 +206,6 @@ def test_what_differs_is_seen():
     for other in ("penalty 0.4", "loss 0.205", "penalty 0.205 0.1"):
         with pytest.raises(AssertionError):
             same("penalty 0.205", other)
-
-
-# ---------------------------------------------------------------------------------------------------------------- site
 
 
 @pytest.mark.slow

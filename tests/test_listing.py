@@ -75,9 +75,6 @@ def listed(monkeypatch, capsys):
     return call
 
 
-# ---------------------------------------------------------------------------------------------------------- on a screen
-
-
 def test_a_list_has_all_results_with_their_headlines_and_the_settings_that_differ(store, listed):
     shown = listed(store)
     assert (shown.status, shown.err) == (0, "")
@@ -97,9 +94,6 @@ def test_it_fits_the_screen_and_never_cuts_the_name_of_a_model(tmp_path, listed,
     shown = listed(tmp_path, columns=columns).out
     assert all(name in shown for name in names)
     assert max(map(len, shown.splitlines())) <= max(columns, len(names[1]) + 4)
-
-
-# --------------------------------------------------------------------------------------------------------- for machines
 
 
 def test_csv_and_json_are_clean_and_in_full_precision(tmp_path, listed):
@@ -127,9 +121,6 @@ def test_in_python_it_is_a_table(store):
         thinkalike.results(store, kind="stitchin")
 
 
-# ----------------------------------------------------------------------------------------------------------- which ones
-
-
 @pytest.mark.parametrize(
     ("words", "keys"),
     [
@@ -152,9 +143,6 @@ def test_times_ago_are_counted_back_from_now():
     assert [(now - moment(text, now)) / timedelta(hours=1) for text in ("12h", "7d", "2w")] == [12, 168, 336]
 
 
-# --------------------------------------------------------------------------------------------------- what is no result
-
-
 @pytest.mark.parametrize(
     ("file", "text"), [("table.csv", None), ("manifest.json", '{"files": []}'), ("result.json", "[]")]
 )
@@ -175,9 +163,8 @@ def test_foreign_folders_are_named_once_and_those_of_loggers_are_not(store, list
     for name in ("notes/2026", "wandb/offline-run-1", ".cache/x", "stitching/mine"):
         (store / name).mkdir(parents=True)
     (store / "README.md").write_text("mine")
-    lines = [f"{store}/README.md holds no results", f"{store}/notes holds no results"]
-    lines.append(f"{store}/stitching/mine holds no finished result")
-    assert listed(store).err.splitlines() == [f"skipped: {line}" for line in lines]
+    named = ("README.md holds no results", "notes holds no results", "stitching/mine holds no finished result")
+    assert listed(store).err.splitlines() == [f"skipped: {store}/{line}" for line in named]
 
 
 def test_unfinished_jobs_are_mentioned(store, listed):
@@ -186,9 +173,6 @@ def test_unfinished_jobs_are_mentioned(store, listed):
     shutil.rmtree(store / "stitching")
     shutil.rmtree(store / "loss")
     assert "holds no such finished results, and 1 unfinished;" in listed(store).err
-
-
-# ------------------------------------------------------------------------------------------------------- which settings
 
 
 def test_settings_that_follow_from_the_name_of_a_model_are_not_shown(tmp_path):
@@ -209,7 +193,7 @@ def test_settings_that_follow_from_the_name_of_a_model_are_not_shown(tmp_path):
     ("words", "named"),
     [("sort=skore", "score"), ("knd=loss", "kind"), ("--jsn", "--json"), ("since=soon", "soon"), ("kind=los", "loss")],
 )
-def test_a_bad_query_names_what_is_meant(store, listed, words, named):
+def test_a_bad_query_names_what_is_meant(store, words, named):
     with pytest.raises(ConfigError, match=named):
         selected(search(store), Query.parsed([words]))
 

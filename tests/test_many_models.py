@@ -34,9 +34,6 @@ def agree(one, other, *numbers):
         assert all(torch.equal(found, theirs[name]) for name, found in own.items())
 
 
-# ---------------------------------------------------------------------------------------------------------------- CKA
-
-
 @pytest.mark.parametrize(
     ("n", "null", "given"), [(150, 0, "none"), (601, 2, "none"), (150, 2, "token"), (601, 0, "token")]
 )
@@ -82,9 +79,6 @@ def test_what_was_computed_before_is_forgotten():
         CKAMeans.update_pairs([metric], [(0, 1)], states, number=metric.update_called)
         found = metric.compute()
     assert found.batches == 2
-
-
-# ------------------------------------------------------------------------------------------- neighbours and prediction
 
 
 @pytest.mark.parametrize("given", ["none", "token"])

@@ -27,9 +27,6 @@ BLOCKS, EACH, TEXTS = 6, 6, 1000
 GROUPS = ["generalizing"] * EACH + ["heuristic"] * EACH
 
 
-# -------------------------------------------------------------------------------------------------------------- claims
-
-
 def planted(
     folder, *, early=0.0, within=0.0, between=0.3, cka=0.5, gap=0.5, noise=0.003, groups=GROUPS, blocks=BLOCKS
 ) -> Result:
@@ -178,9 +175,6 @@ def test_models_that_never_differ_part_nowhere(verdicts):
     assert numbers(claims, PART).endswith("the first layer that shows a difference is none, one of more than 0.02 none")
 
 
-# ---------------------------------------------------------------------------------------------------------- mini scale
-
-
 def scales(*words):
     config = composed("experiment=brown2023/figure2", *words, door="analyze")
     experiment = papers.experiment_named("brown2023/figure2")
@@ -256,9 +250,6 @@ def test_classifiers_are_made_once_and_from_where_it_was_interrupted(door, tmp_p
     assert whole.read_bytes() == Path(str(whole).replace("/alone/", "/results/")).read_bytes()
 
 
-# ------------------------------------------------------------------------------------------------------------- the null
-
-
 def of_parents(folder, null, strategy, each) -> Population:
     """The population of a finished job whose stitches flip these shares of the texts between H and H2, and G and H."""
     groups = [group for group in ("G", "H", "H2") for _ in range(each)]
@@ -306,9 +297,6 @@ def test_groups_part_at_the_block_that_their_parents_were_drawn_anew_from(k, doo
     assert step in parts
     for what in ("flipped predictions", "CKA distances"):
         assert "the groups 1.00 [1.00, 1.00], p = 0.0286" in claims[f"clusters from {what} alone are the groups"]
-
-
-# --------------------------------------------------------------------------------------------------------- paper scale
 
 
 @pytest.fixture(scope="module")

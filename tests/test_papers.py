@@ -86,16 +86,14 @@ def test_only_independent_seeds_test_the_same_activation(scale, testable):
     assert {each.group for each in same if each.source != each.target} == testable
 
 
-FORTH, BACK = Direction("g", ("solu", "gelu"), "a", "b"), Direction("g", ("gelu", "solu"), "b", "a")
-
-
 def test_stitches_that_learn_and_that_do_not():
     noise = np.random.default_rng(0).normal(0, 0.01, (60, 2))
     falling, level = np.linspace(3, 2, 60)[:, None] + noise, 3 + noise
     rising = np.stack([falling[:, 0], level[:, 0] + np.linspace(0, 1, 60)], 1)
-    verdicts = [brown2023_stitching._learn({FORTH: curve}).verdict for curve in (falling, level, rising)]
+    forth, back = Direction("g", ("solu", "gelu"), "a", "b"), Direction("g", ("gelu", "solu"), "b", "a")
+    verdicts = [brown2023_stitching._learn({forth: curve}).verdict for curve in (falling, level, rising)]
     assert verdicts == ["holds", "undecided", "does not hold"]
-    claim = brown2023_stitching._learn({FORTH: falling, BACK: falling})
+    claim = brown2023_stitching._learn({forth: falling, back: falling})
     assert "all 4 together (Bonferroni)" in claim.numbers
     assert claim.units == "10 first and 30 last steps"
 
@@ -145,9 +143,6 @@ def test_every_experiment_of_the_configuration_is_there_and_its_jobs_compose(nam
 def test_every_experiment_has_a_configuration():
     modules = [import_module(f"thinkalike.papers.{module}") for each in PAPERS.values() for module in each]
     assert sorted(each.name for module in modules for each in module.EXPERIMENTS) == options("experiment")
-
-
-# ------------------------------------------------------------------------------------------- models of the command line
 
 
 @pytest.mark.parametrize(

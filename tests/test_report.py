@@ -37,21 +37,14 @@ def store(tmp_path):
     """A store of two models: two measures of their layers, features of both, claims, and a table of another form."""
     place = tmp_path / "results"
     headline = {"name": "distance", "value": 1.25, "low": 1.0, "high": 1.5, "of": None}
-    finish(place, "cka", "c1", {"table": layer_pairs("a", "b", 3, 2)}, headlines=[headline])
-    finish(
-        place,
-        "novel",
-        "n1",
-        {"table": layer_pairs("b", "a", 2, 3, seed=1)[["source", "target", "source_layer", "target_layer", "value"]]},
-    )
-    finish(place, "mlem", "m1", {"table": profile("a", ["tense", "case"], 3)}, models=("a",))
-    finish(place, "mlem", "m2", {"table": profile("b", ["tense", "case"], 2)}, models=("b",))
-    finish(place, "paper-figure1", "p1", {"table": layer_pairs("a", "b", 3, 2), "claims": CLAIMS}, models=())
+    pairs, novel = layer_pairs("a", "b", 3, 2), layer_pairs("b", "a", 2, 3, seed=1).drop(columns=["low", "high"])
+    finish(place, "cka", "c1", {"table": pairs}, headlines=[headline])
+    finish(place, "novel", "n1", {"table": novel})
+    for number, (model, layers) in enumerate([("a", 3), ("b", 2)], 1):
+        finish(place, "mlem", f"m{number}", {"table": profile(model, ["tense", "case"], layers)}, models=(model,))
+    finish(place, "paper-figure1", "p1", {"table": pairs, "claims": CLAIMS}, models=())
     finish(place, "loss", "l1", {"table": pd.DataFrame({"model": ["a"] * 70, "loss": range(70)})}, models=("a",))
     return place
-
-
-# --------------------------------------------------------------------------------------------------------------- grids
 
 
 def test_a_grid_has_the_number_and_the_interval_of_every_row():
@@ -123,13 +116,11 @@ def test_features_and_scores_of_layers_are_grids_of_one_model():
 
 def test_the_values_of_a_distance_fall_and_whether_they_do_is_in_its_headlines(tmp_path):
     table = layer_pairs("a", "b", 2, 2).assign(gain=1.0)
-    for is_distance, colours in ((False, ["rising", "signed"]), (True, ["falling", "signed"])):
-        (grid,) = grids_of(table, is_distance)
-        assert [number["colours"] for number in grid["numbers"]] == colours
     for kind, name in (("far", "least_far"), ("near", "greatest_near")):
         finish(tmp_path, kind, "k", {"table": table}, headlines=[{"name": name, "value": 0.5}])
-    grids = {grid["title"]: grid["numbers"][0]["colours"] for grid in report_of(gather([tmp_path]))["grids"]}
-    assert grids == {"far": "falling", "near": "rising"}
+    grids = report_of(gather([tmp_path]))["grids"]
+    colours = {grid["title"]: [number["colours"] for number in grid["numbers"]] for grid in grids}
+    assert colours == {"far": ["falling", "signed"], "near": ["rising", "signed"]}
     columns = layer_pairs("a", "b", 2, 2).rename(columns={"value": "procrustes"}).assign(cka=0.5, soft_matching=0.2)
     assert [each["colours"] for each in grids_of(columns)[0]["numbers"]] == ["falling", "rising", "rising"]
 
@@ -145,9 +136,6 @@ def test_the_values_of_a_distance_fall_and_whether_they_do_is_in_its_headlines(t
 )
 def test_a_table_of_another_form_is_no_grid(table):
     assert grids_of(table) == []
-
-
-# ------------------------------------------------------------------------------------------------------------- reports
 
 
 def test_a_report_joins_the_results_of_a_pair_and_shows_equal_tables_once(store):
@@ -191,9 +179,6 @@ def test_two_measures_with_the_same_numbers_are_both_shown(tmp_path):
     assert [grid["title"] for grid in report_of(gather([tmp_path]))["grids"]] == ["CKA", "RSA"]
 
 
-# -------------------------------------------------------------------------------------------------------- command lines
-
-
 @pytest.mark.parametrize(
     ("kept", "shows"),
     [("python analyze.py measure=cka", True), ("thinkalike train", True), ("ipykernel_launcher.py -f x", False)],
@@ -202,9 +187,6 @@ def test_the_command_line_of_an_entry_point_is_shown(tmp_path, kept, shows):
     finish(tmp_path, "cka", "k", {"table": CLAIMS}, command=kept)
     (entry,) = report_of(gather([tmp_path]))["results"]
     assert entry["command"] == (kept if shows else "")
-
-
-# ------------------------------------------------------------------------------------------------------------ the page
 
 
 def test_a_page_holds_the_report_and_asks_nothing_of_a_network(store):
@@ -246,9 +228,6 @@ def test_a_page_of_many_results_is_small_and_quick(tmp_path, monkeypatch, capsys
     page = (tmp_path / "deep" / "page.html").read_text()
     assert len(data_of(page)["results"]) == 275
     assert 0.2e6 < len(page.encode()) < 2.5e6
-
-
-# ------------------------------------------------------------------------------------------------- thinkalike report
 
 
 def call(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:

@@ -109,9 +109,6 @@ def begins(row: pd.Series, name: str, low: str, high: str) -> str:
     return f"{row[name]:.4g} [{row[low]:.4g}, {row[high]:.4g}]"
 
 
-# ---------------------------------------------------------------------------------------------------------- pointing
-
-
 def test_what_is_pointed_at_in_one_matrix_is_read_in_all_of_them(seen, tables):
     page = seen()
     assert page.title() == "results – thinkalike"
@@ -138,9 +135,6 @@ def test_arrow_keys_move_through_a_matrix_and_enter_chooses(seen, tables):
     assert page.locator("#detail h3").first.inner_text() == chosen
     again = seen(page.evaluate("location.hash"))
     assert again.locator("#detail h3").first.inner_text() == chosen, "the address keeps it"
-
-
-# ----------------------------------------------------------------------------------------------------------- clicking
 
 
 def test_a_click_shows_every_number_of_the_layer_pair_and_the_command_that_reproduces_it(seen, tables):
@@ -181,9 +175,6 @@ def test_a_result_opens_with_its_provenance(seen):
     assert "python analyze.py measure=stitching" in text
 
 
-# ---------------------------------------------------------------------------------------------------------- searching
-
-
 def test_search_filters_results_pairs_and_claims(seen):
     page = seen()
     visible = page.locator(".result:visible")
@@ -213,9 +204,6 @@ def test_a_store_without_pairs_shows_what_it_has_and_what_was_left_out(seen, lon
     assert page.locator("#profiles").is_hidden(), "one layer is no profile by layer"
     assert "stray holds no results" in page.locator("#left-out").inner_text()
     assert opened(page, "loss").locator("td").all_inner_texts() == ["a-mini", "3.25", "not computed"]
-
-
-# ------------------------------------------------------------------------------------------------------------- looks
 
 
 def background(page) -> int:

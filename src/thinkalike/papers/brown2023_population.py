@@ -98,11 +98,9 @@ def _figure8(case: Case) -> Conclusion:
     table = pd.DataFrame(rows, columns=["source", "target", "group_of_source", "group_of_target", "pair"])
     table = table.assign(value=population.distances.flatten().numpy())
     apart = population.grouped(population.distances[..., None]).difference
-    name, numbers = (
-        "models of one group are nearer to each other than models of two",
-        "mean distance within minus between",
-    )
-    claim = judged(name, [(Bound("below"), apart)], f"{numbers} {apart[0]:+.3f}", population.units)
+    numbers = f"mean distance within minus between {apart[0]:+.3f}"
+    bounds = [(Bound("below"), apart)]
+    claim = judged("models of one group are nearer to each other than models of two", bounds, numbers, population.units)
     return Conclusion(table, [claim, *cluster_claims(population)], partial(figures.distances, table))
 
 

@@ -113,11 +113,9 @@ def _threshold_claims(limits: pd.DataFrame, units: str) -> list[Claim]:
     claims = []
     for judge, rows in limits.groupby("judge", sort=False):
         numbers = [f"{r.threshold:.3f}: {r.alike:.0%} of the same, {r.decoys:.0%} of decoys" for r in rows.itertuples()]
-        claim, right = (
-            f"a threshold of {judge} from half of the targets is right on the other half",
-            ["alike", "decoys"],
-        )
-        claims.append(counted(claim, bool((rows[right] == 1).all(axis=None)), "; ".join(numbers), units))
+        claim = f"a threshold of {judge} from half of the targets is right on the other half"
+        right = bool((rows[["alike", "decoys"]] == 1).all(axis=None))
+        claims.append(counted(claim, right, "; ".join(numbers), units))
     return claims
 
 
