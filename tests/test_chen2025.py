@@ -1,4 +1,4 @@
-"""The experiments on what is carried: planted claims of probes and steering vectors, and the jobs that they rest on."""
+"""The experiments on what is carried: planted claims of probes, steering vectors and autoencoders, and their jobs."""
 
 import json
 from fractions import Fraction
@@ -8,14 +8,18 @@ import pandas as pd
 import pytest
 
 from conftest import composed
+from test_sae_savings import course
 from thinkalike import Result, papers
 from thinkalike.config import to_yaml
+from thinkalike.instruments.sae.fitting import break_even_table, savings_table
 from thinkalike.instruments.transfer import steering as vectors
 from thinkalike.instruments.transfer.probing import CARRIED, NATIVE, RANDOM, REFITTED
+from thinkalike.job import Outcome
 from thinkalike.papers import chen2025_probes as probes
 from thinkalike.papers import chen2025_steering as steering
 from thinkalike.papers.chen2025_probes import Pair
-from thinkalike.papers.experiment import Model, job_of
+from thinkalike.papers.chen2025_sae import TRANSFERS, _sae
+from thinkalike.papers.experiment import Case, Model, job_of
 
 
 def finished(folder, table, settings=None, **arrays):
@@ -144,3 +148,51 @@ def test_experiments_compose_their_jobs(words, parts):
     if "steering" in config.experiment:
         assert [job.measure.contrast for job in jobs] == ["number", "question"]
         assert jobs[1].measure.strengths == [1.0, 2.0, 4.0]
+
+
+SLOWER, SAVES_HALF = 0.5, 2.0  # speeds beside that of a random start
+
+
+def concluded(tmp_path, speed):
+    """What the experiment concludes where transferred starts are this much as fast as random ones."""
+    courses = [course("random", 1.0), course("least_squares", 1.2), course("transferred", speed)]
+    results = {}
+    for number, transfer in enumerate(TRANSFERS["mini"]):
+        table, saved = savings_table(courses)
+        folder = tmp_path / str(number)
+        results[transfer.label] = finished(folder, pd.DataFrame({"start": ["random"]}), saved=saved.numpy())
+        for name, each in {"savings": table, "break_even": break_even_table(courses), "curves": table}.items():
+            each.to_csv(folder / f"{name}.csv", index=False)
+    config = composed("experiment=chen2025/sae", "scale=mini", door="analyze")
+    return _sae(Case(config, [], results))
+
+
+@pytest.mark.parametrize(
+    ("speed", "verdicts"),
+    [
+        (SAVES_HALF, ["holds", "holds", "holds", "holds", "does not hold", "holds"]),
+        (SLOWER, ["does not hold"] * 4 + ["holds", "does not hold"]),
+    ],
+)
+def test_starts_that_save_are_told_from_those_that_do_not(tmp_path, speed, verdicts):
+    found = concluded(tmp_path, speed)
+    assert [claim.verdict for claim in found.claims] == verdicts
+    assert found.claims[0].claim.startswith("gpt2-mini:2 → gpt2-mini-s1:2: a transferred start saves more than 35%")
+    assert ("never get there" in found.claims[0].numbers) == (speed == SLOWER)
+    assert "hold for all 2 together (Bonferroni)" in found.claims[0].numbers
+    table = Outcome(found.table, {}, tables=found.tables, blank=found.blank).guarded().tables["break_even"]
+    never = table[table["start"] == "transferred"]["break_even_tokens"].isna()
+    assert never.all() == (speed == SLOWER), "a start that never breaks even leaves blank cells"
+
+
+@pytest.mark.slow
+def test_it_rests_on_a_job_for_each_transfer():
+    config = composed("experiment=chen2025/sae", "scale=mini", door="analyze")
+    experiment = papers.experiment_named("chen2025/sae")
+    jobs = [job_of(config, part) for part in experiment.parts(experiment.case(config))]
+    assert [(job.model.name, job.sae.layer, job.sae.source) for job in jobs] == [
+        ("gpt2-mini-s1", 2, "gpt2-mini"),
+        ("neox-6l-mini", 2, "neox-5l-mini"),
+        ("neox-6l-mini", 2, "neox-3l-mini"),
+    ]
+    assert {job.sae.seeds for job in jobs} == {5}

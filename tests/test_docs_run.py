@@ -22,35 +22,13 @@ LONG = {"experiment", "task", "population", "pairs"}  # settings of jobs that ta
 LONG_MEASURES = {"court", "atlas", "population", "asymmetry", "steering", "probes", "transfer_maps"}
 FEW = ["measure.batches=2", "measure.tokens_per_batch=256"]
 STITCHES = ["stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=256", "data.report_tokens=4096"]
-FEATURES = ["measure.folds=2", "measure.permutations=1"]
-CARRIED = ["measure.draws=2", "measure.resamples=20"]
-PROBES = [*CARRIED, "layers=[[2,2]]", "stimuli.features=[Question,PoS]", "stimuli.sentences=60"]
-CLASSIFIERS = ["pairs.fit_pairs=600", "pairs.report_pairs=60"]
 SMALL = {
     "train": STITCHES,
-    "mlem": [*FEATURES, "measure.ceilings=0"],
+    "mlem": ["measure.folds=2", "measure.permutations=1", "measure.ceilings=0"],
     "r2": [*FEW, "measure.fit_batches=4"],
     "loss": ["data.report_tokens=4096"],
-    "rsa": [],
     **dict.fromkeys(("cka", *DECLARED, *OUTPUTS), FEW),
-    "asymmetry": [],
-    "atlas": ["measure.batches=4", "measure.tokens_per_batch=256", "measure.fit_batches=2"],
-    "court": ["measure.steps=2", "measure.sources=[rotated,next token]", "measure.report_tokens=4096"],
-    "probes": PROBES,
-    "steering": [*CARRIED, "measure.pairs=40"],
-    "transfer_maps": ["measure.fit_tokens=4096"],
-    "pretrain": ["pretrain.tokens=4096", "pretrain.tokens_per_step=512", "pretrain.warmup=2"],
-    "nli": [*CLASSIFIERS, "nli.epochs=1"],
-    "sae": ["sae.tokens=4096", "sae.width=48", "sae.k=4", "sae.map_tokens=512"],
-    **{f"brown2023/figure{number}": FEW for number in (3, 4, 5, 9, 10)},
-    **{f"brown2023/figure{number}": [*CLASSIFIERS, "population.per_group=2"] for number in (2, 7, 8)},
-    **{f"salle2024/{name}": [*FEATURES, "stimuli.sample=300"] for name in ("figure2", "figure3", "figure4")},
-    "salle2024/figure_s5": ["stimuli.sample=120"],
-    "chen2025/probes": PROBES,
-    "chen2025/steering": [*CARRIED, "measure.pairs=40"],
-    "validity/court": ["measure.steps=2", "measure.sources=[rotated,next token]"],
 }  # of every job, so that it takes seconds
-FEWER = {"nli.index=range(20)": "nli.index=range(2)", "hydra.sweeper.n_trials=20": "hydra.sweeper.n_trials=2"}
 
 
 def settings(command):
@@ -81,7 +59,6 @@ def runs(command):
 
 
 RUN = [command for command in COMMANDS if runs(command)]
-RUN_LONG = [command for command in COMMANDS if alone(command) and not runs(command)]
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +99,7 @@ def smaller(command):
     small = [word for word in SMALL.get(kind_of(command), []) if word.partition("=")[0] not in given]
     if "activations" in given:  # all stimuli are compared, and they are few
         small = []
-    return [*(FEWER.get(word, word) for word in command.words), *small]
+    return [*command.words, *small]
 
 
 @pytest.mark.slow
@@ -135,34 +112,6 @@ def test_a_command_of_a_page_runs(command, door, workplace, tmp_path):
     done = door(f"{command.door}.py", *words, "threads=1", "logger=none", f"store={tmp_path}/results")
     assert done.status == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("results: ")
-
-
-NEEDED = {
-    "joblib": "hydra_plugins.hydra_joblib_launcher",
-    "optuna": "hydra_plugins.hydra_optuna_sweeper",
-    "tensorboard": "tensorboard",
-}
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """A folder whose store all long commands share, so that figures rest on the same jobs."""
-    return tmp_path_factory.mktemp("shared")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(9000)  # figures 1 and 6 of brown2023 take more than an hour of one core
-@pytest.mark.parametrize("command", RUN_LONG, ids=called)
-def test_a_long_command_of_a_page_runs(command, shared):
-    line = " ".join(command.words)
-    for word, package in NEEDED.items():
-        if f"={word}" in line:
-            pytest.importorskip(package)
-    environment = {**os.environ, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    words = [sys.executable, str(ROOT / f"{command.door}.py"), *smaller(command)]
-    done = subprocess.run(words, cwd=shared, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^(results: |.*(FLOP|forward passes))", done.stdout, re.MULTILINE)
 
 
 def needs(*packages):

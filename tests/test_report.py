@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import base64
 import gzip
-import itertools
 import json
 import re
 import sys
-import time
 
 import numpy as np
 import pandas as pd
@@ -212,22 +210,6 @@ def test_names_of_models_cannot_become_markup(tmp_path):
     assert page.count("<script") == page_of(report_of(gather([tmp_path])), "plain").count("<script")
     assert data_of(page)["grids"][0]["models"] == [evil, "b"]
     assert data_of(page)["title"] == evil
-
-
-@pytest.mark.slow
-def test_a_page_of_many_results_is_small_and_quick(tmp_path, monkeypatch, capsys):
-    """Five measures of all 55 pairs of ten models of twelve layers are 39,600 numbers, each with its interval."""
-    names, store = [f"model-{n}" for n in range(10)], tmp_path / "results"
-    pairs = list(itertools.combinations_with_replacement(names, 2))
-    for k, kind in enumerate(("cka", "mutual_knn", "rsa", "r2", "stitching")):
-        for n, pair in enumerate(pairs):
-            finish(store, kind, f"{n}", {"table": layer_pairs(*pair, 12, 12, seed=100 * k + n)}, models=pair)
-    began = time.process_time()
-    assert call(monkeypatch, capsys, store, "--out", tmp_path / "deep" / "page.html")[0] == 0
-    assert time.process_time() - began < 15
-    page = (tmp_path / "deep" / "page.html").read_text()
-    assert len(data_of(page)["results"]) == 275
-    assert 0.2e6 < len(page.encode()) < 2.5e6
 
 
 def call(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:

@@ -40,10 +40,8 @@ def oriented(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
 def by_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
     """Return Spearman's ρ of each two measures over the layer pairs of each pair of models, in [-1, 1].
 
-    It is blank where a measure has the same value for all layer pairs, or where fewer than three have both.
-
-    Args:
-        table, measures: see `oriented`.
+    Table and measures are those of `oriented`. It is blank where a measure has the same value for all layer pairs, or
+    where fewer than three have both.
 
     Raises:
         DataError: all are blank.
@@ -61,11 +59,7 @@ def by_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
 
 
 def agreement(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Return for each two measures the mean ρ over pairs of models, with a 95 % interval, and the pair of the least ρ.
-
-    Args:
-        pairs: see `by_pair`.
-    """
+    """Return for each two measures the mean ρ of `by_pair`, with a 95 % interval, and the models of the least."""
     rows = []
     for (measure, other), known in pairs.dropna(subset="rho").groupby(["measure", "other"], sort=False):
         least = known.iloc[int(known["rho"].argmin())]
@@ -114,8 +108,7 @@ def shares(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
 def disagreements(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
     """Return for each two measures the layer pair whose two ranks differ most, the largest difference first.
 
-    Args:
-        table, measures: see `oriented`.
+    Table and measures are those of `oriented`.
     """
     ranks, rows = shares(oriented(table, measures), list(measures)), []
     for measure, other in itertools.combinations(measures, 2):

@@ -258,9 +258,4 @@ def _differs(name: str, entries: Sequence[Entry]) -> bool:
 
 def _value(entry: Entry, name: str) -> Any:
     """Return a setting of a result; a default is read from its configuration."""
-    if name in entry.settings:
-        return entry.settings[name]
-    value: Any = entry.result.config
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
+    return entry.settings[name] if name in entry.settings else flat(entry.result.config).get(name)

@@ -37,7 +37,7 @@ class Steered:
     result: Result
 
     def effects(self, at: Sequence[int], position: str, strength: float) -> Effects | None:
-        """Return the effects of `conditions` at a layer pair, or None if there are none, or no natural one."""
+        """Return the effects of all conditions at a layer pair, or None if there are none, or no natural one."""
         table, config = self.result.table, self.result.config
         chosen = {"source_layer": at[0], "target_layer": at[1], "position": position, "strength": strength}
         found = table[(table[list(chosen)] == pd.Series(chosen)).all(axis=1)]
@@ -49,15 +49,11 @@ class Steered:
 
     def shares(self, found: Effects, level: float = 0.95) -> dict[str, Estimate]:
         """Return the shares of the natural effect by condition, and by how much `MATCHED` is beyond `RANDOM`."""
-        names = [*self.conditions, BEYOND]
+        names = [*self.result.table["condition"].unique(), BEYOND]
         first, second = names.index(MATCHED), names.index(RANDOM)
         value, draws = (torch.cat([each, each[[first]] - each[[second]]]) for each in (found.value, found.draws))
         shares = replace(found, value=value, draws=draws).shares(level)
         return {name: shares[place] for place, name in enumerate(names)}
-
-    @property
-    def conditions(self) -> list[str]:
-        return list(dict.fromkeys(self.result.table["condition"]))
 
     @property
     def units(self) -> str:

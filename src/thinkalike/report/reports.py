@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,7 +50,7 @@ def shown(entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
 
     Its command line is empty unless that of an entry point computed it; a part of an experiment has the experiment's.
     """
-    command = str(record["command"] or "")
+    command, provenance = str(record["command"] or ""), json.dumps(entry.result.provenance, default=str)
     return {
         **{name: record[name] for name in ("kind", "key", "folder", "models", "date")},
         "settings": " ".join(f"{name}={value}" for name, value in record["settings"].items()),
@@ -59,16 +58,8 @@ def shown(entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
         "is_distance": any(each.name == f"least_{entry.kind}" for each in entry.headlines),
         "command": command if ENTRY_POINT.match(command) else "",
         "scalars": {name: _plain(value) for name, value in record["scalars"].items()},
-        "provenance": json.loads(json.dumps(_without_nan(entry.result.provenance), default=str)),
+        "provenance": json.loads(provenance, parse_constant=lambda _: None),  # NaN and the infinities
     }
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _without_nan(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _add(report: Report, known: dict[str, Grid], name: str, table: pd.DataFrame, repeats: bool) -> None:

@@ -1,7 +1,7 @@
 """Mutual nearest neighbours of 13 x 13 layers on one batch, n = 1024, d = 768: ours beside its floor and scikit-learn.
 
-    python benchmarks/mknn.py                   one thread, half a minute
-    python benchmarks/mknn.py --device cuda
+    python benchmarks/mutual_knn.py                   one thread, half a minute
+    python benchmarks/mutual_knn.py --device cuda
 
 The floor is the 26 matrices of similarities at the peak of a large product, and finding the k greatest of each row.
 """
