@@ -209,9 +209,8 @@ def test_the_largest_disagreement_is_the_planted_cell():
         return {"one": near, "other": 100.0 if (pair, i, j) == ("bc", 0, 3) else near, "distance": -near}
 
     found = disagreements(table_of(columns), {"one": False, "other": False, "distance": True})
-    first = found.iloc[0]
-    assert (first["measure"], first["other"], first["source"], first["target"]) == ("one", "other", "b", "c")
-    assert (first["source_layer"], first["target_layer"], first["other_rank"]) == (0, 3, 1)
+    first, names = found.iloc[0], ["measure", "other", *PLACE, "other_rank"]
+    assert first[names].tolist() == ["one", "other", "b", "c", 0, 3, 1]
     assert first["difference"] == first["other_rank"] - first["rank"] == pytest.approx(14 / 15), "layers 3, 0 are last"
     assert found.set_index(["measure", "other"]).loc[("one", "distance"), "difference"] == 0
 

@@ -2,6 +2,7 @@
 
 import json
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -77,6 +78,11 @@ def test_controls_of_all_features_are_judged_together(tmp_path):
         assert "hold for all 2 together (Bonferroni)" in claim(good).numbers
 
 
+@cache
+def model(name):
+    return Model.of(f"model={name}")
+
+
 def steered(tmp_path, **shares):
     """Effects of 40 pairs of 10 words, by (layer, position, strength, condition); the natural one is 10 nats."""
     rows, effects = [], []
@@ -91,8 +97,7 @@ def steered(tmp_path, **shares):
                 effects.append(10 * share + noise)
     arrays = {"effects": np.stack(effects), "natural": np.full(40, 10.0), "groups": np.arange(40) % 10}
     result = finished(tmp_path / "steering", pd.DataFrame(rows), **arrays)
-    models = (Model.of(f"model={name}") for name in ("gpt2-mini", "gpt2-mini-s1"))
-    return steering.Steered(Pair(*models), result)
+    return steering.Steered(Pair(*map(model, ("gpt2-mini", "gpt2-mini-s1"))), result)
 
 
 def test_vectors_that_steer_are_told_from_those_that_do_not(tmp_path):
@@ -118,7 +123,7 @@ def test_what_was_not_steered_is_not_testable(tmp_path):
 
 
 def test_layers_are_paired_at_equal_depth():
-    small, large = (Model.of(f"model=pythia-{size}-deduped") for size in ("70m", "160m"))
+    small, large = map(model, ("pythia-70m-deduped", "pythia-160m-deduped"))
     pair = Pair(small, large)
     assert pair.layers([Fraction(1, 3), Fraction(1, 2)]) == [[1, 3], [2, 5]]
     assert pair.layers() == [[0, 1], [1, 3], [2, 5], [3, 7], [4, 9], [5, 11]]

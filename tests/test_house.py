@@ -171,11 +171,8 @@ assert "torch" in sys.modules, "control"
     assert run.returncode == 0, run.stderr
 
 
-def test_every_public_name_resolves():
+def test_every_public_name_resolves_and_no_other():
     assert [name for name in thinkalike.__all__ if getattr(thinkalike, name).__name__ != name] == []
-
-
-def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="module 'thinkalike' has no attribute 'stich'"):
         _ = thinkalike.stich
 
@@ -220,9 +217,7 @@ SOURCES = sorted(path for part in ("src", "tests", "benchmarks", "docs") for pat
 def test_no_file_that_is_read_can_run_code():
     texts = {str(file): file.read_text() for file in (*SOURCES, *ROOT.glob("*.py"))}
     assert {name: found for name, text in texts.items() if (found := unsafe(text))} == {}
-    others = [
-        text for name, text in texts.items() if "/tests/" not in name and "pickle" in text
-    ]  # of metrics
+    others = [text for name, text in texts.items() if "/tests/" not in name and "pickle" in text]  # of metrics
     assert [name for text in others for name in imported(text) if name.split(".")[0] == "pickle"] == []
 
 

@@ -248,7 +248,5 @@ def test_a_result_that_is_gone_is_left_out_with_a_word(made, capsys, caplog):
     show_sweep(made)
     assert "jobs of the sweep: 2" in capsys.readouterr().out
     assert f"left out of the sweep's table: {made[1].folder} is damaged" in caplog.text
-    for each in made:
-        shutil.rmtree(each.folder, ignore_errors=True)
-    show_sweep(made)
+    show_sweep([made[1]])
     assert capsys.readouterr().out == ""

@@ -164,8 +164,7 @@ def test_distances_are_those_of_equation_2(tmp_path):
 
 def test_models_of_four_blocks_have_no_late_cuts(verdicts):
     claims = verdicts("figure2", blocks=4)
-    for begin in (LATE, FLIP, CHEAP):
-        assert "no cut is late" in numbers(claims, begin)
+    assert all("no cut is late" in numbers(claims, begin) for begin in (LATE, FLIP, CHEAP))
     assert list(claims["verdict"]).count("not testable here") == 3
 
 
@@ -253,15 +252,15 @@ def test_classifiers_are_made_once_and_from_where_it_was_interrupted(door, tmp_p
 def of_parents(folder, null, strategy, each) -> Population:
     """The population of a finished job whose stitches flip these shares of the texts between H and H2, and G and H."""
     groups = [group for group in ("G", "H", "H2") for _ in range(each)]
-    share = {frozenset(("H", "H2")): null, frozenset("G"): 0.01, frozenset("H"): 0.01, frozenset(("H2",)): 0.01}
     places = (np.arange(TEXTS) + 0.5) / TEXTS
+    share = {frozenset((group,)): 0.01 for group in groups} | {frozenset(("H", "H2")): null}
     flipped = np.array([[places < share.get(frozenset((a, b)), strategy) for b in groups] for a in groups])
     flipped[range(len(groups)), range(len(groups))] = False
     predicted = np.repeat(flipped[:, :, None], BLOCKS + 1, 2).astype(np.int8)
-    job, names = Job(str(folder), "population", "parents"), [f"x-{number}" for number in range(len(groups))]
-    known = list(zip(names, groups, strict=True))
+    known = [(f"x-{number}", group) for number, group in enumerate(groups)]
     rows = [(a, b, own, other) for a, own in known for b, other in known]
     table = pd.DataFrame(rows, columns=["source", "target", "group_of_source", "group_of_target"])
+    job = Job(str(folder), "population", "parents")
     with job.running():
         job.write({}, {}, {"table": table}, {"correct": predicted == 0, "predicted": predicted})
         return Population(job.appear(), composed("population=planted", door="analyze").population)

@@ -75,10 +75,8 @@ class Court(Instrument, kind="court", version=2, reads=("model", "data", "measur
         with work.phase("loading"):
             target = load_model(config.model)
         if measure.layer >= target.n_layers - 1:
-            raise ConfigError(
-                f"measure.layer={measure.layer} of {target.name} has no block after it that could go on from mapped "
-                f"states; choose one from 0 to {target.n_layers - 2}"
-            )
+            most = target.n_layers - 2
+            raise ConfigError(f"measure.layer={measure.layer} has no block after it; choose one from 0 to {most}")
         siblings = {name: load_model(each) for name, each in _siblings(config).items()}
         for sibling in siblings.values():
             same_vocabulary(target, sibling)
@@ -89,9 +87,8 @@ class Court(Instrument, kind="court", version=2, reads=("model", "data", "measur
         teller.setLevel(logging.WARNING)  # a court has dozens of trainings, whose steps nobody reads
         with at_boundaries():
             scores = _heard(_bench(config, target, siblings, corpus, work), measure.sources, work)
-        table = pd.DataFrame(
-            [{"target": target.name, "layer": measure.layer, "seed": config.seed, **row} for row in scores]
-        )
+        said = {"target": target.name, "layer": measure.layer, "seed": config.seed}
+        table = pd.DataFrame([said | row for row in scores])
         return Outcome(
             table,
             {"sources": float(len(table))},
@@ -131,9 +128,7 @@ def _bench(
     tokens = {"fit": fit_rows.numel(), "other": other.numel(), "report": report.numel()}
     for name, count in tokens.items():
         if (wanted := getattr(measure, f"{name}_tokens")) >= count + corpus.report.context:
-            raise DataError(
-                f"there are only {count:,} tokens for measure.{name}_tokens={wanted}; give more text, or lower it"
-            )
+            raise DataError(f"there are only {count:,} tokens for measure.{name}_tokens={wanted}; give more text")
 
     def train(module: SteppedModule, name: str) -> None:
         folder = work.job.partial / "sources" / re.sub(r"\W+", "-", name)

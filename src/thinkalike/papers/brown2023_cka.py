@@ -8,7 +8,7 @@ one; the paper's pythia-6.9b has 3 of 32); last, its final layer; middle, from L
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import pandas as pd
@@ -20,7 +20,7 @@ from thinkalike.measures.estimates import Estimate, jackknife, leave_one_out
 from thinkalike.measures.kernel_alignment import alignment
 from thinkalike.models.load import head_dimensions
 from thinkalike.papers.claims import Bound, Claim, counted, judged, level_of_each, together
-from thinkalike.papers.experiment import Case, Conclusion, Experiment, Model, Part
+from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.store import Result
 
 Statistic = Callable[[Sequence[Tensor]], Tensor]  # of the cells of some results, each (..., l, m)
@@ -81,8 +81,15 @@ def one_sidedness(cells: Tensor) -> Tensor:
     return (cells - cells.mT)[..., upper[0], upper[1]].mean(-1)
 
 
-def _parts(case: Case, pairs: Callable[[Sequence[Model]], Iterable[tuple[Model, Model]]]) -> list[Part]:
-    return [Part(f"{a.name}, {b.name}", (*a.words, *b.as_target())) for a, b in pairs(case.models)]
+def _parts(case: Case, pairs: str) -> list[Part]:
+    """Return a job for each model with the largest, for every two models, or for each model within itself."""
+    models = case.models
+    chosen = {
+        "with the largest": [(model, models[-1]) for model in models],
+        "between": list(itertools.combinations(models, 2)),
+        "within": [(model, model) for model in models],
+    }[pairs]
+    return [Part(f"{a.name}, {b.name}", (*a.words, *b.as_target())) for a, b in chosen]
 
 
 def _result(case: Case, names: Names) -> Result:
@@ -218,18 +225,6 @@ def _table1(case: Case, odd_models: dict[str, str]) -> Conclusion:
     return Conclusion(table, [claim])
 
 
-def _with_largest(models: Sequence[Model]) -> list[tuple[Model, Model]]:
-    return [(model, models[-1]) for model in models]
-
-
-def _between(models: Sequence[Model]) -> Iterable[tuple[Model, Model]]:
-    return itertools.combinations(models, 2)
-
-
-def _within(models: Sequence[Model]) -> list[tuple[Model, Model]]:
-    return [(model, model) for model in models]
-
-
 def _pythia(*sizes: str) -> list[str]:
     return [f"pythia-{size}-deduped" for size in sizes]
 
@@ -255,10 +250,10 @@ TABLE_1 = {
 ODD = {"paper": "pythia-2.8b-deduped", "mini": "neox-5l-odd-mini"}
 
 EXPERIMENTS = [
-    Experiment("brown2023/figure3", _figure3, FIGURE_3, partial(_parts, pairs=_with_largest), "cka"),
-    Experiment("brown2023/figure4", _figure_of_activations, _activations(3), partial(_parts, pairs=_between), "cka"),
-    Experiment("brown2023/figure5", _figure_of_activations, _activations(4), partial(_parts, pairs=_between), "cka"),
-    Experiment("brown2023/figure9", _figure9, FIGURE_9, partial(_parts, pairs=_between), "cka"),
-    Experiment("brown2023/figure10", _figure10, FIGURE_10, partial(_parts, pairs=_within), "cka", takes=(2,)),
+    Experiment("brown2023/figure3", _figure3, FIGURE_3, partial(_parts, pairs="with the largest"), "cka"),
+    Experiment("brown2023/figure4", _figure_of_activations, _activations(3), partial(_parts, pairs="between"), "cka"),
+    Experiment("brown2023/figure5", _figure_of_activations, _activations(4), partial(_parts, pairs="between"), "cka"),
+    Experiment("brown2023/figure9", _figure9, FIGURE_9, partial(_parts, pairs="between"), "cka"),
+    Experiment("brown2023/figure10", _figure10, FIGURE_10, partial(_parts, pairs="within"), "cka", takes=(2,)),
     Experiment("brown2023/table1", partial(_table1, odd_models=ODD), TABLE_1, tabulates=True),
 ]

@@ -73,16 +73,14 @@ def _by_depth(tables: dict[str, pd.DataFrame], claims: list[Claim]) -> Conclusio
 
 def _stitches(population: Population, ending: str) -> dict[str, pd.DataFrame]:
     """Return what identity stitches cost and flip, by title of a panel."""
-    found = {
-        "identity stitches": ("accuracy_penalty", population.penalties),
-        "flipped predictions": ("flips", population.flips),
-    }
-    return {
-        f"{title}{ending}": _by_pair(
-            population.grouped(values, examples=True), population, -1, column, "last layer of the source"
-        )
-        for title, (column, values) in found.items()
-    }
+    panels = {}
+    for title, column, values in (
+        ("identity stitches", "accuracy_penalty", population.penalties),
+        ("flipped predictions", "flips", population.flips),
+    ):
+        means = population.grouped(values, examples=True)
+        panels[f"{title}{ending}"] = _by_pair(means, population, -1, column, "last layer of the source")
+    return panels
 
 
 def _likeness(population: Population, ending: str) -> dict[str, pd.DataFrame]:
@@ -242,19 +240,13 @@ def stitching_claims(population: Population, where: str) -> list[Claim]:
     early = [cut for cut in range(blocks + 1) if cut <= blocks / 2]
     late = [cut for cut in range(blocks + 1) if 0.75 * blocks < cut < blocks]
     squares = [(group, other) for group in range(count) for other in range(count)]
-    own, apart = [pair for pair in squares if len(set(pair)) == 1], [pair for pair in squares if len(set(pair)) == 2]
-    small, above, penalties = Bound("below", SMALL), Bound("above"), population.penalties
+    own, apart = ([pair for pair in squares if len(set(pair)) == number] for number in (1, 2))
+    small, above, penalties, flips = Bound("below", SMALL), Bound("above"), population.penalties, population.flips
     cheap = f"stitches at early cuts cost almost nothing {where}"
     claims = [_by_direction(cheap, population, small, penalties, "cells", squares, early)]
     for claim, bound, values, kind, directions in (
         ("late stitches between the groups cost more than within", above, penalties, "directed", apart),
-        (
-            "late stitches between the groups flip more predictions than within",
-            above,
-            population.flips,
-            "directed",
-            apart,
-        ),
+        ("late stitches between the groups flip more predictions than within", above, flips, "directed", apart),
         ("late stitches within a group cost almost nothing", small, penalties, "cells", own),
     ):
         name = f"{claim} {where}"
@@ -309,12 +301,8 @@ def null_flips_less(population: Population) -> Claim:
         return float(populations.symmetric(means)[one, other] - THIRD * populations.symmetric(means)[strategy, one])
 
     value = _left_out(excess, len(kinds))
-    return judged(
-        claim,
-        [(Bound("below"), value)],
-        f"flips between {' and '.join(second)} minus a third of those between {first} and {second[0]}: {value:+.3f}",
-        whole.examples,
-    )
+    numbers = f"flips between {' and '.join(second)} minus a third of those between {first} and {second[0]}"
+    return judged(claim, [(Bound("below"), value)], f"{numbers}: {value:+.3f}", whole.examples)
 
 
 def _places(estimate: Estimate, places: Sequence[int], first: int) -> str:
@@ -367,9 +355,8 @@ def cluster_claims(population: Population) -> list[Claim]:
             p = populations.adjusted_rand_index_p(clusters, known[name])
             numbers.append(f"adjusted Rand index with {name} {value:.2f}, p = {p:.4f}")
         bounds = [(Bound("above", LEAST_INDEX), found["the groups"])]
-        claims.append(
-            judged(f"clusters from {what} alone are the groups", bounds, ", ".join(numbers), population.units)
-        )
+        claim = f"clusters from {what} alone are the groups"
+        claims.append(judged(claim, bounds, ", ".join(numbers), population.units))
     return claims
 
 
