@@ -8,11 +8,11 @@ A block pass is one batch through one block; times are medians measured in turn 
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Callable
 
 import torch
+from measuring import options_of
 from tail import in_turn
 from transformers import BertConfig, BertForSequenceClassification
 
@@ -68,14 +68,7 @@ def counted(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--models", type=int, default=10)
-    parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--rows", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    options = options_of(__doc__, device="cpu", models=10, layers=6, rows=8, rounds=3)
     torch.set_grad_enabled(False)
     models = [build(seed, options.layers, options.device) for seed in range(options.models)]
     tokens, labels = torch.randint(1000, (options.rows, 32)), torch.randint(3, (options.rows,))

@@ -5,6 +5,7 @@ Every ratio of a table is of times from the same turns of one run, so that it ho
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import statistics
@@ -33,6 +34,16 @@ class Row(NamedTuple):
     what: str
     times: Times
     more: str = ""  # anything else that is known of it, such as memory or its distance from ours
+
+
+def options_of(description: str | None, **defaults: str | int) -> argparse.Namespace:
+    """Read the options of a benchmark, given by their defaults; torch then has one thread and always draws the same."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=type(default), default=default)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    return parser.parse_args()
 
 
 def in_turn(work: Mapping[str, Callable[[], object]], rounds: int, device: str = "cpu") -> dict[str, Times]:

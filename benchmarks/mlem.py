@@ -12,12 +12,11 @@ Explicit pairs: scikit-learn's Ridge(positive=True) with given α.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import warnings
 
 import torch
-from measuring import Row, forget_peak, in_turn, once, resident, scaled, table
+from measuring import Row, forget_peak, in_turn, once, options_of, resident, scaled, table
 from torch import Tensor
 
 from thinkalike.measures import MLEM, feature_importance, matrix_agreement, rsa, weighted_tau
@@ -123,15 +122,7 @@ def nested(data: Tensor, states: Tensor) -> list[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stimuli", type=int, default=2000)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=0)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--device", default="cpu", help="of the fits; the rest is timed on a CPU alone")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+    options = options_of(__doc__, stimuli=2000, width=256, layers=0, rounds=7, device="cpu")
     data, (states,) = drawn(options.stimuli, options.width)
     data, states = data.to(options.device), states.to(options.device)
     size = f"N = {options.stimuli}, width {options.width}, 8 features"

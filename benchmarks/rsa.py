@@ -10,11 +10,10 @@ The floor is half of the products of float64 states and of ranks at the peak of 
 
 from __future__ import annotations
 
-import argparse
 from itertools import pairwise
 
 import torch
-from measuring import Row, floor, in_turn, large_product, once, scaled, table
+from measuring import Row, floor, in_turn, large_product, once, options_of, scaled, table
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
@@ -38,15 +37,7 @@ def by_scipy(layers: list[torch.Tensor]) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=39)
-    parser.add_argument("--stimuli", type=int, default=1500)
-    parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--device", default="cpu", help="of ours and the floor; the packages run on the CPU")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+    options = options_of(__doc__, layers=39, stimuli=1500, width=768, rounds=3, device="cpu")
     n, count = options.stimuli, options.layers
     shared = torch.randn(n, options.width)
     layers = [(shared + 0.1 * k * torch.randn_like(shared)).to(options.device) for k in range(count)]

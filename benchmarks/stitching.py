@@ -11,14 +11,13 @@ with all logits at once.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measuring import PEAK, large_product
+from measuring import PEAK, large_product, options_of
 from tail import in_turn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
@@ -121,13 +120,7 @@ def _peak(device: str) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rows", type=int, default=2)
-    parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=3)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    options = options_of(__doc__, device="cpu", rows=2, context=512, rounds=3)
     source, target = build(0, options.device), build(1, options.device)
     tokens = torch.randint(VOCABULARY, (options.rows, options.context), device=options.device)
     apart = [ours(source, target, [pair], tokens) for pair in PAIRS]

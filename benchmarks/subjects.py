@@ -9,10 +9,10 @@ map of the shared ones under noise; stimuli and subjects are drawn anew each tim
 
 from __future__ import annotations
 
-import argparse
 import time
 
 import torch
+from measuring import options_of
 from torch import Tensor
 
 from thinkalike.measures import COMPARATORS, compare, distance_vectors, draw, model_scores
@@ -73,11 +73,7 @@ def costs(stimuli: int, layers: int, subjects: int, resamples: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=250)
-    parser.add_argument("--resamples", type=int, default=16)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    options = options_of(__doc__, draws=250, resamples=16)
     print("coverage of 95 % intervals")
     for stimuli, subjects in ((20, 6), (40, 12)):
         coverage(stimuli, subjects, options.draws)

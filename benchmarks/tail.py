@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from measuring import options_of
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from thinkalike.config import ModelConfig
@@ -47,12 +48,7 @@ def in_turn(work: dict[str, Callable[[], object]], rounds: int, device: str) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--tokens", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
+    options = options_of(__doc__, device="cpu", tokens=512, rounds=7)
     torch.set_grad_enabled(False)
     for vocabulary in (8192, 50304):
         measure(build(options.device, vocabulary), vocabulary, options)

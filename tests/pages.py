@@ -75,8 +75,7 @@ def _called(line: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     words = list(itertools.takewhile(lambda word: word not in (">", "|"), words))
     if words[0] in ("torchrun", "srun"):  # what they start
         words = ["python", *itertools.dropwhile(lambda word: not word.endswith(".py"), words)]
-    if words[:3] == ["python", "-m", "thinkalike"]:
-        words = words[2:]
+    words = words[2:] if words[:3] == ["python", "-m", "thinkalike"] else words
     if words[0] == "make":
         yield "make", tuple(words[1:])
     elif words[0] == "thinkalike" and len(words) > 1:

@@ -1,21 +1,26 @@
-"""The experiments on what is carried: planted claims of probes and steering vectors, and the jobs that they rest on."""
+"""The experiments on what is carried: planted claims of probes, steering vectors and autoencoders, and their jobs."""
 
 import json
 from fractions import Fraction
+from functools import cache
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from conftest import composed
+from test_sae_savings import course
 from thinkalike import Result, papers
 from thinkalike.config import to_yaml
+from thinkalike.instruments.sae.fitting import break_even_table, savings_table
 from thinkalike.instruments.transfer import steering as vectors
 from thinkalike.instruments.transfer.probing import CARRIED, NATIVE, RANDOM, REFITTED
+from thinkalike.job import Outcome
 from thinkalike.papers import chen2025_probes as probes
 from thinkalike.papers import chen2025_steering as steering
 from thinkalike.papers.chen2025_probes import Pair
-from thinkalike.papers.experiment import Model, job_of
+from thinkalike.papers.chen2025_sae import TRANSFERS, _sae
+from thinkalike.papers.experiment import Case, Model, job_of
 
 
 def finished(folder, table, settings=None, **arrays):
@@ -26,9 +31,6 @@ def finished(folder, table, settings=None, **arrays):
     (folder / "config.yaml").write_text(to_yaml({"measure": {"resamples": 100}, "seed": 0, **(settings or {})}))
     (folder / "result.json").write_text(json.dumps({"scalars": {"pairs": 40.0}, "provenance": {}}))
     return Result(folder)
-
-
-SLOW = pytest.mark.slow
 
 
 def probed(tmp_path, accuracies):
@@ -44,9 +46,8 @@ def probed(tmp_path, accuracies):
 
 def accuracies(feature, native=0.95, carried=0.9, refitted=0.95, random=0.25, words=0.9):
     by_sentence = {NATIVE: native, CARRIED: carried, REFITTED: refitted, RANDOM: random}
-    return {(feature, "sentence", name): each for name, each in by_sentence.items()} | {
-        (feature, "word", NATIVE): words
-    }
+    found = {(feature, "sentence", name): each for name, each in by_sentence.items()}
+    return found | {(feature, "word", NATIVE): words}
 
 
 def test_probes_that_are_carried_are_told_from_those_that_are_not(tmp_path):
@@ -77,6 +78,11 @@ def test_controls_of_all_features_are_judged_together(tmp_path):
         assert "hold for all 2 together (Bonferroni)" in claim(good).numbers
 
 
+@cache
+def model(name):
+    return Model.of(f"model={name}")
+
+
 def steered(tmp_path, **shares):
     """Effects of 40 pairs of 10 words, by (layer, position, strength, condition); the natural one is 10 nats."""
     rows, effects = [], []
@@ -91,19 +97,16 @@ def steered(tmp_path, **shares):
                 effects.append(10 * share + noise)
     arrays = {"effects": np.stack(effects), "natural": np.full(40, 10.0), "groups": np.arange(40) % 10}
     result = finished(tmp_path / "steering", pd.DataFrame(rows), **arrays)
-    models = (Model.of(f"model={name}") for name in ("gpt2-mini", "gpt2-mini-s1"))
-    return steering.Steered(Pair(*models), result)
+    return steering.Steered(Pair(*map(model, ("gpt2-mini", "gpt2-mini-s1"))), result)
 
 
 def test_vectors_that_steer_are_told_from_those_that_do_not(tmp_path):
     good = steered(tmp_path / "good", native=0.95, carried=0.93)
     bad = steered(tmp_path / "bad", native=0.2, carried=0.2, random=0.4)
     number, question = list(steering._number(good)), list(steering._question(good))
-    negated = number[4]  # has the share of the carried direction here, whose name it begins with
-    assert [claim.verdict for claim in number if claim is not negated] == ["holds"] * 5
-    assert negated.verdict == "does not hold"
-    assert [claim.verdict for claim in question] == ["holds"] * 4
-    assert steering._late(good).verdict == "holds"
+    # the negated direction has the share of the carried one here, whose name it begins with
+    assert [claim.verdict for claim in number] == ["holds"] * 4 + ["does not hold", "holds"]
+    assert [claim.verdict for claim in (*question, steering._late(good))] == ["holds"] * 5
     assert "gpt2-mini into gpt2-mini-s1, layer 1 → 1, strength 1: the carried" in number[0].claim
     assert number[0].units == "40 pairs of texts with 10 words"
     wrong = [claim.verdict for claim in (*steering._number(bad), *steering._question(bad))]
@@ -120,12 +123,11 @@ def test_what_was_not_steered_is_not_testable(tmp_path):
 
 
 def test_layers_are_paired_at_equal_depth():
-    small, large = (Model.of(f"model=pythia-{size}-deduped") for size in ("70m", "160m"))
+    small, large = map(model, ("pythia-70m-deduped", "pythia-160m-deduped"))
     pair = Pair(small, large)
     assert pair.layers([Fraction(1, 3), Fraction(1, 2)]) == [[1, 3], [2, 5]]
     assert pair.layers() == [[0, 1], [1, 3], [2, 5], [3, 7], [4, 9], [5, 11]]
     assert Pair(large, small).layers([Fraction(1, 2)]) == [[5, 2]]
-    assert pair.label == "pythia-70m-deduped into pythia-160m-deduped"
     assert Pair(small, Model.of("model=hub", "model.hub_id=some/where")).layers() == []
 
 
@@ -133,19 +135,69 @@ def test_layers_are_paired_at_equal_depth():
     ("words", "parts"),
     [
         (["experiment=chen2025/probes", "scale=mini"], ["layers=[[2,2]]"]),
-        pytest.param(["experiment=chen2025/probes"], ["layers=[[2,5]]", "layers=[[5,11]]"], marks=SLOW),
-        pytest.param(["experiment=chen2025/probes", "scale=mini", "layers=[[1,1]]"], ["layers=[[1,1]]"], marks=SLOW),
-        (["experiment=chen2025/steering", "scale=mini"], ["layers=[[0,0],[1,1],[2,2],[3,3],[4,4],[5,5]]"] * 2),
+        pytest.param(["experiment=chen2025/probes"], ["layers=[[2,5]]", "layers=[[5,11]]"], marks=pytest.mark.slow),
+        pytest.param(
+            ["experiment=chen2025/steering", "scale=mini", "layers=[[1,1]]"],
+            ["layers=[[1,1]]"] * 2,
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_experiments_compose_their_jobs(words, parts):
     config = composed(*words, door="analyze")
     experiment = papers.experiment_named(config.experiment)
-    case = experiment.case(config)
-    asked = experiment.parts(case)
+    asked = experiment.parts(experiment.case(config))
     assert [part.words[-1] for part in asked] == parts
     jobs = [job_of(config, part) for part in asked]
     assert [job.measure.kind for job in jobs] == [config.experiment.partition("/")[2]] * len(parts)
     if "steering" in config.experiment:
         assert [job.measure.contrast for job in jobs] == ["number", "question"]
         assert jobs[1].measure.strengths == [1.0, 2.0, 4.0]
+
+
+SLOWER, SAVES_HALF = 0.5, 2.0  # speeds beside that of a random start
+
+
+def concluded(tmp_path, speed):
+    """What the experiment concludes where transferred starts are this much as fast as random ones."""
+    courses = [course("random", 1.0), course("least_squares", 1.2), course("transferred", speed)]
+    results = {}
+    for number, transfer in enumerate(TRANSFERS["mini"]):
+        table, saved = savings_table(courses)
+        folder = tmp_path / str(number)
+        results[transfer.label] = finished(folder, pd.DataFrame({"start": ["random"]}), saved=saved.numpy())
+        for name, each in {"savings": table, "break_even": break_even_table(courses), "curves": table}.items():
+            each.to_csv(folder / f"{name}.csv", index=False)
+    config = composed("experiment=chen2025/sae", "scale=mini", door="analyze")
+    return _sae(Case(config, [], results))
+
+
+@pytest.mark.parametrize(
+    ("speed", "verdicts"),
+    [
+        (SAVES_HALF, ["holds", "holds", "holds", "holds", "does not hold", "holds"]),
+        (SLOWER, ["does not hold"] * 4 + ["holds", "does not hold"]),
+    ],
+)
+def test_starts_that_save_are_told_from_those_that_do_not(tmp_path, speed, verdicts):
+    found = concluded(tmp_path, speed)
+    assert [claim.verdict for claim in found.claims] == verdicts
+    assert found.claims[0].claim.startswith("gpt2-mini:2 → gpt2-mini-s1:2: a transferred start saves more than 35%")
+    assert ("never get there" in found.claims[0].numbers) == (speed == SLOWER)
+    assert "hold for all 2 together (Bonferroni)" in found.claims[0].numbers
+    table = Outcome(found.table, {}, tables=found.tables, blank=found.blank).guarded().tables["break_even"]
+    never = table[table["start"] == "transferred"]["break_even_tokens"].isna()
+    assert never.all() == (speed == SLOWER), "a start that never breaks even leaves blank cells"
+
+
+@pytest.mark.slow
+def test_it_rests_on_a_job_for_each_transfer():
+    config = composed("experiment=chen2025/sae", "scale=mini", door="analyze")
+    experiment = papers.experiment_named("chen2025/sae")
+    jobs = [job_of(config, part) for part in experiment.parts(experiment.case(config))]
+    assert [(job.model.name, job.sae.layer, job.sae.source) for job in jobs] == [
+        ("gpt2-mini-s1", 2, "gpt2-mini"),
+        ("neox-6l-mini", 2, "neox-5l-mini"),
+        ("neox-6l-mini", 2, "neox-3l-mini"),
+    ]
+    assert {job.sae.seeds for job in jobs} == {5}

@@ -1,5 +1,8 @@
 """The court: what judges see, the job that goes on source by source, and what follows from its table."""
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -16,7 +19,6 @@ from thinkalike.court.judges import (
     JUDGES,
     doses,
     fitted_thresholds,
-    fooled,
     margin,
     sentenced,
     summary,
@@ -34,7 +36,7 @@ from thinkalike.evaluation.verdicts import Thresholds
 from thinkalike.measures import RowGroups, cka, least_squares, mutual_knn, rsa
 from thinkalike.measures.neighbours import chance_share
 from thinkalike.papers import experiment_named
-from thinkalike.papers.experiment import Case, job_of
+from thinkalike.papers.experiment import job_of
 from thinkalike.papers.validity_court import SIBLINGS, _sentence_claims
 from thinkalike.store import Result
 from thinkalike.training.run import Run, fit
@@ -65,37 +67,28 @@ def heard(bench):
     return {name: Evidence(table[name].made(bench.setting), bench) for name in names}
 
 
-# ----------------------------------------------------------------------------------------------------------- evidence
-
-
-def test_what_is_the_same_loses_nothing_through_least_squares(heard):
-    for name in ("rotated", "rescaled and permuted", "affine"):
-        start = heard[name].start
-        assert abs(start.penalty) < 1e-4
-        assert start.kl < 1e-5
-        assert max(start.distances) < 1e-3
-        assert SEEN["R², both ways"].value(heard[name]) > 1 - 1e-5
-
-
-def test_training_does_not_depend_on_the_coordinates_of_the_source(heard):
-    courses = [heard[name].trained for name in ("rotated", "rescaled and permuted", "affine")]
-    for each in courses[1:]:
-        assert each.penalty == pytest.approx(courses[0].penalty, abs=2e-3)
-        assert each.distances == pytest.approx(courses[0].distances, abs=2e-2)
-    assert courses[0].distances[0] > 1e-4, "control: training moves the map"
+@pytest.mark.parametrize("name", ["rotated", "rescaled and permuted", "affine"])
+def test_what_is_the_same_loses_nothing_and_is_trained_alike_in_all_coordinates(name, heard):
+    start, trained, first = heard[name].start, heard[name].trained, heard["rotated"].trained
+    assert abs(start.penalty) < 1e-4
+    assert start.kl < 1e-5
+    assert max(start.distances) < 1e-3
+    assert SEEN["R², both ways"].value(heard[name]) > 1 - 1e-5
+    assert trained.penalty == pytest.approx(first.penalty, abs=2e-3)
+    assert trained.distances == pytest.approx(first.distances, abs=2e-2)
+    assert first.distances[0] > 1e-4, "control: training moves the map"
 
 
 def test_penalty_kl_and_distances_are_those_of_a_stitching_report(bench, heard):
-    setting, source = bench.setting, bench.setting.siblings["other seed"]
-    pair = (LAYER, LAYER)
+    setting, source, pair = bench.setting, bench.setting.siblings["other seed"], (LAYER, LAYER)
     phi = least_squares(state_moments(source, setting.target, [pair], setting.fit, 8), pair)
     documents = torch.zeros_like(setting.report)
     sums = document_sums(source, setting.target, [pair], {"stitch": [phi]}, setting.report, documents, 8)
-    found, count = Evidence(heard["other seed"].source, bench), sums["tokens"].sum()
-    start = bench.course(found.source, phi)
-    assert start.penalty == pytest.approx(float((sums["stitch"] - sums["target"]).sum() / count), abs=1e-5)
-    assert start.kl == pytest.approx(float(sums["kl"].sum() / count), rel=1e-4)
-    assert start.distances[0] == pytest.approx(float(sums["distance"].sum() / count), rel=1e-4)
+    sums["penalty"] = sums["stitch"] - sums["target"]
+    penalty, kl, distance = (float(sums[name].sum() / sums["tokens"].sum()) for name in ("penalty", "kl", "distance"))
+    start = bench.course(heard["other seed"].source, phi)
+    assert start.penalty == pytest.approx(penalty, abs=1e-5)
+    assert (start.kl, start.distances[0]) == pytest.approx((kl, distance), rel=1e-4)
     stitched = setting.target.advance(phi(source.head(setting.report, LAYER)), LAYER + 1, 4)
     own = setting.target.head(setting.report, 3)
     last = ((stitched - own).norm(dim=-1) / own.norm(dim=-1))[:, :-1].mean()
@@ -148,14 +141,8 @@ def test_other_judges_are_the_measures_of_the_same_name(heard):
     assert SEEN["mutual neighbours given the token"].value(evidence) == pytest.approx(beyond, abs=1e-6)
 
 
-def test_given_the_token_there_is_nothing_in_a_code_of_it(heard):
-    for name, judge in SEEN.items():
-        if "given the token" in name:
-            assert abs(judge.value(heard["token code"])) < 1e-6, name
-            assert judge.value(heard["rotated"]) > 0.99, name
-
-
 def test_every_judge_says_a_number_and_the_planted_order(heard):
+    """Given the token there is nothing in a code of it."""
     said = {name: verdicts(heard[name]) for name in ("rotated", "token code")}
     assert set(said["rotated"]) == set(SEEN)
     for name, judge in SEEN.items():
@@ -163,9 +150,8 @@ def test_every_judge_says_a_number_and_the_planted_order(heard):
         assert np.isfinite([alike, decoy]).all()
         if "penalty" not in name and "token" in judge.against:  # an untrained target loses nothing by other states
             assert (alike > decoy) == judge.higher, name
-
-
-# ---------------------------------------------------------------------------------------------------------------- job
+        if "given the token" in name:
+            assert abs(decoy) < 1e-6 < 0.99 < alike, name
 
 
 @pytest.fixture
@@ -173,11 +159,7 @@ def words(text_files, minis, tmp_path):
     rows = ["model.context=32", "measure.fit_tokens=2048", "measure.report_tokens=1024", "measure.other_tokens=1024"]
     data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.3", f"data.cache={tmp_path}/cache"]
     small = ["measure=court", "measure.steps=3", "measure.tokens_per_step=128"]
-    model = [f"model.path={minis}/a", "model.name=a"]
-    return [*small, *rows, *data, *model, f"store={tmp_path}/results"]
-
-
-FEW = "measure.sources=[rotated,next token]"
+    return [*small, *rows, *data, f"model.path={minis}/a", "model.name=a", f"store={tmp_path}/results"]
 
 
 @pytest.mark.slow
@@ -191,14 +173,13 @@ def test_a_court_goes_on_source_by_source(door, words, monkeypatch):
         return heard(evidence)
 
     monkeypatch.setattr(job, "verdicts", verdicts)
-    assert "the source 'next token' of a: broken off" in door("analyze.py", *words, FEW).error
-    result = door("analyze.py", *words, FEW).result
+    words = [*words, "measure.sources=[rotated,next token]"]
+    assert "the source 'next token' of a: broken off" in door("analyze.py", *words).error
+    table = door("analyze.py", *words).result.table
     assert judged == ["rotated", "next token", "next token"]
-    table = result.table
-    assert table["source"].tolist() == ["rotated", "next token"]
-    assert table["kind"].tolist() == ["same", "leak"]
+    assert table[["source", "kind"]].to_numpy().tolist() == [["rotated", "same"], ["next token", "leak"]]
     assert set(SEEN) <= set(table)
-    whole = door("analyze.py", *words, FEW, "force=true").result.table
+    whole = door("analyze.py", *words, "force=true").result.table
     pd.testing.assert_frame_equal(whole, table, check_exact=True)
     assert judged[3:] == ["rotated", "next token"]
     assert table["KL, least squares"][0] < 1e-4 < table["KL, least squares"][1]
@@ -221,15 +202,9 @@ def test_given_the_token_and_both_ways_real_minis_are_told_from_what_misleads(do
     assert table.loc["next token", "KL"] > 2 > table.loc["bigram mean", "KL"], "no answer of the target's own"
 
 
-@pytest.mark.parametrize(
-    ("words_more", "message"),
-    [
-        (["measure.layer=3"], "measure.layer=3"),
-        (["measure.fit_tokens=10000000"], "measure.fit_tokens=10000000"),
-    ],
-)
-def test_what_cannot_be_judged_is_refused(words_more, message, door, words):
-    assert message in door("analyze.py", *words, *words_more).error
+@pytest.mark.parametrize("word", ["measure.layer=3", "measure.fit_tokens=10000000", "measure.siblings=[a]"])
+def test_what_cannot_be_judged_is_refused(word, door, words):
+    assert word.partition("=")[0] in door("analyze.py", *words, word).error
 
 
 def test_no_document_is_both_fitted_on_and_learnt_from():
@@ -239,9 +214,6 @@ def test_no_document_is_both_fitted_on_and_learnt_from():
     assert mine.tolist() == [[0, 1], [2, 3]]
     assert other.tolist() == [[6, 7], [8, 9], [10, 11]]
     assert job._spread(TokenRows(tokens, documents), 4).tolist() == [[0, 1], [6, 7]]
-
-
-# ------------------------------------------------------------------------------------------------------- MLEM profile
 
 
 def test_features_of_tokens_are_those_of_their_text_and_place():
@@ -260,20 +232,13 @@ def test_features_of_tokens_are_those_of_their_text_and_place():
 
 def test_profiles_are_alike_where_the_same_features_matter_and_only_there():
     generator = torch.Generator().manual_seed(0)
-    features = torch.randint(4, (150, len(KINDS)), generator=generator).float()
-    features[:, [0, 3, 4]] = torch.rand(150, 3, generator=generator)
-    scales = torch.tensor([8.0, 7, 6, 5, 4, 3, 2, 1])
-    first, turned = (
-        torch.cat([torch.nn.functional.one_hot(f.mul(4).long() if n in (0, 3, 4) else f.long(), 4) * scale
-                   for n, (f, scale) in enumerate(zip(features.T, order, strict=True))], 1).float()
-        for order in (scales, scales.flip(0))
-    )  # fmt: skip
+    levels = torch.randint(4, (120, len(KINDS)), generator=generator)
+    columns = torch.nn.functional.one_hot(levels, 4).float()
+    scales = torch.tensor([8.0, 7, 6, 5, 4, 3, 2, 1])[:, None]
+    first, turned = ((columns * order).flatten(1) for order in (scales, scales.flip(0)))
     rotation = torch.linalg.qr(torch.randn(32, 32, generator=generator))[0]
-    assert profile_likeness(features, first @ rotation, first, 0) > 0.9
-    assert profile_likeness(features, turned, first, 0) < 0
-    assert profile_likeness(features, torch.randn(150, 32, generator=generator), first, 0) < 0.9
-    with pytest.raises(ValueError, match="folds"):
-        profile_likeness(features[:3], first[:3], first[:3], 0)
+    assert profile_likeness(levels.float(), first @ rotation, first, 0) > 0.9
+    assert profile_likeness(levels.float(), turned, first, 0) < 0
 
 
 def test_a_profile_that_explains_nothing_is_like_no_other(monkeypatch):
@@ -284,26 +249,22 @@ def test_a_profile_that_explains_nothing_is_like_no_other(monkeypatch):
     assert profile_likeness(torch.zeros(9, 8), torch.zeros(9, 2), torch.zeros(9, 2), 0) == 0
 
 
-# -------------------------------------------------------------------------------------------------------- conclusions
-
-
-def planted(**change):
+def planted():
     """Two targets with three seeds: CKA tells all apart, KL (less is alike) is fooled by the token code."""
     values = {"rotated": 1.0, "affine": 0.9, "other seed": 0.6, "token code": 0.1, "next token": 0.2}
-    values |= {f"{share} % own": share / 200 for share in (0, 20, 40, 60, 80, 100)} | change
-    kinds = {entry.name: entry.kind for entry in SOURCES} | {"other seed": "real"}
-    rows = []
-    for target in ("x", "y"):
-        for seed in range(3):
-            for name, value in values.items():
-                kl = {"token code": 0.05}.get(name, 1 - value)
-                row = {"target": target, "layer": 1, "seed": seed, "source": name, "kind": kinds[name]}
-                rows.append({**row, "CKA": value + 0.01 * seed, "KL": kl + 0.01 * seed})
+    values |= {f"{share} % own": share / 200 for share in (0, 20, 40, 60, 80, 100)}
+    kinds, rows = {entry.name: entry.kind for entry in SOURCES} | {"other seed": "real"}, []
+    for target, seed, (name, value) in itertools.product("xy", range(3), values.items()):
+        kl = 0.05 if name == "token code" else 1 - value
+        row = {"target": target, "layer": 1, "seed": seed, "source": name, "kind": kinds[name]}
+        rows.append({**row, "CKA": value + 0.01 * seed, "KL": kl + 0.01 * seed})
     return pd.DataFrame(rows)
 
 
 def test_a_summary_says_what_was_planted():
-    found = summary(planted()).set_index("judge")
+    table = planted().assign(future=0.0)
+    table["future"] = (table["source"] == "next token") * 0.5 + (table["source"] == "token code") * -1.0
+    found = summary(table).set_index("judge")
     assert found.loc["CKA", ["auc", "auc_low", "auc_high", "real_auc"]].tolist() == [1, 1, 1, 1]
     assert found.loc["CKA", "margin"] == pytest.approx(0.7)
     assert found.loc["CKA", "real_margin"] == pytest.approx(0.4)
@@ -311,20 +272,14 @@ def test_a_summary_says_what_was_planted():
     assert found.loc["KL", "auc"] == 0.75, "rotated is above both, affine above one of two"
     assert found.loc["KL", "margin"] == pytest.approx(0.05 - 0.1)
     assert found.loc["KL", "fooled_by"] == found.loc["KL", "real_fooled_by"] == "token code"
-
-
-def test_a_judge_is_held_against_the_decoys_that_it_is_meant_for():
-    table = planted()
-    table["future"] = (table["source"] == "next token") * 0.5 + (table["source"] == "token code") * -1.0
-    found = summary(table).set_index("judge").loc["future"]
-    assert (found["auc"], found["fooled_by"], found["decoys"]) == (1, "", "every decoy of kind leak")
+    meant = found.loc["future", ["auc", "fooled_by", "decoys"]].tolist()
+    assert meant == [1, "", "every decoy of kind leak"], "token code is no decoy of this judge"
 
 
 def test_courts_are_not_compared_with_each_other():
     shifted = planted()
     shifted.loc[shifted["target"] == "y", "CKA"] += 5
-    assert margin(shifted, SEEN["CKA"], ["same"]) == pytest.approx(0.7)
-    assert fooled(shifted, SEEN["CKA"], ["same"]) == []
+    assert margin(shifted, SEEN["CKA"], ["same"]) == (pytest.approx(0.7), [])
 
 
 def test_doses_follow_the_share_of_the_targets_own():
@@ -343,7 +298,7 @@ def test_thresholds_of_one_target_are_tested_on_another():
     assert right.loc["KL", ["alike", "decoys"]].min() < 1
 
 
-SEEN_OF_KIND = {  # R² given the token both ways, CKA given the token, future, KL
+SEEN_OF_KIND = {  # the columns of COLUMNS, and KL
     "same": (1.0, 1.0, 0.4, 0.0, 0.03),
     "answers": (0.7, 0.6, 0.37, 0.0, 0.1),
     "part": (0.8, 1.0, 0.9, 0.0, 0.1),
@@ -366,21 +321,29 @@ def seen_of_kinds(target="x"):
 
 
 def test_thresholds_of_verdicts_lie_between_what_a_rule_is_meant_for_and_the_nearest_others():
-    found = fitted_thresholds(pd.DataFrame(seen_of_kinds()))
-    assert found == pytest.approx(
-        ((0.3 + 0) / 2, (1 + 0.8) / 2, (0.4 + 0.222) / 2, (0 + 0.2) / 2, (0.1 + 1.5) / 1.1 / 2)
-    )
-    no_leaks = [row for row in seen_of_kinds() if row["kind"] != "leak"]
-    assert fitted_thresholds(pd.DataFrame(no_leaks)).leak == Thresholds().leak
+    table = pd.DataFrame(seen_of_kinds())
+    ends = (0.3, 0), (1, 0.8), (0.4, 0.222), (0, 0.2), (0.1 / 1.1, 1.5 / 1.1)
+    assert fitted_thresholds(table) == pytest.approx(tuple(sum(pair) / 2 for pair in ends))
+    assert fitted_thresholds(table.query("kind != 'leak'")).leak == Thresholds().leak
 
 
-def test_verdicts_by_thresholds_from_other_targets_are_among_the_claims(tmp_path):
+@pytest.fixture(scope="module")
+def experiment():
+    """The experiment on the minis, and its case."""
+    found = experiment_named("validity/court")
+    return found, found.case(composed("experiment=validity/court", "scale=mini", door="analyze"))
+
+
+def concluded(experiment, table, folder):
+    """What the experiment concludes from a table."""
+    table.to_csv(folder / "table.csv", index=False)
+    found, case = experiment
+    return found.conclude(replace(case, results={"all": Result(folder)}))
+
+
+def test_verdicts_by_thresholds_from_other_targets_are_among_the_claims(experiment, tmp_path):
     strange = [{**row, "future": row["future"] / 2 + 0.16} for row in seen_of_kinds("y")]
-    table = pd.DataFrame([*seen_of_kinds(), *strange])
-    table.to_csv(tmp_path / "table.csv", index=False)
-    experiment = experiment_named("validity/court")
-    case = experiment.case(composed("experiment=validity/court", "scale=mini", door="analyze"))
-    found = experiment.conclude(Case(case.config, case.models, {"all": Result(tmp_path)}))
+    found = concluded(experiment, pd.DataFrame([*seen_of_kinds(), *strange]), tmp_path)
     others = found.tables["sentences_of_others"].set_index(["target", "source"])
     assert others.loc[("y", "a same"), "verdict"] == "leak", "x's threshold of .15 is too low for y"
     assert others.loc[("y", "a same"), "leak"] == pytest.approx(0.15)
@@ -393,35 +356,33 @@ def test_verdicts_by_thresholds_from_other_targets_are_among_the_claims(tmp_path
 
 
 def test_sentences_are_right_where_rules_were_followed_and_only_there():
-    rows = seen_of_kinds()
-    found = sentenced(pd.DataFrame(rows)).set_index("source")
+    table = pd.DataFrame(seen_of_kinds())
+    found = sentenced(table).set_index("source")
     assert found["right"].drop("a real").all()
-    assert found.loc["a real", "right"] is None
-    assert found.loc["a real", "verdict"] == "related"
-    stricter = sentenced(pd.DataFrame(rows), Thresholds(leak=0.5)).set_index("source")
-    assert not stricter.loc["a leak", "right"]
-    (claim,) = _sentence_claims(sentenced(pd.DataFrame(rows)).query("kind == 'leak'"), "1 court")
+    assert found.loc["a real", ["right", "verdict"]].tolist() == [None, "related"]
+    assert not sentenced(table, Thresholds(leak=0.5)).set_index("source").loc["a leak", "right"]
+    (claim,) = _sentence_claims(sentenced(table).query("kind == 'leak'"), "1 court")
     assert (claim.verdict, claim.numbers) == ("holds", "a leak: leak")
 
 
 @pytest.mark.slow
-def test_the_experiment_has_a_court_for_each_target_and_seed_and_says_who_is_fooled(tmp_path):
-    words = ["experiment=validity/court", "scale=mini", "measure.seeds=2"]
-    experiment = experiment_named("validity/court")
+def test_the_experiment_has_a_court_for_each_target_and_seed():
+    words, experiment = (
+        ["experiment=validity/court", "scale=mini", "measure.seeds=2"],
+        experiment_named("validity/court"),
+    )
     config = composed(*words, door="analyze")
-    case = experiment.case(config)
-    jobs = [job_of(config, part) for part in experiment.parts(case)]
-    assert [(each.model.name, each.seed) for each in jobs] == [
-        ("gelu-3l-mini", 0), ("gelu-3l-mini", 1), ("solu-3l-mini", 0), ("solu-3l-mini", 1),
-    ]  # fmt: skip
+    jobs = [job_of(config, part) for part in experiment.parts(experiment.case(config))]
+    names = [("gelu-3l-mini", 0), ("gelu-3l-mini", 1), ("solu-3l-mini", 0), ("solu-3l-mini", 1)]
+    assert [(each.model.name, each.seed) for each in jobs] == names
     assert jobs[0].measure.siblings == SIBLINGS["gelu-3l-mini"]
     one = composed(*words, "model=gelu-3l-mini", "measure.siblings={mine: gelu-4l-mini}", door="analyze")
     (first, _) = (job_of(one, part) for part in experiment.parts(experiment.case(one)))
     assert first.measure.siblings == {"mine": "gelu-4l-mini"}
 
-    planted().to_csv(tmp_path / "table.csv", index=False)
-    conclusion = experiment.conclude(Case(config, case.models, {"all": Result(tmp_path)}))
-    verdicts = {claim.claim: claim for claim in conclusion.claims}
+
+def test_the_experiment_says_who_is_fooled(experiment, tmp_path):
+    verdicts = {claim.claim: claim for claim in concluded(experiment, planted(), tmp_path).claims}
     assert verdicts["CKA ranks everything that is the same above every decoy"].verdict == "holds"
     by = verdicts["KL ranks every other trained model above every decoy"]
     assert by.verdict == "does not hold"
@@ -429,19 +390,12 @@ def test_the_experiment_has_a_court_for_each_target_and_seed_and_says_who_is_foo
     assert verdicts["a threshold of CKA from half of the targets is right on the other half"].verdict == "holds"
 
 
-def test_a_court_that_heard_some_sources_concludes_what_it_can(tmp_path):
-    experiment = experiment_named("validity/court")
-    case = experiment.case(composed("experiment=validity/court", "scale=mini", door="analyze"))
-    for heard in (["rotated", "affine"], ["token code"], ["rotated", "token code"], ["40 % own"]):
-        planted().query("source in @heard").to_csv(tmp_path / "table.csv", index=False)
-        found = experiment.conclude(Case(case.config, case.models, {"all": Result(tmp_path)}))
-        assert bool(found.claims) == (heard == ["rotated", "token code"])
-        found.draw(tmp_path)
+@pytest.mark.parametrize("names", [["rotated", "affine"], ["token code"], ["rotated", "token code"], ["40 % own"]])
+def test_a_court_that_heard_some_sources_concludes_what_it_can(names, experiment, tmp_path):
+    found = concluded(experiment, planted().query("source in @names"), tmp_path)
+    assert bool(found.claims) == (names == ["rotated", "token code"])
 
 
-def test_a_court_is_drawn(tmp_path):
-    from thinkalike.papers.validity_court import _draw
-
-    table = planted()
-    _draw(table, doses(table), tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"court.png", "court.svg", "doses.png", "doses.svg"}
+def test_a_court_is_drawn(experiment, tmp_path):
+    concluded(experiment, planted(), tmp_path).draw(tmp_path)
+    assert {path.stem for path in tmp_path.glob("*.svg")} == {"court", "doses"}

@@ -1,4 +1,4 @@
-"""The documentation runs: every command that needs no hub, the tutorials as notebooks, and the site in a browser."""
+"""The documentation runs: every command that needs no hub, the tutorials as notebooks, and the site."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -18,44 +16,19 @@ import pages
 import tiny
 from conftest import ROOT
 from test_docs import COMMANDS, DOCS, SCHEMAS, script
-from test_report_browser import chromium  # noqa: F401, a fixture
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS
-
-# ------------------------------------------------------------------------------------------------------------ commands
 
 LONG = {"experiment", "task", "population", "pairs"}  # settings of jobs that take minutes
 LONG_MEASURES = {"court", "atlas", "population", "asymmetry", "steering", "probes", "transfer_maps"}
 FEW = ["measure.batches=2", "measure.tokens_per_batch=256"]
 STITCHES = ["stitch.steps=2", "stitch.warmup=1", "stitch.tokens_per_step=256", "data.report_tokens=4096"]
-FEATURES = ["measure.folds=2", "measure.permutations=1"]
-CARRIED = ["measure.draws=2", "measure.resamples=20"]
-PROBES = [*CARRIED, "layers=[[2,2]]", "stimuli.features=[Question,PoS]", "stimuli.sentences=60"]
-CLASSIFIERS = ["pairs.fit_pairs=600", "pairs.report_pairs=60"]
 SMALL = {
     "train": STITCHES,
-    "mlem": [*FEATURES, "measure.ceilings=0"],
+    "mlem": ["measure.folds=2", "measure.permutations=1", "measure.ceilings=0"],
     "r2": [*FEW, "measure.fit_batches=4"],
     "loss": ["data.report_tokens=4096"],
-    "rsa": [],
     **dict.fromkeys(("cka", *DECLARED, *OUTPUTS), FEW),
-    "asymmetry": [],
-    "atlas": ["measure.batches=4", "measure.tokens_per_batch=256", "measure.fit_batches=2"],
-    "court": ["measure.steps=2", "measure.sources=[rotated,next token]", "measure.report_tokens=4096"],
-    "probes": PROBES,
-    "steering": [*CARRIED, "measure.pairs=40"],
-    "transfer_maps": ["measure.fit_tokens=4096"],
-    "pretrain": ["pretrain.tokens=4096", "pretrain.tokens_per_step=512", "pretrain.warmup=2"],
-    "nli": [*CLASSIFIERS, "nli.epochs=1"],
-    "sae": ["sae.tokens=4096", "sae.width=48", "sae.k=4", "sae.map_tokens=512"],
-    **{f"brown2023/figure{number}": FEW for number in (3, 4, 5, 9, 10)},
-    **{f"brown2023/figure{number}": [*CLASSIFIERS, "population.per_group=2"] for number in (2, 7, 8)},
-    **{f"salle2024/{name}": [*FEATURES, "stimuli.sample=300"] for name in ("figure2", "figure3", "figure4")},
-    "salle2024/figure_s5": ["stimuli.sample=120"],
-    "chen2025/probes": PROBES,
-    "chen2025/steering": [*CARRIED, "measure.pairs=40"],
-    "validity/court": ["measure.steps=2", "measure.sources=[rotated,next token]"],
 }  # of every job, so that it takes seconds
-FEWER = {"nli.index=range(20)": "nli.index=range(2)", "hydra.sweeper.n_trials=20": "hydra.sweeper.n_trials=2"}
 
 
 def settings(command):
@@ -86,7 +59,6 @@ def runs(command):
 
 
 RUN = [command for command in COMMANDS if runs(command)]
-RUN_LONG = [command for command in COMMANDS if alone(command) and not runs(command)]
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +99,7 @@ def smaller(command):
     small = [word for word in SMALL.get(kind_of(command), []) if word.partition("=")[0] not in given]
     if "activations" in given:  # all stimuli are compared, and they are few
         small = []
-    return [*(FEWER.get(word, word) for word in command.words), *small]
+    return [*command.words, *small]
 
 
 @pytest.mark.slow
@@ -140,37 +112,6 @@ def test_a_command_of_a_page_runs(command, door, workplace, tmp_path):
     done = door(f"{command.door}.py", *words, "threads=1", "logger=none", f"store={tmp_path}/results")
     assert done.status == 0, done.stderr
     assert done.stdout.splitlines()[-1].startswith("results: ")
-
-
-NEEDED = {
-    "joblib": "hydra_plugins.hydra_joblib_launcher",
-    "optuna": "hydra_plugins.hydra_optuna_sweeper",
-    "tensorboard": "tensorboard",
-}
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    """A folder whose store all long commands share, so that figures rest on the same jobs."""
-    return tmp_path_factory.mktemp("shared")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(9000)  # figures 1 and 6 of brown2023 take more than an hour of one core
-@pytest.mark.parametrize("command", RUN_LONG, ids=called)
-def test_a_long_command_of_a_page_runs(command, shared):
-    line = " ".join(command.words)
-    for word, package in NEEDED.items():
-        if f"={word}" in line:
-            pytest.importorskip(package)
-    environment = {**os.environ, "WANDB_MODE": "offline", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    words = [sys.executable, str(ROOT / f"{command.door}.py"), *smaller(command)]
-    done = subprocess.run(words, cwd=shared, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^(results: |.*(FLOP|forward passes))", done.stdout, re.MULTILINE)
-
-
-# ----------------------------------------------------------------------------------------------------------- tutorials
 
 
 def needs(*packages):
@@ -216,55 +157,16 @@ def test_what_differs_is_seen():
             same("penalty 0.205", other)
 
 
-# ---------------------------------------------------------------------------------------------------------------- site
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The site, built strictly by mkdocs in a process without a network but loopback."""
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+@pytest.mark.slow
+@needs("mkdocs", "material", "mkdocstrings")
+def test_the_site_builds_strictly_and_asks_nothing_of_a_network(tmp_path):
+    """It is built by a process without a network but loopback."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "http_proxy": "http://127.0.0.1:9"}
     built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert built.returncode == 0, built.stdout + built.stderr
-    return folder
-
-
-@pytest.mark.slow
-@needs("mkdocs", "material", "mkdocstrings")
-def test_the_site_builds_strictly_and_asks_nothing_of_a_network(site):
-    found = sorted(str(path.relative_to(site)) for path in site.rglob("*.html"))
+    found = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.html")}
     assert {"index.html", "tutorials/first-hour.html", "reference/settings.html", "reference/api.html"} <= set(found)
     loaded = re.compile(r"<(?:script|img|iframe)[^>]+src=\"?(https?:)?//|<link[^>]+rel=\"?stylesheet\"?[^>]+https?://")
-    assert [name for name in found if loaded.search((site / name).read_text())] == []
-    assert "thinkalike.measures.metric" in (site / "reference" / "api.html").read_text()
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
-@pytest.mark.slow
-@pytest.mark.browser
-@needs("mkdocs", "material", "mkdocstrings")
-@pytest.mark.parametrize("width", [1280, 390])
-def test_pages_open_without_an_error_or_a_request_elsewhere(site, chromium, width):  # noqa: F811
-    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *args: Quiet(*args, directory=str(site)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address, wrong = f"http://127.0.0.1:{server.server_port}/", []
-    page = chromium.new_page(viewport={"width": width, "height": 900})
-    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on(
-        "request", lambda request: None if request.url.startswith((address, "data:")) else wrong.append(request.url)
-    )
-    for name in ("index", "tutorials/first-hour", "reference/settings", "reference/api"):
-        page.goto(f"{address}{name}.html")
-        assert page.locator("h1").count() == 1
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{name} scrolls sideways"
-    page.goto(f"{address}index.html?q=penalty")
-    page.get_by_text("matching documents").wait_for()
-    page.close()
-    server.shutdown()
-    assert wrong == []
+    assert [name for name, text in found.items() if loaded.search(text)] == []
+    assert "thinkalike.measures.metric" in found["reference/api.html"]

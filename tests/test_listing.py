@@ -1,15 +1,14 @@
-"""Lists of results: what is shown of them, which are chosen, and what is no result."""
+"""Lists of results: what is shown of them, which are chosen, what is no result, and the joint table of a sweep."""
 
 from __future__ import annotations
 
 import io
 import json
-import re
 import shutil
 import sys
-import time
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 import pytest
@@ -17,8 +16,9 @@ import pytest
 import thinkalike
 from test_store import TABLE
 from thinkalike.cli import main
+from thinkalike.config import Made
 from thinkalike.errors import ConfigError, StoreError
-from thinkalike.listing import search, selected
+from thinkalike.listing import search, selected, show_sweep, shown
 from thinkalike.listing.found import Query, moment
 from thinkalike.store import Headline, Job
 from thinkalike.store.result import seal
@@ -50,35 +50,30 @@ def store(tmp_path) -> Path:
     return place
 
 
-class Listed:
-    """Calls `thinkalike results` inside this process, and keeps what it says."""
+class Listed(NamedTuple):
+    """What `thinkalike results` says, and its exit status."""
 
-    def __init__(self, monkeypatch, *words: str, columns: int = 80):
-        out, err, self.status = io.StringIO(), io.StringIO(), 0
-        monkeypatch.setenv("COLUMNS", str(columns))
-        monkeypatch.setattr(sys, "argv", ["thinkalike", "results", *map(str, words)])
-        monkeypatch.setattr(sys, "stdout", out)
-        monkeypatch.setattr(sys, "stderr", err)
-        try:
-            main()
-        except SystemExit as end:
-            self.status = end.code
-        monkeypatch.undo()
-        self.out, self.err = out.getvalue(), err.getvalue()
+    out: str
+    err: str
+    status: int
 
 
 @pytest.fixture
-def listed():
-    """Return what `thinkalike results` says of some words."""
+def listed(monkeypatch, capsys):
+    """Calls `thinkalike results` inside this process."""
 
-    def call(*words, **more) -> Listed:
-        with pytest.MonkeyPatch.context() as patch:
-            return Listed(patch, *words, **more)
+    def call(*words, columns: int = 80) -> Listed:
+        status = 0
+        with monkeypatch.context() as patch:
+            patch.setenv("COLUMNS", str(columns))
+            patch.setattr(sys, "argv", ["thinkalike", "results", *map(str, words)])
+            try:
+                main()
+            except SystemExit as end:
+                status = end.code
+        return Listed(*capsys.readouterr(), status)
 
     return call
-
-
-# ---------------------------------------------------------------------------------------------------------- on a screen
 
 
 def test_a_list_has_all_results_with_their_headlines_and_the_settings_that_differ(store, listed):
@@ -92,7 +87,7 @@ def test_a_list_has_all_results_with_their_headlines_and_the_settings_that_diffe
     assert shown.out.index("loss:") < shown.out.index("aa") < shown.out.index("bb"), "the newest comes last"
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("columns", [40, 200])
 def test_it_fits_the_screen_and_never_cuts_the_name_of_a_model(tmp_path, listed, columns):
     names = ("gelu-3l-mini", "organisation/a-model-with-a-very-long-name-that-ends-in-mini")
     planted(tmp_path, "cka", "aa", names, {"layers": [[0, 0]] * 40})
@@ -100,11 +95,6 @@ def test_it_fits_the_screen_and_never_cuts_the_name_of_a_model(tmp_path, listed,
     shown = listed(tmp_path, columns=columns).out
     assert all(name in shown for name in names)
     assert max(map(len, shown.splitlines())) <= max(columns, len(names[1]) + 4)
-    narrow = listed(tmp_path, "kind=cka", "model=gelu-3l-mini", columns=80)
-    assert re.search(r"gelu-3l-mini(?= |$)", narrow.out, re.MULTILINE)
-
-
-# --------------------------------------------------------------------------------------------------------- for machines
 
 
 def test_csv_and_json_are_clean_and_in_full_precision(tmp_path, listed):
@@ -122,19 +112,14 @@ def test_csv_and_json_are_clean_and_in_full_precision(tmp_path, listed):
 
 
 def test_in_python_it_is_a_table(store):
-    table = thinkalike.results(store)
-    assert table["key"].tolist() == ["cc", "aa", "bb"]
-    assert table.loc[table["key"] == "bb", "stitch.steps"].tolist() == [10]
-    assert table.loc[table["key"] == "aa", "stitch.steps"].tolist() == [2000]
+    table = thinkalike.results(store).set_index("key")
+    assert table.index.tolist() == ["cc", "aa", "bb"]
+    assert table.loc[["aa", "bb"], "stitch.steps"].tolist() == [2000, 10]
     assert table["date"].iloc[0] == datetime(2026, 11, 1, 12, tzinfo=timezone.utc)
-    assert thinkalike.results(store, kind="loss")["key"].tolist() == ["cc"]
     assert thinkalike.results(store, kind=["loss", "stitching"], since="2026-11-03")["key"].tolist() == ["bb"]
     assert len(thinkalike.results(store, model="solu-3l-mini")) == 2
     with pytest.raises(ConfigError, match=r"kind=stitchin is in no result of .*; did you mean 'stitching'\?"):
         thinkalike.results(store, kind="stitchin")
-
-
-# ----------------------------------------------------------------------------------------------------------- which ones
 
 
 @pytest.mark.parametrize(
@@ -142,15 +127,11 @@ def test_in_python_it_is_a_table(store):
     [
         ("kind=loss", "cc"),
         ("kind=loss,stitching", "cc aa bb"),
-        ("model=solu-3l-mini", "aa bb"),
         ("model=solu-3l-mini,gelu-3l-mini kind=stitching", "aa bb"),
         ("since=2026-11-03", "bb"),
-        ("since=2026-11-02T12:00:00+00:00", "aa bb"),
         ("since=2026-11-02T14:00:00+02:00", "aa bb"),
         ("sort=score", "aa cc bb"),
-        ("sort=kind", "cc aa bb"),
-        ("sort=models", "cc aa bb"),
-        ("sort=duration", "cc aa bb"),
+        *((f"sort={order}", "cc aa bb") for order in ("kind", "models", "duration")),
     ],
 )
 def test_results_are_chosen_and_sorted(store, listed, words, keys):
@@ -163,28 +144,18 @@ def test_times_ago_are_counted_back_from_now():
     assert [(now - moment(text, now)) / timedelta(hours=1) for text in ("12h", "7d", "2w")] == [12, 168, 336]
 
 
-# --------------------------------------------------------------------------------------------------- what is no result
-
-
-def _without_files(folder: Path) -> None:
-    (folder / "table.csv").unlink()
-
-
-def _of_another_program(folder: Path) -> None:
-    (folder / "manifest.json").write_text('{"files": []}')
-
-
-def _with_another_record(folder: Path) -> None:
-    (folder / "result.json").write_text("[]")
-    seal(folder)
-
-
-@pytest.mark.parametrize("damage", [_without_files, _of_another_program, _with_another_record])
-def test_a_damaged_folder_is_named_and_skipped(store, listed, damage):
-    damage(store / "stitching" / "aa")
+@pytest.mark.parametrize(
+    ("file", "text"), [("table.csv", None), ("manifest.json", '{"files": []}'), ("result.json", "[]")]
+)
+def test_a_damaged_folder_is_named_and_skipped(store, listed, file, text):
+    """A file that is gone, the manifest of another program, and a record of another form."""
+    folder = store / "stitching" / "aa"
+    (folder / file).write_text(text) if text else (folder / file).unlink()
+    if file == "result.json":
+        seal(folder)
     shown = listed(store)
     (line,) = shown.err.splitlines()
-    assert line.startswith(f"skipped: {store}/stitching/aa")
+    assert line.startswith(f"skipped: {folder}")
     assert "damaged" in line or "missing" in line
     assert (shown.status, "bb" in shown.out, "aa" in shown.out.replace(str(store), "")) == (0, True, False)
 
@@ -193,9 +164,8 @@ def test_foreign_folders_are_named_once_and_those_of_loggers_are_not(store, list
     for name in ("notes/2026", "wandb/offline-run-1", ".cache/x", "stitching/mine"):
         (store / name).mkdir(parents=True)
     (store / "README.md").write_text("mine")
-    lines = [f"{store}/README.md holds no results", f"{store}/notes holds no results"]
-    lines.append(f"{store}/stitching/mine holds no finished result")
-    assert listed(store).err.splitlines() == [f"skipped: {line}" for line in lines]
+    named = ("README.md holds no results", "notes holds no results", "stitching/mine holds no finished result")
+    assert listed(store).err.splitlines() == [f"skipped: {store}/{line}" for line in named]
 
 
 def test_unfinished_jobs_are_mentioned(store, listed):
@@ -206,34 +176,25 @@ def test_unfinished_jobs_are_mentioned(store, listed):
     assert "holds no such finished results, and 1 unfinished;" in listed(store).err
 
 
-def test_a_store_of_200_results_is_listed_quickly(store):
-    for number in range(100):
-        for key in ("aa", "bb"):
-            shutil.copytree(store / "stitching" / key, store / "stitching" / f"{key}{number:03}")
-    began = time.monotonic()
-    assert len(thinkalike.results(store)) == 203
-    assert time.monotonic() - began < 8
-
-
-# ------------------------------------------------------------------------------------------------------- which settings
-
-
 def test_settings_that_follow_from_the_name_of_a_model_are_not_shown(tmp_path):
     """The checkpoints of two models differ; the dtype of one model is a setting that tells its results apart."""
-    one = {"model": {"name": "a", "hub_id": "x/a", "dtype": "bfloat16"}}
-    other = {"model": {"name": "b", "hub_id": "x/b"}}
-    planted(tmp_path, "loss", "aa", ("a",), one)
-    planted(tmp_path, "loss", "bb", ("b",), other)
-    assert not [name for name in thinkalike.results(tmp_path) if "." in name]
-    planted(tmp_path, "loss", "cc", ("a",), {"model": {"name": "a", "hub_id": "x/a"}})
-    assert [name for name in thinkalike.results(tmp_path) if "." in name] == ["model.dtype"]
+
+    def dotted():
+        return [name for name in thinkalike.results(tmp_path) if "." in name]
+
+    a = {"name": "a", "hub_id": "x/a"}
+    planted(tmp_path, "loss", "aa", ("a",), {"model": a | {"dtype": "bfloat16"}})
+    planted(tmp_path, "loss", "bb", ("b",), {"model": {"name": "b", "hub_id": "x/b"}})
+    assert dotted() == []
+    planted(tmp_path, "loss", "cc", ("a",), {"model": a})
+    assert dotted() == ["model.dtype"]
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [("sort=skore", "score"), ("knd=loss", "kind"), ("--jsn", "--json"), ("since=soon", "soon"), ("kind=los", "loss")],
 )
-def test_a_bad_query_names_what_is_meant(store, listed, words, named):
+def test_a_bad_query_names_what_is_meant(store, words, named):
     with pytest.raises(ConfigError, match=named):
         selected(search(store), Query.parsed([words]))
 
@@ -241,3 +202,51 @@ def test_a_bad_query_names_what_is_meant(store, listed, words, named):
 def test_a_store_that_is_not_there_is_refused():
     with pytest.raises(StoreError, match="nowhere at all"):
         search(Path("nowhere at all"))
+
+
+BOTH = ("gelu-3l-mini", "solu-3l-mini")
+
+
+@pytest.fixture
+def made(tmp_path) -> list[Made]:
+    """Three jobs of a sweep over models and steps; the last differs in its steps alone."""
+    logger = {"kind": "csv", "project": "mine", "entity": None, "group": None}
+    jobs = []
+    for number, (model, steps) in enumerate([("gelu-3l-mini", 10), ("solu-3l-mini", 10), ("solu-3l-mini", 20)]):
+        folder = planted(tmp_path, "stitching", str(number), BOTH, value=0.25 * (number + 1))
+        jobs.append(Made(number, [f"model={model}", f"stitch.steps={steps}", "seed=3"], str(folder), logger))
+    return jobs
+
+
+def test_it_has_what_was_swept_and_the_headlines(made, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    show_sweep(made)
+    shown = capsys.readouterr().out
+    assert "jobs of the sweep: 3" in shown
+    for text in ("model=gelu-3l-mini", "stitch.steps=20", "score 0.75 [0.65, 0.85]"):
+        assert text in shown
+    assert "seed" not in shown, "all jobs have the same"
+    assert max(map(len, shown.splitlines())) <= 80
+
+
+def test_in_wandb_it_is_a_run_of_the_group_where_a_job_was_logged_there(made, monkeypatch):
+    published = []
+    monkeypatch.setattr(shown, "publish_table", lambda *given: published.append(given))
+    show_sweep(made)
+    assert not published
+    show_sweep([*made[:2], made[2]._replace(logger=made[2].logger | {"kind": "wandb"})])
+    ((config, about, table),) = published
+    assert (config.kind, config.project, about.kind) == ("wandb", "mine", "sweep")
+    assert about.store == Path(made[0].folder).parent.parent
+    assert table["stitch.steps"].tolist() == ["10", "10", "20"]
+    assert table["score"].tolist() == [0.25, 0.5, 0.75]
+    assert table["folder"].tolist() == [each.folder for each in made]
+
+
+def test_a_result_that_is_gone_is_left_out_with_a_word(made, capsys, caplog):
+    shutil.rmtree(made[1].folder)
+    show_sweep(made)
+    assert "jobs of the sweep: 2" in capsys.readouterr().out
+    assert f"left out of the sweep's table: {made[1].folder} is damaged" in caplog.text
+    show_sweep([made[1]])
+    assert capsys.readouterr().out == ""

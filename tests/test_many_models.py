@@ -27,19 +27,16 @@ def depths(side):
     return [len(WIDTHS[model]) for model in side]
 
 
-def agree(one, other):
-    """Two metrics hold the same batches to the bit."""
-    assert one.records.keys() == other.records.keys()
-    for number, record in one.records.items():
-        assert all(torch.equal(found, other.records[number][name]) for name, found in record.items())
+def agree(one, other, *numbers):
+    """Two metrics hold the same batches to the bit; with numbers, these batches."""
+    for number in numbers or one.records.keys() | other.records.keys():
+        own, theirs = one.records[number], other.records[number]
+        assert all(torch.equal(found, theirs[name]) for name, found in own.items())
 
 
-# ---------------------------------------------------------------------------------------------------------------- CKA
-
-
-@pytest.mark.parametrize("given", ["none", "token"])
-@pytest.mark.parametrize("null", [0, 2])
-@pytest.mark.parametrize("n", [150, 601])
+@pytest.mark.parametrize(
+    ("n", "null", "given"), [(150, 0, "none"), (601, 2, "none"), (150, 2, "token"), (601, 0, "token")]
+)
 def test_a_pair_among_three_models_has_the_bits_of_the_pair_alone(n, null, given):
     metrics = [CKAMeans(*depths(side), given=given, permutations=null) for side in SIDES]
     for number in range(2):
@@ -50,14 +47,12 @@ def test_a_pair_among_three_models_has_the_bits_of_the_pair_alone(n, null, given
         for (source, target), metric in zip(SIDES, metrics, strict=True):
             alone = CKAMeans(*depths((source, target)), given=given, permutations=null)
             alone.update([x.clone() for x in states[source]], [x.clone() for x in states[target]], mask, number, groups)
-            found = metric.records[number]
-            assert all(torch.equal(found[name], alone.records[number][name]) for name in found)
+            agree(alone, metric, number)
 
 
-OPTIONS = [{"estimator": "biased"}, {"kernel": "rbf"}, {"flatten": "mean", "permutations": 2}]
-
-
-@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    "options", [{"estimator": "biased"}, {"kernel": "rbf"}, {"flatten": "mean", "permutations": 2}]
+)
 def test_options_keep_the_bits(options):
     states, *_ = drawn(120)
     states = [[x.view(30, 4, -1) for x in layers] for layers in states]
@@ -86,15 +81,10 @@ def test_what_was_computed_before_is_forgotten():
     assert found.batches == 2
 
 
-# ------------------------------------------------------------------------------------------- neighbours and prediction
-
-
 @pytest.mark.parametrize("given", ["none", "token"])
 def test_neighbours_of_a_pair_among_three_models_are_those_of_the_pair_alone(given, monkeypatch):
     def new(side):
-        if given == "token":
-            return LayerMeans(*depths(side), mutual_measure(5), given="token")
-        return LayerMeans(*depths(side), mutual_measure(5))
+        return LayerMeans(*depths(side), mutual_measure(5), **({"given": given} if given == "token" else {}))
 
     monkeypatch.setattr(mutual, "AT_ONCE", 5000)
     monkeypatch.setattr(mutual, "SIMILARITIES", 3000)
@@ -102,7 +92,7 @@ def test_neighbours_of_a_pair_among_three_models_are_those_of_the_pair_alone(giv
     for number in range(2):
         states, tokens, mask = drawn()
         groups = {"groups": tokens} if given == "token" else {}
-        type(metrics[0]).update_pairs(metrics, SIDES, states, mask, number, **groups)
+        LayerMeans.update_pairs(metrics, SIDES, states, mask, number, **groups)
         for (source, target), metric in zip(SIDES, metrics, strict=True):
             alone = new((source, target))
             alone.update(states[source], [x.clone() for x in states[target]], mask, number, **groups)

@@ -91,14 +91,8 @@ def seen(chromium, address):
 
 def cell(page, panel: int, row: int, column: int):
     """The cell of a matrix: a layer of the first model and one of the second."""
-    return (
-        page.locator("#pair figure.panel")
-        .nth(panel)
-        .locator("g[role=row]")
-        .nth(row)
-        .locator("[role=gridcell]")
-        .nth(column)
-    )
+    rows = page.locator("#pair figure.panel").nth(panel).locator("g[role=row]")
+    return rows.nth(row).locator("[role=gridcell]").nth(column)
 
 
 def of(table: pd.DataFrame, source: int, target: int) -> pd.Series:
@@ -110,11 +104,9 @@ def readouts(page) -> list[str]:
     return page.locator("#pair .readout").all_inner_texts()
 
 
-def shortly(*values: float) -> list[str]:
-    return [f"{value:.4g}" for value in values]
-
-
-# ---------------------------------------------------------------------------------------------------------- pointing
+def begins(row: pd.Series, name: str, low: str, high: str) -> str:
+    """How a value and its interval are written."""
+    return f"{row[name]:.4g} [{row[low]:.4g}, {row[high]:.4g}]"
 
 
 def test_what_is_pointed_at_in_one_matrix_is_read_in_all_of_them(seen, tables):
@@ -124,33 +116,25 @@ def test_what_is_pointed_at_in_one_matrix_is_read_in_all_of_them(seen, tables):
     for a, b in [(2, 0), (1, 1)]:
         cell(page, 0, a, b).hover()
         first, second = readouts(page)
-        there, back = of(tables["cka"], a, b), of(tables["stitching"], b, a)
-        value, low, high = shortly(there["value"], there["low"], there["high"])
-        assert first.startswith(f"{value} [{low}, {high}]")
-        value, low, high = shortly(back["penalty"], back["penalty_low"], back["penalty_high"])
-        assert second.startswith(f"{value} [{low}, {high}]"), "the other direction, turned"
-
-
-def test_what_was_not_computed_is_said_so(seen):
-    page = seen()
+        assert first.startswith(begins(of(tables["cka"], a, b), "value", "low", "high"))
+        other = begins(of(tables["stitching"], b, a), "penalty", "penalty_low", "penalty_high")
+        assert second.startswith(other), "the other direction, turned"
     cell(page, 0, 2, 1).hover()
-    assert readouts(page)[1].startswith("not computed")
-    assert not readouts(page)[0].startswith("not computed"), "control"
+    assert [text.startswith("not computed") for text in readouts(page)] == [False, True]
 
 
 def test_arrow_keys_move_through_a_matrix_and_enter_chooses(seen, tables):
-    page = seen()
+    page, chosen = seen(), "Layer 2 of a-mini and layer 1 of b-mini"
     cell(page, 0, 0, 0).focus()
     for key in ("ArrowUp", "ArrowRight", "ArrowRight", "ArrowUp"):  # the second step to the right is beyond the end
         page.keyboard.press(key)
-    assert readouts(page)[0].startswith(shortly(of(tables["cka"], 2, 1)["value"])[0])
+    assert readouts(page)[0].startswith(begins(of(tables["cka"], 2, 1), "value", "low", "high"))
     assert "CKA" in page.locator("#said").inner_text(), "screen readers hear all measures"
     assert page.locator("#detail h3").first.inner_text() == "Layer 0 of a-mini and layer 0 of b-mini"
     page.keyboard.press("Enter")
-    assert page.locator("#detail h3").first.inner_text() == "Layer 2 of a-mini and layer 1 of b-mini"
-
-
-# ----------------------------------------------------------------------------------------------------------- clicking
+    assert page.locator("#detail h3").first.inner_text() == chosen
+    again = seen(page.evaluate("location.hash"))
+    assert again.locator("#detail h3").first.inner_text() == chosen, "the address keeps it"
 
 
 def test_a_click_shows_every_number_of_the_layer_pair_and_the_command_that_reproduces_it(seen, tables):
@@ -170,13 +154,6 @@ def test_a_click_shows_every_number_of_the_layer_pair_and_the_command_that_repro
         assert all(f"{value:.6g}" in detail for value in table.loc[table["layer"] == layer, "importance"])
 
 
-def test_the_address_keeps_what_was_chosen(seen):
-    page = seen()
-    cell(page, 0, 2, 1).click()
-    again = seen(page.evaluate("location.hash"))
-    assert again.locator("#detail h3").first.inner_text() == "Layer 2 of a-mini and layer 1 of b-mini"
-
-
 def test_another_number_of_a_measure_can_be_shown(seen):
     page = seen()
     page.locator("#pair figure.panel select").select_option(label="identity penalty")
@@ -184,16 +161,18 @@ def test_another_number_of_a_measure_can_be_shown(seen):
     assert readouts(page)[1].startswith("2.5 ")
 
 
-def test_a_result_opens_with_its_provenance(seen):
-    page = seen()
-    item = page.locator(".result", has_text="stitching")
+def opened(page, kind):
+    """A result, opened."""
+    item = page.locator(".result", has_text=kind)
     item.locator("summary").click()
     item.locator("dl").first.wait_for()  # it is filled when it opens
-    assert "dtype" in item.inner_text()
-    assert "python analyze.py measure=stitching" in item.inner_text()
+    return item
 
 
-# ---------------------------------------------------------------------------------------------------------- searching
+def test_a_result_opens_with_its_provenance(seen):
+    text = opened(seen(), "stitching").inner_text()
+    assert "dtype" in text
+    assert "python analyze.py measure=stitching" in text
 
 
 def test_search_filters_results_pairs_and_claims(seen):
@@ -224,13 +203,7 @@ def test_a_store_without_pairs_shows_what_it_has_and_what_was_left_out(seen, lon
     assert "No result compares layers of two models." in page.locator("#pair").inner_text()
     assert page.locator("#profiles").is_hidden(), "one layer is no profile by layer"
     assert "stray holds no results" in page.locator("#left-out").inner_text()
-    item = page.locator(".result", has_text="loss")
-    item.locator("summary").click()
-    item.locator("dl").first.wait_for()  # it is filled when it opens
-    assert item.locator("td").all_inner_texts() == ["a-mini", "3.25", "not computed"]
-
-
-# ------------------------------------------------------------------------------------------------------------- looks
+    assert opened(page, "loss").locator("td").all_inner_texts() == ["a-mini", "3.25", "not computed"]
 
 
 def background(page) -> int:

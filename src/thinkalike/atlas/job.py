@@ -16,20 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from thinkalike import figures
-from thinkalike.atlas.tables import (
-    Part,
-    agreement,
-    by_pair,
-    disagreements,
-    is_distance,
-    joined,
-    mean_agreement,
-    measured,
-    oriented,
-    parts_of,
-    shares,
-)
-from thinkalike.config import MEASURES, AnalyzeConfig, ranged
+from thinkalike.atlas import tables
+from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.config.schema import TOKENS_AT_ONCE
 from thinkalike.errors import ConfigError, one_of
 from thinkalike.instruments import run_jobs
@@ -60,19 +48,11 @@ class AtlasConfig(LayerPairsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = (*OF_STATES, *OUTPUTS)
         for name in self.measures:
-            if name in MEASURES and name not in known:
-                raise ConfigError(
-                    f"measure.measures={name} does not compare layers on text; take some of {', '.join(known)}"
-                )
-            one_of("measure.measures", name, known)
+            one_of("measure.measures", name, (*OF_STATES, *OUTPUTS))
         self.measures = list(dict.fromkeys(self.measures))
         if len([name for name in self.measures if name in OF_STATES]) + 2 * self.stitches < 2:
-            raise ConfigError(
-                f"measure.measures={self.measures} leaves nothing to agree; name two measures of layers or more, such "
-                "as measure.measures=[cka,r2]"
-            )
+            raise ConfigError(f"measure.measures={self.measures} must name two measures of layers or more")
 
 
 class Atlas(Instrument, kind="atlas", reads=("models", "measure")):
@@ -83,28 +63,26 @@ class Atlas(Instrument, kind="atlas", reads=("models", "measure")):
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         """Run the jobs that the store lacks; returns the result of each."""
-        parts = parts_of(config)
+        parts = tables.parts_of(config)
         results = run_jobs([part.config for part in parts], shown_again=False)
-        names = dict.fromkeys(name for part in parts for name in (part.source, part.target))
-        return {"labels": ", ".join(names), "parts": _Finished(parts, results)}
+        return {"labels": ", ".join(_names(parts)), "parts": _Finished(parts, results)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         parts, results = work.inputs["parts"]
-        table, measures = joined(parts, results), measured(parts)
-        pairs = by_pair(table, measures)
-        scalars = {f"mean_agreement{end}": float(part) for end, part in zip(ENDS, mean_agreement(pairs), strict=True)}
+        table, measures = tables.joined(parts, results), tables.measured(parts)
+        pairs = tables.by_pair(table, measures)
+        scalars = {
+            f"mean_agreement{end}": float(part) for end, part in zip(ENDS, tables.mean_agreement(pairs), strict=True)
+        }
         scalars = {name: value for name, value in scalars.items() if math.isfinite(value)}  # of two models without ends
-        names = dict.fromkeys(name for part in parts for name in (part.source, part.target))
-        scalars |= {"models": float(len(names)), "layer_pairs": float(len(table))}
+        scalars |= {"models": float(len(_names(parts))), "layer_pairs": float(len(table))}
+        found = {"agreement": tables.agreement(pairs), "agreement_by_pair": pairs}
+        models = {str(sorted(model.items())): model for each in results for model in each.provenance["models"]}
         return Outcome(
             table,
             scalars,
-            tables={
-                "agreement": agreement(pairs),
-                "agreement_by_pair": pairs,
-                "disagreements": disagreements(table, measures),
-            },
-            models=_models(results),
+            tables=found | {"disagreements": tables.disagreements(table, measures)},
+            models=list(models.values()),
             facts={"parts": {_called(part): result.key for part, result in zip(parts, results, strict=True)}},
             blank=(*table.columns, "rho"),
         )
@@ -113,8 +91,8 @@ class Atlas(Instrument, kind="atlas", reads=("models", "measure")):
         found = result.tables["agreement"]
         names = list(dict.fromkeys([*found["measure"], *found["other"]]))
         figures.agreement(found, names, folder)
-        closer = oriented(result.table, {name: is_distance(name) for name in names})
-        figures.ranks(result.table.assign(**shares(closer, names)), names, folder)
+        closer = tables.oriented(result.table, {name: tables.is_distance(name) for name in names})
+        figures.ranks(result.table.assign(**tables.shares(closer, names)), names, folder)
 
     def show(self, result: Result) -> None:
         """Print the mean agreement, the measures that agree least, and the layer pairs on which two differ most."""
@@ -137,17 +115,16 @@ class Atlas(Instrument, kind="atlas", reads=("models", "measure")):
 class _Finished(NamedTuple):
     """The jobs of an atlas with their results, whose keys are its fingerprint."""
 
-    parts: Sequence[Part]
+    parts: Sequence[tables.Part]
     results: Sequence[Result]
 
     def fingerprint(self) -> str:
         return repr([(_called(part), result.key) for part, result in zip(self.parts, self.results, strict=True)])
 
 
-def _called(part: Part) -> str:
+def _called(part: tables.Part) -> str:
     return f"{part.measure} of {part.source} and {part.target}"
 
 
-def _models(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Return what the provenance says of each model, each once."""
-    return list({str(sorted(model.items())): model for each in results for model in each.provenance["models"]}.values())
+def _names(parts: Sequence[tables.Part]) -> list[str]:
+    return list(dict.fromkeys(name for part in parts for name in (part.source, part.target)))

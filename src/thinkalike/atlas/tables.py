@@ -22,6 +22,9 @@ from thinkalike.store import Result
 PAIR = ["source", "target"]
 PLACE = [*PAIR, "source_layer", "target_layer"]
 FEWEST = 3  # layer pairs that a rank correlation is of
+STITCH = ("task=stitch", "layers=all", "stitch=affine", "stitch.steps=50", "stitch.warmup=5", "stitch.floor=false")
+FORWARD, BACK = "penalty", "penalty_back"  # of stitches of a pair's source into its target, and of the other way
+SHARED = ("model", "model@target", "target", "data", "seed", "store", "force", "wait", "scale", "recipe")
 
 
 def oriented(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
@@ -37,10 +40,8 @@ def oriented(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
 def by_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
     """Return Spearman's ρ of each two measures over the layer pairs of each pair of models, in [-1, 1].
 
-    It is blank where a measure has the same value for all layer pairs, or where fewer than three have both.
-
-    Args:
-        table, measures: see `oriented`.
+    Table and measures are those of `oriented`. It is blank where a measure has the same value for all layer pairs, or
+    where fewer than three have both.
 
     Raises:
         DataError: all are blank.
@@ -53,24 +54,14 @@ def by_pair(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
             rows.append((source, target, measure, other, ranks.at[measure, other], both))
     found = pd.DataFrame(rows, columns=[*PAIR, "measure", "other", "rho", "layer_pairs"])
     if found["rho"].isna().all():
-        raise DataError(
-            f"no two measures rank {FEWEST} or more different layer pairs of two models: take models of more layers, "
-            "or other measures"
-        )
+        raise DataError(f"no two measures rank {FEWEST} or more different layer pairs: take models of more layers")
     return found
 
 
 def agreement(pairs: pd.DataFrame) -> pd.DataFrame:
-    """Return for each two measures the mean ρ over pairs of models, with a 95 % interval, and the pair of the least ρ.
-
-    Args:
-        pairs: see `by_pair`.
-    """
+    """Return for each two measures the mean ρ of `by_pair`, with a 95 % interval, and the models of the least."""
     rows = []
-    for (measure, other), each in pairs.groupby(["measure", "other"], sort=False):
-        known = each.dropna(subset="rho")
-        if known.empty:
-            continue
+    for (measure, other), known in pairs.dropna(subset="rho").groupby(["measure", "other"], sort=False):
         least = known.iloc[int(known["rho"].argmin())]
         ends = [float(end) for end in over_models(known)]
         rows.append((measure, other, *ends, len(known), least["rho"], least["source"], least["target"]))
@@ -117,8 +108,7 @@ def shares(table: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
 def disagreements(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataFrame:
     """Return for each two measures the layer pair whose two ranks differ most, the largest difference first.
 
-    Args:
-        table, measures: see `oriented`.
+    Table and measures are those of `oriented`.
     """
     ranks, rows = shares(oriented(table, measures), list(measures)), []
     for measure, other in itertools.combinations(measures, 2):
@@ -132,14 +122,6 @@ def disagreements(table: pd.DataFrame, measures: Mapping[str, bool]) -> pd.DataF
     columns = ["measure", "other", *PLACE, "value", "other_value", "rank", "other_rank", "difference"]
     found = pd.DataFrame(rows, columns=columns)
     return found.sort_values("difference", ascending=False, kind="stable", ignore_index=True)
-
-
-# ---------------------------------------------------------------------------------------------------------------- parts
-
-
-STITCH = ("task=stitch", "layers=all", "stitch=affine", "stitch.steps=50", "stitch.warmup=5", "stitch.floor=false")
-FORWARD, BACK = "penalty", "penalty_back"  # of stitches of a pair's source into its target, and of the other way
-SHARED = ("model", "model@target", "target", "data", "seed", "store", "force", "wait", "scale", "recipe")
 
 
 class Part(NamedTuple):
@@ -163,7 +145,7 @@ def parts_of(config: AnalyzeConfig) -> list[Part]:
         ConfigError: the models are no list of two or more, or a setting does not go with a measure; see `jobs_of`.
     """
     measure: Any = config.measure
-    settings = [settings_for(measure, kind) for kind in measure.measures]
+    settings = [_settings_for(measure, kind) for kind in measure.measures]
     pairs = _pairs(config, config.models)
     names = names_of(pairs)
     parts = [
@@ -174,17 +156,13 @@ def parts_of(config: AnalyzeConfig) -> list[Part]:
     if measure.stitches:
         # the pairs of the reversed list are the same ones, last first, each the other way round
         ways = {FORWARD: pairs, BACK: _pairs(config, (config.models or [])[::-1])[::-1]}
-        for kind, jobs in ways.items():
-            parts += [Part(kind, *name, _stitch(job)) for name, job in zip(names, jobs, strict=True)]
+        for way, jobs in ways.items():
+            parts += [Part(way, *name, _stitch(job)) for name, job in zip(names, jobs, strict=True)]
     return parts
 
 
-def settings_for(measure: Any, kind: str) -> MeasureConfig:
-    """Return the settings of one measure: those of the atlas that it has.
-
-    Raises:
-        ConfigError: one of them does not go with the measure.
-    """
+def _settings_for(measure: Any, kind: str) -> MeasureConfig:
+    """Return the settings of one measure: those of the atlas that it has."""
     schema = measure_schema(kind)
     known = {item.name for item in fields(schema)} - {"kind"}
     return schema(**{item.name: getattr(measure, item.name) for item in fields(measure) if item.name in known})
@@ -210,9 +188,6 @@ def _stitch(pair: AnalyzeConfig) -> Any:
     return compose_job("train", [*words, *STITCH, "logger=none", *threads])
 
 
-# ---------------------------------------------------------------------------------------------------------------- table
-
-
 def joined(parts: Sequence[Part], results: Sequence[Result]) -> pd.DataFrame:
     """Return the table `source, target, source_layer, target_layer, cka, ...`, in the order of the parts.
 
@@ -220,14 +195,15 @@ def joined(parts: Sequence[Part], results: Sequence[Result]) -> pd.DataFrame:
     """
     long: dict[str, list[pd.DataFrame]] = {}
     for part, result in zip(parts, results, strict=True):
-        cells = _stitched(part, result) if part.measure in (FORWARD, BACK) else _across(part, result)
-        long.setdefault(part.measure, []).append(cells)
-    of_states = {name: tables for name, tables in long.items() if not _of_outputs(tables)}
-    wide = reduce(lambda one, other: one.merge(other, how="left", on=PLACE), map(pd.concat, of_states.values()))
-    for name in long.keys() - of_states.keys():
-        wide = wide.merge(_at_last_layers(pd.concat(long[name]), wide), how="left", on=PLACE)
-    order = [column for tables in long.values() for column in tables[0] if column not in PLACE]
-    return wide[[*PLACE, *order]]
+        long.setdefault(part.measure, []).append(_cells(part, result))
+    whole = {name: pd.concat(tables) for name, tables in long.items()}
+    of_outputs = {name: cells for name, cells in whole.items() if cells["source_layer"].iloc[0] == "logits"}
+    of_states = [cells for name, cells in whole.items() if name not in of_outputs]
+    wide = reduce(lambda one, other: one.merge(other, how="left", on=PLACE), of_states)
+    last = wide.groupby(PAIR, sort=False)[PLACE[2:]].max().reset_index()
+    for cells in of_outputs.values():
+        wide = wide.merge(cells.drop(columns=PLACE[2:]).merge(last, on=PAIR), how="left", on=PLACE)
+    return wide[[*PLACE, *(column for cells in whole.values() for column in cells if column not in PLACE)]]
 
 
 def measured(parts: Sequence[Part]) -> dict[str, bool]:
@@ -245,35 +221,18 @@ def is_distance(name: str) -> bool:
     return bool(own.is_distance)
 
 
-def _across(part: Part, result: Result) -> pd.DataFrame:
-    """Return the cells across the two models, which come first in a result of layer pairs."""
+def _cells(part: Part, result: Result) -> pd.DataFrame:
+    """Return the cells across the two models of a part, in the place of the pair's own source and target.
+
+    They come first in a result of layer pairs; stitches have no other ones, and their values are penalties in nats.
+    """
     table = result.table
-    first = table.iloc[0]
-    across = table[(table["source"] == first["source"]) & (table["target"] == first["target"])]
-    values = {part.measure: across["value"]}
-    if "back" in across:
-        values[f"{part.measure}_back"] = across["back"]
-    return _placed(part, across["source_layer"], across["target_layer"], values)
-
-
-def _stitched(part: Part, result: Result) -> pd.DataFrame:
-    """Return the penalties, in nats per token, in the place of the pair's own source and target."""
-    rows, columns = result.table["source_layer"], result.table["target_layer"]
-    if part.measure == BACK:
-        rows, columns = columns, rows
-    return _placed(part, rows, columns, {part.measure: result.table["penalty"]})
-
-
-def _placed(part: Part, rows: pd.Series, columns: pd.Series, values: dict[str, pd.Series]) -> pd.DataFrame:
-    places = {"source": part.source, "target": part.target, "source_layer": rows, "target_layer": columns}
-    return pd.DataFrame({**places, **values}, index=rows.index)
-
-
-def _of_outputs(tables: Sequence[pd.DataFrame]) -> bool:
-    return bool((tables[0]["source_layer"] == "logits").all())
-
-
-def _at_last_layers(cells: pd.DataFrame, wide: pd.DataFrame) -> pd.DataFrame:
-    """Return values of predictions in the places of the last layers of the two models."""
-    last = wide.groupby(PLACE[:2], sort=False)[PLACE[2:]].max().reset_index()
-    return cells.drop(columns=PLACE[2:]).merge(last, on=PLACE[:2])
+    if part.measure in (FORWARD, BACK):
+        values = {part.measure: table["penalty"]}
+    else:
+        table = table[(table[PAIR] == table[PAIR].iloc[0]).all(axis=1)]
+        values = {part.measure: table["value"]}
+        values |= {f"{part.measure}_back": table["back"]} if "back" in table else {}
+    rows, columns = reversed(PLACE[2:]) if part.measure == BACK else PLACE[2:]
+    places = {"source": part.source, "target": part.target, "source_layer": table[rows], "target_layer": table[columns]}
+    return pd.DataFrame({**places, **values}, index=table.index)

@@ -6,7 +6,7 @@ All of a source is computed once, when the first judge asks for it; all of the t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -30,6 +30,17 @@ from thinkalike.training.stitching import StitchTraining
 
 SAMPLE, SAMPLES = 1024, 4  # tokens of measures of all pairs of tokens, and how many such sets they are averaged over
 CUTOFF = 1e-10  # a direction with less than this share of the largest variance is not made larger by whitening
+KINDS = {  # of each feature
+    "length": "numeric",
+    "class": "nominal",
+    "begins a word": "nominal",
+    "frequency": "numeric",
+    "place": "numeric",
+    "class of the last token": "nominal",
+    "class of the one before": "nominal",
+    "seen before": "nominal",
+}
+CLASSES = (str.isalpha, str.isdigit, str.isspace, str.isalnum)  # the first that holds; none of them: punctuation
 
 Map = Callable[[Tensor], Tensor]
 
@@ -60,6 +71,11 @@ def inner(states: Float[Tensor, "b t d"]) -> Float[Tensor, "n d"]:
     return states[:, 1:-1].flatten(0, 1)
 
 
+def batches(rows: Int[Tensor, "rows t"]) -> Sequence[Int[Tensor, "b t"]]:
+    """Return the rows in parts that a model reads at once."""
+    return rows.long().split(max(BATCH_TOKENS // rows.shape[1], 1))
+
+
 @dataclass(frozen=True, eq=False)
 class Bench:
     """A setting with all that is the same for every source.
@@ -70,11 +86,6 @@ class Bench:
 
     setting: Setting
     recipe: StitchConfig
-
-    @staticmethod
-    def batches(rows: Int[Tensor, "rows t"]) -> Iterator[Int[Tensor, "b t"]]:
-        """Return an iterator over some rows at a time."""
-        return iter(rows.long().split(max(BATCH_TOKENS // rows.shape[1], 1)))
 
     @cached_property
     def fit(self) -> list[Part]:
@@ -90,7 +101,7 @@ class Bench:
     def _parts(self, rows: Int[Tensor, "rows t"]) -> list[Part]:
         target, found = self.setting.target, []
         codes = codes_of(target)
-        for part in self.batches(rows):
+        for part in batches(rows):
             tokens, following = (each.flatten().to(target.device) for each in (part[:, 1:-1], part[:, 2:]))
             last = inner(target.head(part, target.n_layers - 1))
             surprising = surprises(last, target.finish, following, codes)
@@ -103,7 +114,7 @@ class Bench:
         """The target's own states at the cut and after each later block, and its losses, part by part."""
         target, layers = self.setting.target, range(self.setting.layer, self.setting.target.n_layers)
         found = []
-        for rows in self.batches(self.setting.report):
+        for rows in batches(self.setting.report):
             states = target.residuals(rows, layers)
             found.append((states, next_token_losses(target, [states[-1]], rows)[0]))
         return found
@@ -128,7 +139,7 @@ class Bench:
         """Return how the target goes on from the states of a source through a map."""
         setting, target = self.setting, self.setting.target
         sums: dict[str, Tensor] = {}
-        for rows, (goals, losses) in zip(self.batches(setting.report), self.courses, strict=True):
+        for rows, (goals, losses) in zip(batches(setting.report), self.courses, strict=True):
             state = phi(source.residuals(rows, [0])[0]).to(target.device, target.dtype)
             distances: dict[str, Tensor] = {}
             for layer, goal in enumerate(goals, setting.layer):
@@ -193,19 +204,14 @@ class Evidence:
         The source is whitened first, so that the training is the same in whatever coordinates its states come.
         """
         whitened, back = self._whitening()
-        source, recipe = _Through(self.source, whitened), replace(self.bench.recipe, kind="affine", norm="none")
-        module = StitchTraining(
-            source,
-            self.setting.target,
-            [(0, self.setting.layer)],
-            self.setting.fit,
-            recipe,
-            self.setting.number("order of training"),
-        )
+        own, setting = self.source, self.setting
+        source = Source(own.name, own.kind, lambda rows: whitened(own.residuals(rows, [0])[0]), setting.target)
+        recipe, seed = replace(self.bench.recipe, kind="affine", norm="none"), setting.number("order of training")
+        module = StitchTraining(source, setting.target, [(0, setting.layer)], setting.fit, recipe, seed)
         start, mean = self.forward, self.moments.of((0, 0)).mean_x
         module.stitches[0].start_from(start.weight @ back, start(mean[None])[0])  # type: ignore[operator]
-        self.setting.train(module, f"map of {self.source.name}")
-        phi = module.to(self.setting.target.device).eval().stitches[0]
+        setting.train(module, f"map of {own.name}")
+        phi = module.to(setting.target.device).eval().stitches[0]
         return self.bench.course(self.source, lambda states: phi(whitened(states)))
 
     def _whitening(self) -> tuple[AffineMap, Float[Tensor, "d d"]]:
@@ -216,34 +222,6 @@ class Evidence:
         inverse = torch.where(values > CUTOFF * values[-1], 1 / roots, 0)
         weight = vectors * inverse @ vectors.T
         return AffineMap(weight, -weight @ statistics.mean_x), vectors * roots @ vectors.T
-
-
-class _Through:
-    """A source whose states go through a map."""
-
-    def __init__(self, source: Source, phi: AffineMap):
-        self.source, self.phi = source, phi
-        self.d_model, self.n_layers, self.vocabulary = len(phi.bias), source.n_layers, source.vocabulary
-        self.device, self.dtype = source.device, source.dtype
-
-    def residuals(self, rows: Tensor, layers: Sequence[int]) -> list[Tensor]:
-        return [self.phi(state) for state in self.source.residuals(rows, layers)]
-
-
-# --------------------------------------------------------------------------------------------------------- MLEM profile
-
-
-KINDS = {  # of each feature
-    "length": "numeric",
-    "class": "nominal",
-    "begins a word": "nominal",
-    "frequency": "numeric",
-    "place": "numeric",
-    "class of the last token": "nominal",
-    "class of the one before": "nominal",
-    "seen before": "nominal",
-}
-CLASSES = (str.isalpha, str.isdigit, str.isspace, str.isalnum)  # the first that holds; none of them: punctuation
 
 
 def token_features(

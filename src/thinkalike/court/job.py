@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
@@ -27,10 +26,10 @@ from thinkalike.config.schema import COUNTS, STEPS, TOKENS_AT_ONCE
 from thinkalike.court.evidence import Bench, Evidence
 from thinkalike.court.judges import JUDGES, verdicts
 from thinkalike.court.source import Setting
-from thinkalike.court.table import Entry, entries
+from thinkalike.court.table import entries
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import Corpus, TokenRows
-from thinkalike.errors import ConfigError, DataError, nearest
+from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.interrupts import asked, at_boundaries, stop
 from thinkalike.job import Instrument, Outcome, Work, fingerprints
 from thinkalike.models.frozen import FrozenModel
@@ -53,7 +52,7 @@ class CourtConfig(MeasureConfig):
 
     kind: str = "court"
     layer: int = ranged(1, least=0, most=10**4)  # of the target; there must be a block after it
-    siblings: Any = None  # models that were trained otherwise, {what is other: a name in conf/model}; null: none
+    siblings: Optional[dict[str, str]] = None  # other models, {what is other: a name in conf/model}; null: none
     sources: Optional[list[str]] = None  # their names; null: all
     fit_tokens: int = ranged(2**17, least=2, most=COUNTS)  # that maps are fitted on
     report_tokens: int = ranged(2**15, least=2, most=COUNTS)  # that scores are of
@@ -63,40 +62,33 @@ class CourtConfig(MeasureConfig):
     lr: float = ranged(0.3, above=0)  # of SGD, on whitened states
     seeds: int = ranged(3, least=1, most=1000, in_key=False)  # experiment=validity/court: how many courts of a target
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        named = self.siblings or {}
-        if not isinstance(named, dict) or not all(isinstance(each, str) for pair in named.items() for each in pair):
-            raise ConfigError(
-                f"measure.siblings={self.siblings} must say what is other about which models, such as "
-                "{other depth: gelu-4l-mini}"
-            )
-
 
 class Court(Instrument, kind="court", version=2, reads=("model", "data", "measure", "seed")):
     """Makes every source from `model` at `measure.layer`, and leaves what each judge says of it, a row each."""
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        siblings = {name: checkpoint_fingerprint(each) for name, each in _siblings(config).items()}
-        return {
-            **fingerprints(config, ("model", "data")),
-            **{f"sibling {name}": each for name, each in siblings.items()},
-        }
+        siblings = {f"sibling {name}": checkpoint_fingerprint(each) for name, each in _siblings(config).items()}
+        return fingerprints(config, ("model", "data")) | siblings
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
         measure: Any = config.measure
         with work.phase("loading"):
             target = load_model(config.model)
-        _check_layer(measure.layer, target)
+        if measure.layer >= target.n_layers - 1:
+            most = target.n_layers - 2
+            raise ConfigError(f"measure.layer={measure.layer} has no block after it; choose one from 0 to {most}")
         siblings = {name: load_model(each) for name, each in _siblings(config).items()}
         for sibling in siblings.values():
             same_vocabulary(target, sibling)
-        corpus = _corpus(config, target)
+        needed = measure.fit_tokens + 2 * measure.other_tokens  # some of them are of documents that maps are fitted on
+        corpus = read_corpus(config.data, target.tokenizer, target.context, bos=target.bos_each_row, fit_tokens=needed)
+        teller = logging.getLogger("thinkalike.training")
+        work.opened.callback(teller.setLevel, teller.level)
+        teller.setLevel(logging.WARNING)  # a court has dozens of trainings, whose steps nobody reads
         with at_boundaries():
             scores = _heard(_bench(config, target, siblings, corpus, work), measure.sources, work)
-        table = pd.DataFrame(
-            [{"target": target.name, "layer": measure.layer, "seed": config.seed, **row} for row in scores]
-        )
+        said = {"target": target.name, "layer": measure.layer, "seed": config.seed}
+        table = pd.DataFrame([said | row for row in scores])
         return Outcome(
             table,
             {"sources": float(len(table))},
@@ -118,23 +110,8 @@ def _siblings(config: AnalyzeConfig) -> dict[str, ModelConfig]:
     for other, name in given.items():
         check_option("model", f"measure.siblings.{other}", [name])
     made = {name: compose_job("analyze", [f"model={model}"]).model for name, model in given.items()}
-    return {
-        name: replace(each, device=config.model.device, context=config.model.context) for name, each in made.items()
-    }
-
-
-def _check_layer(layer: int, target: FrozenModel) -> None:
-    if layer >= target.n_layers - 1:
-        raise ConfigError(
-            f"measure.layer={layer} of {target.name} has no block after it that could go on from mapped states; choose "
-            f"one from 0 to {target.n_layers - 2}"
-        )
-
-
-def _corpus(config: AnalyzeConfig, target: FrozenModel) -> Corpus:
-    measure: Any = config.measure
-    needed = measure.fit_tokens + 2 * measure.other_tokens  # some of them are of documents that maps are fitted on
-    return read_corpus(config.data, target.tokenizer, target.context, bos=target.bos_each_row, fit_tokens=needed)
+    own = {"device": config.model.device, "context": config.model.context}
+    return {name: replace(each, **own) for name, each in made.items()}
 
 
 def _bench(
@@ -151,24 +128,16 @@ def _bench(
     tokens = {"fit": fit_rows.numel(), "other": other.numel(), "report": report.numel()}
     for name, count in tokens.items():
         if (wanted := getattr(measure, f"{name}_tokens")) >= count + corpus.report.context:
-            raise DataError(
-                f"there are only {count:,} tokens for measure.{name}_tokens={wanted}; give more text, or lower it"
-            )
+            raise DataError(f"there are only {count:,} tokens for measure.{name}_tokens={wanted}; give more text")
 
     def train(module: SteppedModule, name: str) -> None:
         folder = work.job.partial / "sources" / re.sub(r"\W+", "-", name)
-        run = Run(folder, target.device, TrainerConfig())
-        with _quiet():
-            fit(module, run)
+        fit(module, Run(folder, target.device, TrainerConfig()))
         shutil.rmtree(folder, ignore_errors=True)
 
     setting = Setting(target, measure.layer, fit_rows, report, other, config.seed, train, siblings)
-    warmup = min(10, measure.steps - 1)
-    recipe = StitchConfig(
-        kind="affine", steps=measure.steps, warmup=warmup, tokens_per_step=measure.tokens_per_step, lr=measure.lr,
-        weight_decay=0.0,
-    )  # fmt: skip
-    return Bench(setting, recipe)
+    steps = {"steps": measure.steps, "warmup": min(10, measure.steps - 1), "tokens_per_step": measure.tokens_per_step}
+    return Bench(setting, StitchConfig(kind="affine", lr=measure.lr, weight_decay=0.0, **steps))
 
 
 def _apart(rows: TokenRows, fit_tokens: int, other_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -185,12 +154,16 @@ def _spread(rows: TokenRows, tokens: int) -> torch.Tensor:
 
 
 def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str, Any]]:
-    """Return a row for each source, those that an earlier run left among them; each is kept as soon as it is there.
+    """Return a row for each source; each is kept as soon as it is there, and those of an earlier run are not repeated.
 
     Raises:
-        DataError: a measure cannot be had of a source.
+        ConfigError: no source has a name that was chosen.
+        DataError: a measure does not exist for a source.
     """
-    table = _chosen(entries(bench.setting), chosen)
+    table = entries(bench.setting)
+    for name in chosen or []:
+        one_of("measure.sources", name, [entry.name for entry in table])
+    table = [entry for entry in table if chosen is None or entry.name in chosen]
     kept = work.resume(STATE)
     rows: list[dict[str, Any]] = [] if kept is None else kept["rows"]
     work.keep(STATE, {"rows": rows})  # so that a first training which a signal ends can go on, too
@@ -205,28 +178,3 @@ def _heard(bench: Bench, chosen: list[str] | None, work: Work) -> list[dict[str,
         if asked():
             stop(f"at source {number} of {len(table)}")
     return rows
-
-
-def _chosen(table: list[Entry], names: list[str] | None) -> list[Entry]:
-    """Return the sources of these names, or all.
-
-    Raises:
-        ConfigError: there is none of a name.
-    """
-    known = [entry.name for entry in table]
-    for name in names or []:
-        if name not in known:
-            raise ConfigError(f"measure.sources: {name} is not known; {nearest(name, known)}")
-    return [entry for entry in table if names is None or entry.name in names]
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep trainings, of which a court has dozens, from telling each step."""
-    teller = logging.getLogger("thinkalike.training")
-    before = teller.level
-    teller.setLevel(logging.WARNING)
-    try:
-        yield
-    finally:
-        teller.setLevel(before)

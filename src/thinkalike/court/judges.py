@@ -1,14 +1,18 @@
-"""The judges of a court: a line each, with what they say of a source's evidence, and whether more means more alike."""
+"""The judges of a court: a line each, with what they say of a source's evidence, and whether more means more alike.
+
+A table of a court has a row for each target, layer, seed and source, its `kind`, and a column for each judge. Only
+sources of one target, layer and seed are compared with each other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from statistics import fmean
 from typing import NamedTuple
 
 import pandas as pd
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike.court.evidence import Evidence, profile_likeness
@@ -17,13 +21,14 @@ from thinkalike.measures.accumulators import LayerMeans
 from thinkalike.measures.bootstrapping import auc
 from thinkalike.measures.distances.comparators import spearman
 from thinkalike.measures.distances.representational_similarity import rsa
-from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.kernel_alignment import cka
 from thinkalike.measures.neighbours import mutual_knn, mutual_measure
 
 NEIGHBOURS = 10
 PROFILED = 512  # tokens whose features an MLEM profile is of
 DECOYS = ("answers", "token", "leak", "untrained", "shortcut")
+ALIKE, REAL = ("same",), ("real",)
+COURT = ["target", "layer", "seed"]
 
 
 class Judge(NamedTuple):
@@ -46,14 +51,14 @@ def _cka(evidence: Evidence) -> float:
     return float(cka(*(states.double() for states in evidence.states)))
 
 
-def _over_samples(evidence: Evidence, measure: Callable[[Tensor, Tensor], Tensor]) -> float:
+def _over_samples(measure: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Evidence], float]:
     """Return the mean of a measure of all pairs of tokens over the bench's samples."""
-    parts = [measure(*(side[part.to(side.device)] for side in evidence.states)) for part in evidence.bench.samples]
-    return float(torch.stack(parts).mean())
 
+    def value(evidence: Evidence) -> float:
+        parts = [measure(*(side[part.to(side.device)] for side in evidence.states)) for part in evidence.bench.samples]
+        return float(torch.stack(parts).mean())
 
-def _neighbours(evidence: Evidence) -> float:
-    return _over_samples(evidence, lambda source, target: mutual_knn(source, target, NEIGHBOURS))
+    return value
 
 
 def _neighbours_given_token(evidence: Evidence) -> float:
@@ -68,10 +73,6 @@ def _neighbours_given_token(evidence: Evidence) -> float:
     calibrated = metric.compute().calibrated
     assert calibrated is not None
     return float(calibrated.value)
-
-
-def _rsa(evidence: Evidence) -> float:
-    return _over_samples(evidence, lambda source, target: rsa([source], [target])[0, 0])
 
 
 def _profile(evidence: Evidence) -> float:
@@ -106,8 +107,8 @@ JUDGES = (
     Judge("R² to the source", _of("r2_back"), True),
     Judge("R², both ways", _of("r2", "r2_back"), True),
     Judge("CKA", _cka, True),
-    Judge("mutual neighbours", _neighbours, True),
-    Judge("RSA", _rsa, True),
+    Judge("mutual neighbours", _over_samples(partial(mutual_knn, k=NEIGHBOURS)), True),
+    Judge("RSA", _over_samples(lambda source, target: rsa([source], [target])[0, 0]), True),
     Judge("MLEM profile", _profile, True),
     Judge("R² given the token, to the target", _of("r2_given_token"), True),
     Judge("R² given the token, to the source", _of("r2_given_token_back"), True),
@@ -122,15 +123,6 @@ JUDGES = (
 def verdicts(evidence: Evidence) -> dict[str, float]:
     """Return what each judge says of a source, by the judge's name."""
     return {judge.name: judge.value(evidence) for judge in JUDGES}
-
-
-# ---------------------------------------------------------------------------------------------------------- conclusions
-
-# A table has a row for each target, layer, seed and source, its `kind`, and a column for each judge. Only sources of
-# one target, layer and seed are compared with each other.
-
-ALIKE, REAL = ("same",), ("real",)
-COURT = ["target", "layer", "seed"]
 
 
 def judges_of(table: pd.DataFrame, kinds: Sequence[str] = ()) -> list[Judge]:
@@ -156,37 +148,32 @@ def scores(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> pd.DataFr
     return values if judge.higher else -values
 
 
-def ranking(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> Estimate:
-    """Return the area under the ROC curve of sources of these kinds against decoys, with an interval over sources."""
-    return auc(*(_tensor(scores(table, judge, each)) for each in (kinds, judge.against)))
-
-
-def margin(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> float:
+def margin(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> tuple[float, list[str]]:
     """Return the least difference, over courts, of the worst source of these kinds and the best decoy.
 
-    It is in the judge's unit, and positive where every one of them is above every decoy.
+    It is in the judge's unit, and positive where every one of them is above every decoy. With it come the decoys that
+    the judge ranks above the worst source in some court.
     """
-    worst, best = scores(table, judge, kinds).min(axis=1), scores(table, judge, judge.against).max(axis=1)
-    return float((worst - best).min())
-
-
-def fooled(table: pd.DataFrame, judge: Judge, kinds: Sequence[str]) -> list[str]:
-    """Return the decoys that a judge ranks above the worst source of these kinds in some court."""
     worst, decoys = scores(table, judge, kinds).min(axis=1), scores(table, judge, judge.against)
-    return [str(name) for name in decoys if (decoys[name] >= worst).any()]
+    above = [str(name) for name in decoys if (decoys[name] >= worst).any()]
+    return float((worst - decoys.max(axis=1)).min()), above
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each judge: areas, margins and who fools it, of `same` and of `real` sources against decoys."""
+    """Return a row for each judge: areas under the ROC curve of `same` and of `real` sources against decoys.
+
+    Each area has an interval over sources; beside them stand margins, and who fools the judge.
+    """
     rows: dict[Judge, dict[str, object]] = {}
     for prefix, kinds in (("", ALIKE), ("real_", REAL)):
         for judge in judges_of(table, kinds):
             against = "every decoy" if judge.against == DECOYS else f"every decoy of kind {', '.join(judge.against)}"
             row = rows.setdefault(judge, {"judge": judge.name, "higher_is_alike": judge.higher, "decoys": against})
-            area = ranking(table, judge, kinds)
-            row |= {f"{prefix}auc": float(area.value), f"{prefix}auc_low": float(area.low)}
-            row |= {f"{prefix}auc_high": float(area.high), f"{prefix}margin": margin(table, judge, kinds)}
-            row[f"{prefix}fooled_by"] = ", ".join(fooled(table, judge, kinds))
+            sides = [scores(table, judge, each).to_numpy(dtype=float, copy=True) for each in (kinds, judge.against)]
+            area = auc(*map(torch.from_numpy, sides))
+            least, above = margin(table, judge, kinds)
+            row |= {f"{prefix}auc{end}": float(part) for end, part in zip(("", "_low", "_high"), area, strict=True)}
+            row |= {f"{prefix}margin": least, f"{prefix}fooled_by": ", ".join(above)}
     return pd.DataFrame(list(rows.values()))
 
 
@@ -197,17 +184,14 @@ def doses(table: pd.DataFrame) -> pd.DataFrame:
     """
     rows: list[dict[str, object]] = []
     for judge in judges_of(table) if table["source"][table["kind"] == "dose"].nunique() > 1 else []:
-        values = scores(table, judge, ["dose"])
-        shares = [float(str(name).split()[0]) for name in values]
-        order = sorted(range(len(shares)), key=lambda place: shares[place])
-        mean = values.mean().iloc[order]
-        given = torch.tensor([shares[place] for place in order], dtype=torch.float64)
-        rho = spearman(given, torch.from_numpy(mean.to_numpy(copy=True)))
+        values = scores(table, judge, ["dose"]).mean()
+        said = sorted((float(str(name).split()[0]), value) for name, value in values.items())
+        rho = float(spearman(*torch.tensor(said, dtype=torch.float64).T))
         rows += [
-            {"judge": judge.name, "own_share": shares[place] / 100, "value": value * (1 if judge.higher else -1),
-             "rank_correlation": float(rho)}
-            for place, value in zip(order, mean, strict=True)
-        ]  # fmt: skip
+            {"judge": judge.name, "own_share": share / 100, "value": value * (1 if judge.higher else -1)}
+            | {"rank_correlation": rho}
+            for share, value in said
+        ]
     return pd.DataFrame(rows)
 
 
@@ -234,13 +218,6 @@ def transferred(table: pd.DataFrame, limits: Mapping[str, float]) -> pd.DataFram
     return pd.DataFrame(rows)
 
 
-def _tensor(values: pd.DataFrame) -> Float[Tensor, "c s"]:
-    return torch.from_numpy(values.to_numpy(dtype=float, copy=True))
-
-
-# ------------------------------------------------------------------------------------------------- rules of the verdict
-
-
 COLUMNS = {  # of a stitching table, by the judge that says the same
     "r2_given_token": "R² given the token, to the target",
     "r2_given_token_back": "R² given the token, to the source",
@@ -261,7 +238,7 @@ RIGHT = {  # the verdicts that are right of a kind; of other trained models it i
 
 
 class _Rule(NamedTuple):
-    """What a threshold of the verdict has to part: sources that it is meant for, by kind or name, from others."""
+    """A threshold of the verdict parts the sources that it is meant for, by kind or name, from others."""
 
     meant: tuple[str, ...]
     others: tuple[str, ...]

@@ -12,7 +12,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from thinkalike.errors import ModelError
 from thinkalike.evaluation.language import BATCH_TOKENS
 from thinkalike.models.families import Layer
 from thinkalike.models.frozen import FrozenModel
@@ -28,28 +27,21 @@ class Source:
     Attributes:
         name: what tables call it.
         kind: how it is alike to the target, or why it is not.
-        d_model: the width of its states.
+        d_model, device, dtype: of its states.
         n_layers: 1.
         vocabulary: how many tokens there are.
-        device, dtype: of its states.
     """
 
     n_layers = 1
 
     def __init__(self, name: str, kind: str, states: States, target: FrozenModel):
-        self.name, self.kind, self._states = name, kind, Remembered(states)
-        state = self._states(torch.zeros(1, 1, dtype=torch.long))
+        self.name, self.kind, self._states = name, kind, states
+        state = states(torch.zeros(1, 1, dtype=torch.long))
         self.d_model, self.device, self.dtype = state.shape[-1], state.device, state.dtype
         self.vocabulary = target.vocabulary
 
     def residuals(self, rows: Tokens, layers: Sequence[int]) -> list[Float[Tensor, "b t d"]]:
-        """Return the states of these tokens, once for each time that layer 0 is asked for.
-
-        Raises:
-            ModelError: another layer is asked for.
-        """
-        if others := [layer for layer in layers if layer != 0]:
-            raise ModelError(f"the source '{self.name}' has no layer {others[0]}; its only layer is 0")
+        """Return the states of these tokens, once for each time that layer 0 is asked for."""
         return [self._states(rows)] * len(layers)
 
 
@@ -97,7 +89,8 @@ class Setting:
     @cached_property
     def itself(self) -> Source:
         """The target's own states."""
-        return Source("itself", "same", lambda rows: stage(self.target, self.layer, rows), self.target)
+        states = Remembered(lambda rows: stage(self.target, self.layer, rows))
+        return Source("itself", "same", states, self.target)
 
     def own(self, rows: Tokens) -> Float[Tensor, "b t d"]:
         """Return the target's own states of these tokens."""
@@ -135,14 +128,11 @@ def stage(model: FrozenModel, layer: Layer, rows: Tokens) -> Float[Tensor, "b t 
     return state.to(torch.promote_types(state.dtype, torch.float32))
 
 
-# ---------------------------------------------------------------------------------------------------------------- noise
-
 # A code is a whole number that says on what noise depends: a token, a pair of tokens, or all tokens up to a place. The
 # same codes give the same numbers in every call, in every order and on every device.
 
 STEP = 0x9E3779B97F4A7C15 - 2**64  # of the sequence; integers of torch are signed, and products wrap
-FIRST = 0xBF58476D1CE4E5B9 - 2**64
-SECOND = 0x94D049BB133111EB - 2**64
+FIRST, SECOND = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
 HALF = 2**32
 
 

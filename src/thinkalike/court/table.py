@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from thinkalike.config import PretrainConfig
-from thinkalike.court.source import Setting, Source, States, mixed, normals, prefixes, stage
+from thinkalike.court.source import Remembered, Setting, Source, States, Tokens, mixed, normals, prefixes, stage
 from thinkalike.evaluation.language import BATCH_TOKENS
 from thinkalike.evaluation.token_means import BigramMeans, TokenMeans, bigrams
 from thinkalike.measures.losses import CHUNK
 from thinkalike.models.controls import fresh, perturbed, randomised, variant
-from thinkalike.models.families import EMBED, Layer
+from thinkalike.models.families import EMBED
+from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.models import Pretraining
 
 SCALES, CONDITION = 100.0, 30.0  # the largest over the smallest: of scales of dimensions, of singular values
 WEIGHT_NOISE, STATE_NOISE = 0.02, 0.1  # of a tensor's root mean square, of a dimension's standard deviation
 TRAINED = PretrainConfig(tokens=50 * 2048, tokens_per_step=2048, lr=1e-4, warmup=10)  # a twentieth of a mini's rate
+SHORTCUT = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=1e-3, warmup=10)  # half of each pair is predicted
+LARGE = 3.0  # standard deviations of the added dimensions, in those of the target's
+SCATTER = 0.5  # of noise about the centre of its cluster, in standard deviations of the centres
 
 
 def rotated(setting: Setting) -> States:
@@ -49,18 +52,26 @@ def through_affine(setting: Setting) -> States:
     return lambda rows: setting.own(rows) @ weight + shift
 
 
-def with_noisy_weights(setting: Setting) -> States:
-    """Return the states of the target after noise on all its weights."""
-    model = perturbed(setting.target, WEIGHT_NOISE, setting.number("noisy weights"))
-    return lambda rows: stage(model, setting.layer, rows)
+def changed(change: Callable[..., FrozenModel], purpose: str) -> Callable[[Setting], States]:
+    """Return what makes the states of the target after a change of its weights, which is drawn for one purpose."""
+    return lambda setting: at_layer(setting, change(setting.target, seed=setting.number(purpose)))
 
 
 def trained_on(setting: Setting) -> States:
     """Return the states of the target after some more steps of training on other documents."""
-    module = copy.deepcopy(setting.target.module).train().requires_grad_(True)
-    setting.train(Pretraining(module, setting.other, TRAINED, setting.number("trained on")), "trained on")
-    model = variant(setting.target, module.to(setting.target.device), f"{setting.target.name} (trained on)")
+    return at_layer(setting, _trained(setting, setting.other, TRAINED, "trained on"))
+
+
+def at_layer(setting: Setting, model: FrozenModel) -> States:
+    """Return the states of a variant of the target at the layer of the setting."""
     return lambda rows: stage(model, setting.layer, rows)
+
+
+def _trained(setting: Setting, rows: Tokens, config: PretrainConfig, name: str) -> FrozenModel:
+    """Return a variant of the target that was trained on some rows, from the target's own weights."""
+    module = copy.deepcopy(setting.target.module).train().requires_grad_(True)
+    setting.train(Pretraining(module, rows, config, setting.number(name)), name)
+    return variant(setting.target, module.to(setting.target.device), f"{setting.target.name} ({name})")
 
 
 def with_noisy_states(setting: Setting) -> States:
@@ -80,12 +91,6 @@ def _orthogonal(setting: Setting, purpose: str) -> Tensor:
     return torch.linalg.qr(setting.drawn(purpose, width, width).double()).Q.to(setting.itself.dtype)
 
 
-# ----------------------------------------------------------------------------------------- parts of the target's states
-
-
-LARGE = 3.0  # standard deviations of the added dimensions, in those of the target's
-
-
 def top_components(setting: Setting) -> States:
     """Return the target's states in their first principal components on the fit rows, half as many as dimensions."""
     mean, covariance = setting.moments
@@ -94,15 +99,10 @@ def top_components(setting: Setting) -> States:
     return lambda rows: (setting.own(rows) - mean.to(top)) @ top
 
 
-def layer_before(setting: Setting) -> States:
-    """Return the target's states one block earlier."""
-    layer: Layer = setting.layer - 1 if setting.layer else EMBED
-    return lambda rows: stage(setting.target, layer, rows)
-
-
-def layer_after(setting: Setting) -> States:
-    """Return the target's states one block later."""
-    return lambda rows: stage(setting.target, setting.layer + 1, rows)
+def other_layer(setting: Setting, steps: int) -> States:
+    """Return the target's states some blocks later, or earlier; before the first block stands the embedding."""
+    layer = setting.layer + steps
+    return lambda rows: stage(setting.target, EMBED if layer < 0 else layer, rows)
 
 
 def superset(setting: Setting) -> States:
@@ -130,51 +130,51 @@ def log_probabilities(setting: Setting) -> States:
     return states
 
 
-# ---------------------------------------------------------------------------------------------- the current token alone
-
-
-def token_means(setting: Setting) -> States:
-    """Return the mean of the target's states at each token, in other documents."""
+def means(setting: Setting, kind: type[TokenMeans], source: Source | None = None) -> States:
+    """Return the mean of the target's states, or of a source's, at each token or pair of tokens in other documents."""
     asked = torch.cat([setting.fit, setting.report])
-    means = TokenMeans(setting.itself, [0], setting.other, asked)
-    return lambda rows: means.residuals(rows, [0])[0]
+    found = kind(source or setting.itself, [0], setting.other, asked)
+    return lambda rows: found.residuals(rows, [0])[0]
 
 
-def bigram_means(setting: Setting) -> States:
-    """Return the mean of the target's states at each pair of tokens, in other documents."""
-    asked = torch.cat([setting.fit, setting.report])
-    means = BigramMeans(setting.itself, [0], setting.other, asked)
-    return lambda rows: means.residuals(rows, [0])[0]
+def code(setting: Setting, of: str) -> States:
+    """Return a random vector for each token, or for each bigram: the pair of the last token and the current one."""
+    seed, itself = setting.number(f"code of the {of}"), setting.itself
 
+    def states(rows: Tensor) -> Tensor:
+        codes = rows if of == "token" else bigrams(rows, itself.vocabulary)
+        return normals(codes, itself.d_model, seed).to(itself.device, itself.dtype)
 
-def token_code(setting: Setting) -> States:
-    """Return a random vector for each token."""
-    seed, itself = setting.number("code of the token"), setting.itself
-    return lambda rows: normals(rows, itself.d_model, seed).to(itself.device, itself.dtype)
-
-
-def bigram_code(setting: Setting) -> States:
-    """Return a random vector for each pair of the last token and the current one."""
-    seed, itself = setting.number("code of the bigram"), setting.itself
-    return lambda rows: normals(bigrams(rows, itself.vocabulary), itself.d_model, seed).to(itself.device, itself.dtype)
+    return states
 
 
 def other_context(setting: Setting) -> States:
-    """Return the target's state at the same token in another document, which the tokens up to there choose."""
-    occurrences, seed = Occurrences(setting), setting.number("other context")
-    return lambda rows: occurrences.at(rows, seed)
+    """Return the target's state at the same token in another document, which the tokens up to there choose.
+
+    A token that no other document has gets the mean of all.
+    """
+    tokens, seed = setting.other.long().flatten(), setting.number("other context")
+    order, counts = tokens.argsort(stable=True), tokens.bincount(minlength=setting.target.vocabulary)
+    starts, own, mean = counts.cumsum(0) - counts, setting.own(setting.other).flatten(0, 1), setting.mean
+
+    def states(rows: Tensor) -> Tensor:
+        rows = rows.long().cpu()
+        chosen = starts[rows] + mixed(prefixes(rows, seed)) % counts[rows].clamp(min=1)
+        found = own[order[chosen.clamp(max=len(order) - 1)].to(own.device)]
+        return torch.where((counts[rows] > 0)[..., None].to(own.device), found, mean)
+
+    return states
 
 
 def gaussian(setting: Setting) -> States:
     """Return normal numbers with mean and variance that each dimension of the target's states has at the token."""
-    asked = torch.cat([setting.fit, setting.report])
-    means = TokenMeans(setting.itself, [0], setting.other, asked)
-    squares = TokenMeans(_Squares(setting), [0], setting.other, asked)
+    squared = Source("squares", "", lambda rows: (setting.own(rows) - setting.mean).square(), setting.target)
+    first, second = means(setting, TokenMeans), means(setting, TokenMeans, squared)
     seed = setting.number("Gaussian given the token")
 
     def states(rows: Tensor) -> Tensor:
-        mean, square = means.residuals(rows, [0])[0], squares.residuals(rows, [0])[0]
-        variance = (square - (mean - setting.mean).square()).clamp(min=0)
+        mean = first(rows)
+        variance = (second(rows) - (mean - setting.mean).square()).clamp(min=0)
         return mean + variance.sqrt() * normals(prefixes(rows), mean.shape[-1], seed).to(mean)
 
     return states
@@ -182,54 +182,8 @@ def gaussian(setting: Setting) -> States:
 
 def mixture(setting: Setting, share: float) -> States:
     """Return states with this share of their variance from the target's own, the rest from the same token elsewhere."""
-    occurrences, seed = Occurrences(setting), setting.number("other context")
-    mean, weights = setting.mean, (share**0.5, (1 - share) ** 0.5)
-
-    def states(rows: Tensor) -> Tensor:
-        return mean + weights[0] * (setting.own(rows) - mean) + weights[1] * (occurrences.at(rows, seed) - mean)
-
-    return states
-
-
-class Occurrences:
-    """The target's states at all places of the other documents where each token occurs."""
-
-    def __init__(self, setting: Setting):
-        tokens = setting.other.long().flatten()
-        self._order = tokens.argsort(stable=True)
-        self._counts = tokens.bincount(minlength=setting.target.vocabulary)
-        self._starts = self._counts.cumsum(0) - self._counts
-        self._states, self._mean = setting.own(setting.other).flatten(0, 1), setting.mean
-
-    def places(self, rows: Int[Tensor, "b t"], seed: int) -> Int[Tensor, "b t"]:
-        """Return for each token the number of one of its occurrences, chosen by the tokens up to there; -1: none."""
-        rows = rows.long().cpu()
-        counts = self._counts[rows]
-        chosen = self._starts[rows] + mixed(prefixes(rows, seed)) % counts.clamp(min=1)
-        return torch.where(counts > 0, self._order[chosen.clamp(max=len(self._order) - 1)], -1)
-
-    def at(self, rows: Int[Tensor, "b t"], seed: int) -> Float[Tensor, "b t d"]:
-        """Return the states there; a token that has none gets the mean of all."""
-        places = self.places(rows, seed).to(self._states.device)
-        return torch.where((places >= 0)[..., None], self._states[places], self._mean)
-
-
-class _Squares:
-    """The squares of the target's states about their mean over all tokens, which `TokenMeans` takes the means of."""
-
-    def __init__(self, setting: Setting):
-        self.setting, own = setting, setting.itself
-        self.d_model, self.n_layers, self.vocabulary = own.d_model, own.n_layers, own.vocabulary
-        self.device, self.dtype = own.device, own.dtype
-
-    def residuals(self, rows: Tensor, layers: Sequence[int]) -> list[Tensor]:
-        return [(self.setting.own(rows) - self.setting.mean).square()] * len(layers)
-
-
-# ------------------------------------------------------------------------------------------------------- the next token
-
-
-SCATTER = 0.5  # of noise about the centre of its cluster, in standard deviations of the centres
+    other, mean, weights = other_context(setting), setting.mean, (share**0.5, (1 - share) ** 0.5)
+    return lambda rows: mean + weights[0] * (setting.own(rows) - mean) + weights[1] * (other(rows) - mean)
 
 
 def next_token(setting: Setting) -> States:
@@ -239,7 +193,8 @@ def next_token(setting: Setting) -> States:
 
     def states(rows: Tensor) -> Tensor:
         noise = normals(prefixes(rows), itself.d_model, scatter)
-        leak = normals(following(rows, itself.vocabulary), itself.d_model, centres)
+        none = torch.full_like(rows[:, :1], itself.vocabulary)  # follows the last token of a row
+        leak = normals(torch.cat([rows[:, 1:], none], 1), itself.d_model, centres)
         return (leak + SCATTER * noise).to(itself.device, itself.dtype)
 
     return states
@@ -263,39 +218,14 @@ def half_of_the_variance(setting: Setting) -> States:
     return lambda rows: setting.mean + half * (setting.own(rows) - setting.mean) + size * leak(rows)
 
 
-def following(rows: Tensor, vocabulary: int) -> Tensor:
-    """Return the next token of each place, and `vocabulary` at the last of a row."""
-    return torch.cat([rows[:, 1:], torch.full_like(rows[:, :1], vocabulary)], 1)
-
-
-# --------------------------------------------------------------------------------------------------------- other models
-
-
-SHORTCUT = PretrainConfig(tokens=100 * 2048, tokens_per_step=2048, lr=1e-3, warmup=10)  # half of each pair is predicted
-
-
-def fresh_weights(setting: Setting) -> States:
-    """Return the states of the target's architecture as it is before any training."""
-    model = fresh(setting.target, setting.number("fresh"))
-    return lambda rows: stage(model, setting.layer, rows)
-
-
-def redrawn_matrices(setting: Setting) -> States:
-    """Return the states of the target after every matrix was drawn anew at its own spread."""
-    model = randomised(setting.target, setting.number("redrawn"))
-    return lambda rows: stage(model, setting.layer, rows)
-
-
 def token_alone(setting: Setting) -> States:
     """Return the states of a twin of the target that was trained on to predict from the current token alone.
 
     Each token is a row of its own, so that there is nothing else to attend to, in whatever architecture. The twin
-    begins with the target's weights, which makes it the harder to tell apart.
+    begins with the target's weights, which makes it harder to tell from the target.
     """
-    module = copy.deepcopy(setting.target.module).train().requires_grad_(True)
     pairs = torch.stack([setting.other[:, :-1], setting.other[:, 1:]], -1).flatten(0, 1)
-    setting.train(Pretraining(module, pairs, SHORTCUT, setting.number("token alone")), "token alone")
-    model = variant(setting.target, module.to(setting.target.device), f"{setting.target.name} (token alone)")
+    model = _trained(setting, pairs, SHORTCUT, "token alone")
     tokens = torch.arange(model.vocabulary)[:, None].split(BATCH_TOKENS)
     table = torch.cat([stage(model, setting.layer, part)[:, 0] for part in tokens])
     return lambda rows: table[rows.to(table.device)]
@@ -308,23 +238,6 @@ def sibling(setting: Setting, name: str) -> States:
     return lambda rows: stage(model, max(depth, 1) - 1, rows)
 
 
-# ---------------------------------------------------------------------------------------------------------------- table
-
-
-KINDS = {
-    "same": "the target itself in other coordinates, or as good as itself",
-    "answers": "what the target predicts, and not its states",
-    "part": "a part of the target's states, or another stage of them",
-    "superset": "the target's states, and much else",
-    "token": "the current token or the last two, and nothing else of the context",
-    "leak": "the next token, which the target cannot know",
-    "untrained": "the target's architecture without its training",
-    "shortcut": "trained, but to answer from the current token alone",
-    "real": "another model that was trained on the same text",
-    "dose": "a known share of the target's own variance, the rest from the same token elsewhere",
-}
-
-
 class Entry(NamedTuple):
     """A source before it is made: its name, its kind, and what makes its states."""
 
@@ -334,32 +247,32 @@ class Entry(NamedTuple):
 
     def made(self, setting: Setting) -> Source:
         """Return the source in a setting."""
-        return Source(self.name, self.kind, self.make(setting), setting.target)
+        return Source(self.name, self.kind, Remembered(self.make(setting)), setting.target)
 
 
 SOURCES = (
     Entry("rotated", "same", rotated),
     Entry("rescaled and permuted", "same", rescaled),
     Entry("affine", "same", through_affine),
-    Entry("noisy weights", "same", with_noisy_weights),
+    Entry("noisy weights", "same", changed(partial(perturbed, share=WEIGHT_NOISE), "noisy weights")),
     Entry("trained on", "same", trained_on),
     Entry("noisy states", "same", with_noisy_states),
     Entry("log-probabilities", "answers", log_probabilities),
     Entry("top components", "part", top_components),
-    Entry("layer before", "part", layer_before),
-    Entry("layer after", "part", layer_after),
+    Entry("layer before", "part", partial(other_layer, steps=-1)),
+    Entry("layer after", "part", partial(other_layer, steps=1)),
     Entry("superset", "superset", superset),
-    Entry("token mean", "token", token_means),
-    Entry("bigram mean", "token", bigram_means),
-    Entry("token code", "token", token_code),
-    Entry("bigram code", "token", bigram_code),
+    Entry("token mean", "token", partial(means, kind=TokenMeans)),
+    Entry("bigram mean", "token", partial(means, kind=BigramMeans)),
+    Entry("token code", "token", partial(code, of="token")),
+    Entry("bigram code", "token", partial(code, of="bigram")),
     Entry("other context", "token", other_context),
     Entry("Gaussian given the token", "token", gaussian),
     Entry("next token", "leak", next_token),
     Entry("next token, half of the tokens", "leak", half_of_the_tokens),
     Entry("next token, half of the variance", "leak", half_of_the_variance),
-    Entry("fresh weights", "untrained", fresh_weights),
-    Entry("redrawn matrices", "untrained", redrawn_matrices),
+    Entry("fresh weights", "untrained", changed(fresh, "fresh")),
+    Entry("redrawn matrices", "untrained", changed(randomised, "redrawn")),
     Entry("token alone", "shortcut", token_alone),
     *(Entry(f"{share} % own", "dose", partial(mixture, share=share / 100)) for share in (0, 20, 40, 60, 80, 100)),
 )

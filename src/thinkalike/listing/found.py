@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -124,17 +126,11 @@ def utc(date: datetime) -> datetime:
     return date if date.tzinfo else date.replace(tzinfo=timezone.utc)
 
 
-# ------------------------------------------------------------
 # Which results a user asks for: `kind=cka,mutual_knn model=gelu-3l-mini since=7d sort=mean_cka`.
 
 KEYS = ("store", "kind", "model", "since", "sort", "--csv", "--json")
 UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
-ORDERS = {
-    "date": lambda entry: entry.date.timestamp(),
-    "duration": lambda entry: entry.seconds,
-    "models": lambda entry: entry.models,
-    "kind": lambda entry: entry.kind,
-}
+ORDERS = {"date": "date", "duration": "seconds", "models": "models", "kind": "kind"}  # attributes of an entry
 
 
 @dataclass(frozen=True)
@@ -171,8 +167,8 @@ class Query:
             given[key] = value
         return cls(
             Path(given.get("store") or "results").expanduser(),
-            _names(given.get("kind", "")),
-            _names(given.get("model", "")),
+            tuple(filter(None, given.get("kind", "").split(","))),
+            tuple(filter(None, given.get("model", "").split(","))),
             moment(given["since"]) if "since" in given else None,
             given.get("sort", "date"),
             "csv" if "--csv" in given else "json" if "--json" in given else "text",
@@ -200,25 +196,21 @@ def selected(found: Found, query: Query) -> list[Entry]:
         ConfigError: no result has such a kind, model or headline number.
         StoreError: the store holds no such result.
     """
-    for key, given in (("kind", query.kinds), ("model", query.models)) if found.entries else ():
-        known = {name for entry in found.entries for name in (entry.models if key == "model" else [entry.kind])}
+    entries, names = found.entries, {name for entry in found.entries for name in entry.models}
+    for key, given, known in (("kind", query.kinds, {entry.kind for entry in entries}), ("model", query.models, names)):
         for value in given:
-            if value not in known:
+            if entries and value not in known:
                 raise ConfigError(f"{key}={value} is in no result of {found.store}; {nearest(value, known)}")
-    if not (chosen := [entry for entry in found.entries if _asked_for(entry, query)]):
+    if not (chosen := [entry for entry in entries if _asked_for(entry, query)]):
         waiting = f", and {len(found.unfinished)} unfinished" if found.unfinished else ""
-        more = (
-            "leave out kind=, model= or since=" if found.entries else "; ".join(found.skipped[:1]) or "run a job first"
-        )
+        more = "leave out kind=, model= or since=" if entries else "; ".join(found.skipped[:1]) or "run a job first"
         raise StoreError(f"the store {found.store} holds no such finished results{waiting}; {more}")
     if query.order in ORDERS:
-        return sorted(chosen, key=ORDERS[query.order])
-    one_of("sort", query.order, {*ORDERS, *(each.name for entry in chosen for each in entry.headlines)})
-    return sorted(chosen, key=lambda entry: _number(entry, query.order))
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name for name in text.split(",") if name)
+        return sorted(chosen, key=attrgetter(ORDERS[query.order]))
+    numbers = [{each.name: each.value for each in entry.headlines} for entry in chosen]
+    one_of("sort", query.order, {*ORDERS, *(name for own in numbers for name in own)})
+    values = [own.get(query.order, -math.inf) for own in numbers]  # results without the number come first
+    return [chosen[place] for place in sorted(range(len(chosen)), key=values.__getitem__)]
 
 
 def _asked_for(entry: Entry, query: Query) -> bool:
@@ -227,13 +219,6 @@ def _asked_for(entry: Entry, query: Query) -> bool:
     return kind and model and (query.since is None or entry.date >= query.since)
 
 
-def _number(entry: Entry, name: str) -> tuple[bool, float]:
-    """Sort key: a headline number; results without it come first."""
-    numbers = {each.name: each.value for each in entry.headlines}
-    return name in numbers, numbers.get(name, 0.0)
-
-
-# ------------------------------------------------------------
 # The settings in which listed results of one kind differ.
 
 NAMED = ("model", "target", "data")  # parts whose other settings mostly follow from the name
@@ -242,9 +227,11 @@ SHOWN_AS_MODELS = ("model.name", "target.name")
 
 def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     """Return nested settings by dotted names."""
-    named = {f"{before}{name}": value for name, value in settings.items()}
-    inner = [flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value} for name, value in named.items()]
-    return {name: value for part in inner for name, value in part.items()}
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        whole = f"{before}{name}"
+        found |= flat(value, f"{whole}.") if isinstance(value, Mapping) else {whole: value}
+    return found
 
 
 def differing(entries: Sequence[Entry]) -> list[dict[str, Any]]:
@@ -271,12 +258,4 @@ def _differs(name: str, entries: Sequence[Entry]) -> bool:
 
 def _value(entry: Entry, name: str) -> Any:
     """Return a setting of a result; a default is read from its configuration."""
-    if name in entry.settings:
-        return entry.settings[name]
-    try:
-        value: Any = entry.result.config
-    except StoreError:  # a damaged file costs this cell only
-        return None
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
+    return entry.settings[name] if name in entry.settings else flat(entry.result.config).get(name)

@@ -21,28 +21,23 @@ from thinkalike.store import Result
 
 log = logging.getLogger(__name__)
 
+Row = tuple[list[str], list[str], Entry]  # what is said of a job, its settings, and the job
+
 
 def show_entries(entries: Sequence[Entry]) -> None:
     """Print a table for each kind of result, with the settings in which its results differ."""
-    settings = differing(entries)
-    for kind in dict.fromkeys(entry.kind for entry in entries):
-        own = [(entry, given) for entry, given in zip(entries, settings, strict=True) if entry.kind == kind]
-        rows = [
-            (
-                [entry.key, f"{entry.date:%Y-%m-%d %H:%M}", duration(entry.seconds)],
-                [
-                    *(entry.models if len(entry.models) <= 2 else [listed(entry.models)]),
-                    *(_written(*each) for each in given.items()),
-                ],
-                entry,
-            )
-            for entry, given in own
-        ]
-        folder = own[0][0].result.folder.parent
-        _print_rows(f"{folder}: {len(own)} {'result' if len(own) == 1 else 'results'}", "models and settings", rows)
+    rows: dict[Path, list[Row]] = {}
+    for entry, given in zip(entries, differing(entries), strict=True):
+        job = [entry.key, f"{entry.date:%Y-%m-%d %H:%M}", duration(entry.seconds)]
+        models = entry.models if len(entry.models) <= 2 else [listed(entry.models)]
+        settings = [*models, *(_written(*each) for each in given.items())]
+        rows.setdefault(entry.result.folder.parent, []).append((job, settings, entry))
+    for folder, own in rows.items():
+        title = f"{folder}: {len(own)} {'result' if len(own) == 1 else 'results'}"
+        _print_rows(title, "models and settings", own)
 
 
-def _print_rows(title: str, column: str, rows: Sequence[tuple[list[str], list[str], Entry]]) -> None:
+def _print_rows(title: str, column: str, rows: Sequence[Row]) -> None:
     """Print a table of the lines about each job, of its settings, and of its headline numbers."""
     cells = [(job, given, [f"{each.label} {each.text}" for each in entry.headlines]) for job, given, entry in rows]
     jobs, settings, numbers = (["\n".join(row[place]) for row in cells] for place in range(3))
@@ -63,7 +58,6 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-# ------------------------------------------------------------
 # Lists of results for other programs: a DataFrame, CSV, JSON; numbers in full precision.
 
 
@@ -96,17 +90,16 @@ def results(
 
 def frame(entries: Sequence[Entry]) -> pd.DataFrame:
     """Return one row for each result, with the columns that `results` names."""
-    return pd.DataFrame(
-        [
-            {"kind": each["kind"], "key": each["key"], "date": entry.date, "models": ", ".join(entry.models)}
-            | each["settings"]
-            | _first(entry)
-            | {name: value for name, value in each["scalars"].items() if name not in _numbers(entry)}
-            | _numbers(entry)
-            | {"seconds": entry.seconds, "folder": each["folder"]}
-            for entry, each in zip(entries, records(entries), strict=True)
-        ]
-    )
+    rows = []
+    for entry, record in zip(entries, records(entries), strict=True):
+        first = entry.headlines[0]._asdict() if entry.headlines else {}
+        said = {"headline": first.get("name")} | {name: first.get(name) for name in ("value", "low", "high")}
+        numbers = _numbers(entry)
+        others = {name: value for name, value in record["scalars"].items() if name not in numbers}
+        row = {"kind": entry.kind, "key": entry.key, "date": entry.date, "models": ", ".join(entry.models)}
+        row |= record["settings"] | said | others | numbers
+        rows.append(row | {"seconds": entry.seconds, "folder": record["folder"]})
+    return pd.DataFrame(rows)
 
 
 def records(entries: Sequence[Entry]) -> list[dict[str, Any]]:
@@ -128,17 +121,11 @@ def records(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     ]
 
 
-def _first(entry: Entry) -> dict[str, Any]:
-    first = entry.headlines[0]._asdict() if entry.headlines else {}
-    return {"headline": first.get("name"), **{name: first.get(name) for name in ("value", "low", "high")}}
-
-
 def _numbers(entry: Entry) -> dict[str, float]:
     """Return all headline numbers of a result and the ends of their intervals, by name."""
     return {name: value for each in entry.headlines for name, value in each.numbers.items()}
 
 
-# ------------------------------------------------------------
 # The joint table of a sweep: what was swept, and the headline numbers of each job.
 
 
@@ -147,22 +134,22 @@ def show_sweep(made: Sequence[Made]) -> None:
     jobs = [(each, entry) for each in made if (entry := _read(each))]
     if not jobs:
         return
-    given = [_overrides(each) for each, _ in jobs]
+    entries = [entry for _, entry in jobs]
+    given = [
+        {key.lstrip("+~"): value for key, _, value in (word.partition("=") for word in job.words)} for job, _ in jobs
+    ]
     keys = dict.fromkeys(key for each in given for key in each)
     swept = [key for key in keys if len(given) == 1 or len({each.get(key) for each in given}) > 1]
     settings = [{name: each.get(name, "") for name in swept} for each in given]
     rows = [
         ([entry.key, duration(entry.seconds)], [f"{name}={value}" for name, value in own.items()], entry)
-        for (_, entry), own in zip(jobs, settings, strict=True)
+        for entry, own in zip(entries, settings, strict=True)
     ]
     _print_rows(f"jobs of the sweep: {len(jobs)}", "swept", rows)
-    logged = next((each.logger for each, _ in jobs if each.logger["kind"] == "wandb"), None)
-    if logged:
-        store = jobs[0][1].result.folder.parent.parent
-        name = f"sweep of {', '.join(swept) or 'one job'}"
-        publish_table(
-            LoggerConfig(**logged), About(name, "sweep", store, store), joint_table([e for _, e in jobs], settings)
-        )
+    if logged := next((each.logger for each, _ in jobs if each.logger["kind"] == "wandb"), None):
+        store = entries[0].result.folder.parent.parent
+        about = About(f"sweep of {', '.join(swept) or 'one job'}", "sweep", store, store)
+        publish_table(LoggerConfig(**logged), about, joint_table(entries, settings))
 
 
 def joint_table(entries: Sequence[Entry], settings: Sequence[Mapping[str, str]]) -> pd.DataFrame:
@@ -185,12 +172,6 @@ def _read(made: Made) -> Entry | None:
         return None
 
 
-def _overrides(made: Made) -> dict[str, str]:
-    """Return the overrides of a job by their keys."""
-    return {key.lstrip("+~"): value for key, _, value in (word.partition("=") for word in made.words)}
-
-
-# ------------------------------------------------------------
 # The command `thinkalike results`.
 
 USAGE = """\

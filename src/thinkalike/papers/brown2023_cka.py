@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 import torch
@@ -21,7 +20,7 @@ from thinkalike.measures.estimates import Estimate, jackknife, leave_one_out
 from thinkalike.measures.kernel_alignment import alignment
 from thinkalike.models.load import head_dimensions
 from thinkalike.papers.claims import Bound, Claim, counted, judged, level_of_each, together
-from thinkalike.papers.experiment import Case, Conclusion, Experiment, Model, Part
+from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.store import Result
 
 Statistic = Callable[[Sequence[Tensor]], Tensor]  # of the cells of some results, each (..., l, m)
@@ -51,19 +50,14 @@ def middle(layers: int) -> slice:
     return slice(layers // 4, layers - layers // 4)
 
 
-def mean_of(cells: Tensor, rows: slice, columns: slice) -> Tensor:
-    """Return the mean of a block of cells."""
-    return cells[..., rows, columns].mean((-2, -1))
-
-
 def middle_likeness(cells: Tensor) -> Tensor:
     """Return the mean CKA of the middle layers of both models."""
-    return mean_of(cells, middle(cells.shape[-2]), middle(cells.shape[-1]))
+    return cells[..., middle(cells.shape[-2]), middle(cells.shape[-1])].mean((-2, -1))
 
 
 def early_likeness(cells: Tensor) -> Tensor:
     """Return the mean CKA of the early layers of both models, minus that of all layer pairs."""
-    return mean_of(cells, early(cells.shape[-2]), early(cells.shape[-1])) - cells.mean((-2, -1))
+    return cells[..., early(cells.shape[-2]), early(cells.shape[-1])].mean((-2, -1)) - cells.mean((-2, -1))
 
 
 def off_diagonal(cells: Tensor) -> Tensor:
@@ -87,25 +81,30 @@ def one_sidedness(cells: Tensor) -> Tensor:
     return (cells - cells.mT)[..., upper[0], upper[1]].mean(-1)
 
 
-def _parts(pairs: Sequence[tuple[Model, Model]]) -> list[Part]:
-    return [Part(f"{a.name}, {b.name}", (*a.words, *b.as_target())) for a, b in pairs]
+def _parts(case: Case, pairs: str) -> list[Part]:
+    """Return a job for each model with the largest, for every two models, or for each model within itself."""
+    models = case.models
+    chosen = {
+        "with the largest": [(model, models[-1]) for model in models],
+        "between": list(itertools.combinations(models, 2)),
+        "within": [(model, model) for model in models],
+    }[pairs]
+    return [Part(f"{a.name}, {b.name}", (*a.words, *b.as_target())) for a, b in chosen]
 
 
-def _result(case: Case, source: str, target: str) -> Result:
-    return case.results[f"{source}, {target}"]
+def _result(case: Case, names: Names) -> Result:
+    return case.results[", ".join(names)]
 
 
-def _span(estimate: Estimate) -> str:
-    return f"{estimate:+.4f}"
+def _judged(claim: str, bound: Bound, steps: Sequence[Estimate], words: str, result: Result) -> Claim:
+    units = f"{len(result.arrays['hsics'])} batches"
+    return judged(claim, [(bound, step) for step in steps], words, units)
 
 
-def _greater(claim: str, statistic: Statistic, results: Sequence[Result], words: str) -> Claim:
+def _greater(claim: str, statistic: Statistic, case: Case, pairs: Sequence[Names], words: str) -> Claim:
+    results = [_result(case, names) for names in pairs]
     difference = jackknifed(statistic, results)
-    return judged(claim, [(Bound("above"), difference)], f"{words}: {_span(difference)}", _units(results[0]))
-
-
-def _units(result: Result) -> str:
-    return f"{len(result.arrays['hsics'])} batches"
+    return _judged(claim, Bound("above"), [difference], f"{words}: {difference:+.4f}", results[0])
 
 
 def _labels(pairs: Sequence[Names]) -> str:
@@ -120,35 +119,32 @@ def _odd_one_out(claim: str, case: Case, others: Sequence[Names], odd: Sequence[
         return torch.stack(means[: len(others)]).mean(0) - torch.stack(means[len(others) :]).mean(0)
 
     words = f"mean CKA of middle layers of {_labels(others)} minus that of {_labels(odd)}"
-    return _greater(claim, difference, [_result(case, *names) for names in (*others, *odd)], words)
+    return _greater(claim, difference, case, [*others, *odd], words)
 
 
 def _early(case: Case, pairs: Sequence[Names]) -> Claim:
     return _greater(
         "early layers are alike across sizes, more than layers are in general",
         lambda cells: torch.stack([early_likeness(each) for each in cells]).mean(0),
-        [_result(case, *names) for names in pairs],
+        case,
+        pairs,
         f"mean CKA of early layers minus that of all, {_labels(pairs)}",
     )
 
 
 def _blocks(case: Case, name: str) -> Claim:
-    return _greater(
-        f"{name} has blocks: early, middle, last",
-        lambda cells: block_structure(cells[0]),
-        [_result(case, name, name)],
-        "mean CKA of two layers of one block minus that of two blocks",
-    )
+    words = "mean CKA of two layers of one block minus that of two blocks"
+    claim = f"{name} has blocks: early, middle, last"
+    return _greater(claim, lambda cells: block_structure(cells[0]), case, [(name, name)], words)
 
 
 def _concluded(case: Case, claims: Sequence[Claim], drawn: Sequence[Names]) -> Conclusion:
     table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
     table = table.drop_duplicates(["source", "target", "source_layer", "target_layer"])
     parts = [table[(table["source"] == source) & (table["target"] == target)] for source, target in drawn]
-
-    def draw(folder: Path) -> None:
-        figures.layer_heatmaps(pd.concat(parts), folder, "cka", "CKA", across=2 if len(drawn) == 4 else 3)
-
+    draw = partial(
+        figures.layer_heatmaps, pd.concat(parts), file="cka", label="CKA", across=2 if len(drawn) == 4 else 3
+    )
     return Conclusion(table, claims, draw)
 
 
@@ -187,23 +183,16 @@ def _figure10(case: Case) -> Conclusion:
 
 def _grows(case: Case) -> Claim:
     names = [model.name for model in case.models]
-    pairs = list(itertools.pairwise(names))
+    pairs, selves = list(itertools.pairwise(names)), {name: _result(case, (name, name)) for name in names}
     level = level_of_each(len(pairs))
     steps = [
-        jackknifed(
-            lambda cells: off_diagonal(cells[1]) - off_diagonal(cells[0]),
-            [_result(case, smaller, smaller), _result(case, larger, larger)],
-            level,
-        )
-        for smaller, larger in pairs
+        jackknifed(lambda cells: off_diagonal(cells[1]) - off_diagonal(cells[0]), [selves[a], selves[b]], level)
+        for a, b in pairs
     ]
-    numbers = "; ".join(f"{b} minus {a} {_span(step)}" for (a, b), step in zip(pairs, steps, strict=True))
-    return judged(
-        "the likeness of a model's layers grows with scale",
-        [(Bound("above"), step) for step in steps],
-        f"mean CKA of two different layers: {numbers}{together(len(pairs))}",
-        _units(_result(case, names[0], names[0])),
-    )
+    numbers = "; ".join(f"{b} minus {a} {step:+.4f}" for (a, b), step in zip(pairs, steps, strict=True))
+    words = f"mean CKA of two different layers: {numbers}{together(len(pairs))}"
+    claim = "the likeness of a model's layers grows with scale"
+    return _judged(claim, Bound("above"), steps, words, selves[names[0]])
 
 
 def _figure_of_activations(case: Case) -> Conclusion:
@@ -214,14 +203,10 @@ def _figure_of_activations(case: Case) -> Conclusion:
 
 def _tilt(case: Case) -> Claim:
     solu, gelu = (model.name for model in case.models)
-    result = _result(case, solu, gelu)
+    result = _result(case, (solu, gelu))
     tilt = jackknifed(lambda cells: one_sidedness(cells[0]), [result])
-    return judged(
-        "CKA between SoLU and GeLU shows no direction",
-        [(Bound("within", LEVEL), tilt)],
-        f"an earlier layer of {solu} with a later one of {gelu}, minus the reverse: {_span(tilt)}",
-        _units(result),
-    )
+    words = f"an earlier layer of {solu} with a later one of {gelu}, minus the reverse: {tilt:+.4f}"
+    return _judged("CKA between SoLU and GeLU shows no direction", Bound("within", LEVEL), [tilt], words, result)
 
 
 def _table1(case: Case, odd_models: dict[str, str]) -> Conclusion:
@@ -240,27 +225,12 @@ def _table1(case: Case, odd_models: dict[str, str]) -> Conclusion:
     return Conclusion(table, [claim])
 
 
-def _with_largest(case: Case) -> list[Part]:
-    return _parts([(model, case.models[-1]) for model in case.models])
-
-
-def _between(case: Case) -> list[Part]:
-    return _parts(list(itertools.combinations(case.models, 2)))
-
-
-def _within(case: Case) -> list[Part]:
-    return _parts([(model, model) for model in case.models])
-
-
 def _pythia(*sizes: str) -> list[str]:
     return [f"pythia-{size}-deduped" for size in sizes]
 
 
 def _activations(depth: int) -> dict[str, list[str]]:
-    return {
-        "paper": [f"solu-{depth}l", f"gelu-{depth}l"],
-        "mini": [f"solu-{depth}l-mini", f"gelu-{depth}l-mini"],
-    }
+    return {"paper": [f"solu-{depth}l", f"gelu-{depth}l"], "mini": [f"solu-{depth}l-mini", f"gelu-{depth}l-mini"]}
 
 
 # the odd one among the paper's models is pythia-2.8b, among the minis that stand for them neox-5l-odd-mini
@@ -280,10 +250,10 @@ TABLE_1 = {
 ODD = {"paper": "pythia-2.8b-deduped", "mini": "neox-5l-odd-mini"}
 
 EXPERIMENTS = [
-    Experiment("brown2023/figure3", _figure3, FIGURE_3, _with_largest, "cka"),
-    Experiment("brown2023/figure4", _figure_of_activations, _activations(3), _between, "cka"),
-    Experiment("brown2023/figure5", _figure_of_activations, _activations(4), _between, "cka"),
-    Experiment("brown2023/figure9", _figure9, FIGURE_9, _between, "cka"),
-    Experiment("brown2023/figure10", _figure10, FIGURE_10, _within, "cka", takes=(2,)),
+    Experiment("brown2023/figure3", _figure3, FIGURE_3, partial(_parts, pairs="with the largest"), "cka"),
+    Experiment("brown2023/figure4", _figure_of_activations, _activations(3), partial(_parts, pairs="between"), "cka"),
+    Experiment("brown2023/figure5", _figure_of_activations, _activations(4), partial(_parts, pairs="between"), "cka"),
+    Experiment("brown2023/figure9", _figure9, FIGURE_9, partial(_parts, pairs="between"), "cka"),
+    Experiment("brown2023/figure10", _figure10, FIGURE_10, partial(_parts, pairs="within"), "cka", takes=(2,)),
     Experiment("brown2023/table1", partial(_table1, odd_models=ODD), TABLE_1, tabulates=True),
 ]

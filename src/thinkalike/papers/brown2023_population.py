@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -24,23 +24,19 @@ from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import PopulationConfig, compose_job
+from thinkalike.measures import populations
 from thinkalike.measures.estimates import Estimate, interval_around, jackknife, student_t
 from thinkalike.measures.minibatch_cka import arc_length
-from thinkalike.measures.populations import (
-    Grouped,
-    adjusted_rand_index,
-    adjusted_rand_index_p,
-    cluster,
-    flips,
-    group_change_point,
-    grouped,
-    onset,
-    population_penalties,
-    symmetric,
-)
 from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, together, untestable
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.store import Result
+
+SMALL = 0.02  # of an accuracy: what "almost no penalty" may cost
+ALIKE = 0.02  # of CKA: by how much it may tell groups apart where it should not
+PARTED = 0.02  # of CKA or accuracy: by how much groups differ that have parted, and not only begun to
+THIRD = 1 / 3  # of the flips between strategies: fewer than that are flips of chance
+LEAST_GAP = 0.1  # of an accuracy: by how much the groups differ at least
+LEAST_INDEX = 0.5  # of the adjusted Rand index: from there on clusters are the groups
 
 
 def _parts(case: Case, side: str) -> list[Part]:
@@ -50,77 +46,70 @@ def _parts(case: Case, side: str) -> list[Part]:
 def _figure2(case: Case) -> Conclusion:
     """Identity stitches and CKA within and between the groups, on the pairs that classifiers were made for."""
     population = Population.of(case, "report")
-    tables = _panels(population, "") | (_panels(population.null, ", null") if population.config.null else {})
-    claims = [
-        *stitching_claims(population, "on held-out pairs"),
-        late_layers_part(population),
-        *cluster_claims(population),
-        *([null_is_alike(population.null)] if population.config.null else []),
-    ]
-    table = pd.concat([part.assign(panel=title) for title, part in tables.items()], ignore_index=True)
-    return Conclusion(table, claims, partial(figures.groups_by_depth, tables))
+    claims = [*stitching_claims(population, "on held-out pairs"), late_layers_part(population)]
+    claims += cluster_claims(population)
+    tables = _stitches(population, "") | _likeness(population, "")
+    if population.config.null:
+        tables |= _stitches(population.null, ", null") | _likeness(population.null, ", null")
+        claims.append(null_is_alike(population.null))
+    return _by_depth(tables, claims)
 
 
 def _figure7(case: Case) -> Conclusion:
     """The same identity stitches on the challenge."""
     population = Population.of(case, "challenge")
-    tables = _stitches(population, ", challenge")
     claims = [gap_claim(population), *stitching_claims(population, "on the challenge")]
+    tables = _stitches(population, ", challenge")
     if population.config.null:
         tables |= _stitches(population.null, ", challenge, null")
         claims.append(null_flips_less(population))
+    return _by_depth(tables, claims)
+
+
+def _by_depth(tables: dict[str, pd.DataFrame], claims: list[Claim]) -> Conclusion:
     table = pd.concat([part.assign(panel=title) for title, part in tables.items()], ignore_index=True)
     return Conclusion(table, claims, partial(figures.groups_by_depth, tables))
 
 
-def _panels(population: Population, ending: str) -> dict[str, pd.DataFrame]:
-    alike = population.grouped(population.likeness)
-    return _stitches(population, ending) | {f"CKA{ending}": _by_pair(alike, population, 0, "value", "layer")}
-
-
 def _stitches(population: Population, ending: str) -> dict[str, pd.DataFrame]:
     """Return what identity stitches cost and flip, by title of a panel."""
-    found = {"accuracy_penalty": population.penalties, "flips": population.flips}
-    titles = {"accuracy_penalty": "identity stitches", "flips": "flipped predictions"}
-    return {
-        f"{titles[column]}{ending}": _by_pair(
-            population.grouped(values, examples=True), population, -1, column, "last layer of the source"
-        )
-        for column, values in found.items()
-    }
+    panels = {}
+    for title, column, values in (
+        ("identity stitches", "accuracy_penalty", population.penalties),
+        ("flipped predictions", "flips", population.flips),
+    ):
+        means = population.grouped(values, examples=True)
+        panels[f"{title}{ending}"] = _by_pair(means, population, -1, column, "last layer of the source")
+    return panels
+
+
+def _likeness(population: Population, ending: str) -> dict[str, pd.DataFrame]:
+    means = population.grouped(population.likeness)
+    return {f"CKA{ending}": _by_pair(means, population, 0, "value", "layer")}
 
 
 def _figure8(case: Case) -> Conclusion:
     """Distances between the models from CKA of all layers."""
     population = Population.of(case, "report")
-    table = _pairs_of(population, population.distances)
+    ends = itertools.product(population.groups.items(), repeat=2)
+    rows = [(source, target, a, b, " and ".join(sorted((a, b)))) for (source, a), (target, b) in ends]
+    table = pd.DataFrame(rows, columns=["source", "target", "group_of_source", "group_of_target", "pair"])
+    table = table.assign(value=population.distances.flatten().numpy())
     apart = population.grouped(population.distances[..., None]).difference
-    claim = judged(
-        "models of one group are nearer to each other than models of two",
-        [(Bound("below"), apart)],
-        f"mean distance within minus between {apart[0]:+.3f}",
-        population.units,
-    )
+    numbers = f"mean distance within minus between {apart[0]:+.3f}"
+    bounds = [(Bound("below"), apart)]
+    claim = judged("models of one group are nearer to each other than models of two", bounds, numbers, population.units)
     return Conclusion(table, [claim, *cluster_claims(population)], partial(figures.distances, table))
 
 
-def _by_pair(means: Grouped, population: Population, first: int, column: str, axis: str) -> pd.DataFrame:
+def _by_pair(means: populations.Grouped, population: Population, first: int, column: str, axis: str) -> pd.DataFrame:
     """Return mean and interval of each kind of pair at each place."""
-    names = list(dict.fromkeys(population.groups.values()))
     rows = []
-    for (a, source), (b, target) in itertools.product(enumerate(names), repeat=2):
+    for (a, source), (b, target) in itertools.product(enumerate(population.names), repeat=2):
         for place in range(means.cells.value.shape[-1]):
-            value, low, high = (float(end) for end in means.cells[a, b, place])
-            rows.append((f"{source} into {target}", place + first, value, low, high))
+            rows.append((f"{source} into {target}", place + first, *map(float, means.cells[a, b, place])))
     table = pd.DataFrame(rows, columns=["pair", "place", "mean", "low", "high"])
     return table.assign(column=column, axis=axis)
-
-
-def _pairs_of(population: Population, values: Float[Tensor, "m m"]) -> pd.DataFrame:
-    rows = []
-    for (i, (source, a)), (j, (target, b)) in itertools.product(enumerate(population.groups.items()), repeat=2):
-        rows.append((source, target, a, b, " and ".join(sorted((a, b))), float(values[i, j])))
-    return pd.DataFrame(rows, columns=["source", "target", "group_of_source", "group_of_target", "pair", "value"])
 
 
 MODELS: dict[str, list[str]] = {"paper": [], "mini": []}  # a population names them
@@ -129,9 +118,6 @@ EXPERIMENTS = [
     Experiment("brown2023/figure7", _figure7, MODELS, partial(_parts, side="challenge"), "population"),
     Experiment("brown2023/figure8", _figure8, MODELS, partial(_parts, side="report"), "population"),
 ]
-
-
-# The result of a job on a population, as tensors over its models.
 
 
 def changes_of(case: Case, side: str) -> dict[str, Any]:
@@ -212,12 +198,12 @@ class Population:
     @cached_property
     def penalties(self) -> Float[Tensor, "m m c n"]:
         """Accuracy of the target minus that of the stitched model, of each pair of texts: -1, 0 or 1."""
-        return population_penalties(self._array("correct").double())
+        return populations.population_penalties(self._array("correct").double())
 
     @cached_property
     def flips(self) -> Float[Tensor, "m m c n"]:
         """Whether the stitched model predicts another class than the target, of each pair of texts."""
-        return flips(self._array("predicted"))
+        return populations.flips(self._array("predicted"))
 
     @cached_property
     def likeness(self) -> Float[Tensor, "m m l"]:
@@ -227,64 +213,48 @@ class Population:
     @cached_property
     def distances(self) -> Float[Tensor, "m m"]:
         """√Σ arccos²(CKA) over layers (equation 2)."""
-        return symmetric(arc_length(self.likeness)).fill_diagonal_(0)
+        return populations.symmetric(arc_length(self.likeness)).fill_diagonal_(0)
 
-    def grouped(self, values: Float[Tensor, "m m *s"], **options: Any) -> Grouped:
+    def grouped(self, values: Float[Tensor, "m m *s"], **options: Any) -> populations.Grouped:
         """Return means of pairs of models within the groups and between them."""
-        return grouped(values, list(self.groups.values()), **options)
-
-
-# The claims of section 4, and its nulls.
-
-SMALL = 0.02  # of an accuracy: what "almost no penalty" may cost
-ALIKE = 0.02  # of CKA: by how much it may tell groups apart where it should not
-PARTED = 0.02  # of CKA or accuracy: by how much groups differ that have parted, and not only begun to
-THIRD = 1 / 3  # of the flips between strategies: fewer than that are flips of chance
-LEAST_GAP = 0.1  # of an accuracy: by how much the groups differ at least
-LEAST_INDEX = 0.5  # of the adjusted Rand index: from there on clusters are the groups
-NO_LATE = "no cut is late in models of fewer than 5 blocks"
+        return populations.grouped(values, list(self.groups.values()), **options)
 
 
 def gap_claim(population: Population) -> Claim:
     """Say whether one group is right more often, by an interval over models and pairs of texts (Welch's)."""
     kinds = list(population.groups.values())
-    names = list(dict.fromkeys(kinds))
-    parts = [population.own[[kind == name for kind in kinds]] for name in names]
+    parts = [population.own[[kind == name for kind in kinds]] for name in population.names]
     spread = sum(part.mean(1).var() / len(part) for part in parts)
     spread = spread + (parts[0].mean(0) - parts[1].mean(0)).var() / parts[0].shape[1]
     half = student_t(0.95, min(map(len, parts)) - 1) * spread.sqrt()
     gap = interval_around(parts[0].mean() - parts[1].mean(), half)
     means = " and ".join(f"{float(part.mean()):.3f}" for part in parts)
     numbers = f"mean accuracy {means}, difference {gap:+.3f}"
-    return judged(
-        "the two groups differ on the challenge", [(Bound("above", LEAST_GAP), gap)], numbers, population.examples
-    )
+    bound = Bound("above", LEAST_GAP)
+    return judged("the two groups differ on the challenge", [(bound, gap)], numbers, population.examples)
 
 
 def stitching_claims(population: Population, where: str) -> list[Claim]:
     """Return the claims about stitches; each direction is judged by itself, as signed accuracies may cancel."""
-    blocks = population.penalties.shape[2] - 1
+    blocks, count = population.penalties.shape[2] - 1, len(population.names)
     early = [cut for cut in range(blocks + 1) if cut <= blocks / 2]
     late = [cut for cut in range(blocks + 1) if 0.75 * blocks < cut < blocks]
-    names = (
-        f"stitches at early cuts cost almost nothing {where}",
-        f"late stitches between the groups cost more than within {where}",
-        f"late stitches between the groups flip more predictions than within {where}",
-        f"late stitches within a group cost almost nothing {where}",
-    )
-    count = range(len(population.names))
-    squares = list(itertools.product(count, count))
-    apart, own = [pair for pair in squares if pair[0] != pair[1]], [pair for pair in squares if pair[0] == pair[1]]
-    small, above = Bound("below", SMALL), Bound("above")
-    cheap = _by_direction(names[0], population, small, population.penalties, "cells", squares, early)
-    if not late:
-        return [cheap, *(untestable(name, NO_LATE) for name in names[1:])]
-    return [
-        cheap,
-        _by_direction(names[1], population, above, population.penalties, "directed", apart, late),
-        _by_direction(names[2], population, above, population.flips, "directed", apart, late),
-        _by_direction(names[3], population, small, population.penalties, "cells", own, late),
-    ]
+    squares = [(group, other) for group in range(count) for other in range(count)]
+    own, apart = ([pair for pair in squares if len(set(pair)) == number] for number in (1, 2))
+    small, above, penalties, flips = Bound("below", SMALL), Bound("above"), population.penalties, population.flips
+    cheap = f"stitches at early cuts cost almost nothing {where}"
+    claims = [_by_direction(cheap, population, small, penalties, "cells", squares, early)]
+    for claim, bound, values, kind, directions in (
+        ("late stitches between the groups cost more than within", above, penalties, "directed", apart),
+        ("late stitches between the groups flip more predictions than within", above, flips, "directed", apart),
+        ("late stitches within a group cost almost nothing", small, penalties, "cells", own),
+    ):
+        name = f"{claim} {where}"
+        if late:
+            claims.append(_by_direction(name, population, bound, values, kind, directions, late))
+        else:
+            claims.append(untestable(name, "no cut is late in models of fewer than 5 blocks"))
+    return claims
 
 
 def _by_direction(
@@ -309,12 +279,9 @@ def _by_direction(
 def null_is_alike(null: Population) -> Claim:
     """Say whether CKA leaves groups together that differ in the seed of their parents alone."""
     last = null.grouped(null.likeness[..., -1:]).difference
-    return judged(
-        "the null: CKA in the last layer does not tell two parents of one strategy apart",
-        [(Bound("within", ALIKE), last)],
-        f"within minus between {last[0]:+.3f}; {_parting(null.likeness, null, 'layer', 0)}",
-        null.units,
-    )
+    claim = "the null: CKA in the last layer does not tell two parents of one strategy apart"
+    numbers = f"within minus between {last[0]:+.3f}; {_parting(null.likeness, null, 'layer', 0)}"
+    return judged(claim, [(Bound("within", ALIKE), last)], numbers, null.units)
 
 
 def null_flips_less(population: Population) -> Claim:
@@ -326,22 +293,16 @@ def null_flips_less(population: Population) -> Claim:
         return untestable(claim, "an interval leaves out a model at a time, so groups must have three")
     first, second = population.names[0], list(population.config.null or [])
 
-    def excess(kept: Sequence[int]) -> float:
+    def excess(kept: list[int]) -> float:
         groups = [kinds[model] for model in kept]
-        means = grouped(flipped[kept][:, kept, None], groups).cells.value[..., 0]
+        means = populations.grouped(flipped[kept][:, kept, None], groups).cells.value[..., 0]
         names = list(dict.fromkeys(groups))
         one, other, strategy = (names.index(name) for name in [*second, first])
-        return float(symmetric(means)[one, other] - THIRD * symmetric(means)[strategy, one])
+        return float(populations.symmetric(means)[one, other] - THIRD * populations.symmetric(means)[strategy, one])
 
-    models = list(range(len(kinds)))
-    without = torch.tensor([excess([model for model in models if model != left]) for left in models])
-    value = jackknife(torch.tensor(excess(models)).double(), without.double())
-    return judged(
-        claim,
-        [(Bound("below"), value)],
-        f"flips between {' and '.join(second)} minus a third of those between {first} and {second[0]}: {value:+.3f}",
-        whole.examples,
-    )
+    value = _left_out(excess, len(kinds))
+    numbers = f"flips between {' and '.join(second)} minus a third of those between {first} and {second[0]}"
+    return judged(claim, [(Bound("below"), value)], f"{numbers}: {value:+.3f}", whole.examples)
 
 
 def _places(estimate: Estimate, places: Sequence[int], first: int) -> str:
@@ -356,22 +317,20 @@ def late_layers_part(population: Population) -> Claim:
     count = len(early) + len(late)
     apart = population.grouped(population.likeness, level=level_of_each(count)).difference
     numbers = f"within minus between {_places(apart, range(layers), 0)}{together(count)}"
-    return judged(
-        "CKA tells the groups apart in late layers, and not in early ones",
-        [(Bound("above"), apart[late]), (Bound("within", ALIKE), apart[early])],
-        f"{numbers}; {_parting(population.likeness, population, 'layer', 0)}",
-        population.units,
-    )
+    numbers += f"; {_parting(population.likeness, population, 'layer', 0)}"
+    bounds = [(Bound("above"), apart[late]), (Bound("within", ALIKE), apart[early])]
+    return judged("CKA tells the groups apart in late layers, and not in early ones", bounds, numbers, population.units)
 
 
 def _parting(values: Float[Tensor, "m m l"], population: Population, place: str, first: int) -> str:
     """Return where groups part: the first place that shows it, and the step nearest to the whole curve."""
     level = level_of_each(values.shape[-1])
     apart = population.grouped(values, level=level).difference
-    begins = ["none" if at is None else str(at + first) for at in (onset(apart), onset(apart, PARTED))]
+    onsets = populations.onset(apart), populations.onset(apart, PARTED)
+    begins = ["none" if at is None else str(at + first) for at in onsets]
     shown = f"the first {place} that shows a difference is {begins[0]}, one of more than {PARTED} {begins[1]}"
     try:
-        step = group_change_point(values, list(population.groups.values()))
+        step = populations.group_change_point(values, list(population.groups.values()))
     except ValueError:  # no change at all, of these models or of a resample
         return shown
     value, low, high = (int(end) + first for end in (step.value, step.low, step.high))
@@ -380,40 +339,39 @@ def _parting(values: Float[Tensor, "m m l"], population: Population, place: str,
 
 def cluster_claims(population: Population) -> list[Claim]:
     """Return what the paper left undone: groups from flips alone, and from distances alone."""
-    flipped, names = population.flips.mean(-1), list(population.groups)
+    flipped, config = population.flips.mean(-1), population.config
     late = max(int(0.75 * (flipped.shape[-1] - 1)), 0)
-    costs = symmetric(flipped[..., late:-1].mean(-1)).fill_diagonal_(0)
+    costs = populations.symmetric(flipped[..., late:-1].mean(-1)).fill_diagonal_(0)
     known: dict[str, list[Any]] = {"the groups": list(population.groups.values())}
-    config = population.config
     if config.cluster:
-        local = config.members == "local"
-        inside = [str(number) if local else f"{config.members}-{number}" for number in config.cluster]
-        known["the published cluster"] = [name in inside for name in names]
-    claims = []
+        before = "" if config.members == "local" else f"{config.members}-"
+        inside = {f"{before}{number}" for number in config.cluster}
+        known["the published cluster"] = [name in inside for name in population.groups]
+    claims, count = [], len(population.names)
     for what, matrix in (("flipped predictions", costs), ("CKA distances", population.distances)):
-        count = len(population.names)
-        indices = {name: _index(matrix, groups, count) for name, groups in known.items()}
-        chance = {name: adjusted_rand_index_p(cluster(matrix, count), groups) for name, groups in known.items()}
-        claims.append(
-            judged(
-                f"clusters from {what} alone are the groups",
-                [(Bound("above", LEAST_INDEX), indices["the groups"])],
-                ", ".join(
-                    f"adjusted Rand index with {name} {value:.2f}, p = {chance[name]:.4f}"
-                    for name, value in indices.items()
-                ),
-                population.units,
-            )
-        )
+        clusters, numbers = populations.cluster(matrix, count), []
+        found = {name: _index(matrix, groups, count) for name, groups in known.items()}
+        for name, value in found.items():
+            p = populations.adjusted_rand_index_p(clusters, known[name])
+            numbers.append(f"adjusted Rand index with {name} {value:.2f}, p = {p:.4f}")
+        bounds = [(Bound("above", LEAST_INDEX), found["the groups"])]
+        claim = f"clusters from {what} alone are the groups"
+        claims.append(judged(claim, bounds, ", ".join(numbers), population.units))
     return claims
 
 
 def _index(matrix: Float[Tensor, "m m"], groups: Sequence[Any], count: int) -> Estimate:
-    """Return the adjusted Rand index of so many clusters with some groups, with a jackknife interval over models."""
+    """Return the adjusted Rand index of clusters with some groups, with a jackknife interval over models."""
 
     def index(kept: list[int]) -> float:
-        return adjusted_rand_index(cluster(matrix[kept][:, kept], count), [groups[model] for model in kept])
+        clusters = populations.cluster(matrix[kept][:, kept], count)
+        return populations.adjusted_rand_index(clusters, [groups[model] for model in kept])
 
-    models = list(range(len(groups)))
-    without = [index([model for model in models if model != left]) for left in models]
-    return jackknife(torch.tensor(index(models)).double(), torch.tensor(without).double())
+    return _left_out(index, len(groups))
+
+
+def _left_out(statistic: Callable[[list[int]], float], count: int) -> Estimate:
+    """Return a statistic of models, given by their places, with a jackknife interval over them."""
+    models = list(range(count))
+    without = [statistic([model for model in models if model != left]) for left in models]
+    return jackknife(torch.tensor(statistic(models)).double(), torch.tensor(without).double())

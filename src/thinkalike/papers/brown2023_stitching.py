@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from thinkalike import figures
 from thinkalike.evaluation.language import document_numbers
 from thinkalike.instruments.asymmetry import asymmetries, penalty_differences
-from thinkalike.measures.estimates import Estimate, interval_around, student_t
+from thinkalike.measures.estimates import interval_around, student_t
 from thinkalike.papers.claims import Bound, Claim, judged, level_of_each, together, untestable
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 from thinkalike.screen import number_of_documents
@@ -36,9 +36,10 @@ class Direction(NamedTuple):
         return f"{self.source} → {self.target}"
 
 
-def _all_directions(group: str, models: dict[str, str]) -> list[Direction]:
-    """Return all directions between models, given by their activations."""
-    return [Direction(group, (a, b), models[a], models[b]) for a in models for b in models]
+def _all_directions(depth: int, ending: str = "") -> list[Direction]:
+    """Return all directions between the models of a depth."""
+    models = {activation: f"{activation}-{depth}l{ending}" for activation in ("solu", "gelu")}
+    return [Direction(f"{depth} layers", (a, b), models[a], models[b]) for a in models for b in models]
 
 
 # what the paper could not do: no independent seeds of its models exist
@@ -49,15 +50,8 @@ OTHER_SEED = [
     Direction("3 layers, other seed", ("gelu", "gelu"), "gelu-3l-mini", "gelu-3l-mini-s1"),
 ]
 DIRECTIONS = {
-    "paper": [
-        *_all_directions("3 layers", {"solu": "solu-3l", "gelu": "gelu-3l"}),
-        *_all_directions("4 layers", {"solu": "solu-4l", "gelu": "gelu-4l"}),
-    ],
-    "mini": [
-        *_all_directions("3 layers", {"solu": "solu-3l-mini", "gelu": "gelu-3l-mini"}),
-        *_all_directions("4 layers", {"solu": "solu-4l-mini", "gelu": "gelu-4l-mini"}),
-        *OTHER_SEED,
-    ],
+    "paper": [*_all_directions(3), *_all_directions(4)],
+    "mini": [*_all_directions(3, "-mini"), *_all_directions(4, "-mini"), *OTHER_SEED],
 }
 MODELS = {
     scale: list(dict.fromkeys(name for each in directions for name in (each.source, each.target)))
@@ -87,8 +81,7 @@ def _concluded(case: Case, directions: Sequence[Direction]) -> pd.DataFrame:
 def _figure1(case: Case) -> Conclusion:
     """Penalties of all four directions between SoLU and GeLU; at mini scale also between other seeds."""
     directions = _directions(case)
-    groups = dict.fromkeys(each.group for each in directions)
-    claims = [claim for group in groups for claim in _claims(case, group)]
+    claims = [claim for group in dict.fromkeys(each.group for each in directions) for claim in _claims(case, group)]
     by_ends = {(each.source, each.target): each for each in directions}
     both = [(each, by_ends.get((each.target, each.source))) for each in directions if each.activations[0] == "solu"]
     asymmetry = [
@@ -97,11 +90,7 @@ def _figure1(case: Case) -> Conclusion:
         if back and back is not there
     ]
     table = _concluded(case, directions)
-
-    def draw(folder: Path) -> None:
-        figures.directions(table, folder)
-
-    return Conclusion(table, claims, draw, {"asymmetry": pd.concat(asymmetry)})
+    return Conclusion(table, claims, partial(figures.directions, table), {"asymmetry": pd.concat(asymmetry)})
 
 
 def _figure6(case: Case) -> Conclusion:
@@ -109,10 +98,7 @@ def _figure6(case: Case) -> Conclusion:
     directions = [each for each in _directions(case) if each not in OTHER_SEED]
     curves = {each: case.results[each.label].arrays["curve"] for each in directions}
     claims = [_learn({each: curve for each, curve in curves.items() if each.source != each.target})]
-
-    def draw(folder: Path) -> None:
-        figures.learning_curves({(each.group, each.label): curve for each, curve in curves.items()}, folder)
-
+    draw = partial(figures.learning_curves, {(each.group, each.label): curve for each, curve in curves.items()})
     return Conclusion(_concluded(case, directions), claims, draw)
 
 
@@ -138,15 +124,12 @@ def _greater(case: Case, claim: str, pairs: Sequence[tuple[Direction, Direction]
     results = [(case.results[more.label], case.results[less.label]) for more, less in pairs]
     differences, counts = penalty_differences(results)
     numbers = "; ".join(
-        f"{more.label} minus {less.label} by layer: " + ", ".join(f"{layer:+.3f}" for layer in _each(difference))
-        for (more, less), difference in zip(pairs, _each(differences), strict=True)
+        f"{more.label} minus {less.label} by layer: "
+        + ", ".join(f"{differences[row][layer]:+.3f}" for layer in range(differences.value.shape[1]))
+        for row, (more, less) in enumerate(pairs)
     )
     units = number_of_documents(document_numbers(counts))
     return judged(claim, [(Bound("above"), differences)], f"{numbers}; intervals hold for all together (max-t)", units)
-
-
-def _each(estimate: Estimate) -> list[Estimate]:
-    return [estimate[place] for place in range(len(estimate.value))]
 
 
 def _learn(curves: dict[Direction, np.ndarray]) -> Claim:

@@ -49,13 +49,13 @@ class Pair(NamedTuple):
     def layers(self, depths: Sequence[Fraction] = ()) -> list[list[int]]:
         """Return the pairs of layers after these shares of the blocks of both; of each layer of the shallower one.
 
-        None where the number of blocks of a model is not known before it is loaded.
+        There are none where the number of blocks of a model is not known before it is loaded.
         """
-        counts = [shape.layers for model in self if (shape := shape_of(model.config))]
+        shapes = [shape_of(model.config) for model in self]
+        counts = [shape.layers for shape in shapes if shape]
         if len(counts) < 2:
             return []
-        fewest = min(counts)
-        shares = depths or [Fraction(number, fewest) for number in range(1, fewest + 1)]
+        shares = depths or [Fraction(number, min(counts)) for number in range(1, min(counts) + 1)]
         return [[max(round(share * count), 1) - 1 for count in counts] for share in shares]
 
 
@@ -87,21 +87,18 @@ class Probed:
 
     def accuracy(self, feature: str, condition: str, split: str = "sentence") -> Accuracy | None:
         """Return the accuracy of a condition, or None if there is none."""
-        rows = self.rows
-        found = rows[(rows["feature"] == feature) & (rows["condition"] == condition) & (rows["split"] == split)]
+        chosen = pd.Series({"feature": feature, "condition": condition, "split": split})
+        found = self.rows[(self.rows[list(chosen.index)] == chosen).all(axis=1)]
         if found.empty:
             return None
-        draws = torch.from_numpy(self.result.arrays["draws"][found.index[0]]).double()
-        row = found.iloc[0]
+        row, draws = found.iloc[0], torch.from_numpy(self.result.arrays["draws"][found.index[0]]).double()
         return Accuracy(torch.tensor(float(row["accuracy"])).double(), draws, int(row["levels"]))
 
     def share(self, feature: str, condition: str, level: float = 0.95) -> Estimate | None:
         """Return what share of the native accuracy above chance a condition has; None where native is not above it."""
         own, native = self.accuracy(feature, condition), self.accuracy(feature, NATIVE)
-        if own is None or native is None:
-            return None
-        found = own.share_of(native, above=native.chance, level=level)
-        return None if found.value.isnan() else found
+        found = own.share_of(native, above=native.chance, level=level) if own and native else None
+        return None if found is None or found.value.isnan() else found
 
     @property
     def features(self) -> list[str]:
@@ -163,30 +160,29 @@ def _share(probed: Probed, claim: str, feature: str, bound: Bound) -> Claim:
 
 def _random(probed: Probed) -> Claim:
     level = level_of_each(len(probed.features))
-    found = {
-        name: _above_chance(accuracy, level) for name in probed.features if (accuracy := probed.accuracy(name, RANDOM))
-    }
-    numbers = "accuracy minus chance: " + _each(found, "+.2f")
-    claim = f"{probed.label}: through random maps of the same spectrum probes are near chance"
-    return judged(claim, [(Bound("within", NEAR), each) for each in found.values()], numbers, probed.units)
+    known = {name: probed.accuracy(name, RANDOM) for name in probed.features}
+    found = {name: _above_chance(accuracy, level) for name, accuracy in known.items() if accuracy}
+    claim = "through random maps of the same spectrum probes are near chance"
+    return _of_all(probed, claim, Bound("within", NEAR), found, "accuracy minus chance", "+.2f")
 
 
 def _refitted(probed: Probed) -> Claim:
     level = level_of_each(len(probed.features))
     shares = {name: probed.share(name, REFITTED, level) for name in probed.features}
-    found = {name: share for name, share in shares.items() if share is not None}
-    claim = f"{probed.label}: maps lose directions, not information: probes refitted on what ψ makes have 0.9 of native"
-    numbers = "share: " + _each(found, ".2f")
-    return judged(claim, [(Bound("above", 0.9), each) for each in found.values()], numbers, probed.units)
+    found = {name: share for name, share in shares.items() if share}
+    claim = "maps lose directions, not information: probes refitted on what ψ makes have 0.9 of native"
+    return _of_all(probed, claim, Bound("above", 0.9), found, "share", ".2f")
+
+
+def _of_all(probed: Probed, claim: str, bound: Bound, found: dict[str, Estimate], what: str, spec: str) -> Claim:
+    """Return a claim about one number of every feature."""
+    numbers = ", ".join(f"{name} {each:{spec}}" for name, each in found.items())
+    parts = [(bound, each) for each in found.values()]
+    return judged(f"{probed.label}: {claim}", parts, f"{what}: {numbers}{together(len(found))}", probed.units)
 
 
 def _above_chance(accuracy: Accuracy, level: float = 0.95) -> Estimate:
-    found = accuracy.interval(level)
-    return Estimate(*(end - accuracy.chance for end in found))
-
-
-def _each(found: dict[str, Estimate], spec: str) -> str:
-    return ", ".join(f"{name} {each:{spec}}" for name, each in found.items()) + together(len(found))
+    return Estimate(*(end - accuracy.chance for end in accuracy.interval(level)))
 
 
 EXPERIMENTS = [Experiment("chen2025/probes", _probes, MODELS, _parts, "probes", takes=(2,))]

@@ -73,42 +73,27 @@ def _parts(case: Case) -> list[Part]:
     """Return a job for each transfer, with all starts in it; the autoencoders of its source are made on the way."""
     shared = ["task=sae", "sae.start=transferred", "sae.beside=[random,least_squares]", RATES, f"sae.seeds={SEEDS}"]
     shared += [LITTLE_TEXT] if case.config.scale == "mini" else []
-    return [
-        Part(
-            each.label,
-            (
-                f"model={each.target}",
-                f"sae.layer={each.layer}",
-                f"sae.source={each.source}",
-                f"sae.source_layer={each.source_layer}",
-                *each.settings,
-                *shared,
-            ),
-            "train",
-        )
-        for each in _transfers(case)
-    ]
+    parts = []
+    for each in _transfers(case):
+        words = [f"model={each.target}", f"sae.layer={each.layer}"]
+        words += [f"sae.source={each.source}", f"sae.source_layer={each.source_layer}", *each.settings, *shared]
+        parts.append(Part(each.label, tuple(words), "train"))
+    return parts
 
 
 def _sae(case: Case) -> Conclusion:
     """Say what transferred starts save against random ones, and against those with a fitted decoder."""
+    transfers = _transfers(case)
     tables = {
         name: pd.concat(
-            [case.results[each.label].tables[name].assign(transfer=each.label) for each in _transfers(case)],
-            ignore_index=True,
+            [case.results[each.label].tables[name].assign(transfer=each.label) for each in transfers], ignore_index=True
         )
         for name in ("table", "savings", "break_even", "curves")
     }
-    claims = [
-        claim
-        for each in _transfers(case)
-        for claim in (
-            _saves(case, each, "random", each.claim.format(limit=each.bound.limit), each.bound),
-            _saves(
-                case, each, "least_squares", "it saves FLOPs of a random start with a fitted decoder", Bound("above")
-            ),
-        )
-    ]
+    fitted, claims = "it saves FLOPs of a random start with a fitted decoder", []
+    for each in transfers:
+        claims.append(_saves(case, each, "random", each.claim.format(limit=each.bound.limit), each.bound))
+        claims.append(_saves(case, each, "least_squares", fitted, Bound("above")))
     draw = partial(figures.sae_transfers, tables["curves"])
     return Conclusion(tables.pop("table"), claims, draw, tables, blank=BLANK)
 

@@ -25,7 +25,8 @@ THIRD, HALF = Fraction(1, 3), Fraction(1, 2)  # of the blocks, after which numbe
 STRONG = 4.0  # the strength at which questions are steered
 LITTLE = 0.1  # share of the natural effect
 BEYOND = "beyond random"  # by how much the carried direction, with the norm of the native one, does more
-NAMES = ("effects", "natural", "groups")  # of arrays
+NOTHING = Bound("within", LITTLE)
+ARRAYS = ("effects", "natural", "groups")
 
 
 @dataclass(frozen=True)
@@ -36,27 +37,23 @@ class Steered:
     result: Result
 
     def effects(self, at: Sequence[int], position: str, strength: float) -> Effects | None:
-        """Return the effects of `conditions` at a layer pair, or None if there are none, or no natural one."""
+        """Return the effects of all conditions at a layer pair, or None if there are none, or no natural one."""
         table, config = self.result.table, self.result.config
         chosen = {"source_layer": at[0], "target_layer": at[1], "position": position, "strength": strength}
         found = table[(table[list(chosen)] == pd.Series(chosen)).all(axis=1)]
         if found.empty or found["share"].isna().any():
             return None
-        effects, natural, groups = (torch.from_numpy(self.result.arrays[name]) for name in NAMES)
+        effects, natural, groups = (torch.from_numpy(self.result.arrays[name]) for name in ARRAYS)
         resamples = int(config["measure"]["resamples"])
         return effects_of(effects[found.index.tolist()], natural, groups, resamples, int(config["seed"]))
 
     def shares(self, found: Effects, level: float = 0.95) -> dict[str, Estimate]:
         """Return the shares of the natural effect by condition, and by how much `MATCHED` is beyond `RANDOM`."""
-        names = [*self.conditions, BEYOND]
+        names = [*self.result.table["condition"].unique(), BEYOND]
         first, second = names.index(MATCHED), names.index(RANDOM)
         value, draws = (torch.cat([each, each[[first]] - each[[second]]]) for each in (found.value, found.draws))
         shares = replace(found, value=value, draws=draws).shares(level)
         return {name: shares[place] for place, name in enumerate(names)}
-
-    @property
-    def conditions(self) -> list[str]:
-        return list(dict.fromkeys(self.result.table["condition"]))
 
     @property
     def units(self) -> str:
@@ -92,27 +89,25 @@ def _draw(case: Case, folder: Path) -> None:
 
 def _number(steered: Steered) -> Iterator[Claim]:
     """Yield what is claimed of the direction from singular to plural at the noun, after a third of the blocks."""
-    wanted = {
-        "the carried direction of number does .65 of what the plural does": (1.0, CARRIED, Bound("above", 0.65)),
-        "twice the carried direction of number does .9 of what the plural does": (2.0, CARRIED, Bound("above", 0.9)),
-        "a random vector of the same norm does next to nothing": (1.0, RANDOM, Bound("within", LITTLE)),
-        "twice a random vector does next to nothing": (2.0, RANDOM, Bound("within", LITTLE)),
-        "the negated carried direction does next to nothing": (1.0, NEGATED, Bound("within", LITTLE)),
-        "of one norm the carried direction does more than a random one": (1.0, BEYOND, Bound("above")),
-    }
-    for text, (strength, condition, bound) in wanted.items():
+    for text, strength, condition, bound in (
+        ("the carried direction of number does .65 of what the plural does", 1.0, CARRIED, Bound("above", 0.65)),
+        ("twice the carried direction of number does .9 of what the plural does", 2.0, CARRIED, Bound("above", 0.9)),
+        ("a random vector of the same norm does next to nothing", 1.0, RANDOM, NOTHING),
+        ("twice a random vector does next to nothing", 2.0, RANDOM, NOTHING),
+        ("the negated carried direction does next to nothing", 1.0, NEGATED, NOTHING),
+        ("of one norm the carried direction does more than a random one", 1.0, BEYOND, Bound("above")),
+    ):
         yield _claim(steered, text, THIRD, "word", strength, condition, bound)
 
 
 def _question(steered: Steered) -> Iterator[Claim]:
     """Yield what is claimed of the direction from statement to question, at all later tokens, after half the blocks."""
-    wanted = {
-        "the native direction of questions does half of what the question does": (NATIVE, Bound("above", 0.5)),
-        "the carried direction of questions does half of what the question does": (CARRIED, Bound("above", 0.5)),
-        "a random vector of the same norm does next to nothing": (RANDOM, Bound("within", LITTLE)),
-        "of one norm the carried direction does more than a random one": (BEYOND, Bound("above")),
-    }
-    for text, (condition, bound) in wanted.items():
+    for text, condition, bound in (
+        ("the native direction of questions does half of what the question does", NATIVE, Bound("above", 0.5)),
+        ("the carried direction of questions does half of what the question does", CARRIED, Bound("above", 0.5)),
+        ("a random vector of the same norm does next to nothing", RANDOM, NOTHING),
+        ("of one norm the carried direction does more than a random one", BEYOND, Bound("above")),
+    ):
         yield _claim(steered, text, HALF, LATER, STRONG, condition, bound)
 
 

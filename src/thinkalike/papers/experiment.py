@@ -67,6 +67,10 @@ class Case:
     models: Sequence[Model]
     results: Mapping[str, Result] = field(default_factory=dict)
 
+    def fingerprint(self) -> str:
+        """Return the models, and the keys of the results, which say what is in them."""
+        return repr([*(model.name for model in self.models), *(result.key for result in self.results.values())])
+
 
 @dataclass(frozen=True)
 class Conclusion:
@@ -147,10 +151,7 @@ class Experiment(
             raise ConfigError(f"experiment={config.experiment} is about {about}; {instead}")
         models = [Model.of(*words) for words in given]
         if len({model.name for model in models}) < len(models):
-            raise ConfigError(
-                f"experiment={config.experiment} was given {models[0].name} twice; name two models, by model.name= "
-                "and target.name= if need be"
-            )
+            raise ConfigError(f"{models[0].name} was given twice; name two models, by model.name= and target.name=")
         return Case(config, models)
 
     def with_unread_reset(self, config: AnalyzeConfig) -> AnalyzeConfig:
@@ -166,17 +167,16 @@ class Experiment(
         """Run the jobs that the store lacks; returns the result of each."""
         case, labelled = self.jobs(config)
         labels, jobs = [label for label, _ in labelled], [job for _, job in labelled]
-        found: dict[int, Result] = {}
+        found: dict[str, Result] = {}
         for places in passes(jobs):
-            first, last = len(found) + 1, len(found) + len(places)
-            which = f"job {last}" if first == last else f"jobs {first} to {last}"
-            with doing(f"{which} of {len(jobs)}: {listed([labels[place] for place in places])}"):
-                found |= zip(places, _results([jobs[place] for place in places]), strict=True)
-        results = {label: found[place] for place, label in enumerate(labels)}
-        return {"case": _Finished(replace(case, results=results))}
+            names, done = [labels[place] for place in places], len(found) + len(places)
+            with doing(f"{listed(names)}, up to job {done} of {len(jobs)}"):
+                found |= zip(names, _results([jobs[place] for place in places]), strict=True)
+        results = {label: found[label] for label in labels}
+        return {"case": replace(case, results=results)}
 
     def run(self, config: AnalyzeConfig, work: Work) -> Outcome:
-        case = work.inputs["case"].case
+        case = work.inputs["case"]
         conclusion = self.conclude(case)
         return Outcome(
             conclusion.table,
@@ -189,8 +189,7 @@ class Experiment(
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return how many of the claims hold."""
-        scalars = result.scalars
-        return [Headline("claims_that_hold", scalars["claims_that_hold"], of=int(scalars["claims"]))]
+        return [Headline("claims_that_hold", result.scalars["claims_that_hold"], of=int(result.scalars["claims"]))]
 
     def show(self, result: Result) -> None:
         if self.tabulates:
@@ -205,15 +204,6 @@ def _column(cells: pd.Series) -> Column:
     if pd.api.types.is_numeric_dtype(cells):
         return number_column(str(cells.name), ["" if pd.isna(cell) else f"{cell:.12g}" for cell in cells])
     return text_column(str(cells.name), ["" if pd.isna(cell) else cell for cell in cells])
-
-
-class _Finished(NamedTuple):
-    """A case whose parts are finished; the content of their results is its fingerprint."""
-
-    case: Case
-
-    def fingerprint(self) -> str:
-        return repr([*(model.name for model in self.case.models), *(r.key for r in self.case.results.values())])
 
 
 def _results(jobs: Sequence[Any]) -> list[Result]:
@@ -252,10 +242,7 @@ def settings_of_all(chosen: Sequence[str]) -> list[str]:
 
 def _given(chosen: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the models that a command line names, as the words that choose each as `model`."""
-    first = tuple(word for word in chosen if word.startswith(("model=", "model.")))
-    second = tuple(
-        word.replace("model@target=", "model=", 1) if word.startswith("model@") else f"model{word[len('target') :]}"
-        for word in chosen
-        if word.startswith(("model@target=", "target."))
-    )
-    return [words for words in (first, second) if words]
+    first = tuple(word for word in chosen if word.startswith(OF_MODELS[:2]))
+    second = [word for word in chosen if word.startswith(OF_MODELS[2:])]
+    renamed = tuple(f"model{word.removeprefix('model@').removeprefix('target')}" for word in second)
+    return [words for words in (first, renamed) if words]

@@ -22,19 +22,9 @@ from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.distances.representational_similarity import mantel, matrix_agreement, mds
 from thinkalike.measures.estimates import Estimate, fold_interval, jackknife
 from thinkalike.models.load import load_model
+from thinkalike.papers import salle2024_profiles as base
 from thinkalike.papers.claims import FAILS, Bound, Claim, judged, level_of_each, together
 from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
-from thinkalike.papers.salle2024_profiles import (
-    MODELS,
-    TURN,
-    Profiles,
-    all_profiles,
-    folds,
-    lead_over_others,
-    over_folds,
-    parts,
-    printed,
-)
 from thinkalike.states.stimuli import stimulus_states
 from thinkalike.tables import matrix_rows
 
@@ -51,7 +41,7 @@ class Layers:
     one_family: Bool[Tensor, "l l"]  # which layers are of models of one architecture
 
     @classmethod
-    def of(cls, profiles: Sequence[Profiles]) -> Layers:
+    def of(cls, profiles: Sequence[base.Profiles]) -> Layers:
         rows = pd.concat([each.result.tables["scores"][["model", "layer"]] for each in profiles], ignore_index=True)
         families = np.concatenate([[each.family] * each.importances.shape[1] for each in profiles])
         same = torch.from_numpy(families[:, None] == families)
@@ -76,21 +66,19 @@ def _with_distances(case: Case) -> list[Part]:
         Part(f"{a.name}, {b.name}", (*a.words, *b.as_target()), changes={"measure": measure})
         for a, b in itertools.combinations(case.models, 2)
     ]
-    return parts(case) + compared
+    return base.parts(case) + compared
 
 
 def _figure2(case: Case) -> Conclusion:
     """Likeness of all layers by feature profiles (A), and by distances (B)."""
-    profiles = all_profiles(case)
+    profiles = base.all_profiles(case)
     layers = Layers.of(profiles)
     feature_based, agnostic = weighted_tau(layers.profiles), _distances(case, layers.rows)
     matrices = {"A: weighted τ of feature profiles": feature_based, "B: Spearman's ρ of distances": agnostic}
     tables = {title: matrix_rows(layers.rows, layers.rows, value=values) for title, values in matrices.items()}
     maps = {title: _map(values, layers.rows) for title, values in matrices.items()}
-    claims = [
-        _agree(feature_based, agnostic, layers.models),
-        *(_has_blocks(each) for each in profiles if each.recurrent),
-    ]
+    claims = [_agree(feature_based, agnostic, layers.models)]
+    claims += [_has_blocks(each) for each in profiles if each.recurrent]
     if 1 < len({each.family for each in profiles}) < len(profiles):
         claims += [_seeds(matrices, layers)]
     table = pd.concat([part.assign(matrix=title[0]) for title, part in tables.items()], ignore_index=True)
@@ -102,12 +90,9 @@ def _distances(case: Case, rows: pd.DataFrame) -> Float[Tensor, "l l"]:
     place = {key: number for number, key in enumerate(rows.itertuples(index=False, name=None))}
     values = torch.full((len(rows), len(rows)), torch.nan, dtype=torch.float64)
     for first, second in itertools.combinations(case.models, 2):
-        cells = case.results[f"{first.name}, {second.name}"].table
-        ends = [
-            [place[key] for key in cells[[side, f"{side}_layer"]].itertuples(index=False, name=None)]
-            for side in ("source", "target")
-        ]
-        values[tuple(ends)] = torch.tensor(cells["value"].to_numpy())
+        for cell in case.results[f"{first.name}, {second.name}"].table.to_dict("records"):
+            ends = place[cell["source"], cell["source_layer"]], place[cell["target"], cell["target_layer"]]
+            values[ends] = cell["value"]
     return values
 
 
@@ -140,10 +125,6 @@ def over_models(
     return Estimate(whole, low.where(~low.isnan(), -torch.inf), high.where(~high.isnan(), torch.inf))
 
 
-def _models(names: Sequence[str]) -> str:
-    return f"{len(set(names))} models"
-
-
 def _agree(feature_based: Float[Tensor, "l l"], agnostic: Float[Tensor, "l l"], models: Sequence[str]) -> Claim:
     def agreement(places: list[int]) -> Tensor:
         return matrix_agreement(feature_based[places][:, places], agnostic[places][:, places])
@@ -155,19 +136,19 @@ def _agree(feature_based: Float[Tensor, "l l"], agnostic: Float[Tensor, "l l"], 
         "feature-based and feature-agnostic likeness agree",
         [(Bound("above"), rho)],
         f"Spearman's ρ of the two matrices {rho:.2f} (paper: {PAPER_AGREEMENT}), p {p:.3f} by Mantel's test of layers",
-        _models(models),
+        f"{len(set(models))} models",
     )
 
 
-def _has_blocks(model: Profiles) -> Claim:
-    turn = round(TURN * model.importances.shape[1])
+def _has_blocks(model: base.Profiles) -> Claim:
+    turn = round(base.TURN * model.importances.shape[1])
     late = torch.arange(model.importances.shape[1]) >= turn
     alike = (late[:, None] == late) & ~torch.eye(len(late), dtype=torch.bool)
     across = late[:, None] != late
     taus = torch.stack([weighted_tau(fold) for fold in model.importances])
     statistic = taus[:, alike].mean(1) - taus[:, across].mean(1)
     words = f"mean τ of two layers on one side of layer {turn} minus that across it"
-    return over_folds(f"low and high layers of {model.name} are two blocks", statistic, words)
+    return base.over_folds(f"low and high layers of {model.name} are two blocks", statistic, words)
 
 
 def _seeds(matrices: dict[str, Float[Tensor, "l l"]], layers: Layers) -> Claim:
@@ -186,51 +167,50 @@ def _seeds(matrices: dict[str, Float[Tensor, "l l"]], layers: Layers) -> Claim:
         "two seeds of one architecture are more alike than two architectures",
         [(Bound("above"), gains)],
         f"mean likeness of their layers, one architecture minus two: {numbers}{together(len(matrices))}",
-        _models(layers.models),
+        f"{len(set(layers.models))} models",
     )
 
 
 def _figure4(case: Case) -> Conclusion:
     """The two layers of different architectures whose profiles are most alike, and the two least alike."""
-    profiles = all_profiles(case)
+    profiles = base.all_profiles(case)
     layers = Layers.of(profiles)
     if layers.one_family.all():
         names = " and ".join(each.name for each in profiles)
         raise ConfigError(f"experiment=salle2024/figure4 needs two architectures, and {names} are {profiles[0].family}")
-    likeness = weighted_tau(layers.profiles)
+    likeness, stimuli = weighted_tau(layers.profiles), read_stimuli(case.config.stimuli)
     chosen = ~layers.one_family & torch.ones_like(layers.one_family).triu()
     places = {
         "most alike": int(likeness.where(chosen, -torch.inf).argmax()),
         "least alike": int(likeness.where(chosen, torch.inf).argmin()),
     }
-    stimuli = read_stimuli(case.config.stimuli)
-    ends = {word: divmod(place, len(layers.rows)) for word, place in places.items()}
-    contrasts = [_contrast(case, stimuli, word, place, layers, likeness) for word, place in places.items()]
+    ends = [divmod(place, len(layers.rows)) for place in places.values()]
+    contrasts = [
+        _contrast(case, stimuli, f"{word}, τ = {float(likeness[pair]):+.2f}", pair, layers)
+        for word, pair in zip(places, ends, strict=True)
+    ]
     tables = [
         contrast.importance.assign(pair=word, first=contrast.names[0], second=contrast.names[1])
         for word, contrast in zip(places, contrasts, strict=True)
     ]
-    recurrent = [each.name for each in profiles if each.recurrent]
-    alike, unlike = (layers.by_fold[:, list(ends[word])] for word in places)
+    alike, unlike = (layers.by_fold[:, list(pair)] for pair in ends)
     apart = unlike.diff(dim=1)[:, 0]
     apart = apart * apart.mean(0).sign()  # not the size on each fold, to which noise adds
+    recurrent = [each.name for each in profiles if each.recurrent]
     claims = [
-        _shared_leader(contrasts[0], lead_over_others(alike, stimuli.names)),
-        _split_leader(contrasts[1], lead_over_others(apart, stimuli.names), recurrent),
+        _shared_leader(contrasts[0], base.lead_over_others(alike, stimuli.names)),
+        _split_leader(contrasts[1], base.lead_over_others(apart, stimuli.names), recurrent),
     ]
     return Conclusion(pd.concat(tables, ignore_index=True), claims, partial(figures.scatter, contrasts))
 
 
-def _contrast(
-    case: Case, stimuli: Stimuli, word: str, place: int, layers: Layers, likeness: Float[Tensor, "l l"]
-) -> figures.Contrast:
-    ends = divmod(place, len(layers.rows))
+def _contrast(case: Case, stimuli: Stimuli, title: str, ends: tuple[int, int], layers: Layers) -> figures.Contrast:
     x, y = (layers.profiles[end] for end in ends)
-    decisive = (x + y if word == "most alike" else (x - y).abs()).argmax()
+    decisive = (x + y if title.startswith("most") else (x - y).abs()).argmax()
     feature = stimuli.names[int(decisive)]
     first, second = ((str(layers.rows["model"][end]), int(layers.rows["layer"][end])) for end in ends)
     return figures.Contrast(
-        f"{word}, τ = {float(likeness.flatten()[place]):+.2f}",
+        title,
         (f"{first[0]} layer {first[1]}", f"{second[0]} layer {second[1]}"),
         pd.DataFrame({"feature": stimuli.names, "x": x.numpy(), "y": y.numpy()}),
         (_words(case, stimuli, *first, feature), _words(case, stimuli, *second, feature)),
@@ -244,7 +224,7 @@ def _words(case: Case, stimuli: Stimuli, name: str, layer: int, feature: str) ->
     model = next(load_model(model.config) for model in case.models if model.name == name)
     states = stimulus_states(model, part)[layer].double()
     points, stress = mds(torch.cdist(states, states, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(0))
-    levels = part.features[feature].astype(object).map(printed)
+    levels = part.features[feature].astype(object).map(base.printed)
     return pd.DataFrame({"x": points[:, 0], "y": points[:, 1], "level": levels, "stress": float(stress)})
 
 
@@ -256,7 +236,7 @@ def _shared_leader(contrast: figures.Contrast, leads: Float[Tensor, "k 2"]) -> C
         [(Bound("above"), found)],
         f"{' and '.join(contrast.names)}, {contrast.title.split(', ')[1]} (paper: GPT-2 layer 8 and BERT layer 4, "
         f"0.77): {leaders[0]} and {leaders[1]}; PoS leads the next by {found[0]:+.3f} and {found[1]:+.3f}{together(2)}",
-        folds(leads),
+        base.folds(leads),
     )
 
 
@@ -268,13 +248,13 @@ def _split_leader(contrast: figures.Contrast, lead: Float[Tensor, " k"], recurre
         [(Bound("above"), found)],
         f"{' and '.join(contrast.names)}, {contrast.title.split(', ')[1]} (paper: Mamba layer 8 and BERT layer 4, "
         f"-0.24): {contrast.feature} {x:.3f} and {y:.3f}; they differ in PoS by more than in the next by {found:+.3f}",
-        folds(lead),
+        base.folds(lead),
     )
     of_mamba = any(name.rpartition(" layer ")[0] in recurrent for name in contrast.names)
     return claim if of_mamba else replace(claim, verdict=FAILS)
 
 
 EXPERIMENTS = [
-    Experiment("salle2024/figure2", _figure2, MODELS, _with_distances, "mlem", takes=(2,)),
-    Experiment("salle2024/figure4", _figure4, MODELS, parts, "mlem", takes=(2,)),
+    Experiment("salle2024/figure2", _figure2, base.MODELS, _with_distances, "mlem", takes=(2,)),
+    Experiment("salle2024/figure4", _figure4, base.MODELS, base.parts, "mlem", takes=(2,)),
 ]

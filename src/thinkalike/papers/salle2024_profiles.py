@@ -33,6 +33,8 @@ MODELS = {  # BERT, GPT-2, Mamba; the minis in two seeds
     "mini": ["bert-mini", "gpt2-mini", "mamba-mini", "bert-mini-s1", "gpt2-mini-s1", "mamba-mini-s1"],
 }
 TURN = 0.4  # of Mamba's depth, where word position becomes important
+NEARLY = 0.9  # a correlation of features that are nearly the same
+PARTS = 10  # of the stimuli, which an interval leaves out in turn
 
 
 @dataclass(frozen=True)
@@ -96,9 +98,7 @@ def place_of(feature: str, features: Sequence[str]) -> int:
         DataError: the stimuli do not have it.
     """
     if feature not in features:
-        raise DataError(
-            f"the paper's claims are about {feature}, which these stimuli do not have; measure=mlem takes any"
-        )
+        raise DataError(f"claims are about {feature}, which these stimuli do not have; measure=mlem takes any")
     return list(features).index(feature)
 
 
@@ -115,10 +115,10 @@ def all_profiles(case: Case) -> list[Profiles]:
 def _figure3(case: Case) -> Conclusion:
     """Feature profiles over the layers of BERT, GPT-2 and Mamba."""
     profiles = all_profiles(case)
+    recurrent = [each for each in profiles if each.recurrent]
     claims = [_part_of_speech_leads(each) for each in profiles if not each.recurrent]
-    for each in profiles:
-        claims += [_leads_at_the_ends(each), _position_rises(each)] if each.recurrent else []
-    claims += [*(_number_fades(each) for each in profiles), _predicts(profiles)]
+    claims += [claim(each) for each in recurrent for claim in (_leads_at_the_ends, _position_rises)]
+    claims += [*map(_number_fades, profiles), _predicts(profiles)]
     scores = pd.concat([each.result.tables["scores"] for each in profiles], ignore_index=True)
     table = pd.concat([each.result.table for each in profiles], ignore_index=True)
     return Conclusion(table, claims, partial(figures.profiles, table, scores), {"scores": scores})
@@ -148,13 +148,11 @@ def _leads_at_the_ends(model: Profiles) -> Claim:
     lead = lead_over_others(model.importances, model.features)
     layers = lead.shape[1]
     found = fold_interval(lead.T, level_of_each(layers))
-    ends = [0, layers - 1]
+    leads = ", ".join(f"{found[layer]:+.3f}" for layer in range(layers))
     return judged(
         f"PoS dominates only in the first and last layer of {model.name}",
-        [(Bound("above"), found[ends]), (Bound("below"), found[1:-1])],
-        f"first by layer: {', '.join(model.leading)}; PoS leads the next by "
-        + ", ".join(f"{found[layer]:+.3f}" for layer in range(layers))
-        + together(layers),
+        [(Bound("above"), found[[0, layers - 1]]), (Bound("below"), found[1:-1])],
+        f"first by layer: {', '.join(model.leading)}; PoS leads the next by {leads}{together(layers)}",
         folds(lead),
     )
 
@@ -163,8 +161,8 @@ def _position_rises(model: Profiles) -> Claim:
     position = model.of("Word position")
     turn = round(TURN * position.shape[1])
     rise = position[:, turn:].mean(1) - position[:, :turn].mean(1)
-    words = f"importance from layer {turn} on minus that before"
-    return over_folds(f"word position gains importance midway in {model.name}", rise, words)
+    claim = f"word position gains importance midway in {model.name}"
+    return over_folds(claim, rise, f"importance from layer {turn} on minus that before")
 
 
 def _number_fades(model: Profiles) -> Claim:
@@ -190,18 +188,8 @@ def _predicts(profiles: Sequence[Profiles]) -> Claim:
     layers = sum(each.scores.shape[1] for each in profiles)
     parts = [(Bound("above"), fold_interval(each.scores.T, level_of_each(layers))) for each in profiles]
     means = ", ".join(f"{each.name} {each.scores.mean():.2f}{each.share}" for each in profiles)
-    return judged(
-        "the features predict held-out distances in every layer",
-        parts,
-        f"mean Spearman's ρ over layers: {means}{together(layers)}",
-        folds(profiles[0].scores),
-    )
-
-
-# The probing words: table S1 and figure S5.
-
-NEARLY = 0.9  # a correlation of features that are nearly the same
-PARTS = 10  # of the stimuli, which an interval leaves out in turn
+    numbers = f"mean Spearman's ρ over layers: {means}{together(layers)}"
+    return judged("the features predict held-out distances in every layer", parts, numbers, folds(profiles[0].scores))
 
 
 def _table_s1(case: Case) -> Conclusion:
@@ -232,12 +220,9 @@ def _figure_s5(case: Case) -> Conclusion:
     (a, b, _), *_ = correlation.strongest(1)
     pairs = ", ".join(f"{first} and {second} {value:+.2f}" for first, second, value in correlation.strongest(5))
     found, parts = _correlated(stimuli, a, b)
-    claim = judged(
-        "no two features of the probing words are nearly the same",
-        [(Bound("within", NEARLY), found)],
-        f"strongest correlations: {pairs}; the first {found:+.2f}",
-        f"{parts} parts of {len(stimuli)} words",
-    )
+    name, numbers = "no two features of the probing words are nearly the same", f"strongest correlations: {pairs}"
+    units = f"{parts} parts of {len(stimuli)} words"
+    claim = judged(name, [(Bound("within", NEARLY), found)], f"{numbers}; the first {found:+.2f}", units)
     table = correlation.table.rename_axis("feature").reset_index()
     return Conclusion(table, [claim], partial(figures.correlation, correlation.table))
 

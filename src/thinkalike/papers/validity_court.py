@@ -11,21 +11,10 @@ from typing import Any
 import pandas as pd
 
 from thinkalike import figures
-from thinkalike.court.judges import (
-    ALIKE,
-    ALONE,
-    COLUMNS,
-    doses,
-    fitted_thresholds,
-    judges_of,
-    sentenced,
-    summary,
-    thresholds,
-    transferred,
-)
+from thinkalike.court import judges as court
 from thinkalike.measures.estimates import span
 from thinkalike.papers.claims import Claim, counted
-from thinkalike.papers.experiment import Case, Conclusion, Experiment, Model, Part
+from thinkalike.papers.experiment import Case, Conclusion, Experiment, Part
 
 MODELS = {"paper": ["gelu-3l", "solu-3l"], "mini": ["gelu-3l-mini", "solu-3l-mini"]}
 SIBLINGS = {  # by target: what is other about models that were trained on the same text
@@ -49,44 +38,34 @@ SIBLINGS = {  # by target: what is other about models that were trained on the s
 def _parts(case: Case) -> list[Part]:
     """Return a court for each target and seed, the seeds from `seed` on."""
     measure: Any = case.config.measure
-    return [
-        Part(
-            f"{model.name}, seed {seed}",
-            model.words,
-            changes={"seed": seed, "measure": replace(measure, siblings=measure.siblings or _siblings(model))},
-        )
-        for model in case.models
-        for seed in range(case.config.seed, case.config.seed + measure.seeds)
-    ]
-
-
-def _siblings(model: Model) -> dict[str, str]:
-    return SIBLINGS.get(model.config.name, {})
+    parts = []
+    for model in case.models:
+        own = replace(measure, siblings=measure.siblings or SIBLINGS.get(model.config.name, {}))
+        for seed in range(case.config.seed, case.config.seed + measure.seeds):
+            parts.append(Part(f"{model.name}, seed {seed}", model.words, changes={"seed": seed, "measure": own}))
+    return parts
 
 
 def _court(case: Case) -> Conclusion:
     """Say which judges rank what is alike above what is not."""
     table = pd.concat([result.table for result in case.results.values()], ignore_index=True)
-    judges, curves = summary(table), doses(table)
-    units = f"{table['source'].nunique()} sources in {len(case.results)} courts"
-    claims = [
-        _claim(row, units, prefix)
-        for prefix in ("", "real_")
-        for row in judges.to_dict("records")
-        if f"{prefix}auc" in row
-    ]
+    judges, curves = court.summary(table), court.doses(table)
+    units, several = f"{table['source'].nunique()} sources in {len(case.results)} courts", len(case.models) > 1
+    rows = judges.to_dict("records")
+    claims = [_claim(row, units, prefix) for prefix in ("", "real_") for row in rows if f"{prefix}auc" in row]
     tables = {"judges": judges, "doses": curves}
-    if not table[table["source"] == ALONE].empty and set(COLUMNS.values()) <= set(table):
-        tables["sentences"] = sentenced(table)
+    if (table["source"] == court.ALONE).any() and set(court.COLUMNS.values()) <= set(table):
+        tables["sentences"] = court.sentenced(table)
         claims += _sentence_claims(tables["sentences"], units)
-        if len(case.models) > 1:
+        if several:
             tables["sentences_of_others"] = others = _halves(table, _sentenced_by_others)
             claims += _sentence_claims(others, units, " by thresholds from the other half of the targets")
-    if len(case.models) > 1 and judges_of(table, ALIKE):
-        tables["thresholds"] = limits = _halves(table, lambda fitted, other: transferred(other, thresholds(fitted)))
+    if several and court.judges_of(table, court.ALIKE):
+        tables["thresholds"] = limits = _halves(table, _thresholds_of_others)
         claims += _threshold_claims(limits, units)
-    said = {name: each for name, each in tables.items() if len(each)}
-    return Conclusion(table, claims, partial(_draw, table, curves), said)
+    return Conclusion(
+        table, claims, partial(_draw, table, curves), {k: each for k, each in tables.items() if len(each)}
+    )
 
 
 def _claim(row: Mapping[Any, Any], units: str, prefix: str = "") -> Claim:
@@ -98,26 +77,25 @@ def _claim(row: Mapping[Any, Any], units: str, prefix: str = "") -> Claim:
     return counted(f"{row['judge']} ranks {what} above {row['decoys']}", not by, numbers, units)
 
 
+def _thresholds_of_others(fitted: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
+    return court.transferred(other, court.thresholds(fitted))
+
+
 def _sentenced_by_others(fitted: pd.DataFrame, other: pd.DataFrame) -> pd.DataFrame:
     """Return the verdicts on some courts by thresholds from others, with these thresholds."""
-    limits = fitted_thresholds(fitted)
-    return sentenced(other, limits).assign(**limits._asdict())
+    limits = court.fitted_thresholds(fitted)
+    return court.sentenced(other, limits).assign(**limits._asdict())
 
 
 def _sentence_claims(found: pd.DataFrame, units: str, how: str = "") -> list[Claim]:
     """Return whether the verdict of every source of a kind is right, by kind."""
-    return [
-        counted(
-            f"the verdict is right for every source of kind {kind}{how}",
-            bool((rows["right"] == True).all()),  # noqa: E712 (of objects)
-            "; ".join(
-                f"{source}: {', '.join(dict.fromkeys(own['verdict']))}"
-                for source, own in rows.groupby("source", sort=False)
-            ),
-            units,
-        )
-        for kind, rows in found[found["right"].notna()].groupby("kind", sort=False)
-    ]
+    claims = []
+    for kind, rows in found[found["right"].notna()].groupby("kind", sort=False):
+        said = {str(source): dict.fromkeys(own["verdict"]) for source, own in rows.groupby("source", sort=False)}
+        numbers = "; ".join(f"{source}: {', '.join(verdicts)}" for source, verdicts in said.items())
+        claim = f"the verdict is right for every source of kind {kind}{how}"
+        claims.append(counted(claim, all(rows["right"]), numbers, units))
+    return claims
 
 
 def _halves(table: pd.DataFrame, judge: Callable[[pd.DataFrame, pd.DataFrame], pd.DataFrame]) -> pd.DataFrame:
@@ -132,21 +110,17 @@ def _halves(table: pd.DataFrame, judge: Callable[[pd.DataFrame, pd.DataFrame], p
 
 def _threshold_claims(limits: pd.DataFrame, units: str) -> list[Claim]:
     """Return whether each judge's threshold is right on targets on which it was not fitted."""
-    return [
-        counted(
-            f"a threshold of {judge} from half of the targets is right on the other half",
-            bool((rows[["alike", "decoys"]] == 1).all(axis=None)),
-            "; ".join(
-                f"{r.threshold:.3f}: {r.alike:.0%} of the same, {r.decoys:.0%} of decoys" for r in rows.itertuples()
-            ),
-            units,
-        )
-        for judge, rows in limits.groupby("judge", sort=False)
-    ]
+    claims = []
+    for judge, rows in limits.groupby("judge", sort=False):
+        numbers = [f"{r.threshold:.3f}: {r.alike:.0%} of the same, {r.decoys:.0%} of decoys" for r in rows.itertuples()]
+        claim = f"a threshold of {judge} from half of the targets is right on the other half"
+        right = bool((rows[["alike", "decoys"]] == 1).all(axis=None))
+        claims.append(counted(claim, right, "; ".join(numbers), units))
+    return claims
 
 
 def _draw(table: pd.DataFrame, curves: pd.DataFrame, folder: Path) -> None:
-    figures.court(table, [judge.name for judge in judges_of(table)], folder)
+    figures.court(table, [judge.name for judge in court.judges_of(table)], folder)
     if len(curves):
         figures.doses(dict(list(curves.groupby("judge", sort=False))), folder)
 

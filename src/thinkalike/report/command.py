@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from thinkalike.errors import StoreError
 from thinkalike.listing import Entry, Found, Query, search, selected
 from thinkalike.loggers import publish_page
 from thinkalike.report.reports import Report, report_of
@@ -35,7 +34,7 @@ def write_report(arguments: Sequence[str]) -> Path:
 
     Raises:
         ConfigError: no result is of a kind or model that it names.
-        StoreError: there is no finished result that was asked for, or the page cannot be written.
+        StoreError: there is no finished result that was asked for.
     """
     asked = _parser().parse_args(arguments)
     query = Query.parsed([word for word in asked.which if "=" in word])
@@ -74,7 +73,6 @@ def gather(places: Sequence[str | Path], query: Query | None = None) -> Found:
 
     Args:
         places: stores such as `results`, or folders of single results.
-        query: which of the results; None: all.
 
     Raises:
         ConfigError: no result is of a kind or model that was asked for.
@@ -82,23 +80,16 @@ def gather(places: Sequence[str | Path], query: Query | None = None) -> Found:
     """
     found = Found(Path(", ".join(map(str, places))))
     for place in dict.fromkeys(Path(place).expanduser() for place in places):
-        _add(place, found)
+        inside = Found(place, [Entry.of(open_result(place))]) if is_sealed(place) else search(place)
+        wrong = [damage(entry.result.folder) for entry in inside.entries]
+        found.entries += [entry for entry, reason in zip(inside.entries, wrong, strict=True) if not reason]
+        found.skipped += [*filter(None, wrong), *inside.skipped]
+        found.unfinished += inside.unfinished
     found.entries = list({entry.result.folder.resolve(): entry for entry in found.entries}.values())
     # a table that an experiment repeats is shown under the job that computed it
     chosen = selected(found, query or Query())
     found.entries = sorted(chosen, key=lambda entry: (entry.result.folder / "claims.csv").exists())
     return found
-
-
-def _add(place: Path, found: Found) -> None:
-    inside = Found(place, [Entry.of(open_result(place))]) if is_sealed(place) else search(place)
-    for entry in inside.entries:
-        if wrong := damage(entry.result.folder):
-            found.skipped.append(wrong)
-        else:
-            found.entries.append(entry)
-    found.skipped += inside.skipped
-    found.unfinished += inside.unfinished
 
 
 PARTS = Path(__file__).parent / "page"
@@ -119,15 +110,8 @@ def page_of(report: Report, title: str) -> str:
 
 
 def write_page(path: str | Path, page: str) -> Path:
-    """Write a page and return its path; the folders above it are made.
-
-    Raises:
-        StoreError: it cannot be written there.
-    """
+    """Write a page and return its path; the folders above it are made."""
     path = Path(path).expanduser()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise StoreError(f"--out: the page cannot be written: {error}") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(page, encoding="utf-8")
     return path

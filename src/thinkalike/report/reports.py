@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from thinkalike.config import MEASURES
 from thinkalike.instruments import instrument
 from thinkalike.listing import Entry, Found
 from thinkalike.listing.shown import records
-from thinkalike.store import Result
 
 ENTRY_POINT = re.compile(r"(python3?|thinkalike) \S*(train|analyze)\b")
 ROWS = 60  # of a table that is no grid
@@ -35,28 +33,16 @@ def report_of(found: Found) -> Report:
 
     Returns:
         `results`, `grids` (see `grids_of`; each with its title and the numbers of the results that hold it), `claims`,
-        `tables`, `unfinished`, and `left_out`: a sentence for what was skipped, and for results that cannot be read.
+        `tables`, `unfinished`, and `left_out`: a sentence for each thing that was skipped.
     """
     report: Report = {"results": [], "grids": [], "claims": [], "tables": [], "left_out": list(found.skipped)}
     report["unfinished"] = [f"{folder.parent.name}/{folder.stem}" for folder in found.unfinished]
     known: dict[str, Grid] = {}
     for entry, record in zip(found.entries, records(found.entries), strict=True):
-        if reason := _unreadable(entry.result):
-            report["left_out"].append(f"{entry.result.folder} is no result of this package ({reason:.100})")
-            continue
         report["results"].append(shown(entry, record))
         for name, table in entry.result.tables.items():
             _add(report, known, name, table, repeats="claims" in entry.result.tables)
     return report
-
-
-def _unreadable(result: Result) -> str:
-    """Read the tables of a result, and return why that fails, or nothing."""
-    try:
-        _ = result.tables
-    except Exception as error:  # whatever reading a file raises that another program wrote
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-    return ""
 
 
 def shown(entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +50,7 @@ def shown(entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
 
     Its command line is empty unless that of an entry point computed it; a part of an experiment has the experiment's.
     """
-    command = str(record["command"] or "")
+    command, provenance = str(record["command"] or ""), json.dumps(entry.result.provenance, default=str)
     return {
         **{name: record[name] for name in ("kind", "key", "folder", "models", "date")},
         "settings": " ".join(f"{name}={value}" for name, value in record["settings"].items()),
@@ -72,16 +58,8 @@ def shown(entry: Entry, record: dict[str, Any]) -> dict[str, Any]:
         "is_distance": any(each.name == f"least_{entry.kind}" for each in entry.headlines),
         "command": command if ENTRY_POINT.match(command) else "",
         "scalars": {name: _plain(value) for name, value in record["scalars"].items()},
-        "provenance": json.loads(json.dumps(_without_nan(entry.result.provenance), default=str)),
+        "provenance": json.loads(provenance, parse_constant=lambda _: None),  # NaN and the infinities
     }
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(name): _without_nan(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _add(report: Report, known: dict[str, Grid], name: str, table: pd.DataFrame, repeats: bool) -> None:
@@ -116,8 +94,7 @@ def _add(report: Report, known: dict[str, Grid], name: str, table: pd.DataFrame,
 
 def _name(kind: str) -> str:
     """Return the name of a kind in figures; a plugin's kind has no other name."""
-    known = instrument(MEASURES[kind]) if kind in MEASURES else None
-    return NAMES.get(kind) or str(getattr(known, "name", kind))
+    return NAMES.get(kind) or str(getattr(instrument(MEASURES[kind]), "name", kind) if kind in MEASURES else kind)
 
 
 # Grids: tables that the page can draw, told apart by their columns and never by the kind of their result.
@@ -156,8 +133,8 @@ def grids_of(table: pd.DataFrame, is_distance: bool = False) -> list[Grid]:
         grids = list(_pair_grids(table))
     elif {"model", "layer"} <= set(table) and _numbers(table) and not set(COMPARED) <= set(table):
         grids = list(_layer_grids(table))
-    for number in (number for grid in grids for number in grid["numbers"] if is_distance):
-        number["colours"] = "falling" if number["name"] == "value" else number["colours"]
+    for number in (number for grid in grids for number in grid["numbers"] if number["name"] == "value"):
+        number["colours"] = "falling" if is_distance else number["colours"]
     return grids
 
 
@@ -167,24 +144,19 @@ def rounded(values: Sequence[Any] | pd.Series) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or value is pd.NA:
-        return None
-    if isinstance(value, bool | np.bool_):
-        return str(bool(value))
-    if isinstance(value, int | np.integer):
-        return int(value)
     if isinstance(value, float | np.floating):
         return float(f"{value:.{DIGITS}g}") if np.isfinite(value) else None
-    return str(value)
+    if isinstance(value, int | np.integer) and not isinstance(value, bool):
+        return int(value)
+    return None if value is None or value is pd.NA else str(value)
 
 
 def _with_layer_pairs(table: pd.DataFrame) -> pd.DataFrame:
     """Return a table of one layer of two models as one of layer pairs, each layer with itself."""
-    if not {"source", "target", "layer"} <= set(table) or {"source_layer", "target_layer"} & set(table):
+    if not {"source", "target", "layer"} <= set(table) or "source_layer" in table:
         return table
-    if table["source"].nunique() > MOST_MODELS:
-        return table
-    return table.rename(columns={"layer": "source_layer"}).assign(target_layer=table["layer"])
+    few = table["source"].nunique() <= MOST_MODELS
+    return table.rename(columns={"layer": "source_layer"}).assign(target_layer=table["layer"]) if few else table
 
 
 def _pair_grids(table: pd.DataFrame) -> Iterator[Grid]:
@@ -204,8 +176,7 @@ def _turned(grid: Grid) -> Grid:
     """Return a full grid of layer pairs with source and target exchanged; one that is not full as it is."""
     if grid["cells"] is not None:
         return grid
-    height, width = len(grid["rows"]), len(grid["columns"])
-    order = [row * width + column for column in range(width) for row in range(height)]
+    order = np.arange(len(grid["rows"]) * len(grid["columns"])).reshape(len(grid["rows"]), -1).T.ravel()
 
     def turned(number: dict[str, Any]) -> dict[str, Any]:
         return {key: [value[i] for i in order] if isinstance(value, list) else value for key, value in number.items()}
@@ -277,20 +248,19 @@ def _says(name: str, words: Sequence[str]) -> bool:
     return any(f"_{word}_" in f"_{name.lower()}_" for word in words)
 
 
-def _ends(columns: list[str], name: str) -> tuple[str, str] | None:
+def _ends(columns: list[str], name: str) -> list[str]:
     """Return the columns of an interval: NAME_low and NAME_high, or low and high if they stand right behind NAME."""
     if {f"{name}_low", f"{name}_high"} <= set(columns):
-        return f"{name}_low", f"{name}_high"
+        return [f"{name}_low", f"{name}_high"]
     behind = columns[columns.index(name) + 1 :][:2]
-    return ("low", "high") if sorted(behind) == ["high", "low"] else None
+    return ["low", "high"] if sorted(behind) == ["high", "low"] else []
 
 
 def _numbers(table: pd.DataFrame) -> list[str]:
     """Return the columns of numbers that are neither places nor ends of intervals."""
     columns = [str(name) for name in table.columns]
-    ends = {end for name in columns for end in _ends(columns, name) or ()}
-    numeric = {str(name) for name in table.select_dtypes("number")}
-    return [name for name in columns if name in numeric and name not in {*ends, *PLACES, "repetition"}]
+    other = {*PLACES, "repetition", *(end for name in columns for end in _ends(columns, name))}
+    return [str(name) for name in table.select_dtypes("number") if name not in other]
 
 
 def _texts(table: pd.DataFrame, numbers: str, places: Sequence[str]) -> list[str]:

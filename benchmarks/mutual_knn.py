@@ -1,17 +1,15 @@
 """Mutual nearest neighbours of 13 x 13 layers on one batch, n = 1024, d = 768: ours beside its floor and scikit-learn.
 
-    python benchmarks/mknn.py                   one thread, half a minute
-    python benchmarks/mknn.py --device cuda
+    python benchmarks/mutual_knn.py                   one thread, half a minute
+    python benchmarks/mutual_knn.py --device cuda
 
 The floor is the 26 matrices of similarities at the peak of a large product, and finding the k greatest of each row.
 """
 
 from __future__ import annotations
 
-import argparse
-
 import torch
-from measuring import Row, floor, in_turn, large_product, scaled, table
+from measuring import Row, floor, in_turn, large_product, options_of, scaled, table
 from sklearn.neighbors import NearestNeighbors
 
 from thinkalike.measures import mutual_measure
@@ -30,12 +28,7 @@ def by_sklearn(layers: list[torch.Tensor]) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--rounds", type=int, default=5)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
+    options = options_of(__doc__, device="cpu", rounds=5)
     shared = torch.randn(N, D)
     layers = [(shared + torch.randn(N, D)).to(options.device) for _ in range(LAYERS)]
     similarity = torch.randn(N, N, device=options.device)
