@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 
 SHOWN = 3  # features of each layer on the screen
 CELLS = ("ceiling", "ceiling_of_words")  # of the joint cells of all features, and of words
-SHARE = "share"  # of the first that a score is
+SHARE = "share"  # of its first ceiling that a score is
 
 
 # ruff: noqa: UP045
@@ -68,23 +69,15 @@ class MLEMConfig(DistanceConfig):
     ceilings: int = ranged(3, least=0, most=10**4)  # divisions of the stimuli that ceilings are means of; 0: none
 
     def __post_init__(self) -> None:
-        if self.distance == "crossnobis":
-            raise ConfigError("measure.distance=crossnobis can be negative, which mlem cannot fit; choose measure=rsa")
         super().__post_init__()
         one_of("measure.weights", self.weights, ("diagonal", "full"))
         one_of("measure.difference", self.difference, ("indicator", "scaled", "levels", "points"))
         one_of("measure.missing", self.missing, ("own_level", "ignore", "drop", "error"))
         one_of("measure.scale", self.scale, ("auto", "mean", "minmax", "none"))
         one_of("measure.together", self.together, ("sentence", "stimulus"))
-        if self.difference in ("levels", "points") and self.weights == "full":
-            raise ConfigError(f"measure.difference={self.difference} has no measure.weights=full; choose diagonal")
-        if not self.alphas:
-            raise ConfigError("measure.alphas=[] must be at least one number")
         for pair in self.interactions:
             if len(set(pair)) != 2 or len(pair) != 2:
                 raise ConfigError(f"measure.interactions holds pairs of two features, not {pair}")
-        if len({frozenset(pair) for pair in self.interactions}) < len(self.interactions):
-            raise ConfigError(f"measure.interactions={self.interactions} names a pair twice; name each once")
 
 
 class FeatureProfiles(
@@ -100,7 +93,10 @@ class FeatureProfiles(
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         inputs = super().inputs(config)
-        _check_features(config.measure, inputs["stimuli"])
+        measure, stimuli = config.measure, inputs["stimuli"]
+        for name in [measure.given, *itertools.chain.from_iterable(measure.interactions)]:  # type: ignore[attr-defined]
+            if name not in (None, *stimuli.names):
+                raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
         return inputs
 
     def comparing(self, measure: Any, stimuli: Stimuli, widths: Sequence[int]) -> float:
@@ -115,7 +111,7 @@ class FeatureProfiles(
         check_subjects(sides[: len(config.subjects)])
         model, importance = _fit(config, stimuli, sides)
         rows = rows_of_sides(sides)
-        scores = _beside(_scores(model, importance, rows), _ceilings(config, stimuli, sides))
+        scores = _share(_scores(model, importance, rows).assign(**_ceilings(config, stimuli, sides)))
         tables = {
             "scores": scores,
             "similarity": _similarity(importance, rows),
@@ -124,8 +120,7 @@ class FeatureProfiles(
         }
         profiles = _profiles(model, importance, stimuli, rows)
         if config.subjects:
-            groups = _groups(config, stimuli)
-            tables |= group_tables(config, stimuli, sides[: len(config.subjects)], profiles, scores, groups)
+            tables |= group_tables(config, stimuli, sides[: len(config.subjects)], profiles, scores)
         arrays = {
             "weights": model.weights_,
             "correlation": model.correlation_,
@@ -166,28 +161,9 @@ class FeatureProfiles(
         show_sides(result, SHOWN, SHARE, CELLS[0])
 
 
-def _check_features(measure: Any, stimuli: Stimuli) -> None:
-    named = [
-        *([] if measure.given is None else [measure.given]),
-        *(name for pair in measure.interactions for name in pair),
-    ]
-    for name in named:
-        if name not in stimuli.names:
-            raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
-    if measure.difference == "indicator":
-        for name in stimuli.names:
-            all_differ = stimuli.features[name].nunique(dropna=False) == len(stimuli)
-            if all_differ and stimuli.kinds[name] != "continuous":
-                raise DataError(
-                    f"{stimuli.source}: {name} has another value in every row, so that all pairs differ in it and it "
-                    f"explains nothing; leave it out of stimuli.features, or, of a measurement, say "
-                    f"'stimuli.kinds={{{name}: continuous}}'"
-                )
-
-
 def _fit(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> tuple[MLEM, Importance]:
     measure: Any = config.measure
-    names, by_pairs = stimuli.names, config.recipe == "paper"
+    names, groups = stimuli.names, _groups(config, stimuli)
     model = MLEM(
         weights=measure.weights,
         distance=measure.distance,
@@ -196,18 +172,18 @@ def _fit(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates
         difference=measure.difference,
         missing=measure.missing,
         scale=measure.scale,
-        recipe="paper" if by_pairs else "stimuli",
+        recipe="paper" if config.recipe == "paper" else "stimuli",
         folds=measure.folds,
         seed=config.seed,
     )
-    features, layers = stimuli.codes().table, [layer for side in sides for layer in side.states]
-    groups = _groups(config, stimuli)
+    features = pd.DataFrame(stimuli.codes().table.numpy(), columns=names)
+    layers = [layer for side in sides for layer in side.states]
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model.fit(features, layers, groups)
         for warning in caught:
-            log.warning("warning: %s", _named(str(warning.message), names))
+            log.warning("warning: %s", warning.message)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the same again on every fold
             importance = feature_importance(
@@ -217,15 +193,14 @@ def _fit(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates
                 folds=measure.folds,
                 permutations=measure.permutations,
                 groups=groups,
-                given=None if measure.given is None else names.index(measure.given),
-                interactions=[(names.index(a), names.index(b)) for a, b in measure.interactions],
+                given=measure.given,
+                interactions=measure.interactions,
                 null=measure.null,
                 seed=config.seed,
             )
     except ValueError as error:
         remedy = "; measure.together=stimulus lets folds divide a text" if "groups" in str(error) else ""
-        message = _named(str(error), names) if "feature " in str(error) else str(error)
-        raise DataError(f"{stimuli.source}: {message}{remedy}{numbered(sides)}") from error
+        raise DataError(f"{stimuli.source}: {error}{remedy}{numbered(sides)}") from error
     return model, importance
 
 
@@ -251,17 +226,11 @@ def _ceilings(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusS
     return found
 
 
-def _beside(scores: pd.DataFrame, ceilings: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """Return the scores with their ceilings, and with the share of the first that they are where it is above 0."""
-    table = scores.assign(**ceilings)
-    if CELLS[0] not in table:
-        return table
-    return table.assign(**{SHARE: table["score"] / table[CELLS[0]].where(table[CELLS[0]] > 0)})
-
-
-def _named(message: str, names: Sequence[str]) -> str:
-    """Return a measure's message with the names of features beside their numbers."""
-    return f"{message}; features are numbered " + ", ".join(f"{place} {name}" for place, name in enumerate(names))
+def _share(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores with the share of their ceiling that they are, where there is a ceiling above 0."""
+    if CELLS[0] not in scores:
+        return scores
+    return scores.assign(**{SHARE: scores["score"] / scores[CELLS[0]].where(scores[CELLS[0]] > 0)})
 
 
 def _profiles(model: MLEM, importance: Importance, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFrame:

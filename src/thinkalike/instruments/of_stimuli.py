@@ -116,22 +116,18 @@ def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]
         DataError: crossnobis distances are asked for, and a recording has one run, or no inverse of its noise.
         ValueError: see `NeuralDistances`.
     """
-    if measure.distance != "crossnobis":
-        return [NeuralDistances.of(states, measure.distance, _called(side, number)) for number, states in _layers(side)]
-    if not side.runs:
-        return [NeuralDistances.of(states, "euclidean", _called(side, number)) for number, states in _layers(side)]
+    if measure.distance != "crossnobis" or not side.runs:
+        distance = "euclidean" if measure.distance == "crossnobis" else measure.distance
+        named = zip(side.layers, side.states, strict=True)
+        return [NeuralDistances.of(states, distance, f"{side.name} {layer}") for layer, states in named]
     found = []
-    for name, runs in zip(side.layers, side.runs, strict=True):
+    for layer, runs in zip(side.layers, side.runs, strict=True):
         if len(runs) < 2:
-            raise DataError(
-                f"{side.origin['name']} has one run, and measure.distance=crossnobis needs two or more; say in an "
-                "array `runs` beside ids in which run each row was measured, or choose another distance"
-            )
+            raise DataError(f"{side.origin['name']} has one run, and measure.distance=crossnobis needs two or more")
         try:
             found.append(NeuralDistances.given(crossnobis(runs, measure.noise)))
         except ValueError as error:
-            message = str(error).replace("noise=", "measure.noise=")
-            raise DataError(f"{side.origin['name']}: {name}: {message}") from error
+            raise DataError(f"{side.origin['name']}: {layer}: {error}") from error
     return found
 
 
@@ -141,14 +137,10 @@ def check_subjects(subjects: Sequence[StimulusStates]) -> None:
     Raises:
         DataError: two are the same file under two names, or a layer is missing in one.
     """
-    contents = dict[str, str]()
+    first, contents = subjects[0], dict[str, str]()
     for each in subjects:
-        first = subjects[0]
         if missing := set(first.layers) ^ set(each.layers):
-            raise DataError(
-                f"{each.name} has the layers {', '.join(each.layers)}, and {first.name} has {', '.join(first.layers)}; "
-                f"give all subjects the same, or leave {', '.join(sorted(missing))} out"
-            )
+            raise DataError(f"{each.name} and {first.name} differ in the layers {', '.join(sorted(missing))}")
         content = each.origin["fingerprint"].split()[-1]
         if content in contents:
             raise DataError(f"{each.name} and {contents[content]} hold the same; give each subject once")
@@ -158,11 +150,3 @@ def check_subjects(subjects: Sequence[StimulusStates]) -> None:
 def subject_names(config: AnalyzeConfig, sides: Sequence[StimulusStates]) -> dict[str, list[str]]:
     """Return what the provenance of a result says of its subjects; nothing where recordings are none."""
     return {"subjects": [side.name for side in sides[: len(config.subjects)]]} if config.subjects else {}
-
-
-def _layers(side: StimulusStates) -> Any:
-    return enumerate(side.states)
-
-
-def _called(side: StimulusStates, number: int) -> str:
-    return f"{side.name} {side.layers[number]}"

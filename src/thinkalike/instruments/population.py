@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Optional
 
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from thinkalike.config import RUNS, AnalyzeConfig, MeasureConfig, ModelConfig, ranged
@@ -137,7 +137,7 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
             table,
             {f"accuracy_{group}": float(own[group]) for group in dict.fromkeys(each.group for each in members)},
             {name: values.numpy() for name, values in arrays.items()},
-            {"cka": _cells(members, likeness.value)} | ({} if published is None else {"published": published}),
+            {"cka": _long(members, range(models[0].n_layers), "layer", {"value": likeness.value})} | published,
             models=[model.describe() for model in models],
             facts={"pairs": facts, "cka": likeness.facts},
         )
@@ -166,12 +166,12 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
 
 
 def _within_and_between(name: str, found: Grouped, form: str, blank: int = 0) -> list[Column]:
-    """Return means over pairs within and between groups by cut, of which the first few may have none."""
-    columns = []
-    for where, values in (("within", found.within), ("between", found.between)):
-        cells = [f"{values[cut]:{form}}" for cut in range(len(values.value))]
-        columns.append(number_column(f"{name} {where}", [""] * blank + cells, follows=where == "between"))
-    return columns
+    """Return means over pairs within and between groups by cut, after some blank cells."""
+    cells = [
+        [""] * blank + [f"{each[cut]:{form}}" for cut in range(len(each.value))]
+        for each in (found.within, found.between)
+    ]
+    return [Column(f"{name} within", cells[0]), Column(f"{name} between", cells[1], follows=True)]
 
 
 def as_chosen(member: ModelConfig, config: AnalyzeConfig) -> ModelConfig:
@@ -236,10 +236,6 @@ def _table(
         "flips": flips(stitched.predicted).mean(-1),
     }
     return _long(members, range(-1, layers), "cut", values)
-
-
-def _cells(members: Sequence[Member], likeness: Float[Tensor, "m m l"]) -> pd.DataFrame:
-    return _long(members, range(likeness.shape[-1]), "layer", {"value": likeness})
 
 
 def _long(members: Sequence[Member], places: range, place: str, values: dict[str, Tensor]) -> pd.DataFrame:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
@@ -30,13 +30,11 @@ def group_tables(
     subjects: Sequence[StimulusStates],
     profiles: pd.DataFrame,
     scores: pd.DataFrame,
-    groups: Tensor | None,
 ) -> dict[str, pd.DataFrame]:
     """Return the group's profile and its scores, each the mean over subjects with a random-effects interval.
 
     Args:
         profiles, scores: The tables of all sides.
-        groups: What a fold keeps together.
 
     Returns:
         group: layer, feature, importance, low, high, p. group_scores: layer, score, low, high, p, and lower and upper,
@@ -45,15 +43,14 @@ def group_tables(
     Raises:
         DataError: the distances of a fold are all equal in a subject.
     """
-    names = [side.name for side in subjects]
-    profile = _mean(profiles, names, ["layer", "feature"], "importance")
-    score = _mean(scores, names, ["layer"], "score")
+    names, held_out = [side.name for side in subjects], _held_out(config, stimuli)
+    recorded = zip(*(layer_distances(each, config.measure) for each in subjects), strict=True)
     try:
-        ends = [_held_out_ceiling(layers, config, stimuli, groups) for layers in _by_layer(subjects, config.measure)]
+        lower, upper = zip(*(_held_out_ceiling(layers, held_out) for layers in recorded), strict=True)
     except ValueError as error:
         raise DataError(f"{stimuli.source}: the noise ceiling of held-out stimuli: {error}") from error
-    lower, upper = zip(*ends, strict=True)
-    return {"group": profile, "group_scores": score.assign(lower=lower, upper=upper)}
+    score = _mean(scores, names, ["layer"], "score").assign(lower=lower, upper=upper)
+    return {"group": _mean(profiles, names, ["layer", "feature"], "importance"), "group_scores": score}
 
 
 def _mean(table: pd.DataFrame, names: Sequence[str], by: list[str], value: str) -> pd.DataFrame:
@@ -63,39 +60,27 @@ def _mean(table: pd.DataFrame, names: Sequence[str], by: list[str], value: str) 
         values = torch.tensor(inside[value].to_numpy(float))
         mean, low, high = random_effects(values)
         p = two_sided(mean, values.std() / len(values) ** 0.5, len(values) - 1)
-        found = {value: float(mean), "low": float(low), "high": float(high), "p": float(p)}
-        rows.append(dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)) | found)
+        numbers = dict(zip((value, "low", "high", "p"), map(float, (mean, low, high, p)), strict=True))
+        rows.append(dict(zip(by, key, strict=True)) | numbers)
     return pd.DataFrame(rows)
 
 
-def _by_layer(subjects: Sequence[StimulusStates], measure: Any) -> Iterator[list[NeuralDistances]]:
-    """Yield the distances of all subjects in each recorded layer."""
-    yield from (list(layers) for layers in zip(*(layer_distances(each, measure) for each in subjects), strict=True))
-
-
-def _held_out_ceiling(
-    layers: Sequence[NeuralDistances], config: AnalyzeConfig, stimuli: Stimuli, groups: Tensor | None
-) -> tuple[float, float]:
-    """Return the noise ceiling of held-out pairs, which is the mean over the folds of the scores."""
-    found = []
-    for rows in _held_out(config, stimuli, groups):
-        ends = noise_ceiling(distance_vectors([layer.take(rows) for layer in layers]))
-        found.append([float(ends.lower.mean()), float(ends.upper.mean())])
-    lower, upper = torch.tensor(found, dtype=torch.float64).mean(0).tolist()
-    return lower, upper
-
-
-def _held_out(config: AnalyzeConfig, stimuli: Stimuli, groups: Tensor | None) -> Iterator[Int[Tensor, " k"]]:
-    """Yield the stimuli that each fold holds out; all of them, where folds are of pairs."""
+def _held_out(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tensor, " k"]]:
+    """Return the stimuli that each fold holds out; all of them, where folds are of pairs."""
     measure: Any = config.measure
     table: Float[Tensor, "n f"] = stimuli.codes().table
     kept = (~table.isnan().any(1) | (measure.missing != "drop")).nonzero()[:, 0]
     if config.recipe == "paper":
-        yield kept
-        return
-    owners = None if groups is None else groups[kept]
-    for _, test in splits(stimulus_folds(len(kept), measure.folds, config.seed, owners)):
-        yield kept[test]
+        return [kept]
+    owners = stimuli.groups[kept] if measure.together == "sentence" else None
+    return [kept[test] for _, test in splits(stimulus_folds(len(kept), measure.folds, config.seed, owners))]
+
+
+def _held_out_ceiling(layers: Sequence[NeuralDistances], held_out: Sequence[Int[Tensor, " k"]]) -> list[float]:
+    """Return both ends of the noise ceiling of held-out pairs, each a mean over the folds."""
+    found = [noise_ceiling(distance_vectors([layer.take(rows) for layer in layers])) for rows in held_out]
+    ends = [[float(each.lower.mean()), float(each.upper.mean())] for each in found]
+    return torch.tensor(ends, dtype=torch.float64).mean(0).tolist()
 
 
 def with_group(result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -8,7 +8,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -34,6 +33,7 @@ from thinkalike.measures.subjects import ModelScores, NoiseCeiling, Scored, mode
 from thinkalike.screen import show_text
 from thinkalike.states.stimuli import StimulusStates, stimulus_states_of
 from thinkalike.store import Headline, Result
+from thinkalike.tables import repeated_rows
 
 
 def run(config: AnalyzeConfig, stimuli: Stimuli) -> Outcome:
@@ -57,17 +57,22 @@ def run(config: AnalyzeConfig, stimuli: Stimuli) -> Outcome:
     except ValueError as error:
         raise DataError(f"{stimuli.source}: {error}") from error
     joined = {name: pd.concat([part[name] for part in tables], ignore_index=True) for name in tables[0]}
-    means = joined["ceilings"].groupby("recorded", sort=False)[["lower", "upper"]].mean()
+    means = _mean_ceilings(joined["ceilings"])
     scalars = {"subjects": float(count), "stimuli": float(len(stimuli)), "ceiling": float(means["lower"].max())}
     if "table" in joined:
         scalars["best"] = float(joined["table"]["value"].max())
     return Outcome(
-        joined.pop("table", means.reset_index()),
+        joined.pop("table", means),
         scalars,
         tables=joined,
         models=[side.origin for side in sides],
         facts=stimuli_facts(stimuli) | subject_names(config, sides),
     )
+
+
+def _mean_ceilings(ceilings: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per recorded layer: recorded, lower, upper."""
+    return ceilings.groupby("recorded", sort=False)[["lower", "upper"]].mean().reset_index()
 
 
 def _vectors(side: StimulusStates, measure: Any) -> Float[Tensor, "l p"]:
@@ -97,11 +102,10 @@ def _tables(
     )
     layers = rows_of_sides(sides[count:])
     ceilings = ceiling_rows(found.ceiling, names, recorded)
-    table = layers.assign(**score_columns(found, [found.of(row) for row in range(len(layers))]))
+    table = layers.join(score_columns(found, [found.of(row) for row in range(len(layers))]))
     table = table.assign(lower=ceilings["lower"].mean(), upper=ceilings["upper"].mean())
-    each = layers.loc[layers.index.repeat(count)].assign(subject=names * len(layers)).reset_index(drop=True)
     bests, comparisons = best_of_models(found, layers)
-    tables = {"table": table, "by_subject": each.assign(value=found.values.flatten().cpu().numpy())}
+    tables = {"table": table, "by_subject": repeated_rows(layers, "subject", names, value=found.values)}
     tables |= {"models": bests, "comparisons": comparisons, "layers": layer_differences(found, layers)}
     for part in tables.values():
         part.insert(0, "recorded", recorded)
@@ -111,7 +115,7 @@ def _tables(
 def draw(result: Result, folder: Path) -> None:
     """Draw scores by layer below the noise ceiling, if there is a model."""
     if "models" in result.tables:
-        means = result.tables["ceilings"].groupby("recorded", sort=False)[["lower", "upper"]].mean().reset_index()
+        means = _mean_ceilings(result.tables["ceilings"])
         figures.subject_scores(result.table, means, folder, result.config["measure"]["comparator"])
 
 
@@ -177,23 +181,22 @@ def ceiling_rows(found: NoiseCeiling, subjects: Sequence[str], recorded: Any) ->
     return pd.DataFrame({"recorded": recorded, "subject": list(subjects), **ends})
 
 
-def score_columns(found: ModelScores, scored: Sequence[Scored], value: str = "value") -> dict[str, np.ndarray]:
+def score_columns(found: ModelScores, scored: Sequence[Scored], value: str = "value") -> pd.DataFrame:
     """Return the mean over subjects of each, its interval over subjects, that over stimuli, too, and p of 0.
 
     Without resamples the interval over both is left out, and p is of subjects alone.
     """
-    rows: list[dict[str, float]] = []
+    rows = []
     for each in scored:
-        mean = found.over_subjects(each)
-        row = {value: mean.value, "low": mean.low, "high": mean.high}
+        row = dict(zip((value, "low", "high"), found.over_subjects(each), strict=True))
         if len(each.replicates):
             both = found.over_both(each)
             row |= {"both_low": both.estimate.low, "both_high": both.estimate.high, "p": both.p}
         else:
             count = len(each.values)
-            row["p"] = two_sided(mean.value, each.values.std() / count**0.5, count - 1)
+            row["p"] = two_sided(row[value], each.values.std() / count**0.5, count - 1)
         rows.append({name: float(number) for name, number in row.items()})
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    return pd.DataFrame(rows)
 
 
 def layer_differences(found: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
@@ -207,7 +210,7 @@ def layer_differences(found: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     first, second = (layers.iloc[list(rows)].reset_index(drop=True) for rows in zip(*pairs, strict=True))
     table = first.assign(other=second["model"], other_layer=second["layer"])
-    return table.assign(**score_columns(found, [found.of(a).minus(found.of(b)) for a, b in pairs], "difference"))
+    return table.join(score_columns(found, [found.of(a).minus(found.of(b)) for a, b in pairs], "difference"))
 
 
 def best_of_models(found: ModelScores, layers: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -221,9 +224,8 @@ def best_of_models(found: ModelScores, layers: pd.DataFrame) -> tuple[pd.DataFra
         bests[str(model)], chosen = found.best(inside.index.tolist())
         counted = Counter(str(layers["layer"][row]) for row in chosen.tolist())
         rows.append({"model": model, "layers": ", ".join(name for name, _ in counted.most_common())})
-    table = pd.DataFrame(rows).assign(**score_columns(found, list(bests.values())))
+    table = pd.DataFrame(rows).join(score_columns(found, list(bests.values())))
     ceiling = found.of_ceiling()
     pairs = [(name, CEILING) for name in bests] + list(combinations(bests, 2))
     differences = [bests[name].minus(bests.get(other, ceiling)) for name, other in pairs]
-    ends = pd.DataFrame(pairs, columns=["model", "other"]).assign(**score_columns(found, differences, "difference"))
-    return table, ends
+    return table, pd.DataFrame(pairs, columns=["model", "other"]).join(score_columns(found, differences, "difference"))

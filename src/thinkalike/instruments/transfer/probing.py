@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -48,15 +49,17 @@ class Task:
     groups: Int[Tensor, " n"]
     fold_of: Int[Tensor, " n"]
 
-    def take(self, kept: Int[Tensor, " m"]) -> Task:
-        """Return the task of some of the stimuli, with the levels that these have."""
+    def learnable(self) -> Task:
+        """Return the task without levels that occur in one fold only, which its probe never sees."""
+        folds = torch.tensor([len(self.fold_of[self.labels == k].unique()) for k in range(len(self.levels))])
+        kept = folds[self.labels] > 1
         present, labels = self.labels[kept].unique(return_inverse=True)
         parts = {name: getattr(self, name)[kept] for name in ("rows", "sentences", "groups", "fold_of")}
         return replace(self, levels=[self.levels[place] for place in present.tolist()], labels=labels, **parts)
 
 
-def tasks_of(stimuli: Stimuli, splits: Sequence[str], folds: int, least: int, seed: int) -> list[Task]:
-    """Return the task of each feature by each split; a split by too few words is left out with a warning.
+def tasks_of(stimuli: Stimuli, splits: Sequence[str], folds: int, least: int, seed: int) -> Iterator[Task]:
+    """Yield the task of each feature by each split; a split by too few words is left out with a warning.
 
     Args:
         least: the least number of stimuli of a level.
@@ -64,15 +67,9 @@ def tasks_of(stimuli: Stimuli, splits: Sequence[str], folds: int, least: int, se
     Raises:
         DataError: a feature has fewer than two such levels, or is continuous, or there are fewer sentences than folds.
     """
-    return [task for name in stimuli.names for task in _of_feature(stimuli, name, splits, folds, least, seed)]
-
-
-def _of_feature(
-    stimuli: Stimuli, name: str, splits: Sequence[str], folds: int, least: int, seed: int
-) -> Iterator[Task]:
-    rows, labels, levels = _labelled(stimuli, name, least)
     words = torch.from_numpy(pd.factorize(np.array(stimuli.words, dtype=object))[0])
-    for split in splits:
+    for name, split in itertools.product(stimuli.names, splits):
+        rows, labels, levels = _labelled(stimuli, name, least)
         groups = (stimuli.groups if split == "sentence" else words)[rows]
         try:
             fold_of = balanced_folds(labels, groups, folds, seed)
@@ -81,7 +78,7 @@ def _of_feature(
                 raise DataError(f"{stimuli.source}: {name}: {error}; lower measure.folds") from error
             log.warning("warning: %s is not judged on held-out words: %s", name, error)
             continue
-        task = _learnable(Task(name, split, levels, rows, labels, stimuli.groups[rows], groups, fold_of))
+        task = Task(name, split, levels, rows, labels, stimuli.groups[rows], groups, fold_of).learnable()
         if len(task.levels) > 1:
             yield task
         else:
@@ -98,20 +95,10 @@ def _labelled(stimuli: Stimuli, name: str, least: int) -> tuple[Int[Tensor, " n"
     values = column.dropna()
     kept = values[values.map(values.value_counts()).astype(int) >= least]
     if kept.nunique() < 2:
-        raise DataError(
-            f"{stimuli.source}: {name} has fewer than two levels of measure.least={least} stimuli; lower it, or leave "
-            f"{name} out of stimuli.features"
-        )
+        raise DataError(f"{stimuli.source}: {name} has fewer than two levels of measure.least={least} stimuli")
     labels, levels = pd.factorize(kept.astype(float) if kept.dtype.kind in "if" else kept.astype(str), sort=True)
     names = [f"{level:g}" if isinstance(level, float) else str(level) for level in levels]
     return torch.tensor(kept.index.to_numpy()), torch.from_numpy(labels), names
-
-
-def _learnable(task: Task) -> Task:
-    """Return the task without levels that occur in one fold only, which its probe never sees."""
-    folds = torch.tensor([len(task.fold_of[task.labels == k].unique()) for k in range(len(task.levels))])
-    kept = (folds[task.labels] > 1).nonzero()[:, 0]
-    return task if len(kept) == len(task.labels) else task.take(kept)
 
 
 # ---- Probes
@@ -233,11 +220,12 @@ def means_of(table: pd.DataFrame) -> dict[str, float]:
     """Return means over features and layer pairs, on held-out sentences where there are any."""
     first = table[table["split"] == table["split"].iloc[0]]
     native, carried = (first[first["condition"] == condition] for condition in (NATIVE, CARRIED))
-    found = {"mean_native_accuracy": native["accuracy"].mean(), "mean_carried_accuracy": carried["accuracy"].mean()}
-    shares = carried["share_above_chance"].dropna()
-    return {name: float(value) for name, value in found.items()} | (
-        {"mean_share_above_chance": float(shares.mean())} if len(shares) else {}
-    )
+    found = {
+        "mean_native_accuracy": native["accuracy"].mean(),
+        "mean_carried_accuracy": carried["accuracy"].mean(),
+        "mean_share_above_chance": carried["share_above_chance"].mean(),  # NaN where there is no share
+    }
+    return {name: float(value) for name, value in found.items() if value == value}
 
 
 def _ends(name: str, estimate: Estimate | None, ends: Sequence[str]) -> dict[str, float]:

@@ -154,7 +154,15 @@ class Steering(Instrument, kind="steering", reads=("model", "target", "layers", 
         return [each for each in found if isfinite(each.value)]
 
     def show(self, result: Result) -> None:
-        show_steering(result)
+        """Print the shares of the natural effect, by position, layer pair and strength."""
+        first, scalars = result.table.iloc[0], result.scalars
+        pairs = f"{scalars['pairs']:.0f} pairs of {Path(result.provenance['contrasts']['source']).name}"
+        effect = f"{pairs}; natural effect {scalars['natural_effect']:.2f} nats"
+        show_text(f"steering of {first['target']} by vectors of {first['source']}; {effect}")
+        for position, rows in result.table.groupby("position", sort=False):
+            title = "added at the word's last token" + ("" if position == "word" else " and all later ones")
+            show_table(_table(title, rows))
+        show_text(LEGEND)
 
 
 # ---- Texts
@@ -347,18 +355,6 @@ def best_rows(table: pd.DataFrame) -> dict[Any, Any]:
     best = native.loc[native["effect"].idxmax()]
     at = (first["source_layer"] == best["source_layer"]) & (first["target_layer"] == best["target_layer"])
     return first[at].set_index("condition").to_dict("index")
-
-
-def show_steering(result: Result) -> None:
-    """Print the shares of the natural effect, by position, layer pair and strength."""
-    first, scalars = result.table.iloc[0], result.scalars
-    pairs = f"{scalars['pairs']:.0f} pairs of {Path(result.provenance['contrasts']['source']).name}"
-    effect = f"{pairs}; natural effect {scalars['natural_effect']:.2f} nats"
-    show_text(f"steering of {first['target']} by vectors of {first['source']}; {effect}")
-    for position, rows in result.table.groupby("position", sort=False):
-        title = "added at the word's last token" + ("" if position == "word" else " and all later ones")
-        show_table(_table(title, rows))
-    show_text(LEGEND)
 
 
 def _table(title: str, rows: pd.DataFrame) -> Table:
