@@ -21,7 +21,7 @@ from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.store import Job
 
-BATCH, COUNT = 200, 60
+BATCH, COUNT = 150, 40
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def settings(**changes):
 
 FIRST = {"tokens": "cls"}
 CHOICES = {  # what CKA reads, and how the reference takes the same
-    "cls": (FIRST, {"first_only": True, "batch": 15}),
+    "cls": (FIRST, {"first_only": True, "batch": 10}),
     "cls, small batches": (FIRST | {"tokens_per_batch": 6, "batch": 7}, {"first_only": True, "batch": 6}),
     "some pairs": ({"cka_pairs": 24}, {"count": 24}),
     "cls of some": (FIRST | {"cka_pairs": 21}, {"first_only": True, "count": 21, "batch": 5}),
@@ -94,20 +94,16 @@ def test_padding_to_a_length_does_not_depend_on_how_many_pairs_run_at_once(model
         work.job.forget()
         return likeness_of_members(models[:2], encoded, settings(include_padding=True, **changes), work).value
 
-    torch.testing.assert_close(value(padding=64, batch=9), value(padding=64, batch=60), atol=1e-6, rtol=0)
-    assert (value(batch=9) - value(batch=60)).abs().max() > 1e-4, "control: without a length it does"
+    torch.testing.assert_close(value(padding=64, batch=9), value(padding=64, batch=COUNT), atol=1e-6, rtol=0)
+    assert (value(batch=9) - value(batch=COUNT)).abs().max() > 1e-4, "control: without a length it does"
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        (FIRST | {"cka_pairs": 15}, DataError, "compares a row of each of 15 pairs; give at least 16"),
-        ({"cka_pairs": 61}, DataError, "there are 60 pairs for measure.cka_pairs=61; lower it, or give more pairs"),
-        (
-            {"include_padding": True, "padding": 8},
-            ConfigError,
-            r"padding=8 must be from \d\d, the longest pair",
-        ),
+        (FIRST | {"cka_pairs": 15}, DataError, "HSIC needs at least 4 rows, not 3"),
+        ({"tokens_per_batch": 10**6}, DataError, "too few pairs for measure.tokens_per_batch"),
+        ({"include_padding": True, "padding": 8}, ConfigError, r"padding=8 must be from \d\d, the longest pair"),
     ],
 )
 def test_what_has_no_cka_is_one_line(changes, error, message, models, encoded, work):
@@ -177,23 +173,24 @@ def die():
     raise RuntimeError("killed")
 
 
-@pytest.mark.parametrize(("way", "left"), [("killed", 2), ("signal", 8)])
+@pytest.mark.parametrize(("way", "left"), [("killed", 2), ("signal", 3)])
 def test_interrupted_stitches_go_on_to_the_same_bits(way, left, models, encoded, pairs, work, monkeypatch):
-    """Twelve batches: dying in the last leaves the ten that were kept, a signal in the fourth leaves four."""
+    """Five batches: dying in the last leaves the three that were kept, a signal in the second leaves two."""
+    monkeypatch.setattr(module, "KEPT_EVERY", 3)
 
     def run():
-        return stitched_members(models[:2], encoded, pairs, settings(batch=5, at_once=2), work)
+        return stitched_members(models[:2], encoded, pairs, settings(batch=8, at_once=2), work)
 
     expected = run()
     work.job.forget()
     with monkeypatch.context() as patch, heeded():
         if way == "killed":
-            interrupt(patch, 12, die)
+            interrupt(patch, 5, die)
             with pytest.raises(RuntimeError, match="killed"):
                 run()
         else:
-            interrupt(patch, 4, lambda: signal.raise_signal(signal.SIGTERM))
-            with pytest.raises(Interrupted, match="interrupted at batch 4 of 12; rerun the command to resume"):
+            interrupt(patch, 2, lambda: signal.raise_signal(signal.SIGTERM))
+            with pytest.raises(Interrupted, match="interrupted at batch 2 of 5; rerun the command to resume"):
                 run()
     calls = interrupt(monkeypatch, 0, die)
     found = run()

@@ -21,11 +21,8 @@ from thinkalike.store import Result
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["About", "Tracker", "publish_page", "publish_table", "tracked"]
 
-
-# ------------------------------------------------------------
-# The interface of a logger.
+# ---- The interface of a logger.
 
 
 @dataclass(frozen=True)
@@ -71,8 +68,7 @@ class Tracker:
 
 def summary_of(result: Result) -> dict[str, float]:
     """Return the summary of a run: scalars, and headline numbers with the ends of their intervals."""
-    headlines = {name: value for each in result.headlines for name, value in each.numbers.items()}
-    return {**result.scalars, **headlines}
+    return {**result.scalars, **{name: value for each in result.headlines for name, value in each.numbers.items()}}
 
 
 def pictures_of(result: Result) -> dict[str, Path]:
@@ -80,8 +76,7 @@ def pictures_of(result: Result) -> dict[str, Path]:
     return {path.stem: path for path in result.figures if path.suffix == ".png"}
 
 
-# ------------------------------------------------------------
-# logger=tensorboard: event files in the folder of the result, for `tensorboard --logdir results`.
+# ---- logger=tensorboard: event files in the folder of the result, for `tensorboard --logdir results`.
 
 
 class TensorBoardTracker(Tracker):
@@ -112,8 +107,7 @@ class TensorBoardTracker(Tracker):
                 writer.add_text(name, f"```\n{table.to_string(index=False, max_rows=1000)}\n```")
 
 
-# ------------------------------------------------------------
-# logger=wandb: a run of W&B for each job, online where a key and the server are there, else offline.
+# ---- logger=wandb: a run of W&B for each job, online where a key and the server are there, else offline.
 
 log = logging.getLogger(__name__)
 
@@ -215,24 +209,14 @@ def _away(address: str) -> str | None:
         return f"{address} does not answer ({first_line(error)})"
 
 
-# ------------------------------------------------------------
-# Opening and closing the configured logger.
+# ---- Opening and closing the configured logger.
 
-TRACKERS: dict[str, type[Tracker]] = {
-    "none": Tracker,
-    "csv": Tracker,
-    "wandb": WandbTracker,
-    "tensorboard": TensorBoardTracker,
-}
+TRACKERS = {"none": Tracker, "csv": Tracker, "wandb": WandbTracker, "tensorboard": TensorBoardTracker}
 
 
 @contextlib.contextmanager
 def tracked(config: LoggerConfig, about: About) -> Iterator[Tracker]:
-    """Log a job while this is open.
-
-    Raises:
-        ConfigError: the logger's package is not there.
-    """
+    """Log a job while this is open."""
     tracker, failed = TRACKERS[config.kind](config, about), True
     try:
         yield tracker

@@ -99,9 +99,9 @@ def _forked(config: AnalyzeConfig) -> list[Member]:
     """Return forks of each parent, each a group of its own, on fewer pairs of the kind that their parent had."""
     chosen = config.population
     reported_part(config.pairs, read_pairs(config.pairs, "challenge"))  # an empty part is refused now, not at the end
-    members, parents = [], chosen.parents or {}
-    for number, (group, words) in enumerate(parents.items(), 1):
-        with doing(f"parent {number} of {len(parents)}: {group}"):
+    members = []
+    for group, words in (chosen.parents or {}).items():
+        with doing(f"parent of {group}"):
             parent = _made(config, [f"model={chosen.base}"], [*chosen.parent_options, *words])
         body = ["model=local", f"model.path={parent.folder / CHECKPOINT}", f"model.name={chosen.name}-{group}"]
         kind = [word for word in words if word.startswith("pairs.")]
@@ -262,17 +262,8 @@ def likeness_of_members(
         ConfigError: `padding` is shorter than a pair, or longer than a model can take.
         DataError: there are too few pairs, or states have no CKA.
     """
-    kept = work.resume(CKA_STATE)
-    if kept is None:
-        kept = _compared(models, *_state_batches(models, encoded, measure), measure)._asdict()
-        work.keep(CKA_STATE, kept)
-    return PopulationCKA(**kept)
-
-
-def _state_batches(
-    models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any
-) -> tuple[StateBatches, dict[str, Any]]:
-    """Return the states that CKA compares, and how many pairs they are of, in batches of how many rows."""
+    if (kept := work.resume(CKA_STATE)) is not None:
+        return PopulationCKA(**kept)
     count = min(measure.cka_pairs or len(encoded), len(encoded))
     longest, most = encoded.longest, min(model.context for model in models)
     if measure.padding is not None and not longest <= measure.padding <= most:
@@ -280,19 +271,30 @@ def _state_batches(
             f"measure.padding={measure.padding} must be from {longest}, the longest pair, to {most}, the most tokens "
             "that every member takes"
         )
-    first_only = measure.tokens == "cls"
-    rows = min(measure.tokens_per_batch, count // LEAST_BATCHES) if first_only else measure.tokens_per_batch
-    options = {"site": measure.site, "include_padding": measure.include_padding}
+    first_only, rows = measure.tokens == "cls", measure.tokens_per_batch
+    rows = min(rows, count // LEAST_BATCHES) if first_only else rows
     states = pair_batches(
-        models, encoded, tokens_per_batch=rows, first_only=first_only, padded_to=measure.padding or 0, pairs=count,
-        pairs_at_once=measure.batch, **options,
-    )  # fmt: skip
-    return states, {"tokens": measure.tokens, "pairs": count, "rows_per_batch": rows}
+        models,
+        encoded,
+        tokens_per_batch=rows,
+        site=measure.site,
+        include_padding=measure.include_padding,
+        first_only=first_only,
+        padded_to=measure.padding or 0,
+        pairs=count,
+        pairs_at_once=measure.batch,
+    )
+    value, hsics = _compared(models, states)
+    facts = {"tokens": measure.tokens, "pairs": count, "rows_per_batch": rows, "batches": len(hsics)}
+    found = PopulationCKA(value, hsics, facts)
+    work.keep(CKA_STATE, found._asdict())
+    return found
 
 
 def _compared(
-    models: Sequence[FrozenModel], states: StateBatches, facts: dict[str, Any], measure: Any
-) -> PopulationCKA:
+    models: Sequence[FrozenModel], states: StateBatches
+) -> tuple[Float[Tensor, "m m l"], Float[Tensor, "b m m l"]]:
+    """Return CKA of every two models at each layer, and the HSICs of each batch."""
     from thinkalike.measures.minibatch_cka import CKAMeans
 
     m = len(models)
@@ -304,9 +306,7 @@ def _compared(
             except ValueError as error:  # what it calls layers are models
                 raise DataError(f"block {number} of {', '.join(model.name for model in models)}: {error}") from error
     if not metrics[0].update_called:
-        raise DataError(
-            f"too few pairs for measure.tokens_per_batch={measure.tokens_per_batch}; lower it, or let CKA read more"
-        )
+        raise DataError("too few pairs for measure.tokens_per_batch; lower it, or let CKA read more")
     results = [metric.compute() for metric in metrics]
     hsics = torch.stack([each.hsics[:, :m, :m] for each in results], -1)
-    return PopulationCKA(torch.stack([each.value for each in results], -1), hsics, facts | {"batches": len(hsics)})
+    return torch.stack([each.value for each in results], -1), hsics

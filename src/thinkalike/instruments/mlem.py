@@ -14,39 +14,28 @@ from typing import Any, ClassVar, Optional
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError, nearest, one_of
-from thinkalike.instruments.of_stimuli import (
-    DistanceConfig,
-    OfStimuli,
-    check_subjects,
-    rows_of_sides,
-    stimuli_facts,
-    subject_names,
-)
+from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, states_of_sides, stimuli_facts
 from thinkalike.instruments.operations import of_distances, of_encoding
-from thinkalike.instruments.subjects.mlem import group_tables, show_group, show_sides, with_group
+from thinkalike.instruments.subjects.mlem import CELLS, SHARE, group_tables, show_group, show_sides, with_group
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.distances.representational_similarity import mds
 from thinkalike.measures.estimates import fold_interval
 from thinkalike.measures.mlem.encoding_model import MLEM
+from thinkalike.measures.mlem.features import DIFFERENCES
 from thinkalike.measures.mlem.importance import Importance, ceiling, feature_importance
 from thinkalike.screen import show_text
-from thinkalike.states.stimuli import StimulusStates, numbered, stimulus_states_of
+from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows, repeated_rows
 
 log = logging.getLogger(__name__)
-
-SHOWN = 3  # features of each layer on the screen
-CELLS = ("ceiling", "ceiling_of_words")  # of the joint cells of all features, and of words
-SHARE = "share"  # of its first ceiling that a score is
 
 
 # ruff: noqa: UP045
@@ -71,7 +60,7 @@ class MLEMConfig(DistanceConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_of("measure.weights", self.weights, ("diagonal", "full"))
-        one_of("measure.difference", self.difference, ("indicator", "scaled", "levels", "points"))
+        one_of("measure.difference", self.difference, DIFFERENCES)
         one_of("measure.missing", self.missing, ("own_level", "ignore", "drop", "error"))
         one_of("measure.scale", self.scale, ("auto", "mean", "minmax", "none"))
         one_of("measure.together", self.together, ("sentence", "stimulus"))
@@ -107,8 +96,7 @@ class FeatureProfiles(
         measure: Any = config.measure
         stimuli: Stimuli = work.inputs["stimuli"]
         with work.phase("states"):
-            sides = stimulus_states_of(config, stimuli, measure.embed)
-        check_subjects(sides[: len(config.subjects)])
+            sides = states_of_sides(config, stimuli)
         model, importance = _fit(config, stimuli, sides)
         rows = rows_of_sides(sides)
         scores = _share(_scores(model, importance, rows).assign(**_ceilings(config, stimuli, sides)))
@@ -133,7 +121,7 @@ class FeatureProfiles(
             {name: values.numpy() for name, values in arrays.items()},
             {name: table for name, table in tables.items() if len(table)},
             models=[side.origin for side in sides],
-            facts=stimuli_facts(stimuli) | subject_names(config, sides),
+            facts=stimuli_facts(stimuli, sides[: len(config.subjects)]),
             blank=("alpha", *CELLS, SHARE),
         )
 
@@ -157,25 +145,17 @@ class FeatureProfiles(
     def show(self, result: Result) -> None:
         stimuli = result.provenance["stimuli"]
         show_text(f"{stimuli['count']} stimuli of {stimuli['source']}")
-        show_group(result, SHOWN)
-        show_sides(result, SHOWN, SHARE, CELLS[0])
+        show_group(result)
+        show_sides(result)
 
 
 def _fit(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> tuple[MLEM, Importance]:
     measure: Any = config.measure
     names, groups = stimuli.names, _groups(config, stimuli)
-    model = MLEM(
-        weights=measure.weights,
-        distance=measure.distance,
-        alpha=measure.alphas,
-        kinds=[str(stimuli.kinds[name]) for name in names],
-        difference=measure.difference,
-        missing=measure.missing,
-        scale=measure.scale,
-        recipe="paper" if config.recipe == "paper" else "stimuli",
-        folds=measure.folds,
-        seed=config.seed,
-    )
+    shared = ("weights", "distance", "difference", "missing", "scale", "folds")
+    settings = {key: getattr(measure, key) for key in shared}
+    recipe, kinds = "paper" if config.recipe == "paper" else "stimuli", [str(stimuli.kinds[name]) for name in names]
+    model = MLEM(alpha=measure.alphas, kinds=kinds, recipe=recipe, seed=config.seed, **settings)
     features = pd.DataFrame(stimuli.codes().table.numpy(), columns=names)
     layers = [layer for side in sides for layer in side.states]
     try:
@@ -186,25 +166,15 @@ def _fit(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates
             log.warning("warning: %s", warning.message)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the same again on every fold
-            importance = feature_importance(
-                model,
-                features,
-                layers,
-                folds=measure.folds,
-                permutations=measure.permutations,
-                groups=groups,
-                given=measure.given,
-                interactions=measure.interactions,
-                null=measure.null,
-                seed=config.seed,
-            )
+            asked = {key: getattr(measure, key) for key in ("folds", "permutations", "given", "interactions", "null")}
+            importance = feature_importance(model, features, layers, groups=groups, seed=config.seed, **asked)
     except ValueError as error:
         remedy = "; measure.together=stimulus lets folds divide a text" if "groups" in str(error) else ""
         raise DataError(f"{stimuli.source}: {error}{remedy}{numbered(sides)}") from error
     return model, importance
 
 
-def _groups(config: AnalyzeConfig, stimuli: Stimuli) -> torch.Tensor | None:
+def _groups(config: AnalyzeConfig, stimuli: Stimuli) -> Tensor | None:
     """Return what a fold keeps together: the number of each stimulus's sentence, or None."""
     apart = config.recipe == "paper" or config.measure.together == "stimulus"  # type: ignore[attr-defined]
     return None if apart else stimuli.groups
@@ -286,10 +256,8 @@ def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFra
         name = stimuli.names[feature]
         levels = ["missing" if value != value else named[name][int(value)] for value in values.tolist()]
         first, second = np.triu_indices(len(levels), 1)
-        pairs = [f"{levels[a]} {levels[b]}" for a, b in zip(first, second, strict=True)]
-        table = repeated_rows(rows, "pair", pairs, weight=weights[:, first, second])
-        ends = {"level": [levels[a] for a in first] * len(rows), "other": [levels[b] for b in second] * len(rows)}
-        tables.append(table.assign(feature=name, **ends))
+        table = repeated_rows(rows, "level", [levels[a] for a in first], weight=weights[:, first, second])
+        tables.append(table.assign(feature=name, other=[levels[b] for b in second] * len(rows)))
     return pd.concat(tables, ignore_index=True)[COLUMNS] if tables else pd.DataFrame()
 
 
@@ -307,13 +275,8 @@ def level_planes(table: pd.DataFrame) -> pd.DataFrame:
         matrix = torch.zeros(len(levels), len(levels), dtype=torch.float64)
         matrix[first, second] = matrix[second, first] = torch.tensor([*part["weight"]]).double().clamp(min=0).sqrt()
         points = mds(matrix)[0] if matrix.any() else torch.zeros(len(levels), 2, dtype=torch.float64)
-        points = before[model, feature] = _turned(points, before.get((model, feature), points))
+        left, _, right = torch.linalg.svd(points.T @ before.get((model, feature), points))
+        points = before[model, feature] = points @ left @ right
         found = {"model": model, "layer": layer, "feature": feature, "level": levels}
         planes.append(pd.DataFrame(found | {"x": points[:, 0].numpy(), "y": points[:, 1].numpy()}))
     return pd.concat(planes, ignore_index=True) if planes else pd.DataFrame()
-
-
-def _turned(points: Float[Tensor, "k 2"], towards: Float[Tensor, "k 2"]) -> Float[Tensor, "k 2"]:
-    """Return the points, turned or mirrored to be as near as they can to others."""
-    left, _, right = torch.linalg.svd(points.T @ towards)
-    return points @ left @ right

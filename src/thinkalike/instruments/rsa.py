@@ -20,6 +20,7 @@ from thinkalike.instruments.of_stimuli import (
     layer_distances,
     rows_of_sides,
     sentence_groups,
+    states_of_sides,
     stimuli_facts,
 )
 from thinkalike.instruments.operations import of_distances, of_similarity
@@ -30,7 +31,7 @@ from thinkalike.measures.distances.neural import NOISES
 from thinkalike.measures.distances.representational_similarity import mantel, rsa_estimate
 from thinkalike.measures.estimates import span
 from thinkalike.screen import show_text
-from thinkalike.states.stimuli import numbered, stimulus_states_of
+from thinkalike.states.stimuli import numbered
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows
 
@@ -97,7 +98,7 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
         if config.subjects:
             return subjects.run(config, stimuli)
         with work.phase("states"):
-            sides = stimulus_states_of(config, stimuli, measure.embed)
+            sides = states_of_sides(config, stimuli)
         try:
             layers = [layer for side in sides for layer in layer_distances(side, measure)]
             groups = sentence_groups(stimuli)
@@ -106,8 +107,7 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
             )
             more = {"low": similarity.low, "high": similarity.high}
             if measure.permutations:
-                settings = {"permutations": measure.permutations, "seed": config.seed, "comparator": measure.comparator}
-                more["p"] = mantel(layers, None, **settings)[1]
+                more["p"] = mantel(layers, None, "euclidean", measure.permutations, config.seed, measure.comparator)[1]
         except ValueError as error:
             raise DataError(f"{stimuli.source}: {error}{numbered(sides)}") from error
         rows = rows_of_sides(sides)

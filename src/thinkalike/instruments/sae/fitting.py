@@ -126,6 +126,10 @@ class Course:
         """Return the operations of so many tokens of training, with what came before it."""
         return self.fixed + self.each * tokens
 
+    def spent(self, tokens: int) -> float:
+        """Return the operations of a number of tokens, as tables have them."""
+        return float(self.operations(torch.tensor(float(tokens))))
+
     def reaches(self, goals: Float[Tensor, "looks seeds"]) -> Float[Tensor, "looks seeds"]:
         """Return the tokens after which each seed first explains as much as its goals; infinite where it never does.
 
@@ -156,9 +160,8 @@ def savings(course: Course, against: Course) -> Float[Tensor, "looks seeds"]:
 def over_seeds(values: Float[Tensor, "*b seeds"], level: float = 0.95) -> Estimate:
     """Return the mean over seeds with its interval by Student's t; of one seed it has no ends."""
     seeds = values.shape[-1]
-    if seeds < 2:
-        return interval_around(values.mean(-1), math.inf)
-    return interval_around(values.mean(-1), student_t(level, seeds - 1) * values.std(-1) / math.sqrt(seeds))
+    half = student_t(level, seeds - 1) * values.std(-1) / math.sqrt(seeds) if seeds > 1 else math.inf
+    return interval_around(values.mean(-1), half)
 
 
 def _pairs(courses: Sequence[Course]) -> list[tuple[Course, Course]]:
@@ -234,19 +237,15 @@ def courses_of(setting: Setting, made: Fitted) -> list[Course]:
     """Return what each start explains as it reads, those that are compared with first."""
     config, (errors, spread) = setting.config, made.judged
     explained = 1 - errors.sum(-1) / spread.sum()
-    order = [start for start in ("random", "least_squares", "transferred") if start in config.starts]
     seen, own, source = _sites(setting)
-    return [
-        Course(
-            start,
-            setting.tokens_seen,
-            torch.stack([each[number, made.best_rate(number, look)] for look, each in enumerate(explained)]),
-            of_start(start, config, seen, own, source),
-            of_token(config, seen, own),
-        )
-        for start in order
-        for number in [config.starts.index(start)]
-    ]
+    found = []
+    for start in ("random", "least_squares", "transferred"):
+        if start in config.starts:
+            number = config.starts.index(start)
+            curve = [each[number, made.best_rate(number, look)] for look, each in enumerate(explained)]
+            costs = of_start(start, config, seen, own, source), of_token(config, seen, own)
+            found.append(Course(start, setting.tokens_seen, torch.stack(curve), *costs))
+    return found
 
 
 def curves(setting: Setting, made: Fitted) -> pd.DataFrame:
@@ -254,14 +253,10 @@ def curves(setting: Setting, made: Fitted) -> pd.DataFrame:
     config = setting.config
     explained = _explained(bootstrap_interval(*made.judged))
     course = {each.start: each for each in courses_of(setting, made)}
-    names = pd.MultiIndex.from_product(
-        [setting.tokens_seen, config.starts, [config.lr * factor for factor in config.factors], setting.seeds],
-        names=["tokens", "start", "rate", "seed"],
-    ).to_frame(index=False)
-    names["flops"] = [
-        float(course[start].operations(torch.tensor(float(tokens))))
-        for start, tokens in zip(names["start"], names["tokens"], strict=True)
-    ]
+    rates = [config.lr * factor for factor in config.factors]
+    each = itertools.product(setting.tokens_seen, config.starts, rates, setting.seeds)
+    names = pd.DataFrame(list(each), columns=["tokens", "start", "rate", "seed"])
+    names["flops"] = [course[start].spent(count) for count, start in names[["tokens", "start"]].to_numpy()]
     numbers = ends_of("explained_variance", Estimate(*(part.flatten() for part in explained)))
     beside = {"active_latents": made.active, "dead_latents": made.dead}
     return names.assign(**numbers, **{name: each.flatten().tolist() for name, each in beside.items()})
@@ -296,7 +291,7 @@ def table_of(setting: Setting, made: Fitted) -> pd.DataFrame:
                 "start": config.starts[number],
                 "rate": config.lr * config.factors[rate] if look else 0.0,
                 "tokens": tokens,
-                "flops": float(course[config.starts[number]].operations(torch.tensor(float(tokens)))),
+                "flops": course[config.starts[number]].spent(tokens),
                 **ends_of("explained_variance", explained),
                 **_recovered(losses, own),
                 "active_latents": float(made.active[look, number, rate].mean()),

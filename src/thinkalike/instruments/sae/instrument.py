@@ -16,7 +16,6 @@ from thinkalike.evaluation.language import document_numbers
 from thinkalike.instruments import operations
 from thinkalike.instruments.sae.fitting import (
     BLANK,
-    Fitted,
     break_even_table,
     courses_of,
     curves,
@@ -84,7 +83,15 @@ class SparseAutoencoders(
             made = fitted(setting, run, loggers_of(run))
         with work.phase("report"):
             table, courses = table_of(setting, made), courses_of(setting, made)
-        _save(setting, made, work.job.aside)
+        for seed in range(config.sae.seeds):
+            save_sae(
+                made.ended[made.place(0, made.best_rate(0), seed)].cpu(),
+                work.job.aside / seed_folder(seed),
+                model_name=setting.model.name,
+                hook_name=f"blocks.{config.sae.layer}.hook_resid_post",
+                context_size=setting.corpus.fit.context,
+                prepend_bos=setting.model.bos_each_row,
+            )
         arrays = {"errors": made.errors.float(), "spread": made.spread}
         tables = {"curves": curves(setting, made)}
         if len(courses) > 1:
@@ -137,20 +144,6 @@ class SparseAutoencoders(
         show_table(Table(title, columns, keys=2))
         if "savings" in result.tables and len(result.tables["savings"]):
             show_table(_savings(result.tables["savings"], result.tables["break_even"]))
-
-
-def _save(setting: Setting, made: Fitted, folder: Path) -> None:
-    """Write the autoencoder of `sae.start` at its best rate, of each seed."""
-    config, rate = setting.config, made.best_rate(0)
-    for seed in range(config.seeds):
-        save_sae(
-            made.ended[made.place(0, rate, seed)].cpu(),
-            folder / seed_folder(seed),
-            model_name=setting.model.name,
-            hook_name=f"blocks.{config.layer}.hook_resid_post",
-            context_size=setting.corpus.fit.context,
-            prepend_bos=setting.model.bos_each_row,
-        )
 
 
 # --------------------------------------------------------------------------------------------------------------- screen

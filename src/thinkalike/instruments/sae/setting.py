@@ -28,12 +28,7 @@ from thinkalike.training.steps import StepBatches
 
 
 def source_model(config: TrainConfig) -> ModelConfig:
-    """Return the model whose autoencoders are carried over; nothing is trained.
-
-    Raises:
-        ConfigError: `sae.source` is a result of another kind.
-        StoreError: it is neither a model nor a result, or that is damaged.
-    """
+    """Return the model whose autoencoders are carried over; nothing is trained."""
     name = str(config.sae.source)
     if name in options("model"):
         return model_named(name, {"dtype": config.model.dtype, "device": config.model.device})
@@ -83,7 +78,6 @@ def source_result(config: TrainConfig) -> Result:
 
 
 def _result(name: str) -> Result:
-    """Return the result of task=sae in a folder."""
     made = open_result(name)
     if made.kind != "sae":
         raise ConfigError(f"sae.source={name} is a result of {made.kind}; give one of task=sae, or a model")
@@ -93,13 +87,9 @@ def _result(name: str) -> Result:
 def maps_of_stitch(
     stitch: str, source: tuple[FrozenModel, int], target: tuple[FrozenModel, int]
 ) -> tuple[AffineMap, AffineMap]:
-    """Return the maps of a stitching result in both directions.
-
-    Args:
-        source, target: the models with their layers.
+    """Return the maps of a stitching result in both directions, between models at layers.
 
     Raises:
-        StoreError: there is no result, or it is damaged.
         StitchError: it holds no stitches, has no such pair, one direction only, or is of other weights.
     """
     pair, there = (source[1], target[1]), load_stitch(stitch)
@@ -110,11 +100,7 @@ def maps_of_stitch(
 
 
 def saes_of(made: Result) -> list[SparseAutoencoder]:
-    """Return the autoencoders of a result, one for each seed.
-
-    Raises:
-        ModelError: a file is missing or damaged.
-    """
+    """Return the autoencoders of a result, one for each seed."""
     return [load_sae(made.folder / seed_folder(seed)).sae for seed in range(made.config["sae"]["seeds"])]
 
 
@@ -124,16 +110,10 @@ def seed_folder(seed: int) -> str:
 
 
 def check_source(made: Result, model: FrozenModel) -> None:
-    """Check that a model is the one that a result's autoencoders are of.
-
-    Raises:
-        ModelError: it has other weights.
-    """
+    """Refuse a model whose weights are not those that a result's autoencoders are of."""
     found, stated = model.fingerprint(), made.provenance["models"][0]["weights"]
     if found != stated:
-        raise ModelError(
-            f"{made.folder} holds autoencoders of {model.name} with the weights {stated}, and these are {found}"
-        )
+        raise ModelError(f"{made.folder} holds autoencoders of {model.name} with the weights {stated}, not {found}")
 
 
 # -------------------------------------------------------------------------------------------------------------- setting

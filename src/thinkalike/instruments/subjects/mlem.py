@@ -23,6 +23,10 @@ from thinkalike.screen import Table, number_column, show_table, text_column
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Result
 
+SHOWN = 3  # features of each layer on the screen
+CELLS = ("ceiling", "ceiling_of_words")  # of the joint cells of all features, and of words
+SHARE = "share"  # of its first ceiling that a score is
+
 
 def group_tables(
     config: AnalyzeConfig,
@@ -95,7 +99,7 @@ def with_group(result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
     return profiles, scores
 
 
-def show_group(result: Result, shown: int) -> None:
+def show_group(result: Result) -> None:
     """Print the group's held-out score in each recorded layer, the noise ceiling, and the most important features."""
     if "group" not in result.tables:
         return
@@ -106,35 +110,31 @@ def show_group(result: Result, shown: int) -> None:
         number_column("layer", scores["layer"]),
         number_column("held-out ρ", [span(row.score, row.low, row.high) for row in rows]),
         number_column("noise ceiling", [f"{row.lower:.3f} to {row.upper:.3f}" for row in rows]),
-        text_column("most important features", [_top(each, shown, with_ends=True) for each in layers]),
+        text_column("most important features", [_top(each, with_ends=True) for each in layers]),
     ]
     where = "each one's numbers are in table.csv and scores.csv"
     show_table(Table(f"mean over {count} subjects with intervals over them; {where}", columns))
 
 
-def show_sides(result: Result, shown: int, share: str, ceiling: str) -> None:
-    """Print the held-out score of each layer of a side that is no subject, and the most important features.
-
-    Args:
-        share, ceiling: the columns of the scores that say how near a score is to which ceiling.
-    """
+def show_sides(result: Result) -> None:
+    """Print the held-out score of each layer of a side that is no subject, and the most important features."""
     scores, profiles = result.tables["scores"], result.table
     scores = scores[~scores["model"].isin(result.provenance.get("subjects", ()))]
     if scores.empty:
         return
     rows: list[Any] = scores.to_dict("records")
     columns = [number_column("held-out ρ", [span(row["score"], row["low"], row["high"]) for row in rows])]
-    if share in scores:
-        shares = [f"{row[share]:.0%} of {row[ceiling]:.3f}" if isfinite(row[share]) else "" for row in rows]
+    if SHARE in scores:
+        shares = [f"{row[SHARE]:.0%} of {row[CELLS[0]]:.3f}" if isfinite(row[SHARE]) else "" for row in rows]
         columns.append(number_column("share of the ceiling", shares))
     layers = [profiles[(profiles["model"] == row["model"]) & (profiles["layer"] == row["layer"])] for row in rows]
-    columns.append(text_column("most important features", [_top(layer, shown, with_ends=False) for layer in layers]))
+    columns.append(text_column("most important features", [_top(layer, with_ends=False) for layer in layers]))
     keys = [text_column("model", scores["model"]), number_column("layer", scores["layer"])]
     show_table(Table("held-out Spearman's ρ, and what it loses without a feature", [*keys, *columns], keys=2))
 
 
-def _top(profile: pd.DataFrame, shown: int, with_ends: bool) -> str:
+def _top(profile: pd.DataFrame, with_ends: bool) -> str:
     """Return the most important features of a layer, with their intervals or without."""
-    top = profile.nlargest(shown, "importance").itertuples()
+    top = profile.nlargest(SHOWN, "importance").itertuples()
     said = [(each.feature, span(each.importance, each.low, each.high), f"{each.importance:.3f}") for each in top]
     return ", ".join(f"{feature} {whole if with_ends else number}" for feature, whole, number in said)

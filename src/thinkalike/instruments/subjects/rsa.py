@@ -18,12 +18,11 @@ from thinkalike.config import AnalyzeConfig
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.of_stimuli import (
-    check_subjects,
     layer_distances,
     rows_of_sides,
     sentence_groups,
+    states_of_sides,
     stimuli_facts,
-    subject_names,
 )
 from thinkalike.job import Outcome
 from thinkalike.measures.distances.comparators import comparable
@@ -31,7 +30,7 @@ from thinkalike.measures.distances.representational_similarity import distance_v
 from thinkalike.measures.estimates import random_effects, span, two_sided
 from thinkalike.measures.subjects import ModelScores, NoiseCeiling, Scored, model_scores, noise_ceiling
 from thinkalike.screen import show_text
-from thinkalike.states.stimuli import StimulusStates, stimulus_states_of
+from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Headline, Result
 from thinkalike.tables import repeated_rows
 
@@ -43,14 +42,9 @@ def run(config: AnalyzeConfig, stimuli: Stimuli) -> Outcome:
     by_subject.csv each subject's, in layers.csv the differences of every two layers, in models.csv the best layer of
     each model, in comparisons.csv models against each other and against the noise ceiling, and in ceilings.csv that of
     each subject.
-
-    Raises:
-        DataError: recordings cannot be subjects of one job, or something cannot be compared.
     """
     measure: Any = config.measure
-    sides = stimulus_states_of(config, stimuli, measure.embed)
-    count = len(config.subjects)
-    check_subjects(sides[:count])
+    sides, count = states_of_sides(config, stimuli), len(config.subjects)
     try:
         vectors = [_vectors(side, measure) for side in sides]
         tables = [_tables(place, sides, vectors, config, stimuli) for place in range(len(sides[0].layers))]
@@ -66,7 +60,7 @@ def run(config: AnalyzeConfig, stimuli: Stimuli) -> Outcome:
         scalars,
         tables=joined,
         models=[side.origin for side in sides],
-        facts=stimuli_facts(stimuli) | subject_names(config, sides),
+        facts=stimuli_facts(stimuli, sides[:count]),
     )
 
 
@@ -87,20 +81,13 @@ def _tables(
 ) -> dict[str, pd.DataFrame]:
     """Return the rows of one recorded layer, by table."""
     measure: Any = config.measure
-    count = len(config.subjects)
+    count, settings = len(config.subjects), {"resamples": measure.resamples, "seed": config.seed}
     names, recorded = [side.name for side in sides[:count]], sides[0].layers[place]
     subjects = torch.stack([each[place] for each in vectors[:count]])
     if len(sides) == count:
         return {"ceilings": ceiling_rows(noise_ceiling(subjects, measure.comparator), names, recorded)}
-    found = model_scores(
-        torch.cat(list(vectors[count:])),
-        subjects,
-        measure.comparator,
-        resamples=measure.resamples,
-        seed=config.seed,
-        groups=sentence_groups(stimuli),
-    )
-    layers = rows_of_sides(sides[count:])
+    models, layers = torch.cat(list(vectors[count:])), rows_of_sides(sides[count:])
+    found = model_scores(models, subjects, measure.comparator, groups=sentence_groups(stimuli), **settings)
     ceilings = ceiling_rows(found.ceiling, names, recorded)
     table = layers.join(score_columns(found, [found.of(row) for row in range(len(layers))]))
     table = table.assign(lower=ceilings["lower"].mean(), upper=ceilings["upper"].mean())
@@ -200,11 +187,7 @@ def score_columns(found: ModelScores, scored: Sequence[Scored], value: str = "va
 
 
 def layer_differences(found: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for every two layers: model, layer, other, other_layer, and their paired difference.
-
-    Args:
-        layers: model, layer of each row of the scores.
-    """
+    """Return one row for every two rows of `layers`: model, layer, other, other_layer, their paired difference."""
     pairs = list(combinations(range(len(layers)), 2))
     if not pairs:
         return pd.DataFrame()
@@ -214,11 +197,7 @@ def layer_differences(found: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
 
 
 def best_of_models(found: ModelScores, layers: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the best layer of each model, and the differences of all of them and of the ceiling's lower end.
-
-    Args:
-        layers: model, layer of each row of the scores.
-    """
+    """Return the best layer of each model, and the differences of all of them and of the ceiling's lower end."""
     bests, rows = dict[str, Scored](), []
     for model, inside in layers.groupby("model", sort=False):
         bests[str(model)], chosen = found.best(inside.index.tolist())

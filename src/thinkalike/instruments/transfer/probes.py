@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 import torch
@@ -24,13 +24,19 @@ from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.instruments.operations import WORDS, both_of, of_maps, of_probes, text_passes
 from thinkalike.instruments.stitching.setting import shared_text
 from thinkalike.instruments.transfer import probing
-from thinkalike.instruments.transfer.maps import TransferConfig, fitted_maps, models_and_pairs
-from thinkalike.instruments.transfer.probing import SPLITS, Probing, Sides, Task, means_of, named, rows_of, tasks_of
-from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints, forward_passes, total
+from thinkalike.instruments.transfer.maps import (
+    OfMaps,
+    TransferConfig,
+    fitted_maps,
+    models_and_pairs,
+    named,
+    unexplained_table,
+)
+from thinkalike.instruments.transfer.probing import SPLITS, Probing, Task, means_of, rows_of, tasks_of
+from thinkalike.job import Outcome, Phase, Shapes, Work, forward_passes, total
 from thinkalike.measures.estimates import span
 from thinkalike.measures.transfer.probes import STEPS
 from thinkalike.models.controls import fresh
-from thinkalike.models.foresight import check_layer_pairs
 from thinkalike.progress import counted
 from thinkalike.screen import Column, Table, number_column, show_table, show_text, text_column
 from thinkalike.states.stimuli import stimulus_states, stimulus_states_of
@@ -58,22 +64,17 @@ class ProbesConfig(TransferConfig):
             one_of("measure.splits", split, SPLITS)
 
 
-class CarriedProbes(
-    Instrument, kind="probes", reads=("model", "target", "layers", "data", "measure", "stimuli", "seed")
-):
+class CarriedProbes(OfMaps, kind="probes", reads=("model", "target", "layers", "data", "measure", "stimuli", "seed")):
     """Carries probes of `model` to `model@target` and back, through maps that are fitted on text.
 
     Leaves a row per layer pair, feature, split and condition in table.csv, and the maps' unexplained variance in
     maps.csv.
     """
 
-    of_models: ClassVar[str] = "pairs"
-
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        check_layer_pairs(config.model, config.target, config.layers)
         stimuli = read_stimuli(config.stimuli)
         _tasks(config, stimuli)  # so that errors come before anything is loaded
-        return {"stimuli": stimuli, **fingerprints(config, ("model", "target", "data"))}
+        return {"stimuli": stimuli, **super().inputs(config)}
 
     def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
         measure: Any = config.measure
@@ -101,12 +102,12 @@ class CarriedProbes(
             kept = stimulus_states_of(config, stimuli, embed=False, loaded=(source, target))
         with work.phase("maps"):
             maps = fitted_maps(source, target, pairs, corpus, measure.ridge)
-            sides = Sides(kept[0].states, kept[-1].states, maps)
+            fits = Probing(measure, config.seed, kept[0].states, kept[-1].states, maps)
             if measure.untrained:
                 model = fresh(target, config.seed)
                 back = fitted_maps(source, model, pairs, corpus, measure.ridge)
-                sides = replace(sides, untrained=stimulus_states(model, stimuli), back=back)
-        fits, rows, draws = Probing(sides, measure, config.seed), [], []
+                fits = replace(fits, untrained=stimulus_states(model, stimuli), back=back)
+        rows, draws = [], []
         for pair in counted(pairs, "layer pair"):
             for task in counted(_tasks(config, stimuli), "task"):
                 judged, converged = fits.judged(task, pair)
@@ -116,12 +117,11 @@ class CarriedProbes(
         table = pd.DataFrame(rows)
         if features := ", ".join(dict.fromkeys(table[~table["converged"]]["feature"])):
             log.warning("warning: probes of %s did not converge in %d steps; raise measure.alphas", features, STEPS)
-        explained = [named(source, target, pair) | maps[pair].unexplained._asdict() for pair in pairs]
         return Outcome(
             table,
             {**means_of(table), "stimuli": float(len(stimuli))},
             {"draws": torch.stack(draws).float().numpy()},
-            {"maps": pd.DataFrame(explained)},
+            {"maps": unexplained_table(source, target, maps)},
             models=[side.origin for side in kept],
             facts={**stimuli_facts(stimuli), "data": {"name": config.data.name, **corpus.facts()}},
             blank=probing.BLANK,

@@ -22,7 +22,6 @@ from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.transfer.probes import Accuracy, CrossFitted, balanced_accuracies, balanced_folds, cross_fitted
 from thinkalike.measures.transfer.steering import turned_at_random
-from thinkalike.models.frozen import FrozenModel
 
 log = logging.getLogger(__name__)
 
@@ -113,31 +112,27 @@ States = Sequence[Float[Tensor, "n _"]]  # of all stimuli, by layer
 
 
 @dataclass(frozen=True, eq=False)
-class Sides:
-    """The states of all stimuli in source, target and an untrained target, and the maps between them.
+class Probing:
+    """Fits probes of the layers of both sides, each once, and tests them on the stimuli of other folds.
 
     Attributes:
-        back: those between source and untrained target.
+        source, target, untrained: the states of all stimuli; the last those of an untrained target, if there is one.
+        maps, back: between source and target, and between source and untrained target.
     """
 
+    measure: Any
+    seed: int
     source: States
     target: States
     maps: Mapping[LayerPair, PairMap]
     untrained: States = ()
     back: Mapping[LayerPair, PairMap] = field(default_factory=dict)
-
-
-class Probing:
-    """Fits probes of the layers of both sides, each once, and tests them on the stimuli of other folds."""
-
-    def __init__(self, sides: Sides, measure: Any, seed: int):
-        self.sides, self.measure, self.seed = sides, measure, seed
-        self._fitted: dict[tuple[str, int, str, str], CrossFitted] = {}
+    fitted: dict[tuple[str, int, str, str], CrossFitted] = field(default_factory=dict)
 
     def judged(self, task: Task, pair: LayerPair) -> tuple[dict[str, Accuracy], bool]:
         """Return the accuracies of a layer pair by condition, and whether all fits converged."""
-        (layer, depth), maps, sides = pair, self.sides.maps[pair], self.sides
-        a, b = sides.source[layer][task.rows].double(), sides.target[depth][task.rows].double()
+        (layer, depth), maps = pair, self.maps[pair]
+        a, b = self.source[layer][task.rows].double(), self.target[depth][task.rows].double()
         mine, own = self._native("source", layer, a, task), self._native("target", depth, b, task)
         read = maps.psi(b)
         again = self._fit(read, task, self.measure.alphas)
@@ -152,11 +147,11 @@ class Probing:
         if a.shape == b.shape:
             right[IDENTITY] = mine.right(b, task.labels)
         fits = [mine, own, again]
-        if sides.untrained:
-            c = sides.untrained[depth][task.rows].double()
+        if self.untrained:
+            c = self.untrained[depth][task.rows].double()
             fresh = self._native("untrained", depth, c, task)
             right[UNTRAINED] = fresh.right(c, task.labels)
-            right[UNTRAINED_CARRIED] = mine.through(sides.back[pair].psi).right(c, task.labels)
+            right[UNTRAINED_CARRIED] = mine.through(self.back[pair].psi).right(c, task.labels)
             fits.append(fresh)
         shuffled = task.labels[torch.randperm(len(task.labels), generator=self._generator())]
         chance = self._fit(b, task, [statistics.median_high(own.alphas)], shuffled)
@@ -166,9 +161,9 @@ class Probing:
 
     def _native(self, side: str, layer: int, states: Tensor, task: Task) -> CrossFitted:
         key = (side, layer, task.feature, task.split)
-        if key not in self._fitted:
-            self._fitted[key] = self._fit(states, task, self.measure.alphas)
-        return self._fitted[key]
+        if key not in self.fitted:
+            self.fitted[key] = self._fit(states, task, self.measure.alphas)
+        return self.fitted[key]
 
     def _fit(self, states: Tensor, task: Task, alphas: list[float], labels: Tensor | None = None) -> CrossFitted:
         labels = task.labels if labels is None else labels
@@ -196,11 +191,6 @@ class Probing:
 
 SHARES = ("share", "share_above_chance")
 BLANK = [f"{share}{end}" for share in SHARES for end in ("", "_low", "_high")]  # of conditions without a share
-
-
-def named(source: FrozenModel, target: FrozenModel, pair: LayerPair) -> dict[str, Any]:
-    """Return the columns that name the models and layers of a row."""
-    return {"source": source.name, "target": target.name, "source_layer": pair[0], "target_layer": pair[1]}
 
 
 def rows_of(task: Task, stimuli: Stimuli, judged: Mapping[str, Accuracy]) -> Iterator[dict[str, Any]]:
