@@ -98,10 +98,8 @@ def by_hand(X, Y):
     np.fill_diagonal(K, 0)
     np.fill_diagonal(L, 0)
     one = np.ones(n)
-    product = (
-        np.trace(K @ L) + (one @ K @ one) * (one @ L @ one) / ((n - 1) * (n - 2)) - 2 / (n - 2) * one @ K @ L @ one
-    )
-    return product / (n * (n - 3))
+    rest = (one @ K @ one) * (one @ L @ one) / ((n - 1) * (n - 2)) - 2 / (n - 2) * one @ K @ L @ one
+    return (np.trace(K @ L) + rest) / (n * (n - 3))
 
 
 @pytest.fixture
@@ -124,9 +122,7 @@ def cka_by_hand(first, second, parts):
     def hsic(X, Y):
         return np.mean([by_hand(X[part], Y[part]) for part in parts])
 
-    return [
-        [hsic(X, Y) / np.sqrt(hsic(X, X) * hsic(Y, Y)) for Y in second.values()] for X in first.values()
-    ]  # fmt: skip
+    return [[hsic(X, Y) / np.sqrt(hsic(X, X) * hsic(Y, Y)) for Y in second.values()] for X in first.values()]
 
 
 def test_two_recordings_have_the_cka_and_the_intervals_that_are_worked_out_by_hand(measured, two, stimuli):
@@ -159,20 +155,8 @@ def test_more_stimuli_than_a_batch_can_hold_are_compared_batch_by_batch(measured
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", ["measure.null=true", "measure.estimator=biased", "measure.kernel=rbf"])
-def test_the_other_choices_of_cka_hold_for_stimuli(more, measured, two):
-    result = measured(two[2], more).result
-    assert across(result, "one", "two")[0, 0] > 0.2
-    if "measure.null=true" in more:
-        assert np.abs(across(result, "one", "two", "null")).max() < 0.1
-
-
-@pytest.mark.slow
 def test_a_recording_alone_is_compared_with_itself_and_known_by_its_content(measured, stimuli, tmp_path):
-    layers = {
-        "a": np.random.default_rng(0).normal(size=(COUNT, 5)),
-        "b": np.random.default_rng(1).normal(size=(COUNT, 3)),
-    }
+    layers = {name: np.random.default_rng(width).normal(size=(COUNT, width)) for name, width in (("a", 5), ("b", 3))}
     path = write(tmp_path / "x.npz", layers, stimuli.ids)
     first = measured(f"activations={path}", measure="mutual_knn").result
     assert len(first.table) == 4

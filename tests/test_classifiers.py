@@ -8,20 +8,16 @@ import pytest
 import torch
 from sklearn.metrics import accuracy_score, log_loss
 
-import hub
 import tiny
 from classifiers import THREE, local
 from classifiers import random_pairs as pairs
-from conftest import composed
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.classifiers import check_labels, class_losses
-from thinkalike.measures import cka
 from thinkalike.models.classifiers import new_classifier
 from thinkalike.models.controls import randomised
 from thinkalike.models.families import CLASSIFIER, EMBED
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
-from thinkalike.states.tokens import counted, token_states
 
 TWO = ["entailment", "non-entailment"]
 CUTS = [EMBED, *range(tiny.LAYERS)]
@@ -100,19 +96,6 @@ def test_a_site_that_is_not_there(model, layers, site):
         model.residuals(pairs()[0], layers, site=site)
 
 
-@pytest.mark.parametrize("site", ["resid_post", "update"])
-def test_states_of_pairs_leave_padding_out_unless_it_is_asked_for(model, site):
-    tokens, mask, types = pairs()
-    ((state, *_),) = token_states([model], tokens, mask=mask, types=types, site=site)
-    torch.testing.assert_close(state, model.residuals(tokens, [0], mask, types, site)[0])
-    kept, everything = counted(tokens, mask=mask), counted(tokens, mask=mask, include_padding=True)
-    assert torch.equal(kept, mask.bool())
-    assert everything.all()
-    other = token_states([randomised(model, 0)], tokens, mask=mask, types=types, site=site)[0][0]
-    padded, clean = (cka(state[rows], other[rows]) for rows in (everything, kept))
-    assert (padded - clean).abs() > 0.01
-
-
 # ------------------------------------------------------------------------------------------------------ language models
 
 
@@ -155,15 +138,6 @@ def test_a_checkpoint_without_its_head_is_refused(tmp_path, checkpoints):
         load_model(config)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("gpt2", "local is a gpt2: choose model=bert-mini"), ("t5", "local is a t5")]
-)
-def test_a_new_classifier_needs_a_bert(name, message, checkpoints, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "t5"}))
-    with pytest.raises(ModelError, match=f"task=nli fine-tunes bert; {message}"):
-        new_classifier(local(checkpoints.get(name, tmp_path)), THREE)
-
-
 def test_a_new_classifier_has_the_body_of_its_base_and_the_classes_asked_for(checkpoints):
     module, tokenizer = new_classifier(local(checkpoints["bert"]), THREE)
     body = load_model(local(checkpoints["bert"])).module.bert.state_dict()
@@ -177,22 +151,6 @@ def test_the_family_is_read_from_config_json(checkpoints, folder):
     classifier, masked = load_model(local(folder, THREE)), load_model(local(checkpoints["bert"]))
     assert (classifier.family.name, classifier.predicts) == (CLASSIFIER, "class")
     assert (masked.family.name, masked.predicts) == ("bert", "hidden")
-
-
-@pytest.mark.slow
-def test_a_feather_bert_comes_from_the_hub_as_pytorch_weights(monkeypatch, tmp_path):
-    home = tiny.write_classifier(tmp_path / "hub" / "connectivity" / "feather_berts_7", binary=True)
-    config = composed("model=feather-bert", "model.index=7").model
-    with hub.serve(tmp_path / "hub") as (endpoint, asked):
-        files = f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        places = {"ENDPOINT": endpoint, "HUGGINGFACE_CO_URL_TEMPLATE": files, "HF_HUB_CACHE": str(tmp_path / "cache")}
-        for name, value in places.items():
-            monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
-        model = load_model(config)
-    assert any(path.endswith("pytorch_model.bin") for path in asked)
-    assert not any("discussions" in path for path in asked)  # nobody is asked to convert it
-    assert (model.name, model.revision, model.classes) == ("feather-bert-7", hub.COMMIT, tuple(THREE))
-    assert model.fingerprint() == load_model(local(home, THREE)).fingerprint()
 
 
 # ----------------------------------------------------------------------------------------------------------- evaluation

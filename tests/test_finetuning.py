@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 import tiny
-from conftest import composed, kill_and_resume, results_in
+from conftest import composed, kill_and_resume
 from thinkalike.data.templates import nli_challenge, nli_training
 from thinkalike.instruments import finetuning
 from thinkalike.instruments.finetuning import CHECKPOINT
@@ -162,50 +162,6 @@ def test_a_killed_job_goes_on_to_the_same_weights(door, words):
     killed, whole = kill_and_resume(door, "train.py", *words, *long, state="training")
     assert weights_of(killed) == weights_of(whole)
     assert (killed.folder / "table.csv").read_bytes() == (whole.folder / "table.csv").read_bytes()
-
-
-# --------------------------------------------------------------------------------------------------------------- pairs
-
-
-def write_files(folder):
-    """The templates' pairs, as MNLI and HANS are published."""
-    for name, pairs in (("fit", FITTED), ("report", REPORTED)):
-        tiny.write_pairs(pairs, folder / f"{name}.jsonl")
-    tiny.write_pairs(HARD, folder / "hans.txt")
-    return ["pairs=files", f"pairs.fit={folder}/fit.jsonl", f"pairs.report={folder}/report.jsonl"]
-
-
-def without_counts(words):
-    return [word for word in words if "_pairs=" not in word]
-
-
-@pytest.mark.slow
-def test_pairs_from_files_give_what_the_same_pairs_of_the_templates_give(door, words, tmp_path):
-    files = [*write_files(tmp_path), f"pairs.challenge={tmp_path}/hans.txt"]
-    tables, weights = [], []
-    for line in (words, [*without_counts(words), *files], [*without_counts(words), *files, "pairs.fit_pairs=40"]):
-        result = door("train.py", *line).result
-        tables.append(result.table.to_csv())
-        weights.append(weights_of(result))
-    assert tables[0] == tables[1] != tables[2]
-    assert weights[0] == weights[1] != weights[2]
-
-
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ([], "pairs=files needs pairs.challenge=FILE"),
-        (["pairs.challenge=BAD"], "the label 'maybe' is not one of entailment, non-entailment"),
-    ],
-)
-def test_files_that_do_not_fit_are_one_line(more, message, door, words, tmp_path):
-    files, hans = write_files(tmp_path), (tmp_path / "hans.txt").read_text()
-    (tmp_path / "bad.txt").write_text(hans.replace("\tnon-entailment\t", "\tmaybe\t", 1))
-    more = [word.replace("BAD", f"{tmp_path}/bad.txt") for word in more]
-    refused = door("train.py", *without_counts(words), *files, *more)
-    assert message in refused.error
-    assert "step 1 of" not in refused.stderr, "before any training"
-    assert not results_in(tmp_path / "results")
 
 
 def test_pairs_that_are_too_long_are_counted_or_refused(door, words):

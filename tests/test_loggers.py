@@ -193,7 +193,6 @@ def test_a_logger_gets_the_result_when_it_is_drawn_and_is_closed(tmp_path, monke
         ("a, b", "measure=cka model=a model@target=b measure.batches=4", "cka a, b measure.batches=4 key"),
         ("a", "model.dtype=bfloat16 target.dtype=float32 data=pile data.files=[x]", "cka a data=pile key"),
         (None, "store=x logger=wandb trainer.devices=2 hydra/launcher=joblib +seed=1", "cka +seed=1 key"),
-        ("a", f"layers={'1' * 200} stitch=affine", "cka a stitch=affine key"),
         ("a" * 200, "", f"cka {'a' * 120} key"),
     ],
 )

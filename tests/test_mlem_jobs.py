@@ -1,6 +1,5 @@
 """measure=mlem, measure=rsa and the experiments on them: what the door leaves, users' own data, planted claims."""
 
-import csv
 import re
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from scipy.stats import spearmanr
 
 import tiny
 from conftest import composed, results_in
-from thinkalike import figures, papers
+from thinkalike import figures
 from thinkalike.config import ModelConfig
 from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli
@@ -28,7 +27,7 @@ from thinkalike.models.load import load_model
 from thinkalike.papers import salle2024_layers as layers
 from thinkalike.papers import salle2024_profiles
 from thinkalike.papers import salle2024_profiles as profiles
-from thinkalike.papers.experiment import Case, Model, job_of
+from thinkalike.papers.experiment import Case, Model
 from thinkalike.states.stimuli import stimulus_states, stimulus_states_of
 from thinkalike.store import Job
 
@@ -91,12 +90,10 @@ def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, 
     assert np.abs(result.tables["scores"]["score"].to_numpy() - expected.score().value.numpy()).max() < 1e-3
     arrays = result.arrays
     assert arrays["importances"].shape == (tiny.LAYERS, 8, 5)
-    similarity = result.tables["similarity"]["value"].to_numpy().reshape(tiny.LAYERS, -1)
     made = weighted_tau(torch.from_numpy(arrays["importances"]).mean(-1))
-    assert np.abs(similarity - made.numpy()).max() < 1e-12
+    assert np.abs(result.tables["similarity"]["value"].to_numpy() - made.flatten().numpy()).max() < 1e-12
     assert result.provenance["stimuli"]["count"] == len(stimuli)
     assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
-    assert [(model["name"], model["family"]) for model in result.provenance["models"]] == [(family, family)]
     assert {path.stem for path in result.figures} == {"profiles", "similarity"}
     assert sum(line.startswith(f"│ {family} ") for line in done.stdout.splitlines()) == tiny.LAYERS
     assert "already done" in door(*command).stderr
@@ -118,27 +115,13 @@ def test_rsa_of_two_models_is_scipys(door, words, checkpoints):
     assert {"versions", "seed", "models", "wall_seconds"} <= set(done.result.provenance)
 
 
-OPTIONS = [
-    ["measure.weights=full", "measure.interactions=[[PoS,Number]]"],
-    ["measure.missing=drop", "stimuli.features=[PoS,Word length,Person]"],
-    ["stimuli.sample=54", "stimuli.balance=[Number]"],
-    *(["recipe=paper"], ["stimuli.seed=1"], ["seed=1"], ["measure.distance=cosine"], ["measure.together=stimulus"]),
-    *(["measure.given=PoS"], ["measure.difference=scaled"], ["measure.difference=levels"], ["measure.folds=3"]),
-    *(["measure.permutations=2"], ["measure.null=2"], ["measure.embed=true"], ["measure.alphas=[1.0]"]),
-]
-
-
-@pytest.mark.slow
-def test_every_option_changes_the_table(door, words, checkpoints):
-    seen, small = set(), ["stimuli.sentences=24", "measure.permutations=1"]
-    for more in ([], *OPTIONS):
-        result = door("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words, *small, *more).result
-        seen.add(result.table.to_csv() + result.tables["scores"].to_csv())
-        if "measure.null=2" in more:
-            assert result.table["p"].min() >= 1 / 3
-        if "measure.weights=full" in more:
-            assert list(result.tables["interactions"]["features"]) == ["PoS x Number"] * tiny.LAYERS
-    assert len(seen) == 1 + len(OPTIONS)
+def test_pairs_of_features_and_p_values_are_there_when_asked_for(door, words, table, recording):
+    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "measure.weights=full"]
+    more = ["measure.interactions=[[colour,size]]", "measure.null=2"]
+    result = door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK, *more).result
+    assert result.table["p"].between(1 / 3, 1).all()
+    assert list(result.tables["interactions"]["features"]) == ["colour x size"] * 2
+    assert (result.tables["interactions"]["low"] <= result.tables["interactions"]["effect"]).all()
 
 
 @pytest.mark.slow
@@ -161,19 +144,14 @@ def test_rows_of_one_text_may_lie_apart(checkpoints):
 # ---------------------------------------------------------------------------------------------------- users' own data
 
 
-def write_table(path, texts, colours):
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["text", "word", "colour", "size"])
-        for number, (text, colour) in enumerate(zip(texts, colours, strict=True)):
-            writer.writerow([text, text.split()[-1], colour, number % 5])
-    return path
-
-
 @pytest.fixture
 def table(tmp_path):
-    texts = [f"xx yy {chr(97 + number // 26)}{chr(97 + number % 26)}" for number in range(60)]
-    return write_table(tmp_path / "words.csv", texts, [("red", "green", "blue")[number % 3] for number in range(60)])
+    """Words of 60 texts, with two features."""
+    colours, path = ("red", "green", "blue"), tmp_path / "words.csv"
+    words = [chr(97 + number // 26) + chr(97 + number % 26) for number in range(60)]
+    rows = [f"xx yy {word},{word},{colours[number % 3]},{number % 5}" for number, word in enumerate(words)]
+    path.write_text("\n".join(["text,word,colour,size", *rows]) + "\n")
+    return path
 
 
 @pytest.fixture
@@ -185,21 +163,6 @@ def recording(tmp_path, table):
     ids = [str(number) for number in range(1, 61)]
     np.savez(tmp_path / "brain.npz", **{name: layer.numpy() for name, layer in layers.items()}, ids=ids)
     return tmp_path / "brain.npz"
-
-
-def test_words_of_a_treebank_are_probed(door, words, tmp_path, checkpoints):
-    rows = []
-    for number in range(30):
-        noun, verb = ("Plur", "ran") if number % 2 else ("Sing", "runs")
-        rows += [
-            f"1\tcat{number}\tcat\tNOUN\t_\tNumber={noun}\t2\tnsubj\t_\t_",
-            f"2\t{verb}\trun\tVERB\t_\t_\t0\troot\t_\t_",
-            "",
-        ]
-    (tmp_path / "tree.conllu").write_text("\n".join(rows) + "\n")
-    own = ["stimuli=conllu", f"stimuli.path={tmp_path}/tree.conllu", "stimuli.features=[UPOS,Number]"]
-    table = door("analyze.py", "measure=mlem", *local(checkpoints["bert"]), *words[1:], *own, *QUICK).result.table
-    assert set(table["feature"]) == {"UPOS", "Number"}
 
 
 def test_a_recording_takes_the_place_of_the_model(door, words, table, recording):
@@ -286,15 +249,6 @@ def test_levels_lie_in_a_plane_as_far_apart_as_their_weights_say():
     np.testing.assert_allclose(points["shape", 1], 2**0.5 * points["shape", 0], atol=1e-6)
     assert not points["none", 0].any()
     assert level_planes(pd.DataFrame(rows[-1:])).empty
-
-
-def test_a_recording_is_compared_with_a_model(door, words, table, recording, checkpoints):
-    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}"]
-    both = [*own, "stimuli.columns={word: null}", "stimuli.features=[colour,size]"]
-    second = local(checkpoints["gpt2"], "target")
-    cells = door("analyze.py", "measure=rsa", *both, *second, *words[1:]).result.table
-    assert list(dict.fromkeys(cells["source"])) == ["brain", "gpt2"]
-    assert len(cells) == (2 + tiny.LAYERS) ** 2
 
 
 OF_LEVELS = ["stimuli.features=[word]", "measure.difference=levels"]
@@ -510,17 +464,6 @@ def test_table_s1_says_how_many_rows_differ(door, words, monkeypatch):
 
 
 @pytest.mark.slow
-def test_mini_scale_takes_the_minis():
-    words = ["experiment=salle2024/figure3", "scale=mini", "recipe=paper", "seed=3"]
-    config = composed(*words, door="analyze")
-    experiment = papers.experiment_named("salle2024/figure3")
-    asked = [job_of(config, part) for part in experiment.parts(experiment.case(config))]
-    assert [job.model.name for job in asked] == list(profiles.MODELS["mini"])
-    assert all(job.target == job.model for job in asked)
-    assert {(job.recipe, job.seed, job.stimuli.sample, job.model.mini) for job in asked} == {("paper", 3, 1500, True)}
-
-
-@pytest.mark.slow
 def test_models_that_are_given_take_the_place_of_the_papers(door, words, checkpoints, tmp_path):
     small, one, two = [*words, "stimuli.sample=120"], local(checkpoints["mamba"]), local(checkpoints["bert"], "target")
     figure3 = "experiment=salle2024/figure3"
@@ -544,8 +487,7 @@ def test_models_that_are_given_take_the_place_of_the_papers(door, words, checkpo
 @pytest.mark.parametrize(
     ("figure", "more", "message"),
     [
-        ("figure2", ["model=gpt2-mini"], "bert-base-uncased, gpt2, mamba-130m; it takes 2 by model= and model@target="),
-        ("figure3", ["measure=rsa"], "experiment=salle2024/figure3 is about measure=mlem"),
+        ("figure2", ["model=gpt2-mini"], "mamba-130m; it takes 2 by model= and model@target="),
         ("figure3", ["measure.given=Nmber", "model=gpt2-mini", "stimuli.sample=60"], "did you mean 'Number'?"),
     ],
 )

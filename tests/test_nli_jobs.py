@@ -11,7 +11,7 @@ import transformers
 import tiny
 from classifiers import PAIR_BLOCKS as BLOCKS
 from classifiers import THREE, cka_of_transformers, loaded, local, logits_of, relabelled, write_base, write_sibling
-from conftest import Door, composed, kill_and_resume, results_in, wait_for_state
+from conftest import Door, composed, results_in, wait_for_state
 from thinkalike.config import relevant
 from thinkalike.data.pairs import HANS, MNLI, Pairs
 from thinkalike.data.templates import nli_challenge, nli_training
@@ -123,17 +123,6 @@ def test_cka_is_that_of_the_states_of_whole_models_and_a_model_is_like_itself(pa
     assert all(f"│ {cut:3d} │" in done.stdout for cut in range(-1, BLOCKS))
 
 
-@pytest.mark.slow
-def test_options_of_cka_change_cka_and_no_penalty(door, tmp_path, pairs, members):
-    tables, values = set(), set()
-    options = ([], ["measure.include_padding=true"], ["measure.site=update"], ["measure.at_once=1"])
-    for more in options:
-        result = door("analyze.py", *command(tmp_path, pairs, members, *more)).result
-        tables.add(tuple(result.table["accuracy_penalty"]))
-        values.add(tuple(result.tables["cka"]["value"]))
-    assert (len(tables), len(values)) == (1, len(options) - 1)  # how many run at once changes neither
-
-
 def test_the_challenge_is_the_part_that_is_asked_for(door, tmp_path, pairs, members):
     result = door("analyze.py", *command(tmp_path, pairs, members, "measure.side=challenge")).result
     hard = pairs[1].select("non-entailment", "lexical_overlap")
@@ -172,19 +161,6 @@ def test_pairs_are_cut_for_the_model_of_the_least_context(door, tmp_path, pairs,
 # ----------------------------------------------------------------------------------------------------- how members run
 
 
-@pytest.mark.slow
-def test_members_run_in_the_dtype_that_is_asked_for(door, tmp_path, pairs, members):
-    words, results = command(tmp_path, pairs, members), {}
-    for dtype in ("float32", "float64", "bfloat16"):
-        results[dtype] = door("analyze.py", *words, f"model.dtype={dtype}").result
-        assert {model["dtype"] for model in results[dtype].provenance["models"]} == {dtype}
-    assert len({result.key for result in results.values()}) == 3
-    wide = results["float64"]
-    for dtype, tolerance in (("float32", 1e-5), ("bfloat16", 0.1)):
-        for name in ("losses", "cka"):
-            assert 0 < np.abs(results[dtype].arrays[name] - wide.arrays[name]).max() < tolerance, (dtype, name)
-
-
 def test_the_key_knows_how_members_run_and_nothing_of_a_model_that_plays_no_part(tmp_path, pairs, members):
     kind = population.Population()
 
@@ -203,13 +179,6 @@ def test_members_run_where_and_how_model_is_asked_to(members):
     stated = local(members[0], dtype="bfloat16")
     assert population.as_chosen(stated, config) == local(members[0], dtype="bfloat16", device="cuda:3", context=20)
     assert population.as_chosen(stated, composed("measure=population", "model=gpt2", door="analyze")) == stated
-
-
-@pytest.mark.slow
-def test_an_interrupted_job_goes_on_to_the_same_bytes(door, tmp_path, pairs, members):
-    words = command(tmp_path, pairs, members, "measure.batch=2", "measure.at_once=1")
-    killed, whole = kill_and_resume(door, "analyze.py", *words, state="stitches")
-    assert killed.fingerprint() == whole.fingerprint()
 
 
 @pytest.mark.slow

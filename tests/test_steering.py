@@ -154,7 +154,6 @@ def test_the_grammar_asks_for_the_form_of_the_verb(gpt2):
         assert (up, down) in {(BOUNDARY, "s"), (BOUNDARY, "es")}
     question = grammar_contrasts("question", gpt2.tokenizer, 10)
     assert [other.text for other in question.counterparts] == [f"does {text.text}" for text in question.texts]
-    assert grammar_contrasts("number", gpt2.tokenizer, 60).fingerprint() == number.fingerprint()
     assert grammar_contrasts("number", gpt2.tokenizer, 60, seed=1).fingerprint() != number.fingerprint()
 
 

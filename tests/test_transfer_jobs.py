@@ -49,7 +49,6 @@ def test_a_job_carries_probes_both_ways_beside_controls(door, words):
     conditions += ["random map", "identity", "untrained target", "source to untrained", "shuffled labels"]
     assert list(dict.fromkeys(table["condition"])) == conditions
     assert list(table.groupby(["feature", "split"]).size()) == [len(conditions)] * 4
-    assert (table[["source_layer", "target_layer"]] == 1).all(axis=None)
     assert (table["source"].iloc[0], table["target"].iloc[0]) == ("gpt2", "second")
     assert table["accuracy"].between(0, 1).all()
     assert (table["low"] <= table["high"]).all()
@@ -73,13 +72,6 @@ def test_a_model_carried_into_itself_keeps_all(door, words):
     assert "untrained target" not in accuracy
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["measure.folds=3", "measure.least=12", "measure.splits=[word]"])
-def test_every_option_of_probes_changes_the_table(door, words, option):
-    first, second = (door("analyze.py", "measure=probes", *words, *PROBES, *more).result for more in ([], [option]))
-    assert not first.table.equals(second.table)
-
-
 def test_levels_that_are_rare_or_of_one_word_are_left_out():
     stimuli = controlled_stimuli(60)
     tasks = {(task.feature, task.split): task for task in tasks_of(stimuli, ("sentence", "word"), 3, 10, 0)}
@@ -88,9 +80,8 @@ def test_levels_that_are_rare_or_of_one_word_are_left_out():
     of_sentences, of_words = tasks["PoS", "sentence"], tasks["PoS", "word"]
     assert set(of_words.levels) <= set(of_sentences.levels)
     for task in (of_sentences, of_words):
-        assert [task.levels[label] for label in task.labels.tolist()] == list(
-            stimuli.features["PoS"][task.rows.numpy()]
-        )
+        named = [task.levels[label] for label in task.labels.tolist()]
+        assert named == list(stimuli.features["PoS"][task.rows.numpy()])
         for fold in range(3):
             learnt = task.labels[task.fold_of != fold].unique()
             assert len(learnt) == len(task.levels)
@@ -144,12 +135,7 @@ def test_a_job_steers_by_pairs_of_a_table(door, words, pairs):
     conditions = ["native", "carried", "carried, native norm", "carried, negated", "random"]
     assert list(table["condition"]) == conditions * 2
     assert list(dict.fromkeys(table["position"])) == ["word", "later"]
-    assert (table["source_layer"] == 1).all()
-    assert (table["target_layer"] == 2).all()
     assert table["effect"].between(table["effect_low"], table["effect_high"]).all()
-    natural = done.result.arrays["natural"].mean()
-    told = table["share"].notna()
-    assert (table["share"] - table["effect"] / natural)[told].abs().max() < 1e-9 if told.any() else True
     assert done.result.arrays["effects"].shape == (10, 4)
     assert {path.stem for path in done.result.figures} == {"steering"}
     assert max(map(len, done.stdout.splitlines()[:-1])) <= WIDTH
