@@ -91,7 +91,7 @@ def test_what_cka_reads_can_be_chosen(choice, members, models, pairs, encoded, w
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        (FIRST | {"cka_pairs": 15}, DataError, "HSIC needs at least 4 rows, not 3"),
+        (FIRST | {"cka_pairs": 15}, DataError, "3 rows are too few to compare: give at least 4"),
         ({"tokens_per_batch": 10**6}, DataError, "too few pairs for measure.tokens_per_batch"),
         ({"include_padding": True, "padding": 8}, ConfigError, r"padding=8 must be from \d\d, the longest pair"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -173,20 +174,18 @@ def test_what_cannot_be_done_is_one_line(door, small, word, message):
 
 
 def test_a_source_that_does_not_fit_is_one_line(small, made, minis, tmp_path):
-    start = [*small, "sae.start=transferred"]
-    for word, message in {
-        "sae.width=64": "has sae.width=48, not 64",
-        "sae.k=5": "has sae.k=4, not 5",
-        "sae.activation=relu": "has sae.activation=topk, not relu",
-        "sae.source_layer=2": "has sae.layer=1, not 2",
-    }.items():
-        with pytest.raises(ConfigError, match=message):
-            source_result(composed(*start, f"sae.source={made.folder}", word))
+    config = composed(*small, "sae.start=transferred", f"sae.source={made.folder}")
     finish(tmp_path, "loss", "l1", {"table": pd.DataFrame({"loss": [1.0]})})
-    with pytest.raises(ConfigError, match="is a result of loss; give one of task=sae"):
-        source_result(composed(*start, f"sae.source={tmp_path}/loss/l1"))
-    with pytest.raises(StoreError, match="holds no finished result"):
-        source_result(composed(*start, f"sae.source={minis}"))
+    for setting, value, error, message in (
+        ("width", 64, ConfigError, "has sae.width=48, not 64"),
+        ("k", 5, ConfigError, "has sae.k=4, not 5"),
+        ("activation", "relu", ConfigError, "has sae.activation=topk, not relu"),
+        ("source_layer", 2, ConfigError, "has sae.layer=1, not 2"),
+        ("source", str(tmp_path / "loss" / "l1"), ConfigError, "is a result of loss; give one of task=sae"),
+        ("source", str(minis), StoreError, "holds no finished result"),
+    ):
+        with pytest.raises(error, match=message):
+            source_result(replace(config, sae=replace(config.sae, **{setting: value})))
 
 
 # ------------------------------------------------------------------------------------------------------------- dry runs
