@@ -15,7 +15,6 @@ from conftest import Door, composed, results_in, wait_for_state
 from thinkalike.config import relevant
 from thinkalike.data.pairs import HANS, MNLI, Pairs
 from thinkalike.data.templates import nli_challenge, nli_training
-from thinkalike.errors import ConfigError
 from thinkalike.evaluation.classifiers import class_losses
 from thinkalike.instruments import population
 from thinkalike.job import key_of
@@ -232,16 +231,3 @@ def test_a_model_that_does_not_belong_is_one_line(kind, door, tmp_path, pairs, m
     refused = door("analyze.py", *command(tmp_path, pairs, [*members[:3], other]))
     assert OTHERS[kind].format(other) in refused.error
     assert not results_in(tmp_path / "results")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["population=bert-mini", "population.size=5"], "population.per_group"),
-        (["population.null=[G]"], "population.null"),
-        (["population=natural", "population.parents={G: ['nli.index=0']}"], "population.parents"),
-    ],
-)
-def test_populations_that_cannot_be_are_refused_by_their_schema(words, message):
-    with pytest.raises(ConfigError, match=message):
-        composed(*words, door="analyze")

@@ -130,19 +130,6 @@ def test_pairs_of_a_table(tmp_path):
     assert read_contrasts(path).fingerprint() != found.fingerprint()
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("the girl,the girls,girl,girls,,is", "row 1: up is empty"),
-        ("the girl,the girls,boy,girls, are, is", "row 1: the word 'boy'"),
-    ],
-)
-def test_a_wrong_row_of_a_table_is_named(row, message, tmp_path):
-    (tmp_path / "pairs.csv").write_text(f"{HEADER}{row}\n")
-    with pytest.raises(DataError, match=message):
-        read_contrasts(tmp_path / "pairs.csv")
-
-
 def test_the_grammar_asks_for_the_form_of_the_verb(gpt2):
     number = grammar_contrasts("number", gpt2.tokenizer, 60)
     assert len(number) == 60

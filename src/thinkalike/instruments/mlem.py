@@ -109,12 +109,8 @@ class FeatureProfiles(
         profiles = _profiles(model, importance, stimuli, rows)
         if config.subjects:
             tables |= group_tables(config, stimuli, sides[: len(config.subjects)], profiles, scores)
-        arrays = {
-            "weights": model.weights_,
-            "correlation": model.correlation_,
-            "scores": importance.scores,
-            "importances": importance.by_fold(),
-        }
+        arrays = {"weights": model.weights_, "correlation": model.correlation_}
+        arrays |= {"scores": importance.scores, "importances": importance.by_fold()}
         return Outcome(
             profiles,
             {"mean_score": float(scores["score"].mean()), "stimuli": float(len(stimuli))},
@@ -166,8 +162,9 @@ def _fit(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates
             log.warning("warning: %s", warning.message)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the same again on every fold
-            asked = {key: getattr(measure, key) for key in ("folds", "permutations", "given", "interactions", "null")}
-            importance = feature_importance(model, features, layers, groups=groups, seed=config.seed, **asked)
+            asked = {key: getattr(measure, key) for key in ("folds", "permutations", "given", "null")}
+            asked |= {"interactions": [(a, b) for a, b in measure.interactions], "groups": groups, "seed": config.seed}
+            importance = feature_importance(model, features, layers, **asked)
     except ValueError as error:
         remedy = "; measure.together=stimulus lets folds divide a text" if "groups" in str(error) else ""
         raise DataError(f"{stimuli.source}: {error}{remedy}{numbered(sides)}") from error
