@@ -82,18 +82,13 @@ def test_a_rotated_copy_of_a_models_states_is_the_model_and_permuted_rows_are_no
     assert ((low < 0) & (high > 0)).mean() > 0.5
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("measure", ["cka", "mutual_knn"])
-def test_the_order_of_the_rows_of_a_file_changes_no_bit(measure, measured, states, stimuli, checkpoints, tmp_path):
-    layers = rotated(states[:2])
-    order = torch.randperm(COUNT).tolist()
-    tables = []
-    for folder, rows in (("a", None), ("b", order)):
+def test_the_order_of_the_rows_of_a_file_changes_no_bit(measured, stimuli, tmp_path):
+    layers, tables = {"a": torch.randn(COUNT, 5).double(), "b": torch.randn(COUNT, 3).double()}, []
+    for folder, rows in (("a", None), ("b", torch.randperm(COUNT).tolist())):
         copy = write(tmp_path / folder / "copy.npz", layers, stimuli.ids, rows)
-        words = [f"activations={copy}", "model@target=local", f"target.path={checkpoints['gpt2']}"]
-        tables.append((measured(*words, measure=measure, store=folder).result.folder / "table.csv").read_bytes())
+        result = measured(f"activations={copy}", store=folder).result
+        tables.append((result.folder / "table.csv").read_bytes())
     assert tables[0] == tables[1]
-    assert len(tables[0].splitlines()) == 1 + 2 * 4 + 2 * 2 + 4 * 4
 
 
 def by_hand(X, Y):
@@ -103,10 +98,8 @@ def by_hand(X, Y):
     np.fill_diagonal(K, 0)
     np.fill_diagonal(L, 0)
     one = np.ones(n)
-    product = (
-        np.trace(K @ L) + (one @ K @ one) * (one @ L @ one) / ((n - 1) * (n - 2)) - 2 / (n - 2) * one @ K @ L @ one
-    )
-    return product / (n * (n - 3))
+    rest = (one @ K @ one) * (one @ L @ one) / ((n - 1) * (n - 2)) - 2 / (n - 2) * one @ K @ L @ one
+    return (np.trace(K @ L) + rest) / (n * (n - 3))
 
 
 @pytest.fixture
@@ -129,9 +122,7 @@ def cka_by_hand(first, second, parts):
     def hsic(X, Y):
         return np.mean([by_hand(X[part], Y[part]) for part in parts])
 
-    return [
-        [hsic(X, Y) / np.sqrt(hsic(X, X) * hsic(Y, Y)) for Y in second.values()] for X in first.values()
-    ]  # fmt: skip
+    return [[hsic(X, Y) / np.sqrt(hsic(X, X) * hsic(Y, Y)) for Y in second.values()] for X in first.values()]
 
 
 def test_two_recordings_have_the_cka_and_the_intervals_that_are_worked_out_by_hand(measured, two, stimuli):
@@ -163,22 +154,9 @@ def test_more_stimuli_than_a_batch_can_hold_are_compared_batch_by_batch(measured
     np.testing.assert_allclose(across(result, "one", "two"), expected, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    "more", [["measure.null=true", "measure.permutations=9"], ["measure.estimator=biased"], ["measure.kernel=rbf"]]
-)
-def test_the_other_choices_of_cka_hold_for_stimuli(more, measured, two):
-    result = measured(two[2], *more).result
-    assert across(result, "one", "two")[0, 0] > 0.2
-    if "measure.null=true" in more:
-        assert np.abs(across(result, "one", "two", "null")).max() < 0.1
-
-
 @pytest.mark.slow
 def test_a_recording_alone_is_compared_with_itself_and_known_by_its_content(measured, stimuli, tmp_path):
-    layers = {
-        "a": np.random.default_rng(0).normal(size=(COUNT, 5)),
-        "b": np.random.default_rng(1).normal(size=(COUNT, 3)),
-    }
+    layers = {name: np.random.default_rng(width).normal(size=(COUNT, width)) for name, width in (("a", 5), ("b", 3))}
     path = write(tmp_path / "x.npz", layers, stimuli.ids)
     first = measured(f"activations={path}", measure="mutual_knn").result
     assert len(first.table) == 4
@@ -194,13 +172,12 @@ def test_a_recording_alone_is_compared_with_itself_and_known_by_its_content(meas
     assert measured(f"activations={path}", measure="mutual_knn").result.key not in (first.key, other.key)
 
 
-@pytest.mark.parametrize("measure", ["cka", pytest.param("rsa", marks=pytest.mark.slow)])
-def test_files_of_one_name_are_told_apart(measure, measured, stimuli, tmp_path):
+def test_files_of_one_name_are_told_apart(measured, stimuli, tmp_path):
     files = [
         write(tmp_path / folder / "x.npz", {"a": np.random.default_rng(seed).normal(size=(COUNT, 5))}, stimuli.ids)
         for seed, folder in enumerate("ab")
     ]
-    table = measured(f"activations=[{files[0]},{files[1]}]", measure=measure).result.table
+    table = measured(f"activations=[{files[0]},{files[1]}]").result.table
     assert set(table["source"]) == {"a/x.npz", "b/x.npz"}
 
 
@@ -209,17 +186,6 @@ def test_the_model_that_is_the_default_can_be_the_other_side(measured, stimuli, 
     table = measured(f"activations={path}", "model@target=gelu-3l-mini").result.table
     assert list(dict.fromkeys(table["target"])) == ["gelu-3l-mini", "x"]
     assert list(table["target_layer"][:3]) == ["0", "1", "2"]
-
-
-@pytest.mark.parametrize(
-    "word",
-    [
-        *("measure.skip_first_tokens=1", "measure.level=word", "measure.flatten=mean"),
-        *("measure.stop_at_width=0.1", "measure.given=token"),
-    ],
-)
-def test_settings_of_text_are_refused_for_stimuli(word, measured, two):
-    assert word.partition("=")[0] in measured(two[-1], word).error
 
 
 def test_one_stimulus_that_decides_is_warned_of(measured, stimuli, tmp_path):
@@ -252,7 +218,7 @@ def test_intervals_over_sentences_cover_where_those_over_words_would_not():
         found = metric.compute()
         return bool(found.low <= 0 <= found.high)
 
-    together = sum(covered(torch.arange(40).repeat_interleave(6), seed) for seed in range(30))
-    apart = sum(covered(torch.arange(240), seed) for seed in range(30))
-    assert together >= 25
-    assert apart < 15
+    together = sum(covered(torch.arange(40).repeat_interleave(6), seed) for seed in range(20))
+    apart = sum(covered(torch.arange(240), seed) for seed in range(20))
+    assert together >= 17
+    assert apart < 10

@@ -1,7 +1,5 @@
 """measure=mlem, measure=rsa and the experiments on them: what the door leaves, users' own data, planted claims."""
 
-import csv
-import json
 import re
 from pathlib import Path
 
@@ -10,32 +8,30 @@ import pandas as pd
 import pytest
 import torch
 import transformers
-from safetensors.torch import save_file
 from scipy.spatial.distance import pdist
 from scipy.stats import spearmanr
 
-import hub
 import tiny
 from conftest import composed, results_in
-from thinkalike import figures, papers
+from thinkalike import figures
 from thinkalike.config import ModelConfig
 from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.stimuli import Stimuli, controlled_stimuli
 from thinkalike.data.tables import read_table
 from thinkalike.errors import DataError
 from thinkalike.instruments import mlem
-from thinkalike.instruments.mlem import level_planes
-from thinkalike.measures import MLEM, ceiling, feature_importance, jackknife, rsa, weighted_tau
+from thinkalike.instruments.mlem import FeatureProfiles, level_planes
+from thinkalike.job.performing import contents_of
+from thinkalike.measures import MLEM, ceiling, feature_importance, jackknife, weighted_tau
 from thinkalike.models.load import load_model
 from thinkalike.papers import salle2024_layers as layers
 from thinkalike.papers import salle2024_profiles
 from thinkalike.papers import salle2024_profiles as profiles
-from thinkalike.papers.claims import VERDICTS
-from thinkalike.papers.experiment import Case, Model, job_of
+from thinkalike.papers.experiment import Case, Model
 from thinkalike.states.stimuli import stimulus_states, stimulus_states_of
 from thinkalike.store import Job
 
-SENTENCES = 40
+SENTENCES = 24
 QUICK = ["measure.permutations=1", "measure.ceilings=0", "measure.alphas=[0.01]"]
 
 
@@ -94,15 +90,12 @@ def test_a_job_leaves_the_importance_of_features_in_the_states_of_words(family, 
     assert np.abs(result.tables["scores"]["score"].to_numpy() - expected.score().value.numpy()).max() < 1e-3
     arrays = result.arrays
     assert arrays["importances"].shape == (tiny.LAYERS, 8, 5)
-    similarity = result.tables["similarity"]["value"].to_numpy().reshape(tiny.LAYERS, -1)
     made = weighted_tau(torch.from_numpy(arrays["importances"]).mean(-1))
-    assert np.abs(similarity - made.numpy()).max() < 1e-12
+    assert np.abs(result.tables["similarity"]["value"].to_numpy() - made.flatten().numpy()).max() < 1e-12
     assert result.provenance["stimuli"]["count"] == len(stimuli)
     assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
-    assert [(model["name"], model["family"]) for model in result.provenance["models"]] == [(family, family)]
     assert {path.stem for path in result.figures} == {"profiles", "similarity"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith(f"│ {family} ")]
-    assert len(lines) == tiny.LAYERS, "the least and the most"
+    assert sum(line.startswith(f"│ {family} ") for line in done.stdout.splitlines()) == tiny.LAYERS
     assert "already done" in door(*command).stderr
 
 
@@ -122,38 +115,13 @@ def test_rsa_of_two_models_is_scipys(door, words, checkpoints):
     assert {"versions", "seed", "models", "wall_seconds"} <= set(done.result.provenance)
 
 
-OPTIONS = [
-    ["measure.distance=cosine"],
-    ["measure.weights=full", "measure.interactions=[[PoS,Number]]"],
-    ["measure.together=stimulus"],
-    ["measure.given=PoS"],
-    ["measure.missing=drop", "stimuli.features=[PoS,Word length,Person]"],
-    ["measure.difference=scaled"],
-    ["measure.difference=levels"],
-    ["measure.folds=3"],
-    ["measure.permutations=2"],
-    ["measure.null=2"],
-    ["measure.embed=true"],
-    ["measure.alphas=[1.0]"],
-    ["recipe=paper"],
-    ["stimuli.sentences=25"],
-    ["stimuli.seed=1"],
-    ["stimuli.sample=54", "stimuli.balance=[Number]"],
-    ["seed=1"],
-]
-
-
-@pytest.mark.slow
-def test_every_option_changes_the_table(door, words, checkpoints):
-    seen, small = set(), ["stimuli.sentences=24", "measure.permutations=1"]
-    for more in ([], *OPTIONS):
-        result = door("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words, *small, *more).result
-        seen.add(result.table.to_csv() + result.tables["scores"].to_csv())
-        if "measure.null=2" in more:
-            assert result.table["p"].min() >= 1 / 3
-        if "measure.weights=full" in more:
-            assert list(result.tables["interactions"]["features"]) == ["PoS x Number"] * tiny.LAYERS
-    assert len(seen) == 1 + len(OPTIONS)
+def test_pairs_of_features_and_p_values_are_there_when_asked_for(door, words, table, recording):
+    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "measure.weights=full"]
+    more = ["measure.interactions=[[colour,size]]", "measure.null=2"]
+    result = door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK, *more).result
+    assert result.table["p"].between(1 / 3, 1).all()
+    assert list(result.tables["interactions"]["features"]) == ["colour x size"] * 2
+    assert (result.tables["interactions"]["low"] <= result.tables["interactions"]["effect"]).all()
 
 
 @pytest.mark.slow
@@ -176,19 +144,14 @@ def test_rows_of_one_text_may_lie_apart(checkpoints):
 # ---------------------------------------------------------------------------------------------------- users' own data
 
 
-def write_table(path, texts, colours):
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["text", "word", "colour", "size"])
-        for number, (text, colour) in enumerate(zip(texts, colours, strict=True)):
-            writer.writerow([text, text.split()[-1], colour, number % 5])
-    return path
-
-
 @pytest.fixture
 def table(tmp_path):
-    texts = [f"xx yy {chr(97 + number // 26)}{chr(97 + number % 26)}" for number in range(60)]
-    return write_table(tmp_path / "words.csv", texts, [("red", "green", "blue")[number % 3] for number in range(60)])
+    """Words of 60 texts, with two features."""
+    colours, path = ("red", "green", "blue"), tmp_path / "words.csv"
+    words = [chr(97 + number // 26) + chr(97 + number % 26) for number in range(60)]
+    rows = [f"xx yy {word},{word},{colours[number % 3]},{number % 5}" for number, word in enumerate(words)]
+    path.write_text("\n".join(["text,word,colour,size", *rows]) + "\n")
+    return path
 
 
 @pytest.fixture
@@ -199,34 +162,11 @@ def recording(tmp_path, table):
     layers = {"10": colour, "2": colour + 0.01 * torch.randn(60, 3).double()}
     ids = [str(number) for number in range(1, 61)]
     np.savez(tmp_path / "brain.npz", **{name: layer.numpy() for name, layer in layers.items()}, ids=ids)
-    save_file(layers, tmp_path / "brain.safetensors", {"ids": json.dumps(ids)})
     return tmp_path / "brain.npz"
 
 
-def test_words_of_a_table_are_probed(door, words, table, checkpoints):
-    own = ["stimuli=table", f"stimuli.path={table}", "stimuli.kinds={size: ordinal}", "measure.difference=scaled"]
-    table = door("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words[1:], *own, *QUICK).result.table
-    assert set(table["feature"]) == {"colour", "size"}
-
-
-def test_words_of_a_treebank_are_probed(door, words, tmp_path, checkpoints):
-    rows = []
-    for number in range(30):
-        noun, verb = ("Plur", "ran") if number % 2 else ("Sing", "runs")
-        rows += [
-            f"1\tcat{number}\tcat\tNOUN\t_\tNumber={noun}\t2\tnsubj\t_\t_",
-            f"2\t{verb}\trun\tVERB\t_\t_\t0\troot\t_\t_",
-            "",
-        ]
-    (tmp_path / "tree.conllu").write_text("\n".join(rows) + "\n")
-    own = ["stimuli=conllu", f"stimuli.path={tmp_path}/tree.conllu", "stimuli.features=[UPOS,Number]"]
-    table = door("analyze.py", "measure=mlem", *local(checkpoints["bert"]), *words[1:], *own, *QUICK).result.table
-    assert set(table["feature"]) == {"UPOS", "Number"}
-
-
-@pytest.mark.parametrize("ending", [".npz", ".safetensors"])
-def test_a_recording_takes_the_place_of_the_model(ending, door, words, table, recording):
-    own = [f"activations={recording.with_suffix(ending)}", "stimuli=table", f"stimuli.path={table}"]
+def test_a_recording_takes_the_place_of_the_model(door, words, table, recording):
+    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}"]
     result = door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK).result
     found = result.table.set_index(["model", "layer", "feature"])["importance"]
     assert [layer for _, layer, _ in found.index[::2]] == [2, 10]
@@ -234,13 +174,12 @@ def test_a_recording_takes_the_place_of_the_model(ending, door, words, table, re
     assert (found[:, :, "size"].abs() < 0.1).all()
 
 
-def test_the_content_of_a_table_is_in_the_key(door, words, table, recording):
-    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}", "stimuli.features=[colour]"]
-    keys = set()
-    for colour in ("red", "pink"):
-        table.write_text(table.read_text().replace("red", colour))
-        keys.add(door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK).result.key)
-    assert len(keys) == 2
+def test_the_content_of_a_table_is_in_the_key(table):
+    config = composed("measure=mlem", "stimuli=table", f"stimuli.path={table}", door="analyze")
+    before = contents_of(FeatureProfiles().inputs(config))
+    table.write_text(table.read_text().replace("red", "pink"))
+    after = contents_of(FeatureProfiles().inputs(config))
+    assert {name for name in before if before[name] != after[name]} == {"stimuli"}
 
 
 def test_a_job_leaves_the_weights_of_pairs_of_levels(door, words, table, recording):
@@ -267,7 +206,7 @@ def test_a_job_leaves_the_weights_of_pairs_of_levels(door, words, table, recordi
     assert scores["ceiling_of_words"].isna().all(), "a word is in one sentence"
 
 
-@pytest.mark.parametrize("together", ["sentence", "stimulus"])
+@pytest.mark.parametrize("together", ["sentence", pytest.param("stimulus", marks=pytest.mark.slow)])
 def test_scores_have_ceilings_of_features_and_of_words(together, door):
     words = ["model=gpt2-mini", "stimuli.sentences=60", "measure.embed=false", f"measure.together={together}"]
     words += ["measure.folds=2", "measure.alphas=[1.0]"]
@@ -288,11 +227,9 @@ def test_scores_have_ceilings_of_features_and_of_words(together, door):
 
 
 def test_a_score_is_no_share_of_a_ceiling_that_is_not_above_0():
-    scores = pd.DataFrame({"score": [0.3, 0.2, 0.1]})
-    beside = mlem._beside(scores, {"ceiling": np.array([0.6, -0.1, np.nan])})
+    beside = mlem._share(pd.DataFrame({"score": [0.3, 0.2, 0.1], "ceiling": [0.6, -0.1, np.nan]}))
     assert beside["share"].tolist()[0] == 0.5
     assert beside["share"].isna().tolist() == [False, True, True]
-    assert "share" not in mlem._beside(scores, {})
 
 
 def test_levels_lie_in_a_plane_as_far_apart_as_their_weights_say():
@@ -314,57 +251,18 @@ def test_levels_lie_in_a_plane_as_far_apart_as_their_weights_say():
     assert level_planes(pd.DataFrame(rows[-1:])).empty
 
 
-def test_a_recording_is_compared_with_a_model(door, words, table, recording, checkpoints):
-    own = [f"activations={recording}", "stimuli=table", f"stimuli.path={table}"]
-    both = [*own, "stimuli.columns={word: null}", "stimuli.features=[colour,size]"]
-    second = local(checkpoints["gpt2"], "target")
-    cells = door("analyze.py", "measure=rsa", *both, *second, *words[1:]).result.table
-    assert list(dict.fromkeys(cells["source"])) == ["brain", "gpt2"]
-    assert len(cells) == (2 + tiny.LAYERS) ** 2
-
-
+OF_LEVELS = ["stimuli.features=[word]", "measure.difference=levels"]
 BAD = {
-    "a feature that is not there": (
-        ["stimuli=table", "stimuli.path=TABLE", "stimuli.features=[color]"],
-        "mean 'colour'",
-    ),
+    "a feature that is not there": (["stimuli=table", "stimuli.path=TABLE", "stimuli.features=[color]"], "'colour'"),
     "a recording of other stimuli": (["activations=BRAIN"], "lacks 1:1"),
-    "a recording and a model": (["activations=BRAIN", "model=gpt2-mini"], "takes the place of model=gpt2-mini; name"),
-    "three sides": (
-        ["activations=[BRAIN,FLAT]", "model@target=gelu-3l-mini", "stimuli=table", "stimuli.path=TABLE"],
-        "flat has the layers a, b, and brain has 2, 10; give all subjects the same",
-    ),
-    "a recording in an experiment": (
-        ["activations=BRAIN", "experiment=salle2024/figure2"],
-        "experiment=salle2024/figure2 has models of its own; leave activations=",
-    ),
+    "a recording and a model": (["activations=BRAIN", "model=gpt2-mini"], "takes the place of model="),
     "a stratum that is not there": (["measure.given=Nmber"], "did you mean 'Number'?"),
-    "an interaction that is not there": (["measure.interactions=[[PoS,x]]"], "has no feature x"),
-    "more levels than can have weights": (
-        [
-            *["activations=BRAIN", "stimuli=table", "stimuli.path=TABLE", "measure.difference=levels"],
-            *("stimuli.columns={word: null}", "stimuli.features=[word,colour]"),
-        ],
-        "feature 0 has 60 levels: leave it out, or give it another kind, such as ordinal, with one weight; features "
-        "are numbered 0 word, 1 colour",
-    ),
     "a number for each row": (
-        [
-            "activations=BRAIN",
-            "stimuli=table",
-            "stimuli.path=TABLE",
-            "stimuli.columns={word: null}",
-            "stimuli.features=[word]",
-        ],
-        "word has another value in every row, so that all pairs differ in it and it explains nothing; leave it out",
+        ["activations=BRAIN", "stimuli=table", "stimuli.path=TABLE", "stimuli.columns={word: null}", *OF_LEVELS],
+        "feature word has 60 levels",
     ),
-    "a sample without a size": (["stimuli.balance=[Number]"], "needs stimuli.sample=N"),
     "one text in all folds": (["stimuli=table", "stimuli.path=ONE"], "measure.together=stimulus lets folds divide"),
     "constant distances": (["activations=FLAT", "stimuli=table", "stimuli.path=TABLE"], "1 flat b"),
-    "constant distances in rsa": (
-        ["measure=rsa", "activations=FLAT", "stimuli=table", "stimuli.path=TABLE"],
-        "distances of layer 1",
-    ),
 }
 
 
@@ -379,19 +277,17 @@ def test_what_cannot_be_done_is_one_line(case, door, words, table, recording, tm
     paths = {"TABLE": table, "BRAIN": recording, "ONE": tmp_path / "one.csv", "FLAT": tmp_path / "flat.npz"}
     for name, path in paths.items():
         more = [word.replace(name, str(path)) for word in more]
-    kind = [] if any(word.startswith("measure=") for word in more) else ["measure=mlem"]
     model = [] if any("activations=" in word for word in more) else ["model=gelu-3l-mini"]
     own = words[1:] if "stimuli=table" in more else words
-    assert message in door("analyze.py", *kind, *model, *own, *more).error
+    assert message in door("analyze.py", "measure=mlem", *model, *own, *more).error
     assert not results_in(tmp_path / "results")
 
 
-def test_a_text_that_is_too_long_is_named(door, words, tmp_path, checkpoints):
-    long = tmp_path / "long.csv"
-    long.write_text("text,colour\n" + "abc " * 100 + ",red\nabc,green\nabd,green\n")
-    own = ["stimuli=table", f"stimuli.path={long}"]
-    refused = door("analyze.py", "measure=mlem", *local(checkpoints["gpt2"]), *words[1:], *own)
-    assert "is longer than the 64 of gpt2; split it: abc abc" in refused.error
+def test_a_text_that_is_too_long_is_named(tmp_path, checkpoints):
+    (tmp_path / "long.csv").write_text("text,colour\n" + "abc " * 100 + ",red\nabc,green\nabd,green\n")
+    model = load_model(composed(*local(checkpoints["gpt2"]), door="analyze").model)
+    with pytest.raises(DataError, match="is longer than the 64 of gpt2; split it: abc abc"):
+        stimulus_states(model, read_table(tmp_path / "long.csv"))
 
 
 def test_a_profile_that_ranks_nothing_leaves_the_likeness_out(door, words, table, recording):
@@ -407,8 +303,7 @@ def test_features_that_can_hardly_be_told_apart_are_warned_of(door, words, tmp_p
     own = [f"activations={recording}", "stimuli=table", f"stimuli.path={tmp_path}/twins.csv"]
     done = door("analyze.py", "measure=mlem", *own, *words[1:], *QUICK)
     assert list(done.result.table["feature"][:2]) == ["first", "second"]
-    assert "features [[0, 1]] differ on much the same pairs" in done.stderr
-    assert "0 first, 1 second" in done.stderr
+    assert "features [[first, second]] differ on much the same pairs" in done.stderr
 
 
 # ----------------------------------------------------------------------------------------------------- the experiments
@@ -456,11 +351,6 @@ def test_a_claim_holds_where_it_was_planted_and_only_there(claim, so, otherwise,
     assert claim(planted(tmp_path, "c", so, noise=2.0)).verdict == "undecided"
     if claim is not profiles._leads_at_the_ends:
         assert re.search(r" \+\d\.\d{3} \[\+\d\.\d{3}, \+\d\.\d{3}\]$", found.numbers)
-
-
-def test_a_claim_about_a_feature_that_is_not_there(tmp_path):
-    with pytest.raises(DataError, match="claims are about Tense, which these stimuli do not have; measure=mlem takes"):
-        planted(tmp_path, "a", STEADY).of("Tense")
 
 
 def test_scores_are_judged_by_the_worst_layer(tmp_path):
@@ -562,7 +452,7 @@ def test_features_that_are_nearly_the_same_are_found(share, verdict, monkeypatch
 
 @pytest.mark.parametrize("experiment", ["table_s1", "figure_s5"])
 def test_experiments_without_a_model(experiment, door, words):
-    result = door("analyze.py", f"experiment=salle2024/{experiment}", *words, "stimuli.sample=100").result
+    result = door("analyze.py", f"experiment=salle2024/{experiment}", *words[1:], "stimuli.sample=100").result
     assert list(result.tables["claims"]["verdict"]) == ["holds"]
 
 
@@ -571,46 +461,6 @@ def test_table_s1_says_how_many_rows_differ(door, words, monkeypatch):
     claims = door("analyze.py", "experiment=salle2024/table_s1", *words).result.tables["claims"]
     assert list(claims["verdict"]) == ["does not hold"]
     assert claims["numbers"][0] != "16 of 16 rows"
-
-
-@pytest.fixture(scope="module")
-def repositories(tmp_path_factory):
-    """Tiny models under the names and in the formats of the paper's."""
-    root = tmp_path_factory.mktemp("hub")
-    names = {
-        "bert": "google-bert/bert-base-uncased",
-        "gpt2": "openai-community/gpt2",
-        "mamba": "state-spaces/mamba-130m-hf",
-    }
-    for family, name in names.items():
-        tiny.write_checkpoint(family, root / name)
-    return root
-
-
-@pytest.mark.slow
-def test_experiments_run_at_paper_scale_against_a_hub(repositories, door, words, tmp_path):
-    small = [*words, "stimuli.sample=120"]
-    with hub.serve(repositories) as (endpoint, asked):
-        for figure, kinds in (("figure3", {"mlem"}), ("figure2", {"mlem", "rsa"}), ("figure4", {"mlem", "rsa"})):
-            result = door("analyze.py", f"experiment=salle2024/{figure}", *small, endpoint=endpoint).result
-            assert set(result.tables["claims"]["verdict"]) <= set(VERDICTS)
-            assert any(path.suffix == ".png" for path in result.figures)
-            assert {made.kind for made in results_in(tmp_path / "results")} & {"mlem", "rsa"} == kinds
-        assert door("analyze.py", "experiment=salle2024/figure2", *small, endpoint=endpoint).result.folder.exists()
-    assert len(results_in(tmp_path / "results", "mlem")) == 3
-    assert len(results_in(tmp_path / "results", "rsa")) == 3
-    assert any(path.endswith(".safetensors") for path in asked)
-
-
-@pytest.mark.slow
-def test_mini_scale_takes_the_minis():
-    words = ["experiment=salle2024/figure3", "scale=mini", "recipe=paper", "seed=3"]
-    config = composed(*words, door="analyze")
-    experiment = papers.experiment_named("salle2024/figure3")
-    asked = [job_of(config, part) for part in experiment.parts(experiment.case(config))]
-    assert [job.model.name for job in asked] == list(profiles.MODELS["mini"])
-    assert all(job.target == job.model for job in asked)
-    assert {(job.recipe, job.seed, job.stimuli.sample, job.model.mini) for job in asked} == {("paper", 3, 1500, True)}
 
 
 @pytest.mark.slow
@@ -637,19 +487,10 @@ def test_models_that_are_given_take_the_place_of_the_papers(door, words, checkpo
 @pytest.mark.parametrize(
     ("figure", "more", "message"),
     [
-        ("figure2", ["model=gpt2-mini"], "bert-base-uncased, gpt2, mamba-130m; it takes 2 by model= and model@target="),
-        ("figure2", ["model=gpt2-mini", "scale=mini"], "mamba-mini-s1; it takes 2 by model= and model@target="),
-        ("figure4", ["model=gpt2-mini"], "it takes 2 by model= and model@target="),
-        ("figure_s5", ["model=gpt2-mini"], "it takes no others"),
-        ("figure3", ["measure=rsa"], "experiment=salle2024/figure3 is about measure=mlem"),
+        ("figure2", ["model=gpt2-mini"], "mamba-130m; it takes 2 by model= and model@target="),
         ("figure3", ["measure.given=Nmber", "model=gpt2-mini", "stimuli.sample=60"], "did you mean 'Number'?"),
     ],
 )
 def test_what_an_experiment_has_not_is_refused_before_any_job(figure, more, message, door, words, tmp_path):
     assert message in door("analyze.py", f"experiment=salle2024/{figure}", *words, *more).error
     assert not results_in(tmp_path / "results")
-
-
-def test_rsa_of_a_layer_with_itself_is_one():
-    layer = torch.randn(30, 4)
-    assert float(rsa([layer], [layer])[0, 0]) == pytest.approx(1)

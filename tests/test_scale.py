@@ -29,11 +29,12 @@ from thinkalike.models.shapes import new_shape, operations, precision_of, shape_
 from thinkalike.training.run import Run, fit
 from thinkalike.training.stitching import Fit, StitchTraining
 
-PYTHIAS = {  # published parameters: table 1 of Biderman et al. 2023, in all and without embeddings
-    "pythia-70m-deduped": (70_426_624, 18_915_328),
-    "pythia-410m-deduped": (405_334_016, 302_311_424),
-    "pythia-6.9b-deduped": (6_857_302_016, 6_444_163_072),
-    "pythia-12b-deduped": (11_846_072_320, 11_327_027_200),
+PUBLISHED = {  # parameters; of Pythia from table 1 of Biderman et al. 2023
+    "pythia-12b-deduped": 11_846_072_320,
+    "gpt2": 124.4e6,
+    "bert-base-uncased": 109.5e6,
+    "mamba-130m": 129.1e6,
+    "llama-3.2-1b": 1236e6,
 }
 
 
@@ -62,43 +63,27 @@ def test_a_shape_is_that_of_the_model_that_is_loaded(checkpoints, family):
     assert shape_of(replace(config, dtype="bfloat16")).bytes == 2 * shape.parameters
 
 
-@pytest.mark.parametrize("name", ["gelu-3l-mini", "bert-mini"])
-def test_a_shape_is_that_of_a_mini(name):
-    config = compose_job("train", [f"model={name}"]).model
+def test_a_shape_is_that_of_a_mini():
+    config = compose_job("train", ["model=gelu-3l-mini"]).model
     shape, model = shape_of(config), load_model(config)
     assert (shape.layers, shape.width, shape.vocabulary) == (model.n_layers, model.d_model, model.vocabulary)
     assert (shape.parameters, shape.operations) == (model.parameters()[0], operations(model))
     assert new_shape(config, shape.vocabulary).parameters == shape.parameters
 
 
-@pytest.mark.parametrize("name", PYTHIAS)
-def test_published_sizes_give_published_parameters(name):
-    whole, inner = PYTHIAS[name]
+@pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items())
+def test_published_sizes_give_published_parameters(name, parameters):
     shape = shape_of(compose_job("train", [f"model={name}"]).model)
-    assert shape.parameters == whole
-    assert shape.parameters - 2 * shape.vocabulary * shape.width == inner
-
-
-@pytest.mark.parametrize(
-    ("name", "millions"),
-    [
-        ("gpt2", 124.4),
-        ("bert-base-uncased", 109.5),
-        ("mamba-130m", 129.1),
-        ("llama-3.2-1b", 1236),
-        ("gpt2-medium", 354.8),
-    ],
-)
-def test_published_sizes_of_other_models_too(name, millions):
-    assert shape_of(compose_job("train", [f"model={name}"]).model).parameters / 1e6 == pytest.approx(millions, rel=2e-3)
+    assert shape.parameters == pytest.approx(parameters, rel=2e-3)
+    if name.startswith("pythia"):
+        assert shape.parameters - 2 * shape.vocabulary * shape.width == 11_327_027_200
 
 
 def test_a_model_that_nothing_here_tells_has_no_shape(tmp_path):
     assert shape_of(ModelConfig(name="hub", hub_id="some/where")) is None
-    (tmp_path / "config.json").write_text("{damaged")
-    assert shape_of(ModelConfig(name="local", path=str(tmp_path))) is None
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "no such thing"}))
-    assert shape_of(ModelConfig(name="local", path=str(tmp_path))) is None
+    for content in ("{damaged", json.dumps({"model_type": "no such thing"})):
+        (tmp_path / "config.json").write_text(content)
+        assert shape_of(ModelConfig(name="local", path=str(tmp_path))) is None
 
 
 # ---------------------------------------------------------------------------------------------------------- operations
@@ -143,7 +128,7 @@ def test_maps_take_what_the_counter_of_torch_counts():
     assert formulas.of_maps(100, 24, 16) == counted(lambda: moments.update([x], [y]))
 
 
-@pytest.mark.parametrize("depth", [0, 2, 3])
+@pytest.mark.parametrize("depth", [0, 3])
 def test_steering_takes_what_the_counter_of_torch_counts(depth):
     """Texts of six tokens, one at a time of those that run together; vectors come after their word's last token."""
     model = tiny.frozen()
@@ -159,18 +144,12 @@ def test_pairs_of_the_challenge_are_those_of_the_part():
     assert (formulas.pairs_of(pairs, "report"), *found) == (9815, 5000, 10_000)
 
 
-@pytest.mark.parametrize(
-    "stitch", [{}, {"rates": [0.5]}, {"floor": False}, {"kind": "low_rank", "rank": 4}, {"loss": "kl"}, {"loss": "mse"}]
-)
+@pytest.mark.parametrize("stitch", [{"rates": [0.5]}, {"kind": "low_rank", "rank": 4}, {"loss": "mse", "floor": False}])
 def test_training_in_a_forecast_is_that_of_the_steps(checkpoints, stitch):
     """Up to the last token of each row, which predicts nothing, and the heads that a loss of states does not need."""
     paths = [_local(checkpoints, name) for name in ("gpt_neox", "gpt2")]
-    config = TrainConfig(
-        task="stitch",
-        model=paths[0],
-        target=paths[1],
-        stitch=StitchConfig(steps=3, warmup=1, tokens_per_step=256, **stitch),
-    )
+    own = StitchConfig(steps=3, warmup=1, tokens_per_step=256, **stitch)
+    config = TrainConfig(task="stitch", model=paths[0], target=paths[1], stitch=own)
     phases = {phase.name: phase for phase in estimate(instrument_of(config), config).phases}
     models, pairs = [load_model(path) for path in paths], [(layer, layer) for layer in range(4)]
     beside = [Fit(models[0], *pair, rate) for rate in config.stitch.rates for pair in pairs]
@@ -186,12 +165,8 @@ def test_a_forecast_of_a_stitch_counts_both_directions_and_all_seeds(checkpoints
     paths = [_local(checkpoints, name) for name in ("gpt_neox", "gpt2")]
 
     def training(*models, **options):
-        config = TrainConfig(
-            task="stitch",
-            model=models[0],
-            target=models[1],
-            stitch=StitchConfig(steps=3, warmup=1, **{"floor": False, **options}),
-        )
+        stitch = StitchConfig(steps=3, warmup=1, **{"floor": False, **options})
+        config = TrainConfig(task="stitch", model=models[0], target=models[1], stitch=stitch)
         phases = estimate(instrument_of(config), config).phases
         return sum(each.operations for each in phases if each.name == "training")
 
@@ -226,19 +201,6 @@ def test_jobs_of_one_pass_share_the_passes_of_their_models():
     jobs = [[a, b, Phase("comparing", 1.0)], [a, Phase("comparing", 1.0)]]
     assert total(together(jobs)) == 12
     assert sum(total(phases) for phases in jobs) == 17
-
-
-@pytest.mark.slow
-def test_a_model_is_not_run_again_for_each_of_its_pairs():
-    names = "pythia-70m-deduped,pythia-160m-deduped,pythia-410m-deduped"
-    plan = forecast(compose_job("analyze", ["measure=cka", "scale=paper", f"models=[{names}]"]), looks_up=False)
-    passes = [phase for phase in plan.phases if phase.name == "forward passes"]
-    assert (len(plan.jobs), len(plan.passes), len(passes)) == (3, 1, 3)
-    tokens, context = 1000 * 1024, 1024
-    assert sum(each.operations for each in passes) == pytest.approx(
-        sum(tokens * shape.operations.forward(0, shape.layers, context) for shape in plan.shapes)
-    )
-    assert plan.bytes > sum(shape.bytes for shape in plan.shapes)
 
 
 def test_hours_are_those_of_the_peak_in_the_precision_of_the_job():
@@ -278,11 +240,9 @@ def slow(*case):
     ("script", "words", "seen"),
     [
         ("train.py", (), "training"),
-        slow("train.py", ("task=nli", "model=bert-mini"), "training"),
         slow("analyze.py", ("measure=rsa", "model=gpt2-mini", "dry_run=1e9"), "hours at 1e+09 FLOPs per second"),
         slow("analyze.py", ("measure=population", "population=feather-berts", "pairs=mnli"), "stitches"),
         slow("analyze.py", ("measure=probes", "model=gpt2-mini", "model@target=gpt2-mini-s1"), "untrained target"),
-        slow("analyze.py", ("measure=steering", "model=gpt2-mini", "model@target=gpt2-mini-s1"), "steering"),
         slow("analyze.py", ("experiment=brown2023/figure3",), "one after the other"),
         slow("analyze.py", ("measure=cka", "model=gemma-3-1b-pt"), "without the jobs of gemma-3-1b-pt"),
     ],

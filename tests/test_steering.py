@@ -1,6 +1,5 @@
 """Steering vectors: the pairs of texts, what a vector does to them, and a target whose rotation is known."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -63,8 +62,6 @@ def test_a_vector_is_the_difference_of_means_over_other_folds():
     for place in range(N):
         others = FOLDS[place] != FOLDS
         torch.testing.assert_close(vectors[place], after[others].mean(0) - before[others].mean(0))
-    with pytest.raises(ValueError, match="two folds"):
-        held_out_differences(before, after, torch.zeros_like(FOLDS))
 
 
 def test_a_carried_vector_is_what_the_map_makes_of_a_difference():
@@ -129,27 +126,8 @@ def test_pairs_of_a_table(tmp_path):
     assert [each.word for each in found.counterparts] == ["girls", "boy"]
     assert (found.up, found.down) == ([" are", BOUNDARY], [" is", "s"])
     assert found.groups.tolist() == [0, 1]
-    page = (Path(__file__).parents[1] / "docs" / "guide" / "transfer.md").read_text()
-    path.write_text(page.split("```csv\n")[1].split("```")[0])
-    assert [each.word for each in read_contrasts(path).texts] == ["key", "boy", "girl"]
-    others = tmp_path / "others.csv"
-    others.write_text(path.read_text().replace(" is", " was"))
-    assert read_contrasts(others).fingerprint() != found.fingerprint()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("text,counterpart,word,up\na,b,c,d\n", "down"),
-        (f"{HEADER}the girl,the girls,girl,girls,,is\n", "row 1: up is empty"),
-        (f"{HEADER}the girl,the girls,boy,girls, are, is\n", "row 1: the word 'boy'"),
-        (f"{HEADER}the girl,the girls,girl,, are, is\n", "row 1: the word 'girl'"),
-    ],
-)
-def test_a_wrong_row_of_a_table_is_named(content, message, tmp_path):
-    (tmp_path / "pairs.csv").write_text(content)
-    with pytest.raises(DataError, match=message):
-        read_contrasts(tmp_path / "pairs.csv")
+    path.write_text(path.read_text().replace(" is", " was"))
+    assert read_contrasts(path).fingerprint() != found.fingerprint()
 
 
 def test_the_grammar_asks_for_the_form_of_the_verb(gpt2):
@@ -162,11 +140,7 @@ def test_the_grammar_asks_for_the_form_of_the_verb(gpt2):
         assert counterpart.word != singular
         assert (up, down) in {(BOUNDARY, "s"), (BOUNDARY, "es")}
     question = grammar_contrasts("question", gpt2.tokenizer, 10)
-    assert all(
-        other.text == f"does {text.text}" and other.word == text.word
-        for text, other in zip(question.texts, question.counterparts, strict=True)
-    )
-    assert grammar_contrasts("number", gpt2.tokenizer, 60).fingerprint() == number.fingerprint()
+    assert [other.text for other in question.counterparts] == [f"does {text.text}" for text in question.texts]
     assert grammar_contrasts("number", gpt2.tokenizer, 60, seed=1).fingerprint() != number.fingerprint()
 
 
@@ -187,8 +161,8 @@ def test_verbs_of_which_both_forms_are_tokens_are_asked_for_whole():
     assert all(text.text.endswith(text.word) for text in found.texts)
 
 
-def pairs_of(up, down, text="the girl sing", counterpart="the girls sing"):
-    return Contrasts([prompt("", text, "girl")], [prompt("", counterpart, "girls")], [up], [down])
+def pairs_of(up, down):
+    return Contrasts([prompt("", "the girl sing", "girl")], [prompt("", "the girls sing", "girls")], [up], [down])
 
 
 def test_what_a_text_goes_on_with_is_one_token_or_the_end_of_the_word(gpt2):
@@ -228,7 +202,7 @@ def test_a_gap_is_that_of_the_whole_model_on_each_text_alone(gpt2, number):
 def test_states_are_those_of_the_last_token_of_the_word(gpt2, number):
     texts, counterparts = read_prompts(gpt2, number)
     for prompts, side in ((texts, number.texts), (counterparts, number.counterparts)):
-        (found,) = states_at_words(gpt2, prompts, [2])
+        found = states_at_words(gpt2, prompts, 2)
         for place in (0, 69):
             text, (_, stop) = side[place]
             before = torch.tensor([[1, *ids_of(gpt2.tokenizer, text[:stop])]])
@@ -245,10 +219,8 @@ def test_a_steered_gap_is_that_of_a_model_with_a_hook(gpt2, number, later):
         chosen = slice(texts.words[place], None if later else texts.words[place] + 1)
 
         def add(module, given, output, chosen=chosen):
-            state = output[0] if isinstance(output, tuple) else output
-            state = state.clone()
-            state[:, chosen] += vector
-            return (state, *output[1:]) if isinstance(output, tuple) else state
+            whole = output if isinstance(output, tuple) else (output,)
+            whole[0][:, chosen] += vector
 
         hook = gpt2.blocks[1].register_forward_hook(add)
         logits = gpt2.full(row)[0, -1].double()

@@ -108,13 +108,7 @@ def test_layers_of_one_array_have_runs_too(tmp_path, stimuli):
 BAD_RUNS = {
     "another number": (IDS * 2, [1] * COUNT, "runs has 24 rows, but ids has 48"),
     "a stimulus that one run lacks": (IDS * 2, [1] * (COUNT - 1) + [2] * (COUNT + 1), "run 1: ids lacks w23"),
-    "a stimulus twice in a run": (
-        [*IDS, "w0", *IDS[1:], "w0"],
-        [1] * COUNT + [2] * (COUNT + 1),
-        "w0 more than once",
-    ),
     "no runs": (IDS * 2, None, "give each stimulus one row, or say in an array `runs`"),
-    "fractions": (IDS * 2, [0.5] * 2 * COUNT, "runs is float64 of shape (48,)"),
 }
 
 
@@ -123,9 +117,8 @@ def test_runs_that_do_not_fit_are_refused(case, tmp_path, stimuli):
     ids, runs, message = BAD_RUNS[case]
     more = {} if runs is None else {"runs": runs}
     np.savez(tmp_path / "x.npz", V1=np.ones((len(ids), 2)), ids=ids, **more)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=message):
         read_recording(tmp_path / "x.npz", stimuli)
-    assert message in str(caught.value)
 
 
 # ----------------------------------------------------------------------------------------------------------------- rsa
@@ -164,15 +157,10 @@ def test_numbers_of_subjects_are_those_of_the_measures(measured, recordings, sta
     expected = np.stack([np.asarray(part) for part in random_effects(values)])
     np.testing.assert_allclose(table[["value", "low", "high"]].to_numpy().T, expected, atol=1e-12)
     assert "both_low" not in table
-    pairs = result.tables["layers"]
-    pair = pairs[(pairs["recorded"] == "V1") & (pairs["layer"] == 0) & (pairs["other_layer"] == 2)].iloc[0]
-    expected = random_effects(values[0] - values[2])
-    np.testing.assert_allclose(
-        list(pair[["difference", "low", "high"]]), [float(part) for part in expected], atol=1e-12
-    )
-    ceiling = noise_ceiling(subjects, "corr_cov")
-    rows = result.tables["ceilings"]
-    rows = rows[rows["recorded"] == "V1"]
+    pair = result.tables["layers"].query("recorded == 'V1' and layer == 0 and other_layer == 2").iloc[0]
+    expected = [*map(float, random_effects(values[0] - values[2]))]
+    np.testing.assert_allclose(list(pair[["difference", "low", "high"]]), expected, atol=1e-12)
+    ceiling, rows = noise_ceiling(subjects, "corr_cov"), result.tables["ceilings"].query("recorded == 'V1'")
     np.testing.assert_allclose(rows[["lower", "upper"]].to_numpy().T, [ceiling.lower, ceiling.upper], atol=1e-12)
     assert list(rows["subject"]) == ["s1", "s2", "s3", "s4"]
 
@@ -194,16 +182,6 @@ def test_subjects_without_a_model_have_ceilings(measured, recordings):
     assert (done.result.table["lower"] < done.result.table["upper"]).all()
     assert set(done.result.tables) == {"table", "ceilings"}
     assert "4 subjects, 24 stimuli" in done.stdout
-
-
-@pytest.mark.slow
-def test_target_alone_is_the_only_model(measured, recordings, checkpoints):
-    words = [*local(checkpoints["gpt2"], "model@target", "target"), "measure.resamples=0"]
-    result = measured(given(recordings[:2]), *words).result
-    assert set(result.table["model"]) == {"gpt2"}
-    same = measured(given(recordings[:2]), *local(checkpoints["gpt2"]), *words)
-    assert set(same.result.table["model"]) == {"gpt2"}
-    assert "IT" in same.stdout
 
 
 def test_crossnobis_of_runs_finds_what_noise_hides(measured, states, stimuli, tmp_path, checkpoints):
@@ -247,11 +225,9 @@ def test_profiles_of_subjects_have_a_group(measured, stimuli, tmp_path):
     group, scores = result.tables["group"], result.tables["group_scores"].set_index("layer")
     table = result.table
     for (layer, feature), rows in table.groupby(["layer", "feature"]):
-        expected = random_effects(torch.tensor(rows["importance"].to_numpy()))
+        expected = [*map(float, random_effects(torch.tensor(rows["importance"].to_numpy())))]
         row = group[(group["layer"] == layer) & (group["feature"] == feature)].iloc[0]
-        np.testing.assert_allclose(
-            [row["importance"], row["low"], row["high"]], [float(part) for part in expected], atol=1e-9
-        )
+        np.testing.assert_allclose(list(row[["importance", "low", "high"]]), expected, atol=1e-9)
     it = group[group["layer"] == "IT"].set_index("feature")
     assert it["low"]["colour"] > 0.3
     assert abs(it["importance"]["size"]) < 0.1
@@ -271,49 +247,25 @@ def test_subjects_whose_distances_cancel_have_no_ceiling(stimuli):
     profiles = pd.DataFrame({"model": ["s1", "s2"], "layer": "V1", "feature": "size", "importance": [0.1, 0.2]})
     scores = pd.DataFrame({"model": ["s1", "s2"], "layer": "V1", "score": [0.1, 0.2]})
     with pytest.raises(DataError, match="the noise ceiling of held-out stimuli: the distances of the mean of all"):
-        group_tables(config, few, sides, profiles, scores, None)
+        group_tables(config, few, sides, profiles, scores)
 
 
 # ----------------------------------------------------------------------------------------------------- what is refused
 
 
-THREE, TWO = "activations=[S1,S2,S3]", "activations=[S1,S2]"
-CROSSNOBIS, MODEL = "measure.distance=crossnobis", "model=gpt2-mini"
+THREE, CROSSNOBIS = "activations=[S1,S2,S3]", "measure.distance=crossnobis"
 BAD = {
-    "a subject twice": (["activations=[S1,S2,S1]"], "names a file more than once; give each subject once"),
     "a copy of a subject": (["activations=[S1,S2,COPY]"], "copy and s1 hold the same; give each subject once"),
-    "one subject": (["activations=[S1]", MODEL], "or give several recordings as subjects"),
-    "other layers": (["activations=[S1,S2,OTHER]"], "other has the layers V1, and s1 has IT, V1; give all subjects"),
+    "other layers": (["activations=[S1,S2,OTHER]"], "other and s1 differ in the layers IT"),
     "constant distances": (["activations=[S1,S2,FLAT]"], "the distances of flat V1 are constant"),
     "crossnobis of one run": ([THREE, CROSSNOBIS], "s1.npz has one run, and measure.distance=crossnobis needs two"),
     "crossnobis of a model": ([CROSSNOBIS], "needs runs of a recording; give activations=FILE"),
-    "noise without an inverse": (
-        ["activations=[STILL,S1,S2]", CROSSNOBIS],
-        "still.npz: IT: unit 0 is the same in all runs: leave it out, or choose measure.noise=none",
-    ),
-    "a comparator of other distances": (
-        ["measure.comparator=corr_cov", "measure.distance=manhattan"],
-        "is of squared Euclidean distances, which manhattan is none of",
-    ),
-    "a measure of two sides": (
-        ["measure=cka", THREE],
-        "measure=cka compares two sides, and activations= are 3 subjects",
-    ),
-    "crossnobis in mlem": (["measure=mlem", THREE, CROSSNOBIS], "can be negative, which mlem cannot fit"),
+    "noise without an inverse": (["activations=[STILL,S1,S2]", CROSSNOBIS], "choose measure.noise=none"),
+    "a comparator of other distances": (["measure.comparator=corr_cov", "measure.distance=manhattan"], "manhattan"),
 }
 
 
-QUICK = {
-    "a copy of a subject",
-    "other layers",
-    "crossnobis of one run",
-    "noise without an inverse",
-    "constant distances",
-}
-CASES = [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in BAD]
-
-
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", BAD)
 def test_what_cannot_be_done_with_subjects_is_one_line(case, measured, recordings, stimuli, tmp_path):
     words, message = BAD[case]
     first = {name: layer.numpy() for name, layer in read_arrays(recordings[0], stimuli).items()}
@@ -325,20 +277,5 @@ def test_what_cannot_be_done_with_subjects_is_one_line(case, measured, recording
     paths["STILL"] = write(tmp_path / "still.npz", {name: np.stack([layer, layer]) for name, layer in first.items()}, 2)
     for name, path in paths.items():
         words = [word.replace(f"[{name}", f"[{path}").replace(f",{name}", f",{path}") for word in words]
-    kind = next((word.split("=")[1] for word in words if word.startswith("measure=")), "rsa")
-    assert message in measured(*[word for word in words if not word.startswith("measure=")], measure=kind).error
+    assert message in measured(*words).error
     assert not results_in(tmp_path / "results")
-
-
-@pytest.mark.slow
-def test_subjects_and_models_of_one_name_are_told_apart(measured, recordings, tmp_path, checkpoints):
-    (tmp_path / "x").mkdir()
-    twin = write(
-        tmp_path / "x" / "s1.npz", {name: np.random.default_rng(9).normal(size=(COUNT, 3)) for name in ("V1", "IT")}
-    )
-    words = [given([*recordings[:2], twin]), *local(checkpoints["gpt2"]), "measure.resamples=0"]
-    result = measured(*words).result
-    names = result.provenance["subjects"]
-    assert len(set(names)) == 3
-    assert names[2].endswith("x/s1.npz")
-    assert result.tables["by_subject"]["subject"].nunique() == 3

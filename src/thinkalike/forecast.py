@@ -39,12 +39,8 @@ class Planned:
     def hours(self, gpu: str, phases: Sequence[Phase] | None = None) -> float:
         """Return the hours of all its phases, or of these, on a GPU at `SHARE` of its peak."""
         chosen = self.estimate.phases if phases is None else phases
-        return float(sum(hours_on(gpu, phase.operations, self._precision(phase)) for phase in chosen))
-
-    def _precision(self, phase: Phase) -> str:
-        if phase.name in COMPARED:
-            return "float32"
-        return self.training if phase.name == "training" else self.passes
+        of_phase = {**dict.fromkeys(COMPARED, "float32"), "training": self.training}
+        return float(sum(hours_on(gpu, each.operations, of_phase.get(each.name, self.passes)) for each in chosen))
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ class Forecast:
     @property
     def shapes(self) -> list[Shape]:
         """The different models, by name."""
-        return list({shape.name: shape for job in self.jobs for shape in job.estimate.shapes.values()}.values())
+        return _shapes(self.jobs)
 
     @property
     def unknown(self) -> list[str]:
@@ -81,16 +77,16 @@ class Forecast:
     @property
     def bytes(self) -> float:
         """The most bytes that a pass is known to hold: the weights of its models, and the bytes of its largest job."""
-
-        def held(jobs: Sequence[Planned]) -> float:
-            shapes = {shape.name: shape for job in jobs for shape in job.estimate.shapes.values()}
-            return sum(shape.bytes for shape in shapes.values()) + max(job.holds for job in jobs)
-
-        return max(map(held, self.missing), default=0.0)
+        held = [sum(each.bytes for each in _shapes(jobs)) + max(job.holds for job in jobs) for jobs in self.missing]
+        return max(held, default=0.0)
 
     def hours(self, gpu: str) -> float:
         """Return the hours on a GPU at `SHARE` of its peak, each job at the precision of its own products."""
         return float(sum(each[0].hours(gpu, together(job.estimate.phases for job in each)) for each in self.missing))
+
+
+def _shapes(jobs: Sequence[Planned]) -> list[Shape]:
+    return list({shape.name: shape for job in jobs for shape in job.estimate.shapes.values()}.values())
 
 
 def hours_on(gpu: str, operations: float, precision: str) -> float:
@@ -115,8 +111,7 @@ def forecast(config: TrainConfig | AnalyzeConfig, looks_up: bool = True) -> Fore
 def _jobs(config: Any) -> list[tuple[str, Any]]:
     """Return the jobs with their labels, each after the jobs that it needs."""
     if isinstance(config, AnalyzeConfig) and config.experiment and config.models is None:
-        experiment = experiment_named(config.experiment)
-        asked = experiment.jobs(config)[1]
+        asked = experiment_named(config.experiment).jobs(config)[1]
     else:
         asked = [(_name(job), job) for job in asked_for(config)]
     found: list[tuple[str, Any]] = []
@@ -188,16 +183,11 @@ def _rows(job: Planned) -> list[tuple[str, ...]]:
 
 
 def summary(plan: Forecast, speed: float | None = None) -> list[str]:
-    """Return the lines below the tables: operations, bytes and hours.
-
-    Args:
-        speed: see `show`.
-    """
+    """Return the lines below the tables: operations, bytes and hours, at the `speed` of `show`."""
     todo, whole = [job for each in plan.missing for job in each], total(plan.phases)
     apart = sum(total(job.estimate.phases) for job in todo)
-    lines = [
-        f"{len(todo)} of {len(plan.jobs)} jobs to do: {whole:.3g} FLOPs; at least {readable(plan.bytes)} of memory"
-    ]
+    count = f"{len(todo)} of {len(plan.jobs)} jobs to do"
+    lines = [f"{count}: {whole:.3g} FLOPs; at least {readable(plan.bytes)} of memory"]
     if whole < apart:
         lines.append(f"in one pass; one after the other {apart:.3g} FLOPs")
     lines += [f"{plan.hours(gpu):.2g} hours on one 80 GB {gpu} at {SHARE:.0%} of its peak" for gpu in GPUS if whole]

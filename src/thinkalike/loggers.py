@@ -21,11 +21,8 @@ from thinkalike.store import Result
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["About", "Tracker", "publish_page", "publish_table", "tracked"]
 
-
-# ------------------------------------------------------------
-# The interface of a logger.
+# ---- The interface of a logger.
 
 
 @dataclass(frozen=True)
@@ -59,14 +56,19 @@ class Tracker:
     def publish(self, result: Result) -> None:
         """Log a result: headline numbers, scalars, tables, figures and files."""
 
+    def log_table(self, name: str, table: pd.DataFrame) -> None:
+        """Log a table alone."""
+
+    def log_page(self, path: Path) -> None:
+        """Log a page of results alone."""
+
     def close(self, failed: bool) -> None:
         """End the run."""
 
 
 def summary_of(result: Result) -> dict[str, float]:
     """Return the summary of a run: scalars, and headline numbers with the ends of their intervals."""
-    headlines = {name: value for each in result.headlines for name, value in each.numbers.items()}
-    return {**result.scalars, **headlines}
+    return {**result.scalars, **{name: value for each in result.headlines for name, value in each.numbers.items()}}
 
 
 def pictures_of(result: Result) -> dict[str, Path]:
@@ -74,8 +76,7 @@ def pictures_of(result: Result) -> dict[str, Path]:
     return {path.stem: path for path in result.figures if path.suffix == ".png"}
 
 
-# ------------------------------------------------------------
-# logger=tensorboard: event files in the folder of the result, for `tensorboard --logdir results`.
+# ---- logger=tensorboard: event files in the folder of the result, for `tensorboard --logdir results`.
 
 
 class TensorBoardTracker(Tracker):
@@ -106,8 +107,7 @@ class TensorBoardTracker(Tracker):
                 writer.add_text(name, f"```\n{table.to_string(index=False, max_rows=1000)}\n```")
 
 
-# ------------------------------------------------------------
-# logger=wandb: a run of W&B for each job, online where a key and the server are there, else offline.
+# ---- logger=wandb: a run of W&B for each job, online where a key and the server are there, else offline.
 
 log = logging.getLogger(__name__)
 
@@ -132,34 +132,26 @@ class WandbTracker(Tracker):
         pictures = {f"figures/{name}": wandb.Image(str(path)) for name, path in pictures_of(result).items()}
         self.run.log({**{name: _as_table(each) for name, each in tables.items()}, **pictures})
         self.run.summary.update(summary_of(result))
-        self._log_files(f"{result.kind}-{result.key}", "result", result.folder, _kept(result.folder))
+        paths = [path for pattern in ("*", "figures/*") for path in sorted(result.folder.glob(pattern))]
+        files = [path for path in paths if path.is_file()]  # a model's checkpoint, of gigabytes, stays in the store
+        self._log_files(f"{result.kind}-{result.key}", "result", result.folder, files)
 
     def log_table(self, name: str, table: pd.DataFrame) -> None:
-        """Log a table alone."""
         self.run.log({name: _as_table(table)})
 
     def log_page(self, path: Path) -> None:
-        """Log a page of results alone, as an artifact of its own type."""
         self._log_files(path.stem, "report", path.parent, [path])
 
     def _log_files(self, name: str, kind: str, folder: Path, files: Sequence[Path]) -> None:
         import wandb
 
-        artifact = wandb.Artifact(_plain(name), type=kind)
+        artifact = wandb.Artifact(re.sub(r"[^\w.-]+", "-", name), type=kind)
         for path in files:
             artifact.add_file(str(path), name=str(path.relative_to(folder)))
         self.run.log_artifact(artifact)
 
     def close(self, failed: bool) -> None:
         self.run.finish(exit_code=int(failed))
-
-
-def _kept(folder: Path) -> list[Path]:
-    """Return the files of a result that become its artifact: those at its top, and its figures.
-
-    The checkpoint of a trained model, which may have gigabytes, stays in the store.
-    """
-    return sorted(path for pattern in ("*", "figures/*") for path in folder.glob(pattern) if path.is_file())
 
 
 def _as_table(table: pd.DataFrame) -> Any:
@@ -172,20 +164,13 @@ def _begun(config: LoggerConfig, about: About) -> Any:
     """Begin a run, offline if the server cannot be reached."""
     import wandb
 
-    options: dict[str, Any] = {
-        "name": about.name,
-        "project": config.project,
-        "entity": config.entity,
-        "group": config.group,
-        "job_type": about.kind,
-        "dir": str(about.store),
-        "config": dict(about.settings),
-    }
-    mode = os.environ.get("WANDB_MODE", "online")
+    options: dict[str, Any] = {name: getattr(config, name) for name in ("project", "entity", "group")}
+    options |= {"name": about.name, "job_type": about.kind, "dir": str(about.store), "config": dict(about.settings)}
+    mode: Any = os.environ.get("WANDB_MODE", "online")
     if mode != "disabled":
         about.store.mkdir(parents=True, exist_ok=True)  # else W&B takes another place
     if mode != "online":
-        return wandb.init(mode=mode, **options)  # type: ignore[arg-type]
+        return wandb.init(mode=mode, **options)
     run, reason = _online(options)
     if run is None:
         upload = f"to upload: wandb sync {about.store}/wandb/offline-run-*"
@@ -205,12 +190,12 @@ def _online(options: dict[str, Any]) -> tuple[Any, str]:
     if reason := _away(str(settings.base_url)):  # W&B itself would try for minutes
         return None, reason
     try:
-        if not wandb.login(prompt=False):
-            return None, "no key"
-        return wandb.init(mode="online", settings=wandb.Settings(init_timeout=BEGINNING), **options), ""
+        if wandb.login(prompt=False):
+            return wandb.init(mode="online", settings=wandb.Settings(init_timeout=BEGINNING), **options), ""
     except wandb.Error as error:
         wandb.teardown()  # what is left of the attempt
         return None, first_line(error)
+    return None, "no key"
 
 
 def _away(address: str) -> str | None:
@@ -221,32 +206,17 @@ def _away(address: str) -> str | None:
     except urllib.error.HTTPError:
         return None
     except (OSError, ValueError) as error:
-        why = first_line(getattr(error, "reason", error) if isinstance(error, urllib.error.URLError) else error)
-        return f"{address} does not answer ({why or type(error).__name__})"
+        return f"{address} does not answer ({first_line(error)})"
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", name)
+# ---- Opening and closing the configured logger.
 
-
-# ------------------------------------------------------------
-# Opening and closing the configured logger.
-
-TRACKERS: dict[str, type[Tracker]] = {
-    "none": Tracker,
-    "csv": Tracker,
-    "wandb": WandbTracker,
-    "tensorboard": TensorBoardTracker,
-}
+TRACKERS = {"none": Tracker, "csv": Tracker, "wandb": WandbTracker, "tensorboard": TensorBoardTracker}
 
 
 @contextlib.contextmanager
 def tracked(config: LoggerConfig, about: About) -> Iterator[Tracker]:
-    """Log a job while this is open.
-
-    Raises:
-        ConfigError: the logger's package is not there.
-    """
+    """Log a job while this is open."""
     tracker, failed = TRACKERS[config.kind](config, about), True
     try:
         yield tracker
@@ -257,15 +227,11 @@ def tracked(config: LoggerConfig, about: About) -> Iterator[Tracker]:
 
 def publish_table(config: LoggerConfig, about: About, table: pd.DataFrame) -> None:
     """Log a table of several jobs, such as those of a sweep, as a run of its own; W&B alone has a place for it."""
-    if config.kind != "wandb":
-        return
     with tracked(config, about) as tracker:
-        assert isinstance(tracker, WandbTracker)
         tracker.log_table(about.kind, table)
 
 
 def publish_page(project: str, path: Path) -> None:
     """Log a page of results to a project of W&B, as a run of its own."""
     with tracked(LoggerConfig(kind="wandb", project=project), About(path.stem, "report", path.parent, path)) as tracker:
-        assert isinstance(tracker, WandbTracker)
         tracker.log_page(path)

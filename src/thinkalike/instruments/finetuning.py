@@ -13,7 +13,7 @@ import torch
 from thinkalike.config import ModelConfig, TrainConfig, relevant
 from thinkalike.data.from_config import WHOLE, parts_of, read_pairs
 from thinkalike.data.pairs import EncodedPairs, Pairs, batches, encode
-from thinkalike.errors import ConfigError, DataError, nearest
+from thinkalike.errors import ConfigError
 from thinkalike.evaluation.classifiers import ClassLosses, class_losses
 from thinkalike.instruments import operations
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
@@ -76,7 +76,8 @@ class ClassifierFinetuning(
         )
         with work.phase("report"):
             table = _table(model, pairs, encoded)
-        scalars = {"heldout_accuracy": accuracy(table, REPORT), "challenge_accuracy": accuracy(table, WHOLE)}
+        accuracies = table.set_index("set")["accuracy"]
+        scalars = {"heldout_accuracy": float(accuracies[REPORT]), "challenge_accuracy": float(accuracies[WHOLE])}
         log.info("%s: held-out accuracy %.3f, challenge %.3f", name, *scalars.values())
         if config.nli.ship:
             _ship(config, module.base_model, tokenizer, scalars)
@@ -108,18 +109,6 @@ def _ship(config: TrainConfig, body: Any, tokenizer: Any, scalars: Mapping[str, 
     facts = {"seed": nli.index, "training": {"command": command}, "accuracy": dict(scalars)}
     vars(body.config).pop("heldout", None)  # a loss of the model before it was taught
     save_mini(ASSETS / name, body, tokenizer, facts, card)
-
-
-def accuracy(table: pd.DataFrame, part: str) -> float:
-    """Return the accuracy on one part of the challenge, or on held-out pairs, in [0, 1].
-
-    Raises:
-        DataError: there is no such part.
-    """
-    accuracies = dict(zip(table["set"], table["accuracy"], strict=True))
-    if part not in accuracies:
-        raise DataError(f"the pairs have no part '{part}'; {nearest(part, accuracies)}")
-    return float(accuracies[part])
 
 
 def accuracy_on(model: FrozenModel, pairs: Pairs, truncate: bool) -> float:

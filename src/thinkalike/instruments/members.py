@@ -23,7 +23,6 @@ from thinkalike.instruments import run_job
 from thinkalike.instruments.finetuning import CHECKPOINT, accuracy_on
 from thinkalike.interrupts import at_boundaries, stop
 from thinkalike.job import Work
-from thinkalike.measures.hsic import FEWEST
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_model
 from thinkalike.models.places import checkpoint_fingerprint
@@ -68,11 +67,7 @@ def members_of(config: AnalyzeConfig) -> list[Member]:
 def a_member(config: AnalyzeConfig) -> ModelConfig:
     """Return the configuration of one of the members, or of the model that they are fine-tunings of."""
     chosen = config.population
-    if chosen.base:
-        check_option("model", "population.base", [chosen.base])
-        base: ModelConfig = compose_job("train", [f"model={chosen.base}"]).model
-        return base
-    return _published(str(chosen.members), (chosen.generalizing or [0])[0])
+    return _base(config) if chosen.base else _published(str(chosen.members), (chosen.generalizing or [0])[0])
 
 
 def members_in(config: AnalyzeConfig) -> int:
@@ -86,19 +81,27 @@ def members_in(config: AnalyzeConfig) -> int:
 def _published(name: str, number: Any) -> ModelConfig:
     if name == "local":
         return ModelConfig(name=str(number), path=str(number))
-    check_option("model", "population.members", [name])
-    config: ModelConfig = compose_job("train", [f"model={name}", f"model.index={number}"]).model
+    return _composed("population.members", name, f"model.index={number}")
+
+
+def _base(config: AnalyzeConfig) -> ModelConfig:
+    """Return the configuration of the model that members are fine-tunings of."""
+    return _composed("population.base", str(config.population.base))
+
+
+def _composed(setting: str, name: str, *words: str) -> ModelConfig:
+    check_option("model", setting, [name])
+    config: ModelConfig = compose_job("train", [f"model={name}", *words]).model
     return config
 
 
 def _forked(config: AnalyzeConfig) -> list[Member]:
     """Return forks of each parent, each a group of its own, on fewer pairs of the kind that their parent had."""
     chosen = config.population
-    check_option("model", "population.base", [chosen.base])
     reported_part(config.pairs, read_pairs(config.pairs, "challenge"))  # an empty part is refused now, not at the end
-    members, parents = [], chosen.parents or {}
-    for number, (group, words) in enumerate(parents.items(), 1):
-        with doing(f"parent {number} of {len(parents)}: {group}"):
+    members = []
+    for group, words in (chosen.parents or {}).items():
+        with doing(f"parent of {group}"):
             parent = _made(config, [f"model={chosen.base}"], [*chosen.parent_options, *words])
         body = ["model=local", f"model.path={parent.folder / CHECKPOINT}", f"model.name={chosen.name}-{group}"]
         kind = [word for word in words if word.startswith("pairs.")]
@@ -115,7 +118,6 @@ def _finetuned(config: AnalyzeConfig) -> list[Member]:
     Accuracy is that on the half of the challenge by which groups are chosen, see `halves`.
     """
     chosen = config.population
-    check_option("model", "population.base", [chosen.base])
     pairs, _ = halves(config, read_pairs(config.pairs, "challenge"))
     made = []
     for index in range(chosen.size or 0):
@@ -130,8 +132,7 @@ def _finetuned(config: AnalyzeConfig) -> list[Member]:
 
 def _made(config: AnalyzeConfig, body: Sequence[str], words: Sequence[str]) -> Result:
     """Return a fine-tuning by these words of task=nli, on the population's pairs but for what words say of them."""
-    mini = compose_job("train", [f"model={config.population.base}"]).model.mini
-    scale = f"scale={'mini' if mini else 'paper'}"  # forks are in folders, which have none
+    scale = f"scale={'mini' if _base(config).mini else 'paper'}"  # forks are in folders, which have none
     job = compose_job("train", ["task=nli", *body, scale, *words, "logger=none"])
     own = {word.partition("=")[0].removeprefix("pairs.") for word in words if word.startswith("pairs.")}
     job.pairs = replace(config.pairs, **{name: getattr(job.pairs, name) for name in own})
@@ -146,8 +147,8 @@ def _member(name: str, group: str, made: Result) -> Member:
 
 def published_accuracies(
     config: AnalyzeConfig, members: Sequence[Member], accuracies: Sequence[float], count: int
-) -> pd.DataFrame | None:
-    """Return the accuracy of each member beside the published one, and say which are not as published; None: no such.
+) -> dict[str, pd.DataFrame]:
+    """Return a table of each member's accuracy beside the published one, if that is known, and warn of differences.
 
     A sample of the pairs may differ by three standard errors more than all of them, which `pairs.report_pairs=null` or
     `pairs.challenge_pairs=null` ask for.
@@ -157,11 +158,10 @@ def published_accuracies(
     """
     side = config.measure.side  # type: ignore[attr-defined]
     known = (config.population.published or {}).get(PUBLISHED[side])
-    numbers = [member.config.index for member in members]
     same = side == "report" or (config.pairs.heuristic, config.pairs.label) == OF_CHALLENGE
     if not known or not same or config.pairs.source == "templates" or config.population.members == "local":
-        return None
-    stated = np.array([known[number] if number < len(known) else np.nan for number in numbers])
+        return {}
+    stated = pd.Series(known, dtype=float).reindex([member.config.index for member in members]).to_numpy()
     sampled = getattr(config.pairs, f"{side}_pairs") is not None
     tolerance = NEAR + sampled * 3 * np.sqrt(stated * (1 - stated) / count)
     table = pd.DataFrame({
@@ -173,7 +173,7 @@ def published_accuracies(
             "%s is right on %.4f of %d pairs, and %.4f was published: check model.revision, model.classes and pairs",
             row.model, row.accuracy, count, row.published,
         )  # fmt: skip
-    return table
+    return {"published": table}
 
 
 def halves(config: AnalyzeConfig, challenge: Pairs) -> tuple[Pairs, Pairs]:
@@ -262,44 +262,39 @@ def likeness_of_members(
         ConfigError: `padding` is shorter than a pair, or longer than a model can take.
         DataError: there are too few pairs, or states have no CKA.
     """
-    kept = work.resume(CKA_STATE)
-    if kept is None:
-        kept = _compared(models, *_state_batches(models, encoded, measure), measure)._asdict()
-        work.keep(CKA_STATE, kept)
-    return PopulationCKA(**kept)
-
-
-def _state_batches(
-    models: Sequence[FrozenModel], encoded: EncodedPairs, measure: Any
-) -> tuple[StateBatches, dict[str, Any]]:
-    """Return the states that CKA compares, and how many pairs they are of, in batches of how many rows."""
-    count = len(encoded) if measure.cka_pairs is None else measure.cka_pairs
-    if count > len(encoded):
-        raise DataError(f"there are {len(encoded)} pairs for measure.cka_pairs={count}; lower it, or give more pairs")
+    if (kept := work.resume(CKA_STATE)) is not None:
+        return PopulationCKA(**kept)
+    count = min(measure.cka_pairs or len(encoded), len(encoded))
     longest, most = encoded.longest, min(model.context for model in models)
     if measure.padding is not None and not longest <= measure.padding <= most:
         raise ConfigError(
             f"measure.padding={measure.padding} must be from {longest}, the longest pair, to {most}, the most tokens "
             "that every member takes"
         )
-    rows, first_only = measure.tokens_per_batch, measure.tokens == "cls"
-    if first_only:
-        rows = min(rows, count // LEAST_BATCHES)
-        if count < LEAST_BATCHES * FEWEST:
-            raise DataError(
-                f"measure.tokens=cls compares a row of each of {count} pairs; give at least {LEAST_BATCHES * FEWEST}"
-            )
-    options = {key: getattr(measure, key) for key in ("site", "include_padding")}
+    first_only, rows = measure.tokens == "cls", measure.tokens_per_batch
+    rows = min(rows, count // LEAST_BATCHES) if first_only else rows
     states = pair_batches(
-        models, encoded, tokens_per_batch=rows, first_only=first_only, padded_to=measure.padding or 0, pairs=count,
-        pairs_at_once=measure.batch, **options,
-    )  # fmt: skip
-    return states, {"tokens": measure.tokens, "pairs": count, "rows_per_batch": rows}
+        models,
+        encoded,
+        tokens_per_batch=rows,
+        site=measure.site,
+        include_padding=measure.include_padding,
+        first_only=first_only,
+        padded_to=measure.padding or 0,
+        pairs=count,
+        pairs_at_once=measure.batch,
+    )
+    value, hsics = _compared(models, states)
+    facts = {"tokens": measure.tokens, "pairs": count, "rows_per_batch": rows, "batches": len(hsics)}
+    found = PopulationCKA(value, hsics, facts)
+    work.keep(CKA_STATE, found._asdict())
+    return found
 
 
 def _compared(
-    models: Sequence[FrozenModel], states: StateBatches, facts: dict[str, Any], measure: Any
-) -> PopulationCKA:
+    models: Sequence[FrozenModel], states: StateBatches
+) -> tuple[Float[Tensor, "m m l"], Float[Tensor, "b m m l"]]:
+    """Return CKA of every two models at each layer, and the HSICs of each batch."""
     from thinkalike.measures.minibatch_cka import CKAMeans
 
     m = len(models)
@@ -311,9 +306,7 @@ def _compared(
             except ValueError as error:  # what it calls layers are models
                 raise DataError(f"block {number} of {', '.join(model.name for model in models)}: {error}") from error
     if not metrics[0].update_called:
-        raise DataError(
-            f"too few pairs for measure.tokens_per_batch={measure.tokens_per_batch}; lower it, or let CKA read more"
-        )
+        raise DataError("too few pairs for measure.tokens_per_batch; lower it, or let CKA read more")
     results = [metric.compute() for metric in metrics]
     hsics = torch.stack([each.hsics[:, :m, :m] for each in results], -1)
-    return PopulationCKA(torch.stack([each.value for each in results], -1), hsics, facts | {"batches": len(hsics)})
+    return torch.stack([each.value for each in results], -1), hsics

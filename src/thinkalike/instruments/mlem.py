@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,39 +14,28 @@ from typing import Any, ClassVar, Optional
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, ranged
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import ConfigError, DataError, nearest, one_of
-from thinkalike.instruments.of_stimuli import (
-    DistanceConfig,
-    OfStimuli,
-    check_subjects,
-    rows_of_sides,
-    stimuli_facts,
-    subject_names,
-)
+from thinkalike.instruments.of_stimuli import DistanceConfig, OfStimuli, rows_of_sides, states_of_sides, stimuli_facts
 from thinkalike.instruments.operations import of_distances, of_encoding
-from thinkalike.instruments.subjects.mlem import group_tables, show_group, show_sides, with_group
+from thinkalike.instruments.subjects.mlem import CELLS, SHARE, group_tables, show_group, show_sides, with_group
 from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import weighted_tau
 from thinkalike.measures.distances.representational_similarity import mds
 from thinkalike.measures.estimates import fold_interval
 from thinkalike.measures.mlem.encoding_model import MLEM
+from thinkalike.measures.mlem.features import DIFFERENCES
 from thinkalike.measures.mlem.importance import Importance, ceiling, feature_importance
 from thinkalike.screen import show_text
-from thinkalike.states.stimuli import StimulusStates, numbered, stimulus_states_of
+from thinkalike.states.stimuli import StimulusStates, numbered
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows, repeated_rows
 
 log = logging.getLogger(__name__)
-
-SHOWN = 3  # features of each layer on the screen
-CELLS = ("ceiling", "ceiling_of_words")  # of the joint cells of all features, and of words
-SHARE = "share"  # of the first that a score is
 
 
 # ruff: noqa: UP045
@@ -68,23 +58,15 @@ class MLEMConfig(DistanceConfig):
     ceilings: int = ranged(3, least=0, most=10**4)  # divisions of the stimuli that ceilings are means of; 0: none
 
     def __post_init__(self) -> None:
-        if self.distance == "crossnobis":
-            raise ConfigError("measure.distance=crossnobis can be negative, which mlem cannot fit; choose measure=rsa")
         super().__post_init__()
         one_of("measure.weights", self.weights, ("diagonal", "full"))
-        one_of("measure.difference", self.difference, ("indicator", "scaled", "levels", "points"))
+        one_of("measure.difference", self.difference, DIFFERENCES)
         one_of("measure.missing", self.missing, ("own_level", "ignore", "drop", "error"))
         one_of("measure.scale", self.scale, ("auto", "mean", "minmax", "none"))
         one_of("measure.together", self.together, ("sentence", "stimulus"))
-        if self.difference in ("levels", "points") and self.weights == "full":
-            raise ConfigError(f"measure.difference={self.difference} has no measure.weights=full; choose diagonal")
-        if not self.alphas:
-            raise ConfigError("measure.alphas=[] must be at least one number")
         for pair in self.interactions:
             if len(set(pair)) != 2 or len(pair) != 2:
                 raise ConfigError(f"measure.interactions holds pairs of two features, not {pair}")
-        if len({frozenset(pair) for pair in self.interactions}) < len(self.interactions):
-            raise ConfigError(f"measure.interactions={self.interactions} names a pair twice; name each once")
 
 
 class FeatureProfiles(
@@ -100,7 +82,10 @@ class FeatureProfiles(
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         inputs = super().inputs(config)
-        _check_features(config.measure, inputs["stimuli"])
+        measure, stimuli = config.measure, inputs["stimuli"]
+        for name in [measure.given, *itertools.chain.from_iterable(measure.interactions)]:  # type: ignore[attr-defined]
+            if name not in (None, *stimuli.names):
+                raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
         return inputs
 
     def comparing(self, measure: Any, stimuli: Stimuli, widths: Sequence[int]) -> float:
@@ -111,11 +96,10 @@ class FeatureProfiles(
         measure: Any = config.measure
         stimuli: Stimuli = work.inputs["stimuli"]
         with work.phase("states"):
-            sides = stimulus_states_of(config, stimuli, measure.embed)
-        check_subjects(sides[: len(config.subjects)])
+            sides = states_of_sides(config, stimuli)
         model, importance = _fit(config, stimuli, sides)
         rows = rows_of_sides(sides)
-        scores = _beside(_scores(model, importance, rows), _ceilings(config, stimuli, sides))
+        scores = _share(_scores(model, importance, rows).assign(**_ceilings(config, stimuli, sides)))
         tables = {
             "scores": scores,
             "similarity": _similarity(importance, rows),
@@ -124,21 +108,16 @@ class FeatureProfiles(
         }
         profiles = _profiles(model, importance, stimuli, rows)
         if config.subjects:
-            groups = _groups(config, stimuli)
-            tables |= group_tables(config, stimuli, sides[: len(config.subjects)], profiles, scores, groups)
-        arrays = {
-            "weights": model.weights_,
-            "correlation": model.correlation_,
-            "scores": importance.scores,
-            "importances": importance.by_fold(),
-        }
+            tables |= group_tables(config, stimuli, sides[: len(config.subjects)], profiles, scores)
+        arrays = {"weights": model.weights_, "correlation": model.correlation_}
+        arrays |= {"scores": importance.scores, "importances": importance.by_fold()}
         return Outcome(
             profiles,
             {"mean_score": float(scores["score"].mean()), "stimuli": float(len(stimuli))},
             {name: values.numpy() for name, values in arrays.items()},
             {name: table for name, table in tables.items() if len(table)},
             models=[side.origin for side in sides],
-            facts=stimuli_facts(stimuli) | subject_names(config, sides),
+            facts=stimuli_facts(stimuli, sides[: len(config.subjects)]),
             blank=("alpha", *CELLS, SHARE),
         )
 
@@ -162,74 +141,37 @@ class FeatureProfiles(
     def show(self, result: Result) -> None:
         stimuli = result.provenance["stimuli"]
         show_text(f"{stimuli['count']} stimuli of {stimuli['source']}")
-        show_group(result, SHOWN)
-        show_sides(result, SHOWN, SHARE, CELLS[0])
-
-
-def _check_features(measure: Any, stimuli: Stimuli) -> None:
-    named = [
-        *([] if measure.given is None else [measure.given]),
-        *(name for pair in measure.interactions for name in pair),
-    ]
-    for name in named:
-        if name not in stimuli.names:
-            raise DataError(f"{stimuli.source} has no feature {name}; {nearest(name, stimuli.names)}")
-    if measure.difference == "indicator":
-        for name in stimuli.names:
-            all_differ = stimuli.features[name].nunique(dropna=False) == len(stimuli)
-            if all_differ and stimuli.kinds[name] != "continuous":
-                raise DataError(
-                    f"{stimuli.source}: {name} has another value in every row, so that all pairs differ in it and it "
-                    f"explains nothing; leave it out of stimuli.features, or, of a measurement, say "
-                    f"'stimuli.kinds={{{name}: continuous}}'"
-                )
+        show_group(result)
+        show_sides(result)
 
 
 def _fit(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusStates]) -> tuple[MLEM, Importance]:
     measure: Any = config.measure
-    names, by_pairs = stimuli.names, config.recipe == "paper"
-    model = MLEM(
-        weights=measure.weights,
-        distance=measure.distance,
-        alpha=measure.alphas,
-        kinds=[str(stimuli.kinds[name]) for name in names],
-        difference=measure.difference,
-        missing=measure.missing,
-        scale=measure.scale,
-        recipe="paper" if by_pairs else "stimuli",
-        folds=measure.folds,
-        seed=config.seed,
-    )
-    features, layers = stimuli.codes().table, [layer for side in sides for layer in side.states]
-    groups = _groups(config, stimuli)
+    names, groups = stimuli.names, _groups(config, stimuli)
+    shared = ("weights", "distance", "difference", "missing", "scale", "folds")
+    settings = {key: getattr(measure, key) for key in shared}
+    recipe, kinds = "paper" if config.recipe == "paper" else "stimuli", [str(stimuli.kinds[name]) for name in names]
+    model = MLEM(alpha=measure.alphas, kinds=kinds, recipe=recipe, seed=config.seed, **settings)
+    features = pd.DataFrame(stimuli.codes().table.numpy(), columns=names)
+    layers = [layer for side in sides for layer in side.states]
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model.fit(features, layers, groups)
         for warning in caught:
-            log.warning("warning: %s", _named(str(warning.message), names))
+            log.warning("warning: %s", warning.message)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the same again on every fold
-            importance = feature_importance(
-                model,
-                features,
-                layers,
-                folds=measure.folds,
-                permutations=measure.permutations,
-                groups=groups,
-                given=None if measure.given is None else names.index(measure.given),
-                interactions=[(names.index(a), names.index(b)) for a, b in measure.interactions],
-                null=measure.null,
-                seed=config.seed,
-            )
+            asked = {key: getattr(measure, key) for key in ("folds", "permutations", "given", "null")}
+            asked |= {"interactions": [(a, b) for a, b in measure.interactions], "groups": groups, "seed": config.seed}
+            importance = feature_importance(model, features, layers, **asked)
     except ValueError as error:
         remedy = "; measure.together=stimulus lets folds divide a text" if "groups" in str(error) else ""
-        message = _named(str(error), names) if "feature " in str(error) else str(error)
-        raise DataError(f"{stimuli.source}: {message}{remedy}{numbered(sides)}") from error
+        raise DataError(f"{stimuli.source}: {error}{remedy}{numbered(sides)}") from error
     return model, importance
 
 
-def _groups(config: AnalyzeConfig, stimuli: Stimuli) -> torch.Tensor | None:
+def _groups(config: AnalyzeConfig, stimuli: Stimuli) -> Tensor | None:
     """Return what a fold keeps together: the number of each stimulus's sentence, or None."""
     apart = config.recipe == "paper" or config.measure.together == "stimulus"  # type: ignore[attr-defined]
     return None if apart else stimuli.groups
@@ -251,17 +193,11 @@ def _ceilings(config: AnalyzeConfig, stimuli: Stimuli, sides: Sequence[StimulusS
     return found
 
 
-def _beside(scores: pd.DataFrame, ceilings: Mapping[str, np.ndarray]) -> pd.DataFrame:
-    """Return the scores with their ceilings, and with the share of the first that they are where it is above 0."""
-    table = scores.assign(**ceilings)
-    if CELLS[0] not in table:
-        return table
-    return table.assign(**{SHARE: table["score"] / table[CELLS[0]].where(table[CELLS[0]] > 0)})
-
-
-def _named(message: str, names: Sequence[str]) -> str:
-    """Return a measure's message with the names of features beside their numbers."""
-    return f"{message}; features are numbered " + ", ".join(f"{place} {name}" for place, name in enumerate(names))
+def _share(scores: pd.DataFrame) -> pd.DataFrame:
+    """Return the scores with the share of their ceiling that they are, where there is a ceiling above 0."""
+    if CELLS[0] not in scores:
+        return scores
+    return scores.assign(**{SHARE: scores["score"] / scores[CELLS[0]].where(scores[CELLS[0]] > 0)})
 
 
 def _profiles(model: MLEM, importance: Importance, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFrame:
@@ -317,10 +253,8 @@ def level_table(model: MLEM, stimuli: Stimuli, rows: pd.DataFrame) -> pd.DataFra
         name = stimuli.names[feature]
         levels = ["missing" if value != value else named[name][int(value)] for value in values.tolist()]
         first, second = np.triu_indices(len(levels), 1)
-        pairs = [f"{levels[a]} {levels[b]}" for a, b in zip(first, second, strict=True)]
-        table = repeated_rows(rows, "pair", pairs, weight=weights[:, first, second])
-        ends = {"level": [levels[a] for a in first] * len(rows), "other": [levels[b] for b in second] * len(rows)}
-        tables.append(table.assign(feature=name, **ends))
+        table = repeated_rows(rows, "level", [levels[a] for a in first], weight=weights[:, first, second])
+        tables.append(table.assign(feature=name, other=[levels[b] for b in second] * len(rows)))
     return pd.concat(tables, ignore_index=True)[COLUMNS] if tables else pd.DataFrame()
 
 
@@ -338,13 +272,8 @@ def level_planes(table: pd.DataFrame) -> pd.DataFrame:
         matrix = torch.zeros(len(levels), len(levels), dtype=torch.float64)
         matrix[first, second] = matrix[second, first] = torch.tensor([*part["weight"]]).double().clamp(min=0).sqrt()
         points = mds(matrix)[0] if matrix.any() else torch.zeros(len(levels), 2, dtype=torch.float64)
-        points = before[model, feature] = _turned(points, before.get((model, feature), points))
+        left, _, right = torch.linalg.svd(points.T @ before.get((model, feature), points))
+        points = before[model, feature] = points @ left @ right
         found = {"model": model, "layer": layer, "feature": feature, "level": levels}
         planes.append(pd.DataFrame(found | {"x": points[:, 0].numpy(), "y": points[:, 1].numpy()}))
     return pd.concat(planes, ignore_index=True) if planes else pd.DataFrame()
-
-
-def _turned(points: Float[Tensor, "k 2"], towards: Float[Tensor, "k 2"]) -> Float[Tensor, "k 2"]:
-    """Return the points, turned or mirrored to be as near as they can to others."""
-    left, _, right = torch.linalg.svd(points.T @ towards)
-    return points @ left @ right

@@ -21,7 +21,7 @@ from thinkalike.instruments.operations import WORDS
 from thinkalike.job import Instrument, Phase, Shapes, fingerprints, forward_passes
 from thinkalike.measures.distances.neural import NeuralDistances, crossnobis
 from thinkalike.models.labels import names_of
-from thinkalike.states.stimuli import StimulusStates
+from thinkalike.states.stimuli import StimulusStates, stimulus_states_of
 from thinkalike.tables import layer_rows
 
 FEW = 10  # sentences, below which stimuli are left out and drawn one by one
@@ -99,9 +99,10 @@ def rows_of_sides(sides: Sequence[StimulusStates]) -> pd.DataFrame:
     return pd.concat([layer_rows(side.name, side.layers) for side in sides], ignore_index=True)
 
 
-def stimuli_facts(stimuli: Stimuli) -> dict[str, Any]:
-    """Return what the provenance of a result says of its stimuli."""
-    return {"stimuli": {"source": stimuli.source, "count": len(stimuli), "fingerprint": stimuli.fingerprint()}}
+def stimuli_facts(stimuli: Stimuli, subjects: Sequence[StimulusStates] = ()) -> dict[str, Any]:
+    """Return what the provenance of a result says of its stimuli, and of its subjects if it has any."""
+    facts = {"source": stimuli.source, "count": len(stimuli), "fingerprint": stimuli.fingerprint()}
+    return {"stimuli": facts} | ({"subjects": [side.name for side in subjects]} if subjects else {})
 
 
 # ----------------------------------------------------------------------------------------------------------- recordings
@@ -116,53 +117,35 @@ def layer_distances(side: StimulusStates, measure: Any) -> list[NeuralDistances]
         DataError: crossnobis distances are asked for, and a recording has one run, or no inverse of its noise.
         ValueError: see `NeuralDistances`.
     """
-    if measure.distance != "crossnobis":
-        return [NeuralDistances.of(states, measure.distance, _called(side, number)) for number, states in _layers(side)]
-    if not side.runs:
-        return [NeuralDistances.of(states, "euclidean", _called(side, number)) for number, states in _layers(side)]
+    if measure.distance != "crossnobis" or not side.runs:
+        distance = "euclidean" if measure.distance == "crossnobis" else measure.distance
+        named = zip(side.layers, side.states, strict=True)
+        return [NeuralDistances.of(states, distance, f"{side.name} {layer}") for layer, states in named]
     found = []
-    for name, runs in zip(side.layers, side.runs, strict=True):
+    for layer, runs in zip(side.layers, side.runs, strict=True):
         if len(runs) < 2:
-            raise DataError(
-                f"{side.origin['name']} has one run, and measure.distance=crossnobis needs two or more; say in an "
-                "array `runs` beside ids in which run each row was measured, or choose another distance"
-            )
+            raise DataError(f"{side.origin['name']} has one run, and measure.distance=crossnobis needs two or more")
         try:
             found.append(NeuralDistances.given(crossnobis(runs, measure.noise)))
         except ValueError as error:
             message = str(error).replace("noise=", "measure.noise=")
-            raise DataError(f"{side.origin['name']}: {name}: {message}") from error
+            raise DataError(f"{side.origin['name']}: {layer}: {message}") from error
     return found
 
 
-def check_subjects(subjects: Sequence[StimulusStates]) -> None:
-    """Check that recordings are different subjects with the same layers.
+def states_of_sides(config: AnalyzeConfig, stimuli: Stimuli) -> list[StimulusStates]:
+    """Return the states on each side; subjects come first, and are different recordings with the same layers.
 
     Raises:
-        DataError: two are the same file under two names, or a layer is missing in one.
+        DataError: two subjects are the same file under two names, or a layer is missing in one.
     """
+    sides = stimulus_states_of(config, stimuli, config.measure.embed)  # type: ignore[attr-defined]
     contents = dict[str, str]()
-    for each in subjects:
-        first = subjects[0]
-        if missing := set(first.layers) ^ set(each.layers):
-            raise DataError(
-                f"{each.name} has the layers {', '.join(each.layers)}, and {first.name} has {', '.join(first.layers)}; "
-                f"give all subjects the same, or leave {', '.join(sorted(missing))} out"
-            )
+    for each in sides[: len(config.subjects)]:
+        if missing := set(sides[0].layers) ^ set(each.layers):
+            raise DataError(f"{each.name} and {sides[0].name} differ in the layers {', '.join(sorted(missing))}")
         content = each.origin["fingerprint"].split()[-1]
         if content in contents:
             raise DataError(f"{each.name} and {contents[content]} hold the same; give each subject once")
         contents[content] = each.name
-
-
-def subject_names(config: AnalyzeConfig, sides: Sequence[StimulusStates]) -> dict[str, list[str]]:
-    """Return what the provenance of a result says of its subjects; nothing where recordings are none."""
-    return {"subjects": [side.name for side in sides[: len(config.subjects)]]} if config.subjects else {}
-
-
-def _layers(side: StimulusStates) -> Any:
-    return enumerate(side.states)
-
-
-def _called(side: StimulusStates, number: int) -> str:
-    return f"{side.name} {side.layers[number]}"
+    return sides

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Optional
 
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from thinkalike.config import RUNS, AnalyzeConfig, MeasureConfig, ModelConfig, ranged
@@ -123,21 +123,20 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
             likeness = likeness_of_members(models, encoded, measure, work)
         stitched = stitched_members(models, encoded, pairs, measure, work)
         correct = stitched.predicted == pairs.labels
-        table = _table(members, models[0].n_layers, stitched, correct)
-        alone = table[(table["source"] == table["target"]) & (table["cut"] == -1)].set_index("source")["accuracy"]
-        published = published_accuracies(config, members, [alone[each.name] for each in members], len(pairs))
-        own = table[table["source"] == table["target"]].groupby("group_of_source")["accuracy"].mean()
+        table = _table(members, stitched, correct)
+        itself = table[table["source"] == table["target"]]
+        alone = itself[itself["cut"] == -1]["accuracy"].tolist()  # in the order of the members
+        published = published_accuracies(config, members, alone, len(pairs))
+        own = itself.groupby("group_of_source")["accuracy"].mean()
         read = {name: each if isinstance(each, str) else each.fingerprint() for name, each in work.inputs.items()}
         facts = {"source": pairs.source, "count": len(pairs), "truncated": encoded.truncated, **read}
-        arrays = {
-            "losses": stitched.losses.float(), "predicted": stitched.predicted, "correct": correct,
-            "cka": likeness.value, "hsics": likeness.hsics,
-        }  # fmt: skip
+        arrays = {"losses": stitched.losses.float(), "predicted": stitched.predicted, "correct": correct}
+        arrays |= {"cka": likeness.value, "hsics": likeness.hsics}
         return Outcome(
             table,
             {f"accuracy_{group}": float(own[group]) for group in dict.fromkeys(each.group for each in members)},
             {name: values.numpy() for name, values in arrays.items()},
-            {"cka": _cells(members, likeness.value)} | ({} if published is None else {"published": published}),
+            {"cka": _long(members, range(models[0].n_layers), "layer", {"value": likeness.value})} | published,
             models=[model.describe() for model in models],
             facts={"pairs": facts, "cka": likeness.facts},
         )
@@ -153,25 +152,24 @@ class Population(Instrument, kind="population", version=2, reads=("measure", "pa
     def show(self, result: Result) -> None:
         groups = list(result.table.drop_duplicates("source")["group_of_source"])
         accuracy = torch.from_numpy(result.arrays["correct"]).double().mean(-1)
-        penalty = grouped(population_penalties(accuracy), groups)
-        flipped = grouped(flips(torch.from_numpy(result.arrays["predicted"])).mean(-1), groups)
-        alike = grouped(torch.from_numpy(result.arrays["cka"]), groups)
+        flipped = flips(torch.from_numpy(result.arrays["predicted"])).mean(-1)
         if (published := result.tables.get("published")) is not None:
             show_text(f"{published['as_published'].sum()} of {len(published)} models are as accurate as published")
-        columns = _within_and_between("accuracy penalty", penalty, "+.3f")
-        columns += _within_and_between("flips", flipped, ".3f")
+        columns = _within_and_between("accuracy penalty", grouped(population_penalties(accuracy), groups), "+.3f")
+        columns += _within_and_between("flips", grouped(flipped, groups), ".3f")
+        alike = grouped(torch.from_numpy(result.arrays["cka"]), groups)
         columns += _within_and_between("CKA", alike, "+.3f", blank=1)  # there are no layers at cut -1
         title = "mean over pairs of models, 95 % intervals over models: within a group, and between"
         show_table(Table(title, [number_column("cut", range(-1, accuracy.shape[-1] - 1)), *columns]))
 
 
 def _within_and_between(name: str, found: Grouped, form: str, blank: int = 0) -> list[Column]:
-    """Return means over pairs within and between groups by cut, of which the first few may have none."""
-    columns = []
-    for where, values in (("within", found.within), ("between", found.between)):
-        cells = [f"{values[cut]:{form}}" for cut in range(len(values.value))]
-        columns.append(number_column(f"{name} {where}", [""] * blank + cells, follows=where == "between"))
-    return columns
+    """Return means over pairs within and between groups by cut, after some blank cells."""
+    cells = [
+        [""] * blank + [f"{each[cut]:{form}}" for cut in range(len(each.value))]
+        for each in (found.within, found.between)
+    ]
+    return [Column(f"{name} within", cells[0]), Column(f"{name} between", cells[1], follows=True)]
 
 
 def as_chosen(member: ModelConfig, config: AnalyzeConfig) -> ModelConfig:
@@ -215,13 +213,10 @@ def _load(members: Sequence[Member], config: AnalyzeConfig, pairs: Pairs) -> lis
 
 
 def _encode(pairs: Pairs, models: Sequence[FrozenModel], config: AnalyzeConfig) -> EncodedPairs:
-    context = min(model.context for model in models)
-    return encode(pairs, models[0].tokenizer, context, config.pairs.truncate)
+    return encode(pairs, models[0].tokenizer, min(model.context for model in models), config.pairs.truncate)
 
 
-def _table(
-    members: Sequence[Member], layers: int, stitched: IdentityStitches, correct: Bool[Tensor, "m m c n"]
-) -> pd.DataFrame:
+def _table(members: Sequence[Member], stitched: IdentityStitches, correct: Bool[Tensor, "m m c n"]) -> pd.DataFrame:
     """Return one row per source, target and cut.
 
     A penalty is what the target loses of its own accuracy and loss; flips are the share of predictions, in [0, 1], that
@@ -235,11 +230,7 @@ def _table(
         "loss_penalty": -population_penalties(loss),
         "flips": flips(stitched.predicted).mean(-1),
     }
-    return _long(members, range(-1, layers), "cut", values)
-
-
-def _cells(members: Sequence[Member], likeness: Float[Tensor, "m m l"]) -> pd.DataFrame:
-    return _long(members, range(likeness.shape[-1]), "layer", {"value": likeness})
+    return _long(members, range(-1, correct.shape[2] - 1), "cut", values)
 
 
 def _long(members: Sequence[Member], places: range, place: str, values: dict[str, Tensor]) -> pd.DataFrame:

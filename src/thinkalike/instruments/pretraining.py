@@ -8,13 +8,11 @@ from typing import Any
 
 import pandas as pd
 import torch
-from torch import nn
 
 from thinkalike.config import ModelConfig, TrainConfig
 from thinkalike.data.corpus import read_corpus
-from thinkalike.data.rows import Corpus
 from thinkalike.data.split import training_texts
-from thinkalike.errors import ConfigError, ThinkalikeError, first_line
+from thinkalike.errors import ConfigError, first_line
 from thinkalike.evaluation.language import held_out_loss
 from thinkalike.instruments import operations
 from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
@@ -62,12 +60,23 @@ class MiniPretraining(
         tokenizer = train_tokenizer(training_texts(config.data), config.pretrain.vocabulary, model.cls_sep)
         corpus = read_corpus(config.data, tokenizer, context, bos=bool(model.bos), fit_tokens=None)
         module = build_mini(model.architecture, len(tokenizer), model.seed, model.family)
-        trained = _objective(config, module, corpus, tokenizer)
+        options = module, corpus.fit.tokens, config.pretrain, model.seed
+        masked = family_named(model.family).predicts == "hidden"
+        trained = MaskedPretraining(*options, tokenizer) if masked else Pretraining(*options)
         device = torch.device(pick_device(model.device))
         run = Run(work.job.partial, device, config.trainer, work.tracker)
         with work.phase("fit"):
             fit(trained, run, loggers_of(run))
-        facts = {"architecture": model.architecture, "seed": model.seed, "training": _training_facts(config, corpus)}
+        steps = max(config.pretrain.tokens // config.pretrain.tokens_per_step, 1)
+        training = {
+            "data": config.data.name,
+            "tokens_seen": steps * config.pretrain.tokens_per_step,
+            "distinct_tokens": corpus.counts["fit_tokens"],
+            "steps": steps,
+            "learning_rate": config.pretrain.lr,
+            "command": f"python train.py task=pretrain model={model.name}",
+        }
+        facts: dict[str, Any] = {"architecture": model.architecture, "seed": model.seed, "training": training}
         folder = work.job.aside / model.name
         save_mini(folder, trained.model, tokenizer, facts, card="")
         mini = load_model(replace(model, path=str(folder)))
@@ -96,32 +105,9 @@ def _try_out(model: ModelConfig, vocabulary: int, context: int) -> None:
     try:
         module = build_mini(model.architecture, vocabulary, model.seed, model.family)
         module(torch.zeros(1, context, dtype=torch.long))
-    except ThinkalikeError:
-        raise
     except Exception as error:  # whatever the libraries raise that build it
-        reason = first_line(error)[:200]
-        raise ConfigError(
-            f"model.architecture={model.architecture} cannot be built for rows of {context} tokens: "
-            f"{type(error).__name__}: {reason}; correct it, or model.context"
-        ) from error
-
-
-def _objective(config: TrainConfig, module: nn.Module, corpus: Corpus, tokenizer: Any) -> Pretraining:
-    options = (module, corpus.fit.tokens, config.pretrain, config.model.seed)
-    masked = family_named(config.model.family).predicts == "hidden"
-    return MaskedPretraining(*options, tokenizer) if masked else Pretraining(*options)
-
-
-def _training_facts(config: TrainConfig, corpus: Corpus) -> dict[str, Any]:
-    steps = max(config.pretrain.tokens // config.pretrain.tokens_per_step, 1)
-    return {
-        "data": config.data.name,
-        "tokens_seen": steps * config.pretrain.tokens_per_step,
-        "distinct_tokens": corpus.counts["fit_tokens"],
-        "steps": steps,
-        "learning_rate": config.pretrain.lr,
-        "command": f"python train.py task=pretrain model={config.model.name}",
-    }
+        asked = f"model.architecture={model.architecture} model.context={context}"
+        raise ConfigError(f"{asked} cannot be built: {type(error).__name__}: {first_line(error)[:200]}") from error
 
 
 def _card(config: TrainConfig, facts: dict[str, Any], mini: FrozenModel) -> str:

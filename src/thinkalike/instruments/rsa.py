@@ -20,6 +20,7 @@ from thinkalike.instruments.of_stimuli import (
     layer_distances,
     rows_of_sides,
     sentence_groups,
+    states_of_sides,
     stimuli_facts,
 )
 from thinkalike.instruments.operations import of_distances, of_similarity
@@ -28,9 +29,9 @@ from thinkalike.job import Outcome, Work
 from thinkalike.measures.distances.comparators import COMPARATORS, WHITENED
 from thinkalike.measures.distances.neural import NOISES
 from thinkalike.measures.distances.representational_similarity import mantel, rsa_estimate
-from thinkalike.measures.estimates import Estimate, span
+from thinkalike.measures.estimates import span
 from thinkalike.screen import show_text
-from thinkalike.states.stimuli import StimulusStates, numbered, stimulus_states_of
+from thinkalike.states.stimuli import numbered
 from thinkalike.store import Headline, Result
 from thinkalike.tables import matrix_rows
 
@@ -97,14 +98,16 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
         if config.subjects:
             return subjects.run(config, stimuli)
         with work.phase("states"):
-            sides = stimulus_states_of(config, stimuli, measure.embed)
+            sides = states_of_sides(config, stimuli)
         try:
-            layers = _layers(sides, measure)
-            similarity = _estimate(measure, layers, stimuli, config.seed)
+            layers = [layer for side in sides for layer in layer_distances(side, measure)]
+            groups = sentence_groups(stimuli)
+            similarity = rsa_estimate(
+                layers, comparator=measure.comparator, groups=groups, folds=FOLDS, seed=config.seed
+            )
             more = {"low": similarity.low, "high": similarity.high}
             if measure.permutations:
-                chosen = (measure.distance, measure.permutations, config.seed, measure.comparator)
-                more["p"] = mantel(layers, None, *chosen)[1]
+                more["p"] = mantel(layers, None, "euclidean", measure.permutations, config.seed, measure.comparator)[1]
         except ValueError as error:
             raise DataError(f"{stimuli.source}: {error}{numbered(sides)}") from error
         rows = rows_of_sides(sides)
@@ -158,16 +161,3 @@ class RSA(OfStimuli, kind="rsa", version=2, reads=("model", "target", "measure",
 def _different(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of a table that compare a layer with another one than itself."""
     return table[(table["source"] != table["target"]) | (table["source_layer"] != table["target_layer"])]
-
-
-def _layers(sides: Sequence[StimulusStates], measure: Any) -> list[Any]:
-    """Return the states in all layers, or under distance=crossnobis their distances."""
-    if measure.distance != "crossnobis":
-        return [layer for side in sides for layer in side.states]
-    return [layer for side in sides for layer in layer_distances(side, measure)]
-
-
-def _estimate(measure: Any, layers: list[Any], stimuli: Stimuli, seed: int) -> Estimate:
-    """Return RSA with intervals over sentences; for stimuli of few sentences, over stimuli."""
-    settings = {"distance": measure.distance, "comparator": measure.comparator}
-    return rsa_estimate(layers, groups=sentence_groups(stimuli), folds=FOLDS, seed=seed, **settings)

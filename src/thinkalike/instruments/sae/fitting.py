@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Sequence
@@ -13,8 +14,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import SAEConfig
-from thinkalike.errors import TrainingError
 from thinkalike.evaluation.language import ends_of
 from thinkalike.evaluation.saes import SplicedLosses, spliced_losses, spread_by_document
 from thinkalike.instruments.operations import Site, of_start, of_token
@@ -28,6 +27,8 @@ from thinkalike.training.run import Run, fit
 from thinkalike.training.saes import SAEFit, SAETraining
 
 log = logging.getLogger(__name__)
+
+NOTHING = Estimate(*(torch.tensor(math.nan),) * 3)  # blank cells
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
     """Train all autoencoders of a job.
 
     Raises:
-        TrainingError: a loss is no number, or the best rate of a start explains less than nothing at its end.
+        TrainingError: a loss is no number.
     """
     config, rows = setting.config, setting.corpus.fit.tokens
     fits = [
@@ -83,14 +84,15 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
     ]
     module = SAETraining(setting.model, rows, fits, config, setting.mean, setting.scale, setting.report)
     log.info("%d autoencoders of %d latents, %d steps", len(fits), config.width, config.steps)
-    _warn_of_repetition(config.steps * config.tokens_per_step, setting.corpus.counts["fit_tokens"])
+    if (times := setting.tokens_seen[-1] / setting.corpus.counts["fit_tokens"]) > 1.01:
+        log.warning("warning: training reads the fit tokens %.1f times over: there are no more", times)
     if config.steps:
         with setting.model.compiled(run.trainer.compile), setting.model.cast(run.trainer.precision == "bf16-mixed"):
             fit(module, run, loggers)
     module.to(setting.model.device)
     module.look(len(config.looks) - 1)
     shape = len(config.looks), len(config.starts), len(config.factors), config.seeds
-    made = Fitted(
+    return Fitted(
         module.errors.cpu().double().view(*shape, -1),
         spread_by_document(setting.report, module.errors.shape[-1]),
         module.active.cpu().view(shape),
@@ -98,25 +100,6 @@ def fitted(setting: Setting, run: Run, loggers: Sequence[Any]) -> Fitted:
         began=[each.begins for each in fits],
         ended=module.trained(),
     )
-    _check_convergence(config, made)
-    return made
-
-
-def _check_convergence(config: SAEConfig, made: Fitted) -> None:
-    """Refuse an autoencoder that training has made worse than the mean, whichever start it has."""
-    errors, spread = made.judged
-    last = 1 - errors[-1].sum(-1) / spread.sum()
-    for number, start in enumerate(config.starts if config.steps else []):
-        if (explained := float(last[number, made.best_rate(number)].mean())) < 0:
-            raise TrainingError(
-                f"the autoencoder with the start {start} explains {explained:.3g} of the variance after training, less "
-                f"than the mean alone: lower sae.lr={config.lr:g}"
-            )
-
-
-def _warn_of_repetition(seen: int, tokens: int) -> None:
-    if seen > 1.01 * tokens:
-        log.warning("warning: training reads the fit tokens %.1f times over: there are no more", seen / tokens)
 
 
 # -------------------------------------------------------------------------------------------------------------- savings
@@ -142,6 +125,10 @@ class Course:
     def operations(self, tokens: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
         """Return the operations of so many tokens of training, with what came before it."""
         return self.fixed + self.each * tokens
+
+    def spent(self, tokens: int) -> float:
+        """Return the operations of a number of tokens, as tables have them."""
+        return float(self.operations(torch.tensor(float(tokens))))
 
     def reaches(self, goals: Float[Tensor, "looks seeds"]) -> Float[Tensor, "looks seeds"]:
         """Return the tokens after which each seed first explains as much as its goals; infinite where it never does.
@@ -173,9 +160,13 @@ def savings(course: Course, against: Course) -> Float[Tensor, "looks seeds"]:
 def over_seeds(values: Float[Tensor, "*b seeds"], level: float = 0.95) -> Estimate:
     """Return the mean over seeds with its interval by Student's t; of one seed it has no ends."""
     seeds = values.shape[-1]
-    if seeds < 2:
-        return interval_around(values.mean(-1), math.inf)
-    return interval_around(values.mean(-1), student_t(level, seeds - 1) * values.std(-1) / math.sqrt(seeds))
+    half = student_t(level, seeds - 1) * values.std(-1) / math.sqrt(seeds) if seeds > 1 else math.inf
+    return interval_around(values.mean(-1), half)
+
+
+def _pairs(courses: Sequence[Course]) -> list[tuple[Course, Course]]:
+    """Return each course with each before it in the list, which it is compared with."""
+    return [(course, against) for against, course in itertools.combinations(courses, 2)]
 
 
 def savings_table(courses: Sequence[Course]) -> tuple[pd.DataFrame, Float[Tensor, "rows seeds"]]:
@@ -186,7 +177,7 @@ def savings_table(courses: Sequence[Course]) -> tuple[pd.DataFrame, Float[Tensor
     Returns:
         The table with means over seeds and intervals, and the share that each seed saves, row by row.
     """
-    pairs = [(course, against) for number, against in enumerate(courses) for course in courses[number + 1 :]]
+    pairs = _pairs(courses)
     by_seed = [savings(course, against) for course, against in pairs]
     tables = [
         pd.DataFrame(
@@ -227,11 +218,10 @@ def break_even_table(courses: Sequence[Course]) -> pd.DataFrame:
     Blank cells: with some seed it does at none.
     """
     rows = []
-    for number, against in enumerate(courses):
-        for course in courses[number + 1 :]:
-            found = break_even(course, against)
-            ends = over_seeds(found) if found.isfinite().all() else Estimate(*(torch.tensor(math.nan),) * 3)
-            rows.append({"start": course.start, "against": against.start, **ends_of("break_even_tokens", ends)})
+    for course, against in _pairs(courses):
+        found = break_even(course, against)
+        ends = over_seeds(found) if found.isfinite().all() else NOTHING
+        rows.append({"start": course.start, "against": against.start, **ends_of("break_even_tokens", ends)})
     return pd.DataFrame(rows)
 
 
@@ -243,28 +233,19 @@ BLANK = [  # an empty cell: a start does not break even; there is no loss to rec
 ]
 
 
-def tokens_seen(setting: Setting) -> list[int]:
-    """Return how many tokens had been read at each look."""
-    return [look * setting.config.tokens_per_step for look in setting.config.looks]
-
-
 def courses_of(setting: Setting, made: Fitted) -> list[Course]:
     """Return what each start explains as it reads, those that are compared with first."""
     config, (errors, spread) = setting.config, made.judged
     explained = 1 - errors.sum(-1) / spread.sum()
-    order = [start for start in ("random", "least_squares", "transferred") if start in config.starts]
     seen, own, source = _sites(setting)
-    return [
-        Course(
-            start,
-            tokens_seen(setting),
-            torch.stack([each[number, made.best_rate(number, look)] for look, each in enumerate(explained)]),
-            of_start(start, config, seen, own, source),
-            of_token(config, seen, own),
-        )
-        for start in order
-        for number in [config.starts.index(start)]
-    ]
+    found = []
+    for start in ("random", "least_squares", "transferred"):
+        if start in config.starts:
+            number = config.starts.index(start)
+            curve = [each[number, made.best_rate(number, look)] for look, each in enumerate(explained)]
+            costs = of_start(start, config, seen, own, source), of_token(config, seen, own)
+            found.append(Course(start, setting.tokens_seen, torch.stack(curve), *costs))
+    return found
 
 
 def curves(setting: Setting, made: Fitted) -> pd.DataFrame:
@@ -272,14 +253,10 @@ def curves(setting: Setting, made: Fitted) -> pd.DataFrame:
     config = setting.config
     explained = _explained(bootstrap_interval(*made.judged))
     course = {each.start: each for each in courses_of(setting, made)}
-    names = pd.MultiIndex.from_product(
-        [tokens_seen(setting), config.starts, [config.lr * factor for factor in config.factors], setting.seeds],
-        names=["tokens", "start", "rate", "seed"],
-    ).to_frame(index=False)
-    names["flops"] = [
-        float(course[start].operations(torch.tensor(float(tokens))))
-        for start, tokens in zip(names["start"], names["tokens"], strict=True)
-    ]
+    rates = [config.lr * factor for factor in config.factors]
+    each = itertools.product(setting.tokens_seen, config.starts, rates, setting.seeds)
+    names = pd.DataFrame(list(each), columns=["tokens", "start", "rate", "seed"])
+    names["flops"] = [course[start].spent(count) for count, start in names[["tokens", "start"]].to_numpy()]
     numbers = ends_of("explained_variance", Estimate(*(part.flatten() for part in explained)))
     beside = {"active_latents": made.active, "dead_latents": made.dead}
     return names.assign(**numbers, **{name: each.flatten().tolist() for name, each in beside.items()})
@@ -305,7 +282,7 @@ def table_of(setting: Setting, made: Fitted) -> pd.DataFrame:
     losses = spliced_losses(setting.model, config.layer, saes, setting.mean, report, skip)
     spliced = losses.spliced.unflatten(0, (len(chosen), config.seeds))
     for (number, look, rate), own in zip(chosen, spliced, strict=True):
-        tokens = tokens_seen(setting)[look]
+        tokens = setting.tokens_seen[look]
         explained = _explained(documents_and_seeds_interval(errors[look, number, rate], spread))
         rows.append(
             {
@@ -314,7 +291,7 @@ def table_of(setting: Setting, made: Fitted) -> pd.DataFrame:
                 "start": config.starts[number],
                 "rate": config.lr * config.factors[rate] if look else 0.0,
                 "tokens": tokens,
-                "flops": float(course[config.starts[number]].operations(torch.tensor(float(tokens)))),
+                "flops": course[config.starts[number]].spent(tokens),
                 **ends_of("explained_variance", explained),
                 **_recovered(losses, own),
                 "active_latents": float(made.active[look, number, rate].mean()),
@@ -334,12 +311,11 @@ def _recovered(losses: SplicedLosses, spliced: Tensor) -> dict[str, Any]:
     penalty = documents_and_seeds_interval(spliced - losses.clean, counts)
     value, low, high = (loss_recovered(clean, ablated, clean + each) for each in penalty)
     recovered = Estimate(value, high, low)  # it falls as the penalty rises
-    nothing = Estimate(*(torch.tensor(torch.nan),) * 3)
     return {
         "clean_loss": float(clean),
         "ablated_loss": float(ablated),
         **ends_of("penalty", penalty),
-        **ends_of("loss_recovered", recovered if ablated > clean else nothing),
+        **ends_of("loss_recovered", recovered if ablated > clean else NOTHING),
     }
 
 

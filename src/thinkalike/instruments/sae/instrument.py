@@ -16,7 +16,6 @@ from thinkalike.evaluation.language import document_numbers
 from thinkalike.instruments import operations
 from thinkalike.instruments.sae.fitting import (
     BLANK,
-    Fitted,
     break_even_table,
     courses_of,
     curves,
@@ -56,7 +55,10 @@ class SparseAutoencoders(
     makes_inputs: ClassVar[bool] = True
 
     def inputs(self, config: TrainConfig) -> Mapping[str, Any]:
-        _foresee(config)
+        if outline(config.model).predicts not in (None, "next"):
+            raise ModelError(
+                f"{config.model.name} predicts no next token, and task=sae reports the loss of the next token"
+            )
         read: dict[str, Any] = {**fingerprints(config, ("model", "data"))}
         if config.sae.source:
             read |= {"source": source_result(config), "source_model": checkpoint_fingerprint(source_model(config))}
@@ -81,7 +83,15 @@ class SparseAutoencoders(
             made = fitted(setting, run, loggers_of(run))
         with work.phase("report"):
             table, courses = table_of(setting, made), courses_of(setting, made)
-        _save(setting, made, work.job.aside)
+        for seed in range(config.sae.seeds):
+            save_sae(
+                made.ended[made.place(0, made.best_rate(0), seed)].cpu(),
+                work.job.aside / seed_folder(seed),
+                model_name=setting.model.name,
+                hook_name=f"blocks.{config.sae.layer}.hook_resid_post",
+                context_size=setting.corpus.fit.context,
+                prepend_bos=setting.model.bos_each_row,
+            )
         arrays = {"errors": made.errors.float(), "spread": made.spread}
         tables = {"curves": curves(setting, made)}
         if len(courses) > 1:
@@ -115,37 +125,25 @@ class SparseAutoencoders(
         return [*ends, Headline("dead_latents", float(last["dead_latents"]))]
 
     def show(self, result: Result) -> None:
-        show_saes(result)
-
-
-def _foresee(config: TrainConfig) -> None:
-    """Refuse what is seen without any weights.
-
-    Raises:
-        ModelError: the model predicts no next token, or has no such layer.
-    """
-    seen, layer = outline(config.model), config.sae.layer
-    if seen.predicts not in (None, "next"):
-        raise ModelError(
-            f"{config.model.name} predicts no next token, and task=sae says what its loss is with the autoencoder in "
-            "place; choose a model that does"
-        )
-    if seen.layers and layer >= seen.layers:
-        raise ModelError(f"sae.layer={layer}, and {config.model.name} has layers 0 to {seen.layers - 1}")
-
-
-def _save(setting: Setting, made: Fitted, folder: Path) -> None:
-    """Write the autoencoder of `sae.start` at its best rate, of each seed."""
-    config, rate = setting.config, made.best_rate(0)
-    for seed in range(config.seeds):
-        save_sae(
-            made.ended[made.place(0, rate, seed)].cpu(),
-            folder / seed_folder(seed),
-            model_name=setting.model.name,
-            hook_name=f"blocks.{config.layer}.hook_resid_post",
-            context_size=setting.corpus.fit.context,
-            prepend_bos=setting.model.bos_each_row,
-        )
+        table, sae = result.table, result.config["sae"]
+        first = table.iloc[0]
+        kind = f"Top{sae['k']}" if sae["activation"] == "topk" else "ReLU"
+        title = f"{first['model']}, layer {first['layer']}: {kind} of {sae['width']} latents, {sae['seeds']} seed(s), "
+        title += f"95 % intervals over {number_of_documents(result.scalars)} and seeds"
+        columns = [
+            text_column("start", table["start"]),
+            number_column("tokens", table["tokens"], ","),
+            Column("rate", [f"{rate:g}" if rate else "" for rate in table["rate"]]),
+            number_column("TFLOP", table["flops"] / 1e12, ".3g"),
+            _with_ends(table, "explained_variance", ".3f", "explained variance"),
+            _with_ends(table, "loss_recovered", ".3f", "loss recovered"),
+            number_column("penalty", table["penalty"], "+.3f"),
+            number_column("active", table["active_latents"], ".1f"),
+            number_column("dead", table["dead_latents"], ".1%"),
+        ]
+        show_table(Table(title, columns, keys=2))
+        if "savings" in result.tables and len(result.tables["savings"]):
+            show_table(_savings(result.tables["savings"], result.tables["break_even"]))
 
 
 # --------------------------------------------------------------------------------------------------------------- screen
@@ -154,57 +152,24 @@ def _save(setting: Setting, made: Fitted, folder: Path) -> None:
 SHARES = (1 / 16, 1 / 4, 1 / 2, 1)  # of the tokens of a job: the budgets that are printed
 
 
-def show_saes(result: Result) -> None:
-    """Print the tables."""
-    table, sae = result.table, result.config["sae"]
-    first = table.iloc[0]
-    kind = f"Top{sae['k']}" if sae["activation"] == "topk" else "ReLU"
-    title = f"{first['model']}, layer {first['layer']}: {kind} of {sae['width']} latents, {sae['seeds']} seed(s), "
-    title += f"95 % intervals over {number_of_documents(result.scalars)} and seeds"
-    rows = table.to_dict("records")
-    columns = [
-        text_column("start", table["start"]),
-        number_column("tokens", table["tokens"], ","),
-        Column("rate", [f"{rate:g}" if rate else "" for rate in table["rate"]]),
-        number_column("TFLOP", table["flops"] / 1e12, ".3g"),
-        Column("explained variance", [_with_ends(row, "explained_variance", ".3f") for row in rows]),
-        Column("loss recovered", [_with_ends(row, "loss_recovered", ".3f") for row in rows]),
-        number_column("penalty", table["penalty"], "+.3f"),
-        number_column("active", table["active_latents"], ".1f"),
-        number_column("dead", table["dead_latents"], ".1%"),
-    ]
-    show_table(Table(title, columns, keys=2))
-    if "savings" in result.tables and len(result.tables["savings"]):
-        show_table(_savings(result.tables["savings"], result.tables["break_even"]))
-
-
-def budgets(savings: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the budgets that are spoken of: a sixteenth, a quarter, a half and all of the tokens."""
-    asked = [savings["tokens"].max() * share for share in SHARES]
-    return savings[savings["tokens"].isin(asked)]
-
-
 def _savings(savings: pd.DataFrame, even: pd.DataFrame) -> Table:
     """Return the table of savings at the budgets."""
-    own = budgets(savings)
-    pairs = list(own[["start", "against"]].drop_duplicates().itertuples(index=False, name=None))
-    columns = [text_column(name, [pair[place] for pair in pairs]) for place, name in enumerate(("start", "against"))]
-    first = [even[(even["start"] == start) & (even["against"] == against)] for start, against in pairs]
+    own = savings[savings["tokens"].isin([savings["tokens"].max() * share for share in SHARES])]
+    pairs = own[["start", "against"]].drop_duplicates()
+    columns = [text_column(name, pairs[name]) for name in ("start", "against")]
     for tokens in own["tokens"].unique():
-        cells = own[own["tokens"] == tokens].set_index(["start", "against"]).loc[pairs]
-        columns.append(Column(f"{tokens:,}", [_with_ends(row, "saved", "+.1%") for row in cells.to_dict("records")]))
-    columns.append(Column("saves from", [_tokens(each.iloc[0]["break_even_tokens"]) for each in first]))
+        cells = pairs.merge(own[own["tokens"] == tokens])
+        columns.append(_with_ends(cells, "saved", "+.1%", f"{tokens:,}"))
+    first = pairs.merge(even)["break_even_tokens"]
+    columns.append(Column("saves from", ["not here" if pd.isna(count) else f"{count:,.0f} tokens" for count in first]))
     title = "share of all FLOPs saved on the way to what the other start explains after so many tokens"
     return Table(title, columns, keys=2)
 
 
-def _tokens(count: float) -> str:
-    return "not here" if pd.isna(count) else f"{count:,.0f} tokens"
-
-
-def _with_ends(row: dict, name: str, form: str) -> str:
-    """Return a number with its interval, or alone where that has no ends; nothing for none."""
-    if pd.isna(row[name]):
-        return ""
-    ends = row[f"{name}_low"], row[f"{name}_high"]
-    return f"{row[name]:{form}}" if any(map(pd.isna, ends)) else span(row[name], *ends, form)
+def _with_ends(table: pd.DataFrame, name: str, form: str, header: str) -> Column:
+    """Return numbers with their intervals, or alone where these have no ends; nothing for a blank cell."""
+    cells = []
+    for value, low, high in table[[name, f"{name}_low", f"{name}_high"]].to_numpy(float):
+        alone = "" if isnan(value) else f"{value:{form}}"
+        cells.append(alone if isnan(value) or isnan(low) or isnan(high) else span(value, low, high, form))
+    return Column(header, cells)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch import Tensor
 from thinkalike.config import LoggerConfig, ModelConfig, SAEConfig, TrainConfig, model_named, options
 from thinkalike.data.corpus import read_corpus
 from thinkalike.data.rows import Corpus, TokenRows
-from thinkalike.errors import ConfigError, ModelError, nearest
+from thinkalike.errors import ConfigError, ModelError
 from thinkalike.evaluation.saes import SiteStates, site_states, states_after
 from thinkalike.instruments import instrument_of, run_job
 from thinkalike.job import is_stored
@@ -22,19 +21,14 @@ from thinkalike.measures.sae.autoencoder import SparseAutoencoder, carried, in_o
 from thinkalike.measures.sae.saelens import load_sae
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
+from thinkalike.models.tokenizers import same_vocabulary
 from thinkalike.stitches.results import load_stitch
 from thinkalike.store import Result, open_result
-from thinkalike.tokenizers import tokenizer_fingerprint
 from thinkalike.training.steps import StepBatches
 
 
 def source_model(config: TrainConfig) -> ModelConfig:
-    """Return the model whose autoencoders are carried over; nothing is trained.
-
-    Raises:
-        ConfigError: `sae.source` is neither a model nor a result of task=sae.
-        StoreError: that result is damaged.
-    """
+    """Return the model whose autoencoders are carried over; nothing is trained."""
     name = str(config.sae.source)
     if name in options("model"):
         return model_named(name, {"dtype": config.model.dtype, "device": config.model.device})
@@ -62,35 +56,28 @@ def source_result(config: TrainConfig) -> Result:
     """Return the result that `sae.source` names; that of a model is made by the same recipe where the store lacks it.
 
     Raises:
-        ConfigError: it is neither a model nor a result of task=sae, or that is of another layer or size.
-        StoreError: that result is damaged.
+        ConfigError: it is a result of another kind, layer or size.
+        StoreError: it is neither a model nor a result, or that is damaged.
     """
     name, own = str(config.sae.source), config.sae
     if jobs := source_jobs(config):
         (job,) = jobs
         if not is_stored(instrument_of(job), job):  # a source that is of no use is not trained
             source, target = load_models(job.model, config.model)
-            check_tokenizers(source, target)
+            same_vocabulary(source, target)
             if own.stitch:
                 maps_of_stitch(own.stitch, (source, job.sae.layer), (target, own.layer))
         return run_job(job, shown_again=False)
     made = _result(name)
-    for key, asked in {"layer": own.source_layer, "width": own.width, "activation": own.activation}.items():
+    shared = {"layer": own.source_layer, "width": own.width, "activation": own.activation, "k": own.active}
+    for key, asked in shared.items():
         there = made.config["sae"][key]
         if asked not in (None, there):
             raise ConfigError(f"sae.source={name} has sae.{key}={there}, not {asked}; take that, or another source")
-    if own.activation == "topk" and made.config["sae"]["k"] != own.k:
-        raise ConfigError(
-            f"sae.source={name} has sae.k={made.config['sae']['k']}, not {own.k}; take that, or another source"
-        )
     return made
 
 
 def _result(name: str) -> Result:
-    """Return the result of task=sae in a folder."""
-    if not Path(name).expanduser().is_dir():
-        near = nearest(name, options("model"))
-        raise ConfigError(f"sae.source={name} is neither a result of task=sae nor a model; {near}")
     made = open_result(name)
     if made.kind != "sae":
         raise ConfigError(f"sae.source={name} is a result of {made.kind}; give one of task=sae, or a model")
@@ -100,13 +87,9 @@ def _result(name: str) -> Result:
 def maps_of_stitch(
     stitch: str, source: tuple[FrozenModel, int], target: tuple[FrozenModel, int]
 ) -> tuple[AffineMap, AffineMap]:
-    """Return the maps of a stitching result in both directions.
-
-    Args:
-        source, target: the models with their layers.
+    """Return the maps of a stitching result in both directions, between models at layers.
 
     Raises:
-        StoreError: there is no result, or it is damaged.
         StitchError: it holds no stitches, has no such pair, one direction only, or is of other weights.
     """
     pair, there = (source[1], target[1]), load_stitch(stitch)
@@ -117,11 +100,7 @@ def maps_of_stitch(
 
 
 def saes_of(made: Result) -> list[SparseAutoencoder]:
-    """Return the autoencoders of a result, one for each seed.
-
-    Raises:
-        ModelError: a file is missing or damaged.
-    """
+    """Return the autoencoders of a result, one for each seed."""
     return [load_sae(made.folder / seed_folder(seed)).sae for seed in range(made.config["sae"]["seeds"])]
 
 
@@ -130,31 +109,11 @@ def seed_folder(seed: int) -> str:
     return f"seed-{seed}" if seed else "."
 
 
-def check_tokenizers(source: FrozenModel, model: FrozenModel) -> None:
-    """Refuse models that cut text differently, as maps are fitted token by token.
-
-    Raises:
-        ModelError: they do.
-    """
-    if tokenizer_fingerprint(source.tokenizer) != tokenizer_fingerprint(model.tokenizer):
-        raise ModelError(
-            f"{source.name} and {model.name} have different tokenizers, and maps are fitted token by token; choose a "
-            "source with the same one"
-        )
-
-
 def check_source(made: Result, model: FrozenModel) -> None:
-    """Check that a model is the one that a result's autoencoders are of.
-
-    Raises:
-        ModelError: it has other weights.
-    """
+    """Refuse a model whose weights are not those that a result's autoencoders are of."""
     found, stated = model.fingerprint(), made.provenance["models"][0]["weights"]
     if found != stated:
-        raise ModelError(
-            f"{made.folder} holds autoencoders of {model.name} with the weights {stated}, and these are {found}; train "
-            "them anew"
-        )
+        raise ModelError(f"{made.folder} holds autoencoders of {model.name} with the weights {stated}, not {found}")
 
 
 # -------------------------------------------------------------------------------------------------------------- setting
@@ -183,8 +142,7 @@ class Setting:
         """Load models and text, and check that they go together.
 
         Raises:
-            ConfigError: the layer does not exist.
-            ModelError: a model cannot be had, predicts no next token, or has another tokenizer than the source.
+            ModelError: a model cannot be loaded, has no such layer, or another tokenizer than the source.
             DataError: there is too little text.
         """
         sae, made = config.sae, inputs.get("source")
@@ -194,11 +152,10 @@ class Setting:
         model.check_layers([sae.layer])
         if made and source:
             check_source(made, source)
-            check_tokenizers(source, model)
+            same_vocabulary(source, model)
         context = min(each.context for each in (model, *sources))
         needed = max(sae.tokens, sae.map_tokens)
         corpus = read_corpus(config.data, model.tokenizer, context, bos=model.bos_each_row, fit_tokens=needed)
-        _check_rows(sae, corpus)
         opening = StepBatches(corpus.fit.tokens, sae.map_tokens, 1, 0)[0]
         return cls(sae, config.seed, model, corpus, opening, source, made)
 
@@ -206,6 +163,17 @@ class Setting:
     def seeds(self) -> range:
         """The seeds of the job."""
         return range(self.seed, self.seed + self.config.seeds)
+
+    @property
+    def tokens_seen(self) -> list[int]:
+        """The number of tokens that have been read at each look."""
+        return [look * self.config.tokens_per_step for look in self.config.looks]
+
+    @cached_property
+    def known(self) -> list[SparseAutoencoder]:
+        """The autoencoders that are carried over, one for each seed of their job."""
+        assert self.made
+        return saes_of(self.made)
 
     @cached_property
     def states(self) -> Tensor:
@@ -246,30 +214,8 @@ class Setting:
     def begins(self, start: str, seed: int) -> SparseAutoencoder:
         """Return where an autoencoder begins, in the model's own units."""
         if start == "transferred":
-            known = self._known
-            return carried(known[seed % len(known)].to(self.mean.device), *self.maps)
+            return carried(self.known[seed % len(self.known)].to(self.mean.device), *self.maps)
         sae, d = self.config, self.model.d_model
         random = SparseAutoencoder.random(d, sae.width, sae.active, seed).to(self.mean.device)
         random = in_own_units(random, self.mean, self.scale)
         return with_fitted_decoder(random, self.states) if start == "least_squares" else random
-
-    @cached_property
-    def _known(self) -> list[SparseAutoencoder]:
-        assert self.made
-        return saes_of(self.made)
-
-
-def _check_rows(config: SAEConfig, corpus: Corpus) -> None:
-    """Refuse rows of which nothing is left, and buffers that hold none."""
-    context = corpus.fit.context
-    if config.skip_first_tokens >= context:
-        raise ConfigError(
-            f"sae.skip_first_tokens={config.skip_first_tokens} leaves nothing of rows of {context} tokens"
-        )
-    for key in ("map_tokens", "buffer"):
-        size = getattr(config, key)
-        if size < context:
-            name = "sae.map_tokens" if key == "map_tokens" else "sae.tokens_per_step times sae.steps_per_buffer"
-            raise ConfigError(
-                f"{name} is {size}, less than one row of {context} tokens; raise it, or lower data.context"
-            )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from typing import Any
 
@@ -23,6 +23,10 @@ from thinkalike.screen import Table, number_column, show_table, text_column
 from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Result
 
+SHOWN = 3  # features of each layer on the screen
+CELLS = ("ceiling", "ceiling_of_words")  # of the joint cells of all features, and of words
+SHARE = "share"  # of its first ceiling that a score is
+
 
 def group_tables(
     config: AnalyzeConfig,
@@ -30,13 +34,11 @@ def group_tables(
     subjects: Sequence[StimulusStates],
     profiles: pd.DataFrame,
     scores: pd.DataFrame,
-    groups: Tensor | None,
 ) -> dict[str, pd.DataFrame]:
     """Return the group's profile and its scores, each the mean over subjects with a random-effects interval.
 
     Args:
         profiles, scores: The tables of all sides.
-        groups: What a fold keeps together.
 
     Returns:
         group: layer, feature, importance, low, high, p. group_scores: layer, score, low, high, p, and lower and upper,
@@ -45,15 +47,14 @@ def group_tables(
     Raises:
         DataError: the distances of a fold are all equal in a subject.
     """
-    names = [side.name for side in subjects]
-    profile = _mean(profiles, names, ["layer", "feature"], "importance")
-    score = _mean(scores, names, ["layer"], "score")
+    names, held_out = [side.name for side in subjects], _held_out(config, stimuli)
+    recorded = zip(*(layer_distances(each, config.measure) for each in subjects), strict=True)
     try:
-        ends = [_held_out_ceiling(layers, config, stimuli, groups) for layers in _by_layer(subjects, config.measure)]
+        lower, upper = zip(*(_held_out_ceiling(layers, held_out) for layers in recorded), strict=True)
     except ValueError as error:
         raise DataError(f"{stimuli.source}: the noise ceiling of held-out stimuli: {error}") from error
-    lower, upper = zip(*ends, strict=True)
-    return {"group": profile, "group_scores": score.assign(lower=lower, upper=upper)}
+    score = _mean(scores, names, ["layer"], "score").assign(lower=lower, upper=upper)
+    return {"group": _mean(profiles, names, ["layer", "feature"], "importance"), "group_scores": score}
 
 
 def _mean(table: pd.DataFrame, names: Sequence[str], by: list[str], value: str) -> pd.DataFrame:
@@ -63,39 +64,27 @@ def _mean(table: pd.DataFrame, names: Sequence[str], by: list[str], value: str) 
         values = torch.tensor(inside[value].to_numpy(float))
         mean, low, high = random_effects(values)
         p = two_sided(mean, values.std() / len(values) ** 0.5, len(values) - 1)
-        found = {value: float(mean), "low": float(low), "high": float(high), "p": float(p)}
-        rows.append(dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)) | found)
+        numbers = dict(zip((value, "low", "high", "p"), map(float, (mean, low, high, p)), strict=True))
+        rows.append(dict(zip(by, key, strict=True)) | numbers)
     return pd.DataFrame(rows)
 
 
-def _by_layer(subjects: Sequence[StimulusStates], measure: Any) -> Iterator[list[NeuralDistances]]:
-    """Yield the distances of all subjects in each recorded layer."""
-    yield from (list(layers) for layers in zip(*(layer_distances(each, measure) for each in subjects), strict=True))
-
-
-def _held_out_ceiling(
-    layers: Sequence[NeuralDistances], config: AnalyzeConfig, stimuli: Stimuli, groups: Tensor | None
-) -> tuple[float, float]:
-    """Return the noise ceiling of held-out pairs, which is the mean over the folds of the scores."""
-    found = []
-    for rows in _held_out(config, stimuli, groups):
-        ends = noise_ceiling(distance_vectors([layer.take(rows) for layer in layers]))
-        found.append([float(ends.lower.mean()), float(ends.upper.mean())])
-    lower, upper = torch.tensor(found, dtype=torch.float64).mean(0).tolist()
-    return lower, upper
-
-
-def _held_out(config: AnalyzeConfig, stimuli: Stimuli, groups: Tensor | None) -> Iterator[Int[Tensor, " k"]]:
-    """Yield the stimuli that each fold holds out; all of them, where folds are of pairs."""
+def _held_out(config: AnalyzeConfig, stimuli: Stimuli) -> list[Int[Tensor, " k"]]:
+    """Return the stimuli that each fold holds out; all of them, where folds are of pairs."""
     measure: Any = config.measure
     table: Float[Tensor, "n f"] = stimuli.codes().table
     kept = (~table.isnan().any(1) | (measure.missing != "drop")).nonzero()[:, 0]
     if config.recipe == "paper":
-        yield kept
-        return
-    owners = None if groups is None else groups[kept]
-    for _, test in splits(stimulus_folds(len(kept), measure.folds, config.seed, owners)):
-        yield kept[test]
+        return [kept]
+    owners = stimuli.groups[kept] if measure.together == "sentence" else None
+    return [kept[test] for _, test in splits(stimulus_folds(len(kept), measure.folds, config.seed, owners))]
+
+
+def _held_out_ceiling(layers: Sequence[NeuralDistances], held_out: Sequence[Int[Tensor, " k"]]) -> list[float]:
+    """Return both ends of the noise ceiling of held-out pairs, each a mean over the folds."""
+    found = [noise_ceiling(distance_vectors([layer.take(rows) for layer in layers])) for rows in held_out]
+    ends = [[float(each.lower.mean()), float(each.upper.mean())] for each in found]
+    return torch.tensor(ends, dtype=torch.float64).mean(0).tolist()
 
 
 def with_group(result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -110,7 +99,7 @@ def with_group(result: Result) -> tuple[pd.DataFrame, pd.DataFrame]:
     return profiles, scores
 
 
-def show_group(result: Result, shown: int) -> None:
+def show_group(result: Result) -> None:
     """Print the group's held-out score in each recorded layer, the noise ceiling, and the most important features."""
     if "group" not in result.tables:
         return
@@ -121,35 +110,31 @@ def show_group(result: Result, shown: int) -> None:
         number_column("layer", scores["layer"]),
         number_column("held-out ρ", [span(row.score, row.low, row.high) for row in rows]),
         number_column("noise ceiling", [f"{row.lower:.3f} to {row.upper:.3f}" for row in rows]),
-        text_column("most important features", [_top(each, shown, with_ends=True) for each in layers]),
+        text_column("most important features", [_top(each, with_ends=True) for each in layers]),
     ]
     where = "each one's numbers are in table.csv and scores.csv"
     show_table(Table(f"mean over {count} subjects with intervals over them; {where}", columns))
 
 
-def show_sides(result: Result, shown: int, share: str, ceiling: str) -> None:
-    """Print the held-out score of each layer of a side that is no subject, and the most important features.
-
-    Args:
-        share, ceiling: the columns of the scores that say how near a score is to which ceiling.
-    """
+def show_sides(result: Result) -> None:
+    """Print the held-out score of each layer of a side that is no subject, and the most important features."""
     scores, profiles = result.tables["scores"], result.table
     scores = scores[~scores["model"].isin(result.provenance.get("subjects", ()))]
     if scores.empty:
         return
     rows: list[Any] = scores.to_dict("records")
     columns = [number_column("held-out ρ", [span(row["score"], row["low"], row["high"]) for row in rows])]
-    if share in scores:
-        shares = [f"{row[share]:.0%} of {row[ceiling]:.3f}" if isfinite(row[share]) else "" for row in rows]
+    if SHARE in scores:
+        shares = [f"{row[SHARE]:.0%} of {row[CELLS[0]]:.3f}" if isfinite(row[SHARE]) else "" for row in rows]
         columns.append(number_column("share of the ceiling", shares))
     layers = [profiles[(profiles["model"] == row["model"]) & (profiles["layer"] == row["layer"])] for row in rows]
-    columns.append(text_column("most important features", [_top(layer, shown, with_ends=False) for layer in layers]))
+    columns.append(text_column("most important features", [_top(layer, with_ends=False) for layer in layers]))
     keys = [text_column("model", scores["model"]), number_column("layer", scores["layer"])]
     show_table(Table("held-out Spearman's ρ, and what it loses without a feature", [*keys, *columns], keys=2))
 
 
-def _top(profile: pd.DataFrame, shown: int, with_ends: bool) -> str:
+def _top(profile: pd.DataFrame, with_ends: bool) -> str:
     """Return the most important features of a layer, with their intervals or without."""
-    top = profile.nlargest(shown, "importance").itertuples()
+    top = profile.nlargest(SHOWN, "importance").itertuples()
     said = [(each.feature, span(each.importance, each.low, each.high), f"{each.importance:.3f}") for each in top]
     return ", ".join(f"{feature} {whole if with_ends else number}" for feature, whole, number in said)

@@ -8,7 +8,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
@@ -19,12 +18,11 @@ from thinkalike.config import AnalyzeConfig
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
 from thinkalike.instruments.of_stimuli import (
-    check_subjects,
     layer_distances,
     rows_of_sides,
     sentence_groups,
+    states_of_sides,
     stimuli_facts,
-    subject_names,
 )
 from thinkalike.job import Outcome
 from thinkalike.measures.distances.comparators import comparable
@@ -32,8 +30,9 @@ from thinkalike.measures.distances.representational_similarity import distance_v
 from thinkalike.measures.estimates import random_effects, span, two_sided
 from thinkalike.measures.subjects import ModelScores, NoiseCeiling, Scored, model_scores, noise_ceiling
 from thinkalike.screen import show_text
-from thinkalike.states.stimuli import StimulusStates, stimulus_states_of
+from thinkalike.states.stimuli import StimulusStates
 from thinkalike.store import Headline, Result
+from thinkalike.tables import repeated_rows
 
 
 def run(config: AnalyzeConfig, stimuli: Stimuli) -> Outcome:
@@ -43,31 +42,31 @@ def run(config: AnalyzeConfig, stimuli: Stimuli) -> Outcome:
     by_subject.csv each subject's, in layers.csv the differences of every two layers, in models.csv the best layer of
     each model, in comparisons.csv models against each other and against the noise ceiling, and in ceilings.csv that of
     each subject.
-
-    Raises:
-        DataError: recordings cannot be subjects of one job, or something cannot be compared.
     """
     measure: Any = config.measure
-    sides = stimulus_states_of(config, stimuli, measure.embed)
-    count = len(config.subjects)
-    check_subjects(sides[:count])
+    sides, count = states_of_sides(config, stimuli), len(config.subjects)
     try:
         vectors = [_vectors(side, measure) for side in sides]
         tables = [_tables(place, sides, vectors, config, stimuli) for place in range(len(sides[0].layers))]
     except ValueError as error:
         raise DataError(f"{stimuli.source}: {error}") from error
     joined = {name: pd.concat([part[name] for part in tables], ignore_index=True) for name in tables[0]}
-    means = joined["ceilings"].groupby("recorded", sort=False)[["lower", "upper"]].mean()
+    means = _mean_ceilings(joined["ceilings"])
     scalars = {"subjects": float(count), "stimuli": float(len(stimuli)), "ceiling": float(means["lower"].max())}
     if "table" in joined:
         scalars["best"] = float(joined["table"]["value"].max())
     return Outcome(
-        joined.pop("table", means.reset_index()),
+        joined.pop("table", means),
         scalars,
         tables=joined,
         models=[side.origin for side in sides],
-        facts=stimuli_facts(stimuli) | subject_names(config, sides),
+        facts=stimuli_facts(stimuli, sides[:count]),
     )
+
+
+def _mean_ceilings(ceilings: pd.DataFrame) -> pd.DataFrame:
+    """Return one row per recorded layer: recorded, lower, upper."""
+    return ceilings.groupby("recorded", sort=False)[["lower", "upper"]].mean().reset_index()
 
 
 def _vectors(side: StimulusStates, measure: Any) -> Float[Tensor, "l p"]:
@@ -82,26 +81,18 @@ def _tables(
 ) -> dict[str, pd.DataFrame]:
     """Return the rows of one recorded layer, by table."""
     measure: Any = config.measure
-    count = len(config.subjects)
+    count, settings = len(config.subjects), {"resamples": measure.resamples, "seed": config.seed}
     names, recorded = [side.name for side in sides[:count]], sides[0].layers[place]
     subjects = torch.stack([each[place] for each in vectors[:count]])
     if len(sides) == count:
         return {"ceilings": ceiling_rows(noise_ceiling(subjects, measure.comparator), names, recorded)}
-    found = model_scores(
-        torch.cat(list(vectors[count:])),
-        subjects,
-        measure.comparator,
-        resamples=measure.resamples,
-        seed=config.seed,
-        groups=sentence_groups(stimuli),
-    )
-    layers = rows_of_sides(sides[count:])
+    models, layers = torch.cat(list(vectors[count:])), rows_of_sides(sides[count:])
+    found = model_scores(models, subjects, measure.comparator, groups=sentence_groups(stimuli), **settings)
     ceilings = ceiling_rows(found.ceiling, names, recorded)
-    table = layers.assign(**score_columns(found, [found.of(row) for row in range(len(layers))]))
+    table = layers.join(score_columns(found, [found.of(row) for row in range(len(layers))]))
     table = table.assign(lower=ceilings["lower"].mean(), upper=ceilings["upper"].mean())
-    each = layers.loc[layers.index.repeat(count)].assign(subject=names * len(layers)).reset_index(drop=True)
     bests, comparisons = best_of_models(found, layers)
-    tables = {"table": table, "by_subject": each.assign(value=found.values.flatten().cpu().numpy())}
+    tables = {"table": table, "by_subject": repeated_rows(layers, "subject", names, value=found.values)}
     tables |= {"models": bests, "comparisons": comparisons, "layers": layer_differences(found, layers)}
     for part in tables.values():
         part.insert(0, "recorded", recorded)
@@ -111,7 +102,7 @@ def _tables(
 def draw(result: Result, folder: Path) -> None:
     """Draw scores by layer below the noise ceiling, if there is a model."""
     if "models" in result.tables:
-        means = result.tables["ceilings"].groupby("recorded", sort=False)[["lower", "upper"]].mean().reset_index()
+        means = _mean_ceilings(result.tables["ceilings"])
         figures.subject_scores(result.table, means, folder, result.config["measure"]["comparator"])
 
 
@@ -177,53 +168,43 @@ def ceiling_rows(found: NoiseCeiling, subjects: Sequence[str], recorded: Any) ->
     return pd.DataFrame({"recorded": recorded, "subject": list(subjects), **ends})
 
 
-def score_columns(found: ModelScores, scored: Sequence[Scored], value: str = "value") -> dict[str, np.ndarray]:
+def score_columns(found: ModelScores, scored: Sequence[Scored], value: str = "value") -> pd.DataFrame:
     """Return the mean over subjects of each, its interval over subjects, that over stimuli, too, and p of 0.
 
     Without resamples the interval over both is left out, and p is of subjects alone.
     """
-    rows: list[dict[str, float]] = []
+    rows = []
     for each in scored:
-        mean = found.over_subjects(each)
-        row = {value: mean.value, "low": mean.low, "high": mean.high}
+        row = dict(zip((value, "low", "high"), found.over_subjects(each), strict=True))
         if len(each.replicates):
             both = found.over_both(each)
             row |= {"both_low": both.estimate.low, "both_high": both.estimate.high, "p": both.p}
         else:
             count = len(each.values)
-            row["p"] = two_sided(mean.value, each.values.std() / count**0.5, count - 1)
+            row["p"] = two_sided(row[value], each.values.std() / count**0.5, count - 1)
         rows.append({name: float(number) for name, number in row.items()})
-    return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    return pd.DataFrame(rows)
 
 
 def layer_differences(found: ModelScores, layers: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for every two layers: model, layer, other, other_layer, and their paired difference.
-
-    Args:
-        layers: model, layer of each row of the scores.
-    """
+    """Return one row for every two rows of `layers`: model, layer, other, other_layer, their paired difference."""
     pairs = list(combinations(range(len(layers)), 2))
     if not pairs:
         return pd.DataFrame()
     first, second = (layers.iloc[list(rows)].reset_index(drop=True) for rows in zip(*pairs, strict=True))
     table = first.assign(other=second["model"], other_layer=second["layer"])
-    return table.assign(**score_columns(found, [found.of(a).minus(found.of(b)) for a, b in pairs], "difference"))
+    return table.join(score_columns(found, [found.of(a).minus(found.of(b)) for a, b in pairs], "difference"))
 
 
 def best_of_models(found: ModelScores, layers: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Return the best layer of each model, and the differences of all of them and of the ceiling's lower end.
-
-    Args:
-        layers: model, layer of each row of the scores.
-    """
+    """Return the best layer of each model, and the differences of all of them and of the ceiling's lower end."""
     bests, rows = dict[str, Scored](), []
     for model, inside in layers.groupby("model", sort=False):
         bests[str(model)], chosen = found.best(inside.index.tolist())
         counted = Counter(str(layers["layer"][row]) for row in chosen.tolist())
         rows.append({"model": model, "layers": ", ".join(name for name, _ in counted.most_common())})
-    table = pd.DataFrame(rows).assign(**score_columns(found, list(bests.values())))
+    table = pd.DataFrame(rows).join(score_columns(found, list(bests.values())))
     ceiling = found.of_ceiling()
     pairs = [(name, CEILING) for name in bests] + list(combinations(bests, 2))
     differences = [bests[name].minus(bests.get(other, ceiling)) for name, other in pairs]
-    ends = pd.DataFrame(pairs, columns=["model", "other"]).assign(**score_columns(found, differences, "difference"))
-    return table, ends
+    return table, pd.DataFrame(pairs, columns=["model", "other"]).join(score_columns(found, differences, "difference"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -14,8 +16,10 @@ from thinkalike.config.schema import COUNTS
 from thinkalike.data.rows import Corpus
 from thinkalike.evaluation.language import rows_at_once
 from thinkalike.evaluation.maps import rows_of_moments, state_moments, unexplained_variance
+from thinkalike.job import Instrument, fingerprints
 from thinkalike.measures.closed_forms import RIDGE, AffineMap, LayerPair, Unexplained, both_directions
 from thinkalike.memory import Budget
+from thinkalike.models.foresight import check_layer_pairs
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_models
 from thinkalike.models.tokenizers import same_vocabulary
@@ -30,6 +34,16 @@ class TransferConfig(MeasureConfig):
     resamples: int = ranged(1000, least=1, most=10**6)  # that intervals rest on
 
 
+class OfMaps(Instrument):
+    """A measure of maps between layers of `model` and `model@target`."""
+
+    of_models: ClassVar[str] = "pairs"
+
+    def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
+        check_layer_pairs(config.model, config.target, config.layers)
+        return fingerprints(config, ("model", "target", "data"))
+
+
 @dataclass(frozen=True, eq=False)
 class PairMap:
     """φ from a layer of the source to one of the target, ψ back, and the variance of held-out text that they miss."""
@@ -41,15 +55,20 @@ class PairMap:
 
 
 def models_and_pairs(config: AnalyzeConfig) -> tuple[FrozenModel, FrozenModel, list[LayerPair]]:
-    """Return both models and their layer pairs.
-
-    Raises:
-        ConfigError: there is no such layer.
-        ModelError: a model cannot be loaded, or the two have different tokenizers.
-    """
+    """Return both models, which must have one tokenizer, and their layer pairs."""
     source, target = load_models(config.model, config.target)
     same_vocabulary(source, target)
     return source, target, pairs_of_layers(config.layers, source.n_layers, target.n_layers)
+
+
+def named(source: FrozenModel, target: FrozenModel, pair: LayerPair) -> dict[str, Any]:
+    """Return the columns that name the models and layers of a row."""
+    return {"source": source.name, "target": target.name, "source_layer": pair[0], "target_layer": pair[1]}
+
+
+def unexplained_table(source: FrozenModel, target: FrozenModel, maps: Mapping[LayerPair, PairMap]) -> pd.DataFrame:
+    """Return the variance that the maps of each layer pair leave unexplained."""
+    return pd.DataFrame([named(source, target, pair) | each.unexplained._asdict() for pair, each in maps.items()])
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 import torch
@@ -23,29 +23,20 @@ from thinkalike.errors import one_of
 from thinkalike.instruments.of_stimuli import stimuli_facts
 from thinkalike.instruments.operations import WORDS, both_of, of_maps, of_probes, text_passes
 from thinkalike.instruments.stitching.setting import shared_text
-from thinkalike.instruments.transfer.maps import TransferConfig, fitted_maps, models_and_pairs
-from thinkalike.instruments.transfer.probing import (
-    BLANK,
-    CARRIED,
-    IDENTITY,
-    NATIVE,
-    RANDOM,
-    REFITTED,
-    SPLITS,
-    UNTRAINED,
-    Probing,
-    Sides,
-    Task,
-    means_of,
+from thinkalike.instruments.transfer import probing
+from thinkalike.instruments.transfer.maps import (
+    OfMaps,
+    TransferConfig,
+    fitted_maps,
+    models_and_pairs,
     named,
-    rows_of,
-    tasks_of,
+    unexplained_table,
 )
-from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints, forward_passes, total
+from thinkalike.instruments.transfer.probing import SPLITS, Probing, Task, means_of, rows_of, tasks_of
+from thinkalike.job import Outcome, Phase, Shapes, Work, forward_passes, total
 from thinkalike.measures.estimates import span
 from thinkalike.measures.transfer.probes import STEPS
 from thinkalike.models.controls import fresh
-from thinkalike.models.foresight import check_layer_pairs
 from thinkalike.progress import counted
 from thinkalike.screen import Column, Table, number_column, show_table, show_text, text_column
 from thinkalike.states.stimuli import stimulus_states, stimulus_states_of
@@ -73,22 +64,17 @@ class ProbesConfig(TransferConfig):
             one_of("measure.splits", split, SPLITS)
 
 
-class CarriedProbes(
-    Instrument, kind="probes", reads=("model", "target", "layers", "data", "measure", "stimuli", "seed")
-):
+class CarriedProbes(OfMaps, kind="probes", reads=("model", "target", "layers", "data", "measure", "stimuli", "seed")):
     """Carries probes of `model` to `model@target` and back, through maps that are fitted on text.
 
     Leaves a row per layer pair, feature, split and condition in table.csv, and the maps' unexplained variance in
     maps.csv.
     """
 
-    of_models: ClassVar[str] = "pairs"
-
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        check_layer_pairs(config.model, config.target, config.layers)
         stimuli = read_stimuli(config.stimuli)
         _tasks(config, stimuli)  # so that errors come before anything is loaded
-        return {"stimuli": stimuli, **fingerprints(config, ("model", "target", "data"))}
+        return {"stimuli": stimuli, **super().inputs(config)}
 
     def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
         measure: Any = config.measure
@@ -116,29 +102,29 @@ class CarriedProbes(
             kept = stimulus_states_of(config, stimuli, embed=False, loaded=(source, target))
         with work.phase("maps"):
             maps = fitted_maps(source, target, pairs, corpus, measure.ridge)
-            sides = Sides(kept[0].states, kept[-1].states, maps)
+            fits = Probing(measure, config.seed, kept[0].states, kept[-1].states, maps)
             if measure.untrained:
                 model = fresh(target, config.seed)
                 back = fitted_maps(source, model, pairs, corpus, measure.ridge)
-                sides = replace(sides, untrained=stimulus_states(model, stimuli), back=back)
-        probing, rows, draws = Probing(sides, measure, config.seed), [], []
+                fits = replace(fits, untrained=stimulus_states(model, stimuli), back=back)
+        rows, draws = [], []
         for pair in counted(pairs, "layer pair"):
             for task in counted(_tasks(config, stimuli), "task"):
-                judged, converged = probing.judged(task, pair)
+                judged, converged = fits.judged(task, pair)
                 about = named(source, target, pair)
                 rows += [about | row | {"converged": converged} for row in rows_of(task, stimuli, judged)]
                 draws += [each.draws for each in judged.values()]
         table = pd.DataFrame(rows)
-        _warn_of_steps(table)
-        explained = [named(source, target, pair) | maps[pair].unexplained._asdict() for pair in pairs]
+        if features := ", ".join(dict.fromkeys(table[~table["converged"]]["feature"])):
+            log.warning("warning: probes of %s did not converge in %d steps; raise measure.alphas", features, STEPS)
         return Outcome(
             table,
             {**means_of(table), "stimuli": float(len(stimuli))},
             {"draws": torch.stack(draws).float().numpy()},
-            {"maps": pd.DataFrame(explained)},
+            {"maps": unexplained_table(source, target, maps)},
             models=[side.origin for side in kept],
             facts={**stimuli_facts(stimuli), "data": {"name": config.data.name, **corpus.facts()}},
-            blank=BLANK,
+            blank=probing.BLANK,
         )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -150,52 +136,40 @@ class CarriedProbes(
         return [Headline(name, result.scalars[name]) for name in names if name in result.scalars]
 
     def show(self, result: Result) -> None:
-        show_probes(result)
+        """Print the accuracies of each feature, by layer pair and split."""
+        stimuli, first = result.provenance["stimuli"], result.table["split"].iloc[0]
+        show_text(f"probes of {stimuli['count']} stimuli of {Path(stimuli['source']).name}; balanced accuracy")
+        maps: dict[Any, Any] = result.tables["maps"].set_index(["source_layer", "target_layer"]).to_dict("index")
+        for (layer, depth, split), rows in result.table.groupby(["source_layer", "target_layer", "split"], sort=False):
+            names, left = rows.iloc[0], maps[layer, depth]
+            title = f"{names['source']} layer {layer} into {names['target']} layer {depth}, held-out {split}s"
+            if split == first:
+                title += f"; unexplained of held-out text: φ {left['phi']:.3f}, ψ {left['psi']:.3f}"
+            show_table(_table(title, rows))
+        show_text(LEGEND)
 
 
 def _tasks(config: AnalyzeConfig, stimuli: Stimuli) -> list[Task]:
     measure: Any = config.measure
-    return tasks_of(stimuli, measure.splits, measure.folds, measure.least, config.seed)
-
-
-def _warn_of_steps(table: pd.DataFrame) -> None:
-    """Warn of features with a probe that did not reach its tolerance."""
-    if not table["converged"].all():
-        features = ", ".join(dict.fromkeys(table[~table["converged"]]["feature"]))
-        log.warning("warning: probes of %s have not converged after %d steps; raise measure.alphas", features, STEPS)
+    return list(tasks_of(stimuli, measure.splits, measure.folds, measure.least, config.seed))
 
 
 # ---- Screen
 
 
 SHOWN = {
-    "native": NATIVE,
-    "carried": CARRIED,
-    "refit": REFITTED,
-    "random": RANDOM,
-    "same": IDENTITY,
-    "untr.": UNTRAINED,
+    "native": probing.NATIVE,
+    "carried": probing.CARRIED,
+    "refit": probing.REFITTED,
+    "random": probing.RANDOM,
+    "same": probing.IDENTITY,
+    "untr.": probing.UNTRAINED,
 }
 LEGEND = (
     "native: fitted in the target; carried: in the source, read through ψ, with its share of native above chance; "
     "refit: fitted on ψ's states; random: through maps of ψ's spectrum; same: through no map; untr.: native in an "
     "untrained target"
 )
-
-
-def show_probes(result: Result) -> None:
-    """Print the accuracies of each feature, by layer pair and split."""
-    stimuli, first = result.provenance["stimuli"], result.table["split"].iloc[0]
-    show_text(f"probes of {stimuli['count']} stimuli of {Path(stimuli['source']).name}; balanced accuracy")
-    maps: dict[Any, Any] = result.tables["maps"].set_index(["source_layer", "target_layer"]).to_dict("index")
-    for (layer, depth, split), rows in result.table.groupby(["source_layer", "target_layer", "split"], sort=False):
-        names = rows.iloc[0]
-        title = f"{names['source']} layer {layer} into {names['target']} layer {depth}, held-out {split}s"
-        if split == first:
-            unexplained = maps[layer, depth]
-            title += f"; unexplained of held-out text: φ {unexplained['phi']:.3f}, ψ {unexplained['psi']:.3f}"
-        show_table(_table(title, rows))
-    show_text(LEGEND)
 
 
 def _table(title: str, rows: pd.DataFrame) -> Table:

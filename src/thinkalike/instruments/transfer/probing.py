@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,6 @@ from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import Estimate
 from thinkalike.measures.transfer.probes import Accuracy, CrossFitted, balanced_accuracies, balanced_folds, cross_fitted
 from thinkalike.measures.transfer.steering import turned_at_random
-from thinkalike.models.frozen import FrozenModel
 
 log = logging.getLogger(__name__)
 
@@ -48,15 +48,17 @@ class Task:
     groups: Int[Tensor, " n"]
     fold_of: Int[Tensor, " n"]
 
-    def take(self, kept: Int[Tensor, " m"]) -> Task:
-        """Return the task of some of the stimuli, with the levels that these have."""
+    def learnable(self) -> Task:
+        """Return the task without levels that occur in one fold only, which its probe never sees."""
+        folds = torch.tensor([len(self.fold_of[self.labels == k].unique()) for k in range(len(self.levels))])
+        kept = folds[self.labels] > 1
         present, labels = self.labels[kept].unique(return_inverse=True)
         parts = {name: getattr(self, name)[kept] for name in ("rows", "sentences", "groups", "fold_of")}
         return replace(self, levels=[self.levels[place] for place in present.tolist()], labels=labels, **parts)
 
 
-def tasks_of(stimuli: Stimuli, splits: Sequence[str], folds: int, least: int, seed: int) -> list[Task]:
-    """Return the task of each feature by each split; a split by too few words is left out with a warning.
+def tasks_of(stimuli: Stimuli, splits: Sequence[str], folds: int, least: int, seed: int) -> Iterator[Task]:
+    """Yield the task of each feature by each split; a split by too few words is left out with a warning.
 
     Args:
         least: the least number of stimuli of a level.
@@ -64,15 +66,9 @@ def tasks_of(stimuli: Stimuli, splits: Sequence[str], folds: int, least: int, se
     Raises:
         DataError: a feature has fewer than two such levels, or is continuous, or there are fewer sentences than folds.
     """
-    return [task for name in stimuli.names for task in _of_feature(stimuli, name, splits, folds, least, seed)]
-
-
-def _of_feature(
-    stimuli: Stimuli, name: str, splits: Sequence[str], folds: int, least: int, seed: int
-) -> Iterator[Task]:
-    rows, labels, levels = _labelled(stimuli, name, least)
     words = torch.from_numpy(pd.factorize(np.array(stimuli.words, dtype=object))[0])
-    for split in splits:
+    for name, split in itertools.product(stimuli.names, splits):
+        rows, labels, levels = _labelled(stimuli, name, least)
         groups = (stimuli.groups if split == "sentence" else words)[rows]
         try:
             fold_of = balanced_folds(labels, groups, folds, seed)
@@ -81,7 +77,7 @@ def _of_feature(
                 raise DataError(f"{stimuli.source}: {name}: {error}; lower measure.folds") from error
             log.warning("warning: %s is not judged on held-out words: %s", name, error)
             continue
-        task = _learnable(Task(name, split, levels, rows, labels, stimuli.groups[rows], groups, fold_of))
+        task = Task(name, split, levels, rows, labels, stimuli.groups[rows], groups, fold_of).learnable()
         if len(task.levels) > 1:
             yield task
         else:
@@ -98,20 +94,10 @@ def _labelled(stimuli: Stimuli, name: str, least: int) -> tuple[Int[Tensor, " n"
     values = column.dropna()
     kept = values[values.map(values.value_counts()).astype(int) >= least]
     if kept.nunique() < 2:
-        raise DataError(
-            f"{stimuli.source}: {name} has fewer than two levels of measure.least={least} stimuli; lower it, or leave "
-            f"{name} out of stimuli.features"
-        )
+        raise DataError(f"{stimuli.source}: {name} has fewer than two levels of measure.least={least} stimuli")
     labels, levels = pd.factorize(kept.astype(float) if kept.dtype.kind in "if" else kept.astype(str), sort=True)
     names = [f"{level:g}" if isinstance(level, float) else str(level) for level in levels]
     return torch.tensor(kept.index.to_numpy()), torch.from_numpy(labels), names
-
-
-def _learnable(task: Task) -> Task:
-    """Return the task without levels that occur in one fold only, which its probe never sees."""
-    folds = torch.tensor([len(task.fold_of[task.labels == k].unique()) for k in range(len(task.levels))])
-    kept = (folds[task.labels] > 1).nonzero()[:, 0]
-    return task if len(kept) == len(task.labels) else task.take(kept)
 
 
 # ---- Probes
@@ -126,31 +112,27 @@ States = Sequence[Float[Tensor, "n _"]]  # of all stimuli, by layer
 
 
 @dataclass(frozen=True, eq=False)
-class Sides:
-    """The states of all stimuli in source, target and an untrained target, and the maps between them.
+class Probing:
+    """Fits probes of the layers of both sides, each once, and tests them on the stimuli of other folds.
 
     Attributes:
-        back: those between source and untrained target.
+        source, target, untrained: the states of all stimuli; the last those of an untrained target, if there is one.
+        maps, back: between source and target, and between source and untrained target.
     """
 
+    measure: Any
+    seed: int
     source: States
     target: States
     maps: Mapping[LayerPair, PairMap]
     untrained: States = ()
     back: Mapping[LayerPair, PairMap] = field(default_factory=dict)
-
-
-class Probing:
-    """Fits probes of the layers of both sides, each once, and tests them on the stimuli of other folds."""
-
-    def __init__(self, sides: Sides, measure: Any, seed: int):
-        self.sides, self.measure, self.seed = sides, measure, seed
-        self._fitted: dict[tuple[str, int, str, str], CrossFitted] = {}
+    fitted: dict[tuple[str, int, str, str], CrossFitted] = field(default_factory=dict)
 
     def judged(self, task: Task, pair: LayerPair) -> tuple[dict[str, Accuracy], bool]:
         """Return the accuracies of a layer pair by condition, and whether all fits converged."""
-        (layer, depth), maps, sides = pair, self.sides.maps[pair], self.sides
-        a, b = sides.source[layer][task.rows].double(), sides.target[depth][task.rows].double()
+        (layer, depth), maps = pair, self.maps[pair]
+        a, b = self.source[layer][task.rows].double(), self.target[depth][task.rows].double()
         mine, own = self._native("source", layer, a, task), self._native("target", depth, b, task)
         read = maps.psi(b)
         again = self._fit(read, task, self.measure.alphas)
@@ -165,11 +147,11 @@ class Probing:
         if a.shape == b.shape:
             right[IDENTITY] = mine.right(b, task.labels)
         fits = [mine, own, again]
-        if sides.untrained:
-            c = sides.untrained[depth][task.rows].double()
+        if self.untrained:
+            c = self.untrained[depth][task.rows].double()
             fresh = self._native("untrained", depth, c, task)
             right[UNTRAINED] = fresh.right(c, task.labels)
-            right[UNTRAINED_CARRIED] = mine.through(sides.back[pair].psi).right(c, task.labels)
+            right[UNTRAINED_CARRIED] = mine.through(self.back[pair].psi).right(c, task.labels)
             fits.append(fresh)
         shuffled = task.labels[torch.randperm(len(task.labels), generator=self._generator())]
         chance = self._fit(b, task, [statistics.median_high(own.alphas)], shuffled)
@@ -179,9 +161,9 @@ class Probing:
 
     def _native(self, side: str, layer: int, states: Tensor, task: Task) -> CrossFitted:
         key = (side, layer, task.feature, task.split)
-        if key not in self._fitted:
-            self._fitted[key] = self._fit(states, task, self.measure.alphas)
-        return self._fitted[key]
+        if key not in self.fitted:
+            self.fitted[key] = self._fit(states, task, self.measure.alphas)
+        return self.fitted[key]
 
     def _fit(self, states: Tensor, task: Task, alphas: list[float], labels: Tensor | None = None) -> CrossFitted:
         labels = task.labels if labels is None else labels
@@ -211,11 +193,6 @@ SHARES = ("share", "share_above_chance")
 BLANK = [f"{share}{end}" for share in SHARES for end in ("", "_low", "_high")]  # of conditions without a share
 
 
-def named(source: FrozenModel, target: FrozenModel, pair: LayerPair) -> dict[str, Any]:
-    """Return the columns that name the models and layers of a row."""
-    return {"source": source.name, "target": target.name, "source_layer": pair[0], "target_layer": pair[1]}
-
-
 def rows_of(task: Task, stimuli: Stimuli, judged: Mapping[str, Accuracy]) -> Iterator[dict[str, Any]]:
     """Yield the columns of each condition: its accuracy, and its share of the native one."""
     words = {stimuli.words[row] for row in task.rows.tolist()}
@@ -233,11 +210,12 @@ def means_of(table: pd.DataFrame) -> dict[str, float]:
     """Return means over features and layer pairs, on held-out sentences where there are any."""
     first = table[table["split"] == table["split"].iloc[0]]
     native, carried = (first[first["condition"] == condition] for condition in (NATIVE, CARRIED))
-    found = {"mean_native_accuracy": native["accuracy"].mean(), "mean_carried_accuracy": carried["accuracy"].mean()}
-    shares = carried["share_above_chance"].dropna()
-    return {name: float(value) for name, value in found.items()} | (
-        {"mean_share_above_chance": float(shares.mean())} if len(shares) else {}
-    )
+    found = {
+        "mean_native_accuracy": native["accuracy"].mean(),
+        "mean_carried_accuracy": carried["accuracy"].mean(),
+        "mean_share_above_chance": carried["share_above_chance"].mean(),  # NaN where there is no share
+    }
+    return {name: float(value) for name, value in found.items() if value == value}
 
 
 def _ends(name: str, estimate: Estimate | None, ends: Sequence[str]) -> dict[str, float]:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import pandas as pd
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from thinkalike import figures
 from thinkalike.config import AnalyzeConfig, not_in_key, pairs_of_layers, ranged
@@ -26,9 +28,16 @@ from thinkalike.errors import ConfigError, DataError, one_of
 from thinkalike.instruments.of_stimuli import FEW
 from thinkalike.instruments.operations import both_of, of_maps, of_steering, text_passes
 from thinkalike.instruments.stitching.setting import shared_text
-from thinkalike.instruments.transfer.maps import PairMap, TransferConfig, fitted_maps, models_and_pairs
-from thinkalike.instruments.transfer.probing import named
-from thinkalike.job import Instrument, Outcome, Phase, Shapes, Work, fingerprints
+from thinkalike.instruments.transfer.maps import (
+    OfMaps,
+    PairMap,
+    TransferConfig,
+    fitted_maps,
+    models_and_pairs,
+    named,
+    unexplained_table,
+)
+from thinkalike.job import Outcome, Phase, Shapes, Work
 from thinkalike.measures.closed_forms import LayerPair
 from thinkalike.measures.estimates import stimulus_folds
 from thinkalike.measures.transfer.steering import (
@@ -38,7 +47,6 @@ from thinkalike.measures.transfer.steering import (
     random_directions,
     with_norms_of,
 )
-from thinkalike.models.foresight import check_layer_pairs
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.progress import counted
 from thinkalike.screen import Column, Table, number_column, show_table, show_text
@@ -83,20 +91,17 @@ class SteeringConfig(TransferConfig):
             )
 
 
-class Steering(Instrument, kind="steering", reads=("model", "target", "layers", "data", "measure", "seed")):
+class Steering(OfMaps, kind="steering", reads=("model", "target", "layers", "data", "measure", "seed")):
     """Adds the direction of a feature to the states of `model@target`: its own, and that of `model`, carried over.
 
     Leaves a row per layer pair, position, strength and condition in table.csv, and the maps' unexplained variance in
     maps.csv.
     """
 
-    of_models: ClassVar[str] = "pairs"
-
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         measure: Any = config.measure
-        check_layer_pairs(config.model, config.target, config.layers)
         own = {"contrasts": read_contrasts(measure.path)} if measure.contrast == "table" else {}
-        return {**own, **fingerprints(config, ("model", "target", "data"))}
+        return {**own, **super().inputs(config)}
 
     def operations(self, config: AnalyzeConfig, shapes: Shapes) -> Sequence[Phase]:
         measure: Any = config.measure
@@ -134,7 +139,7 @@ class Steering(Instrument, kind="steering", reads=("model", "target", "layers", 
             pd.DataFrame(rows),
             {"pairs": float(len(contrasts)), "natural_effect": float(trial.natural.mean())},
             {name: values.numpy() for name, values in arrays.items()},
-            {"maps": pd.DataFrame([named(source, target, pair) | maps[pair].unexplained._asdict() for pair in pairs])},
+            {"maps": unexplained_table(source, target, maps)},
             models=[model.describe() for model in dict.fromkeys((source, target))],
             facts={
                 "contrasts": {"source": contrasts.source, "fingerprint": contrasts.fingerprint()},
@@ -148,13 +153,23 @@ class Steering(Instrument, kind="steering", reads=("model", "target", "layers", 
 
     def headlines(self, result: Result) -> list[Headline]:
         """Return shares of the natural effect, native and carried, at the layer where the native vector does most."""
-        best = best_rows(result.table)
-        shares = {"carried_share": best[CARRIED], "native_share": best[NATIVE]}
+        _, first = next(iter(result.table.groupby(["position", "strength"], sort=False)))
+        best = first[first["condition"] == NATIVE].nlargest(1, "effect")[["source_layer", "target_layer"]]
+        rows: dict[Any, Any] = first.merge(best).set_index("condition").to_dict("index")
+        shares = {"carried_share": rows[CARRIED], "native_share": rows[NATIVE]}
         found = [Headline.with_ends(name, row["share"], row["low"], row["high"]) for name, row in shares.items()]
         return [each for each in found if isfinite(each.value)]
 
     def show(self, result: Result) -> None:
-        show_steering(result)
+        """Print the shares of the natural effect, by position, layer pair and strength."""
+        first, scalars = result.table.iloc[0], result.scalars
+        pairs = f"{scalars['pairs']:.0f} pairs of {Path(result.provenance['contrasts']['source']).name}"
+        effect = f"{pairs}; natural effect {scalars['natural_effect']:.2f} nats"
+        show_text(f"steering of {first['target']} by vectors of {first['source']}; {effect}")
+        for position, rows in result.table.groupby("position", sort=False):
+            title = "added at the word's last token" + ("" if position == "word" else " and all later ones")
+            show_table(_table(title, rows))
+        show_text(LEGEND)
 
 
 # ---- Texts
@@ -186,11 +201,7 @@ class Prompts:
 
 
 def read_prompts(model: FrozenModel, contrasts: Contrasts) -> tuple[Prompts, Prompts]:
-    """Return the texts of contrasts and their counterparts as a model reads them.
-
-    Raises:
-        DataError: see `continuations`, `last_tokens`.
-    """
+    """Return the texts of contrasts and their counterparts as a model reads them."""
     masks = continuations(contrasts, model.tokenizer, model.vocabulary)
     texts, counterparts = (_read(model, side, *masks) for side in (contrasts.texts, contrasts.counterparts))
     return texts, counterparts
@@ -204,21 +215,15 @@ def _read(model: FrozenModel, texts: Sequence[Prompt], up: Tensor, down: Tensor)
         read = model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         rows.append([*first, *read["input_ids"]])
         words.append(len(first) + last_tokens(text, [span], read["offset_mapping"], model.name)[0])
-    tokens = torch.zeros(len(rows), max(map(len, rows)), dtype=torch.long)
-    for place, row in enumerate(rows):
-        tokens[place, : len(row)] = torch.tensor(row)
+    tokens = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
     return Prompts(tokens, torch.tensor(words), torch.tensor([len(row) - 1 for row in rows]), up, down)
 
 
 @torch.no_grad()
-def states_at_words(model: FrozenModel, prompts: Prompts, layers: Sequence[int]) -> list[Float[Tensor, "n d"]]:
-    """Return the states of the word of each text at these layers, on the CPU."""
-    parts = []
-    for _, part in prompts.batches():
-        states = model.residuals(part.tokens, layers)
-        rows = torch.arange(len(part.tokens))
-        parts.append([state[rows, part.words].cpu() for state in states])
-    return [torch.cat(layer) for layer in zip(*parts, strict=True)]
+def states_at_words(model: FrozenModel, prompts: Prompts, layer: int) -> Float[Tensor, "n d"]:
+    """Return the states of the word of each text after a block, on the CPU."""
+    parts = [(model.head(part.tokens, layer), part.words) for _, part in prompts.batches()]
+    return torch.cat([state[torch.arange(len(state)), words].cpu() for state, words in parts])
 
 
 @torch.no_grad()
@@ -267,8 +272,7 @@ class Trial:
         groups: the pairs that folds and resamples keep together: those of one word, unless there are few words.
 
     Raises:
-        DataError: there are fewer words, or pairs, than folds; see `read_prompts`.
-        ModelError: the target predicts no next token.
+        DataError: there are fewer words, or pairs, than folds.
     """
 
     def __init__(self, source: FrozenModel, target: FrozenModel, contrasts: Contrasts, measure: Any, seed: int):
@@ -296,37 +300,25 @@ class Trial:
             NEGATED: -moved[None],
             RANDOM: random,
         }
-        for position in self.measure.positions:
-            for strength in self.measure.strengths:
-                effects = self._effects(conditions, pair[1], position, strength)
-                found = effects_of(effects, self.natural, self.groups, self.measure.resamples, self.seed)
-                shares, nats = found.shares(), found.interval()
-                for place, (name, vectors) in enumerate(conditions.items()):
-                    row = {"position": position, "strength": strength, "condition": name}
-                    row |= dict(zip(("share", "low", "high"), map(float, shares[place]), strict=True))
-                    row |= dict(zip(("effect", "effect_low", "effect_high"), map(float, nats[place]), strict=True))
-                    yield row | _about(vectors, native), effects[place]
+        added, sizes = torch.cat(list(conditions.values())), [len(vectors) for vectors in conditions.values()]
+        for position, strength in itertools.product(self.measure.positions, self.measure.strengths):
+            moved = steered_gaps(self.target, self.texts, pair[1], strength * added, position == LATER) - self.before
+            effects = torch.stack([part.mean(0) for part in moved.split(sizes)])  # over the vectors of a condition
+            found = effects_of(effects, self.natural, self.groups, self.measure.resamples, self.seed)
+            shares, nats = found.shares(), found.interval()
+            for place, (name, vectors) in enumerate(conditions.items()):
+                row = {"position": position, "strength": strength, "condition": name}
+                row |= dict(zip(("share", "low", "high"), map(float, shares[place]), strict=True))
+                row |= dict(zip(("effect", "effect_low", "effect_high"), map(float, nats[place]), strict=True))
+                cosine = torch.cosine_similarity(vectors, native[None], dim=-1)
+                about = {"norm": float(vectors.norm(dim=-1).mean()), "cosine": float(cosine.mean())}
+                yield row | about, effects[place]
 
     def _differences(self, side: int, layer: int) -> Float[Tensor, "n d"]:
         """Return the steering vector of each text on one side, made of the pairs of other folds."""
         model = (self.source, self.target)[side]
-        before, after = (states_at_words(model, prompts, [layer])[0] for prompts in self.read[side])
+        before, after = (states_at_words(model, prompts, layer) for prompts in self.read[side])
         return held_out_differences(before, after, self.fold_of)
-
-    def _effects(
-        self, conditions: Mapping[str, Float[Tensor, "_ n d"]], depth: int, position: str, strength: float
-    ) -> Float[Tensor, "c n"]:
-        """Return the effect of each condition on each text, a mean over its vectors."""
-        added = strength * torch.cat(list(conditions.values()))
-        moved = steered_gaps(self.target, self.texts, depth, added, position == LATER) - self.before
-        parts = moved.split([len(vectors) for vectors in conditions.values()])
-        return torch.stack([part.mean(0) for part in parts])
-
-
-def _about(vectors: Float[Tensor, "_ n d"], native: Float[Tensor, "n d"]) -> dict[str, float]:
-    """Return the mean norm of the vectors of a condition, and their mean cosine with the native ones."""
-    cosine = torch.cosine_similarity(vectors, native[None], dim=-1)
-    return {"norm": float(vectors.norm(dim=-1).mean()), "cosine": float(cosine.mean())}
 
 
 # ---- Screen
@@ -338,27 +330,6 @@ LEGEND = (
     "with the norm of the native one; random: of that norm; negated: carried, with the other sign; cosine: of carried "
     "and native"
 )
-
-
-def best_rows(table: pd.DataFrame) -> dict[Any, Any]:
-    """Return the rows by condition of the layers where the native vector does most, at the first position."""
-    first = table[(table["position"] == table["position"].iloc[0]) & (table["strength"] == table["strength"].iloc[0])]
-    native = first[first["condition"] == NATIVE]
-    best = native.loc[native["effect"].idxmax()]
-    at = (first["source_layer"] == best["source_layer"]) & (first["target_layer"] == best["target_layer"])
-    return first[at].set_index("condition").to_dict("index")
-
-
-def show_steering(result: Result) -> None:
-    """Print the shares of the natural effect, by position, layer pair and strength."""
-    first, scalars = result.table.iloc[0], result.scalars
-    pairs = f"{scalars['pairs']:.0f} pairs of {Path(result.provenance['contrasts']['source']).name}"
-    effect = f"{pairs}; natural effect {scalars['natural_effect']:.2f} nats"
-    show_text(f"steering of {first['target']} by vectors of {first['source']}; {effect}")
-    for position, rows in result.table.groupby("position", sort=False):
-        title = "added at the word's last token" + ("" if position == "word" else " and all later ones")
-        show_table(_table(title, rows))
-    show_text(LEGEND)
 
 
 def _table(title: str, rows: pd.DataFrame) -> Table:
