@@ -289,11 +289,7 @@ def _state_batches(
             raise DataError(
                 f"measure.tokens=cls compares a row of each of {count} pairs; give at least {LEAST_BATCHES * FEWEST}"
             )
-    options = {key: getattr(measure, key) for key in ("site", "include_padding")}
-    states = pair_batches(
-        models, encoded, tokens_per_batch=rows, first_only=first_only, padded_to=measure.padding or 0, pairs=count,
-        pairs_at_once=measure.batch, **options,
-    )  # fmt: skip
+    states = pair_batches(models, encoded, measure, rows=rows, first_only=first_only, pairs=count)
     return states, {"tokens": measure.tokens, "pairs": count, "rows_per_batch": rows}
 
 
