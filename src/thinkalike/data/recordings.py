@@ -89,9 +89,9 @@ def _rows_of(run: str, ids: Sequence[str], runs: Sequence[str], stimuli: Stimuli
     rows = [row for row, of in enumerate(runs) if of == run]
     place, known = {ids[row]: row for row in rows}, set(stimuli.ids)
     wrong: dict[str, list[str]] = {
+        "has {} more than once": duplicates(ids[row] for row in rows),
         "lacks {}": [each for each in stimuli.ids if each not in place],
         "also has {}": [each for each in place if each not in known],
-        "has {} more than once": duplicates(ids[row] for row in rows),
     }
     for problem, strange in wrong.items():
         if strange:
