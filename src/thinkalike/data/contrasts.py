@@ -37,20 +37,16 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class Contrasts:
-    """Pairs of texts, alike but for a feature of a word.
+    """Pairs of texts, alike but for a feature of a word, at which states are read and changed.
 
-    Attributes:
-        texts, counterparts: without the feature and with it; at a word of each, states are read and changed.
-        up, down: the continuation that the feature makes likelier, and the one that it makes less likely. Each is one
-            token as it follows the text, or `BOUNDARY`.
-        source: what the message of an error begins with.
+    A continuation is one token as it follows the text, or `BOUNDARY`.
     """
 
-    texts: list[Prompt]
-    counterparts: list[Prompt]
-    up: list[str]
-    down: list[str]
-    source: str = "contrasts"
+    texts: list[Prompt]  # without the feature
+    counterparts: list[Prompt]  # with it
+    up: list[str]  # the continuations that the feature makes likelier
+    down: list[str]  # and those that it makes less likely
+    source: str = "contrasts"  # what the message of an error begins with
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -108,13 +108,12 @@ def read_corpus(
 
     name = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
     corpus = Corpus.of(kept(cache_folder(data) / "tokens" / f"{name}.safetensors", packed))
-    _log(data, corpus, context, source, most_bytes is not None)
+    _log(data, corpus.counts, context, most_bytes is not None)
     return corpus
 
 
-def _log(config: DataConfig, corpus: Corpus, context: int, source: SourceText | None, bounded: bool) -> None:
-    """Log how much text there is, and how many tokens of two tokenizers are aligned."""
-    counts = corpus.counts
+def _log(config: DataConfig, counts: Mapping[str, int], context: int, bounded: bool) -> None:
+    """Log how much text there is, and warn of a report of few documents."""
     log.info(
         "data {name}: {fit_tokens:,} fit and {report_tokens:,} report tokens of {fit_documents:,} and "
         "{report_documents:,} documents; dropped: {dropped_tokens:,} tokens of last rows, {duplicate_documents:,} "
@@ -128,15 +127,6 @@ def _log(config: DataConfig, corpus: Corpus, context: int, source: SourceText | 
             "warning: data %s: the report has %d documents, and fewer than %d make wide intervals; %s",
             *(config.name, counts["report_documents"], DOCUMENTS),
             "raise data.report_tokens" if is_full else "give more text, or raise data.report_share",
-        )
-    if source:
-        from thinkalike.data.paired import alignment_shares
-
-        shares = {how: f"{100 * share:.1f} %" for how, share in alignment_shares(corpus).items()}
-        log.info(
-            "of the target's report tokens %s end where a token of %s does, %s take the state of an earlier one, and "
-            "%s have none before them; rows have %d of the target's tokens",
-            *(shares["exactly"], source.name, shares["earlier"], shares["nowhere"], corpus.report.context),
         )
 
 

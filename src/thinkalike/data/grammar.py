@@ -251,9 +251,7 @@ def derivations(text: str, size: str = "small") -> list[Sentence]:
 
 
 def controlled_sentences(count: int, seed: int = 0, size: str = "small") -> list[Sentence]:
-    """Draw distinct sentences: half of them questions, and each kind of question or statement equally often.
-
-    A kind that is used up leaves room to the others.
+    """Draw distinct sentences: half of them questions, and each kind equally often, until it is used up.
 
     Raises:
         DataError: the grammar has fewer sentences, or there is no such size.

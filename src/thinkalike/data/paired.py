@@ -60,7 +60,7 @@ def pack_pairs(
 
 
 def alignment_shares(corpus: Corpus) -> dict[str, float]:
-    """Return the shares of the report's target tokens that are aligned exactly, earlier and nowhere."""
+    """Return which shares of the report's target tokens end where a source token does, later, or before the first."""
     counts = corpus.counts
     exactly, nowhere = (counts[f"aligned_{how}"] / counts["report_tokens"] for how in ("exactly", "nowhere"))
     return {"exactly": exactly, "earlier": 1 - exactly - nowhere, "nowhere": nowhere}

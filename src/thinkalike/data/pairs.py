@@ -105,7 +105,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class PairBatch:
-    """Some pairs, padded to the longest of them."""
+    """Some pairs, padded to one length."""
 
     tokens: Int[Tensor, "b t"]
     mask: Bool[Tensor, "b t"]  # true where there is no padding
@@ -196,10 +196,7 @@ HUB = {
 
 
 def pairs_in(path: str | Path, name: str) -> Pairs:
-    """Read the pairs of a file: `.jsonl` and `.txt` as published, `.tsv` of GLUE, `.parquet` of the hub.
-
-    Args:
-        name: "mnli" or "hans", whose classes and columns they have.
+    """Read the pairs of MNLI or HANS ("mnli", "hans"): `.jsonl`, `.txt` as published, `.tsv` of GLUE, `.parquet`.
 
     Raises:
         DataError: the file cannot be read or is empty, a line is damaged, a column is missing or a label is unknown.

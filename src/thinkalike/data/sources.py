@@ -92,11 +92,8 @@ def recording_fingerprint(path: str) -> str:
 def commit_of(repository: str, revision: str | None, label: str = "a data set") -> str:
     """Return the commit of a data set of the hub, so that a branch that has moved is another data set.
 
-    Args:
-        label: the name of the set in the message of an error.
-
     Raises:
-        DataError: the hub does not tell it, and the cache has no copy.
+        DataError: the hub does not tell it, and the cache has no copy; the message names the set by its label.
     """
     if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision

@@ -112,10 +112,8 @@ def _giving_way(config: DataConfig) -> set[str]:
 
 # A document is the set of its *shingles*: all runs of eight consecutive words. Words are runs of letters and digits,
 # without case and punctuation; in scripts without spaces between words, every character is a word. The share of its
-# shingles that another document holds (Broder 1997: containment) says how much of it that document repeats.
-#
-# A document of fewer than `LEAST` shingles, such as one sentence, is one single shingle, its canonical form: sentences
-# of a grammar share most of their words by construction.
+# shingles that another document holds (Broder 1997: containment) says how much of it that document repeats. A document
+# of fewer than `LEAST` shingles, such as one sentence of a grammar, is a single shingle, its canonical form.
 
 Shingles = NDArray[np.uint64]  # the hashes of a document's shingles, sorted, each once
 

@@ -186,14 +186,10 @@ def varied(stimuli: Stimuli) -> Stimuli:
 
 
 def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Series:
-    """Return a column as categories, or as float64 if it is numeric or continuous.
-
-    Args:
-        kind: None infers it from the values, see `thinkalike.kinds`.
-        source: what the message of an error begins with.
+    """Return a column as categories, or as float64 if it is numeric or continuous; without a kind it is inferred.
 
     Raises:
-        DataError: the kind is not known, or the values do not fit it.
+        DataError: the kind is not known, or the values do not fit it; the message begins with `source`.
     """
     kind = kind or kind_of(column)
     if kind in NUMBERS:
@@ -280,11 +276,7 @@ FEATURES = ["Word length", "Gender", "Number", "PoS", "Tense", "Person", "Word p
 
 
 def controlled_stimuli(count: int, seed: int = 0, size: str = "small") -> Stimuli:
-    """Return every word of `count` controlled sentences.
-
-    Raises:
-        DataError: the grammar has fewer sentences, or there is no grammar of this size.
-    """
+    """Return every word of `count` controlled sentences; as many, and a grammar of this size, must be there."""
     return from_sentences(controlled_sentences(count, seed, size), f"the {size} grammar")
 
 
