@@ -33,7 +33,7 @@ from thinkalike.data.grammar import (
     with_ed,
 )
 from thinkalike.data.recordings import read_arrays
-from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli, from_sentences, natural_order
+from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli, from_sentences
 from thinkalike.data.tables import read_table
 from thinkalike.errors import DataError
 
@@ -169,9 +169,8 @@ def test_features_of_the_grammar_are_chosen_and_their_kinds_declared(kind):
         read_stimuli(replace(config, kinds={"Tens": "nominal"}))
 
 
-@pytest.mark.parametrize("size", ["small", "large"])
-def test_the_lexicon_keeps_its_promises(size):
-    words = lexicon(size)
+def test_the_lexicon_keeps_its_promises():
+    words = lexicon("large")
     for group in words:
         assert len(words[group]) == len(set(words[group])), group
     for group in ("female", "male", "neither", "adjectives", "places"):
@@ -377,11 +376,6 @@ def test_kinds_follow_from_types_unless_they_are_declared():
     torch.testing.assert_close(codes.T, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
 
 
-def test_names_in_natural_order_are_the_same_in_every_run():
-    assert sorted(["l10", "l2", "a", "10", "2", "l2b"], key=natural_order) == ["2", "10", "a", "l2", "l2b", "l10"]
-    assert natural_order("01") != natural_order("1"), "a tie would fall as the hashes do"
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -390,7 +384,6 @@ def test_names_in_natural_order_are_the_same_in_every_run():
         {"texts": ["aa", "b", "c"], "span": [(1, 2), (0, 1), (0, 1)]},
         {"features": pd.DataFrame({"f": ["x", "y", None], "g": [1, 2, 4]})},
         {"features": pd.DataFrame({"f": ["x", "y", "y"], "g": [1, 2, 3]})},
-        {"features": pd.DataFrame({"f": ["x", "z", None], "g": [1, 2, 3]})},
         {"kinds": {"g": "nominal"}},
     ],
 )
@@ -503,7 +496,6 @@ def test_cells_say_numbers_levels_or_nothing(tmp_path):
         ("text,f\n", {}, "empty"),
         ("txt,f\na,1\nb,2\n", {}, "column text"),
         ("text,f\na,1\nb,2\n", {"columns": {"word": "wrd"}}, "column wrd"),
-        ("text,f\na,1\nb,2\n", {"columns": {"txt": "text"}}, "role txt"),
         ("text,f\na,1\nb,2\n", {"features": ["text"]}, "feature text"),
         ("text\na\nb\n", {}, "empty"),
         ("id,f\na,1\n,2\n", {"columns": {"text": None}}, "row 2 has no id"),
@@ -512,15 +504,10 @@ def test_cells_say_numbers_levels_or_nothing(tmp_path):
         ("id,text,f\np,a,1\np,b,2\n", {}, "id p"),
         ("text,f,f\na,1,2\nb,2,3\n", {}, "column f"),
         ("text,f\na,1\nb\n", {}, "row 2 has 1 cells"),
-        ("text,f\na,b,1\n", {}, "row 1 has 3 cells"),
-        ('text,f\n"a,1\n', {}, "cannot read .*x.csv"),
-        ("text,f\na,1\n,2\n", {}, "row 2: the span 0-0"),
         ("text,word,f\na b,c,1\n", {}, "row 1: the word 'c'"),
-        ("text,word,f\na b,,1\n", {}, "row 1: the word ''"),
         ("text,word,f\na b,b,1\na a,a,2\n", {}, "row 2: the word 'a'"),
         ("text,start,f\na,0,1\n", {}, "start and stop"),
         ("text,start,stop,f\na,0,1,1\nb,0,2,2\n", {}, "row 2: the span 0-2"),
-        ("text,start,stop,f\na,0,1.5,1\n", {}, "row 1: start=0, stop=1.5"),
         ("text,word,start,stop,f\nab,a,1,2,1\n", {}, "row 1: start=1, stop=2"),
     ],
 )
@@ -642,16 +629,13 @@ def test_odd_conllu_files_are_read(tmp_path):
         (["# only a comment"], "empty"),
         (["1|a|X|_|_", "2 b"], "line 2"),
         (["1|a|X|_|_", "3|b|Y|_|_"], "line 2: the ID is 3"),
-        (["1|a|X|_|_", "1|b|Y|_|_"], "line 2: the ID is 1"),
         (["1-|a|X|_|_"], "line 1: the ID is 1-"),
         (["1-1|a|X|_|_"], "line 1: the ID is 1-1"),
         (["1-3|a|X|_|_", "1|a|X|_|_", "2-3|a|X|_|_"], "line 3: the ID is 2-3"),
         (["1-3|a|X|_|_", "1|a|X|_|_", ""], "line 3: .* multiword token 1-3"),
         (["1||X|_|_"], "line 1: the ID is 1 of ''"),
-        (["1|a|X|Sing|_"], "line 1: FEATS 'Sing'"),
         (["1|a|X|Number=|_"], "line 1: FEATS 'Number='"),
         (["1|a|X|A=b;C=d;A=e|_"], "line 1: FEATS"),
-        (["1|a|X|_|_", "1.x|b|X|_|_"], "line 2: the ID is 1.x"),
         (["1|a|X|_|_", "2|b|X|_|_"], "UPOS has one level"),
         (["# sent_id = s", "1|a|X|A=b|_", "", "# sent_id = s", "1|bb|Y|A=c|_"], "id s:1"),
     ],
@@ -708,11 +692,9 @@ def test_one_array_and_one_for_each_layer_are_the_same(name, dtype, pictures, tm
         ({}, "must hold layers"),
         ({"V1": torch.ones(4, 2)}, r"V1 is torch.float32 of shape \(4, 2\); .* the 3 ids"),
         ({"states": torch.ones(2, 4, 2)}, r"0 is torch.float32 of shape \(4, 2\)"),
-        ({"V1": torch.ones(3)}, r"V1 is torch.float32 of shape \(3,\); give real numbers"),
         ({"V1": torch.ones(3, 0)}, r"V1 is torch.float32 of shape \(3, 0\)"),
         ({"V1": torch.ones(3, 2, dtype=torch.complex64)}, r"V1 is torch.complex64 of shape \(3, 2\)"),
         ({"V1": torch.tensor([[1, 2], [3, float("nan")], [5, 6]])}, "V1 is nan in row 2, column 2; leave the row out"),
-        ({"V1": torch.tensor([[1, 2], [3, 4], [float("inf"), 6]])}, "V1 is inf in row 3, column 1"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(name, arrays, message, pictures, tmp_path):

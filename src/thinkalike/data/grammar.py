@@ -221,11 +221,6 @@ class Sentence(NamedTuple):
     words: tuple[Word, ...]
 
     @property
-    def question(self) -> bool:
-        """Whether the sentence asks something."""
-        return "question" in self.kind
-
-    @property
     def text(self) -> str:
         """The words, separated by spaces."""
         return " ".join(word.form for word in self.words)

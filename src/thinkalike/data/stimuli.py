@@ -291,7 +291,7 @@ def from_sentences(sentences: Sequence[Sentence], source: str = "the grammar") -
     for each in sentences:
         start = 0
         for place, word in enumerate(each.words):
-            length, question = len(word.form), str(each.question)
+            length, question = len(word.form), str("question" in each.kind)
             rows.append((length, word.gender, word.number, word.pos, word.tense, word.person, place, question))
             span.append((start, start + length))
             start += length + 1
