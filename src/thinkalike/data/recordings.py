@@ -97,8 +97,8 @@ def _rows_of(run: str, ids: Sequence[str], runs: Sequence[str], stimuli: Stimuli
         if strange:
             found = problem.format(listed(strange))
             raise DataError(
-                f"{path}, run {run}: ids {found}; give one row in each run for each of the {len(stimuli)} stimuli of "
-                f"{stimuli.source}; an array `runs` names the runs"
+                f"{path}, run {run}: ids {found}, and {stimuli.source} has {len(stimuli)} stimuli; give each stimulus "
+                "one row, or say in an array `runs` in which run each was measured"
             )
     return [place[each] for each in stimuli.ids]
 
