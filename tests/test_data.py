@@ -8,8 +8,8 @@ import os
 import sysconfig
 from collections import Counter
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from thinkalike.data.grammar import derivations
 from thinkalike.data.rows import Corpus, TokenRows
 from thinkalike.data.split import training_texts
 from thinkalike.errors import DataError
+from thinkalike.hub import forget_commits
 
 CONTEXT, EOS, BOS = 16, 0, 1
 ALL = 10**9  # more report tokens than there are
@@ -100,46 +101,32 @@ def write(path: Path, rows: list[str], field: str = "text") -> list[Path]:
     if path.suffix == ".gz":
         raw = gzip.compress(raw)
     if path.suffix == ".zst":
-        raw = zst(raw)
+        import zstandard
+
+        half = len(raw) // 2  # two frames, as parallel compressors write them
+        raw = b"".join(zstandard.ZstdCompressor().compress(part) for part in (raw[:half], raw[half:]))
     path.write_bytes(raw)
     return [path]
 
 
-def zst(raw: bytes) -> bytes:
-    import zstandard
-
-    return zstandard.ZstdCompressor().compress(raw)
-
-
-FORMATS = ["x.txt", "x.jsonl", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"]
+FORMATS = ["x.txt", "x.jsonl", "x.JSONL", "x.jsonl.gz", "x.jsonl.zst", "x.parquet"]
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_format_gives_the_same_documents(name, tmp_path, config):
+def test_every_format_gives_the_same_documents_of_the_field(name, tmp_path, config):
     rows = [*texts(20), "ä → é\n\nsecond paragraph", '"quoted"\t\\']
-    assert list(documents(config(*write(tmp_path / name, rows)))) == rows
-
-
-@pytest.mark.parametrize("name", FORMATS[1:])
-def test_the_field_is_chosen_by_name(name, tmp_path, config):
-    files = write(tmp_path / name, texts(3), field="content")
-    assert list(documents(config(*files, field="content"))) == texts(3)
-    with pytest.raises(DataError, match=str(tmp_path / name)):
-        list(documents(config(*files, field="contnet")))
+    files = write(tmp_path / name, rows, field="content")
+    assert list(documents(config(*files, field="content"))) == rows
+    if name != "x.txt":
+        with pytest.raises(DataError, match=str(tmp_path / name)):
+            list(documents(config(*files, field="contnet")))
 
 
 def test_files_and_globs_are_read_in_the_order_given_and_sorted_within(tmp_path, config):
-    for name in "cab":
-        (tmp_path / f"{name}.txt").write_text(name)
-    assert list(documents(config(tmp_path / "c.txt", tmp_path / "[ab].txt"))) == ["c", "a", "b"]
-
-
-def test_several_zst_frames_are_one_file(tmp_path, config):
-    """As parallel compressors write them."""
-    rows = texts(40)
-    parts = [("".join(json.dumps({"text": row}) + "\n" for row in part)).encode() for part in (rows[:20], rows[20:])]
-    (tmp_path / "x.jsonl.zst").write_bytes(b"".join(map(zst, parts)))
-    assert list(documents(config(tmp_path / "x.jsonl.zst"))) == rows
+    for name in ("c.txt", "a.txt", "B.TXT"):
+        (tmp_path / name).write_text(name)
+    found = documents(config(tmp_path / "c.txt", tmp_path / "[aB].*"))
+    assert list(found) == ["c.txt", "B.TXT", "a.txt"]
 
 
 @pytest.mark.parametrize("name", FORMATS[1:])
@@ -151,13 +138,11 @@ def test_a_damaged_file_is_named(name, harm, tmp_path, config):
         list(documents(config(file)))
 
 
-@pytest.mark.parametrize("line", ['{"text": 3}', '{"texts": "a"}', '{"text": "a \\ud800"}', "[1]", "{oops"])
+@pytest.mark.parametrize("line", ['{"text": 3}', '{"texts": "a"}', "[1]", "{oops"])
 def test_a_line_without_text_is_named(line, tmp_path, config):
-    (tmp_path / "x.jsonl").write_text('{"text": "fine"}\n' + line + "\n")
+    (tmp_path / "x.jsonl").write_text('{"text": "fine"}\n' + line + "\n", encoding="utf-8-sig")
     with pytest.raises(DataError, match=r"x\.jsonl line 2"):
         list(documents(config(tmp_path / "x.jsonl")))
-    (tmp_path / "x.jsonl").write_text('{"text": "\\ud83d\\ude00"}\n')  # a whole pair is one character
-    assert list(documents(config(tmp_path / "x.jsonl"))) == ["\U0001f600"]
 
 
 @pytest.mark.parametrize("call", [lambda data: list(documents(data)), text_fingerprint])
@@ -168,12 +153,6 @@ def test_only_regular_files_are_read(call, tmp_path, config):
     for place in (tmp_path / "folder", tmp_path / "pipe.txt", "/dev/zero"):
         with pytest.raises(DataError, match=str(place)):
             call(config(place))
-
-
-def test_endings_in_capitals_and_byte_order_marks_are_read(tmp_path, config):
-    (tmp_path / "X.TXT").write_text("one")
-    (tmp_path / "x.JSONL").write_text('{"text": "two"}\n', encoding="utf-8-sig")
-    assert list(documents(config(tmp_path / "X.TXT", tmp_path / "x.JSONL"))) == ["one", "two"]
 
 
 # ---------------------------------------------------------------------------------------------------- standard library
@@ -195,95 +174,44 @@ def test_the_standard_library_is_read_without_tests_and_in_an_order_that_no_name
     assert text_fingerprint(stdlib) != name
 
 
-def test_pythons_own_standard_library_is_there_and_large():
-    stdlib = DataConfig(name="stdlib", source="stdlib")
-    texts = list(documents(stdlib))
-    assert sum(map(len, texts)) > 4e6
-    assert any("class Fraction(" in text for text in texts)
-    assert not any("class FractionTest(" in text for text in texts)
-
-
 # --------------------------------------------------------------------------------------------------------------- hub
 
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A hub whose one data set is what the test says; returns the calls that it got."""
-    import datasets
-
-    from thinkalike.hub import forget_commits
-
+    """A hub with one data set; returns the mock of the function that loads it."""
     forget_commits()
-
-    def serve(outcome):
-        calls = []
-
-        def load_dataset(*words, **options):
-            calls.append((words, options))
-            if isinstance(outcome, Exception):
-                raise outcome
-            return iter(outcome)
-
-        monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-        monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: None)
-        return calls
-
-    return serve
+    load_dataset = mock.Mock(return_value=({"text": row} for row in texts(5)))
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", lambda *_, **__: None)
+    return load_dataset
 
 
 HUB = {"name": "set", "source": "hub", "hub_id": "someone/set", "field": "text"}
 
 
 def test_a_hub_set_is_streamed(hub):
-    calls = hub({"text": row} for row in texts(5))
     config = DataConfig(**HUB, subset="en", split="validation", revision="v2", hub_files=["val.jsonl"])
     assert list(documents(config)) == texts(5)
     options = {"split": "validation", "streaming": True, "revision": "v2", "data_files": ["val.jsonl"]}
-    assert calls == [(("someone/set", "en"), options)]
-
-
-def test_no_more_of_a_hub_set_is_read_than_asked_for(hub):
-    def endless():
-        number = 0
-        while True:
-            yield {"text": tiny.document(number, words=12)}
-            number += 1
-
-    hub(endless())
-    assert len(list(islice(documents(DataConfig(**HUB)), 7))) == 7
+    hub.assert_called_once_with("someone/set", "en", **options)
 
 
 # --------------------------------------------------------------------------------------------------------- fingerprint
 
 
-def test_the_fingerprint_changes_with_content_and_field_but_not_with_the_path(tmp_path, config):
+def test_the_fingerprint_changes_with_content_field_and_format_but_not_with_the_path(tmp_path, config):
     first = write_jsonl(tmp_path / "a.jsonl", texts(5))
     moved = write_jsonl(tmp_path / "moved.jsonl", texts(5))
     other = write_jsonl(tmp_path / "b.jsonl", [*texts(4), "x"])
+    as_text = write_jsonl(tmp_path / "a.txt", texts(5))
     name = text_fingerprint(config(first))
     assert name == text_fingerprint(config(moved))
-    others = {text_fingerprint(each) for each in (config(other), config(first, field="n"), config(first, other))}
-    assert len(others | {name}) == 4
-
-
-def test_the_fingerprint_is_the_same_on_python_310(config, monkeypatch):
-    """Which has no hashlib.file_digest."""
-    import hashlib
-
-    name = text_fingerprint(config())
-    monkeypatch.delattr(hashlib, "file_digest", raising=False)
-    assert text_fingerprint(config()) == name
-
-
-def test_the_fingerprint_changes_with_the_format_that_the_same_bytes_are_read_in(tmp_path, config):
-    """Else the cache of one would be served for the other."""
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
-    (tmp_path / "a.txt").write_text('{"text": "a"}\n')
-    assert text_fingerprint(config(tmp_path / "a.jsonl")) != text_fingerprint(config(tmp_path / "a.txt"))
+    changed = (config(other), config(first, field="n"), config(first, other), config(as_text))
+    assert len({name, *map(text_fingerprint, changed)}) == 5
 
 
 def test_the_fingerprint_of_a_hub_set_changes_with_each_thing_that_chooses_it(hub):
-    hub([])
     changes = {"hub_id": "a/other", "subset": "en", "split": "test", "revision": "v2", "hub_files": ["a"], "field": "f"}
     names = {text_fingerprint(DataConfig(**{**HUB, key: value})) for key, value in changes.items()}
     assert len(names | {text_fingerprint(DataConfig(**HUB))}) == 7
@@ -308,15 +236,8 @@ def test_rows_are_the_documents_joined_with_eos_and_know_their_owners(bos, confi
         if bos:
             assert (rows.tokens[:, 0] == BOS).all()
             assert torch.equal(rows.documents[:, 0], rows.documents[:, 1]), "BOS belongs to the text after it"
-
-
-@pytest.mark.parametrize("bos", [False, True])
-def test_every_token_is_kept_or_counted_as_dropped(bos, config):
-    data = config()
-    corpus = read(data, bos=bos)
     kept = sum(rows.tokens[:, bos:].numel() for rows in (corpus.fit, corpus.report))
     assert kept + corpus.counts["dropped_tokens"] == sum(len(stream(side)) for side in sides(data))
-    assert 0 < corpus.counts["dropped_tokens"] < 2 * CONTEXT
     for side, rows in (("fit", corpus.fit), ("report", corpus.report)):
         assert corpus.counts[f"{side}_tokens"] == rows.tokens.numel()
         assert corpus.counts[f"{side}_documents"] == len(rows.documents.unique())
@@ -367,14 +288,6 @@ def test_no_document_is_on_both_sides_and_copies_are_dropped_and_counted(tmp_pat
     assert torch.equal(read(config()).fit.tokens, corpus.fit.tokens)
 
 
-def test_training_texts_are_exactly_the_documents_that_are_fitted_on(config):
-    data = config()
-    corpus, fit = read(data), list(training_texts(data))
-    assert fit[: len(pieces(corpus.fit))] == pieces(corpus.fit)
-    assert len(fit) - len(pieces(corpus.fit)) <= 1, "the last document may be cut"
-    assert not set(fit) & set(pieces(corpus.report))
-
-
 def test_the_side_of_a_document_does_not_depend_on_the_others(tmp_path, config):
     alone = config(write_jsonl(tmp_path / "b.jsonl", texts(40)))
     more = config(write_jsonl(tmp_path / "a.jsonl", texts(80, first=100)), tmp_path / "b.jsonl")
@@ -390,8 +303,7 @@ def test_the_report_gets_its_share_of_the_documents(tmp_path, config):
         assert abs(1 - fit / 4000 - share) < 4 * (share * (1 - share) / 4000) ** 0.5
 
 
-@pytest.mark.parametrize("bos", [False, True])
-@pytest.mark.parametrize(("asked", "rows"), [(64, 4), (79, 4), (16, 1), (1, 1)])
+@pytest.mark.parametrize(("asked", "rows", "bos"), [(64, 4, False), (79, 4, True), (16, 1, False), (1, 1, True)])
 def test_limits_cut_the_same_rows_short(asked, rows, bos, config):
     whole, cut = read(config(), bos=bos), read(config(), bos=bos, fit_tokens=asked, report_tokens=160)
     assert len(cut.fit) == rows
@@ -408,44 +320,21 @@ def test_reading_stops_when_both_sides_are_full(tmp_path, config):
     assert tokenizer.calls <= 2 < everything.calls
 
 
-def test_a_separator_stands_in_for_a_missing_eos(config):
-    corpus = read(config(), Letters(eos_token_id=None, sep_token_id=9))
-    assert 9 in corpus.fit.tokens
-    assert EOS not in corpus.fit.tokens
-
-
 @pytest.mark.parametrize(("missing", "name"), [("eos_token_id", "EOS"), ("bos_token_id", "BOS")])
 def test_a_tokenizer_without_the_token_is_refused(missing, name, config):
     with pytest.raises(DataError, match=name):
         read(config(), Letters(**{missing: None}), bos=True)
 
 
-@pytest.mark.parametrize("content", ["", "\n\n", '{"text": " "}\n'])
-def test_data_without_text_is_refused(content, tmp_path, config):
-    (tmp_path / "empty.jsonl").write_text(content)
-    with pytest.raises(DataError, match="data=text"):
-        read(config(tmp_path / "empty.jsonl"))
-
-
 def one_sided(report: bool, share: float = 0.3) -> list[str]:
     return [text for text in texts(60) if (int(document_fingerprint(text)[:8], 16) / 16**8 < share) == report]
 
 
-@pytest.mark.parametrize(
-    ("fit", "report", "key"), [(0, 60, "fit on"), (60, 0, r"data\.report_share"), (60, 1, r"data\.report_share")]
-)
+@pytest.mark.parametrize(("fit", "report", "key"), [(0, 60, "fit on"), (60, 1, r"data\.report_share"), (0, 0, "text")])
 def test_too_little_on_one_side_is_refused(fit, report, key, tmp_path, config):
     rows = [*one_sided(report=False)[:fit], *one_sided(report=True)[:report]]
     with pytest.raises(DataError, match=key):
         read(config(write_jsonl(tmp_path / "x.jsonl", rows)), context=16)
-
-
-def test_the_fingerprint_is_of_the_tokens(tmp_path, config):
-    first, again = read(config()), read(config(cache=str(tmp_path / "other")))
-    assert first.fingerprint() == again.fingerprint()
-    assert first.fingerprint() != read(config(), fit_tokens=64).fingerprint()
-    first.report.tokens[-1, -1] += 1
-    assert first.fingerprint() != again.fingerprint()
 
 
 # --------------------------------------------------------------------------------------------------------------- cache

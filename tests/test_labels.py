@@ -55,10 +55,3 @@ def test_a_model_that_is_named_twice_is_loaded_once(minis):
     assert one is two
     assert one is not other
     assert {one.name, other.name} == {"gelu-3l-mini[dtype=float32]", "gelu-3l-mini[dtype=float64]"}
-
-
-def test_two_folders_of_one_name_have_rows_of_their_own_in_the_table(door, minis, text_files, tmp_path):
-    words = ["measure=cka", f"model.path={minis}/a", f"target.path={minis}/b", "model.context=32", "data=text"]
-    words += [f"data.files=[{text_files}/*.txt]", "data.report_share=0.9", "measure.batches=20"]
-    table = door("analyze.py", *words, "measure.tokens_per_batch=64", f"store={tmp_path}/s").result.table
-    assert sorted(set(table["source"])) == ["gelu-3l-mini[path=a]", "gelu-3l-mini[path=b]"]

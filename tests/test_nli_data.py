@@ -20,7 +20,6 @@ from thinkalike.data.from_config import _fitted, read_pairs
 from thinkalike.data.pairs import (
     HANS,
     MNLI,
-    PairBatch,
     Pairs,
     batches,
     encode,
@@ -74,7 +73,7 @@ def pairs_of(rows) -> Pairs:
 # ------------------------------------------------------------------------------------------------------------- formats
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".tsv", ".txt", ".parquet"])
+@pytest.mark.parametrize("ending", [".jsonl", ".tsv", ".parquet"])
 def test_every_format_of_mnli_gives_the_same_pairs_without_those_of_no_agreed_label(ending, tmp_path):
     pairs = pairs_in(write(ROWS, tmp_path / f"dev_matched{ending}"), "mnli")
     assert list(zip(pairs.premises, pairs.hypotheses, strict=True)) == [row[:2] for row in ROWS if row[2] != "-"]
@@ -91,13 +90,10 @@ def test_every_format_of_hans_gives_the_same_pairs_with_their_heuristics(ending,
     assert pairs.labels.tolist() == [1, 0, 1]
     assert list(zip(pairs.heuristics, pairs.subcases, strict=True)) == [row[3:] for row in HARD]
     assert pairs.fingerprint() == pairs_of(HARD).fingerprint()
-
-
-def test_lines_may_end_as_on_windows(tmp_path):
-    path = write(HARD, tmp_path / "hans.txt")
-    before = pairs_in(path, "hans").fingerprint()
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-    assert pairs_in(path, "hans").fingerprint() == before
+    if ending == ".txt":  # lines may end as on Windows
+        path = tmp_path / "heuristics_evaluation_set.txt"
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+        assert pairs_in(path, "hans").fingerprint() == pairs.fingerprint()
 
 
 def harmed(rows, path: Path, old: str, new: str) -> Path:
@@ -110,7 +106,6 @@ def harmed(rows, path: Path, old: str, new: str) -> Path:
 @pytest.mark.parametrize(
     ("ending", "old", "new", "place"),
     [
-        (".jsonl", '"neutral"', '"neutrl"', "row 3"),
         (".tsv", "\tneutral", "\t3", "row 3"),
         (".jsonl", '"neutral"', "null", "row 3"),
         (".jsonl", '"One of our number"', "7.5", "row 4"),
@@ -153,31 +148,14 @@ def test_a_sample_is_of_different_pairs_in_their_order_and_decided_by_its_seed()
     assert sample.fingerprint() == pairs.sample(20, seed=3).fingerprint() != pairs.sample(20, seed=4).fingerprint()
 
 
-@pytest.mark.parametrize("field", ["premises", "hypotheses", "labels", "heuristics", "subcases"])
-def test_the_fingerprint_is_of_every_field(field):
-    rows = [list(row) for row in HARD]
-    place = ["premises", "hypotheses", "labels", "heuristics", "subcases"].index(field)
-    rows[0][place] = "entailment" if field == "labels" else "other"
-    changed, same = pairs_of(rows).fingerprint(), pairs_of(HARD).fingerprint()
-    assert changed != same
-    assert len(same) == 16
-    int(same, 16)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"hypotheses": ["h"]},
-        {"labels": torch.tensor([0, 3])},
-        {"labels": torch.tensor([-1, 0])},
-        {"premises": [], "hypotheses": [], "labels": torch.tensor([], dtype=torch.long)},
-    ],
-)
-def test_fields_that_do_not_fit_together_are_refused(changes):
-    fields = {"premises": ["p", "q"], "hypotheses": ["h", "i"], "labels": torch.tensor([0, 1]), "classes": MNLI}
-    assert len(Pairs(**fields)) == 2
-    with pytest.raises(DataError, match="pairs"):
-        Pairs(**{**fields, **changes})
+def test_the_fingerprint_is_of_every_field():
+    found = {pairs_of(HARD).fingerprint()}
+    for place in range(5):
+        rows = [list(row) for row in HARD]
+        rows[0][place] = "entailment" if place == 2 else "other"
+        found.add(pairs_of(rows).fingerprint())
+    assert len(found) == 6
+    assert {len(each) for each in found} == {16}
 
 
 # ----------------------------------------------------------------------------------------------------------------- hub
@@ -278,7 +256,7 @@ def test_a_tokenizer_that_joins_pairs_without_their_marks_is_refused(named, lett
         encode(lettered, joining, context=64)
 
 
-@pytest.mark.parametrize("size", [1, 4, 23, 100])
+@pytest.mark.parametrize("size", [4, 100])
 def test_batches_hold_each_pair_once_with_what_it_was_encoded_as(size, tokenizer, lettered):
     encoded, seen = encode(lettered, tokenizer, context=32), []
     for batch in batches(encoded, size):
@@ -292,25 +270,9 @@ def test_batches_hold_each_pair_once_with_what_it_was_encoded_as(size, tokenizer
             assert batch.types[place, :length].tolist() == encoded.types[row]
             seen.append(row)
     assert sorted(seen) == list(range(23))
-
-
-def test_batches_pad_little_and_put_the_longest_first(tokenizer, lettered):
-    encoded = encode(lettered, tokenizer, context=32)
-    sizes = [batch.tokens.shape[1] for batch in batches(encoded, 4)]
-    assert sizes == sorted(sizes, reverse=True)
-
-    def padded(found: list[PairBatch]) -> int:
-        return sum(int((~batch.mask).sum()) for batch in found)
-
-    in_order = [encoded.batch(range(start, min(start + 4, 23))) for start in range(0, 23, 4)]
-    assert padded(list(batches(encoded, 4))) < padded(in_order) / 4
-
-
-def test_results_go_back_in_the_order_of_the_pairs(tokenizer, lettered):
-    encoded, lengths = encode(lettered, tokenizer, context=32), torch.zeros(23, dtype=torch.long)
-    for batch in batches(encoded, 5):
-        lengths[batch.rows] = batch.mask.sum(1)
-    assert lengths.tolist() == [len(tokens) for tokens in encoded.tokens]
+    sizes = [len(encoded.tokens[row]) for row in seen]
+    assert sizes == sorted(sizes, reverse=True), "the longest first, so that little is padded"
+    assert encoded.batch([0, 1], at_least=40).tokens.shape == (2, 40)
 
 
 # ---------------------------------------------------------------------------------------------------------- both sides
@@ -325,32 +287,26 @@ RESPELT = {
 }
 
 
-def from_files(tmp_path, report, challenge=OWN_HARD, fit=FITTED, ending="jsonl", **changes) -> PairsConfig:
-    paths = {"fit": fit, "report": report, "challenge": challenge}
-    files = {side: str(write(rows, tmp_path / f"{side}.{ending}")) for side, rows in paths.items()}
+def from_files(tmp_path, report, challenge=OWN_HARD, **changes) -> PairsConfig:
+    paths = {"fit": FITTED, "report": report, "challenge": challenge}
+    files = {side: str(write(rows, tmp_path / f"{side}.jsonl")) for side, rows in paths.items()}
     counts = {"fit_pairs": 5, "report_pairs": None, "challenge_pairs": None}
     return PairsConfig(source="files", **{**files, **counts, **changes})
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "tsv", "parquet"])
 @pytest.mark.parametrize("change", RESPELT)
-def test_pairs_that_repeat_one_to_fit_on_are_left_out_and_counted(change, ending, tmp_path):
+def test_pairs_that_repeat_one_to_fit_on_are_left_out_and_counted(change, tmp_path):
     """Also those that repeat one which a job of few pairs does not take, and those of another label."""
     again = [(*map(RESPELT[change], (premise, hypothesis)), "neutral") for premise, hypothesis, _ in FITTED[4:12]]
     hard = [(*pair[:2], "entailment", "subsequence", "x") for pair in again[:2]]
     swapped = [(hypothesis, premise, label) for premise, hypothesis, label in FITTED[:3]]
-    config = from_files(tmp_path, [*again, *OWN, *swapped], [*OWN_HARD, *hard], ending=ending)
+    config = from_files(tmp_path, [*again, *OWN, *swapped], [*OWN_HARD, *hard])
     report, challenge = read_pairs(config, "report"), read_pairs(config, "challenge")
     assert report.premises == [premise for premise, *_ in [*OWN, *swapped]]
     assert challenge.premises == [premise for premise, *_ in OWN_HARD]
     assert (report.repeated, challenge.repeated, read_pairs(config, "fit").repeated) == (8, 2, 0)
-
-
-@pytest.mark.parametrize("is_respelt", [False, True])
-def test_a_report_that_is_all_fitted_on_is_refused(is_respelt, tmp_path):
-    again = [(premise.upper(), f" {hypothesis}", label) for premise, hypothesis, label in FITTED[::-1]]
-    config = from_files(tmp_path, again if is_respelt else FITTED)
-    with pytest.raises(DataError, match=str(config.report)):
+    write(again, tmp_path / "report.jsonl")
+    with pytest.raises(DataError, match=r"report\.jsonl: all 8 pairs are also in"):
         read_pairs(config, "report")
 
 
@@ -358,6 +314,8 @@ def test_fewer_pairs_than_asked_for_are_those_that_are_left(tmp_path):
     config = from_files(tmp_path, [*OWN, *FITTED], report_pairs=15)
     assert len(read_pairs(config, "report")) == len(OWN)
     assert len(read_pairs(replace(config, report_pairs=4), "report")) == 4
+    everything = replace(config, fit=None, report_pairs=None)  # as where published classifiers are measured
+    assert len(read_pairs(everything, "report")) == len(OWN) + len(FITTED)
 
 
 def test_a_file_to_fit_on_that_changed_is_read_again(tmp_path):
@@ -367,24 +325,16 @@ def test_a_file_to_fit_on_that_changed_is_read_again(tmp_path):
     assert read_pairs(config, "report").repeated == 3
 
 
-def test_without_pairs_to_fit_on_nothing_is_left_out(tmp_path):
-    """As where published classifiers are measured."""
-    config = replace(from_files(tmp_path, [*OWN, *FITTED]), fit=None)
-    assert len(read_pairs(config, "report")) == len(OWN) + len(FITTED)
-
-
 def test_the_sides_of_the_hub_are_apart(monkeypatch):
     _fitted.cache_clear()
     sets = {("mnli", "train"): FITTED, ("mnli", None): [*FITTED[:5], *OWN], ("hans", None): OWN_HARD}
     monkeypatch.setattr("thinkalike.data.from_config.hub_pairs", lambda name, split=None: pairs_of(sets[name, split]))
     config = PairsConfig(source="hub", fit_pairs=3, report_pairs=None, challenge_pairs=None)
     assert read_pairs(config, "report").premises == [premise for premise, *_ in OWN]
-    assert read_pairs(config, "report").repeated == 5
     assert len(read_pairs(config, "challenge")) == len(OWN_HARD)
 
 
-@pytest.mark.parametrize("seed", [0, 5])
-def test_the_sides_of_the_templates_are_apart(seed):
-    config = PairsConfig(fit_pairs=2000, report_pairs=500, challenge_pairs=1000, seed=seed, counterexamples=0.5)
+def test_the_sides_of_the_templates_are_apart():
+    config = PairsConfig(fit_pairs=1000, report_pairs=300, challenge_pairs=500, seed=5, counterexamples=0.5)
     fit, report, challenge = (read_pairs(config, side).canonical() for side in ("fit", "report", "challenge"))
-    assert len({*fit, *report, *challenge}) == 3500
+    assert len({*fit, *report, *challenge}) == 1800

@@ -36,12 +36,12 @@ NOUNS = {
 
 @pytest.fixture(scope="module")
 def training() -> Pairs:
-    return nli_training(4500)
+    return nli_training(3000)
 
 
 @pytest.fixture(scope="module")
 def challenge() -> Pairs:
-    return nli_challenge(1800)
+    return nli_challenge(1200)
 
 
 def rows_of(pairs: Pairs) -> list[tuple[str, str, str]]:
@@ -231,9 +231,9 @@ def test_the_logic_says_what_a_reader_says(premise, hypothesis, label):
     assert follows(premise, hypothesis) == label
 
 
-@pytest.mark.parametrize("counterexamples", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
-def test_every_label_of_the_training_follows_from_the_meaning(counterexamples):
-    for premise, hypothesis, label in rows_of(nli_training(2400, 5, counterexamples)):
+@pytest.mark.parametrize("count", [800, pytest.param(4800, marks=pytest.mark.slow)])
+def test_every_label_of_the_training_follows_from_the_meaning(count):
+    for premise, hypothesis, label in rows_of(nli_training(count, 5, counterexamples=0.5)):
         assert follows(premise, hypothesis) == label, f"{premise} -> {hypothesis}"
 
 
@@ -245,13 +245,18 @@ def test_every_label_of_the_challenge_follows_from_the_meaning(challenge):
 # ------------------------------------------------------------------------------------------------------------- overlap
 
 
-@pytest.mark.parametrize("counterexamples", [0.0, 0.02, 0.11, 1.0])
+@pytest.mark.parametrize("counterexamples", [0.0, 0.11, 1.0])
 def test_of_the_pairs_of_full_overlap_all_but_the_counterexamples_are_entailed(counterexamples):
-    pairs = nli_training(3000, counterexamples=counterexamples)
-    found = Counter(label for premise, hypothesis, label in rows_of(pairs) if overlaps(premise, hypothesis))
+    """And these are of all heuristics, of the challenge's own constructions."""
+    pairs = nli_training(1200, counterexamples=counterexamples)
+    rows = zip(rows_of(pairs), pairs.subcases, strict=True)
+    overlapping = [(label, subcase) for (*texts, label), subcase in rows if overlaps(*texts)]
+    found = Counter(label for label, _ in overlapping)
     assert found["contradiction"] == 0
-    assert found.total() == OVERLAP * 1000
-    assert found["neutral"] == round(counterexamples * OVERLAP * 1000)
+    assert found.total() == OVERLAP * 400
+    assert found["neutral"] == round(counterexamples * OVERLAP * 400)
+    if counterexamples == 1:
+        assert {subcase for _, subcase in overlapping} == {subcase for subcase in CHALLENGE if subcase[1] == "n"}
 
 
 @pytest.mark.slow
@@ -267,12 +272,6 @@ def test_a_share_is_like_the_lexical_overlap_of_the_challenge_and_the_rest_is_as
     assert sum(counts["contradiction"].values()) == 600
     challenge = nli_challenge(3000)
     assert not {*pairs.premises} & {*challenge.premises}
-
-
-def test_counterexamples_are_of_all_heuristics_and_of_the_challenges_own_constructions():
-    pairs = nli_training(3000, counterexamples=1.0)
-    found = {subcase for row, subcase in zip(rows_of(pairs), pairs.subcases, strict=True) if overlaps(*row[:2])}
-    assert found == {subcase for subcase in CHALLENGE if subcase[1] == "n"}
 
 
 def test_the_entailed_constructions_of_the_challenge_are_trained_on(training, challenge):
@@ -327,6 +326,8 @@ def test_classes_and_heuristics_are_balanced_to_one_pair(count):
         assert counts.total() == count
         assert {counts.get(key, 0) for key in counts} <= {count // parts, -(-count // parts)}
     assert (training.classes, challenge.classes) == (MNLI, HANS)
+    for pairs in (training, challenge):
+        assert len(set(pairs.canonical())) == count, "no pair is there twice"
 
 
 def test_every_template_is_used(training, challenge):
@@ -338,19 +339,10 @@ def test_every_template_is_used(training, challenge):
     assert found - {pair for pair in found if pair[1] in CHALLENGE} == ours
 
 
-def test_no_pair_is_there_twice(training, challenge):
-    for pairs in (training, challenge):
-        assert len(set(zip(pairs.premises, pairs.hypotheses, strict=True))) == len(pairs)
-
-
-@pytest.mark.parametrize(("seed", "other"), [(0, 1), (1, 1), (7, 0)])
-def test_no_sentence_is_in_both_training_and_challenge(seed, other):
-    one, two = nli_training(900, seed, 0.5), nli_challenge(900, other)
+@pytest.mark.parametrize("seed", [1, 7])
+def test_no_sentence_is_in_both_training_and_challenge(seed):
+    one, two = nli_training(600, seed, 0.5), nli_challenge(600)
     assert not {*one.premises, *one.hypotheses} & {*two.premises, *two.hypotheses}
-
-
-def test_a_slice_of_the_training_is_a_sample_of_all_classes(training):
-    assert training.labels[:1000].bincount(minlength=3).min() > 280
 
 
 # --------------------------------------------------------------------------------------------------------------- words
@@ -375,24 +367,13 @@ def test_what_is_left_out_is_of_the_lexicon_and_never_used(training):
     assert not used & {*left_out, *map(with_ed, left_out), "saw", "knew that"}
 
 
-def test_pairs_are_short(training, challenge):
-    longest = max(len(f"{first} {second}".split()) for pairs in (training, challenge)
-                  for first, second, _ in rows_of(pairs))  # fmt: skip
-    assert 14 < longest <= 22
-
-
 # ---------------------------------------------------------------------------------------------------- seeds and errors
-
-
-@pytest.mark.parametrize("make", [nli_training, nli_challenge])
-def test_a_seed_decides_all(make):
-    assert make(200, seed=3).fingerprint() == make(200, seed=3).fingerprint() != make(200, seed=4).fingerprint()
 
 
 def test_the_pairs_are_the_same_in_every_process():
     """Values of another one: sets, whose order differs between processes, decide nothing."""
-    assert nli_training(300).fingerprint() == "fb5fb5076fdd9c26"
-    assert nli_challenge(300).fingerprint() == "0172a5f2fc223fcd"
+    assert nli_training(300).fingerprint() == "fb5fb5076fdd9c26" != nli_training(300, seed=3).fingerprint()
+    assert nli_challenge(300).fingerprint() == "0172a5f2fc223fcd" != nli_challenge(300, seed=3).fingerprint()
 
 
 @pytest.mark.slow

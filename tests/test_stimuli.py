@@ -9,8 +9,9 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from importlib import resources
-from itertools import combinations, product
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from conftest import composed
+from thinkalike.config import StimuliConfig
 from thinkalike.data.conllu import read_conllu
 from thinkalike.data.from_config import read_stimuli
 from thinkalike.data.grammar import (
@@ -32,7 +33,7 @@ from thinkalike.data.grammar import (
     with_ed,
 )
 from thinkalike.data.recordings import read_arrays
-from thinkalike.data.stimuli import Stimuli, controlled_stimuli, from_sentences, natural_order
+from thinkalike.data.stimuli import Stimuli, controlled_stimuli, crossed_stimuli, from_sentences
 from thinkalike.data.tables import read_table
 from thinkalike.errors import DataError
 
@@ -63,62 +64,30 @@ def rows_of(text: str, size="small") -> list[list[str]]:
 
 
 @pytest.mark.parametrize("size", ["small", "large"])
-@pytest.mark.parametrize("rows", SENTENCES, ids=lambda rows: " ".join(row[0] for row in rows))
-def test_every_row_of_table_s1_is_derived_exactly(rows, size):
-    assert rows_of(" ".join(row[0] for row in rows), size) == rows
-
-
-def test_table_s1_was_typed_in_whole():
+def test_every_row_of_table_s1_is_derived_exactly(size):
     assert [len(rows) for rows in SENTENCES] == [3, 3, 2, 2, 3, 3]
-    assert {len(row) for rows in SENTENCES for row in rows} == {9}
+    for rows in SENTENCES:
+        assert rows_of(" ".join(row[0] for row in rows), size) == rows
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "they sing",
-        "did you sing",
-        "does no woman know me",
-        "which princes did Mary see",
-        "who saw them",
-        "these boys love her",
-        "you thank every king",
-        "a wife cried",
-    ],
+GRAMMATICAL = (
+    "they sing; did you sing; does no woman know me; which princes did Mary see; who saw them; these boys love her; "
+    "you thank every king; a wife cried"
 )
-def test_a_grammatical_sentence_has_one_derivation(text):
-    assert len(derivations(text)) == 1
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "they sings",
-        "the woman play",
-        "does you sing",
-        "did you sang",
-        "do Mary see him",
-        "this boys sing",
-        "these boy sings",
-        "which men sneezes",
-        "who sing",
-        "I see me",
-        "we saw us",
-        "him sings",
-        "Mary vanished him",
-        "Mary saw",
-        "the Mary sings",
-        "the tall woman sings",  # of the large grammar only
-        "the woman sings in the garden",
-    ],
+OF_THE_LARGE = "the tall woman sings; a woman sings in the garden; which brave girls did a teacher hug near the garden"
+UNGRAMMATICAL = (
+    "they sings; the woman play; does you sing; did you sang; do Mary see him; this boys sing; these boy sings; "
+    "which men sneezes; who sing; I see me; we saw us; him sings; Mary vanished him; Mary saw; the Mary sings"
 )
-def test_an_ungrammatical_one_has_none(text):
-    assert derivations(text) == []
 
 
-@pytest.mark.parametrize("text", ["the tall woman sings", "which brave girls did a teacher hug near the garden"])
-def test_the_large_grammar_has_adjectives_and_places(text):
-    assert len(derivations(text, "large")) == 1
+def test_a_grammatical_sentence_has_one_derivation_and_an_ungrammatical_one_none():
+    for texts, size, count in (
+        (GRAMMATICAL, "small", 1), (GRAMMATICAL, "large", 1), (OF_THE_LARGE, "small", 0), (OF_THE_LARGE, "large", 1),
+        (UNGRAMMATICAL, "small", 0), (UNGRAMMATICAL, "large", 0),
+    ):  # fmt: skip
+        for text in texts.split("; "):
+            assert len(derivations(text, size)) == count, (text, size)
 
 
 @pytest.mark.parametrize(
@@ -166,12 +135,6 @@ def test_no_sentence_is_made_twice(size):
     assert shared((doubled,)) == 1, "control: a word with a twin"
 
 
-def test_the_small_grammar_counts_its_sentences_right():
-    rules = [rule for rule in patterns() if rule.kind in ("intransitive", "do-question", "wh-question")]
-    texts = {" ".join(word.form for word in words) for rule in rules for words in product(*rule.slots)}
-    assert len(texts) == sum(rule.size for rule in rules) > 5000
-
-
 def test_the_crossed_grammar_gives_all_combinations():
     sentences = crossed_sentences()
     texts = {each.text for each in sentences}
@@ -187,40 +150,27 @@ def test_the_crossed_grammar_gives_all_combinations():
 
 
 def test_crossed_stimuli_are_every_word_of_them():
-    stimuli = read_stimuli(composed("stimuli=crossed", door="analyze").stimuli)
+    stimuli = crossed_stimuli()
     assert len(stimuli) == sum(len(each.words) for each in crossed_sentences()) == 2396
-    assert stimuli.names == controlled_stimuli(5).names
-    strongest = max(abs(value) for _, _, value in stimuli.correlation().strongest(1))
-    assert strongest < 0.6
-    some = read_stimuli(composed("stimuli=crossed", "stimuli.features=[PoS,Tense]", door="analyze").stimuli)
-    assert some.names == ["PoS", "Tense"]
+    assert stimuli.names == COLUMNS
+    ((_, _, strongest),) = stimuli.correlation().strongest(1)
+    assert abs(strongest) < 0.6
 
 
-@pytest.mark.parametrize("name", ["controlled", "crossed"])
-def test_kinds_that_are_declared_are_those_of_the_grammars_features_too(name):
-    words = ["stimuli=" + name, "stimuli.kinds={Word position: nominal, Tense: [present, past]}"]
-    plain, declared = (read_stimuli(composed(*some, door="analyze").stimuli) for some in (words[:1], words))
-    own = {"Word position": "nominal", "Tense": "ordinal"}
-    assert declared.kinds == {**plain.kinds, **own}
-    assert plain.kinds["Word position"] == "numeric"
+@pytest.mark.parametrize("kind", ["controlled", "crossed"])
+def test_features_of_the_grammar_are_chosen_and_their_kinds_declared(kind):
+    kinds = {"Word position": "nominal", "Tense": ["present", "past"]}
+    config = StimuliConfig(kind=kind, sentences=20, features=["Tense", "PoS", "Word position"])
+    plain, declared = (read_stimuli(each) for each in (config, replace(config, kinds=kinds)))
+    assert plain.names == ["Tense", "PoS", "Word position"]
+    assert plain.kinds == {"Tense": "nominal", "PoS": "nominal", "Word position": "numeric"}
+    assert declared.kinds == {"Tense": "ordinal", "PoS": "nominal", "Word position": "nominal"}
     with pytest.raises(DataError, match="no feature Tens"):
-        read_stimuli(composed(words[0], "stimuli.kinds={Tens: nominal}", door="analyze").stimuli)
+        read_stimuli(replace(config, kinds={"Tens": "nominal"}))
 
 
-def test_every_small_sentence_is_a_large_one_with_the_same_features():
-    large = patterns("large")
-    for kind, slots in patterns("small"):
-        assert any(
-            kind == other
-            and len(slots) == len(wider)
-            and all(set(a) <= set(b) for a, b in zip(slots, wider, strict=True))
-            for other, wider in large
-        )
-
-
-@pytest.mark.parametrize("size", ["small", "large"])
-def test_the_lexicon_keeps_its_promises(size):
-    words = lexicon(size)
+def test_the_lexicon_keeps_its_promises():
+    words = lexicon("large")
     for group in words:
         assert len(words[group]) == len(set(words[group])), group
     for group in ("female", "male", "neither", "adjectives", "places"):
@@ -229,12 +179,14 @@ def test_the_lexicon_keeps_its_promises(size):
     assert [base for base, _, past in verbs if (past or with_ed(base)) == base] == []
 
 
-def test_a_corpus_of_a_few_hundred_thousand_words_is_drawn():
-    drawn = controlled_sentences(50_000, size="large")
-    words = [word.form for sentence in drawn for word in sentence.words]
-    assert len({sentence.text for sentence in drawn}) == 50_000
-    assert len(words) > 250_000
-    assert len(set(words)) > 2 * len({word.form for s in controlled_sentences(5001) for word in s.words})
+def test_a_count_or_a_grammar_that_is_not_there_is_refused():
+    for count, size, message in (
+        (0, "small", "count=0 must lie"),
+        (10**9, "small", "of the small"),
+        (5, "lagre", "size="),
+    ):
+        with pytest.raises(DataError, match=message):
+            controlled_stimuli(count, size=size)
 
 
 def test_questions_and_tenses_are_half_of_the_sentences_and_kinds_are_alike():
@@ -257,20 +209,6 @@ def test_the_same_seed_draws_the_same_in_another_process():
     assert run.stdout.strip() == here.fingerprint()
     assert controlled_stimuli(300, 8).sample(100, 7, "PoS").fingerprint() != here.fingerprint()
     assert controlled_stimuli(300, 7).sample(100, 8, "PoS").fingerprint() != here.fingerprint()
-
-
-@pytest.mark.parametrize("call", [controlled_sentences, controlled_stimuli])
-@pytest.mark.parametrize(
-    ("count", "size", "message"),
-    [
-        (0, "small", "count=0 must lie between 1 and"),
-        (10**9, "small", r"count=1000000000 must lie between 1 and \d+, the number of sentences of the small grammar"),
-        (5, "lagre", "size=lagre"),
-    ],
-)
-def test_what_the_grammar_cannot_draw_is_refused(call, count, size, message):
-    with pytest.raises(DataError, match=message):
-        call(count, size=size)
 
 
 # ------------------------------------------------------------------------------------------------------------- stimuli
@@ -309,7 +247,7 @@ def test_a_span_cuts_its_word_out_of_its_sentence(words):
     assert len(set(words.ids)) == len(words)
 
 
-@pytest.mark.parametrize("rows", [[5, 3, 40], slice(7, 90, 4), "Verb"], ids=["numbers", "slice", "mask"])
+@pytest.mark.parametrize("rows", [[5, 3, 40], "Verb"], ids=["numbers", "mask"])
 def test_taking_stimuli_takes_all_that_is_theirs(words, rows):
     rows = words.features["PoS"] == rows if isinstance(rows, str) else rows
     part, numbers = words.take(rows), np.arange(len(words))[rows]
@@ -319,12 +257,7 @@ def test_taking_stimuli_takes_all_that_is_theirs(words, rows):
     assert len(part.texts) == len(set(part.sentence))
     assert part.kinds == words.kinds
     torch.testing.assert_close(part.codes().table, words.codes().table[numbers], equal_nan=True, rtol=0, atol=0)
-
-
-def test_levels_keep_their_numbers_when_most_of_them_are_gone(words):
-    verbs = words.take(words.features["PoS"] == "Verb")
-    assert verbs.codes().levels == words.codes().levels
-    assert set(verbs.features["PoS"]) == {"Verb"}, "control"
+    assert part.codes().levels == words.codes().levels, "also where a level is gone"
 
 
 def test_codes_and_levels_give_the_features_back(words):
@@ -341,7 +274,7 @@ def test_codes_and_levels_give_the_features_back(words):
     assert levels["Person"] == ["1", "2", "3"]
 
 
-@pytest.mark.parametrize("balance", ["PoS", ["PoS", "Number"], ("Question", "Word position")])
+@pytest.mark.parametrize("balance", ["PoS", ("Question", "Word position")])
 def test_a_balanced_sample_has_equal_parts(words, balance):
     names = [balance] if isinstance(balance, str) else list(balance)
     cells = Counter(words.features[names].astype(object).fillna("NaN").itertuples(index=False, name=None))
@@ -359,13 +292,6 @@ def test_a_balanced_sample_has_equal_parts(words, balance):
     assert max(alone.values()) - min(alone.values()) > 5, "control: it is not balanced by itself"
     assert same(drawn, words.sample(n, seed=1, balance=balance))
     assert not same(drawn, words.sample(n, seed=2, balance=balance))
-
-
-def test_every_stimulus_can_be_drawn():
-    stimuli = made({"f": list("xxxyyy")})
-    drawn = Counter(word for seed in range(40) for word in stimuli.sample(3, seed, "f").words)
-    assert set(drawn) == set("abcdef")
-    assert sum(drawn[word] for word in "abc") not in (40, 80), "the part of two is not always the same"
 
 
 def test_the_most_that_can_be_balanced_is_what_the_error_says():
@@ -402,16 +328,8 @@ def test_the_correlation_knows_neither_names_of_levels_nor_the_order_of_stimuli(
     pd.testing.assert_frame_equal(found, shuffled)
     merged = made(table.assign(f=table.f.replace("x", "y"))).correlation().table
     assert not np.allclose(found, merged), "control"
-
-
-def test_the_strongest_pairs_come_first():
-    f = ["x", "x", "y", "y", "z", "z"]
-    correlation = made({"f": f, "noise": list("ababab"), "copy": [name * 2 for name in f]}).correlation()
-    (a, b, value), *rest = correlation.strongest(3)
-    assert (a, b) == ("f", "copy")
-    assert value == pytest.approx(1)
-    assert abs(rest[0][2]) >= abs(rest[1][2])
-    assert len(correlation.strongest(1)) == 1
+    ((first, second, value), *_) = made(table.assign(copy=table.f * 2)).correlation().strongest(3)
+    assert (first, second, value) == ("f", "copy", pytest.approx(1))
 
 
 def test_kinds_follow_from_types_unless_they_are_declared():
@@ -458,17 +376,6 @@ def test_kinds_follow_from_types_unless_they_are_declared():
     torch.testing.assert_close(codes.T, torch.tensor(expected, dtype=torch.float64), equal_nan=True)
 
 
-def test_the_index_of_a_table_does_not_move_its_rows():
-    table = pd.DataFrame({"f": list("xyz"), "g": [1.0, 2.0, 3.0]}, index=[2, 0, 1])
-    assert made(table).codes().table[:, 1].tolist() == [1, 2, 3]
-    assert made(table).features["f"].to_list() == ["x", "y", "z"]
-
-
-def test_names_in_natural_order_are_the_same_in_every_run():
-    assert sorted(["l10", "l2", "a", "10", "2", "l2b"], key=natural_order) == ["2", "10", "a", "l2", "l2b", "l10"]
-    assert natural_order("01") != natural_order("1"), "a tie would fall as the hashes do"
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -477,7 +384,6 @@ def test_names_in_natural_order_are_the_same_in_every_run():
         {"texts": ["aa", "b", "c"], "span": [(1, 2), (0, 1), (0, 1)]},
         {"features": pd.DataFrame({"f": ["x", "y", None], "g": [1, 2, 4]})},
         {"features": pd.DataFrame({"f": ["x", "y", "y"], "g": [1, 2, 3]})},
-        {"features": pd.DataFrame({"f": ["x", "z", None], "g": [1, 2, 3]})},
         {"kinds": {"g": "nominal"}},
     ],
 )
@@ -494,9 +400,7 @@ def test_the_fingerprint_says_whether_stimuli_are_the_same(changes):
         ({"features": pd.DataFrame(index=range(3))}, "empty"),
         ({"ids": ["p", "q", "p"]}, "id p"),
         ({"span": [(0, 1), (0, 2), (0, 1)]}, "row 2: the span 0-2"),
-        ({"span": [(0, 1), (0, 1), (-1, 1)]}, "row 3: the span -1-1"),
         ({"span": [(0, 1), (0, 1), (1, 1)]}, "row 3: the span 1-1"),
-        ({"sentence": np.array([0, 1, 3])}, "row 3: .* text 3"),
         ({"features": pd.DataFrame([[1, 2]] * 3, columns=["f", "f"])}, "feature f"),
         ({"kinds": {"ff": "nominal"}}, "no feature ff"),
         ({"kinds": {"f": "nomnal"}}, "kinds.f=nomnal"),
@@ -519,7 +423,7 @@ def test_stimuli_that_do_not_fit_together_are_refused(changes, message):
         (lambda s: s.sample(0), "n=0"),
         (lambda s: s.sample(5), "n=5"),
         (lambda s: s.sample(2, balance="ff"), "no feature ff"),
-        (lambda s: s.correlation(), "unique differs"),
+        (lambda s: s.correlation(), "unique has one level or differs"),
         (lambda s: s.take([0, 2]).correlation(), "f has one level"),
     ],
 )
@@ -564,22 +468,17 @@ def test_a_word_is_found_in_its_text(tmp_path):
 
 
 def test_a_table_without_words_has_whole_texts_and_equal_ones_are_one(tmp_path):
-    path = write_table(tmp_path / "x.csv", pd.DataFrame({"text": ["b, c", "a", "b, c"], "f": [1, 2, 3]}))
-    stimuli = read_table(path)
+    frame = pd.DataFrame({"saying": ["b, c", "a", "b, c"], "f": [1, 2, 3], "g": 0})
+    path = write_table(tmp_path / "x.csv", frame)
+    stimuli = read_table(path, columns={"text": "saying"}, features=["f"])
     assert stimuli.words == ["b, c", "a", "b, c"]
     assert (stimuli.texts, stimuli.sentence.tolist(), stimuli.ids) == (["b, c", "a"], [0, 1, 0], ["1", "2", "3"])
 
 
-def test_columns_may_have_other_names_and_features_are_chosen(tmp_path):
-    frame = pd.DataFrame({"sentence": ["a b", "a c"], "target": ["b", "c"], "f": [1, 2], "g": ["x", "y"], "h": [1, 1]})
-    path = write_table(tmp_path / "x.csv", frame)
-    stimuli = read_table(path, columns={"text": "sentence", "word": "target"}, features=["g", "f"])
-    assert (stimuli.names, stimuli.words) == (["g", "f"], ["b", "c"])
-
-
 def test_cells_say_numbers_levels_or_nothing(tmp_path):
     path = tmp_path / "x.csv"
-    path.write_text("\ufefftext,f,g,h,i\n\na,1,x,True,1\nb,,NaN,False,2\nc,1e3,None,NaN,three\n", encoding="utf-8")
+    rows = ["\ufefftext,f,g,h,i,,Unnamed: 0", "", "a,1,x,True,1,0,0", "b,,NaN,False,2,1,1", "c,1e3,None,NaN,three,2,2"]
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
     stimuli = read_table(path)
     assert stimuli.kinds == {"f": "numeric", "g": "nominal", "h": "nominal", "i": "nominal"}
     assert [[printed(value) for value in column] for _, column in stimuli.features.items()] == [
@@ -590,48 +489,25 @@ def test_cells_say_numbers_levels_or_nothing(tmp_path):
     ]
 
 
-def test_a_row_without_an_id_is_refused_and_a_path_may_begin_at_home(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / "x.csv").write_text("id,size\na,big\n,small\n")
-    with pytest.raises(DataError, match=r"x\.csv row 2 has no id"):
-        read_table("~/x.csv", columns={"text": None})
-
-
-def test_parquet_keeps_its_types(tmp_path):
-    size = pd.Categorical(["1", "10", "2"], ["10", "2", "1"], ordered=True)
-    frame = pd.DataFrame({"text": list("abc"), "size": size, "f": [1.5, None, 2], "truth": [True, None, False]})
-    stimuli = read_table(write_table(tmp_path / "x.parquet", frame))
-    assert stimuli.kinds == {"size": "ordinal", "f": "numeric", "truth": "nominal"}
-    assert stimuli.codes().table[:, 0].tolist() == [2, 0, 1]
-
-
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
         ("", {}, "empty"),
         ("text,f\n", {}, "empty"),
         ("txt,f\na,1\nb,2\n", {}, "column text"),
-        ("text;f\na;1\nb;2\n", {}, "column text"),
         ("text,f\na,1\nb,2\n", {"columns": {"word": "wrd"}}, "column wrd"),
-        ("text,f\na,1\nb,2\n", {"columns": {"txt": "text"}}, "role txt"),
         ("text,f\na,1\nb,2\n", {"features": ["text"]}, "feature text"),
-        ("text,f\na,1\nb,2\n", {"features": []}, "empty"),
         ("text\na\nb\n", {}, "empty"),
+        ("id,f\na,1\n,2\n", {"columns": {"text": None}}, "row 2 has no id"),
         ("text,f\na,1\nb,inf\n", {}, "row 2: f=inf"),
         ("text,f\na,1\nb,1\n", {}, "f has one level"),
-        ("text,f\na,\nb,NaN\n", {}, "f has one level"),
         ("id,text,f\np,a,1\np,b,2\n", {}, "id p"),
         ("text,f,f\na,1,2\nb,2,3\n", {}, "column f"),
         ("text,f\na,1\nb\n", {}, "row 2 has 1 cells"),
-        ("text,f\na,b,1\n", {}, "row 1 has 3 cells"),
-        ('text,f\n"a,1\n', {}, "cannot read .*x.csv"),
-        ("text,f\na,1\n,2\n", {}, "row 2: the span 0-0"),
         ("text,word,f\na b,c,1\n", {}, "row 1: the word 'c'"),
-        ("text,word,f\na b,,1\n", {}, "row 1: the word ''"),
         ("text,word,f\na b,b,1\na a,a,2\n", {}, "row 2: the word 'a'"),
         ("text,start,f\na,0,1\n", {}, "start and stop"),
         ("text,start,stop,f\na,0,1,1\nb,0,2,2\n", {}, "row 2: the span 0-2"),
-        ("text,start,stop,f\na,0,1.5,1\n", {}, "row 1: start=0, stop=1.5"),
         ("text,word,start,stop,f\nab,a,1,2,1\n", {}, "row 1: start=1, stop=2"),
     ],
 )
@@ -642,21 +518,11 @@ def test_a_table_that_is_wrong_is_refused(text, options, message, tmp_path):
         read_table(path, **options)
 
 
-@pytest.mark.parametrize("header", ["", "Unnamed: 0", " "])
-def test_the_row_numbers_that_pandas_writes_are_no_feature(header, tmp_path, caplog):
-    caplog.set_level("INFO")
-    (tmp_path / "x.csv").write_text(f"{header},text,f\n0,a,1\n1,b,2\n")
-    assert read_table(tmp_path / "x.csv").names == ["f"]
-    (said,) = caplog.messages
-    assert said.endswith("x.csv: columns without a name are left out; to_csv(..., index=False) writes none")
-
-
 @pytest.mark.parametrize(
     ("cells", "said"),
     [
         (["1", "2", "n/a"], "f is nominal, as it has 'n/a' among its numbers"),
-        (["early", "early ", "late"], "f has the levels 'early', 'early ', which look alike"),
-        (["one two", "One  two", "x"], "f has the levels 'one two', 'One  two', which look alike"),
+        (["one two", "One  two", "x"], "f has the levels 'one two' and 'One  two', which look alike"),
         (["1", "a", "b"], None),
         (["1", "2", ""], None),
     ],
@@ -682,14 +548,6 @@ def test_a_file_that_cannot_be_read_is_named(read, tmp_path):
             with pytest.raises(DataError, match=rf"x\.{suffix}") as caught:
                 read(path)
             assert "\n" not in str(caught.value)
-
-
-def test_a_column_of_lists_is_no_feature(tmp_path):
-    frame = pd.DataFrame({"text": list("abc"), "vector": [[1, 2], [3], [4]], "f": [1, 2, 3]})
-    path = write_table(tmp_path / "x.parquet", frame)
-    with pytest.raises(DataError, match=r"x\.parquet: vector holds lists; leave it out of features"):
-        read_table(path)
-    assert read_table(path, features=["f"]).names == ["f"]
 
 
 # ------------------------------------------------------------------------------------------------------------- CoNLL-U
@@ -748,15 +606,6 @@ def test_a_conllu_file_becomes_text_spans_and_features(tmp_path):
     }
 
 
-def test_windows_line_ends_a_missing_last_one_and_strange_spaces_do_not_matter(tmp_path):
-    path, other = tmp_path / "x.conllu", tmp_path / "y.conllu"
-    lines = conllu("1|a\u2028b|NOUN|_|_", "2|\u00a0c d|VERB|_|_")
-    path.write_bytes(lines.encode())
-    other.write_bytes(b"\xef\xbb\xbf" + lines.rstrip("\n").replace("\n", "\r\n").encode())
-    assert read_conllu(path).words == ["a\u2028b", "\u00a0c d"]
-    assert same(read_conllu(path, features=["UPOS"]), read_conllu(other, features=["UPOS"]))
-
-
 def test_odd_conllu_files_are_read(tmp_path):
     """Comments anywhere, empty nodes first, lines of white space, no last newline, a sentence without a name."""
     path, lines = tmp_path / "x.conllu", TREES.splitlines()
@@ -780,19 +629,13 @@ def test_odd_conllu_files_are_read(tmp_path):
         (["# only a comment"], "empty"),
         (["1|a|X|_|_", "2 b"], "line 2"),
         (["1|a|X|_|_", "3|b|Y|_|_"], "line 2: the ID is 3"),
-        (["1|a|X|_|_", "1|b|Y|_|_"], "line 2: the ID is 1"),
-        (["x|a|X|_|_"], "line 1: the ID is x"),
         (["1-|a|X|_|_"], "line 1: the ID is 1-"),
         (["1-1|a|X|_|_"], "line 1: the ID is 1-1"),
         (["1-3|a|X|_|_", "1|a|X|_|_", "2-3|a|X|_|_"], "line 3: the ID is 2-3"),
         (["1-3|a|X|_|_", "1|a|X|_|_", ""], "line 3: .* multiword token 1-3"),
-        (["1||X|_|_"], "line 1: .* FORM"),
-        (["1|a|X|Sing|_"], "line 1: FEATS 'Sing'"),
+        (["1||X|_|_"], "line 1: the ID is 1 of ''"),
         (["1|a|X|Number=|_"], "line 1: FEATS 'Number='"),
-        (["1|a|X|A=b;|_"], "line 1: FEATS"),
-        (["1|a|X||_"], "line 1: FEATS ''"),
         (["1|a|X|A=b;C=d;A=e|_"], "line 1: FEATS"),
-        (["1|a|X|_|_", "1.x|b|X|_|_"], "line 2: the ID is 1.x"),
         (["1|a|X|_|_", "2|b|X|_|_"], "UPOS has one level"),
         (["# sent_id = s", "1|a|X|A=b|_", "", "# sent_id = s", "1|bb|Y|A=c|_"], "id s:1"),
     ],
@@ -827,18 +670,14 @@ def pictures(tmp_path) -> Stimuli:
     return read_table(write_table(tmp_path / "pictures.csv", frame), columns={"text": None})
 
 
-def test_what_has_no_text_is_named_by_its_id(pictures):
-    assert pictures.words == pictures.texts == pictures.ids == ["p1", "p2", "p3"]
-    assert pictures.names == ["category", "word"], "a word in no text is a feature"
-
-
-@pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize(("name", "dtype"), [("x.npz", torch.float32), ("x.safetensors", torch.float16)])
 def test_one_array_and_one_for_each_layer_are_the_same(name, dtype, pictures, tmp_path):
     states = torch.randn(12, 3, 5).to(dtype)
     whole = read_arrays(write_arrays(tmp_path / name, {"states": states}), pictures)
     each = {f"layer{number}": layer.clone() for number, layer in enumerate(states)}
     layers = read_arrays(write_arrays(tmp_path / f"each_{name}", each), pictures)
+    assert pictures.words == pictures.texts == pictures.ids == PICTURES
+    assert pictures.names == ["category", "word"], "a word in no text is a feature"
     assert list(whole) == [str(number) for number in range(12)]
     assert list(layers) == [f"layer{number}" for number in range(12)], "layer2 comes before layer10"
     assert torch.equal(torch.stack(list(whole.values())), states)
@@ -846,27 +685,16 @@ def test_one_array_and_one_for_each_layer_are_the_same(name, dtype, pictures, tm
     assert layers["layer0"].dtype == dtype
 
 
-def test_layers_may_have_other_widths_and_counts_become_float64(pictures, tmp_path):
-    spikes = {"V1": torch.tensor([[1, 2], [3, 4], [5, 2**40]]), "IT": torch.ones(3, 7)}
-    layers = read_arrays(write_arrays(tmp_path / "x.npz", spikes), pictures)
-    assert {name: tuple(layer.shape) for name, layer in layers.items()} == {"IT": (3, 7), "V1": (3, 2)}
-    assert layers["V1"].dtype == torch.float64
-    assert layers["V1"][2, 1] == 2**40
-
-
 @pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({}, "is empty: it has no arrays"),
-        ({"V1": torch.ones(4, 2)}, r"V1 has 4 rows, but its file has 3 ids; give one row for each"),
-        ({"states": torch.ones(2, 4, 2)}, r"0 has 4 rows, but its file has 3 ids"),
-        ({"V1": torch.ones(3)}, r"V1 is torch.float32 of shape \(3,\); give real numbers"),
+        ({}, "must hold layers"),
+        ({"V1": torch.ones(4, 2)}, r"V1 is torch.float32 of shape \(4, 2\); .* the 3 ids"),
+        ({"states": torch.ones(2, 4, 2)}, r"0 is torch.float32 of shape \(4, 2\)"),
         ({"V1": torch.ones(3, 0)}, r"V1 is torch.float32 of shape \(3, 0\)"),
-        ({"V1": torch.ones(3, 2), "IT": torch.ones(2, 3, 2)}, r"IT is torch.float32 of shape \(2, 3, 2\)"),
         ({"V1": torch.ones(3, 2, dtype=torch.complex64)}, r"V1 is torch.complex64 of shape \(3, 2\)"),
         ({"V1": torch.tensor([[1, 2], [3, float("nan")], [5, 6]])}, "V1 is nan in row 2, column 2; leave the row out"),
-        ({"V1": torch.tensor([[1, 2], [3, 4], [float("inf"), 6]])}, "V1 is inf in row 3, column 1"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(name, arrays, message, pictures, tmp_path):
@@ -876,14 +704,16 @@ def test_arrays_that_do_not_fit_are_refused(name, arrays, message, pictures, tmp
 
 @pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
 def test_rows_find_their_stimuli_by_their_ids(name, pictures, tmp_path):
-    states = torch.randn(3, 5)
-    for order in ([0, 1, 2], [2, 0, 1], [1, 0, 2]):
-        written = write_arrays(tmp_path / name, {"V1": states[order]}, [PICTURES[row] for row in order])
-        assert torch.equal(read_arrays(written, pictures)["V1"], states)
-    part = pictures.take([2, 0])
-    assert torch.equal(
-        read_arrays(write_arrays(tmp_path / name, {"V1": states[:2]}, ["p1", "p3"]), part)["V1"][1], states[0]
-    )
+    states, counts = torch.randn(3, 5), torch.tensor([[1, 2], [3, 4], [5, 2**40]])  # layers may have other widths
+    for ids in (["p1", "p2", "p3"], ["p3", "p1", "p2"], "order"):
+        order = list(range(3)) if ids == "order" else list(map(PICTURES.index, ids))
+        written = write_arrays(tmp_path / name, {"V1": states[order], "IT": counts[order]}, ids)
+        layers = read_arrays(written, pictures)
+        assert list(layers) == ["IT", "V1"]
+        assert torch.equal(layers["V1"], states)
+        assert torch.equal(layers["IT"], counts.double()), "whole numbers become float64"
+    with pytest.raises(DataError, match=r"V1 is torch.float32 of shape \(2, 5\)"):
+        read_arrays(write_arrays(tmp_path / name, {"V1": states[:2]}, "order"), pictures)
 
 
 def test_ids_may_be_numbers_or_bytes_and_stand_in_an_array_of_either_format(tmp_path):
@@ -903,10 +733,7 @@ def test_ids_may_be_numbers_or_bytes_and_stand_in_an_array_of_either_format(tmp_
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (
-            None,
-            r"does not say which stimulus a row belongs to",
-        ),
+        (None, "say which stimulus a row belongs to"),
         (["p1", "p2"], "lacks p3"),
         (["p1", "p4", "p3"], "lacks p2"),
         (["p1", "p2", "p3", "p4"], "p4"),
@@ -916,17 +743,9 @@ def test_ids_may_be_numbers_or_bytes_and_stand_in_an_array_of_either_format(tmp_
     ],
 )
 def test_ids_that_are_not_those_of_the_stimuli_are_refused(name, ids, message, pictures, tmp_path):
-    with pytest.raises(DataError, match=rf"{re.escape(name)}:? .*{message}") as caught:
+    with pytest.raises(DataError, match=rf"{re.escape(name)}[:,]? .*{message}") as caught:
         read_arrays(write_arrays(tmp_path / name, {"V1": torch.ones(3, 2)}, ids), pictures)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["x.npz", "x.safetensors"])
-def test_order_may_be_trusted_where_the_file_says_so(name, pictures, tmp_path):
-    states = torch.randn(3, 5)
-    assert torch.equal(read_arrays(write_arrays(tmp_path / name, {"V1": states}, "order"), pictures)["V1"], states)
-    with pytest.raises(DataError, match="V1 has 2 rows"):
-        read_arrays(write_arrays(tmp_path / name, {"V1": states[:2]}, "order"), pictures)
 
 
 # ---------------------------------------------------------------------------------------------------------------- docs

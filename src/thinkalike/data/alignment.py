@@ -62,18 +62,12 @@ class Text:
 
 @dataclass(frozen=True)
 class Cut:
-    """The tokens of a text.
-
-    Attributes:
-        offsets: the characters of each, first and one past the last, white space included.
-        look: how the vocabulary writes an id.
-        composes: whether a normaliser may have joined characters.
-    """
+    """The tokens of a text."""
 
     ids: Sequence[int]
-    offsets: NDArray[np.int64]
-    look: Callable[[int], str]
-    composes: bool
+    offsets: NDArray[np.int64]  # the characters of each, first and one past the last, white space included
+    look: Callable[[int], str]  # how the vocabulary writes an id
+    composes: bool  # whether a normaliser may have joined characters
 
     def held(self, text: Text) -> Places:
         """Return how much of the text a reader of each token and those before it holds for sure, in quarters."""
@@ -135,17 +129,11 @@ class Cut:
 
 @dataclass(frozen=True)
 class Alignment:
-    """The tokens of a document for a target and a source; the last token of both ends it.
+    """The tokens of a document for a target and a source; the last token of both ends it."""
 
-    Attributes:
-        last: for each target token the number of the source token whose state it gets, or -1.
-        exact: whether that source token ends where the target token does.
-        target_bytes, source_bytes: how much text each token adds.
-    """
-
-    last: NDArray[np.int32]
-    exact: NDArray[np.bool_]
-    target_bytes: NDArray[np.int32]
+    last: NDArray[np.int32]  # for each target token the number of the source token whose state it gets, or -1
+    exact: NDArray[np.bool_]  # whether that source token ends where the target token does
+    target_bytes: NDArray[np.int32]  # how much text each token adds
     source_bytes: NDArray[np.int32]
 
 

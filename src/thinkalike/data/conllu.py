@@ -59,21 +59,15 @@ class _Sentence:
     multiword: list[tuple[int, int, Span]] = field(default_factory=list)  # first word, last word, characters
 
     def add(self, line: str) -> None:
-        """Read the line of a word, of a multiword token or of an empty node.
-
-        Raises:
-            ValueError: the line is malformed, or not the next one of a sentence.
-        """
+        """Read the line of a word, of a multiword token or of an empty node; a malformed one is a ValueError."""
         number, form, _, upos, _, feats, _, _, _, misc = line.split("\t")
         match = ID.fullmatch(number)
         due, covered = len(self.words) + 1, self.multiword[-1][1] if self.multiword else 0
         if match and match[2] == ".":
             return
         last = int(match[3]) if match and match[2] else None
-        if not match or int(match[1]) != due or (last is not None and not covered < due < last):
-            raise ValueError(f"the ID is {number} where {due} is due; sentences are divided by empty lines")
-        if not form:
-            raise ValueError("the word has no FORM")
+        if not match or not form or int(match[1]) != due or (last is not None and not covered < due < last):
+            raise ValueError(f"the ID is {number} of {form!r} where {due} is due; empty lines divide sentences")
         span = len(self.text), len(self.text) + len(form)
         if due > covered:
             self.text += form if "SpaceAfter=No" in misc.split("|") else form + " "
@@ -85,12 +79,8 @@ class _Sentence:
         pairs: list[list[str]] = [] if feats == "_" else [each.split("=") for each in feats.split("|")]
         if len({pair[0] for pair in pairs}) < len(pairs) or any(len(pair) != 2 or not all(pair) for pair in pairs):
             raise ValueError(f"FEATS {feats!r} are not Name=Value|Name=Value with different names, or _ for none")
-        ours: dict[str, Any] = {
-            "UPOS": None if upos == "_" else upos,
-            "Word length": len(form),
-            "Word position": due - 1,
-        }
-        self.rows.append(dict(pairs) | ours)
+        ends = dict(zip(ENDS, (len(form), due - 1), strict=True))
+        self.rows.append({**dict(pairs), "UPOS": None if upos == "_" else upos, **ends})
 
     def end(self) -> None:
         """Give the words of multiword tokens their spans."""

@@ -37,20 +37,16 @@ class Prompt(NamedTuple):
 
 @dataclass(frozen=True)
 class Contrasts:
-    """Pairs of texts, alike but for a feature of a word.
+    """Pairs of texts, alike but for a feature of a word, at which states are read and changed.
 
-    Attributes:
-        texts, counterparts: without the feature and with it; at a word of each, states are read and changed.
-        up, down: the continuation that the feature makes likelier, and the one that it makes less likely. Each is one
-            token as it follows the text, or `BOUNDARY`.
-        source: what the message of an error begins with.
+    A continuation is one token as it follows the text, or `BOUNDARY`.
     """
 
-    texts: list[Prompt]
-    counterparts: list[Prompt]
-    up: list[str]
-    down: list[str]
-    source: str = "contrasts"
+    texts: list[Prompt]  # without the feature
+    counterparts: list[Prompt]  # with it
+    up: list[str]  # the continuations that the feature makes likelier
+    down: list[str]  # and those that it makes less likely
+    source: str = "contrasts"  # what the message of an error begins with
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -129,14 +125,6 @@ def _next_token(contrasts: Contrasts, place: int, end: str, tokenizer: Any) -> i
 CONTRASTS = ("number", "question")
 
 
-class _Verb(NamedTuple):
-    """The text after the subject, and its continuations in the bare form and in the third person."""
-
-    before: str
-    bare: str
-    third: str
-
-
 def grammar_contrasts(kind: str, tokenizer: Any, count: int, seed: int = 0, size: str = "small") -> Contrasts:
     """Draw pairs of texts that end in a verb, or before one, whose form the feature decides.
 
@@ -163,31 +151,32 @@ def grammar_contrasts(kind: str, tokenizer: Any, count: int, seed: int = 0, size
     every = [(determiner, entry, verb) for determiner in words["either"] for entry in entries for verb in verbs]
     drawn = random.Random(seed).sample(every, min(count, len(every)))
     texts, counterparts = map(list, zip(*(_pair(kind, *each) for each in drawn), strict=True))
-    ups, downs = [verb.bare for *_, verb in drawn], [verb.third for *_, verb in drawn]
+    ups, downs = [bare for *_, (_, bare, _) in drawn], [third for *_, (_, _, third) in drawn]
     return Contrasts(texts, counterparts, ups, downs, f"the {size} grammar, {kind}")
 
 
-def _pair(kind: str, determiner: str, entry: str, verb: _Verb) -> tuple[Prompt, Prompt]:
+def _pair(kind: str, determiner: str, entry: str, verb: tuple[str, str, str]) -> tuple[Prompt, Prompt]:
     singular, plural = (noun(entry, None, number).form for number in ("singular", "plural"))
-    text = _prompt(f"{determiner} ", singular, verb.before)
+    after, _, _ = verb
+    text = _prompt(f"{determiner} ", singular, after)
     if kind == "number":
-        return text, _prompt(f"{determiner} ", plural, verb.before)
-    return text, _prompt(f"does {determiner} ", singular, verb.before)
+        return text, _prompt(f"{determiner} ", plural, after)
+    return text, _prompt(f"does {determiner} ", singular, after)
 
 
 def _prompt(before: str, word: str, after: str) -> Prompt:
     return Prompt(before + word + after, (len(before), len(before) + len(word)))
 
 
-def _verbs(entries: Sequence[str], tokenizer: Any) -> Iterator[_Verb]:
+def _verbs(entries: Sequence[str], tokenizer: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield the text after the subject, and its continuations in the bare form and in the third person."""
     for base in (entry.partition("/")[0] for entry in entries):
         third = with_s(base)
-        stem, whole = (ids_of(tokenizer, f"the {form}") for form in (base, third))
-        before = len(ids_of(tokenizer, "the"))
+        before, stem, whole = (ids_of(tokenizer, text) for text in ("the", f"the {base}", f"the {third}"))
         if whole[:-1] == stem and third.startswith(base):
-            yield _Verb(f" {base}", BOUNDARY, third[len(base) :])
-        elif len(stem) == len(whole) == before + 1:
-            yield _Verb("", f" {base}", f" {third}")
+            yield f" {base}", BOUNDARY, third[len(base) :]
+        elif len(stem) == len(whole) == len(before) + 1:
+            yield "", f" {base}", f" {third}"
 
 
 # -------------------------------------------------------------------------------------------------- contrasts in tables
@@ -215,11 +204,7 @@ def read_contrasts(path: str | Path) -> Contrasts:
 
 
 def prompt(place: str, text: str, word: str) -> Prompt:
-    """Return a text with the characters of a word of it.
-
-    Raises:
-        DataError: the text does not have the word once; the message begins with `place`.
-    """
+    """Return a text with the characters of a word of it, which must occur once; messages begin with `place`."""
     found = list(re.finditer(rf"(?<!\w){re.escape(word)}(?!\w)", text))
     if len(found) != 1:
         raise DataError(f"{place}: the word {word!r} must occur once, not {len(found)} times, in {text[:80]!r}")

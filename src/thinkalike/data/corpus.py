@@ -13,11 +13,12 @@ import logging
 import math
 import re
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from thinkalike.config import DataConfig
@@ -70,8 +71,7 @@ def read_corpus(
         bos: whether each row begins with BOS.
         fit_tokens: how many tokens to fit on; None takes all that there are.
         source: a model that reads the same text with another tokenizer; rows are then `PairedRows`.
-        whole: read the documents of the report to their ends, where intervals are not over documents. Otherwise only
-            their beginnings are read, so that they are many, and about equally long.
+        whole: read whole documents for the report, where intervals are not over documents, not only their beginnings.
 
     Raises:
         DataError: there is no text, or too little for the report; see `pack_pairs`.
@@ -108,19 +108,18 @@ def read_corpus(
 
     name = hashlib.sha256(json.dumps(request).encode()).hexdigest()[:16]
     corpus = Corpus.of(kept(cache_folder(data) / "tokens" / f"{name}.safetensors", packed))
-    _log(data, corpus, context, source, most_bytes is not None)
+    _log(data, corpus.counts, context, most_bytes is not None)
     return corpus
 
 
-def _log(config: DataConfig, corpus: Corpus, context: int, source: SourceText | None, bounded: bool) -> None:
-    """Log how much text there is, and how many tokens of two tokenizers are aligned."""
-    counts = corpus.counts
+def _log(config: DataConfig, counts: Mapping[str, int], context: int, bounded: bool) -> None:
+    """Log how much text there is, and warn of a report of few documents."""
     log.info(
-        "data %s: %s fit and %s report tokens of %s and %s documents; dropped: %s tokens of last rows, %s copies, "
-        "%s documents of the report that nearly repeat one to fit on",
-        config.name,
-        *(f"{counts[key]:,}" for key in ("fit_tokens", "report_tokens", "fit_documents", "report_documents")),
-        *(f"{counts[key]:,}" for key in ("dropped_tokens", "duplicate_documents", "near_duplicates")),
+        "data {name}: {fit_tokens:,} fit and {report_tokens:,} report tokens of {fit_documents:,} and "
+        "{report_documents:,} documents; dropped: {dropped_tokens:,} tokens of last rows, {duplicate_documents:,} "
+        "copies, {near_duplicates:,} documents of the report that nearly repeat one to fit on".format(
+            name=config.name, **counts
+        )
     )
     if bounded and counts["report_documents"] < DOCUMENTS:
         is_full = counts["report_tokens"] + context > (config.report_tokens or math.inf)
@@ -128,15 +127,6 @@ def _log(config: DataConfig, corpus: Corpus, context: int, source: SourceText | 
             "warning: data %s: the report has %d documents, and fewer than %d make wide intervals; %s",
             *(config.name, counts["report_documents"], DOCUMENTS),
             "raise data.report_tokens" if is_full else "give more text, or raise data.report_share",
-        )
-    if source:
-        from thinkalike.data.paired import alignment_shares
-
-        shares = {how: f"{100 * share:.1f} %" for how, share in alignment_shares(corpus).items()}
-        log.info(
-            "of the target's report tokens %s end where a token of %s does, %s take the state of an earlier one, and "
-            "%s have none before them; rows have %d of the target's tokens",
-            *(shares["exactly"], source.name, shares["earlier"], shares["nowhere"], corpus.report.context),
         )
 
 
@@ -146,7 +136,7 @@ def _log(config: DataConfig, corpus: Corpus, context: int, source: SourceText | 
 def beginning_bytes(report_tokens: int) -> int:
     """Return how many bytes in UTF-8 of each document a report reads, so that it holds `DOCUMENTS` of them.
 
-    It is a number of bytes and not of tokens, so that models with different tokenizers read the same text.
+    Bytes are counted and not tokens, so that models with different tokenizers read the same text.
     """
     return max(BYTES * report_tokens // DOCUMENTS, FEWEST_BYTES)
 
@@ -174,18 +164,10 @@ class _Packer:
 
     def __init__(self, limit: int | None, context: int, bos: int | None, aligned: bool = False):
         self.limit, self.context, self.bos, self.aligned, self.cut = limit, context, bos, aligned, 0
+        self.payload = context - (bos is not None)  # tokens of text in a row
+        self.most_rows = None if limit is None else max(limit // context, 1)
         self.tokens = array("i")  # four bytes a token, where a list takes thirty
         self.lengths: list[int] = []
-
-    @property
-    def payload(self) -> int:
-        """The number of tokens of text in a row."""
-        return self.context - (self.bos is not None)
-
-    @property
-    def most_rows(self) -> int | None:
-        """The number of rows that the limit allows, at least one; None if there is no limit."""
-        return None if self.limit is None else max(self.limit // self.context, 1)
 
     @property
     def full(self) -> bool:
@@ -201,14 +183,12 @@ class _Packer:
 
     def rows(self) -> tuple[TokenRows, int]:
         """Return the rows, and the number of tokens that did not fit."""
-        if not self.tokens:
-            return TokenRows(*torch.zeros(2, 0, self.context, dtype=torch.int32)), 0
         count = len(self.tokens) // self.payload
         count = count if self.most_rows is None else min(count, self.most_rows)
         used = count * self.payload
-        tokens = torch.frombuffer(self.tokens, dtype=torch.int32)[:used].clone().view(count, self.payload)
-        owners = torch.repeat_interleave(torch.arange(len(self.lengths), dtype=torch.int32), torch.tensor(self.lengths))
-        owners = owners[:used].view(count, self.payload)
+        tokens = torch.from_numpy(np.array(self.tokens[:used])).view(count, self.payload)
+        lengths = torch.tensor(self.lengths, dtype=torch.long)
+        owners = torch.arange(len(lengths), dtype=torch.int32).repeat_interleave(lengths)[:used].view_as(tokens)
         if self.bos is not None:
             tokens = torch.cat([torch.full((count, 1), self.bos, dtype=torch.int32), tokens], 1)
             owners = torch.cat([owners[:, :1], owners], 1)
@@ -226,11 +206,7 @@ class Reader(Protocol):
 
 
 class OneTokenizer:
-    """Makes tokens as a tokenizer does.
-
-    Raises:
-        DataError: the tokenizer lacks EOS or BOS.
-    """
+    """Turns documents into tokens as a tokenizer does, which must have EOS, and BOS if asked for."""
 
     def __init__(self, tokenizer: Any, bos: bool):
         self.tokenizer = tokenizer
@@ -249,25 +225,21 @@ def pack(
     report_tokens: int,
     most_bytes: int | None = None,
 ) -> Corpus:
-    """Tokenise as many documents as both sides need, and pack them.
-
-    Raises:
-        DataError: there is too little text.
-    """
+    """Tokenise as many documents as both sides need, and pack them."""
     limits = (fit_tokens, report_tokens)
     fit, report = (_Packer(limit, context, reader.start, bool(config.aligned)) for limit in limits)
     sides = Sides(config)
     with doing("tokenising, token", None if fit_tokens is None else fit_tokens + report_tokens) as activity:
         report = _filled(fit, report, sides, reader, most_bytes, activity)
     (fit_rows, fit_left), (report_rows, report_left) = fit.rows(), report.rows()
-    _check(config, fit_rows, report_rows, context, report_tokens, sides.counts["near_duplicates"])
     counts = dict(sides.counts) | {
         "fit_tokens": fit_rows.tokens.numel(),
         "report_tokens": report_rows.tokens.numel(),
-        "fit_documents": _documents_in(fit_rows),
-        "report_documents": _documents_in(report_rows),
+        "fit_documents": len(fit_rows.documents.unique()),
+        "report_documents": len(report_rows.documents.unique()),
         "dropped_tokens": fit_left + report_left,
     }
+    _check(config, counts, context, report_tokens)
     return Corpus(fit_rows, report_rows, counts)
 
 
@@ -312,11 +284,7 @@ def _settled(report: _Packer, sides: Sides, given: Sequence[array[int]]) -> _Pac
 
 
 def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
-    """Return the token that ends a document and the one that begins a row, None if none does.
-
-    Raises:
-        DataError: the tokenizer lacks EOS or BOS.
-    """
+    """Return the token that ends a document and the one that begins a row, or None; a lack of one is a DataError."""
     end = tokenizer.eos_token_id if tokenizer.eos_token_id is not None else tokenizer.sep_token_id
     if end is None:
         raise DataError("the tokenizer has no EOS token to separate documents with; choose another model")
@@ -325,21 +293,17 @@ def separators(tokenizer: Any, bos: bool) -> tuple[int, int | None]:
     return end, tokenizer.bos_token_id if bos else None
 
 
-def _documents_in(rows: TokenRows) -> int:
-    return len(torch.unique(rows.documents))
-
-
-def _check(
-    config: DataConfig, fit: TokenRows, report: TokenRows, context: int, report_tokens: int, repeats: int
-) -> None:
-    if not len(fit):
+def _check(config: DataConfig, counts: Mapping[str, int], context: int, report_tokens: int) -> None:
+    """Refuse too little text, and warn of a report that is shorter than asked for."""
+    if not counts["fit_tokens"]:
         raise DataError(f"data={config.name} has too little text to fit on: not one row of {context} tokens")
-    if not len(report) or _documents_in(report) < 2:
+    if counts["report_documents"] < 2:
         raise DataError(
-            f"data={config.name} has too little text for the report: {len(report)} rows of {_documents_in(report)} "
-            f"documents ({repeats} more nearly repeat one to fit on), and an interval needs two documents; give more "
-            f"text, or raise data.report_share={config.report_share} or data.report_tokens={report_tokens}"
+            f"data={config.name} has too little text for the report: {counts['report_tokens'] // context} rows of "
+            f"{counts['report_documents']} documents ({counts['near_duplicates']} more nearly repeat one to fit on), "
+            f"and an interval needs two; give more text, or raise data.report_share={config.report_share} or "
+            f"data.report_tokens={report_tokens}"
         )
-    if report.tokens.numel() < report_tokens // context * context:
-        log.warning("data %s: the report has only %s of %s tokens: there is no more text", config.name,
-                    f"{report.tokens.numel():,}", f"{report_tokens:,}")  # fmt: skip
+    if counts["report_tokens"] < report_tokens // context * context:
+        log.warning("data %s: the report has only %s of %s tokens: there is no more text",
+                    config.name, f"{counts['report_tokens']:,}", f"{report_tokens:,}")  # fmt: skip

@@ -30,14 +30,20 @@ def documents(config: DataConfig) -> Iterator[str]:
     Raises:
         DataError: files are missing, damaged or of an unknown kind; a field is missing; the hub cannot be reached.
     """
-    if config.source == "stdlib":  # an order that mixes topics and that no file name decides
+    if config.source == "stdlib":  # an order that mixes topics and does not depend on the names of files
         texts = (path.read_text(encoding="utf-8", errors="replace") for path in _stdlib_files())
-        return iter(sorted(texts, key=document_fingerprint))
-    if config.source == "grammar":
-        return _sentences(config)
-    if config.source == "text":
-        return (text for path in files_of(config) for text in _read(path, config.field or "text"))
-    return _of_the_hub(config)
+        yield from sorted(texts, key=document_fingerprint)
+    elif config.source == "grammar":
+        yield from _sentences(config)
+    elif config.source == "text":
+        for path in files_of(config):
+            yield from _read(path, config.field or "text")
+    else:
+        options: dict[str, Any] = {"data_files": list(config.hub_files)} if config.hub_files else {}
+        options |= {"split": config.split or "train", "revision": config.revision}
+        records = stream_records(f"data={config.name}", str(config.hub_id), config.subset, **options)
+        for number, record in enumerate(records):
+            yield _text_of(record, config.field or "text", f"{config.hub_id} row {number}")
 
 
 def text_fingerprint(config: DataConfig) -> str:
@@ -47,7 +53,7 @@ def text_fingerprint(config: DataConfig) -> str:
     the version of the rule that keeps the sides apart.
 
     Raises:
-        DataError: files are missing, or the hub does not tell the commit.
+        DataError: files are missing or not regular, or the hub does not tell the commit.
     """
     if config.source == "hub":
         commit = commit_of(str(config.hub_id), config.revision, f"data={config.name}")
@@ -58,8 +64,8 @@ def text_fingerprint(config: DataConfig) -> str:
         digest.update(GRAMMAR)
         return digest.hexdigest()[:16]
     for path in _stdlib_files() if config.source == "stdlib" else files_of(config):
-        digest.update(path.name.partition(".")[2].encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
+        with reading(path):
+            digest.update(path.name.partition(".")[2].encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
 
 
@@ -69,7 +75,7 @@ def document_fingerprint(text: str) -> str:
 
 
 def canonical(text: str) -> str:
-    """Return a text as it is compared: without its case, and with one space for any white space."""
+    """Return a text in lower case with single spaces: texts that differ in nothing else are copies of each other."""
     return " ".join(text.split()).casefold()
 
 
@@ -77,7 +83,7 @@ def _stdlib_files() -> list[Path]:
     left_out = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
     files: list[Path] = []
     for folder, inner, names in os.walk(sysconfig.get_paths()["stdlib"]):
-        inner[:] = set(inner) - left_out  # packages that are installed there are thousands of files
+        inner[:] = set(inner) - left_out
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     return sorted(files)
 
@@ -92,37 +98,18 @@ def _sentences(config: DataConfig) -> Iterator[str]:
             yield sentence.text
 
 
-def _of_the_hub(config: DataConfig) -> Iterator[str]:
-    options: dict[str, Any] = {"data_files": list(config.hub_files)} if config.hub_files else {}
-    options |= {"split": config.split or "train", "revision": config.revision}
-    records = stream_records(f"data={config.name}", str(config.hub_id), config.subset, **options)
-    for number, record in enumerate(records):
-        yield _text_of(record, config.field or "text", f"{config.hub_id} row {number}")
-
-
-# --------------------------------------------------------------------------------------------------------- local files
-
-
 def files_of(config: DataConfig) -> list[Path]:
-    """Return the files that `data.files` names: in its order, and sorted within a glob.
-
-    Raises:
-        DataError: nothing matches, or a match is not a regular file: a folder, or a pipe, which would never end.
-    """
+    """Return the files that `data.files` names: in its order, and sorted within a glob, which must match some."""
     paths: list[Path] = []
     for pattern in config.files or []:
         matches = sorted(glob.glob(os.path.expanduser(pattern), recursive=True))
         if not matches:
             raise DataError(f"data.files: nothing matches {pattern}")
         paths += map(Path, matches)
-    for path in paths:
-        if not path.is_file():
-            raise DataError(f"data.files: {path} is not a regular file; give files or a glob such as 'FOLDER/*.txt'")
     return paths
 
 
 def _read(path: Path, field: str) -> Iterator[str]:
-    """Yield the documents of a file."""
     name = path.name.lower()
     with reading(path):
         if name.endswith(".txt"):
@@ -135,17 +122,8 @@ def _read(path: Path, field: str) -> Iterator[str]:
 
 
 def _text_of(record: Record, field: str, place: str) -> str:
-    """Return the text of a record.
-
-    Raises:
-        DataError: the field is missing, or holds no text or half a character; the message begins with the place.
-    """
     text = record.get(field)
     if not isinstance(text, str):
         found = f"it holds a {type(text).__name__}" if field in record else nearest(field, map(str, record))
         raise DataError(f"{place} has no text in field {field}; {found}")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise DataError(f"{place}: the field {field} holds half a surrogate pair") from None
     return text

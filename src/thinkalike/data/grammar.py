@@ -15,8 +15,7 @@ import yaml
 
 from thinkalike.errors import DataError, nearest
 
-SIZES = ("small", "large", "crossed")
-
+SIZES = {"small": ["small", "determiners"], "large": ["small", "more", "determiners"], "crossed": ["crossed"]}
 PREPOSITIONS = "in near behind beside outside"
 
 Lexicon = dict[str, list[str]]
@@ -31,9 +30,8 @@ def lexicon(size: str) -> Lexicon:
     if size not in SIZES:
         raise DataError(f"size={size} is not known; {nearest(size, SIZES)}")
     parts = yaml.safe_load(Path(__file__).with_name("lexicon.yaml").read_text())
-    names = {"small": ["small", "determiners"], "large": ["small", "more", "determiners"], "crossed": ["crossed"]}[size]
     groups = [*parts["more"], *parts["determiners"]]
-    return {group: " ".join(parts[name].get(group, "") for name in names).split() for group in groups}
+    return {group: " ".join(parts[name].get(group, "") for name in SIZES[size]).split() for group in groups}
 
 
 # ---------------------------------------------------------------------------------------------------------------- words
@@ -84,20 +82,20 @@ def noun(entry: str, gender: str | None, number: str = "singular") -> Word:
     return Word(base if number == "singular" else plural, "Noun", gender, number, person="3")
 
 
-def pronoun(form: str, person: str, number: str | None = None, gender: str | None = None) -> Word:
-    """Return a pronoun."""
-    return Word(form, "Pronoun", gender, number, person=person)
-
-
 # -------------------------------------------------------------------------------------------------------------- phrases
 
 
 class Phrase(NamedTuple):
-    """A noun phrase, with the number and person that a verb agrees with."""
+    """A noun phrase, with the number and the person that a verb agrees with."""
 
     slots: list[Slot]
     number: str = "singular"
     third: bool = True
+
+
+def pronoun(form: str, person: str, number: str | None = None, gender: str | None = None) -> Word:
+    """Return a pronoun."""
+    return Word(form, "Pronoun", gender, number, person=person)
 
 
 I_YOU = [pronoun("I", "1", "singular"), pronoun("you", "2")]
@@ -177,11 +175,9 @@ def bare(entries: list[str], tense: str) -> Slot:
 
 # ------------------------------------------------------------------------------------------------------------ sentences
 
-# One word of each slot of a pattern makes a sentence, and no sentence is made twice.
-
 
 class Pattern(NamedTuple):
-    """A row of slots; one word of each of them makes a sentence of this kind."""
+    """A row of slots; one word of each makes a sentence of this kind, which no other pattern makes."""
 
     kind: str
     slots: list[Slot]
@@ -194,11 +190,7 @@ class Pattern(NamedTuple):
 
 @cache
 def patterns(size: str = "small") -> tuple[Pattern, ...]:
-    """Return all patterns of a grammar: each kind of sentence by tense, subject, object and place.
-
-    Raises:
-        DataError: there is no grammar of this size.
-    """
+    """Return all patterns of a grammar: each kind of sentence by tense, subject, object and place."""
     words = lexicon(size)
     clauses = [clause for tense in ("present", "past") for clause in _clauses(words, tense)]
     every = [Pattern(kind, slots + after) for (kind, slots), after in product(clauses, ([], place(words)))]
@@ -229,11 +221,6 @@ class Sentence(NamedTuple):
     words: tuple[Word, ...]
 
     @property
-    def question(self) -> bool:
-        """Whether the sentence asks something."""
-        return "question" in self.kind
-
-    @property
     def text(self) -> str:
         """The words, separated by spaces."""
         return " ".join(word.form for word in self.words)
@@ -242,8 +229,7 @@ class Sentence(NamedTuple):
 def crossed_sentences(longest: int = 5) -> list[Sentence]:
     """Return all sentences of the crossed grammar of at most `longest` words: every word wherever it can stand.
 
-    With one or two words of each kind, features are as independent of each other and of single words as a language
-    lets them be.
+    With one or two words of each kind, features depend on each other and on single words as little as possible.
     """
     within = [pattern for pattern in patterns("crossed") if len(pattern.slots) <= longest]
     return [Sentence(kind, words) for kind, slots in within for words in product(*slots)]
@@ -260,9 +246,7 @@ def derivations(text: str, size: str = "small") -> list[Sentence]:
 
 
 def controlled_sentences(count: int, seed: int = 0, size: str = "small") -> list[Sentence]:
-    """Draw distinct sentences: half of them questions, and each kind of question or statement equally often.
-
-    A kind that is used up leaves room to the others.
+    """Draw distinct sentences: half of them questions, and each kind equally often, until it is used up.
 
     Raises:
         DataError: the grammar has fewer sentences, or there is no such size.

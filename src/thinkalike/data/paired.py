@@ -60,7 +60,7 @@ def pack_pairs(
 
 
 def alignment_shares(corpus: Corpus) -> dict[str, float]:
-    """Return the shares of the report's target tokens that are aligned exactly, earlier and nowhere."""
+    """Return which shares of the report's target tokens end where a source token does, later, or before the first."""
     counts = corpus.counts
     exactly, nowhere = (counts[f"aligned_{how}"] / counts["report_tokens"] for how in ("exactly", "nowhere"))
     return {"exactly": exactly, "earlier": 1 - exactly - nowhere, "nowhere": nowhere}
@@ -78,7 +78,7 @@ class _Stretches(NamedTuple):
 
 
 class Side:
-    """Rows of one side of a corpus, from the rows of numbers that `pack` made."""
+    """The rows of one side of a corpus, from the rows of numbers that `pack` made."""
 
     def __init__(self, packed: TokenRows, reader: TwoTokenizers, read: AllTokens):
         self.packed, self.reader, self.read = packed, reader, read
@@ -100,16 +100,17 @@ class Side:
     def rows(self) -> PairedRows:
         """Return the rows, see `Layout`."""
         read, stretches, reader = self.read, self.stretches, self.reader
-        order = _counting(stretches.length)
-        chosen = np.repeat(stretches.first, stretches.length) + order
+        of = np.repeat(np.arange(len(stretches.row)), stretches.length)  # the stretch of each source token
+        order = np.arange(len(of)) - (np.cumsum(stretches.length) - stretches.length)[of]
+        chosen = stretches.first[of] + order
         starts = self.lead + stretches.before + self.shift[stretches.row]
-        where = np.repeat(stretches.row, stretches.length), np.repeat(starts, stretches.length) + order
+        where = stretches.row[of], starts[of] + order
         shape = (len(self.packed), self.longest)
         source, documents, sizes = np.full(shape, reader.source_end), np.full(shape, -1), np.zeros(shape, np.int64)
         if reader.source_bos is not None:
             source[:, 0] = reader.source_bos
         source[where], sizes[where] = read.source[chosen], read.source_bytes[chosen]
-        documents[where] = np.repeat(stretches.document, stretches.length)
+        documents[where] = stretches.document[of]
         numbers = self.packed.tokens.numpy()
         text = numbers != BOS
         target = np.where(text, read.target[numbers], reader.bos or 0)
@@ -118,7 +119,7 @@ class Side:
         names = np.zeros(count, np.int64)
         names[self.owners.ravel()] = read.names[np.searchsorted(read.target_first, self.numbers.ravel(), "right") - 1]
         return PairedRows(
-            _tensor(np.concatenate([target, source, self.places, documents], 1)),
+            torch.from_numpy(np.concatenate([target, source, self.places, documents], 1).astype(np.int32)),
             self.packed.documents,
             _by_document(np.where(text, read.target_bytes[numbers], 0), owners, count),
             _by_document(sizes, documents, count),
@@ -150,20 +151,11 @@ def _stretches(numbers: Numbers, owners: Numbers, read: AllTokens) -> _Stretches
     return _Stretches(row, owners.ravel()[at], first, length, before, np.cumsum(change.ravel()) - 1)
 
 
-def _counting(lengths: Numbers) -> Numbers:
-    """Return 0, 1, ... for each of these lengths, one after the other."""
-    return np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-
-
 def _by_document(values: Numbers, documents: Numbers, count: int) -> Tensor:
     """Return the sum of the values of each document's tokens, without the first of each row, which is not predicted."""
     predicted = documents[:, 1:] >= 0
     sums = np.bincount(documents[:, 1:][predicted], values[:, 1:][predicted], count)
     return torch.from_numpy(sums.astype(np.int64))
-
-
-def _tensor(numbers: Numbers) -> Tensor:
-    return torch.from_numpy(numbers.astype(np.int32))
 
 
 # ------------------------------------------------------------------------------------------------------- two tokenizers
@@ -176,33 +168,22 @@ BOS = -1  # in place of the number of a token of text
 class AllTokens:
     """The tokens of all documents end to end, of the target and of the source.
 
-    Attributes:
-        target, source: ids; each document ends with EOS.
-        target_bytes, source_bytes: how much text each token adds.
-        last: for each target token the number of the source token whose state it gets; one less than the first of its
-            document if there is none.
-        exact: whether that token ends where the target token does.
-        target_first, source_first: the number of each document's first token.
-        names: a hash of each document's text.
+    A target token gets the state of the source token `last`, one less than the first of its document if there is none.
     """
 
-    target: Numbers
+    target: Numbers  # ids; each document ends with EOS
     source: Numbers
-    target_bytes: Numbers
+    target_bytes: Numbers  # how much text each token adds
     source_bytes: Numbers
-    last: Numbers
-    exact: NDArray[np.bool_]
-    target_first: Numbers
+    last: Numbers  # for each target token the number of a source token
+    exact: NDArray[np.bool_]  # whether that one ends where the target token does
+    target_first: Numbers  # the number of each document's first token
     source_first: Numbers
-    names: Numbers
+    names: Numbers  # a hash of each document's text
 
 
 class TwoTokenizers:
-    """Reads documents with two tokenizers, and calls the target's tokens by their numbers in `AllTokens`.
-
-    Raises:
-        DataError: a tokenizer lacks EOS or BOS.
-    """
+    """Reads documents with two tokenizers, and calls the target's tokens by their numbers in `AllTokens`."""
 
     def __init__(self, target: Any, source: SourceText, bos: bool):
         self.start = BOS if bos else None

@@ -36,7 +36,7 @@ class Pairs:
     """Premises, hypotheses, and the class of each pair.
 
     Raises:
-        DataError: there are no pairs, or the fields do not fit together; the message begins with `source`.
+        DataError: there are no pairs; the message begins with `source`.
     """
 
     premises: list[str]
@@ -50,16 +50,10 @@ class Pairs:
     repeated: int = 0  # pairs that were left out because they are also fitted on
 
     def __post_init__(self) -> None:
-        for name in ("heuristics", "subcases"):
-            object.__setattr__(self, name, getattr(self, name) or [""] * len(self))
-        names = ("premises", "hypotheses", "labels", "heuristics", "subcases")
-        counts = {name: len(getattr(self, name)) for name in names}
-        if len(set(counts.values())) > 1:
-            raise DataError(f"{self.source}: row counts differ: {counts}")
+        nothing = [""] * len(self)
+        vars(self).update(heuristics=self.heuristics or nothing, subcases=self.subcases or nothing)
         if not len(self):
             raise DataError(f"{self.source} is empty: it has no labelled pairs")
-        if self.labels.min() < 0 or self.labels.max() >= len(self.classes):
-            raise DataError(f"{self.source}: {sorted(set(self.labels.tolist()))} are not all places in {self.classes}")
 
     def __len__(self) -> int:
         return len(self.premises)
@@ -72,11 +66,7 @@ class Pairs:
         return replace(self, labels=self.labels[rows], **taken)
 
     def select(self, label: str | None = None, heuristic: str | None = None) -> Pairs:
-        """Return the pairs of a class, of a heuristic, or of both.
-
-        Raises:
-            DataError: nothing is left; the message lists the parts that exist.
-        """
+        """Return the pairs of a class, of a heuristic, or of both; if there is none, an error lists the parts."""
         labels = [self.classes[place] for place in self.labels.tolist()]
         there = list(zip(labels, self.heuristics, strict=True))
         kept = [row for row, (is_, of) in enumerate(there) if label in (None, is_) and heuristic in (None, of)]
@@ -95,15 +85,7 @@ class Pairs:
         return [f"{canonical(premise)}\n{canonical(hypothesis)}" for premise, hypothesis in pairs]
 
     def without(self, others: Container[str], source: str) -> Pairs:
-        """Return the pairs that have no copy among others, whatever their labels.
-
-        Args:
-            others: canonical pairs.
-            source: their name in messages.
-
-        Raises:
-            DataError: nothing is left.
-        """
+        """Return the pairs that have no copy among other canonical pairs of this name, whatever their labels."""
         kept = [row for row, pair in enumerate(self.canonical()) if pair not in others]
         if not kept:
             raise DataError(f"{self.source}: all {len(self)} pairs are also in {source}")
@@ -123,7 +105,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class PairBatch:
-    """Some pairs, padded to the longest of them."""
+    """Some pairs, padded to one length."""
 
     tokens: Int[Tensor, "b t"]
     mask: Bool[Tensor, "b t"]  # true where there is no padding
@@ -150,15 +132,12 @@ class EncodedPairs:
 
     def batch(self, rows: Sequence[int], at_least: int = 0) -> PairBatch:
         """Return these pairs, in this order, padded to the longest of them, or further to `at_least` tokens."""
-        shape = len(rows), max(at_least, *(len(self.tokens[row]) for row in rows))
-        tokens, types = torch.full(shape, self.padding), torch.zeros(shape, dtype=torch.long)
-        mask = torch.zeros(shape, dtype=torch.bool)
-        for place, row in enumerate(rows):
-            length = len(self.tokens[row])
-            tokens[place, :length] = torch.tensor(self.tokens[row])
-            types[place, :length] = torch.tensor(self.types[row])
-            mask[place, :length] = True
-        return PairBatch(tokens, mask, types, torch.tensor(rows))
+        lengths = [len(self.tokens[row]) for row in rows]
+        width = max(at_least, *lengths)
+        tokens = [self.tokens[row] + [self.padding] * (width - len(self.tokens[row])) for row in rows]
+        types = [self.types[row] + [0] * (width - len(self.types[row])) for row in rows]
+        mask = torch.arange(width) < torch.tensor(lengths)[:, None]
+        return PairBatch(torch.tensor(tokens), mask, torch.tensor(types), torch.tensor(rows))
 
 
 def encode(pairs: Pairs, tokenizer: Any, context: int, truncate: bool = True) -> EncodedPairs:
@@ -217,10 +196,7 @@ HUB = {
 
 
 def pairs_in(path: str | Path, name: str) -> Pairs:
-    """Read the pairs of a file: `.jsonl` and `.txt` as published, `.tsv` of GLUE, `.parquet` of the hub.
-
-    Args:
-        name: "mnli" or "hans", whose classes and columns they have.
+    """Read the pairs of MNLI or HANS ("mnli", "hans"): `.jsonl`, `.txt` as published, `.tsv` of GLUE, `.parquet`.
 
     Raises:
         DataError: the file cannot be read or is empty, a line is damaged, a column is missing or a label is unknown.
@@ -231,11 +207,7 @@ def pairs_in(path: str | Path, name: str) -> Pairs:
 
 
 def hub_pairs(name: str, split: str | None = None) -> Pairs:
-    """Return MNLI or HANS from the hub.
-
-    Args:
-        name: "mnli" or "hans".
-        split: None takes the one that results are reported on.
+    """Return MNLI ("mnli") or HANS ("hans") from the hub; without a split, the one that results are reported on.
 
     Raises:
         DataError: the hub cannot be reached; or as in `pairs_in`.
@@ -268,8 +240,9 @@ def _pairs(rows: Sequence[Record], classes: tuple[str, ...], source: str) -> Pai
     premises, hypotheses, labels = (_column(rows, name, source) for name in named)
     heuristics, subcases = (_column(rows, name, source) if classes == HANS else [] for name in ("heuristic", "subcase"))
     places = {name: place for place, name in enumerate(classes)} | {str(n): n for n in range(len(classes))}
+    without = NO_LABEL if classes == MNLI else ()
     for number, label in enumerate(labels, 1):
-        if label not in places and not (classes == MNLI and label in NO_LABEL):
+        if label not in places and label not in without:
             raise DataError(f"{source} row {number}: the label {label!r} is not one of {', '.join(classes)}")
     kept = [row for row, label in enumerate(labels) if label in places]
     if unlabelled := len(rows) - len(kept):

@@ -7,13 +7,13 @@ do the runs, or sessions, in which stimuli were measured several times: in `runs
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from safetensors import safe_open
 from torch import Tensor
 
@@ -22,20 +22,11 @@ from thinkalike.data.stimuli import Stimuli, duplicates, natural_order
 from thinkalike.errors import DataError, listed
 
 IDS = "ids"  # the array, or the key of the metadata, that says which stimulus a row belongs to
-RUNS = "runs"  # and the one that says in which run it was measured
+RUNS = "runs"  # the same for the run in which a row was measured
 IN_ORDER = "order"  # in place of the ids: row i is stimulus i
-ADD = {
-    ".npz": "np.savez(FILE, ids=[...], **layers)",
-    ".safetensors": 'save_file(layers, FILE, metadata={"ids": json.dumps([...])})',
-}
 
-
-class _File(NamedTuple):
-    """The contents of a file: its arrays by name, and the ids and runs of their rows, if it has any."""
-
-    arrays: dict[str, Tensor]
-    ids: Any = None
-    runs: Any = None
+# the contents of a file: its arrays by name, and the ids and the runs of their rows, None where it has none
+_Contents = tuple[dict[str, Tensor], Any, Any]
 
 
 class Recording(NamedTuple):
@@ -50,8 +41,12 @@ def read_arrays(path: str | Path, stimuli: Stimuli) -> dict[str, Float[Tensor, "
 
     Of several runs it is the mean. See `read_recording`.
     """
-    layers, runs = read_recording(path, stimuli)
-    return {name: layer.mean(0) if len(runs) > 1 else layer[0] for name, layer in layers.items()}
+    return {name: mean_of_runs(layer) for name, layer in read_recording(path, stimuli).layers.items()}
+
+
+def mean_of_runs(layer: Float[Tensor, "m n _"]) -> Float[Tensor, "n _"]:
+    """Return the mean of a layer over runs; of one run the same bits."""
+    return layer.mean(0) if len(layer) > 1 else layer[0]
 
 
 def read_recording(path: str | Path, stimuli: Stimuli) -> Recording:
@@ -69,79 +64,60 @@ def read_recording(path: str | Path, stimuli: Stimuli) -> Recording:
             shape or number of rows, or a value is not finite.
     """
     arrays, ids, runs = read_with(Path(path), {".npz": _npz, ".safetensors": _safetensors})
-    if not arrays:
-        raise DataError(f"{path} is empty: it has no arrays")
-    if ids is None:
+    if ids is None or not arrays:
         raise DataError(
-            f"{path} does not say which stimulus a row belongs to; add the stimuli's ids, one for each row: "
-            f"{ADD[Path(path).suffix.lower()]}, or ids='order' where rows are in the order of the stimuli"
+            f"{path} must hold layers and say which stimulus a row belongs to; add `ids`, one for each row: an array "
+            "or, in .safetensors, metadata={'ids': json.dumps(ids)}; or ids='order' where rows are in the order of the "
+            "stimuli"
         )
     texts = stimuli.ids if ids.shape == () and str(ids) == IN_ORDER else _texts(ids, f"{path}: {IDS}")
-    names, rows = _rows_by_run(stimuli, texts, [] if runs is None else _texts(runs, f"{path}: {RUNS}"), str(path))
+    names = ["1"] * len(texts) if runs is None else _texts(runs, f"{path}: {RUNS}")
+    if len(names) != len(texts):
+        raise DataError(f"{path}: runs has {len(names)} rows, but ids has {len(texts)}; give one run for each row")
+    order = sorted(set(names), key=natural_order)
+    rows = torch.tensor([_rows_of(run, texts, names, stimuli, str(path)) for run in order])
     if len(arrays) == 1 and (whole := next(iter(arrays.values()))).ndim == 3:
         arrays = {str(number): layer for number, layer in enumerate(whole)}
     layers = {
         name: _layer(f"{path}: {name}", arrays[name], len(texts))[rows] for name in sorted(arrays, key=natural_order)
     }
-    return Recording(layers, names)
+    return Recording(layers, order)
 
 
-def _rows_by_run(
-    stimuli: Stimuli, ids: Sequence[str], runs: Sequence[str], path: str
-) -> tuple[list[str], Int[Tensor, "m n"]]:
-    """Return the names of the runs, and the row of each stimulus in each.
-
-    Raises:
-        DataError: there are other numbers of runs than of ids, or a run has other stimuli, or one of them twice.
-    """
-    runs = runs or ["1"] * len(ids)
-    if len(runs) != len(ids):
-        raise DataError(f"{path}: runs has {len(runs)} rows, but ids has {len(ids)}; give one run for each row")
-    names, found = sorted(set(runs), key=natural_order), []
-    for run in names:
-        own = [(each, row) for row, (each, of) in enumerate(zip(ids, runs, strict=True)) if of == run]
-        place, there = dict(own), f"{path}, run {run}" if len(names) > 1 else path
-        if repeated := duplicates(each for each, _ in own):
+def _rows_of(run: str, ids: Sequence[str], runs: Sequence[str], stimuli: Stimuli, path: str) -> list[int]:
+    """Return the row of each stimulus in a run, which must have each of them once and no others."""
+    rows = [row for row, of in enumerate(runs) if of == run]
+    place, known = {ids[row]: row for row in rows}, set(stimuli.ids)
+    wrong: dict[str, list[str]] = {
+        "has {} more than once": duplicates(ids[row] for row in rows),
+        "lacks {}": [each for each in stimuli.ids if each not in place],
+        "also has {}": [each for each in place if each not in known],
+    }
+    for problem, strange in wrong.items():
+        if strange:
+            found = problem.format(listed(strange))
             raise DataError(
-                f"{there}: ids has {listed(repeated)} more than once; give each stimulus one row, or say in an array "
-                "`runs` in which run each was measured"
+                f"{path}, run {run}: ids {found}, and {stimuli.source} has {len(stimuli)} stimuli; give each stimulus "
+                "one row, or say in an array `runs` in which run each was measured"
             )
-        wrong: dict[str, set[str]] = {
-            "lacks": set(stimuli.ids) - place.keys(),
-            "also has": place.keys() - set(stimuli.ids),
-        }
-        for kind, strange in wrong.items():
-            if strange:
-                ordered = sorted(strange, key=natural_order)
-                raise DataError(
-                    f"{there}: ids {kind} {listed(ordered)}; give a row for each of the "
-                    f"{len(stimuli)} stimuli of {stimuli.source}, and no others"
-                )
-        found.append([place[each] for each in stimuli.ids])
-    return names, torch.tensor(found)
+    return [place[each] for each in stimuli.ids]
 
 
-def _npz(path: Path) -> _File:
+def _npz(path: Path) -> _Contents:
     with np.load(path) as file:
         named = {name: file[name] for name in file.files}
-    said = [named.pop(name, None) for name in (IDS, RUNS)]
+    ids, runs = (named.pop(name, None) for name in (IDS, RUNS))
     arrays = {name: torch.from_numpy(each.astype(each.dtype.newbyteorder("="))) for name, each in named.items()}
-    return _File(arrays, *said)
+    return arrays, ids, runs
 
 
-def _safetensors(path: Path) -> _File:
+def _safetensors(path: Path) -> _Contents:
     with safe_open(path, framework="pt") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is not a dictionary)
         written = file.metadata() or {}
-    return _File(arrays, *(_said(name, arrays, written) for name in (IDS, RUNS)))
-
-
-def _said(name: str, arrays: dict[str, Tensor], written: Mapping[str, str]) -> Any:
-    """Return what the metadata say of the rows, or else an array, which is then no layer."""
-    own = arrays.pop(name, None)
-    if name in written:
-        return np.array(json.loads(written[name]))
-    return None if own is None else own.numpy()
+    said = {name: arrays.pop(name).numpy() for name in (IDS, RUNS) if name in arrays}
+    said |= {name: np.array(json.loads(written[name])) for name in (IDS, RUNS) if name in written}
+    return arrays, said.get(IDS), said.get(RUNS)
 
 
 def _texts(ids: Any, place: str) -> list[str]:
@@ -152,13 +128,11 @@ def _texts(ids: Any, place: str) -> list[str]:
 
 
 def _layer(place: str, array: Tensor, count: int) -> Tensor:
-    if array.ndim != 2 or not array.numel() or array.is_complex():
+    if array.ndim != 2 or not array.numel() or array.is_complex() or len(array) != count:
         raise DataError(
-            f"{place} is {array.dtype} of shape {tuple(array.shape)}; give real numbers, as one array of "
-            "layers x stimuli x width or one of stimuli x width per layer"
+            f"{place} is {array.dtype} of shape {tuple(array.shape)}; give real numbers with a row for each of the "
+            f"{count} ids, as one array of layers x stimuli x width or one of stimuli x width per layer"
         )
-    if len(array) != count:
-        raise DataError(f"{place} has {len(array)} rows, but its file has {count} ids; give one row for each")
     if not array.isfinite().all():
         row, column = (~array.isfinite()).nonzero()[0].tolist()
         raise DataError(f"{place} is {array[row, column]} in row {row + 1}, column {column + 1}; leave the row out")

@@ -19,15 +19,11 @@ class Layout:
 
     A row is t tokens that the target and the source read. Where they cut text differently, it is four parts side by
     side: t target tokens | s source tokens, padded on the right | for each target token the place of the source token
-    whose state it gets (t) | the document of each source token, -1 where that counts for none (s).
-
-    Attributes:
-        target: t.
-        source: s; 0 where the source reads the target's tokens.
+    whose state it gets (t) | the document of each source token, -1 for a token of none (s).
     """
 
-    target: int
-    source: int = 0
+    target: int  # t
+    source: int = 0  # s; 0 where the source reads the target's tokens
 
     def target_tokens(self, rows: Int[Tensor, "b width"]) -> Int[Tensor, "b t"]:
         """Return the tokens that the target reads and that losses are of."""
@@ -80,18 +76,13 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class PairedRows(TokenRows):
-    """Rows of the tokens of two tokenizers, see `Layout`, and the documents of the target's.
-
-    Attributes:
-        target_bytes, source_bytes: by document, the bytes in UTF-8 of all tokens that each model predicts.
-        names: by document, a hash of its text.
-    """
+    """Rows of the tokens of two tokenizers, see `Layout`, and the documents of the target's."""
 
     tokens: Int[Tensor, "rows width"]
     documents: Int[Tensor, "rows context"]
-    target_bytes: Int[Tensor, " documents"]
+    target_bytes: Int[Tensor, " documents"]  # the bytes in UTF-8 of all tokens that each model predicts
     source_bytes: Int[Tensor, " documents"]
-    names: Int[Tensor, " documents"]
+    names: Int[Tensor, " documents"]  # a hash of each document's text
 
     @property
     def layout(self) -> Layout:

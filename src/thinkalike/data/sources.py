@@ -18,8 +18,6 @@ from thinkalike.hub import cause_of, resolved
 LOCAL = "use local files (data=text 'data.files=[...]') or data=stdlib"
 Record = dict[str, Any]  # a row, by column
 
-# --------------------------------------------------------------------------------------------------------------- files
-
 
 def read_with(path: Path, readers: Mapping[str, Callable[[Path], Any]]) -> Any:
     """Read a file with the reader of its ending.
@@ -28,7 +26,7 @@ def read_with(path: Path, readers: Mapping[str, Callable[[Path], Any]]) -> Any:
         readers: functions of a path, by ending (".csv").
 
     Raises:
-        DataError: no reader is for this ending, or the file cannot be read.
+        DataError: there is no reader for this ending, or the file cannot be read.
     """
     if path.suffix.lower() not in readers:
         raise DataError(f"{path}: the ending must be one of {', '.join(readers)}")
@@ -41,10 +39,10 @@ def reading(path: Path) -> Iterator[None]:
     """Name a file in all errors of the libraries that read it: missing, damaged, in another encoding.
 
     Raises:
-        DataError: one of these, or it is no regular file: a pipe or /dev/zero would never end.
+        DataError: one of these, or it is not a regular file: a pipe or /dev/zero would never end.
     """
     if path.exists() and not path.is_file():
-        raise DataError(f"cannot read {path}: it is not a regular file")
+        raise DataError(f"cannot read {path}: it is not a regular file; give files or a glob such as 'FOLDER/*.txt'")
     try:
         yield
     except DataError:
@@ -54,19 +52,14 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def json_lines(path: Path) -> Iterator[tuple[str, Record]]:
-    """Yield each line of a .jsonl file and where it is; the file may end in .gz or .zst and begin with a BOM.
-
-    Raises:
-        DataError: a line is not a JSON object.
-    """
+    """Yield each line of a .jsonl file and where it is; the file may end in .gz or .zst and begin with a BOM."""
     with _opened(path) as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                place = f"{path} line {number}"
                 try:
-                    yield place, dict(json.loads(line))
+                    yield f"{path} line {number}", dict(json.loads(line))
                 except (ValueError, TypeError) as error:
-                    raise DataError(f"{place} is not a JSON object ({error})") from None
+                    raise DataError(f"{path} line {number} is not a JSON object ({error})") from None
 
 
 def parquet_rows(path: Path, field: str | None = None) -> Iterator[tuple[str, Record]]:
@@ -91,26 +84,16 @@ def _opened(path: Path) -> Any:
 
 
 def recording_fingerprint(path: str) -> str:
-    """Return the name of a file of recorded states, by which tables call it, and the first digits of its SHA-256.
-
-    Raises:
-        DataError: the file cannot be read.
-    """
+    """Return the name of a file of recorded states, by which tables call it, and the first digits of its SHA-256."""
     with reading(Path(path)):
         return f"{Path(path).stem} {digest_of(Path(path))[:16]}"
-
-
-# ------------------------------------------------------------------------------------------------------------- the hub
 
 
 def commit_of(repository: str, revision: str | None, label: str = "a data set") -> str:
     """Return the commit of a data set of the hub, so that a branch that has moved is another data set.
 
-    Args:
-        label: the name of the set in the message of an error.
-
     Raises:
-        DataError: the hub does not tell it, and the cache has no copy.
+        DataError: the hub does not tell it, and the cache has no copy; the message names the set by its label.
     """
     if revision and re.fullmatch(r"[0-9a-f]{40}", revision):
         return revision

@@ -18,7 +18,6 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +81,7 @@ def held_out_texts(config: DataConfig) -> Iterator[str]:
 
 
 def _without_copies(config: DataConfig, counts: Counter[str]) -> Iterator[tuple[str, str, bool]]:
-    """Yield documents as `_sided` does, without empty ones and copies of earlier ones of their side."""
+    """Yield each document, its fingerprint and whether it is for the report, without empty ones and copies."""
     seen: set[tuple[bool, str]] = set()
     for text, fingerprint, for_report in _sided(config):
         copy = for_report, document_fingerprint(canonical(text))
@@ -113,19 +112,16 @@ def _giving_way(config: DataConfig) -> set[str]:
 
 # A document is the set of its *shingles*: all runs of eight consecutive words. Words are runs of letters and digits,
 # without case and punctuation; in scripts without spaces between words, every character is a word. The share of its
-# shingles that another document holds (Broder 1997: containment) says how much of it that document repeats.
-#
-# A document of fewer than `LEAST` shingles, such as one sentence, is one single shingle, its canonical form: sentences
-# of a grammar share most of their words by construction.
+# shingles that another document holds (Broder 1997: containment) says how much of it that document repeats. A document
+# of fewer than `LEAST` shingles, such as one sentence of a grammar, is a single shingle, its canonical form.
 
 Shingles = NDArray[np.uint64]  # the hashes of a document's shingles, sorted, each once
 
 WORDS = 8  # of a shingle
 LEAST = 16  # a document of fewer shingles than this is one shingle
-AT_ONCE = 1 << 20  # shingles that are looked up in one call
-UNSPACED = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # Thai, Khmer, kana, Han, ...
-)
+AT_ONCE = 128  # documents whose shingles are looked up in one call
+# Thai, Khmer, kana, Han, ...
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
 WORD = re.compile(rf"[^\W{UNSPACED}]+|[{UNSPACED}]")
 FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, so that no bit of a word's hash is lost
 
@@ -150,33 +146,25 @@ def near_duplicates(documents: Sequence[Shingles], others: Iterable[Shingles]) -
 
     The others are read once and not kept: memory grows with the shingles of the documents alone.
     """
+    from scipy.sparse import csr_array
+
     sizes = np.array([len(each) for each in documents], np.int64)
     most = np.zeros(len(documents), np.int64)
-    table = np.concatenate([np.zeros(0, np.uint64), *documents])
-    order = np.argsort(table, kind="stable")
-    owners = np.repeat(np.arange(len(documents)), sizes)[order]
-    keys, starts, counts = np.unique(table[order], return_index=True, return_counts=True)
-    for hashes, numbers in _parts(others if len(keys) else ()):
+    if not documents:
+        return most > sizes
+    hashes, owners = _joined(documents)
+    keys, rows = np.unique(hashes, return_inverse=True)
+    owned = csr_array((np.ones(len(rows), np.int64), (rows, owners)), (len(keys), len(documents)))
+    reading = iter(others)
+    while some := list(islice(reading, AT_ONCE)):
+        hashes, numbers = _joined(some)
         places = np.minimum(np.searchsorted(keys, hashes), len(keys) - 1)
-        there = keys[places] == hashes
-        ends = np.flatnonzero(np.diff(numbers[there])) + 1
-        for found in np.split(places[there], ends):  # the keys that one of the others holds
-            several = counts[found]
-            within = np.arange(several.sum()) - np.repeat(several.cumsum() - several, several)
-            holders, shared = np.unique(owners[np.repeat(starts[found], several) + within], return_counts=True)
-            most[holders] = np.maximum(most[holders], shared)
+        found = np.flatnonzero(keys[places] == hashes)
+        held = csr_array((np.ones(len(found), np.int64), (numbers[found], places[found])), (len(some), len(keys)))
+        most = np.maximum(most, (held @ owned).max(axis=0).toarray().ravel())
     return 2 * most > sizes
 
 
-def _parts(documents: Iterable[Shingles]) -> Iterator[tuple[Shingles, NDArray[Any]]]:
-    """Yield the shingles of some documents at a time, with the numbers of their documents."""
-    some: list[Shingles] = []
-    size = 0
-    for each in documents:
-        some.append(each)
-        size += len(each)
-        if size >= AT_ONCE:
-            yield np.concatenate(some), np.repeat(np.arange(len(some)), [len(one) for one in some])
-            some, size = [], 0
-    if some:
-        yield np.concatenate(some), np.repeat(np.arange(len(some)), [len(one) for one in some])
+def _joined(documents: Sequence[Shingles]) -> tuple[Shingles, NDArray[np.int64]]:
+    """Return the shingles of all documents, with the numbers of their documents."""
+    return np.concatenate(documents), np.repeat(np.arange(len(documents)), [len(each) for each in documents])

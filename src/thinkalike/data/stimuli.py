@@ -55,13 +55,13 @@ class Stimuli:
     source: str = "stimuli"
 
     def __post_init__(self) -> None:
-        self._set(ids=self.ids or [str(row) for row in range(1, len(self.words) + 1)])
-        self._set(features=self.features.rename(columns=str).reset_index(drop=True))
+        ids = self.ids or [str(row) for row in range(1, len(self.words) + 1)]
+        vars(self).update(ids=ids, features=self.features.rename(columns=str).reset_index(drop=True))
         self._check()
         kinds = {name: self.kinds.get(name) or kind_of(self.features[name]) for name in self.names}
         columns = {name: typed(self.features[name], name, kind, self.source) for name, kind in kinds.items()}
         kinds = {name: kind if kind in NUMBERS else kind_of(columns[name]) for name, kind in kinds.items()}
-        self._set(features=pd.DataFrame(columns), kinds=kinds)
+        vars(self).update(features=pd.DataFrame(columns), kinds=kinds)
 
     def __len__(self) -> int:
         return len(self.words)
@@ -104,7 +104,19 @@ class Stimuli:
             DataError: there are fewer than n, or too few of a combination.
         """
         names = chosen(self.source, [balance] if isinstance(balance, str) else balance, self.names)
-        return self.take(balanced_rows(self.features[names], n, seed, self.source))
+        cell = joint_codes(self.features[names])
+        counts = np.bincount(cell)
+        most = len(counts) * counts.min() + (counts > counts.min()).sum()
+        if not 0 < n <= most:
+            rarest = f"the rarest of {len(counts)} combinations of {names} has {counts.min()} of {len(self)} stimuli"
+            raise DataError(f"{self.source}: n={n} must lie between 1 and {most}; {rarest}")
+        rng = np.random.default_rng(seed)
+        share, extra = divmod(n, len(counts))
+        wanted = np.full(len(counts), share)
+        wanted[rng.permutation(np.flatnonzero(counts > share))[:extra]] += 1
+        shuffled = rng.permutation(len(self))
+        drawn = [shuffled[cell[shuffled] == number][:count] for number, count in enumerate(wanted)]
+        return self.take(np.sort(np.concatenate(drawn)))
 
     def codes(self) -> Codes:
         """Return the features as one table of float64; a level has the same number in every choice of stimuli."""
@@ -114,18 +126,29 @@ class Stimuli:
         return Codes(table, {name: list(column.categories) for name, column in categories.items()})
 
     def correlation(self) -> FeatureCorrelation:
-        """Return the correlations of all features over all pairs of stimuli; see `correlate_features`."""
-        return correlate_features(self.features, self.source)
+        """Return the Pearson correlation of Δ_f and Δ_g over all pairs i < j of stimuli, for all features f and g.
+
+        Δ_f(i, j) = 1[f_i ≠ f_j], and NaN equals NaN only. The Δ are the regressors of a metric-learning encoding model,
+        which can hardly tell correlated ones apart (Salle et al. 2024, figure S5). Pairs alike in both features are
+        counted as Σ c(c-1)/2 over the counts c of their joint levels.
+
+        Raises:
+            DataError: a feature is alike in all pairs, or different in all.
+        """
+        alike = np.array([[_pairs_alike(self.features[[f, g]]) for g in self.names] for f in self.names])
+        alike /= max(len(self) * (len(self) - 1) / 2, 1)
+        share = alike.diagonal()
+        if useless := [name for name, part in zip(self.names, share, strict=True) if not 0 < part < 1]:
+            raise DataError(f"{self.source}: {useless[0]} has one level or differs between all stimuli; leave it out")
+        deviation = np.sqrt(share * (1 - share))
+        correlation = (alike - np.outer(share, share)) / np.outer(deviation, deviation)
+        return FeatureCorrelation(pd.DataFrame(correlation, self.names, self.names))
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of texts, spans and features, as 16 hexadecimal digits."""
         table, levels = self.codes()
         everything = (self.texts, self.sentence.tolist(), self.span, self.kinds, table.tolist(), levels)
         return hashlib.sha256(repr(everything).encode()).hexdigest()[:16]
-
-    def _set(self, **values: Any) -> None:
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
 
     def _check(self) -> None:
         counts = {name: len(getattr(self, name)) for name in ("words", "sentence", "span", "features", "ids")}
@@ -138,20 +161,13 @@ class Stimuli:
             if repeated := duplicates(names):
                 raise DataError(f"{self.source}: the {what} {repeated[0]} occurs more than once")
         for row, (number, (start, stop)) in enumerate(zip(self.sentence, self.span, strict=True), 1):
-            length = len(self.texts[number]) if 0 <= number < len(self.texts) else 0
+            length = len(self.texts[number])
             if not 0 <= start < stop <= length:
-                raise DataError(
-                    f"{self.source} row {row}: the span {start}-{stop} is empty or outside text {number}, which has "
-                    f"{length} characters"
-                )
+                raise DataError(f"{self.source} row {row}: the span {start}-{stop} is empty or outside its text")
 
 
 def chosen(source: str | Path, names: Names, there: Sequence[str], what: str = "feature") -> list[str]:
-    """Return the names that are asked for, or all.
-
-    Raises:
-        DataError: one is not there.
-    """
+    """Return the names that are asked for, or all; one that is not there is a DataError."""
     for name in names or []:
         if name not in there:
             raise DataError(f"{source} has no {what} {name}; {nearest(name, there)}")
@@ -159,11 +175,7 @@ def chosen(source: str | Path, names: Names, there: Sequence[str], what: str = "
 
 
 def varied(stimuli: Stimuli) -> Stimuli:
-    """Return the stimuli if every feature of them varies.
-
-    Raises:
-        DataError: a feature has one level only.
-    """
+    """Return the stimuli; a feature with one level only is a DataError."""
     for name, column in stimuli.features.items():
         if column.nunique(dropna=False) < 2:
             raise DataError(f"{stimuli.source}: {name} has one level only, {column.iloc[0]}; leave it out of features")
@@ -174,14 +186,10 @@ def varied(stimuli: Stimuli) -> Stimuli:
 
 
 def typed(column: pd.Series, name: str, kind: Kind | None, source: str) -> pd.Series:
-    """Return a column as categories, or as float64 if it is numeric or continuous.
-
-    Args:
-        kind: None infers it from the values, see `thinkalike.kinds`.
-        source: what the message of an error begins with.
+    """Return a column as categories, or as float64 if it is numeric or continuous; without a kind it is inferred.
 
     Raises:
-        DataError: the kind is not known, or the values do not fit it.
+        DataError: the kind is not known, or the values do not fit it; the message begins with `source`.
     """
     kind = kind or kind_of(column)
     if kind in NUMBERS:
@@ -222,9 +230,7 @@ def duplicates(names: Iterable[str]) -> list[str]:
 
 def _numbers(column: pd.Series, name: str, source: str) -> pd.Series:
     values = pd.to_numeric(column.astype(object), errors="coerce").astype("float64")
-    wrong = (values.isna() & column.notna()) | np.isinf(values)
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
+    for row in np.flatnonzero((values.isna() & column.notna()) | np.isinf(values))[:1]:
         raise DataError(
             f"{source} row {row + 1}: {name}={column.iloc[row]} is not a finite number; empty it if the feature does "
             f"not apply, or declare kinds.{name}=nominal"
@@ -245,7 +251,10 @@ def _levels(column: pd.Series) -> list[str]:
     return sorted({_level(value) for value in values}, key=natural_order)
 
 
-# ---------------------------------------------------------------------------------------------------------- correlation
+def _pairs_alike(features: pd.DataFrame) -> float:
+    """Return how many pairs of rows are alike in all features."""
+    counts = np.bincount(joint_codes(features)).astype(float)
+    return float((counts * (counts - 1) / 2).sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,78 +270,13 @@ class FeatureCorrelation:
         return sorted(pairs, key=lambda pair: -abs(pair[2]))[:k]
 
 
-def correlate_features(features: pd.DataFrame, source: str) -> FeatureCorrelation:
-    """Return the Pearson correlation of Δ_f and Δ_g over all pairs i < j of stimuli, for all features f and g.
-
-    Δ_f(i, j) = 1[f_i ≠ f_j], and NaN equals NaN only. The Δ are the regressors of a metric-learning encoding model,
-    which can hardly tell correlated ones apart (Salle et al. 2024, figure S5). Pairs alike in both features are counted
-    as Σ c(c-1)/2 over the counts c of their joint levels.
-
-    Args:
-        source: what the message of an error begins with.
-
-    Raises:
-        DataError: a feature is alike in all pairs, or different in all.
-    """
-    names = list(map(str, features))
-    alike = np.array([[_pairs_alike(features[[f, g]]) for g in names] for f in names])
-    alike /= max(len(features) * (len(features) - 1) / 2, 1)
-    share = alike.diagonal()
-    for name, value in zip(names, share, strict=True):
-        if not 0 < value < 1:
-            which = "has one level" if value else "differs between all stimuli"
-            raise DataError(f"{source}: {name} {which}, so it correlates with nothing; leave it out")
-    deviation = np.sqrt(share * (1 - share))
-    correlation = (alike - np.outer(share, share)) / np.outer(deviation, deviation)
-    return FeatureCorrelation(pd.DataFrame(correlation, names, names))
-
-
-def _pairs_alike(features: pd.DataFrame) -> float:
-    counts = np.bincount(joint_codes(features)).astype(float)
-    return float((counts * (counts - 1) / 2).sum())
-
-
-# ------------------------------------------------------------------------------------------------------------- sampling
-
-
-def balanced_rows(features: pd.DataFrame, n: int, seed: int, source: str) -> Int[np.ndarray, " n"]:
-    """Draw n rows without repetition and return their numbers in order.
-
-    Args:
-        features: those whose combinations come equally often, up to one.
-        source: what the message of an error begins with.
-
-    Raises:
-        DataError: a combination is too rare.
-    """
-    cell = joint_codes(features)
-    counts = np.bincount(cell)
-    most = len(counts) * counts.min() + (counts > counts.min()).sum()
-    if not 0 < n <= most:
-        rarest = dict(features.iloc[np.flatnonzero(cell == counts.argmin())[0]])
-        raise DataError(
-            f"{source}: n={n} must lie between 1 and {most}: only {counts.min()} of {len(cell)} stimuli have {rarest}"
-        )
-    rng = np.random.default_rng(seed)
-    share, extra = divmod(n, len(counts))
-    wanted = np.full(len(counts), share)
-    wanted[rng.permutation(np.flatnonzero(counts > share))[:extra]] += 1
-    shuffled = rng.permutation(len(features))
-    chosen = [shuffled[cell[shuffled] == number][:count] for number, count in enumerate(wanted)]
-    return np.sort(np.concatenate(chosen))
-
-
 # ----------------------------------------------------------------------------------------------- stimuli of the grammar
 
 FEATURES = ["Word length", "Gender", "Number", "PoS", "Tense", "Person", "Word position", "Question"]  # table S1
 
 
 def controlled_stimuli(count: int, seed: int = 0, size: str = "small") -> Stimuli:
-    """Return every word of `count` controlled sentences.
-
-    Raises:
-        DataError: the grammar has fewer sentences, or there is no grammar of this size.
-    """
+    """Return every word of `count` controlled sentences; as many, and a grammar of this size, must be there."""
     return from_sentences(controlled_sentences(count, seed, size), f"the {size} grammar")
 
 
@@ -343,17 +287,15 @@ def crossed_stimuli() -> Stimuli:
 
 def from_sentences(sentences: Sequence[Sentence], source: str = "the grammar") -> Stimuli:
     """Return every word of these sentences; messages of errors begin with `source`."""
-    rows, sentence, span, words, ids = [], [], [], [], []
-    for number, each in enumerate(sentences):
+    rows, span = [], []
+    for each in sentences:
         start = 0
         for place, word in enumerate(each.words):
-            length, question = len(word.form), str(each.question)
+            length, question = len(word.form), str("question" in each.kind)
             rows.append((length, word.gender, word.number, word.pos, word.tense, word.person, place, question))
             span.append((start, start + length))
-            sentence.append(number)
-            words.append(word.form)
-            ids.append(f"{number + 1}:{place + 1}")
             start += length + 1
-    features = pd.DataFrame(rows, columns=FEATURES)
-    texts = [each.text for each in sentences]
-    return Stimuli(texts, np.array(sentence), span, words, features, ids=ids, source=source)
+    texts, words = [each.text for each in sentences], [word.form for each in sentences for word in each.words]
+    sentence = np.repeat(np.arange(len(texts)), [len(each.words) for each in sentences])
+    ids = [f"{n}:{place}" for n, each in enumerate(sentences, 1) for place in range(1, len(each.words) + 1)]
+    return Stimuli(texts, sentence, span, words, pd.DataFrame(rows, columns=FEATURES), ids=ids, source=source)

@@ -14,14 +14,14 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from thinkalike.data.documents import canonical
 from thinkalike.data.sources import read_with
 from thinkalike.data.stimuli import Kinds, Names, Span, Stimuli, chosen, duplicates, varied
-from thinkalike.errors import DataError, listed
+from thinkalike.errors import DataError
 
 log = logging.getLogger(__name__)
 
 MARKS = {".csv": ",", ".tsv": "\t"}  # between two cells
-MOSTLY = 0.5  # of the values of a column; if as many are numbers, the others may have been meant as missing
 ROLES = ("text", "word", "start", "stop", "id")
 
 
@@ -59,11 +59,12 @@ def read_table(
     words = [text[start:stop] for text, (start, stop) in zip(texts, spans, strict=True)]
     sentence, distinct = pd.factorize(np.array(texts, dtype=object))
     names = chosen(path, features, [name for name in frame.columns if name not in roles.values()])
-    table = frame[names].apply(_values, path=path)
-    for name in set(names) - set(kinds or {}):
-        _warn_of_levels(path, table[name])
+    table = frame[names].apply(_values)
     stimuli = varied(Stimuli(list(distinct), sentence, spans, words, table, kinds or {}, ids, str(path)))
-    if found := [name for name in stimuli.names if stimuli.kinds[name] == "continuous" and name not in (kinds or {})]:
+    inferred = {name: stimuli.kinds[name] for name in names if name not in (kinds or {})}
+    for name in inferred:
+        _warn_of_levels(path, table[name])
+    if found := [name for name, kind in inferred.items() if kind == "continuous"]:
         log.info("%s: %s are continuous, as numbers with fractions; kinds changes that", path, ", ".join(found))
     return stimuli
 
@@ -81,7 +82,7 @@ def read_frame(path: Path) -> pd.DataFrame:
 
 
 def _separated(path: Path) -> pd.DataFrame:
-    """Read all cells as they are written; pandas' own reader takes words such as `null` and `NA` for missing."""
+    """Read all cells as they are written; pandas fills short rows and renames columns that occur twice."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = [row for row in csv.reader(file, delimiter=MARKS[path.suffix.lower()], strict=True) if row]
     header, rows = (rows or [[]])[0], rows[1:]
@@ -103,7 +104,7 @@ def _roles(path: str | Path, frame: pd.DataFrame, columns: Mapping[str, str | No
     chosen(path, [name for name in {"text": "text", **columns}.values() if name is not None], there, "column")
     present = {role: name for role in ROLES if (name := columns.get(role, role)) in there}
     if "text" not in present:
-        present = {role: name for role, name in present.items() if role == "id"}
+        return {role: name for role, name in present.items() if role == "id"}
     if ("start" in present) != ("stop" in present):
         raise DataError(f"{path} has only one of the columns start and stop")
     return present
@@ -116,9 +117,8 @@ def _span(place: str, text: str, cells: dict[str, str]) -> Span:
         start, stop = (cells[end].removesuffix(".0") for end in ("start", "stop"))
         span = (int(start), int(stop)) if start.isdecimal() and stop.isdecimal() else (0, 0)
         if span == (0, 0) or (word and text[slice(*span)] != word):
-            raise DataError(
-                f"{place}: start={start}, stop={stop} cut {text[slice(*span)]!r} out of the text, not {word!r}"
-            )
+            cut = text[slice(*span)]
+            raise DataError(f"{place}: start={start}, stop={stop} cut {cut!r} out of the text, not {word!r}")
         return span
     if word is None:
         return 0, len(text)
@@ -129,10 +129,8 @@ def _span(place: str, text: str, cells: dict[str, str]) -> Span:
     return matches[0].span()
 
 
-def _values(column: pd.Series, path: str | Path) -> pd.Series:
+def _values(column: pd.Series) -> pd.Series:
     """Make missing cells NaN, and written numbers numbers."""
-    if column.map(pd.api.types.is_list_like).any():
-        raise DataError(f"{path}: {column.name} holds lists; leave it out of features")
     if isinstance(column.dtype, pd.CategoricalDtype):
         return column
     values = column.mask(column.isin(["", "NaN", "nan"]))
@@ -145,11 +143,9 @@ def _warn_of_levels(path: str | Path, column: pd.Series) -> None:
     """Warn of levels that may not be meant: words among numbers, and names that differ in white space or case."""
     texts = [each for each in column.dropna().unique() if isinstance(each, str)]
     words = [each for each in texts if pd.isna(pd.to_numeric(each, errors="coerce"))]
-    if words and len(texts) - len(words) >= MOSTLY * len(texts):
-        look = listed([repr(each) for each in words])
-        log.warning("warning: %s: %s is nominal, as it has %s among its numbers", path, column.name, look)
-    alike = pd.Series(texts, dtype=object).groupby([" ".join(each.split()).casefold() for each in texts])
-    for same in [list(each) for _, each in alike if len(each) > 1][:1]:
-        log.warning(
-            "warning: %s: %s has the levels %s, which look alike", path, column.name, listed([*map(repr, same)])
-        )
+    if words and 2 * len(words) <= len(texts):
+        log.warning("warning: %s: %s is nominal, as it has %r among its numbers", path, column.name, words[0])
+    first: dict[str, str] = {}
+    for each in texts:
+        if (other := first.setdefault(canonical(each), each)) != each:
+            log.warning("warning: %s: %s has the levels %r and %r, which look alike", path, column.name, other, each)

@@ -43,7 +43,6 @@ def nli_training(count: int, seed: int = 0, counterexamples: float = 0.02, lexic
     Raises:
         DataError: the count is not possible.
     """
-    _equal_parts(count, 1)
     alike = round(lexical * count)
     against = round(counterexamples * alike)
     entailed, neutral, contradiction = _shares(count - alike, 3)
@@ -74,19 +73,13 @@ def nli_challenge(count: int, seed: int = 1) -> Pairs:
     kinds = [(heuristic, kind) for heuristic in HEURISTICS for kind in "en"]
     parts = [
         (_challenge(kind, heuristic), HANS["en".index(kind)], part)
-        for (heuristic, kind), part in zip(kinds, _equal_parts(count, len(kinds)), strict=True)
+        for (heuristic, kind), part in zip(kinds, _shares(count, len(kinds)), strict=True)
     ]
     return _drawn(parts, HANS, seed, for_challenge=True)
 
 
-def _equal_parts(count: int, parts: int) -> list[int]:
-    """Return how many of `count` fall to each part."""
-    if not 0 < count <= LARGEST:
-        raise DataError(f"count={count} must lie between 1 and {LARGEST}, the most pairs that are made")
-    return _shares(count, parts)
-
-
 def _shares(count: int, parts: int) -> list[int]:
+    """Return how many of `count` fall to each part."""
     return [count // parts + (part < count % parts) for part in range(parts)]
 
 
@@ -96,7 +89,9 @@ def _challenge(kind: str, heuristics: str = "lsc") -> Templates:
 
 
 def _drawn(parts: list[tuple[Templates, str, int]], classes: tuple[str, ...], seed: int, for_challenge: bool) -> Pairs:
-    """Draw as many pairs of each part (templates, class, count) as it says."""
+    """Draw the pairs of each part, which is its templates, its class and the number of its pairs."""
+    if not 0 < (most := sum(count for *_, count in parts)) <= LARGEST:
+        raise DataError(f"count={most} must lie between 1 and {LARGEST}, the most pairs that are made")
     rng, drawn = random.Random(seed), dict[tuple[str, str], tuple[int, str]]()
     for templates, label, count in parts:
         wanted = len(drawn) + count
@@ -115,7 +110,7 @@ def _drawn(parts: list[tuple[Templates, str, int]], classes: tuple[str, ...], se
 
 
 def _of_challenge(sentence: str) -> bool:
-    """Whether a sentence is for the challenge set."""
+    """Return whether a sentence is for the challenge set."""
     return document_fingerprint(sentence)[0] in "01234567"
 
 

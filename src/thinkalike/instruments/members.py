@@ -273,17 +273,7 @@ def likeness_of_members(
         )
     first_only, rows = measure.tokens == "cls", measure.tokens_per_batch
     rows = min(rows, count // LEAST_BATCHES) if first_only else rows
-    states = pair_batches(
-        models,
-        encoded,
-        tokens_per_batch=rows,
-        site=measure.site,
-        include_padding=measure.include_padding,
-        first_only=first_only,
-        padded_to=measure.padding or 0,
-        pairs=count,
-        pairs_at_once=measure.batch,
-    )
+    states = pair_batches(models, encoded, measure, rows=rows, first_only=first_only, pairs=count)
     value, hsics = _compared(models, states)
     facts = {"tokens": measure.tokens, "pairs": count, "rows_per_batch": rows, "batches": len(hsics)}
     found = PopulationCKA(value, hsics, facts)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig, as_dict
 from thinkalike.data.cache import Entry, cache_folder, kept
-from thinkalike.data.recordings import read_recording
+from thinkalike.data.recordings import mean_of_runs, read_recording
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
@@ -50,7 +50,7 @@ def stimulus_states_of(
 ) -> list[StimulusStates]:
     """Return the states on each side that is compared, a model or a recording; see `AnalyzeConfig.sides`.
 
-    Those of models are kept in the cache: whichever jobs want them, a model reads the same stimuli once.
+    Those of models are kept in the cache, so that a model reads the same stimuli once for all jobs.
 
     Args:
         loaded: models that are there already, and are not loaded again.
@@ -59,20 +59,19 @@ def stimulus_states_of(
         DataError: a text is longer than a model's context, or a recording does not fit the stimuli.
         ModelError: see `load_model`.
     """
-    cache = cache_folder(config.data) / "states"
-    return [
-        _recorded(side, name, stimuli)
-        if isinstance(side, str)
-        else _of_model(side, name, stimuli, embed, cache, loaded)
-        for side, name in zip(config.sides, names_of(config.sides), strict=True)
-    ]
+    cache, found = cache_folder(config.data) / "states", []
+    for side, name in zip(config.sides, names_of(config.sides), strict=True):
+        if isinstance(side, str):
+            found.append(_recorded(side, name, stimuli))
+        else:
+            found.append(_of_model(side, name, stimuli, embed, cache, loaded))
+    return found
 
 
 def _recorded(path: str, name: str, stimuli: Stimuli) -> StimulusStates:
-    layers, runs = read_recording(path, stimuli)
+    layers = read_recording(path, stimuli).layers
     origin = {"name": Path(path).name, "fingerprint": recording_fingerprint(path)}
-    states = [layer.mean(0) if len(runs) > 1 else layer[0] for layer in layers.values()]
-    return StimulusStates(name, list(layers), states, origin, list(layers.values()))
+    return StimulusStates(name, list(layers), list(map(mean_of_runs, layers.values())), origin, list(layers.values()))
 
 
 def _of_model(
@@ -91,16 +90,11 @@ def _of_model(
 def _key(config: ModelConfig, stimuli: str, embed: bool) -> str:
     """Return a digest of all that can change a bit of the states."""
     settings = {name: value for name, value in as_dict(config).items() if name not in LEFT_OUT}
-    device = pick_device(config.device)
-    kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor()
+    device, instructions = pick_device(config.device), torch.backends.cpu.get_cpu_capability()  # which choose kernels
+    kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else instructions
     arithmetic = [device, kind, torch.get_num_threads(), torch.get_float32_matmul_precision()]
     everything = [settings, checkpoint_fingerprint(config), stimuli, embed, arithmetic, _versions(), _code()]
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _processor() -> str:
-    """Return which instructions the processor has, by which kernels are chosen."""
-    return str(torch.backends.cpu.get_cpu_capability())
 
 
 def _versions() -> dict[str, str]:
@@ -113,19 +107,12 @@ def _versions() -> dict[str, str]:
 
 def _code() -> str:
     """Return the SHA-256 of the code that loads and runs models, whose version may stay the same while it changes."""
-    digest = hashlib.sha256()
-    root = Path(__file__).parents[1]
-    for path in sorted(path for part in CODE for path in (root / part).rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    files = sorted(path for part in CODE for path in (Path(__file__).parents[1] / part).rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -> list[Float[Tensor, "n d"]]:
-    """Return the states of all stimuli at all layers, on the CPU: each is its last token in its own text, read alone.
-
-    Raises:
-        DataError: a text is longer than the model's context; see `word_states`.
-    """
+    """Return the states of all stimuli at all layers, on the CPU: each is its last token in its text, read alone."""
     order = np.argsort(stimuli.sentence, kind="stable")  # word by word within a text; rows of one may lie apart
     words: list[list[tuple[int, int]]] = [[] for _ in stimuli.texts]
     for row in order:
@@ -133,21 +120,14 @@ def stimulus_states(model: FrozenModel, stimuli: Stimuli, embed: bool = False) -
     parts = []
     for first in counted(range(0, len(words), TEXTS_AT_ONCE), "batch of texts"):
         texts = stimuli.texts[first : first + TEXTS_AT_ONCE]
-        _check_lengths(model, texts, stimuli)
+        for text in texts:
+            if len(model.tokenizer(text, verbose=False)["input_ids"]) > model.context:
+                most = f"{model.context} of {model.name}"
+                raise DataError(f"{stimuli.source}: a text is longer than the {most}; split it: {text[:80]}")
         states = word_states(model, Pieces(texts, words[first : first + TEXTS_AT_ONCE]), embed)
         parts.append([layer.cpu() for layer in states])
     back = torch.from_numpy(np.argsort(order, kind="stable"))
     return [torch.cat(layer)[back] for layer in zip(*parts, strict=True)]
-
-
-def _check_lengths(model: FrozenModel, texts: list[str], stimuli: Stimuli) -> None:
-    for text in texts:
-        length = len(model.tokenizer(text, verbose=False)["input_ids"])
-        if length > model.context:
-            raise DataError(
-                f"{stimuli.source}: a text of {length} tokens is longer than the {model.context} of {model.name}; "
-                f"split it: {text[:80]}"
-            )
 
 
 def numbered(sides: Sequence[StimulusStates]) -> str:

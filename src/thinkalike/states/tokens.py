@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from thinkalike.data.stimuli import Span
 from thinkalike.errors import DataError
 from thinkalike.models.families import EMBED, Layer
 from thinkalike.models.frozen import FrozenModel
@@ -65,16 +66,6 @@ def counted(
     return kept if mask is None or include_padding else kept & mask.bool()
 
 
-# ---------------------------------------------------------------------------------------------------------------- words
-
-Span = tuple[int, int]  # characters of a word: first, one past the last
-
-
-def words_of(text: str) -> list[Span]:
-    """Return the words of a text: what lies between white space."""
-    return [match.span() for match in re.finditer(r"\S+", text)]
-
-
 @dataclass(frozen=True)
 class Pieces:
     """Stretches of text that fit into every model's context, with the words of each and the number of its document."""
@@ -89,14 +80,10 @@ class Pieces:
 
 
 def pieces(texts: Iterable[str], models: Sequence[FrozenModel], words: int, at_most: int = 128) -> Iterator[Pieces]:
-    """Yield batches of at least `words` words, in pieces of at most 128, fewer where they need too many tokens.
-
-    Raises:
-        DataError: a single word is longer than a model's context.
-    """
+    """Yield batches of at least `words` words, in pieces of at most 128, fewer where they need too many tokens."""
     batch = Pieces([], [])
     for number, text in enumerate(texts):
-        spans = words_of(text)
+        spans = [match.span() for match in re.finditer(r"\S+", text)]
         for start in range(0, len(spans), at_most):
             for part in _fitting(text, spans[start : start + at_most], models):
                 first, last = part[0][0], part[-1][1]
@@ -128,12 +115,7 @@ def word_states(model: FrozenModel, batch: Pieces, embed: bool = False) -> list[
     """Return the states of all words of a batch at all layers of a model; a word's state is that of its last token.
 
     A text has the special tokens that its tokenizer gives it, and BOS before it if the model expects that.
-
-    Raises:
-        DataError: the tokenizer knows no character offsets, or no token ends a word.
     """
-    if not model.tokenizer.is_fast:
-        raise DataError(f"the tokenizer of {model.name} knows no character offsets, which words are found by")
     encoded = [_encoded(model, text) for text in batch.texts]
     longest = max(len(tokens) for tokens, _ in encoded)
     tokens, mask = torch.zeros(2, len(encoded), longest, dtype=torch.long)
@@ -172,8 +154,9 @@ def _encoded(model: FrozenModel, text: str) -> tuple[list[int], list[Span]]:
 def last_tokens(text: str, words: Sequence[Span], offsets: Sequence[Span], name: str) -> list[int]:
     """Return for each word the number of the last token that holds its last character.
 
-    Raises:
-        DataError: there is none.
+    Args:
+        offsets: the characters of each token.
+        name: the name of the model in the message of an error: no token holds that character.
     """
     owner = {place: number for number, (start, stop) in enumerate(offsets) for place in range(start, stop)}
     for start, stop in words:

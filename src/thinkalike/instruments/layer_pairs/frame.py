@@ -166,17 +166,7 @@ class LayerPairs(Instrument):
         """Return the batches of states that are compared; `runs` keeps states for other jobs of the pass."""
         from thinkalike.states.batches import text_batches
 
-        return text_batches(
-            models,
-            config.data,
-            batches=measure.batches,
-            tokens_per_batch=measure.tokens_per_batch,
-            level=measure.level,
-            embed=measure.embed,
-            skip_first_tokens=measure.skip_first_tokens,
-            skip_special_tokens=measure.skip_special_tokens,
-            runs=runs,
-        )
+        return text_batches(models, config.data, measure, runs)
 
     def arrays(self, estimates: Any) -> dict[str, torch.Tensor]:
         """Return further arrays to keep."""
