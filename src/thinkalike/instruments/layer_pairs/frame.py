@@ -89,13 +89,9 @@ class LayerPairs(Instrument):
     is_shared: ClassVar[bool] = True
     in_one_pass: ClassVar[bool] = True
     of_models: ClassVar[str] = "pairs"
-    of_text: ClassVar[Mapping[str, Any]] = {
-        "level": "auto",
-        "skip_first_tokens": 0,
-        "skip_special_tokens": False,
-        "stop_at_width": None,
-        "given": "none",
-    }  # settings that stimuli have not
+    of_text: ClassVar[Mapping[str, Any]] = {  # settings that are of text alone, and their values for stimuli
+        "level": "auto", "skip_first_tokens": 0, "skip_special_tokens": False, "stop_at_width": None, "given": "none"
+    }  # fmt: skip
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         return stimuli_inputs(config) if config.activations else super().inputs(config)
@@ -166,17 +162,8 @@ class LayerPairs(Instrument):
         """Return the batches of states that are compared; `runs` keeps states for other jobs of the pass."""
         from thinkalike.states.batches import text_batches
 
-        return text_batches(
-            models,
-            config.data,
-            batches=measure.batches,
-            tokens_per_batch=measure.tokens_per_batch,
-            level=measure.level,
-            embed=measure.embed,
-            skip_first_tokens=measure.skip_first_tokens,
-            skip_special_tokens=measure.skip_special_tokens,
-            runs=runs,
-        )
+        names = ("batches", "tokens_per_batch", "level", "embed", "skip_first_tokens", "skip_special_tokens")
+        return text_batches(models, config.data, **{name: getattr(measure, name) for name in names}, runs=runs)
 
     def arrays(self, estimates: Any) -> dict[str, torch.Tensor]:
         """Return further arrays to keep."""
@@ -186,9 +173,8 @@ class LayerPairs(Instrument):
         """Warn of what makes the numbers doubtful; a row of a batch is a token, a word or a stimulus."""
         if estimates.chance is not None and estimates.chance.documents < FEW_DOCUMENTS:
             log.warning(
-                "warning: batches hold %d different documents at least, which have few orders, so that p is large; "
-                "raise measure.tokens_per_batch",
-                estimates.chance.documents,
+                f"warning: batches hold {estimates.chance.documents} different documents at least, which have few "
+                "orders, so that p is large; raise measure.tokens_per_batch"
             )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -219,24 +205,17 @@ def mean_and_closest(table: pd.DataFrame, kind: str, is_distance: bool = False) 
     """Return the mean over layers of equal relative depth and the closest of all pairs of the two models' layers.
 
     Of a model beside itself these are the mean over different layers, and the closest of those; of one layer beside
-    itself there is nothing to say.
-
-    Args:
-        is_distance: whether the least value is the closest, and not the greatest.
+    itself there is nothing to say. The closest value of a distance is the least.
     """
     across = _rows_across(table)
     pairs = across[(across["source"] != across["target"]) | (across["source_layer"] != across["target_layer"])]
     if pairs.empty:
         return []
-    same = len(pairs) < len(across)
-    mean = float(pairs["value"].mean() if same else _of_equal_depth(across)["value"].mean())
-    values = pairs["value"]
+    same, values = len(pairs) < len(across), pairs["value"]
+    mean = Headline(f"mean_{kind}", float((values if same else _of_equal_depth(across)["value"]).mean()))
     most, name = (values.argmin(), "least") if is_distance else (values.argmax(), "greatest")
     closest = pairs.iloc[int(most)]
-    return [
-        Headline(f"mean_{kind}", mean),
-        Headline.with_ends(f"{name}_{kind}", closest["value"], closest["low"], closest["high"]),
-    ]
+    return [mean, Headline.with_ends(f"{name}_{kind}", closest["value"], closest["low"], closest["high"])]
 
 
 def show_cells(result: Result, label: str) -> None:
