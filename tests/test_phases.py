@@ -101,12 +101,6 @@ def test_the_seconds_of_an_interrupted_job_are_kept_with_its_state_and_force_for
     assert perform(Toy(), config(tmp_path, force=True)).provenance["phases"]["computing"] < 10
 
 
-def test_a_result_has_its_headlines(tmp_path):
-    result = perform(Toy(), config(tmp_path))
-    (name, value), *_ = result.scalars.items()
-    assert [each[:2] for each in result.headlines] == [(name, value)]
-
-
 # --------------------------------------------------------------------------------------------------------- command line
 
 

@@ -99,10 +99,8 @@ def both_directions(config: AnalyzeConfig) -> list[Result | TrainConfig]:
     Raises:
         ConfigError: source and target are the same model, or a stored result would make a plugin run.
     """
-    models = [
-        _identity(asdict(model), checkpoint_fingerprint(model) if model.path else None)
-        for model in (config.model, config.target)
-    ]
+    both = (config.model, config.target)
+    models = [_identity(asdict(each), checkpoint_fingerprint(each) if each.path else None) for each in both]
     results = sorted(finished(config.store, "stitching"), key=lambda each: each.folder.stat().st_mtime, reverse=True)
     sides = [(each, _sides(each)) for each in results]
     forth, back = ([each for each, own in sides if own == wanted] for wanted in (models, models[::-1]))
@@ -159,12 +157,12 @@ class _Penalties(NamedTuple):
     @classmethod
     def of(cls, result: Result) -> _Penalties:
         table, arrays = _same_layers(result), result.arrays
-        sums = torch.from_numpy(arrays["stitch"][table.index] - arrays["target"])
-        layers = table["source_layer"].tolist()
-        if "target_bytes" not in arrays:
-            return cls(result.folder, layers, sums, torch.from_numpy(arrays["tokens"]).double(), None)
-        counts = torch.from_numpy(arrays["target_bytes"]).double()
-        return cls(result.folder, layers, sums * BITS, counts, arrays["documents"] * (arrays["target_bytes"] > 0))
+        sums, size = torch.from_numpy(arrays["stitch"][table.index] - arrays["target"]), arrays.get("target_bytes")
+        counts = torch.from_numpy(arrays["tokens"] if size is None else size).double()
+        given = result.folder, table["source_layer"].tolist()
+        if size is None:
+            return cls(*given, sums, counts, None)
+        return cls(*given, sums * BITS, counts, arrays["documents"] * (size > 0))
 
     def of_documents(self, places: np.ndarray) -> _Penalties:
         return self._replace(sums=self.sums[:, places], counts=self.counts[places])
@@ -192,10 +190,8 @@ def _difference(pairs: Sequence[tuple[_Penalties, _Penalties]], together: bool) 
     for pair in pairs:
         for each, counts in zip(pair, (one.counts, other.counts if in_bits else one.counts), strict=True):
             if each.layers != one.layers or len(counts) < 2 or not torch.equal(each.counts, counts):
-                raise StoreError(
-                    f"{one.folder} and {each.folder} report on different documents or layers; force=true computes "
-                    "them anew"
-                )
+                both = f"{one.folder} and {each.folder}"
+                raise StoreError(f"{both} report on different documents or layers; force=true computes them anew")
     first, second = (torch.stack([each.sums for each in side]) for side in zip(*pairs, strict=True))
     if in_bits:
         return bootstrap_difference(first, one.counts, second, other.counts, together=together)

@@ -84,8 +84,8 @@ class LayerCKA(LayerPairs, kind="cka", version=2, reads=("model", "target", "dat
         if estimates.value.shape[0] != estimates.value.shape[1]:
             return chance
         distance = estimates.distance()
-        ends = dict(zip(("distance", "distance_low", "distance_high", "clipped"), distance, strict=True))
-        return {name: float(end) for name, end in ends.items()} | chance
+        ends = zip(("distance", "distance_low", "distance_high"), distance, strict=True)
+        return {name: float(end) for name, end in ends} | {"clipped": float(distance.clipped)} | chance
 
     def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
         super().warn(estimates, rows, columns, level)
