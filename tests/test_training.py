@@ -6,7 +6,6 @@ import math
 import re
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -29,7 +28,6 @@ from thinkalike.models.load import load_model
 from thinkalike.models.minis import build_mini
 from thinkalike.models.tokenizers import train_tokenizer
 from thinkalike.processes import own_device, rank
-from thinkalike.progress import Activity
 from thinkalike.store import newest_state, read_state
 from thinkalike.training.models import Finetuning, MaskedPretraining, Pretraining
 from thinkalike.training.run import Run, fit, loggers_of
@@ -218,14 +216,6 @@ def test_two_runs_give_the_same_bits_and_their_state_holds_no_model(rows, run, t
     assert path.stat().st_size < 4 * 3 * 4 * 32 * 32 + 40_000
 
 
-def test_a_damaged_state_is_put_aside_and_training_begins_anew(rows, run, tmp_path, caplog):
-    fit(training(rows, PAIRS[:1]), run)
-    state = newest_state(tmp_path / "checkpoints", "training")
-    state.write_bytes(state.read_bytes()[:1000])
-    fit(training(rows, PAIRS[:1]), run)
-    assert f"{state} is damaged" in caplog.text
-
-
 def test_curves_of_an_interrupted_run_are_those_of_a_whole_one(rows, run, tmp_path):
     tracker = Tracker(LoggerConfig(kind="csv"), About("test", "stitching", tmp_path, tmp_path))
 
@@ -286,22 +276,6 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_training_that_goes_on_counts_its_steps_to_the_end(rows, run, monkeypatch):
-    counts = []
-    reach = Activity.reach
-    monkeypatch.setattr(Activity, "reach", lambda each, done: counts.append((each.first, done)) or reach(each, done))
-    module = training(rows)
-    break_off(module, 5)
-    with contextlib.suppress(DataError):
-        fit(module, run)
-    assert counts == [(0, step) for step in range(1, 6)]
-    counts.clear()
-    module = training(rows)
-    fit(module, run)
-    assert counts == [(4, 5), (4, 6)]
-    assert module.last_read == pytest.approx(module.curve[-1].mean().item())
-
-
 @pytest.mark.parametrize("family", ["native", pytest.param("gpt_neox", marks=pytest.mark.slow)])
 def test_no_step_waits_for_the_device(rows, run, tmp_path, checkpoints, family):
     """Longer training waits no more often: its losses are read once, and Lightning asks before it begins."""
@@ -351,15 +325,6 @@ def test_frozen_weights_are_cast_once_and_give_the_bits_of_autocast(rows, checkp
     assert once.count == casts, "none in the step"
     assert all(torch.equal(one, other) for one, other in zip(ours, expected, strict=True))
     assert model.fingerprint() == before
-
-
-def test_rows_are_pinned_for_a_gpu_alone(rows, monkeypatch):
-    module = training(rows)
-    for place in ("cpu", "cuda"):
-        trainer = SimpleNamespace(global_step=0, global_rank=0, world_size=1, strategy=SimpleNamespace())
-        trainer.strategy.root_device = torch.device(place)
-        monkeypatch.setattr(StitchTraining, "trainer", trainer)
-        assert module.train_dataloader().pin_memory == (place == "cuda")
 
 
 def test_each_stitch_is_clipped_by_itself(rows):
