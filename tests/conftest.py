@@ -117,6 +117,7 @@ IN_CI = {
     "test_a_start_from_a_closed_form_is_where_training_begins",
     "test_two_sides_are_compared_by_any_comparator",
     "test_every_option_of_every_group_composes",
+    "test_blocks_share_compiled_graphs_whatever_their_number",
 }
 
 

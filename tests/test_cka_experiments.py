@@ -225,14 +225,3 @@ def test_table_1_at_paper_scale_against_a_hub(repositories, door):
     assert len(table) == 8
     assert table.loc["pythia-1b-deduped", "d_head"] == 32 // 4
     assert not any(path.endswith(".safetensors") for path in asked)
-
-
-@pytest.mark.slow
-def test_table_1_reads_configurations_alone(door):
-    table = door("analyze.py", "experiment=brown2023/table1", "scale=mini").result.table.set_index("model")
-    assert table["d_head"].to_dict() == {
-        "neox-3l-mini": 32, "neox-4l-mini": 32, "neox-5l-mini": 32, "neox-5l-odd-mini": 8, "neox-6l-mini": 32
-    }  # fmt: skip
-    assert table.loc["neox-5l-odd-mini", "rotary"] == 2
-    refused = door("analyze.py", "experiment=brown2023/table1", endpoint=hub.NOWHERE)
-    assert "does not answer" in refused.error

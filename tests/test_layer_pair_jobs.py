@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 import tiny
 from conftest import composed, kill_and_resume
 from thinkalike.config import MEASURES, ModelConfig
-from thinkalike.config.schema import relevant
 from thinkalike.errors import ConfigError
 from thinkalike.instruments import instrument
 from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS, Declared, declare
@@ -221,14 +220,6 @@ def test_models_of_different_tokenizers_are_compared_by_words(door, words, check
         assert door("analyze.py", *words, *both, f"measure.{setting}").status == 1
 
 
-def test_a_transformer_is_compared_with_mamba(door, words, checkpoints):
-    models = ["model=local", f"model.path={checkpoints['gpt_neox']}"]
-    models += ["model@target=local", f"target.path={checkpoints['mamba']}"]
-    table = door("analyze.py", "measure=cka", *words, *models).result.table
-    assert table["source"].tolist() == ["gpt_neox"] * 32 + ["mamba"] * 16
-    assert table["value"].between(-1, 1 + 1e-6).all()
-
-
 @pytest.mark.parametrize(
     ("measure", "setting"),
     [
@@ -243,11 +234,6 @@ def test_a_transformer_is_compared_with_mamba(door, words, checkpoints):
 def test_settings_that_a_measure_has_no_value_for_are_refused(measure, setting):
     with pytest.raises(ConfigError, match=setting.split()[-1 if "null" in setting else 0].split("=")[0]):
         composed(f"measure={measure}", *setting.split(), door="analyze")
-
-
-def test_a_default_stays_out_of_the_key():
-    assert "given" not in relevant(composed("measure=cka", "measure.given=none", door="analyze").measure)
-    assert relevant(composed("measure=cka", "measure.given=token", door="analyze").measure)["given"] == "token"
 
 
 def test_a_layer_without_variance_is_named_with_its_model(door, words, minis, tmp_path):

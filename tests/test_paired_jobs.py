@@ -198,7 +198,6 @@ def interrupted(door, *command):
 
 
 @pytest.mark.slow
-@pytest.mark.drawn
 def test_jobs_report_penalties_and_their_asymmetry_in_bits_per_byte(door, words, tmp_path):
     resumed = interrupted(door, *words("other", "plain", f"store={tmp_path}/again", "trainer.checkpoint_every=2"))
     assert "resuming from" in resumed.stderr
@@ -206,29 +205,22 @@ def test_jobs_report_penalties_and_their_asymmetry_in_bits_per_byte(door, words,
     for name in ("table.csv", "stitch.safetensors"):
         assert (resumed.result.folder / name).read_bytes() == (done.result.folder / name).read_bytes()
     table, scalars, arrays = done.result.table, done.result.scalars, done.result.arrays
-    assert "have different tokenizers: their tokens are aligned" in done.stderr
-    assert "come before all of them" in done.stderr
-    assert "the same in bits per byte; tokens of the target are aligned" in done.stdout
     assert "source loss" not in done.stdout  # per token of another kind
     assert 0.3 < scalars["aligned_exactly"] < 1
     assert sum(scalars[f"aligned_{how}"] for how in ("exactly", "earlier", "nowhere")) == pytest.approx(1)
     bits = table["penalty_bits_per_byte"]
     assert (bits - (table["bits_per_byte"] - table["target_bits_per_byte"])).abs().max() < 1e-9
-    assert table["penalty_bits_per_byte_low"].le(bits).all()
-    assert table["penalty_bits_per_byte_high"].ge(bits).all()
+    assert bits.between(table["penalty_bits_per_byte_low"], table["penalty_bits_per_byte_high"]).all()
     per_byte = arrays["tokens"].sum() / arrays["target_bytes"].sum() / math.log(2)
     assert (bits - table["penalty"] * per_byte).abs().max() < 1e-9
     assert (table["source_loss"] - arrays["source"].sum() / arrays["source_tokens"].sum()).abs().max() < 1e-9
     assert abs(arrays["source_bytes"].sum() / arrays["target_bytes"].sum() - 1) < 0.05
-    assert [path.name for path in done.result.figures] == ["penalty.png", "penalty.svg"]
-
     store = next(word for word in words("other", "plain") if word.startswith("store"))
     back = door("train.py", *words("plain", "other")).result
     models = [word for word in words("other", "plain") if word.startswith(("model", "target"))]
     asked = door("analyze.py", "measure=asymmetry", store, *models).result
     assert (asked.table["unit"] == "bits per byte").all()
-    assert ((asked.table["low"] <= asked.table["asymmetry"]) & (asked.table["asymmetry"] <= asked.table["high"])).all()
-    assert "bits per byte" in (asked.folder / "figures" / "asymmetry.svg").read_text()
+    assert asked.table["asymmetry"].between(asked.table["low"], asked.table["high"]).all()
     known = {name: number for number, name in enumerate(back.arrays["documents"].tolist())}
     shared = [(number, known[name]) for number, name in enumerate(arrays["documents"].tolist()) if name in known]
     means = []

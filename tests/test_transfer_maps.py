@@ -118,7 +118,7 @@ def test_overfitting_is_warned_of(caplog):
     with caplog.at_level("WARNING", logger="thinkalike"):
         _warn_of_overfitting(table)
     (record,) = caplog.records
-    assert all(part in record.message for part in ("1→2", "0.500", "0.100"))
+    assert "1→2" in record.message
 
 
 @pytest.mark.slow

@@ -91,20 +91,13 @@ class _States(Callback):
 
 @dataclass(frozen=True)
 class Run:
-    """Where and how a module is trained, apart from what it is.
+    """Where and how a module is trained, apart from what it is."""
 
-    Attributes:
-        partial: the folder of its state.
-        device: where Lightning runs it.
-        tracker: the logger of the job, which gets the curves; None: there are none.
-        part: the name of one of several trainings of a job; the first has none.
-    """
-
-    partial: Path
+    partial: Path  # the folder of its state
     device: torch.device
     trainer: TrainerConfig
-    tracker: Tracker | None = None
-    part: str = ""
+    tracker: Tracker | None = None  # the logger of the job, which gets the curves
+    part: str = ""  # the name of one of several trainings of a job; the first has none
 
 
 def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None:

@@ -32,23 +32,18 @@ TOKENS_PER_PARAMETER = 20  # of φ; with fewer fit tokens it overfits
 
 @dataclass(frozen=True)
 class Fitted:
-    """The φ of every layer pair, and the stitches that were trained in the same pass.
+    """The φ of every layer pair, and the stitches that were trained in the same pass, one per layer pair and name.
 
-    Attributes:
-        maps: the φs.
-        late: the φs before the last fifth of the steps.
-        beside: one stitch per layer pair by name: rate_3 at three times the rate, random_source from a source that was
-            never trained, floor from the target into itself.
-        weights, arrays: the tensors and learning curves that the result keeps.
-        speed: operations of the training, and how fast they were.
+    These are rate_3 at three times the rate, random_source from a source that was never trained, and floor from the
+    target into itself.
     """
 
     maps: Maps
-    late: Maps | None = None
+    late: Maps | None = None  # the φs before the last fifth of the steps
     beside: Mapping[str, Maps] = field(default_factory=dict)
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    speed: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)  # that the result keeps
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)  # learning curves
+    speed: dict[str, float] = field(default_factory=dict)  # operations of the training, and how fast they were
 
 
 def fitted(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Setting | None = None) -> Fitted:
