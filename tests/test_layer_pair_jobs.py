@@ -98,6 +98,7 @@ def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, door, words
         assert "given the token of a and wide" in done.stdout
     if name == "mutual_knn given":
         assert result.scalars["chance"] == pytest.approx(expected.by_chance)
+        assert np.abs(across["calibrated"].to_numpy() - expected.calibrated.value.flatten().numpy()).max() < 1e-5
 
 
 def test_a_null_stands_beside_the_values(door, words, pair, minis, tmp_path):
