@@ -236,7 +236,7 @@ def _show_direction(result: Result, table: pd.DataFrame) -> None:
         f"{first['source']} into {first['target']}: φ {first['stitch']}, {unit}, 95 % intervals over "
         f"{number_of_documents(result.scalars)}, {counts['report_tokens']:,} tokens"
     )
-    names = ("stitching", "target") if aligned else ("stitching", "target", "source")  # whose tokens are not others
+    names = ["stitching", "target", *([] if aligned else ["source"])]  # whose loss is then per token of another kind
     losses = [number_column(f"{name} loss", table[f"{name}_loss"], ".4f") for name in names]
     _print(title, table, [*losses, *_penalty(table, "penalty"), *_training(table)])
     if aligned:
