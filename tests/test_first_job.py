@@ -78,6 +78,7 @@ def test_one_sentence_says_what_was_found(what):
     assert all(part in sentence(rows) for part in parts), sentence(rows)
 
 
+@pytest.mark.slow
 def test_a_job_ends_with_its_figure_and_its_sentence_for_each_direction(door, small_stitching):
     done = door("train.py", "layers=[[0,0],[1,1]]", "stitch.both=true", *small_stitching)
     before, last = done.stdout.strip().rsplit("\n", 1)

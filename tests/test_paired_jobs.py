@@ -230,6 +230,7 @@ def test_jobs_report_penalties_and_their_asymmetry_in_bits_per_byte(door, words,
     assert asked.table["asymmetry"].to_numpy() == pytest.approx(means[0] - means[1], abs=1e-9)
 
 
+@pytest.mark.slow
 def test_a_model_whose_tokens_have_other_numbers_is_itself(door, words):
     more = ("stitch=least_squares", "stitch.steps=4", "stitch.controls=true")
     result = door("train.py", *words("relabelled", "plain", *more)).result
