@@ -117,6 +117,9 @@ IN_CI = {
     "test_a_start_from_a_closed_form_is_where_training_begins",
     "test_two_sides_are_compared_by_any_comparator",
     "test_every_option_of_every_group_composes",
+    "test_blocks_share_compiled_graphs_whatever_their_number",
+    "test_a_job_ends_with_its_figure_and_its_sentence_for_each_direction",
+    "test_a_model_whose_tokens_have_other_numbers_is_itself",
 }
 
 

@@ -19,12 +19,11 @@ def test_a_report_of_whole_size_holds_a_hundred_documents():
     assert beginning_bytes(16) == FEWEST_BYTES
 
 
-@pytest.mark.parametrize("most", range(14, 34))
-def test_a_beginning_has_no_more_bytes_and_ends_with_a_word(most):
-    kept = beginning(WORDS, most)
-    assert len(kept.encode()) <= most
-    assert WORDS.startswith(kept + " ") or kept == WORDS
-    assert len(kept) > most / 2 - 1
+def test_a_beginning_has_no_more_bytes_and_ends_with_a_word():
+    for most in range(14, 34):
+        kept = beginning(WORDS, most)
+        assert most / 2 - 1 < len(kept.encode()) <= most
+        assert WORDS.startswith(kept + " ") or kept == WORDS
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,8 @@ def documents_of(rows, tokenizer):
 
 
 def test_a_report_reads_beginnings_of_many_documents(data, texts, caplog):
-    corpus, whole = read(data), read(data, whole=True)
+    corpus, whole, again = read(data), read(data, whole=True), read(data)
+    assert torch.equal(corpus.report.tokens, again.report.tokens), "from the cache, which tells both apart"
     most = beginning_bytes(data.report_tokens)
     found = documents_of(corpus.report, tiny.tokenizer())
     assert len(found) >= DOCUMENTS > whole.counts["report_documents"]
@@ -91,14 +91,6 @@ def test_on_the_same_split_whole_documents_are_fitted_on(data, texts):
     corpus = read(data, fit_tokens=20_000)
     assert set(documents_of(corpus.fit, tiny.tokenizer())) <= set(texts)
     assert not set(documents_of(corpus.report, tiny.tokenizer())) <= set(texts)
-
-
-def test_the_cache_tells_beginnings_and_whole_documents_apart(data):
-    first, whole, again = read(data), read(data, whole=True), read(data)
-    assert torch.equal(first.report.tokens, again.report.tokens)
-    assert first.report.tokens.shape != whole.report.tokens.shape or not torch.equal(
-        first.report.tokens, whole.report.tokens
-    )
 
 
 def test_two_tokenizers_read_the_same_beginnings_in_either_direction(data, texts):

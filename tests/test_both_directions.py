@@ -93,7 +93,7 @@ def test_a_rotation_is_found_and_its_round_trips_lose_nothing():
     assert wrong.unexplained(gathered(x, 3 * x @ q.T + 2)).phi > 1.5, "control: the rotation matters"
 
 
-def test_what_one_side_lacks_is_unexplained_and_the_inverse_is_no_way_back():
+def test_what_one_side_lacks_is_unexplained():
     x = torch.randn(4000, D, dtype=torch.float64)
     y = x[:, :16] + 0.5 * torch.randn(4000, 16, dtype=torch.float64)
     maps = both_directions(gathered(x, y))
@@ -103,20 +103,8 @@ def test_what_one_side_lacks_is_unexplained_and_the_inverse_is_no_way_back():
     assert found.psi_phi > found.psi - 0.05
 
 
-def test_the_inverse_of_phi_is_no_way_back_where_some_directions_are_faint():
-    x = torch.randn(4000, D, dtype=torch.float64)
-    y = x * torch.logspace(-2, 0, D, dtype=torch.float64) + 0.3 * torch.randn(4000, D, dtype=torch.float64)
-    maps, moments = both_directions(gathered(x, y)), gathered(x, y)
-    inverse = torch.linalg.pinv(maps.phi.weight)
-    through_inverse = maps._replace(psi=AffineMap(inverse, -inverse @ maps.phi.bias))
-    assert maps.unexplained(moments).psi < 1
-    assert through_inverse.unexplained(moments).psi > 10
-
-
-def test_a_side_that_does_not_vary_is_refused_and_so_are_a_single_row_and_a_negative_ridge():
+def test_a_side_that_does_not_vary_is_refused_and_so_is_a_single_row():
     x, y = drawn()
-    with pytest.raises(ValueError, match="ridge=-1"):
-        both_directions(gathered(x, y), -1.0)
     with pytest.raises(ValueError, match="not 1"):
         both_directions(gathered(x[:1], y[:1]))
     still = gathered(x, torch.full_like(y, 1 / 3))

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from conftest import composed
-from thinkalike.config.compose import DEFAULT_TARGET, with_default_target
+from thinkalike.config.compose import DEFAULT_TARGET
 from thinkalike.config.schema import relevant
 from thinkalike.instruments.stitching.instrument import sentence
 
@@ -43,18 +43,6 @@ def test_how_the_source_runs_holds_for_the_target_too():
     assert (config.target.name, config.target.dtype, config.target.context) == ("solu-3l-mini", "bfloat16", 32)
 
 
-def test_the_other_door_has_one_model():
-    assert with_default_target("analyze", []) == []
-    assert composed(door="analyze").target.name == "gelu-3l-mini"
-
-
-def test_the_door_composes_the_same(door):
-    shown = door("train.py", "--cfg", "job", "--package", "target").stdout
-    assert "name: solu-3l-mini" in shown
-    shown = door("train.py", "model=gelu-3l-mini", "--cfg", "job", "--package", "target").stdout
-    assert "name: gelu-3l-mini" in shown
-
-
 # -------------------------------------------------------------------------------------------------------- the sentence
 
 
@@ -74,38 +62,23 @@ def table(pairs=((0, 0), (1, 1), (2, 2)), target="b", **columns):
     return pd.DataFrame({**rows, **columns}).drop(columns=[name for name, each in columns.items() if each is None])
 
 
-BESIDE = "against 0.38 to 1.6 without a map and 0.0003 to 0.0028 for b into itself"
-SENTENCES = {
-    "three layers": (
-        table(),
-        f"Layers 0 to 2 of a feed b at a cost of 0.13 to 0.23 nats per token, {BESIDE}: related.",
-    ),
-    "one layer": (
-        table([(1, 1)]),
-        "Layer 1 of a feeds b at a cost of 0.2 nats per token, against 1.4 without a map and 0.0003 for b into "
-        "itself: related.",
-    ),
-    "one layer into another": (table([(0, 1)], floor_penalty=None), "Layer 0, before block 2, of a feeds b"),
-    "layers with a gap": (table([(0, 0), (2, 2)]), "Layers 0, 2 of a feed b"),
-    "layer pairs": (table([(0, 1), (1, 1), (0, 2)]), "Layers 0 to 1, in 3 pairs, of a feed b"),
-    "itself": (
-        table(target="a", penalty=[-0.007, -0.006, -0.005]),
-        "feed itself at a cost of -0.007 to -0.005 nats",
-    ),
-    "other widths": (table(identity_penalty=None, floor_penalty=None), "of 0.13 to 0.23 nats per token: related."),
-    "two verdicts": (table(verdict=["related", "undecided", "related"]), ": related at 2 of 3, undecided at 1 of 3."),
-    "not converged": (table(converged=[True, False, False]), ": related; training had not converged at 2 of 3."),
-    "not trained": (table(converged=None), ": related."),
+SENTENCES = {  # parts of a sentence that depend on the table
+    "three layers": (table(), ["Layers 0 to 2 of a feed b", "0.13 to 0.23", "0.38 to 1.6 without a map", "related"]),
+    "one layer into another": (table([(0, 1)], floor_penalty=None), ["Layer 0, before block 2, of a feeds b"]),
+    "layers with a gap": (table([(0, 0), (2, 2)]), ["Layers 0, 2 of a feed b", "0.0003 to 0.0028 for b into itself"]),
+    "itself": (table(target="a", penalty=[-0.007, -0.006, -0.005]), ["feed itself", "-0.007 to -0.005 nats"]),
+    "two verdicts": (table(verdict=["related", "undecided", "related"]), ["related at 2 of 3, undecided at 1 of 3."]),
+    "not converged": (table(converged=[True, False, False]), ["related; training had not converged at 2 of 3."]),
 }
 
 
 @pytest.mark.parametrize("what", SENTENCES)
 def test_one_sentence_says_what_was_found(what):
-    rows, expected = SENTENCES[what]
-    assert expected in sentence(rows)
-    assert sentence(rows).count(". ") == 0
+    rows, parts = SENTENCES[what]
+    assert all(part in sentence(rows) for part in parts), sentence(rows)
 
 
+@pytest.mark.slow
 def test_a_job_ends_with_its_figure_and_its_sentence_for_each_direction(door, small_stitching):
     done = door("train.py", "layers=[[0,0],[1,1]]", "stitch.both=true", *small_stitching)
     before, last = done.stdout.strip().rsplit("\n", 1)

@@ -76,19 +76,16 @@ def test_a_model_beside_itself_says_nothing_by_its_diagonal():
     assert list(of("cka", cells("a", "a", [[1.0]]), {"batches": 64.0})) == ["batches"], "one layer has no pair"
 
 
-def test_mlem_has_its_mean_and_its_best_held_out_score():
+def test_mlem_and_rsa_have_their_means_and_their_best():
     by_fold = np.array([[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]])  # layers, folds
     scores = pd.DataFrame({"score": [0.2, 0.6], "low": [0.0, 0.5], "high": [0.4, 0.7]})
     found = of("mlem", pd.DataFrame(), tables={"scores": scores}, arrays={"scores": by_fold})
     mean = fold_interval(torch.tensor([0.3, 0.4, 0.5], dtype=torch.float64))
     assert found["mean_score"][1:4] == pytest.approx(tuple(map(float, mean)))
     assert found["best_score"][1:4] == (0.6, 0.5, 0.7)
-
-
-def test_rsa_has_its_mean_and_its_most_alike_pair_of_different_layers():
     found = of("rsa", cells("a", "a", [[1.0, 0.3], [0.3, 1.0]]), {"stimuli": 8.0, "mean_similarity": 0.3})
     assert found["mean_similarity"].value == 0.3
-    assert found["greatest_similarity"][1:4] == pytest.approx((0.3, 0.2, 0.4))
+    assert found["greatest_similarity"][1:4] == pytest.approx((0.3, 0.2, 0.4)), "of different layers"
     assert list(of("rsa", cells("a", "a", [[1.0]]), {"stimuli": 8.0})) == ["stimuli"]
 
 
@@ -114,14 +111,10 @@ def test_a_population_has_its_flips_between_and_within_groups_at_the_cut_where_t
     assert found["flips_within_groups"].value == 0.0
 
 
-def test_an_asymmetry_has_its_mean_and_its_largest():
+def test_asymmetries_losses_classifiers_and_courts_have_theirs():
     table = pd.DataFrame({"asymmetry": [0.1, -0.3], "low": [0.0, -0.4], "high": [0.2, -0.2]})
     found = of("asymmetry", table, {"mean_asymmetry": -0.1})
-    assert found["mean_asymmetry"].value == -0.1
-    assert found["largest_asymmetry"][1:4] == (-0.3, -0.4, -0.2)
-
-
-def test_losses_have_their_intervals_classifiers_both_accuracies_and_a_court_its_sources():
+    assert (found["mean_asymmetry"].value, found["largest_asymmetry"][1:4]) == (-0.1, (-0.3, -0.4, -0.2))
     scalars = {"loss": 3.2, "loss_low": 3.1, "loss_high": 3.3, "unigram_entropy": 5.9}
     for kind in ("loss", "pretrain"):
         assert of(kind, pd.DataFrame(), scalars) == {"loss": ("loss", 3.2, 3.1, 3.3, None)}

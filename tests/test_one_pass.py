@@ -1,5 +1,6 @@
 """models=[a,b,c]: all pairs in one pass, each model once, and every pair as if it had been computed alone."""
 
+import contextlib
 import itertools
 import re
 import signal
@@ -29,13 +30,8 @@ def words(text_files, tmp_path):
 @pytest.fixture
 def chosen(minis):
     """The words that choose each of three models alone, by name."""
-    return {
-        name: ["model=gelu-3l-mini", f"model.path={minis}/{name}", f"model.name={name}"] for name in minis_of(minis)
-    }
-
-
-def minis_of(minis):
-    return sorted(path.name for path in minis.iterdir())
+    names = sorted(path.name for path in minis.iterdir())
+    return {name: ["model=gelu-3l-mini", f"model.path={minis}/{name}", f"model.name={name}"] for name in names}
 
 
 def list_of(minis, names):
@@ -43,10 +39,18 @@ def list_of(minis, names):
     return f"models=[{','.join(entries)}]"
 
 
-def folders(done):
-    """The folders that a door printed, in order."""
+def results(done):
+    """The results that a door printed, in order."""
     assert done.status == 0, done.stderr
-    return [line.removeprefix("results: ") for line in done.stdout.splitlines() if line.startswith("results: ")]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("results: ")]
+    return [open_result(done.folder / line.removeprefix("results: ")) for line in lines]
+
+
+def same(one, other):
+    """Two results of one key and of the same numbers, to the bit."""
+    assert one.key == other.key
+    assert (one.folder / "table.csv").read_bytes() == (other.folder / "table.csv").read_bytes()
+    assert all(np.array_equal(other.arrays[key], values) for key, values in one.arrays.items())
 
 
 @pytest.fixture
@@ -72,11 +76,8 @@ MEASURES = {
 }
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in list(MEASURES)[1:]]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["cka", *SLOW])
+@pytest.mark.parametrize("name", MEASURES)
 def test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch(
     name, door, words, chosen, minis, passes, tmp_path
 ):
@@ -88,18 +89,14 @@ def test_all_pairs_are_as_if_computed_alone_and_each_model_runs_once_per_batch(
     for source, target in itertools.combinations(chosen.values(), 2):
         door("analyze.py", *words, *source, *as_target(target), f"store={tmp_path}/alone")
     assert len(passes) == 3 * batches * len(chosen), "alone each of three models runs in two pairs"
-    done = {result.key: result for result in map(open_result, folders(together))}
+    done = {result.key: result for result in results(together)}
     alone = results_in(tmp_path / "alone")
-    assert {result.key for result in alone} == set(done)
-    assert len(done) == 3
+    assert len(alone) == len(done) == 3
     for result in alone:
-        same = done[result.key]
-        assert (same.folder / "table.csv").read_bytes() == (result.folder / "table.csv").read_bytes()
-        assert all(np.array_equal(same.arrays[key], values) for key, values in result.arrays.items())
-        assert same.config | {"store": ""} == result.config | {"store": ""}
-        assert same.settings == result.settings
-        assert same.provenance["models"] == result.provenance["models"]
-        assert same.provenance["jobs_in_this_pass"] == 3
+        same(done[result.key], result)
+        assert done[result.key].config | {"store": ""} == result.config | {"store": ""}
+        assert done[result.key].provenance["models"] == result.provenance["models"]
+        assert done[result.key].provenance["jobs_in_this_pass"] == 3
 
 
 @pytest.mark.slow
@@ -111,15 +108,13 @@ def test_a_pair_that_is_there_is_left_alone_and_the_rest_is_computed(door, words
     passes.clear()
     done = door("analyze.py", *words, list_of(minis, chosen))
     assert done.stderr.count("already done") == 1
-    assert folders(done)[1] == str(before.folder)
+    assert results(done)[1].folder == before.folder
     assert (before.folder / "result.json").stat().st_mtime_ns == stamp
     assert len(passes) == 10 * 3
-    again = door("analyze.py", *words, list_of(minis, chosen))
-    assert again.stderr.count("already done") == 3
-    assert folders(again) == folders(done)
+    assert door("analyze.py", *words, list_of(minis, chosen)).stderr.count("already done") == 3
     assert len(passes) == 10 * 3
     forced = door("analyze.py", *words, list_of(minis, list(chosen)[:2]), "force=true")
-    assert len(folders(forced)) == 1
+    assert len(results(forced)) == 1
     assert len(passes) == 10 * 3 + 10 * 2
 
 
@@ -136,28 +131,21 @@ def test_models_whose_contexts_differ_get_the_rows_of_each_pair(door, words, che
         [f"model=local model.path={checkpoints[name]} model.context={context}".split() for name, context in pair]
         for pair in itertools.combinations(entries, 2)
     ]
-    for folder, (source, target) in zip(folders(together), apart, strict=True):
-        alone = door("analyze.py", *rest, *source, *as_target(target), f"store={tmp_path}/alone").result
-        assert alone.key == open_result(folder).key
-        assert (alone.folder / "arrays.npz").read_bytes() == (open_result(folder).folder / "arrays.npz").read_bytes()
+    for result, (source, target) in zip(results(together), apart, strict=True):
+        same(result, door("analyze.py", *rest, *source, *as_target(target), f"store={tmp_path}/alone").result)
 
 
 @pytest.mark.slow
 def test_words_of_different_tokenizers_are_shared_too(door, words, checkpoints, minis, tmp_path, passes):
-    folder = tmp_path / "other"
-    folder.mkdir()
-    for path in checkpoints["gpt2"].iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    tiny.tokenizer(290).save_pretrained(folder)
-    models = [str(folder), str(checkpoints["gpt_neox"]), str(checkpoints["mamba"])]
+    other = tiny.recut(checkpoints["gpt2"], tmp_path / "other", tiny.tokenizer(290))
+    models = [str(other), str(checkpoints["gpt_neox"]), str(checkpoints["mamba"])]
     rest = [*words, "measure=mutual_knn", "measure.level=word"]
     listed = ",".join(f"'{path}'" for path in models)
     together = door("analyze.py", *rest, f"models=[{listed}]", f"store={tmp_path}/together")
     assert 10 * 3 <= len(passes) < 10 * 6, "pieces are shared where all tokenizers cut them alike"
     source, target = (f"model=local model.path={path}".split() for path in models[1:])
     alone = door("analyze.py", *rest, *source, *as_target(target), f"store={tmp_path}/alone").result
-    (same,) = (each for each in map(open_result, folders(together)) if each.key == alone.key)
-    assert (same.folder / "table.csv").read_bytes() == (alone.folder / "table.csv").read_bytes()
+    same(next(each for each in results(together) if each.key == alone.key), alone)
 
 
 @pytest.mark.slow
@@ -167,57 +155,36 @@ def test_pairs_whose_runs_came_to_different_batches_go_on_to_the_same_bits(
     from thinkalike.instruments.layer_pairs import gathering
 
     words = [*words, "measure=cka", "measure.batches=20"]
-    whole = [
-        open_result(each)
-        for each in folders(door("analyze.py", *words, list_of(minis, chosen), f"store={tmp_path}/whole"))
-    ]
+    whole = results(door("analyze.py", *words, list_of(minis, chosen), f"store={tmp_path}/whole"))
     monkeypatch.setattr(gathering, "KEPT_EVERY", 2)
     stopped = f"store={tmp_path}/stopped"
     _, second, third = chosen.values()
-    with interrupted_at(monkeypatch, 5):
+    with interrupted_at(5):
         assert door("analyze.py", *words, *second, *as_target(third), stopped).status == 128 + signal.SIGTERM
-    with interrupted_at(monkeypatch, 3):
+    with interrupted_at(3):
         ended = door("analyze.py", *words, list_of(minis, chosen), stopped)
     assert ended.status == 128 + signal.SIGTERM
     assert "interrupted at batch 3 of 20" in ended.stderr
     assert not results_in(tmp_path / "stopped")
     resumed = door("analyze.py", *words, list_of(minis, chosen), stopped)
     assert resumed.stderr.count("resuming from") == 3
-    for one, other in zip(whole, map(open_result, folders(resumed)), strict=True):
-        assert one.key == other.key
-        assert (one.folder / "table.csv").read_bytes() == (other.folder / "table.csv").read_bytes()
-        assert all(np.array_equal(other.arrays[key], values) for key, values in one.arrays.items())
+    for one, other in zip(whole, results(resumed), strict=True):
+        same(one, other)
 
 
-def interrupted_at(monkeypatch, batches):
+@contextlib.contextmanager
+def interrupted_at(batches):
     """Let a signal wait after so many batches of a job."""
-    from thinkalike import interrupts, processes
-
-    context = pytest.MonkeyPatch.context()
-    patch = context.__enter__()
     calls = itertools.count(1)
-    patch.setattr(processes, "asked", lambda: next(calls) == batches)
-    patch.setattr(interrupts, "_waiting", signal.SIGTERM)
-
-    class Undone:
-        def __enter__(self): ...
-
-        def __exit__(self, *error):
-            context.__exit__(None, None, None)
-
-    return Undone()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("thinkalike.processes.asked", lambda: next(calls) == batches)
+        patch.setattr("thinkalike.interrupts._waiting", signal.SIGTERM)
+        yield
 
 
 def test_one_pair_that_fails_leaves_the_others_and_is_said_in_the_end(door, words, minis, tmp_path):
-    from safetensors.torch import load_file, save_file
-
-    flat = tiny.write_mini(tmp_path / "flat")
-    weights = load_file(flat / "model.safetensors")
-    weights["pos.weight"][:] = weights["pos.weight"][0].clone()
-    weights["tok_embed.weight"][:] = weights["tok_embed.weight"][0].clone()
-    save_file(weights, flat / "model.safetensors")
     (tmp_path / "all").mkdir()
-    for name, place in {"a": minis / "a", "b": minis / "b", "flat": flat}.items():
+    for name, place in {"a": minis / "a", "b": minis / "b", "flat": tiny.flat(tmp_path / "flat")}.items():
         (tmp_path / "all" / name).symlink_to(place)
     listed = list_of(tmp_path / "all", ["a", "flat", "b"])
     refused = door("analyze.py", *words, "measure=cka", listed, f"store={tmp_path}/results")
@@ -232,20 +199,16 @@ def test_one_pair_that_fails_leaves_the_others_and_is_said_in_the_end(door, word
 def test_a_pair_stops_at_its_width_and_the_others_go_on(door, words, chosen, minis, tmp_path):
     words = [*words, "measure=cka", "measure.batches=40", "measure.tokens_per_batch=64"]
     listed = list_of(minis, chosen)
-    wide = [
-        open_result(each)
-        for each in folders(door("analyze.py", *words, listed, "measure.stop_at_width=10", f"store={tmp_path}/wide"))
-    ]
+    wide = results(door("analyze.py", *words, listed, "measure.stop_at_width=10", f"store={tmp_path}/wide"))
     widths = sorted(result.scalars["widest_interval"] for result in wide)
     width = f"measure.stop_at_width={(widths[0] + widths[1]) / 2}"
-    done = [open_result(each) for each in folders(door("analyze.py", *words, listed, width, f"store={tmp_path}/stop"))]
+    done = results(door("analyze.py", *words, listed, width, f"store={tmp_path}/stop"))
     counts = [result.scalars["batches"] for result in done]
     assert min(counts) == 10
     assert max(counts) > 10
     place = int(np.argmax(counts))
     source, target = list(itertools.combinations(chosen.values(), 2))[place]
-    alone = door("analyze.py", *words, *source, *as_target(target), width, f"store={tmp_path}/alone").result
-    assert (alone.folder / "table.csv").read_bytes() == (done[place].folder / "table.csv").read_bytes()
+    same(done[place], door("analyze.py", *words, *source, *as_target(target), width, f"store={tmp_path}/alone").result)
 
 
 TWO = "models=[gpt2-mini,bert-mini]"
@@ -256,7 +219,7 @@ REFUSED = {
     "model": (["measure=cka", TWO, "model=mamba-mini"], "model=mamba-mini"),
     "its setting": (["measure=cka", TWO, "target.dtype=float64"], "target.dtype=float64"),
     "activations": (["measure=cka", TWO, "activations=x.npz"], "models="),
-    "court": (["measure=court", TWO], "measure=court"),
+    "court": (["measure=court", TWO], "court"),
     "no such setting": (["measure=cka", "models=[gpt2-mini,{model:bert-mini,sise:3}]"], "sise"),
 }  # fmt: skip
 
@@ -317,35 +280,14 @@ def test_an_experiment_goes_on_pair_by_pair_where_its_models_do_not_fit_together
     assert asked == [["a", "b"], ["a"], ["b"]]
     assert "too much; 2 jobs go on one after the other" in caplog.text
 
-    def fail(jobs, shown_again):
-        raise ResourceError("too much")
-
-    monkeypatch.setattr(experiment, "run_jobs", fail)
-    with pytest.raises(ResourceError):
-        experiment._results(["a"])
-
-
-@pytest.mark.slow
-def test_the_pairs_of_an_experiment_are_one_pass(door, words, passes):
-    words = [word for word in words if not word.startswith("model.")]
-    small = [*words, "experiment=brown2023/figure9", "scale=mini", "store=results", "measure.tokens_per_batch=256"]
-    done = door("analyze.py", *small, "measure.batches=5", "model.context=32")
-    assert done.status == 0, done.stderr
-    assert len(passes) == 5 * 3
-    assert len(results_in(door.folder / "results", "cka")) == 3
-
 
 @pytest.mark.slow
 def test_two_processes_share_all_pairs_and_give_the_bits_of_one(door):
     words = ["measure=cka", "models=[gelu-3l-mini,solu-3l-mini,gelu-4l-mini]", "measure.batches=5"]
     words += ["measure.tokens_per_batch=256", "model.device=cpu"]
-    shared = folders(door.process("analyze.py", *words, "trainer=ddp", "trainer.devices=2", "store=two"))
-    alone = folders(door("analyze.py", *words, "store=one"))
-    for one, other in zip(shared, alone, strict=True):
-        here, there = (open_result(door.folder / folder) for folder in (one, other))
-        assert here.key == there.key
-        assert here.table.equals(there.table)
-        assert all(np.array_equal(values, there.arrays[name]) for name, values in here.arrays.items())
+    shared = results(door.process("analyze.py", *words, "trainer=ddp", "trainer.devices=2", "store=two"))
+    for one, other in zip(shared, results(door("analyze.py", *words, "store=one")), strict=True):
+        same(one, other)
 
 
 DEVICES = [["cuda:0", "cpu"], ["cpu", "cuda:0"], ["cuda:0", "cuda:1"]]
@@ -372,8 +314,6 @@ def test_each_model_on_a_device_of_its_own(measure, devices, door, words, chosen
 def test_a_setting_of_one_model_is_that_of_no_other():
     listed = "models=[{model:gelu-3l-mini,dtype:float64,context:32},solu-3l-mini,{model:gelu-4l-mini,device:cpu}]"
     first, second, third = asked_for(composed("measure=cka", listed, "model.context=48", door="analyze"))
-    assert (first.model, first.target) == (second.model, third.model)
-    assert second.target == third.target
-    assert [model.dtype for model in (first.model, first.target, second.target)] == ["float64", "float32", "float32"]
-    assert [model.context for model in (first.model, first.target, second.target)] == [32, 48, 48]
-    assert [model.device for model in (first.model, first.target, second.target)] == ["auto", "auto", "cpu"]
+    assert (first.model, first.target, second.target) == (second.model, third.model, third.target)
+    facts = [(each.dtype, each.context, each.device) for each in (first.model, first.target, second.target)]
+    assert facts == [("float64", 32, "auto"), ("float32", 48, "auto"), ("float32", 48, "cpu")]

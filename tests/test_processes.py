@@ -97,13 +97,12 @@ def test_the_first_process_has_what_one_process_would_have(name, size):
     groups = {"groups": torch.arange(40) // 8} if "given" in name else {}
 
     def work(shared):
-        metric = gathering._Shared(new, shared)
+        metric = new()
         for number in range(shared.rank, 7, shared.size):
-            metric.own.update(states[number][:2], states[number][2:], None, number, **groups)
+            metric.update(states[number][:2], states[number][2:], None, number, **groups)
             if number < shared.size:
-                metric.gather()  # once in the middle
-        metric.gather()
-        return metric.own
+                metric = gathering.merged(metric, new, shared)  # once in the middle
+        return gathering.merged(metric, new, shared)
 
     first, *others = by_threads(size, work)
     (alone,) = by_threads(1, work)

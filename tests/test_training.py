@@ -6,7 +6,6 @@ import math
 import re
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -29,11 +28,10 @@ from thinkalike.models.load import load_model
 from thinkalike.models.minis import build_mini
 from thinkalike.models.tokenizers import train_tokenizer
 from thinkalike.processes import own_device, rank
-from thinkalike.progress import Activity
 from thinkalike.store import newest_state, read_state
 from thinkalike.training.models import Finetuning, MaskedPretraining, Pretraining
 from thinkalike.training.run import Run, fit, loggers_of
-from thinkalike.training.steps import StepBatches, cosine, peak_rate, rate
+from thinkalike.training.steps import StepBatches, cosine, rate
 from thinkalike.training.stitching import StitchTraining
 
 CONFIG = StitchConfig(steps=6, warmup=2, tokens_per_step=128)
@@ -77,11 +75,6 @@ def test_the_tuned_lens_schedule_is_the_one_of_transformers_with_the_shortened_t
     assert all(rate(step, config) == 0 for step in range(90, 100))
 
 
-def test_peak_rate_is_scaled_by_momentum_only_if_asked():
-    assert peak_rate(StitchConfig(lr=1.0, momentum=0.9), 8) == pytest.approx(0.1)
-    assert peak_rate(StitchConfig(lr=1.0, momentum=0.9, scale_lr_by_momentum=False), 8) == 1
-
-
 def test_the_optimiser_follows_the_schedule_and_products_are_exact_again_after_training(rows, run):
     rates, precisions = [], []
     module = training(rows, PAIRS[:1])
@@ -101,10 +94,7 @@ def test_the_optimiser_follows_the_schedule_and_products_are_exact_again_after_t
 
 def test_cosine_rises_falls_and_keeps_a_tenth():
     values = [cosine(step, 100, 10) for step in range(100)]
-    assert values[0] == pytest.approx(0.1)
-    assert values[9] == values[10] == 1
-    assert values[55] == pytest.approx(0.1 + 0.9 / 2)
-    assert 0.1 < values[-1] < 0.102
+    assert [values[step] for step in (0, 9, 10, 55, 99)] == pytest.approx([0.1, 1, 1, 0.1 + 0.9 / 2, 0.1], abs=2e-3)
 
 
 def test_batches_are_epochs_in_new_orders_and_go_on_from_any_step(rows):
@@ -179,44 +169,6 @@ def test_states_that_join_at_their_depths_end_as_tails_of_their_own(rows):
         torch.testing.assert_close(end, alone, atol=1e-6, rtol=1e-5)
 
 
-def test_next_token_losses_are_torchs_own(rows):
-    model, tokens = tiny.frozen(), rows[:3].long()
-    (ours,) = next_token_losses(model, [model.head(tokens, 3)], tokens)
-    logits = model.full(tokens)[:, :-1]
-    torch.testing.assert_close(
-        ours, nn.functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
-    )
-
-
-@pytest.mark.parametrize("kind", [pytest.param("linear", marks=pytest.mark.slow), "affine"])
-def test_together_each_stitch_gets_the_training_of_a_run_of_its_own(rows, run, tmp_path, kind):
-    config, pairs = replace(CONFIG, kind=kind, steps=4), [(0, 1), (2, 0)]
-    together = training(rows, pairs, config)
-    fit(together, run)
-    for pair, phi in zip(pairs, together.stitches, strict=True):
-        alone = training(rows, [pair], config)
-        fit(alone, replace(run, partial=tmp_path / str(pair)))
-        for mine, own in zip(phi.parameters(), alone.stitches[0].parameters(), strict=True):
-            assert mine.abs().max() > 1e-3  # it moved
-            torch.testing.assert_close(mine, own, atol=1e-6, rtol=0)
-
-
-@pytest.mark.slow
-def test_all_pairs_of_the_minis_get_the_training_of_runs_of_their_own(run, tmp_path):
-    source, target = (load_model(composed(f"model={name}-4l-mini").model) for name in ("gelu", "solu"))
-    rows = torch.randint(len(source.tokenizer), (64, 64), generator=torch.Generator().manual_seed(1))
-    pairs = list(itertools.product(range(4), range(4)))
-    recipe = StitchConfig(steps=50, warmup=5, tokens_per_step=256)
-    together = StitchTraining(source, target, pairs, rows, recipe, 0)
-    fit(together, run)
-    for pair, phi in zip(pairs, together.stitches, strict=True):
-        alone = StitchTraining(source, target, [pair], rows, recipe, 0)
-        fit(alone, replace(run, partial=tmp_path / str(pair)))
-        for mine, own in zip(phi.parameters(), alone.stitches[0].parameters(), strict=True):
-            assert mine.abs().max() > 1e-2
-            torch.testing.assert_close(mine, own, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize(("lr", "moves"), [(1e-6, False), (1.0, True)])
 def test_a_norm_is_trained_and_not_decayed(rows, run, lr, moves):
     decay = 0.0 if moves else 1e6  # which would halve it
@@ -227,7 +179,7 @@ def test_a_norm_is_trained_and_not_decayed(rows, run, lr, moves):
 
 def test_training_lowers_the_loss_and_leaves_models_of_other_widths_bit_identical(rows, run):
     source = tiny.frozen(1, d_model=48, d_head=12)
-    module = StitchTraining(source, tiny.frozen(2), PAIRS, rows, replace(CONFIG, steps=30, lr=3.0), 0)
+    module = StitchTraining(source, tiny.frozen(2), PAIRS, rows, replace(CONFIG, steps=15, lr=3.0), 0)
 
     def tensors():
         return [{**model.module.state_dict(), **dict(model.module.named_buffers())} for model in module.models]
@@ -243,21 +195,14 @@ def test_two_runs_give_the_same_bits_and_their_state_holds_no_model(rows, run, t
     first, second = training(rows), training(rows)
     fit(first, run)
     fit(second, replace(run, partial=tmp_path / "second"))
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    weights = [list(module.parameters()) for module in (first, second, training(rows))]
+    assert all(torch.equal(one, other) for one, other in zip(*weights[:2], strict=True))
     assert torch.equal(first.curve, second.curve)
-    assert not any(torch.equal(a, b) for a, b in zip(first.parameters(), training(rows).parameters(), strict=True))
+    assert not any(torch.equal(one, other) for one, other in zip(*weights[1:], strict=True)), "control"
     path = newest_state(tmp_path / "checkpoints", "training")
     names = {f"{part}.{i}.map.weight" for part in ("stitches", "late") for i in range(4)}
     assert set(read_state(path)["state_dict"]) == {"curve", *names}
     assert path.stat().st_size < 4 * 3 * 4 * 32 * 32 + 40_000
-
-
-def test_a_damaged_state_is_put_aside_and_training_begins_anew(rows, run, tmp_path, caplog):
-    fit(training(rows, PAIRS[:1]), run)
-    state = newest_state(tmp_path / "checkpoints", "training")
-    state.write_bytes(state.read_bytes()[:1000])
-    fit(training(rows, PAIRS[:1]), run)
-    assert f"{state} is damaged" in caplog.text
 
 
 def test_curves_of_an_interrupted_run_are_those_of_a_whole_one(rows, run, tmp_path):
@@ -265,7 +210,7 @@ def test_curves_of_an_interrupted_run_are_those_of_a_whole_one(rows, run, tmp_pa
 
     def train(folder, stop_at=None):
         here = replace(run, partial=tmp_path / folder, tracker=tracker)
-        module = training(rows)
+        module = training(rows, PAIRS[:2])
         break_off(module, stop_at)
         with contextlib.suppress(DataError):
             fit(module, here, loggers_of(here))
@@ -273,24 +218,19 @@ def test_curves_of_an_interrupted_run_are_those_of_a_whole_one(rows, run, tmp_pa
 
     train("broken", stop_at=3)
     train("broken", stop_at=5)
-    broken, whole = (pd.read_csv(train(name) / "metrics.csv") for name in ("broken", "whole"))
-    steps = [sorted(curve.loc[curve["loss"].notna(), "step"]) for curve in (broken, whole)]
-    assert steps[0] == steps[1]
-    losses = [curve.dropna(subset="loss").sort_values("step")["loss"].tolist() for curve in (broken, whole)]
-    assert losses[0] == losses[1]
+    curves = [pd.read_csv(train(name) / "metrics.csv").dropna(subset="loss") for name in ("broken", "whole")]
+    broken, whole = (curve.sort_values("step")[["step", "loss"]].to_numpy() for curve in curves)
+    assert (broken == whole).all()
     assert [path.name for path in (tmp_path / "broken" / "curves").glob("*.csv")] == ["metrics.csv"]
 
 
-@pytest.mark.parametrize(
-    "kind", ["linear", *(pytest.param(k, marks=pytest.mark.slow) for k in ("low_rank", "orthogonal"))]
-)
-def test_a_loss_that_is_no_number_is_named_by_its_own_step_though_it_is_seen_later(rows, run, tmp_path, kind):
+def test_a_loss_that_is_no_number_is_named_by_its_own_step_though_it_is_seen_later(rows, run, tmp_path):
     def message(log_every, checkpoint_every, steps=200):
-        config = replace(CONFIG, kind=kind, steps=steps, lr=1e37, clip=0.0, weight_decay=0.0)
+        config = replace(CONFIG, steps=steps, lr=1e37, clip=0.0, weight_decay=0.0)
         trainer = TrainerConfig(log_every=log_every, checkpoint_every=checkpoint_every)
         folder = tmp_path / f"{log_every}-{checkpoint_every}"
         with pytest.raises(TrainingError) as caught:
-            fit(training(rows, config=config), replace(run, partial=folder, trainer=trainer))
+            fit(training(rows, PAIRS[:1], config), replace(run, partial=folder, trainer=trainer))
         states = [read_state(path) for path in folder.glob("checkpoints/*.pt")]
         assert all(state["state_dict"]["curve"][: state["global_step"]].isfinite().all() for state in states)
         return str(caught.value), states
@@ -323,22 +263,6 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_training_that_goes_on_counts_its_steps_to_the_end(rows, run, monkeypatch):
-    counts = []
-    reach = Activity.reach
-    monkeypatch.setattr(Activity, "reach", lambda each, done: counts.append((each.first, done)) or reach(each, done))
-    module = training(rows)
-    break_off(module, 5)
-    with contextlib.suppress(DataError):
-        fit(module, run)
-    assert counts == [(0, step) for step in range(1, 6)]
-    counts.clear()
-    module = training(rows)
-    fit(module, run)
-    assert counts == [(4, 5), (4, 6)]
-    assert module.last_read == pytest.approx(module.curve[-1].mean().item())
-
-
 @pytest.mark.parametrize("family", ["native", pytest.param("gpt_neox", marks=pytest.mark.slow)])
 def test_no_step_waits_for_the_device(rows, run, tmp_path, checkpoints, family):
     """Longer training waits no more often: its losses are read once, and Lightning asks before it begins."""
@@ -350,6 +274,9 @@ def test_no_step_waits_for_the_device(rows, run, tmp_path, checkpoints, family):
             fit(StitchTraining(module, module, [(0, 0), (1, 1)], rows, config, 0), here)
         counts.append(waits.count)
     assert counts[0] == counts[1] < 20
+    with Waits() as waits:
+        assert torch.ones(3).sum() > 2
+    assert waits.count == 1, "control"
 
 
 class Casts(TorchDispatchMode):
@@ -367,7 +294,7 @@ class Casts(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize("family", ["native", "gpt_neox", "gpt2", "mamba"])
+@pytest.mark.parametrize("family", ["native", "gpt_neox", "mamba"])
 def test_frozen_weights_are_cast_once_and_give_the_bits_of_autocast(rows, checkpoints, family):
     model = model_of(family, checkpoints)
     before, tokens = model.fingerprint(), rows[:2].long()
@@ -385,22 +312,6 @@ def test_frozen_weights_are_cast_once_and_give_the_bits_of_autocast(rows, checkp
     assert once.count == casts, "none in the step"
     assert all(torch.equal(one, other) for one, other in zip(ours, expected, strict=True))
     assert model.fingerprint() == before
-
-
-def test_a_read_in_a_step_would_be_seen():
-    with Waits() as waits:
-        assert torch.ones(3).sum() > 2
-        assert torch.ones(3).argmax().item() == 0
-    assert waits.count == 2
-
-
-def test_rows_are_pinned_for_a_gpu_alone(rows, monkeypatch):
-    module = training(rows)
-    for place in ("cpu", "cuda"):
-        trainer = SimpleNamespace(global_step=0, global_rank=0, world_size=1, strategy=SimpleNamespace())
-        trainer.strategy.root_device = torch.device(place)
-        monkeypatch.setattr(StitchTraining, "trainer", trainer)
-        assert module.train_dataloader().pin_memory == (place == "cuda")
 
 
 def test_each_stitch_is_clipped_by_itself(rows):
@@ -422,14 +333,19 @@ def test_a_self_stitch_from_the_identity_costs_nothing_before_training(rows):
     model = tiny.frozen()
     module = StitchTraining(model, model, PAIRS, rows, CONFIG, 0)
     sums = report(module, rows, identity=[nn.Identity()] * 4)
-    tokens = sums["tokens"]
-    assert tokens.item() == 40 * 31
-    assert ((sums["stitch"] - sums["target"]) / tokens).abs().max() < 1e-6
+    means = {name: values / sums["tokens"] for name, values in sums.items()}
+    assert sums["tokens"].item() == 40 * 31
+    assert (means["stitch"] - means["target"]).abs().max() < 1e-6
     assert torch.equal(sums["stitch"], sums["identity"])
-    assert (sums["top1"] == tokens).all()
-    assert (sums["kl"] / tokens).abs().max() < 1e-6
-    assert (sums["distance"] == 0).all()
-    torch.testing.assert_close(sums["norm"] / tokens, torch.ones(4, 1, dtype=torch.float64))
+    for name, best in {"top1": 1.0, "kl": 0.0, "distance": 0.0, "norm": 1.0}.items():
+        torch.testing.assert_close(means[name], torch.full((4, 1), best, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_next_token_losses_are_torchs_own(rows):
+    model, tokens = tiny.frozen(), rows[:3].long()
+    logits, (ours,) = model.full(tokens)[:, :-1], next_token_losses(model, [model.head(tokens, 3)], tokens)
+    expected = nn.functional.cross_entropy(logits.transpose(1, 2), tokens[:, 1:], reduction="none")
+    torch.testing.assert_close(ours, expected)
 
 
 def test_the_report_does_not_depend_on_the_batch_and_knows_its_documents(rows):
@@ -460,35 +376,24 @@ def test_nearness_is_what_its_formulas_say(rows):
         torch.testing.assert_close(sums[name].sum(), value.double().sum(), atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "loss", ["mse", "alignment", *(pytest.param(e, marks=pytest.mark.slow) for e in ("kl", "penultimate"))]
-)
+@pytest.mark.parametrize("loss", ["mse", "alignment", "kl", "penultimate"])
 def test_other_losses_go_down_and_reach_nought_where_they_can(rows, run, loss):
     model = tiny.frozen()
-    config = replace(CONFIG, loss=loss, steps=20)
+    config = replace(CONFIG, loss=loss, steps=12)
     same = StitchTraining(model, model, PAIRS, rows, config, 0)
     assert max(losses.abs().max() for losses in same.losses(rows[:4].long())) < 1e-6
-    module = training(rows, config=config)
+    module = training(rows, PAIRS[1:3], config)
     fit(module, run)
-    assert (module.curve[-5:].mean(0) < module.curve[:5].mean(0)).all()
+    assert (module.curve[-4:].mean(0) < module.curve[:4].mean(0)).all()
 
 
-@pytest.mark.parametrize(
-    ("steps", "tokens", "remedies"),
-    [
-        (6, 5_000, ["raise stitch.steps or stitch.tokens_per_step"]),
-        (60, 5_000, ["give more text", "training reads the fit tokens 1.5 times over: there are no more"]),
-        (200, 30_000, []),
-    ],
-)
-def test_a_stitch_of_few_tokens_is_warned_of_with_what_helps(rows, caplog, steps, tokens, remedies):
-    """A map of 32 by 32 wants 20 tokens for each of its 1,024 numbers."""
-    module = training(rows, config=replace(CONFIG, steps=steps))
+@pytest.mark.parametrize(("steps", "tokens", "count"), [(6, 5_000, 1), (60, 5_000, 2), (200, 30_000, 0)])
+def test_a_stitch_of_few_tokens_is_warned_of(rows, caplog, steps, tokens, count):
+    """A map of 32 by 32 wants 20 tokens for each of its 1,024 numbers; 60 steps read the 5,000 tokens 1.5 times."""
+    module = training(rows, PAIRS[:1], replace(CONFIG, steps=steps))
     with caplog.at_level("WARNING", logger="thinkalike"):
         _warn_of_overfitting(module, tokens)
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == len(remedies)
-    assert all(line.endswith(remedy) for line, remedy in zip(said, remedies, strict=True))
+    assert len(caplog.records) == count
 
 
 def test_moments_of_all_pairs_give_the_closed_forms_of_explicit_states(rows):
@@ -513,8 +418,12 @@ def test_pretraining_learns_and_decays_matrices_only(rows, run):
     assert module.latest < 1 < math.log(300)
 
 
-def test_bert_learns_hidden_tokens(run):
-    tokenizer = train_tokenizer([tiny.document(seed) for seed in range(20)], 290, cls_sep=True)
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer([tiny.document(seed) for seed in range(20)], 290, cls_sep=True)
+
+
+def test_bert_learns_hidden_tokens(run, tokenizer):
     architecture = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
     model = build_mini(architecture, len(tokenizer), 0, "bert")
     fixed = torch.arange(10, 42, dtype=torch.int32).repeat(60, 1)
@@ -525,8 +434,7 @@ def test_bert_learns_hidden_tokens(run):
     assert after < before - 2
 
 
-def test_hidden_tokens_are_15_percent_and_never_special():
-    tokenizer = train_tokenizer([tiny.document(seed) for seed in range(20)], 290, cls_sep=True)
+def test_hidden_tokens_are_15_percent_and_never_special(tokenizer):
     shown = []
 
     def model(tokens):
@@ -556,7 +464,8 @@ def test_a_clip_of_zero_clips_nothing(clip, norm):
         assert module.model.weight.grad.norm().item() == pytest.approx(norm, rel=1e-4)
 
 
-@pytest.mark.parametrize("family", ["native", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gpt_neox", "gpt2"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["native", "gpt_neox", "gpt2"])
 def test_blocks_share_compiled_graphs_whatever_their_number(rows, checkpoints, monkeypatch, family):
     """One without gradients, one with, and one for any number of rows, which grows where stitches join."""
     model = model_of(family, checkpoints)

@@ -7,12 +7,11 @@ import torch
 
 import tiny
 from conftest import composed
-from thinkalike import figures
 from thinkalike.data.rows import TokenRows
 from thinkalike.errors import ModelError
 from thinkalike.evaluation.maps import residual_sums, state_moments, unexplained_variance
 from thinkalike.instruments.stitching.setting import shared_text
-from thinkalike.instruments.transfer_maps import LEFT, PENALTIES, TransferMaps, _warn_of_overfitting
+from thinkalike.instruments.transfer_maps import TransferMaps, _warn_of_overfitting
 from thinkalike.measures import Moments, both_directions
 from thinkalike.models.load import load_models
 from thinkalike.stitches.results import load_stitch
@@ -68,10 +67,9 @@ def test_a_job_reports_what_the_maps_that_it_keeps_do(door, small):
     assert (table["fitted_unexplained"] < table["unexplained"]).all()
     assert "by φ and back by ψ, fitted on" in done.stdout
     assert [path.name for path in result.figures] == ["transfer_maps.png", "transfer_maps.svg"]
-    names = ["mean_unexplained", "mean_unexplained_back", "mean_penalty", "mean_penalty_back"]
-    assert [each.name for each in result.headlines] == names
-    assert result.headlines[0].value == pytest.approx(table["unexplained"].mean())
-    assert result.provenance["flops"] > 0
+    names = ["unexplained", "unexplained_back", "penalty", "penalty_back"]
+    means = [(f"mean_{name}", pytest.approx(table[name].mean())) for name in names]
+    assert [each[:2] for each in result.headlines] == means
 
 
 def left(states, reached, mean):
@@ -113,21 +111,6 @@ def test_a_forecast_counts_both_directions(small):
     assert TransferMaps().holds(more, shapes) == 8 * (4 * 32**2 + 4 * 48**2 + 3 * 16 * 32 * 48)
 
 
-@pytest.mark.drawn
-def test_a_figure_is_of_matrices_where_all_layers_meet_all(tmp_path):
-    layers = np.indices((2, 3)).reshape(2, -1)
-    columns = ("unexplained", "unexplained_back", "round_trip_unexplained", "round_trip_unexplained_back")
-    names = [*columns, "penalty", "penalty_back"]
-    numbers = {f"{name}{end}": np.linspace(0.1, 0.9, 6) for name in names for end in ("", "_low", "_high")}
-    whole = pd.DataFrame(
-        {"source": "a", "target": "b", "source_layer": layers[0], "target_layer": layers[1], **numbers}
-    )
-    for name, table in (("matrix", whole), ("lines", whole.iloc[:3])):
-        figures.transfer_maps(table.reset_index(drop=True), tmp_path / name, LEFT, PENALTIES)
-    labels = [(tmp_path / name / "transfer_maps.svg").read_text().count("penalty") for name in ("matrix", "lines")]
-    assert labels[0] == 0 < labels[1]
-
-
 def test_overfitting_is_warned_of(caplog):
     table = pd.DataFrame({"source_layer": [0, 1], "target_layer": [0, 2]})
     table = table.assign(unexplained=[0.3, 0.5], fitted_unexplained=[0.29, 0.1])
@@ -135,7 +118,7 @@ def test_overfitting_is_warned_of(caplog):
     with caplog.at_level("WARNING", logger="thinkalike"):
         _warn_of_overfitting(table)
     (record,) = caplog.records
-    assert all(part in record.message for part in ("1→2", "0.500", "0.100"))
+    assert "1→2" in record.message
 
 
 @pytest.mark.slow
@@ -147,11 +130,3 @@ def test_models_of_two_tokenizers_are_mapped_and_stitched_both_ways(door, small,
     for column in ("unexplained", "unexplained_back", "penalty", "penalty_back"):
         assert np.isfinite(result.table[column]).all()
     assert not np.array_equal(result.arrays["tokens"], result.arrays["back_tokens"]), "each direction counts its own"
-
-
-@pytest.mark.slow
-def test_a_list_of_models_stands_for_its_pairs(door, small, minis):
-    words = [word for word in small if not word.startswith(("model.path", "target."))]
-    entries = ", ".join(f"{{model: gelu-3l-mini, path: '{minis}/{name}'}}" for name in ("a", "b", "wide"))
-    done = door("analyze.py", *words, f"models=[{entries}]")
-    assert done.stdout.count("results: ") == 3

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 FAMILIES = ("gpt_neox", "gpt2", "mamba", "bert")
 LAYERS = 4
@@ -127,6 +129,22 @@ def other_tokenizer(vocabulary: int = 330):
     from thinkalike.models.tokenizers import train_tokenizer
 
     return train_tokenizer([document(seed)[::-1].replace("a", "ab") for seed in range(20)], vocabulary)
+
+
+def flat(folder: Path) -> Path:
+    """The mini of `write_mini`, in which every token has the same states."""
+    weights = load_file(write_mini(folder) / "model.safetensors")
+    for table in ("pos", "tok_embed"):
+        weights[f"{table}.weight"][:] = weights[f"{table}.weight"][0].clone()
+    save_file(weights, folder / "model.safetensors")
+    return folder
+
+
+def recut(checkpoint: Path, folder: Path, cutter) -> Path:
+    """A copy of a checkpoint with another tokenizer."""
+    shutil.copytree(checkpoint, folder)
+    cutter.save_pretrained(folder)
+    return folder
 
 
 def relabelled(folder: Path, seed: int = 0) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 DRAWN_BY = {
     "layer pairs": ("thinkalike.figures", "layer_pairs"),
-    "result": ("thinkalike.instruments.plots", "plot_result"),
+    "result": ("thinkalike.instruments", "plot_result"),
 }
 
 

@@ -12,8 +12,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from thinkalike.config import PLUGGED, PROCESSES, TASKS, AnalyzeConfig, TrainConfig, jobs_of, measure_module
-from thinkalike.errors import ConfigError
+from thinkalike.config import KINDS, PLUGGED, PROCESSES, TASKS, AnalyzeConfig, TrainConfig, jobs_of, measure_module
+from thinkalike.errors import ConfigError, ResultError, nearest
 from thinkalike.job import Instrument, perform, perform_all
 from thinkalike.progress import counted
 from thinkalike.store import Result
@@ -34,8 +34,7 @@ def _own(module: str) -> Instrument:
 def run_job(config: TrainConfig | AnalyzeConfig, shown_again: bool = True) -> Result:
     """Do the job that a configuration describes, or return its result if that is in the store.
 
-    Args:
-        shown_again: whether a result that is in the store is printed, too.
+    A result that is in the store is printed too if `shown_again`.
 
     Raises:
         ConfigError: there is no such task or measure, it takes no activations, or `models` stands for several jobs.
@@ -48,14 +47,7 @@ def run_job(config: TrainConfig | AnalyzeConfig, shown_again: bool = True) -> Re
 
 
 def run_jobs(configs: Sequence[TrainConfig | AnalyzeConfig], shown_again: bool = True) -> list[Result]:
-    """Do several jobs, those together that have less work in one pass; returns the result of each.
-
-    Args:
-        shown_again: whether results that are in the store are printed, too.
-
-    Raises:
-        ThinkalikeError: see `run_job`.
-    """
+    """Do several jobs, those together that have less work in one pass; returns the result of each, see `run_job`."""
     configs = [configs] if isinstance(configs, TrainConfig | AnalyzeConfig) else list(configs)
     found: dict[int, Result] = {}
     for places in counted(passes(configs), "pass") if len(configs) > 1 else passes(configs):
@@ -95,21 +87,15 @@ def instrument_of(config: TrainConfig | AnalyzeConfig) -> Instrument:
     """
     if not isinstance(config, TrainConfig | AnalyzeConfig):
         raise TypeError(f"a job is a configuration, as compose_job makes one, and this is a {type(config).__name__}")
-    if isinstance(config, TrainConfig):
-        chosen = instrument(TASKS[config.task])
-    else:
-        chosen = instrument(measure_module(config.measure.kind))
-        _check_sides(config, chosen)
-    check_read(config, [(chosen, config)])
-    return chosen
-
-
-def _check_sides(config: AnalyzeConfig, chosen: Instrument) -> None:
-    if config.subjects and not chosen.takes_subjects:
+    module = TASKS[config.task] if isinstance(config, TrainConfig) else measure_module(config.measure.kind)
+    chosen = instrument(module)
+    if isinstance(config, AnalyzeConfig) and config.subjects and not chosen.takes_subjects:
         raise ConfigError(
             f"measure={chosen.kind} compares two sides, and activations= are {len(config.subjects)} subjects; choose "
             "measure=rsa or mlem"
         )
+    check_read(config, [(chosen, config)])
+    return chosen
 
 
 EVERY_JOB = {  # settings that every job reads, or that decide which job it is
@@ -119,10 +105,7 @@ EVERY_JOB = {  # settings that every job reads, or that decide which job it is
 
 
 def check_read(config: TrainConfig | AnalyzeConfig, jobs: Sequence[tuple[Instrument, Any]]) -> None:
-    """Check that each setting of the command line is read.
-
-    Args:
-        jobs: those that the configuration stands for; one that reads the setting is enough.
+    """Check that at least one of the jobs that a configuration stands for reads each setting of the command line.
 
     Raises:
         ConfigError: none of them reads it: it belongs to another part, or has no effect beside the other settings.
@@ -151,4 +134,29 @@ def _reads(kind: Instrument, read: Any, config: Any, key: str) -> bool:
     return value is None or (own is not None and name not in own.unused and getattr(own, name, MISSING) == value)
 
 
-__all__ = ["asked_for", "instrument", "instrument_of", "passes", "run_job", "run_jobs"]
+def plot_result(result: Result, name: str | None = None) -> tuple[Any, Any]:
+    """Draw a figure of a result once more; returns it and its axes, a list where there are several.
+
+    Args:
+        name: of which of its figures, as its files are called; the first one if none is given.
+
+    Raises:
+        ResultError: the kind draws no figures, or none of that name.
+    """
+    from thinkalike import figures
+
+    if result.kind not in KINDS:
+        raise ResultError(
+            f"{result.kind} is drawn from several results; its figures are in {result.folder / 'figures'}"
+        )
+    with figures.shown() as drawn:
+        instrument(KINDS[result.kind]).draw(result, result.folder)
+    if not drawn:
+        raise ResultError(f"measure={result.kind} draws no figure; its numbers are in result.table")
+    chosen = name or next(iter(drawn))
+    if chosen not in drawn:
+        raise ResultError(f"{result.kind} has no figure {name}; {nearest(chosen, drawn)}")
+    return drawn[chosen]  # type: ignore[no-any-return]
+
+
+__all__ = ["asked_for", "instrument", "instrument_of", "passes", "plot_result", "run_job", "run_jobs"]

@@ -18,15 +18,7 @@ import torch
 from torch import Tensor
 
 from thinkalike import figures
-from thinkalike.config import (
-    TASKS,
-    AnalyzeConfig,
-    LoggerConfig,
-    MeasureConfig,
-    TrainConfig,
-    compose_job,
-    train_config,
-)
+from thinkalike.config import TASKS, AnalyzeConfig, LoggerConfig, MeasureConfig, TrainConfig, compose_job, train_config
 from thinkalike.errors import ConfigError, StoreError
 from thinkalike.evaluation.language import BITS, document_numbers
 from thinkalike.instruments import instrument
@@ -53,8 +45,13 @@ class Asymmetry(Instrument, kind="asymmetry", version=2, reads=("model", "target
     inner_jobs_read: ClassVar[tuple[str, ...]] = ("data", "seed")
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
-        both = (each if isinstance(each, Result) else _stitched(each) for each in both_directions(config))
-        return dict(zip(("there", "back"), both, strict=True))
+        found = []
+        for each in both_directions(config):
+            if isinstance(each, TrainConfig):
+                with doing(f"{each.model.name} into {each.target.name}"):
+                    each = perform(instrument(TASKS["stitch"]), each, shown_again=False)
+            found.append(each)
+        return dict(zip(("there", "back"), found, strict=True))
 
     def prepared(self, config: AnalyzeConfig) -> list[TrainConfig]:
         return [each for each in both_directions(config) if not isinstance(each, Result)]
@@ -102,15 +99,11 @@ def both_directions(config: AnalyzeConfig) -> list[Result | TrainConfig]:
     Raises:
         ConfigError: source and target are the same model, or a stored result would make a plugin run.
     """
-    models = [
-        _identity(asdict(model), checkpoint_fingerprint(model) if model.path else None)
-        for model in (config.model, config.target)
-    ]
+    both = (config.model, config.target)
+    models = [_identity(asdict(each), checkpoint_fingerprint(each) if each.path else None) for each in both]
     results = sorted(finished(config.store, "stitching"), key=lambda each: each.folder.stat().st_mtime, reverse=True)
-    sides = [_sides(each) for each in results]
-    forth, back = (
-        [each for each, own in zip(results, sides, strict=True) if own == wanted] for wanted in (models, models[::-1])
-    )
+    sides = [(each, _sides(each)) for each in results]
+    forth, back = ([each for each, own in sides if own == wanted] for wanted in (models, models[::-1]))
     for there in forth:
         turned = {**there.settings, "model": there.settings["target"], "target": there.settings["model"]}
         if again := next((each for each in back if each.settings == turned), None):
@@ -121,7 +114,9 @@ def both_directions(config: AnalyzeConfig) -> list[Result | TrainConfig]:
         return [newest, other] if newest in forth else [other, newest]
     if config.model == config.target:
         raise ConfigError(f"measure=asymmetry is of two models; add model@target=, as {config.model.name} is both")
-    job = _run_by(config, _recipe(config))
+    scale = ("mini" if config.model.mini else "paper") if config.scale == "auto" else config.scale
+    recipe: TrainConfig = compose_job("train", [f"scale={scale}", f"recipe={config.recipe}", f"seed={config.seed}"])
+    job = _run_by(config, replace(recipe, data=config.data, model=config.model, target=config.target))
     return [job, _turned(job)]
 
 
@@ -141,22 +136,10 @@ def _turned(job: TrainConfig) -> TrainConfig:
     return replace(job, model=job.target, target=job.model)
 
 
-def _stitched(job: TrainConfig) -> Result:
-    with doing(f"{job.model.name} into {job.target.name}"):
-        return perform(instrument(TASKS["stitch"]), job, shown_again=False)
-
-
 def _run_by(config: AnalyzeConfig, job: TrainConfig) -> TrainConfig:
     """Return a stitching job where and as this configuration runs jobs."""
     own = {name: getattr(config, name) for name in ("store", "wait", "threads")}
     return replace(job, **own, force=False, dry_run=False, logger=LoggerConfig("none"))
-
-
-def _recipe(config: AnalyzeConfig) -> TrainConfig:
-    """Return how train.py stitches `model` into `target`, on the text of this configuration."""
-    scale = ("mini" if config.model.mini else "paper") if config.scale == "auto" else config.scale
-    job: TrainConfig = compose_job("train", [f"scale={scale}", f"recipe={config.recipe}", f"seed={config.seed}"])
-    return replace(job, data=config.data, model=config.model, target=config.target)
 
 
 # --------------------------------------------------------------------------------------------- differences of penalties
@@ -174,12 +157,12 @@ class _Penalties(NamedTuple):
     @classmethod
     def of(cls, result: Result) -> _Penalties:
         table, arrays = _same_layers(result), result.arrays
-        sums = torch.from_numpy(arrays["stitch"][table.index] - arrays["target"])
-        layers = table["source_layer"].tolist()
-        if "target_bytes" not in arrays:
-            return cls(result.folder, layers, sums, torch.from_numpy(arrays["tokens"]).double(), None)
-        counts = torch.from_numpy(arrays["target_bytes"]).double()
-        return cls(result.folder, layers, sums * BITS, counts, arrays["documents"] * (arrays["target_bytes"] > 0))
+        sums, size = torch.from_numpy(arrays["stitch"][table.index] - arrays["target"]), arrays.get("target_bytes")
+        counts = torch.from_numpy(arrays["tokens"] if size is None else size).double()
+        given = result.folder, table["source_layer"].tolist()
+        if size is None:
+            return cls(*given, sums, counts, None)
+        return cls(*given, sums * BITS, counts, arrays["documents"] * (size > 0))
 
     def of_documents(self, places: np.ndarray) -> _Penalties:
         return self._replace(sums=self.sums[:, places], counts=self.counts[places])
@@ -207,10 +190,8 @@ def _difference(pairs: Sequence[tuple[_Penalties, _Penalties]], together: bool) 
     for pair in pairs:
         for each, counts in zip(pair, (one.counts, other.counts if in_bits else one.counts), strict=True):
             if each.layers != one.layers or len(counts) < 2 or not torch.equal(each.counts, counts):
-                raise StoreError(
-                    f"{one.folder} and {each.folder} report on different documents or layers; force=true computes "
-                    "them anew"
-                )
+                both = f"{one.folder} and {each.folder}"
+                raise StoreError(f"{both} report on different documents or layers; force=true computes them anew")
     first, second = (torch.stack([each.sums for each in side]) for side in zip(*pairs, strict=True))
     if in_bits:
         return bootstrap_difference(first, one.counts, second, other.counts, together=together)
@@ -220,10 +201,8 @@ def _difference(pairs: Sequence[tuple[_Penalties, _Penalties]], together: bool) 
 def asymmetries(there: Result, back: Result) -> pd.DataFrame:
     """Return one row per layer that both results stitch to itself: penalty there minus penalty back, nats per token.
 
-    Where the two models have different tokenizers, it is in bits per byte, which a column `unit` says.
-
-    Raises:
-        StoreError: the results report on different documents or layers.
+    Where the two models have different tokenizers, it is in bits per byte, which a column `unit` says. Results that
+    report on different documents or layers are a StoreError.
     """
     table = _same_layers(there)[["source", "target", "source_layer"]].rename(columns={"source_layer": "layer"})
     mean, low, high = _difference([_matched(there, back)], together=False)[0]
@@ -236,9 +215,6 @@ def penalty_differences(pairs: Sequence[tuple[Result, Result]]) -> tuple[Estimat
 
     Units are those of `asymmetries`; the counts are tokens, or bytes. The intervals hold for all pairs and layers
     together.
-
-    Raises:
-        StoreError: the results report on different documents or layers.
     """
     matched = [_matched(*pair) for pair in pairs]
     return _difference(matched, together=True), matched[0][0].counts

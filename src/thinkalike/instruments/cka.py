@@ -64,11 +64,8 @@ class LayerCKA(LayerPairs, kind="cka", version=2, reads=("model", "target", "dat
         return CKAMeans(source_layers, target_layers, left_out=left_out, **options)
 
     def comparing(self, measure: Any, source: Widths, target: Widths | None) -> float:
-        return float(
-            measure.batches
-            * (1 + measure.null * measure.permutations)
-            * of_grams(measure.tokens_per_batch, source, target)
-        )
+        times = measure.batches * (1 + measure.null * measure.permutations)
+        return float(times * of_grams(measure.tokens_per_batch, source, target))
 
     def batches(
         self, measure: Any, config: AnalyzeConfig, models: Sequence[FrozenModel], runs: ModelRuns
@@ -87,8 +84,8 @@ class LayerCKA(LayerPairs, kind="cka", version=2, reads=("model", "target", "dat
         if estimates.value.shape[0] != estimates.value.shape[1]:
             return chance
         distance = estimates.distance()
-        ends = {"distance": distance.value, "distance_low": distance.low, "distance_high": distance.high}
-        return {name: float(end) for name, end in ends.items()} | {"clipped": float(distance.clipped)} | chance
+        ends = zip(("distance", "distance_low", "distance_high"), distance, strict=True)
+        return {name: float(end) for name, end in ends} | {"clipped": float(distance.clipped)} | chance
 
     def warn(self, estimates: Any, rows: pd.DataFrame, columns: pd.DataFrame, level: str) -> None:
         super().warn(estimates, rows, columns, level)
@@ -98,10 +95,9 @@ class LayerCKA(LayerPairs, kind="cka", version=2, reads=("model", "target", "dat
             for layer, value in zip(layers.itertuples(), leverages.tolist(), strict=True):
                 if value > LEVERAGE:
                     log.warning(
-                        "warning: %s layer %s: in some batch one %s carries %.0f %% of the variance and decides "
-                        "CKA; %s",
-                        layer.model, layer.layer, level, 100 * value, remedy,
-                    )  # fmt: skip
+                        f"warning: {layer.model} layer {layer.layer}: in some batch one {level} carries "
+                        f"{100 * value:.0f} % of the variance and decides CKA; {remedy}"
+                    )
 
     def show(self, result: Result) -> None:
         super().show(result)

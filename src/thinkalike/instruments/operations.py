@@ -5,7 +5,7 @@ Products take two operations per multiplication. Sorting, norms and elementwise 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from thinkalike.config import AnalyzeConfig, PairsConfig, SAEConfig, StitchConfig, TrainConfig, pairs_of_layers
@@ -44,18 +44,17 @@ def row_of(config: Any, shapes: Shapes) -> int:
 def of_grams(n: int, source: Widths, target: Widths | None) -> float:
     """Return n (n + 64) (Σ d + l² + l m + m²): half of every Gram matrix, and products of every two of them.
 
-    Args:
-        source, target: of both models; target None: a model is compared with itself.
+    Where the target is None, a model is compared with itself.
     """
     mine, theirs = len(source), len(target or ())
-    products = mine**2 + mine * theirs + theirs**2
-    return float(n * (n + STRIP) * (sum(source) + sum(target or ()) + products))
+    compared = mine**2 + mine * theirs + theirs**2
+    return float(n * (n + STRIP) * (sum(source) + sum(target or ()) + compared))
 
 
 def of_neighbours(n: int, source: Widths, target: Widths | None) -> float:
     """Return 2 n² (Σ d + (l + m)²): the similarities of tokens in every layer, and the neighbours that two share."""
-    layers = len(source) + len(target or ())
-    return 2.0 * n * n * (sum(source) + sum(target or ()) + layers**2)
+    widths = [*source, *(target or ())]
+    return of_distances(n, widths) + 2.0 * n * n * len(widths) ** 2
 
 
 def of_prediction(measure: Any, source: Widths, target: Widths | None) -> float:
@@ -68,11 +67,7 @@ def of_prediction(measure: Any, source: Widths, target: Widths | None) -> float:
 
 
 def layer_pairs(config: AnalyzeConfig, shapes: Shapes, comparing: Callable[..., float]) -> list[Phase]:
-    """Return the passes of both models over all batches, and the comparing.
-
-    Args:
-        comparing: takes the settings, the widths of the source and those of the target or None, returns operations.
-    """
+    """Return the passes of both models over all batches, and what `LayerPairs.comparing` returns."""
     measure: Any = config.measure
     batches = measure.batches + getattr(measure, "fit_batches", 0)
     source, target = ([each.width] * (each.layers + measure.embed) for each in both_of(shapes))
@@ -151,12 +146,9 @@ def population(config: AnalyzeConfig, shapes: Shapes, members: int) -> list[Phas
     shape, read = shapes["member"], PAIR * pairs_of(config.pairs, measure.side)
     alike = min(PAIR * float(measure.cka_pairs or read), read)
     batch = of_grams(measure.tokens_per_batch, [shape.width] * members, None) * shape.layers
+    passes = members**2 * (shape.layers + 1) / 2 + members
     return [
-        Phase(
-            "stitches",
-            shape.forward(read, PAIR) * (members**2 * (shape.layers + 1) / 2 + members),
-            {shape.name: read * members},
-        ),
+        Phase("stitches", shape.forward(read, PAIR) * passes, {shape.name: read * members}),
         Phase("forward passes", members * shape.forward(alike, PAIR), {shape.name: alike * members}),
         Phase("comparing", max(alike / measure.tokens_per_batch, 1) * batch),
     ]
@@ -169,10 +161,8 @@ def stitching(config: TrainConfig, shapes: Shapes) -> list[Phase]:
     """Return the phases of a stitching job, of both directions if both are asked for."""
     source, target = both_of(shapes)
     pairs = pairs_of_layers(config.layers, source.layers, target.layers)
-    found = _stitches(config, source, target, pairs)
-    if config.stitch.both:
-        found += _stitches(config, target, source, [pair[::-1] for pair in pairs])
-    return found
+    ways = [(source, target, pairs), (target, source, [pair[::-1] for pair in pairs])]
+    return [phase for way in ways[: 1 + config.stitch.both] for phase in _stitches(config, *way)]
 
 
 def _stitches(config: TrainConfig, source: Shape, target: Shape, pairs: Pairs) -> list[Phase]:
@@ -181,7 +171,7 @@ def _stitches(config: TrainConfig, source: Shape, target: Shape, pairs: Pairs) -
     fit = min(config.data.fit_tokens or step or report, step or report)
     closed = not stitch.trained and stitch.kind != "identity"
     gathered = (fit if closed else min(fit, STATISTICS)) * (closed or stitch.controls or stitch.init != "identity")
-    passes, states = source.forward(1.0, row) + target.forward(1.0, row), _products(source, target, pairs)
+    passes, states = source.forward(1.0, row) + target.forward(1.0, row), products(source.width, target.width, pairs)
     maps = 3 + 5 * stitch.controls + (1 + len(stitch.rates) + stitch.seeds + stitch.floor) * stitch.trained
     alike = min(fit, LIKENESS) + report
     spent = {
@@ -200,24 +190,19 @@ def _training(config: StitchConfig, source: Shape, target: Shape, pairs: Pairs, 
     The source runs to the deepest layer that is read; each stitch takes four times its weights, and the target's tail
     and unembedding forward and backward, as frozen weights get no gradient.
     """
+    own, depths = target.operations, [depth for _, depth in pairs]
     head = source.operations.forward(0, max(layer for layer, _ in pairs) + 1, row) * (config.seeds + config.controls)
     if config.loss != "cross_entropy":  # it compares with the target's own states
-        head += config.seeds * (target.operations.full(row) if config.loss == "kl" else target.forward(1.0, row))
+        head += config.seeds * (own.full(row) if config.loss == "kl" else target.forward(1.0, row))
     elif config.floor:
-        head += target.operations.forward(0, max(depth for _, depth in pairs) + 1, row)
-    one = sum(_fit(config, source, target, depth, row) for _, depth in pairs)
-    floors = sum(_fit(config, source, target, depth, row) for depth in {depth for _, depth in pairs})
-    return head + one * (config.seeds + len(config.rates) + config.controls) + floors * config.floor
+        head += own.forward(0, max(depths) + 1, row)
+    output = 2 * own.output * (config.loss in ("cross_entropy", "kl"))
 
+    def fits(entered: Collection[int]) -> float:
+        tails = sum(own.forward(depth + 1, target.layers, row) * (config.loss != "mse") for depth in entered)
+        return 2 * tails + len(entered) * (output + 4 * map_weights(config, source.width, target.width))
 
-def _fit(config: StitchConfig, source: Shape, target: Shape, depth: int, row: int) -> float:
-    """Return the operations of one φ for each token of a step."""
-    operations, tail = target.operations, 0.0
-    if config.loss != "mse":
-        tail = 2 * operations.forward(depth + 1, target.layers, row)
-    if config.loss in ("cross_entropy", "kl"):
-        tail += 2 * operations.output
-    return 4 * map_weights(config, source.width, target.width) + tail
+    return head + fits(depths) * (config.seeds + len(config.rates) + config.controls) + fits(set(depths)) * config.floor
 
 
 def map_weights(config: StitchConfig, d: int, e: int) -> float:
@@ -227,19 +212,25 @@ def map_weights(config: StitchConfig, d: int, e: int) -> float:
     return float(config.rank * (d + e) if config.kind == "low_rank" else d * e)
 
 
+def stitches_in(config: StitchConfig, pairs: Pairs) -> int:
+    """Return how many φ are trained together: of all pairs, rates and controls, and of the target into itself."""
+    depths = {depth for _, depth in pairs}
+    return len(pairs) * (1 + len(config.rates) + config.controls) + config.floor * len(depths)
+
+
 def bytes_of_stitches(config: TrainConfig, shapes: Shapes) -> float:
     """Return the bytes of the weights of all φ that are trained together, of their gradients and momenta, float32."""
     source, target = both_of(shapes)
     stitch, pairs = config.stitch, pairs_of_layers(config.layers, source.layers, target.layers)
-    count = len(pairs) * (1 + len(stitch.rates) + stitch.controls) + stitch.floor * len({depth for _, depth in pairs})
     momenta = 2 if stitch.optimizer == "adam" else int(stitch.momentum > 0)
-    return stitch.trained * 4.0 * map_weights(stitch, source.width, target.width) * count * (2 + momenta)
+    weights = map_weights(stitch, source.width, target.width) * stitches_in(stitch, pairs)
+    return stitch.trained * 4.0 * weights * (2 + momenta)
 
 
-def _products(source: Shape, target: Shape, pairs: Pairs) -> float:
-    """Return Σ d² + Σ e² over the layers that are read, and Σ d e over their pairs."""
-    layers, depths = (len({pair[side] for pair in pairs}) for side in (0, 1))
-    return float(layers * source.width**2 + depths * target.width**2 + len(pairs) * source.width * target.width)
+def products(d: int, e: int, pairs: Pairs, maps: int = 0) -> float:
+    """Return Σ d² + Σ e² over the layers that are read, and (1 + maps) Σ d e over their pairs."""
+    layers, depths = (len(set(side)) for side in zip(*pairs, strict=True))
+    return float(layers * d**2 + depths * e**2 + (1 + maps) * len(pairs) * d * e)
 
 
 def _tails(source: Shape, target: Shape, pairs: Pairs, tokens: float, row: int) -> float:
@@ -258,9 +249,9 @@ def transfer_maps(config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
     passes = source.forward(1.0, row, full=True) + target.forward(1.0, row, full=True)
     tails = _tails(source, target, pairs, report, row)
     tails += _tails(target, source, [pair[::-1] for pair in pairs], report, row)
-    models = (source.name, target.name)
+    models, moments = (source.name, target.name), 2 * products(source.width, target.width, pairs)
     return [
-        Phase("closed forms", fit * (passes + 2 * _products(source, target, pairs)), dict.fromkeys(models, fit)),
+        Phase("closed forms", fit * (passes + moments), dict.fromkeys(models, fit)),
         Phase("report", report * 3 * passes + tails, dict.fromkeys(models, 2 * report)),
     ]
 
@@ -269,7 +260,7 @@ def bytes_of_maps(config: AnalyzeConfig, shapes: Shapes) -> float:
     """Return the bytes of statistics and maps in float64."""
     source, target = both_of(shapes)
     pairs = pairs_of_layers(config.layers, source.layers, target.layers)
-    return 8.0 * (_products(source, target, pairs) + 2 * len(pairs) * source.width * target.width)
+    return 8.0 * products(source.width, target.width, pairs, maps=2)
 
 
 # ------------------------------------------------------------------------------------------------- probes and steering
@@ -277,15 +268,13 @@ def bytes_of_maps(config: AnalyzeConfig, shapes: Shapes) -> float:
 
 def of_maps(n: int | float, source: int, target: int) -> float:
     """Return 2 n (d² + d e + e²) for the products of the states of n tokens; solving for the maps takes far less."""
-    return 2.0 * n * (source**2 + source * target + target**2)
+    return 2.0 * n * products(source, target, [(0, 0)])
 
 
 def of_probes(tasks: Pairs, widths: Widths, folds: int, alphas: int, inner_folds: int) -> float:
     """Return what fitting takes: 4 n d k for each step, of every penalty on every inner fold, and of the chosen one.
 
-    Args:
-        tasks: the stimuli n and levels k of each.
-        widths: d of each kind of states that probes are fitted on.
+    `tasks` are the stimuli n and levels k of each; `widths` the d of each kind of states that probes are fitted on.
     """
     steps = LBFGS * ((alphas * (inner_folds - 1) if alphas > 1 else 0) + 1) * (folds - 1)
     return float(sum(4.0 * n * width * levels * steps for n, levels in tasks for width in widths))
@@ -302,10 +291,7 @@ def text_passes(config: AnalyzeConfig, shapes: Shapes) -> list[Phase]:
 def of_steering(model: Operations, depths: Sequence[int], texts: int, length: int, passes: int) -> float:
     """Return what steered passes take: each depth's head once, and its tail and the unembedding for each vector.
 
-    Args:
-        depths: the layers after which vectors are added.
-        texts: their number, each of `length` tokens.
-        passes: of every text from each depth on.
+    Vectors are added after the blocks `depths`, in `passes` of each of the texts of `length` tokens.
     """
     heads = sum(model.forward(0, depth + 1, length) for depth in depths)
     tails = sum(model.forward(depth + 1, len(model.blocks), length) * length + model.output for depth in depths)
@@ -362,11 +348,7 @@ def of_token(config: SAEConfig, seen: float, own: Site) -> float:
 
 
 def autoencoders(config: TrainConfig, shapes: Shapes, source_layer: int) -> list[Phase]:
-    """Return the phases of a job; a source's autoencoders that are not there yet are a job of their own.
-
-    Args:
-        shapes: of "model" and, if there is one, "source".
-    """
+    """Return the phases of a job; a source's autoencoders that are not there yet are a job of their own."""
     sae, model, source, row = config.sae, shapes["model"], shapes.get("source"), row_of(config, shapes)
     seen = 1 - min(sae.skip_first_tokens / row, 1)
     own = Site.of(model.operations, model.width, sae.layer, row)

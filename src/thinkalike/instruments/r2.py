@@ -55,5 +55,4 @@ class LayerR2(LayerPairs, kind="r2", reads=("model", "target", "data", "measure"
         return batches
 
     def columns(self, estimates: Any) -> dict[str, torch.Tensor]:
-        ends = zip(("back", "back_low", "back_high"), estimates.back, strict=True)
-        return dict(ends)
+        return dict(zip(("back", "back_low", "back_high"), estimates.back, strict=True))

@@ -75,20 +75,13 @@ class TransferMaps(Instrument, kind="transfer_maps", reads=("model", "target", "
             for part in ("weight", "bias")
         }
         write_stitches(work.job.aside, weights, onward.layer_pairs, "least_squares")
-        names = onward.source.name, onward.target.name
-        pairs = zip(maps, onward.layer_pairs, strict=True)
+        names, pairs = (onward.source.name, onward.target.name), zip(maps, onward.layer_pairs, strict=True)
         fitted = [unexplained_variance(both, moments, pair, names) for both, pair in pairs]
-        table = pd.DataFrame(
-            {
-                **onward.columns(),
-                **residuals.columns(),
-                "fitted_unexplained": [each.phi for each in fitted],
-                "fitted_unexplained_back": [each.psi for each in fitted],
-                "condition": [both.phi.condition for both in maps],
-                **_losses(there, "", "target_loss"),
-                **_losses(back, "_back", "source_loss"),
-            }
-        )
+        columns = {**onward.columns(), **residuals.columns()}
+        columns["fitted_unexplained"] = [each.phi for each in fitted]
+        columns["fitted_unexplained_back"] = [each.psi for each in fitted]
+        columns["condition"] = [both.phi.condition for both in maps]
+        table = pd.DataFrame(columns | _losses(there, "", "target_loss") | _losses(back, "_back", "source_loss"))
         arrays = {**residuals._asdict(), **there, **{f"back_{name}": sums for name, sums in back.items()}}
         means = {f"mean_{name}": float(table[name].mean()) for name in (*UNEXPLAINED[:2], *PENALTIES.values())}
         return Outcome(
@@ -107,7 +100,21 @@ class TransferMaps(Instrument, kind="transfer_maps", reads=("model", "target", "
         return [Headline(name, value) for name, value in result.scalars.items() if name.startswith("mean_")]
 
     def show(self, result: Result) -> None:
-        show_maps(result)
+        """Print the unexplained variance and the penalty of both maps at each layer pair, and warn of overfitting."""
+        rows, counts = result.table, result.provenance["data"]
+        first = rows.iloc[0]
+        title = (
+            f"{first['source']} → {first['target']} by φ and back by ψ, fitted on {counts['fit_tokens']:,} tokens: "
+            "share of variance unexplained, penalty in nats per token, 95 % intervals over "
+            f"{number_of_documents(result.scalars)}"
+        )
+        layers = [f"{layer}→{depth}" for layer, depth in zip(rows["source_layer"], rows["target_layer"], strict=True)]
+        left = [number_column(sign, rows[name], ".3f") for sign, name in LEFT.items()]
+        ends = {sign: rows[[name, f"{name}_low", f"{name}_high"]].to_numpy() for sign, name in PENALTIES.items()}
+        costs = [Column(f"penalty of {sign}", [span(*row) for row in own]) for sign, own in ends.items()]
+        condition = number_column("condition of φ", rows["condition"], ".3g")
+        show_table(Table(title, [Column("layer", layers), *left, *costs, condition]))
+        _warn_of_overfitting(rows)
 
 
 def _as_stitches(config: AnalyzeConfig) -> TrainConfig:
@@ -123,28 +130,6 @@ def _losses(sums: Mapping[str, Any], end: str, own: str) -> dict[str, Any]:
     counts = sums["tokens"]
     columns = with_ends(f"stitching_loss{end}", sums["stitch"], counts) | with_ends(own, sums["target"], counts)
     return columns | with_ends(f"penalty{end}", sums["stitch"] - sums["target"], counts)
-
-
-# --------------------------------------------------------------------------------------------------------------- screen
-
-
-def show_maps(result: Result) -> None:
-    """Print the unexplained variance and the penalty of both maps at each layer pair, and warn of overfitting."""
-    rows, counts = result.table, result.provenance["data"]
-    first = rows.iloc[0]
-    title = (
-        f"{first['source']} → {first['target']} by φ and back by ψ, fitted on {counts['fit_tokens']:,} tokens: share "
-        f"of variance unexplained, penalty in nats per token, 95 % intervals over {number_of_documents(result.scalars)}"
-    )
-    layers = [f"{source}→{target}" for source, target in zip(rows["source_layer"], rows["target_layer"], strict=True)]
-    left = [number_column(sign, rows[name], ".3f") for sign, name in LEFT.items()]
-    costs = [
-        Column(f"penalty of {sign}", [span(*ends) for ends in rows[[name, f"{name}_low", f"{name}_high"]].to_numpy()])
-        for sign, name in PENALTIES.items()
-    ]
-    condition = number_column("condition of φ", rows["condition"], ".3g")
-    show_table(Table(title, [Column("layer", layers), *left, *costs, condition]))
-    _warn_of_overfitting(rows)
 
 
 def _warn_of_overfitting(table: pd.DataFrame) -> None:

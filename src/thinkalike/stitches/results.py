@@ -24,12 +24,7 @@ NAME = "stitch.safetensors"
 
 
 def write_stitches(
-    folder: Path,
-    tensors: Mapping[str, Tensor],
-    pairs: Sequence[LayerPair],
-    kind: str,
-    norm: str = "none",
-    **more: Any,
+    folder: Path, tensors: Mapping[str, Tensor], pairs: Sequence[LayerPair], kind: str, norm: str = "none", **more: Any
 ) -> None:
     """Write the stitches of a result into its folder.
 
@@ -39,9 +34,8 @@ def write_stitches(
         kind: of the stitches, one of `Stitch` or a closed form.
         more: the widths and the rank of a `Stitch`.
     """
-    facts = {"pairs": pairs, "kind": kind, "norm": norm, **more}
-    metadata = {"stitch": json.dumps(facts)}  # one entry: the order of several is not kept
-    save_file(dict(tensors), folder / NAME, metadata=metadata)
+    facts = json.dumps({"pairs": pairs, "kind": kind, "norm": norm, **more})
+    save_file(dict(tensors), folder / NAME, metadata={"stitch": facts})  # one entry: the order of several is not kept
 
 
 def _contents(result: Result, seed: int, is_back: bool) -> tuple[dict[str, Any], str]:
@@ -182,8 +176,7 @@ def stitch_modules(
         width_in, width_out = facts["widths"][::way]
         phi = Stitch(kind, width_in, width_out, facts["norm"], facts["rank"])
         phi.load_state_dict(_tensors(result, f"{prefix}{number}."))
-        layer, depth = pair[::way]
-        found[layer, depth] = phi.eval().requires_grad_(False)
+        found[tuple(pair[::way])] = phi.eval().requires_grad_(False)
     return found
 
 

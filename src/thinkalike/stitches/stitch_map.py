@@ -67,10 +67,7 @@ class StitchMap(nn.Module, ModelHubMixin):
             StitchError: `first` does not end where this map begins.
         """
         if not self.source.is_same(first.target):
-            raise StitchError(
-                f"the stitch from {self.source} cannot follow that to {first.target}: compose maps that share a layer "
-                "of the same weights"
-            )
+            raise StitchError(f"the stitch from {self.source} cannot follow that to {first.target}, another layer")
         one, other = (AffineMap(each.weight.double(), each.bias.double()) for each in (self, first))
         whole = one @ other
         return StitchMap(whole.weight, whole.bias, first.source, self.target)
@@ -82,11 +79,8 @@ class StitchMap(nn.Module, ModelHubMixin):
         to the condition number of W, which a warning gives. The map back by regression is `both_directions(...).psi`,
         or `load_stitch(result).back`.
         """
-        warnings.warn(
-            f"the inverse of a stitch with the condition number {self.affine.condition:.3g} multiplies noise by as "
-            "much; a map back that is fitted does not",
-            stacklevel=2,
-        )
+        condition = f"condition number {self.affine.condition:.3g}"
+        warnings.warn(f"the inverse of a stitch with the {condition} multiplies noise by as much", stacklevel=2)
         back = self.affine.inverse()
         return StitchMap(back.weight, back.bias, self.target, self.source)
 
@@ -141,9 +135,9 @@ class StitchMap(nn.Module, ModelHubMixin):
             return cls.load(place)
         with _explained(f"cannot get the stitch {place}", place, revision):
             commit = resolved("model", place, revision).sha  # so that both files are of one commit
-            files = [hf_hub_download(place, name, revision=commit, **options)
-                     for name in (CONFIG, WEIGHTS)]  # fmt: skip
-            return cls.load(Path(files[0]).parent)
+            for name in (CONFIG, WEIGHTS):
+                file = hf_hub_download(place, name, revision=commit, **options)
+            return cls.load(Path(file).parent)
 
     def push_to_hub(self, repo_id: str, **options: Any) -> str:
         """Upload the stitch with its model card to a repository of the hub, ORG/NAME, which is made if it is not there.
@@ -285,8 +279,7 @@ class StitchedModel:
         self.context = min(source.context, target.context)
         if tokenizer_fingerprint(source.tokenizer) != tokenizer_fingerprint(target.tokenizer):
             raise StitchError(
-                f"{source.name} and {target.name} have different tokenizers, so they cannot read the same tokens; "
-                "python train.py stitches such models on text"
+                f"{source.name} and {target.name} have different tokenizers: train.py stitches them on text"
             )
         source.check_layers([layer])
         target.check_layers([depth])
@@ -319,10 +312,8 @@ class StitchedModel:
         if not 0 <= temperature < float("inf"):
             raise StitchError(f"temperature={temperature} must be a number >= 0")
         if tokens.shape[1] + steps > self.context:
-            raise StitchError(
-                f"{tokens.shape[1]} tokens and steps={steps} more are longer than {self.context}, the most that "
-                f"{self.source.name} and {self.target.name} both read: give fewer"
-            )
+            longest = f"{self.context}, the most that both models read"
+            raise StitchError(f"{tokens.shape[1]} tokens and steps={steps} more are longer than {longest}")
         chance = seeded(seed)
         for _ in range(steps):
             logits = self(tokens)[:, -1].float().cpu()

@@ -27,7 +27,7 @@ class WholeModel(SteppedModule):
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
 
     def step_loss(self, loss: Tensor, setting: str) -> Tensor:
-        """Note a step's loss, which `setting` should be lowered for where it is not finite, and return it."""
+        """Note a step's loss, which is not finite where `setting` is too large, and return it."""
         self.note(self.over_processes(loss)[None], remedy=f"lower {setting}={self.config.lr}")
         return loss
 
@@ -50,11 +50,10 @@ class Pretraining(WholeModel):
         return cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
     def configure_optimizers(self) -> Any:
-        config = self.config
-        matrices = [weight for weight in self.model.parameters() if weight.dim() > 1]
-        others = [weight for weight in self.model.parameters() if weight.dim() <= 1]
-        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-        optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=(0.9, 0.95))
+        config, weights = self.config, list(self.model.parameters())
+        matrices = {"params": [each for each in weights if each.dim() > 1], "weight_decay": config.weight_decay}
+        others = {"params": [each for each in weights if each.dim() <= 1], "weight_decay": 0.0}
+        optimizer = torch.optim.AdamW([matrices, others], lr=config.lr, betas=(0.9, 0.95))
         warmup = min(config.warmup, self.steps)
         return scheduled(optimizer, lambda step: cosine(step, self.steps, warmup))
 
@@ -108,9 +107,8 @@ class Finetuning(WholeModel):
     def configure_optimizers(self) -> Any:
         config, body = self.config, {id(weight) for weight in self.model.base_model.parameters()}
         trained = [weight for weight in self.model.parameters() if weight.requires_grad]
-        head: dict[str, Any] = {"params": [weight for weight in trained if id(weight) not in body]}
-        groups = [{"params": [weight for weight in trained if id(weight) in body]}, head]
-        head["lr"] = config.head_lr or config.lr
-        optimizer = torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay)
+        head = {"params": [each for each in trained if id(each) not in body], "lr": config.head_lr or config.lr}
+        rest = {"params": [each for each in trained if id(each) in body], "lr": config.lr}
+        optimizer = torch.optim.AdamW([rest, head], lr=config.lr, weight_decay=config.weight_decay)
         warmup = round(config.warmup * self.steps)
         return scheduled(optimizer, lambda step: cosine(step, self.steps, warmup, 0.0))

@@ -34,12 +34,7 @@ class Part(NamedTuple):
 def mean_losses(
     losses: Losses, weights: Sequence[Sequence[nn.Parameter]], rows: Tensor, part: Part
 ) -> Float[Tensor, " p"]:
-    """Return the mean loss of every stitch on a step's rows, differentiable once in the stitches' weights.
-
-    Args:
-        losses: gives what each of some stitches loses on some rows, one value per token.
-        weights: the parameters of each stitch.
-    """
+    """Return the mean loss of every stitch on a step's rows, differentiable once in the parameters of each stitch."""
     if len(rows) <= part.rows and len(weights) <= part.stitches:
         return torch.stack([values.mean() for values in losses(rows, range(len(weights)))])
     flat = [weight for own in weights for weight in own]
@@ -122,7 +117,7 @@ def largest_part(
     copies = 1 + momenta + int(shared)  # gradients, and those that processes exchange
     room = budget.room - copies * sum(weight.nbytes for own in weights for weight in own) / GAPS
     longest = sorted(range(len(weights)), key=lambda number: -tails[number])
-    part = Part(len(rows), len(weights))
+    part = whole = Part(len(rows), len(weights))
     while room <= 0 or not _fits(losses, weights, rows[: part.rows], longest[: part.stitches], room):
         if room <= 0 or part == (1, 1):
             raise ResourceError(
@@ -131,11 +126,9 @@ def largest_part(
             )
         part = Part((part.rows + 1) // 2, part.stitches if part.rows > 1 else (part.stitches + 1) // 2)
         hand_back(rows.device)
-    if part != (len(rows), len(weights)):
-        log.info(
-            "memory: each step runs in parts of %d of %d rows and %d of %d stitches, to fit into %s",
-            part.rows, len(rows), part.stitches, len(weights), readable(budget.total),
-        )  # fmt: skip
+    if part != whole:
+        sizes = f"{part.rows} of {whole.rows} rows and {part.stitches} of {whole.stitches} stitches"
+        log.info(f"memory: each step runs in parts of {sizes}, to fit into {readable(budget.total)}")
     return part
 
 

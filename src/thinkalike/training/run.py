@@ -33,6 +33,7 @@ from thinkalike.training.steps import SteppedModule
 
 log = logging.getLogger(__name__)
 STATE = "training"  # the name of the state
+FOLDER, WRITTEN, EARLIER = "curves", "metrics.csv", "earlier.csv"
 LARGE, PAUSE = 100e6, 180.0  # a state of more bytes is written after this many seconds at the soonest
 for library in ("pytorch_lightning", "lightning_fabric"):
     logging.getLogger(library).setLevel(logging.WARNING)
@@ -90,27 +91,17 @@ class _States(Callback):
 
 @dataclass(frozen=True)
 class Run:
-    """Where and how a module is trained, apart from what it is.
+    """Where and how a module is trained, apart from what it is."""
 
-    Attributes:
-        partial: the folder of its state.
-        device: where Lightning runs it.
-        tracker: the logger of the job, which gets the curves; None: there are none.
-        part: the name of one of several trainings of a job; the first has none.
-    """
-
-    partial: Path
+    partial: Path  # the folder of its state
     device: torch.device
     trainer: TrainerConfig
-    tracker: Tracker | None = None
-    part: str = ""
+    tracker: Tracker | None = None  # the logger of the job, which gets the curves
+    part: str = ""  # the name of one of several trainings of a job; the first has none
 
 
 def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None:
-    """Train a module to its last step, from the state of an earlier run if there is one.
-
-    Args:
-        loggers: those of `loggers_of`.
+    """Train a module to its last step, from the state of an earlier run if there is one; see `loggers_of`.
 
     Raises:
         ConfigError: several processes are asked for, but not how many.
@@ -124,7 +115,7 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
     if state:
         log.info("resuming from %s", state)
     if state and loggers:
-        keep_curves(run.partial, int(read_state(state)["global_step"]))
+        _join_curves(run.partial / FOLDER, EARLIER, before=float(read_state(state)["global_step"]))
     watch: list[Callback] = [LearningRateMonitor("step")] if loggers else []
     steps = doing("training step", module.steps)
     with warnings.catch_warnings(), at_boundaries(), _products(trainer.matmul), steps as activity:
@@ -144,10 +135,10 @@ def fit(module: SteppedModule, run: Run, loggers: Sequence[Logger] = ()) -> None
             enable_model_summary=False,
             default_root_dir=run.partial,
         ).fit(module, ckpt_path=state, weights_only=True)
-    if loggers and not _helps(trainer):
-        join_curves(run.partial)
     if _helps(trainer):
         raise ShareDone
+    if loggers and (run.partial / FOLDER / EARLIER).exists():
+        _join_curves(run.partial / FOLDER, WRITTEN)
 
 
 def _of_plugins(trainer: TrainerConfig) -> list[Callback]:
@@ -157,9 +148,8 @@ def _of_plugins(trainer: TrainerConfig) -> list[Callback]:
         PluginError: one makes something else.
     """
     made = {name: plugins.load(name)() for name in trainer.callbacks}
-    for name, each in made.items():
-        if not isinstance(each, Callback):
-            raise PluginError(f"callback {name} makes a {type(each).__name__}: give a Callback of pytorch_lightning")
+    if wrong := [name for name, each in made.items() if not isinstance(each, Callback)]:
+        raise PluginError(f"callback {wrong[0]} makes no Callback of pytorch_lightning")
     return list(made.values())
 
 
@@ -189,7 +179,7 @@ def _processes(run: Run) -> dict[str, Any]:
 
 
 def _helps(trainer: TrainerConfig) -> bool:
-    """Return whether this is one of the processes that share a job, but not the first."""
+    """Return whether this is one of the processes that share a job, and not the first."""
     return trainer.strategy == "ddp" and getattr(rank_zero_only, "rank", 0) > 0
 
 
@@ -199,49 +189,23 @@ def loggers_of(run: Run) -> list[Logger]:
     if _helps(run.trainer):
         return []
     if isinstance(tracker, WandbTracker):
-        return [WandbLogger(experiment=with_steps(tracker.run))]
+        tracker.run.define_metric("trainer/global_step")  # curves are over the steps, as in Lightning's own runs
+        tracker.run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
+        return [WandbLogger(experiment=tracker.run)]
     if isinstance(tracker, TensorBoardTracker):
         return [TensorBoardLogger(tracker.folder.parent, name="", version=tracker.folder.name)]
     with_files = tracker is not None and tracker.config.kind == "csv"
     return [CSVLogger(run.partial, name=FOLDER, version="")] if with_files else []
 
 
-def with_steps(run: Any) -> Any:
-    """Let W&B draw curves over the steps of training, as Lightning does in runs of its own."""
-    run.define_metric("trainer/global_step")
-    run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-    return run
+def _join_curves(folder: Path, joined: str, before: float = float("inf")) -> None:
+    """Join the curves that were set aside and those written since, up to a step, in one file, and remove the other.
 
-
-# ------------------------------------------------------------
-# Lightning's logger begins a new file in each run: the curves of an interrupted run are set aside and joined.
-
-FOLDER = "curves"
-
-
-def keep_curves(partial: Path, step: int) -> None:
-    """Set the curves of an earlier run aside, up to the step that training resumes from."""
-    written, earlier = _files(partial)
-    _join([earlier, written], earlier, before=float(step))
-
-
-def join_curves(partial: Path) -> None:
-    """Put the curves that were set aside before those that were written since."""
-    written, earlier = _files(partial)
-    if earlier.exists():
-        _join([earlier, written], written)
-
-
-def _files(partial: Path) -> tuple[Path, Path]:
-    return partial / FOLDER / "metrics.csv", partial / FOLDER / "earlier.csv"
-
-
-def _join(files: Sequence[Path], joined: Path, before: float = float("inf")) -> None:
-    """Write the rows of files before a step into one of them, and remove the others."""
+    Lightning's logger begins its file, WRITTEN, anew in each run; what was there before is set aside until the end.
+    """
+    files = [folder / name for name in (EARLIER, WRITTEN)]
     if parts := [pd.read_csv(path) for path in files if path.exists() and path.stat().st_size]:
         rows = pd.concat(parts)
-        rows[rows["step"] < before].drop_duplicates().to_csv(joined.with_suffix(".aside"), index=False)
-        os.replace(joined.with_suffix(".aside"), joined)
-    for path in files:
-        if path != joined:
-            path.unlink(missing_ok=True)
+        rows[rows["step"] < before].drop_duplicates().to_csv(folder / "joined", index=False)
+        os.replace(folder / "joined", folder / joined)
+    (folder / (WRITTEN if joined == EARLIER else EARLIER)).unlink(missing_ok=True)

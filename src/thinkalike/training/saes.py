@@ -24,17 +24,11 @@ MEMORY = 8  # the mean of weights is over about the last ninth of the steps
 
 
 class SAEFit(NamedTuple):
-    """An autoencoder to train.
+    """An autoencoder to train."""
 
-    Attributes:
-        begins: its first weights, in the model's own units.
-        factor: multiplies `sae.lr`.
-        seed: decides the order in which it reads the states of a buffer.
-    """
-
-    begins: SparseAutoencoder
-    factor: float = 1.0
-    seed: int = 0
+    begins: SparseAutoencoder  # its first weights, in the model's own units
+    factor: float = 1.0  # of `sae.lr`
+    seed: int = 0  # of the order in which it reads the states of a buffer
 
 
 class SAETraining(SteppedModule):
@@ -81,8 +75,8 @@ class SAETraining(SteppedModule):
         self.averages = nn.ModuleList(map(SparseAutoencoder.stacked, begins)).requires_grad_(False)
         looked = (len(config.looks), len(fits))
         self.register_buffer("errors", torch.full((*looked, int(report.documents.max()) + 1), torch.nan))
-        self.register_buffer("active", torch.full(looked, torch.nan))
-        self.register_buffer("dead", torch.full(looked, torch.nan))
+        for name in ("active", "dead"):
+            self.register_buffer(name, torch.full(looked, torch.nan))
         self.register_buffer("asleep", torch.zeros(len(fits), config.width, dtype=torch.long))
         self._buffer: list[Float[Tensor, "s n d"]] | None = None  # for each stack, in the order of each of its fits
 
@@ -140,12 +134,10 @@ class SAETraining(SteppedModule):
 
     def trained(self) -> list[SparseAutoencoder]:
         """Return each autoencoder as it would be kept now, in the model's own units."""
-        found = [
-            (i, in_own_units(own, self.mean.to(own.W_enc.device), self.scale))
-            for stack, places in zip(self.averages, self.places, strict=True)
-            for i, own in zip(places, stack.unstacked(), strict=True)  # type: ignore[operator]
-        ]
-        return [own for _, own in sorted(found, key=lambda each: each[0])]
+        kept: dict[int, SparseAutoencoder] = {}
+        for stack, places in zip(self.averages, self.places, strict=True):
+            kept |= zip(places, stack.unstacked(), strict=True)  # type: ignore[operator]
+        return [in_own_units(kept[i], self.mean.to(kept[i].W_enc.device), self.scale) for i in range(len(kept))]
 
     def configure_optimizers(self) -> Any:
         groups = [

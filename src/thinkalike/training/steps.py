@@ -23,10 +23,8 @@ class StepBatches(Dataset):
 
     The batch of a step depends on nothing but the step, so a resumed job reads what it would have read. Where `world`
     processes share a job, this gives the rows of the one with this `rank`. A row may hold more than the `context`
-    tokens that count. Each batch is read in `repeats` steps.
-
-    Raises:
-        DataError: a step has less than a row, or its rows cannot be shared.
+    tokens that count. Each batch is read in `repeats` steps. A step of less than a row, or of rows that cannot be
+    shared, is a DataError.
     """
 
     def __init__(
@@ -41,8 +39,8 @@ class StepBatches(Dataset):
         world: int = 1,
         repeats: int = 1,
     ):
-        self.repeats = repeats
-        self.rows, self.seed, self.first, self.steps, self.rank, self.world = rows, seed, first, steps, rank, world
+        self.rows, self.seed, self.first, self.steps = rows, seed, first, steps
+        self.rank, self.world, self.repeats = rank, world, repeats
         context = context or rows.shape[1]
         self.size = tokens_per_step // context
         if self.size == 0:
@@ -97,16 +95,13 @@ class SteppedModule(pl.LightningModule):
         self.seconds, self.steps_here = time.monotonic() - started, self.global_step - first
 
     def train_dataloader(self) -> DataLoader:
-        trainer = self.trainer
-        share = (trainer.global_rank, trainer.world_size, self.repeats)
-        batches = StepBatches(*self._batches, trainer.global_step, *share)
-        pinned = trainer.strategy.root_device.type == "cuda"  # so that they are copied while the device computes
-        return DataLoader(batches, batch_size=None, pin_memory=pinned)
+        pinned = self.trainer.strategy.root_device.type == "cuda"  # so that they are copied while the device computes
+        return DataLoader(self.batches(self.trainer.global_step), batch_size=None, pin_memory=pinned)
 
-    def first_batch(self) -> Int[Tensor, "b t"]:
-        """Return this process's rows of step 0, on its device."""
+    def batches(self, first: int = 0) -> StepBatches:
+        """Return this process's rows of each step from this one on."""
         trainer = self.trainer
-        return StepBatches(*self._batches, 0, trainer.global_rank, trainer.world_size)[0].to(self.device)
+        return StepBatches(*self._batches, first, trainer.global_rank, trainer.world_size, self.repeats)
 
     def over_processes(self, losses: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         """Losses, averaged over the processes that share the job; no gradient."""
@@ -121,23 +116,17 @@ class SteppedModule(pl.LightningModule):
         Args:
             losses: of each thing that is trained; no gradient.
             names: of the first of them, for loggers.
-            remedy: what the user can do where a loss is not finite.
-
-        Raises:
-            TrainingError: see `check_losses`.
+            remedy: what the user can do where a loss is not finite, see `check_losses`.
         """
         self._unread.append((self.global_step, losses, remedy))
-        own = losses[: len(names)] if names else losses
+        own, following = losses[: len(names)] if names else losses, self.global_step + 1
         self.latest = own.mean()
-        following = self.global_step + 1
-        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if following % every == 0 or following == self.steps:
+        if following % self.trainer.log_every_n_steps == 0 or following == self.steps:  # type: ignore[attr-defined]
             self.check_losses()
             read = torch.cat([own[: len(names)], self.latest[None]]).tolist()
-            metrics = dict(zip((*names, "loss"), read, strict=True))
-            self.last_read = metrics["loss"]
+            self.last_read = read[-1]
             for logger in self.loggers:
-                logger.log_metrics(metrics, step=self.global_step)
+                logger.log_metrics(dict(zip((*names, "loss"), read, strict=True)), step=self.global_step)
 
     def check_losses(self) -> None:
         """Read the losses of all steps since the last reading, in one copy from the device.

@@ -7,6 +7,7 @@ run of its own. A step that does not fit into memory runs in parts.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -34,10 +35,7 @@ LATE = 0.8  # of the steps; the gain after them tells whether a stitch has conve
 
 
 class Fit(NamedTuple):
-    """A stitch to train, from a layer of a model (the source, a control, or the target) to a depth of the target.
-
-    `factor` multiplies the learning rate.
-    """
+    """A stitch to train, from a layer of a model to a depth of the target; `factor` multiplies the learning rate."""
 
     reads: Any
     layer: int
@@ -59,6 +57,9 @@ class StitchTraining(SteppedModule):
         beside: further stitches.
     """
 
+    curve: Tensor
+    part: Part | None = None
+
     def __init__(
         self,
         source: StateSource,
@@ -74,9 +75,7 @@ class StitchTraining(SteppedModule):
     ):
         layout = layout or Layout(rows.shape[1])
         super().__init__(rows, config.tokens_per_step, config.steps, seed, layout.target)
-        self.layout = layout
-        self.limits = limits or TrainerConfig()
-        self.part: Part | None = None
+        self.layout, self.limits = layout, limits or TrainerConfig()
         self.models = (source, target)  # a tuple, so that Lightning neither moves nor saves them
         self.layer_pairs, self.config = list(layer_pairs), config
         self.fits = (*(Fit(source, *pair) for pair in layer_pairs), *beside)
@@ -85,7 +84,6 @@ class StitchTraining(SteppedModule):
         )
         self.began: nn.ModuleList | None = None  # where training starts, if that is no identity
         self.late = copy.deepcopy(self.stitches[: len(self.layer_pairs)]).requires_grad_(False)
-        self.curve: Tensor
         self.register_buffer("curve", torch.full((config.steps, len(self.fits)), torch.nan))
         self._step_operations: float | None = None  # of the first step of this run, on all processes
 
@@ -119,31 +117,28 @@ class StitchTraining(SteppedModule):
     def on_train_start(self) -> None:
         """Find in which parts a step runs, unless the state of an earlier run says so."""
         if self.part is None:
-            tails, rows = [self.models[1].n_layers - 1 - fit.depth for fit in self.fits], self.first_batch()
+            tails = [self.models[1].n_layers - 1 - fit.depth for fit in self.fits]
+            rows, weights = self.batches()[0].to(self.device), [list(phi.parameters()) for phi in self.stitches]
             with self.trainer.precision_plugin.train_step_context():
-                self.part = largest_part(
-                    self.limits, self.losses, self._weights_by_stitch(), rows, tails, momenta(self.config)
-                )
+                self.part = largest_part(self.limits, self.losses, weights, rows, tails, momenta(self.config))
 
     def optimizer_step(self, *given: Any, **more: Any) -> None:
         """Take a step; count the operations of the first one of this run."""
-        if self._step_operations is None:
-            with FlopCounterMode(display=False) as counter:
-                super().optimizer_step(*given, **more)
-            self._step_operations = float(counter.get_total_flops() * self.trainer.world_size)
-        else:
+        counter = FlopCounterMode(display=False)
+        with counter if self._step_operations is None else contextlib.nullcontext():
             super().optimizer_step(*given, **more)
+        if self._step_operations is None:
+            self._step_operations = float(counter.get_total_flops() * self.trainer.world_size)
 
     def speed(self, device: torch.device, trainer: TrainerConfig) -> dict[str, float]:
         """Return `flops` and `flops_per_second` of the steps of this run, for the provenance of a result.
 
         `share_of_peak`, of all devices that share the job, is there if the device's peak is known.
         """
-        done = (self._step_operations or 0.0) * self.steps_here
-        facts = {"flops": done, "flops_per_second": done / max(self.seconds, 1e-9)}
-        most = peak_of(device, precision_of("float32", trainer))
-        share = {"share_of_peak": facts["flops_per_second"] / most / self.trainer.world_size} if most else {}
-        return facts | share
+        done, most = (self._step_operations or 0.0) * self.steps_here, peak_of(device, precision_of("float32", trainer))
+        speed = done / max(self.seconds, 1e-9)
+        share = {"share_of_peak": speed / most / self.trainer.world_size} if most else {}
+        return {"flops": done, "flops_per_second": speed, **share}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
@@ -156,28 +151,20 @@ class StitchTraining(SteppedModule):
         if kept and kept["limits"] == [self.limits.memory, self.limits.recompute]:
             self.part = Part(*kept["size"])
 
-    def _weights_by_stitch(self) -> list[list[nn.Parameter]]:
-        return [list(phi.parameters()) for phi in self.stitches]
-
     def training_step(self, rows: Int[Tensor, "b width"], _: int) -> Tensor:
         assert self.part
         if self.global_step == int(LATE * self.steps):
             self.late.load_state_dict(self.stitches[: len(self.layer_pairs)].state_dict())
         for weight in self.parameters():
             weight.grad = None  # Lightning would keep the last step's through this one's forward pass
-        losses = mean_losses(self.losses, self._weights_by_stitch(), rows, self.part)
-        step = self.over_processes(losses)
-        self.curve[self.global_step] = step
+        losses = mean_losses(self.losses, [list(phi.parameters()) for phi in self.stitches], rows, self.part)
+        self.curve[self.global_step] = step = self.over_processes(losses)
         names = [f"loss/{layer}-{depth}" for layer, depth in self.layer_pairs]
         self.note(step, names, remedy=f"lower stitch.lr={self.config.peak:g}")
         return losses.sum()
 
     def start_from(self, starts: Sequence[tuple[int, Any]]) -> None:
-        """Let stitches begin with affine maps, given with their numbers; decay pulls them there.
-
-        Raises:
-            ValueError: see `Stitch.start_from`.
-        """
+        """Let stitches begin with affine maps, given with their numbers; decay pulls them there."""
         for number, start in starts:
             self.stitches[number].start_from(start.weight, start.bias)  # type: ignore[operator]
         self.began = copy.deepcopy(self.stitches).requires_grad_(False)
@@ -194,20 +181,13 @@ class StitchTraining(SteppedModule):
 
     def configure_optimizers(self) -> Any:
         config, peak = self.config, peak_rate(self.config, self.models[0].d_model)
-        decay = config.weight_decay if self.began is None else 0.0
-        groups = [  # decay pulls a map to the identity, but a LayerNorm's gain to zero
-            {"params": weights, "lr": factor * peak, "weight_decay": decay if parts == ("map",) else 0.0}
-            for factor in dict.fromkeys(fit.factor for fit in self.fits)
-            for parts in (("map",), ("pre", "post"))
-            if (weights := self._weights(factor, *parts))
-        ]
-        optimizer = optimizer_of(config, groups)
-        return scheduled(optimizer, lambda step: rate(step, config))
-
-    def _weights(self, factor: float, *parts: str) -> list[nn.Parameter]:
-        """Return the parameters of these parts (map, pre, post) of every φ with this factor of the rate."""
-        learning = [phi for phi, fit in zip(self.stitches, self.fits, strict=True) if fit.factor == factor]
-        return [weight for phi in learning for weight in _parameters(phi, *parts)]
+        decay, groups = config.weight_decay if self.began is None else 0.0, []
+        for factor in dict.fromkeys(fit.factor for fit in self.fits):
+            learning = [phi for phi, fit in zip(self.stitches, self.fits, strict=True) if fit.factor == factor]
+            for pull, parts in ((decay, ("map",)), (0.0, ("pre", "post"))):  # which would pull a LayerNorm's gain to 0
+                if weights := [weight for phi in learning for weight in _parameters(phi, *parts)]:
+                    groups.append({"params": weights, "lr": factor * peak, "weight_decay": pull})
+        return scheduled(optimizer_of(config, groups), lambda step: rate(step, config))
 
     def configure_gradient_clipping(self, optimizer: Any, *_: Any, **__: Any) -> None:
         if self.config.clip > 0:  # each by itself: one stitch must not change another's steps
@@ -291,10 +271,7 @@ EPSILON = 1e-6  # of Adam: far above gradients that are rounding alone (1e-9), f
 
 
 def optimizer_of(config: StitchConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """Return the optimiser that a configuration names.
-
-    Args:
-        groups: of parameters, each with params, lr and weight_decay.
+    """Return the optimiser that a configuration names, of groups with params, lr and weight_decay.
 
     Raises:
         PluginError: a plugin makes no optimiser.
@@ -302,9 +279,7 @@ def optimizer_of(config: StitchConfig, groups: list[dict[str, Any]]) -> torch.op
     if plugins.is_plugin(config.optimizer):
         made = plugins.load(config.optimizer).make(groups)
         if not isinstance(made, torch.optim.Optimizer):
-            raise PluginError(
-                f"optimizer {config.optimizer} makes a {type(made).__name__}: give a torch.optim.Optimizer"
-            )
+            raise PluginError(f"optimizer {config.optimizer} makes a {type(made).__name__}, no torch.optim.Optimizer")
         return made
     more: dict[str, Any] = {"foreach": False}  # all at once would take two more copies of all weights
     if config.optimizer == "sgd":

@@ -14,8 +14,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, make_dataclass, replace
-from functools import partial
-from types import new_class
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from thinkalike import measures
@@ -41,10 +39,8 @@ class WithNeighbours(WithNull):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.neighbours > self.tokens_per_batch - 2:
-            raise ConfigError(
-                f"measure.neighbours={self.neighbours} must lie between 1 and measure.tokens_per_batch - 2"
-            )
+        if self.neighbours > (most := self.tokens_per_batch - 2):
+            raise ConfigError(f"measure.neighbours={self.neighbours} must be at most {most}, tokens_per_batch - 2")
 
 
 @dataclass
@@ -88,9 +84,8 @@ class OfLayerMeasure(LayerPairs):
     def metric(self, measure: Any, source_layers: int, target_layers: int, left_out: bool) -> Any:
         from thinkalike.measures.accumulators import LayerMeans
 
-        permutations = measure.permutations if measure.null else 0
-        compared = self.measure_of(measure)
-        return LayerMeans(source_layers, target_layers, compared, permutations, left_out, given=measure.given)
+        chance = measure.permutations if measure.null else 0, left_out
+        return LayerMeans(source_layers, target_layers, self.measure_of(measure), *chance, given=measure.given)
 
 
 class OfNeighbours(OfLayerMeasure):
@@ -136,25 +131,19 @@ class Declared(NamedTuple):
     reads: tuple[str, ...] = ("model", "target", "data", "measure", "stimuli")
 
 
-ALL_ROWS = ("model", "target", "data", "measure")
+OF_OUTPUTS: tuple[Any, ...] = (True, OutputConfig, (Outputs,), ("model", "target", "data", "measure"))
 OUTPUTS = {
     "jsd": Declared(
-        "Jensen-Shannon divergence, nats", lambda _: measures.JENSEN_SHANNON, (0.0, math.log(2)), True,
-        OutputConfig, (Outputs,), ALL_ROWS,
+        "Jensen-Shannon divergence, nats", lambda _: measures.JENSEN_SHANNON, (0.0, math.log(2)), *OF_OUTPUTS
     ),
-    "disagreement": Declared(
-        "disagreement of the top token", lambda _: measures.DISAGREEMENT, (0.0, 1.0), True,
-        OutputConfig, (Outputs,), ALL_ROWS,
-    ),
-}  # fmt: skip
+    "disagreement": Declared("disagreement of the top token", lambda _: measures.DISAGREEMENT, (0.0, 1.0), *OF_OUTPUTS),
+}
 DECLARED = {
     "mutual_knn": Declared(
         "mutual nearest neighbours", lambda measure: measures.mutual_measure(measure.neighbours),
         settings=WithGivenNeighbours, bases=(OfNeighbours,),
     ),
-    "procrustes": Declared(
-        "angular Procrustes distance", lambda _: measures.PROCRUSTES, (0.0, math.pi / 2), True
-    ),
+    "procrustes": Declared("angular Procrustes distance", lambda _: measures.PROCRUSTES, (0.0, math.pi / 2), True),
     "svcca": Declared("SVCCA", lambda measure: measures.svcca_measure(measure.kept), settings=WithKept),
     "soft_matching": Declared("soft matching", lambda _: measures.SOFT_MATCHING),
     "distance_correlation": Declared("distance correlation", lambda _: measures.DISTANCE_CORRELATION),
@@ -188,12 +177,8 @@ def declare(kinds: Mapping[str, Declared], module: str) -> dict[str, type]:
             "is_distance": each.is_distance,
             "measure_of": staticmethod(each.measure),
         }
-        new_class(kind, each.bases, {"kind": kind, "reads": each.reads}, partial(_fill, content))
+        type(kind, each.bases, content, kind=kind, reads=each.reads)
     return schemas
-
-
-def _fill(content: dict[str, Any], namespace: dict[str, Any]) -> None:
-    namespace.update(content)
 
 
 CONFIGS: dict[str, type] = declare(DECLARED | OUTPUTS, __name__)

@@ -89,13 +89,9 @@ class LayerPairs(Instrument):
     is_shared: ClassVar[bool] = True
     in_one_pass: ClassVar[bool] = True
     of_models: ClassVar[str] = "pairs"
-    of_text: ClassVar[Mapping[str, Any]] = {
-        "level": "auto",
-        "skip_first_tokens": 0,
-        "skip_special_tokens": False,
-        "stop_at_width": None,
-        "given": "none",
-    }  # settings that stimuli have not
+    of_text: ClassVar[Mapping[str, Any]] = {  # settings that are of text alone, and their values for stimuli
+        "level": "auto", "skip_first_tokens": 0, "skip_special_tokens": False, "stop_at_width": None, "given": "none"
+    }  # fmt: skip
 
     def inputs(self, config: AnalyzeConfig) -> Mapping[str, Any]:
         return stimuli_inputs(config) if config.activations else super().inputs(config)
@@ -176,9 +172,8 @@ class LayerPairs(Instrument):
         """Warn of what makes the numbers doubtful; a row of a batch is a token, a word or a stimulus."""
         if estimates.chance is not None and estimates.chance.documents < FEW_DOCUMENTS:
             log.warning(
-                "warning: batches hold %d different documents at least, which have few orders, so that p is large; "
-                "raise measure.tokens_per_batch",
-                estimates.chance.documents,
+                f"warning: batches hold {estimates.chance.documents} different documents at least, which have few "
+                "orders, so that p is large; raise measure.tokens_per_batch"
             )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -191,58 +186,38 @@ class LayerPairs(Instrument):
         return f"{self.name} given the token" if result.config["measure"].get("given") == "token" else self.name
 
     def headlines(self, result: Result) -> Sequence[Headline]:
-        return mean_and_closest(result.table, self.kind, self.is_distance) or super().headlines(result)
+        """Return the mean over layers of equal relative depth and the closest of all pairs of the two models' layers.
+
+        Of a model beside itself these are the mean over different layers, and the closest of those; of one layer beside
+        itself there is nothing to say. The closest value of a distance is the least.
+        """
+        across = _rows_across(result.table)
+        pairs = across[(across["source"] != across["target"]) | (across["source_layer"] != across["target_layer"])]
+        if pairs.empty:
+            return super().headlines(result)
+        same, values = len(pairs) < len(across), pairs["value"]
+        mean = float((values if same else _of_equal_depth(across)["value"]).mean())
+        most, name = (values.argmin(), "least") if self.is_distance else (values.argmax(), "greatest")
+        ends = pairs.iloc[int(most)][["value", "low", "high"]]
+        return [Headline(f"mean_{self.kind}", mean), Headline.with_ends(f"{name}_{self.kind}", *ends)]
 
     def show(self, result: Result) -> None:
-        """Print what fits on a screen: the cells of equal relative depth."""
-        show_cells(result, self.label(result))
-        if "largest_p" in result.scalars:
-            calibrated, p = (result.scalars[name] for name in ("largest_calibrated", "largest_p"))
-            chance = f"{calibrated:+.4f} above chance (of 1), p = {p:.3g} among all layer pairs"
-            show_text(f"closest layers: {chance}", indent=2)
+        """Print what fits on a screen: the values of layers of equal relative depth."""
+        from thinkalike.measures.estimates import span
 
-
-# ---- screens and headline numbers: the cells of equal relative depth, their mean, and the closest of all pairs
-
-
-def mean_and_closest(table: pd.DataFrame, kind: str, is_distance: bool = False) -> list[Headline]:
-    """Return the mean over layers of equal relative depth and the closest of all pairs of the two models' layers.
-
-    Of a model beside itself these are the mean over different layers, and the closest of those; of one layer beside
-    itself there is nothing to say.
-
-    Args:
-        is_distance: whether the least value is the closest, and not the greatest.
-    """
-    across = _rows_across(table)
-    pairs = across[(across["source"] != across["target"]) | (across["source_layer"] != across["target_layer"])]
-    if pairs.empty:
-        return []
-    same = len(pairs) < len(across)
-    mean = float(pairs["value"].mean() if same else _of_equal_depth(across)["value"].mean())
-    values = pairs["value"]
-    most, name = (values.argmin(), "least") if is_distance else (values.argmax(), "greatest")
-    closest = pairs.iloc[int(most)]
-    return [
-        Headline(f"mean_{kind}", mean),
-        Headline.with_ends(f"{name}_{kind}", closest["value"], closest["low"], closest["high"]),
-    ]
-
-
-def show_cells(result: Result, label: str) -> None:
-    """Print the values of layers of equal relative depth; `label` is what the measure is called."""
-    from thinkalike.measures.estimates import span
-
-    across, scalars = _rows_across(result.table), result.scalars
-    source, target = across["source"].iloc[0], across["target"].iloc[0]
-    count, stimuli = int(scalars["batches"]), result.provenance.get("stimuli")
-    rest, parts = (f"{stimuli['count']} stimuli", f"{count} parts") if stimuli else (f"{count} batches", "batches")
-    show_text(f"{label} of {source} and {target}, {rest}, 95 % intervals over {parts}")
-    for cell in _of_equal_depth(across).itertuples():
-        number = span(cell.value, cell.low, cell.high, "+.4f")
-        show_text(f"layer {cell.source_layer:>3} with {cell.target_layer:>3}   {number}", indent=2)
-    if "rows_used" in scalars:
-        show_text(f"{scalars['rows_used']:.0%} of the rows stood in large enough groups of one token", indent=2)
+        across, scalars = _rows_across(result.table), result.scalars
+        source, target = across["source"].iloc[0], across["target"].iloc[0]
+        count, stimuli = int(scalars["batches"]), result.provenance.get("stimuli")
+        rest, parts = (f"{stimuli['count']} stimuli", f"{count} parts") if stimuli else (f"{count} batches", "batches")
+        show_text(f"{self.label(result)} of {source} and {target}, {rest}, 95 % intervals over {parts}")
+        for cell in _of_equal_depth(across).itertuples():
+            number = span(cell.value, cell.low, cell.high, "+.4f")
+            show_text(f"layer {cell.source_layer:>3} with {cell.target_layer:>3}   {number}", indent=2)
+        if "rows_used" in scalars:
+            show_text(f"{scalars['rows_used']:.0%} of the rows stood in large enough groups of one token", indent=2)
+        if "largest_p" in scalars:
+            chance = f"{scalars['largest_calibrated']:+.4f} above chance (of 1), p = {scalars['largest_p']:.3g}"
+            show_text(f"closest layers: {chance} among all layer pairs", indent=2)
 
 
 def _rows_across(table: pd.DataFrame) -> pd.DataFrame:

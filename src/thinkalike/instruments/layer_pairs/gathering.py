@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from thinkalike.measures.rows import FEW
 from thinkalike.memory import FirstBatch
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.load import load_groups
-from thinkalike.processes import ProcessGroup, Round
+from thinkalike.processes import ProcessGroup
 from thinkalike.progress import doing
 from thinkalike.states.batches import ModelRuns, StateBatch, StateBatches, array_batches
 from thinkalike.states.stimuli import stimulus_states_of
@@ -42,6 +42,11 @@ class Side(NamedTuple):
     layers: list[Any]
     describe: Callable[[], dict[str, str]]
 
+    def __str__(self) -> str:
+        """Return the name, with the names of the layers where they are not their numbers."""
+        named = [f"{number} {layer}" for number, layer in enumerate(self.layers) if not isinstance(layer, int)]
+        return f"{self.name}, layers {', '.join(named)}" if named else self.name
+
 
 class Given(NamedTuple):
     """The input of a job: two sides, which are one object where a model is compared with itself, in batches."""
@@ -54,18 +59,13 @@ class Given(NamedTuple):
 
 def compare_all(jobs: Sequence[tuple[LayerPairs, AnalyzeConfig, Work]]) -> list[Outcome | ThinkalikeError]:
     """Compute the numbers of several jobs in one pass, in which each model runs once for each different input."""
-    runs, kinds, works = ModelRuns(), [kind for kind, _, _ in jobs], [work for _, _, work in jobs]
+    runs, (kinds, configs, works) = ModelRuns(), zip(*jobs, strict=True)
     with phase_of_all(works, "loading"):
-        if jobs[0][1].activations:
-            given = [_of_stimuli(kind, config, work) for kind, config, work in jobs]
-        else:
-            given = _of_text(kinds, [config for _, config, _ in jobs], runs)
-    both = zip(kinds, given, works, strict=True)
-    comparisons = [_comparison(kind, each, work) for kind, each, work in both]
+        given = [_of_stimuli(*job) for job in jobs] if configs[0].activations else _of_text(kinds, configs, runs)
+    comparisons = [_comparison(*each) for each in zip(kinds, given, works, strict=True)]
     with at_boundaries():
         gather(comparisons, runs, works[0].processes)
-    found = zip(kinds, given, comparisons, strict=True)
-    return [_outcome(kind, each, comparison) for kind, each, comparison in found]
+    return [_outcome(*each) for each in zip(kinds, given, comparisons, strict=True)]
 
 
 def _of_stimuli(kind: LayerPairs, config: AnalyzeConfig, work: Work) -> Given:
@@ -73,12 +73,8 @@ def _of_stimuli(kind: LayerPairs, config: AnalyzeConfig, work: Work) -> Given:
     stimuli: Stimuli = work.inputs["stimuli"]
     found = stimulus_states_of(config, stimuli, measure.embed)
     sides = [Side(each.name, each.layers, partial(dict, each.origin)) for each in found]
-    batches = array_batches(
-        [found[0].states, found[-1].states],
-        stimuli.groups,
-        rows_per_batch=measure.tokens_per_batch,
-        fewest=kind.fewest(measure),
-    )
+    limits = {"rows_per_batch": measure.tokens_per_batch, "fewest": kind.fewest(measure)}
+    batches = array_batches([found[0].states, found[-1].states], stimuli.groups, **limits)
     batches = replace(batches, facts={**batches.facts, **stimuli_facts(stimuli)})
     measure = replace(measure, batches=batches.parts_left_out or batches.total)
     return Given(measure, sides[0], sides[-1], batches)
@@ -92,7 +88,11 @@ def _outcome(kind: LayerPairs, given: Given, comparison: Comparison) -> Outcome 
     source, target, batches = given.source, given.target, given.batches
     rows, columns = (layer_rows(side.name, side.layers) for side in (source, target))
     kind.warn(estimates, rows, columns, batches.level)
-    _warn_of_few(estimates, batches.level)
+    if estimates.rows_used is not None and estimates.rows_used < FEW:
+        log.warning(
+            f"warning: only {100 * estimates.rows_used:.0f} % of the {batches.level}s stand in groups of one that are "
+            "large enough, and those are frequent ones; raise measure.tokens_per_batch"
+        )
     ends = {"value": estimates.value, "low": estimates.low, "high": estimates.high}
     across = kind.columns(estimates)
     parts = [matrix_rows(rows, columns, **ends, **across)]
@@ -120,7 +120,7 @@ def _outcome(kind: LayerPairs, given: Given, comparison: Comparison) -> Outcome 
 def _comparison(kind: LayerPairs, given: Given, work: Work) -> Comparison:
     measure, counts = given.measure, (len(given.source.layers), len(given.target.layers))
     new = partial(kind.metric, measure, *counts, given.batches.parts_left_out > 0)
-    return Comparison(new, measure, given.batches, (_called(given.source), _called(given.target)), work)
+    return Comparison(new, measure, given.batches, (str(given.source), str(given.target)), work)
 
 
 def _of_text(kinds: Sequence[LayerPairs], configs: Sequence[AnalyzeConfig], runs: ModelRuns) -> list[Given]:
@@ -146,22 +146,6 @@ def _described(model: FrozenModel, known: dict[int, dict[str, str]]) -> dict[str
     return {**known[id(model.module)], "name": model.name}
 
 
-def _called(side: Side) -> str:
-    """Return the name of a side, with the names of its layers where they are not their numbers."""
-    named = [f"{number} {layer}" for number, layer in enumerate(side.layers) if not isinstance(layer, int)]
-    return f"{side.name}, layers {', '.join(named)}" if named else side.name
-
-
-def _warn_of_few(estimates: Any, level: str) -> None:
-    """Say when too few rows stood in groups of one token for the numbers to speak of all of them."""
-    if estimates.rows_used is not None and estimates.rows_used < FEW:
-        log.warning(
-            "warning: only %.0f %% of the %ss stand in groups of one that are large enough, and those are frequent "
-            "ones; raise measure.tokens_per_batch",
-            100 * estimates.rows_used, level,
-        )  # fmt: skip
-
-
 # ---- batches, in step
 
 
@@ -181,10 +165,10 @@ class Comparison:
     def __init__(self, new: Callable[[], Any], measure: Any, batches: StateBatches, names: tuple[str, str], work: Work):
         if measure.stop_at_width and work.processes.size > 1:
             raise ConfigError("measure.stop_at_width looks at the batches of one process; leave it or trainer=ddp out")
-        self.measure, self.batches, self.names, self.work = measure, batches, names, work
-        kept, self.metric = work.resume("batches"), _Shared(new, work.processes)
-        if kept is not None:
-            self.metric.load(kept["metric"])
+        self.new, self.measure, self.batches, self.names, self.work = new, measure, batches, names, work
+        self.metric, kept = new(), work.resume("batches")
+        if kept is not None and not work.processes.rank:
+            self.metric.load_state_dict(kept["metric"])
         self.first = 0 if kept is None else int(kept["batches"])
         self.error: ThinkalikeError | None = None
         self.is_narrow = False
@@ -200,7 +184,7 @@ class Comparison:
         place = mine[0].device
         theirs = mine if theirs is mine else [layer.to(place) for layer in theirs]
         try:
-            self.metric.own.update(mine, theirs, number=number, **self.rows(batch))
+            self.metric.update(mine, theirs, number=number, **self.rows(batch))
         except ValueError as error:
             self.error = DataError(f"batch {number} of {self.names[0]} (source) and {self.names[1]} (target): {error}")
             self.error.__cause__ = error
@@ -210,7 +194,7 @@ class Comparison:
         wanted = {"mask": batch.mask}
         if self.measure.given == "token" and batch.tokens is not None:
             wanted["groups"] = batch.tokens
-        if getattr(self.metric.own, "permutations", 0) and self.measure.permute == "document":
+        if getattr(self.metric, "permutations", 0) and self.measure.permute == "document":
             wanted["documents"] = batch.documents
         place = batch.states[0][0].device
         return {name: None if rows is None else rows.to(place) for name, rows in wanted.items()}
@@ -219,19 +203,19 @@ class Comparison:
         """Keep a state after so many batches, from which the same comes as without an end."""
         self.collect()
         if not self.work.processes.rank and self.goes_on and done > self.first:
-            self.work.keep("batches", {"metric": self.metric.own.state_dict(), "batches": done})
+            self.work.keep("batches", {"metric": self.metric.state_dict(), "batches": done})
 
     def collect(self) -> None:
         """Hand all batches, or the error of one, over to the first of the processes that share the job."""
-        self.metric.gather()
-        errors = self.work.processes.everyone(self.error)
-        self.error = next((error for error in errors if error is not None), None)
+        processes = self.work.processes
+        self.metric = merged(self.metric, self.new, processes)
+        self.error = next((error for error in processes.everyone(self.error) if error is not None), None)
 
     def look(self, done: int) -> None:
         """End the comparison where every interval is narrow enough."""
-        width, metric = self.measure.stop_at_width, self.metric.own
-        if width and self.goes_on and done > self.first and metric.update_called:
-            self.is_narrow = bool(metric.compute().widest_interval() < width)
+        width = self.measure.stop_at_width
+        if width and self.goes_on and done > self.first and self.metric.update_called:
+            self.is_narrow = bool(self.metric.compute().widest_interval() < width)
             if self.is_narrow:
                 log.info("after %d batches every interval is narrower than %g", done, width)
 
@@ -243,17 +227,28 @@ class Comparison:
         """
         if self.error is not None:
             raise self.error
-        measure, metric = self.measure, self.metric.own
-        if not metric.update_called:
-            raise DataError(
-                f"there is too little text for one batch of {measure.tokens_per_batch} {self.batches.level}s"
-            )
-        estimates = metric.compute()
+        measure, what = self.measure, f"{self.measure.tokens_per_batch} {self.batches.level}s"
+        if not self.metric.update_called:
+            raise DataError(f"there is too little text for one batch of {what}")
+        estimates = self.metric.compute()
         if estimates.batches < 2:
             raise DataError("one batch gives no interval; give more text, or lower measure.tokens_per_batch")
         if estimates.batches < measure.batches and not measure.stop_at_width:
             log.warning("%d batches of the %d asked for: there is no more text", estimates.batches, measure.batches)
         return estimates
+
+
+def merged(metric: Any, new: Callable[[], Any], processes: ProcessGroup) -> Any:
+    """Return what the metrics of all processes have gathered, in the first process; the others begin anew."""
+    gives = processes.rank and metric.update_called
+    states = processes.everyone(metric.state_dict() if gives else None)
+    if processes.rank:
+        return new()
+    for state in filter(None, states):
+        part = new()
+        part.load_state_dict(state)
+        metric.merge_state(part)
+    return metric
 
 
 def gather(comparisons: Sequence[Comparison], runs: ModelRuns, processes: ProcessGroup) -> None:
@@ -276,7 +271,14 @@ def gather(comparisons: Sequence[Comparison], runs: ModelRuns, processes: Proces
     with doing("batch", total or None, first) as activity:
         for each in processes.rounds(starting, first, add):
             activity.reach(each.done)
-            _after(each, comparisons, total)
+            if each.passes(KEPT_EVERY) or each.asked:
+                for comparison in comparisons:
+                    comparison.keep(each.done)
+            if each.asked:
+                stop(f"at batch {each.done} of {total}")
+            if each.passes(LOOK_EVERY):
+                for comparison in comparisons:
+                    comparison.look(each.done)
     for comparison in comparisons:
         comparison.collect()
     processes.end_of_share()
@@ -328,44 +330,9 @@ def _added_together(number: int, group: Sequence[Read]) -> bool:
     numbered = {key: number for number, key in enumerate(states)}
     sides = [(numbered[id(batch.states[0])], numbered[id(batch.states[1])]) for _, batch in group]
     moved = [[layer.to(place) for layer in side] for side in states.values()]
-    metrics = [comparison.metric.own for comparison, _ in group]
+    metrics = [comparison.metric for comparison, _ in group]
     try:
         metrics[0].update_pairs(metrics, sides, moved, number=number, **group[0][0].rows(group[0][1]))
     except ValueError:
         return False
     return True
-
-
-def _after(each: Round, comparisons: Sequence[Comparison], total: int) -> None:
-    """Keep states and look at intervals where it is time to, and end where a signal waits."""
-    if each.passes(KEPT_EVERY) or each.asked:
-        for comparison in comparisons:
-            comparison.keep(each.done)
-    if each.asked:
-        stop(f"at batch {each.done} of {total}")
-    if each.passes(LOOK_EVERY):
-        for comparison in comparisons:
-            comparison.look(each.done)
-
-
-class _Shared:
-    """A metric of which each process has a part; the first process gathers all of them in its own."""
-
-    def __init__(self, new: Callable[[], Any], processes: ProcessGroup):
-        self.new, self.processes, self.own = new, processes, new()
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Take over a state, which one process has."""
-        if not self.processes.rank:
-            self.own.load_state_dict(state)
-
-    def gather(self) -> None:
-        """Hand all batches over to the first process."""
-        gives = self.processes.rank and self.own.update_called
-        for state in self.processes.everyone(self.own.state_dict() if gives else None):
-            if state is not None and not self.processes.rank:
-                part = self.new()
-                part.load_state_dict(state)
-                self.own.merge_state(part)
-        if self.processes.rank:
-            self.own = self.new()

@@ -74,9 +74,7 @@ def _fields(kind: str, plugin: MeasurePlugin) -> list[tuple[str, type, Any]]:
     for name, given in plugin.settings.items():
         item = given if isinstance(given, dataclasses.Field) else dataclasses.field(default=given)
         if name in common or not isinstance(item.default, bool | int | float | str):
-            raise PluginError(
-                f"measure {kind}: the setting {name} needs a name of its own, and a number or text as default"
-            )
+            raise PluginError(f"measure {kind}: {name} needs a name of its own, and a number or text as default")
         found.append((name, type(item.default), item))
     return found
 
@@ -87,12 +85,9 @@ def _of_function(kind: str, compare: Callable[[Tensor, Tensor], Any], is_distanc
     def value(source: Tensor, target: Tensor) -> Tensor:
         given = compare(source, target)
         try:
-            found = torch.as_tensor(given, dtype=torch.float64)
-        except (TypeError, ValueError, RuntimeError):
-            raise PluginError(f"measure {kind} gives a {type(given).__name__}: give one number") from None
-        if found.numel() != 1:
-            raise PluginError(f"measure {kind} gives a tensor of shape {tuple(found.shape)}: give one number")
-        return found.reshape(())
+            return torch.as_tensor(given, dtype=torch.float64).reshape(())
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise PluginError(f"measure {kind} must give one number: {error}") from None
 
     best = 0.0 if is_distance else 1.0
     return LayerMeasure(_wide, each_pair(value, is_symmetric=False), rows_in_order, 2, best, not is_distance)

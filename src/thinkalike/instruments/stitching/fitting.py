@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -20,7 +20,6 @@ from thinkalike.evaluation.token_means import BigramMeans
 from thinkalike.instruments.stitching.setting import Setting
 from thinkalike.measures.bootstrapping import documents_and_seeds_interval
 from thinkalike.measures.stitch import Stitch
-from thinkalike.models.controls import randomised
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.training.run import Run, fit
 from thinkalike.training.steps import peak_rate
@@ -33,46 +32,38 @@ TOKENS_PER_PARAMETER = 20  # of φ; with fewer fit tokens it overfits
 
 @dataclass(frozen=True)
 class Fitted:
-    """The φ of every layer pair, and the stitches that were trained in the same pass.
+    """The φ of every layer pair, and the stitches that were trained in the same pass, one per layer pair and name.
 
-    Attributes:
-        maps: the φs.
-        late: the φs before the last fifth of the steps.
-        beside: one stitch per layer pair by name: rate_3 at three times the rate, random_source from a source that was
-            never trained, floor from the target into itself.
-        weights, arrays: the tensors and learning curves that the result keeps.
-        speed: operations of the training, and how fast they were.
+    These are rate_3 at three times the rate, random_source from a source that was never trained, and floor from the
+    target into itself.
     """
 
     maps: Maps
-    late: Maps | None = None
+    late: Maps | None = None  # the φs before the last fifth of the steps
     beside: Mapping[str, Maps] = field(default_factory=dict)
-    weights: dict[str, Tensor] = field(default_factory=dict)
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    speed: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, Tensor] = field(default_factory=dict)  # that the result keeps
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)  # learning curves
+    speed: dict[str, float] = field(default_factory=dict)  # operations of the training, and how fast they were
 
 
 def fitted(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Setting | None = None) -> Fitted:
     """Train the φ of every layer pair, or solve for them.
 
-    Args:
-        untrained: the same setting with a source that was never trained; its stitches are fitted alike.
+    The stitches of `untrained`, the same setting with a source that was never trained, are fitted alike.
     """
-    config = setting.config
-    if not config.trained and config.kind == "identity":
+    kind = setting.config.kind
+    if setting.config.trained:
+        return _trained(setting, run, loggers, untrained)
+    if kind == "identity":
         return Fitted(setting.identity())
-    if not config.trained:
-        closed = setting.closed_forms(config.kind)
-        parts = ("weight", "bias")
-        weights = {f"{i}.map.{part}": getattr(phi, part).cpu() for i, phi in enumerate(closed) for part in parts}
-        beside = {"random_source": untrained.closed_forms(config.kind)} if untrained else {}
-        return Fitted(closed, beside=beside, weights=weights)
-    return _trained(setting, run, loggers, untrained)
+    closed, parts = setting.closed_forms(kind), ("weight", "bias")
+    weights = {f"{i}.map.{part}": getattr(phi, part).cpu() for i, phi in enumerate(closed) for part in parts}
+    beside = {"random_source": untrained.closed_forms(kind)} if untrained else {}
+    return Fitted(closed, beside=beside, weights=weights)
 
 
 def _trained(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Setting | None) -> Fitted:
     config, pairs, target = setting.config, setting.layer_pairs, setting.target
-    rows = setting.corpus.fit
     beside = {f"rate_{rate:g}": [Fit(setting.source, *pair, rate) for pair in pairs] for rate in config.rates}
     if untrained:
         beside["random_source"] = [Fit(untrained.source, *pair) for pair in pairs]
@@ -80,10 +71,9 @@ def _trained(setting: Setting, run: Run, loggers: Sequence[Any], untrained: Sett
     itself = {m: i for i, (l, m) in enumerate(pairs) if setting.source is target and l == m}  # noqa: E741
     depths = sorted({depth for _, depth in pairs} - set(itself)) if config.floor else []
     beside["floor"] = [Fit(target, depth, depth) for depth in depths]
-    module = StitchTraining(
-        setting.source, target, pairs, rows.tokens, config, setting.seed,
-        layout=rows.layout, limits=run.trainer, beside=[fit for fits in beside.values() for fit in fits],
-    )  # fmt: skip
+    rows, further = setting.corpus.fit, [each for fits in beside.values() for each in fits]
+    given = (setting.source, target, pairs, rows.tokens, config, setting.seed)
+    module = StitchTraining(*given, layout=rows.layout, limits=run.trainer, beside=further)
     _warn_of_overfitting(module, setting.corpus.counts["fit_tokens"])
     _start(module, setting, untrained)
     _train(module, target, run, loggers)
@@ -121,29 +111,24 @@ def _start(module: StitchTraining, setting: Setting, untrained: Setting | None) 
     """Let stitches begin with a closed form; those of the target into itself begin with the identity."""
     if setting.config.init == "identity":
         return
-    starts: dict[FrozenModel, Sequence[Any]] = {setting.source: setting.starts}
-    if untrained:
-        starts[untrained.source] = untrained.starts
-    places = {pair: place for place, pair in enumerate(setting.layer_pairs)}
-    module.start_from(
-        [
-            (number, starts[each.reads][places[each.layer, each.depth]])
-            for number, each in enumerate(module.fits)
-            if each.reads in starts and (each.layer, each.depth) in places
-        ]
-    )
+    starts = {
+        (each.source, *pair): start
+        for each in (setting, untrained)
+        if each
+        for pair, start in zip(each.layer_pairs, each.starts, strict=True)
+    }
+    begun = [(number, starts.get(each[:3])) for number, each in enumerate(module.fits)]
+    module.start_from([(number, start) for number, start in begun if start is not None])
 
 
 def _warn_of_overfitting(module: StitchTraining, tokens: int) -> None:
     parameters = sum(weight.numel() for weight in module.stitches[0].parameters())
     seen = module.config.steps * module.config.tokens_per_step
     if tokens < TOKENS_PER_PARAMETER * parameters:
+        remedy = "give more text" if seen > tokens else "raise stitch.steps or stitch.tokens_per_step"
         log.warning(
-            "warning: %s fit tokens are fewer than %d per parameter of φ (%s): expect overfitting; %s",
-            f"{tokens:,}",
-            TOKENS_PER_PARAMETER,
-            f"{parameters:,}",
-            "give more text" if seen > tokens else "raise stitch.steps or stitch.tokens_per_step",
+            f"warning: {tokens:,} fit tokens are fewer than {TOKENS_PER_PARAMETER} per parameter of φ "
+            f"({parameters:,}): expect overfitting; {remedy}"
         )
     if seen > 1.01 * tokens:
         log.warning("warning: training reads the fit tokens %.1f times over: there are no more", seen / tokens)
@@ -152,19 +137,8 @@ def _warn_of_overfitting(module: StitchTraining, tokens: int) -> None:
 # ---- Controls
 
 
-def never_trained(setting: Setting) -> Setting | None:
-    """Return the setting of the control `random_source`: a source of the same build that was never trained."""
-    if not setting.config.controls:
-        return None
-    return replace(setting, source=randomised(setting.source, setting.seed))
-
-
 def reported(setting: Setting, fits: Fitted, untrained: Setting | None, again: Mapping[str, Maps]) -> dict[str, Tensor]:
-    """Return sums by document of φ and its controls, see `document_sums`.
-
-    Args:
-        again: the φs of further seeds, by their names.
-    """
+    """Return sums by document of φ and its controls, see `document_sums`; `again` are the φs of further seeds."""
     config = setting.config
     maps: dict[str, Maps] = {"stitch": fits.maps, **again}
     if setting.equal_widths:
@@ -179,10 +153,10 @@ def reported(setting: Setting, fits: Fitted, untrained: Setting | None, again: M
         maps |= {kind: setting.closed_forms(kind) for kind in kinds}
         maps["shuffled"] = [_Shuffled(phi, setting.seed) for phi in fits.maps]
     readers, floor = _readers(setting, fits, untrained), fits.beside.get("floor")
-    if floor and all(one is phi for one, phi in zip(floor, fits.maps, strict=True)):
+    if floor == fits.maps:  # the target is stitched into itself anyway
         sums = setting.sums(maps, readers)
         return sums | {"floor": sums["stitch"]}
-    return setting.sums(maps, {"floor": Reader(setting.target, floor, "target")} | readers if floor else readers)
+    return setting.sums(maps, {"floor": Reader(setting.target, floor, "target"), **readers} if floor else readers)
 
 
 def _readers(setting: Setting, fits: Fitted, untrained: Setting | None) -> dict[str, Reader]:
@@ -221,12 +195,9 @@ BESIDE = (
 )  # fmt: skip
 FLAT = 0.005  # nats: the most that a stitch that has converged gains in the last fifth of its steps
 SPREADS = {
-    "kl": "kl",
-    "top1": "top1_agreement",
-    "distance": "distance",
-    "penultimate": "penultimate_distance",
-    "norm": "norm_ratio",
-}
+    "kl": "kl", "top1": "top1_agreement", "distance": "distance",
+    "penultimate": "penultimate_distance", "norm": "norm_ratio",
+}  # fmt: skip
 
 
 def penalties(setting: Setting, sums: dict[str, Tensor]) -> pd.DataFrame:

@@ -66,16 +66,15 @@ class Stitching(
             stitch = config.stitch
             shape = {"widths": (source.d_model, target.d_model), "rank": stitch.rank} if stitch.trained else {}
             write_stitches(work.job.aside, weights, setting.layer_pairs, stitch.kind, stitch.norm, **shape)
-        table = pd.concat([each.table for each in done.values()], ignore_index=True)
+        first, table = done[""], pd.concat([each.table for each in done.values()], ignore_index=True)
+        scalars = {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())}
+        scalars |= {"rows_used": first.rows_used, **document_numbers(torch.from_numpy(first.arrays["tokens"]))}
         return Outcome(
             table,
-            {"mean_penalty": float(table["penalty"].mean()), "worst_penalty": float(table["penalty"].max())}
-            | {"rows_used": done[""].rows_used}
-            | document_numbers(torch.from_numpy(done[""].arrays["tokens"]))
-            | alignment_scalars(corpus),
+            scalars | alignment_scalars(corpus),
             _joined({way: each.arrays for way, each in done.items()}, "_"),
             models=[source.describe(), target.describe()],
-            facts={"data": {"name": config.data.name, **corpus.facts()}, "training": done[""].speed},
+            facts={"data": {"name": config.data.name, **corpus.facts()}, "training": first.speed},
         )
 
     def draw(self, result: Result, folder: Path) -> None:
@@ -100,7 +99,14 @@ class Stitching(
         ]
 
     def show(self, result: Result) -> None:
-        show_stitches(result)
+        """Print the tables of each direction, warnings of doubtful low penalties, and the findings as sentences."""
+        directions = [table for _, table in result.table.groupby(["source", "target"], sort=False)]
+        for table in directions:
+            _show_direction(result, table)
+        for figure in (path for path in result.figures if path.suffix == ".png"):
+            show_text(f"figure: {figure}")
+        for table in directions:
+            show_text(sentence(table))
 
 
 def _ends_of_mean(arrays: Mapping[str, Any]) -> tuple[float, float]:
@@ -136,19 +142,19 @@ def _stitched(setting: Setting, run: Run, loggers: Sequence[Any], work: Work) ->
 
     from thinkalike.evaluation.language import document_bytes
     from thinkalike.evaluation.verdicts import verdict
-    from thinkalike.instruments.stitching.fitting import fitted, never_trained, penalties, reported
+    from thinkalike.instruments.stitching.fitting import fitted, penalties, reported
+    from thinkalike.models.controls import randomised
 
     with work.phase("likeness"):
         alike = setting.likeness()  # first, as it may find that there is too little text
     with work.phase("controls"):
-        untrained = never_trained(setting)
+        source = randomised(setting.source, setting.seed) if setting.config.controls else None
+        untrained = replace(setting, source=source) if source else None
+    alone, again = replace(setting, config=replace(setting.config, floor=False, rates=[])), {}
     with work.phase("fit"):
         first = fitted(setting, run, loggers, untrained)
-    alone = replace(setting, config=replace(setting.config, floor=False, rates=[]))
-    again = {}
-    for more in range(1, setting.config.seeds if setting.config.trained else 1):
-        part = f"{run.part}-seed-{more}" if run.part else f"seed-{more}"
-        with work.phase("fit"):
+        for more in range(1, setting.config.seeds if setting.config.trained else 1):
+            part = f"{run.part}-seed-{more}" if run.part else f"seed-{more}"
             again[f"seed_{more}"] = fitted(replace(alone, seed=setting.seed + more), replace(run, part=part), ())
     with work.phase("report"):
         sums = reported(setting, first, untrained, {name: each.maps for name, each in again.items()})
@@ -197,7 +203,7 @@ def _verdicts(table: pd.DataFrame) -> str:
     """Return the verdicts with their numbers of layer pairs, and that of pairs whose training had not converged."""
     counts, of = table["verdict"].value_counts(sort=False), f"of {len(table)}"
     said = ", ".join(
-        f"{verdict} at {count} {of}" if len(counts) > 1 else f"{verdict}" for verdict, count in counts.items()
+        f"{verdict} at {count} {of}" if len(counts) > 1 else str(verdict) for verdict, count in counts.items()
     )
     if "converged" not in table or table["converged"].all():
         return said
@@ -212,32 +218,14 @@ log = logging.getLogger(__name__)
 LOW_PENALTY, FAR = 0.1, 1.0  # nats; distance to the target's state relative to its norm
 LITTLE = 0.1  # R² given the token, in the worse direction
 NEARNESS = {
-    "KL": ("kl", ".4f"),
-    "same top token": ("top1_agreement", ".1%"),
-    "distance": ("distance", ".3f"),
-    "distance at the end": ("penultimate_distance", ".3f"),
-    "norm ratio": ("norm_ratio", ".3f"),
-    "bits per byte": ("bits_per_byte", ".4f"),
-}
+    "KL": ("kl", ".4f"), "same top token": ("top1_agreement", ".1%"),
+    "distance": ("distance", ".3f"), "distance at the end": ("penultimate_distance", ".3f"),
+    "norm ratio": ("norm_ratio", ".3f"), "bits per byte": ("bits_per_byte", ".4f"),
+}  # fmt: skip
 SHARED = {
-    "R² →": "r2",
-    "R² ←": "r2_back",
-    "given the token: R² →": "r2_given_token",
-    "R² given ←": "r2_given_token_back",
-    "CKA given": "cka_given_token",
-    "future": "future",
-}
-
-
-def show_stitches(result: Result) -> None:
-    """Print the tables of each direction, warnings of doubtful low penalties, and the findings as sentences."""
-    directions = [table for _, table in result.table.groupby(["source", "target"], sort=False)]
-    for table in directions:
-        _show_direction(result, table)
-    for figure in (path for path in result.figures if path.suffix == ".png"):
-        show_text(f"figure: {figure}")
-    for table in directions:
-        show_text(sentence(table))
+    "R² →": "r2", "R² ←": "r2_back", "given the token: R² →": "r2_given_token",
+    "R² given ←": "r2_given_token_back", "CKA given": "cka_given_token", "future": "future",
+}  # fmt: skip
 
 
 def _show_direction(result: Result, table: pd.DataFrame) -> None:
@@ -248,7 +236,7 @@ def _show_direction(result: Result, table: pd.DataFrame) -> None:
         f"{first['source']} into {first['target']}: φ {first['stitch']}, {unit}, 95 % intervals over "
         f"{number_of_documents(result.scalars)}, {counts['report_tokens']:,} tokens"
     )
-    names = ("stitching", "target") if aligned else ("stitching", "target", "source")  # whose tokens are not others
+    names = ["stitching", "target", *([] if aligned else ["source"])]  # whose loss is then per token of another kind
     losses = [number_column(f"{name} loss", table[f"{name}_loss"], ".4f") for name in names]
     _print(title, table, [*losses, *_penalty(table, "penalty"), *_training(table)])
     if aligned:
@@ -301,9 +289,9 @@ def _warn_of_far_states(table: pd.DataFrame) -> None:
     """Warn of stitches that cost little though their states are far from the target's own."""
     for row in table[(table["penalty"] < LOW_PENALTY) & (table["distance"] > FAR)].itertuples():
         log.warning(
-            "warning: %s→%s costs only %.3f nats, but its states lie %.1f norms from the target's own",
-            row.source_layer, row.target_layer, row.penalty, row.distance,
-        )  # fmt: skip
+            f"warning: {row.source_layer}→{row.target_layer} costs only {row.penalty:.3f} nats, but its states lie "
+            f"{row.distance:.1f} norms from the target's own"
+        )
 
 
 def _warn_of_little_shared(table: pd.DataFrame) -> None:
@@ -311,6 +299,6 @@ def _warn_of_little_shared(table: pd.DataFrame) -> None:
     least = table[["r2_given_token", "r2_given_token_back"]].min(axis=1)
     for row in table.assign(least=least)[least < LITTLE].itertuples():
         log.warning(
-            "warning: given the token, %s→%s explain %.2f of each other's states in the worse direction: a penalty of "
-            "%+.3f nats is no evidence of similarity", row.source_layer, row.target_layer, row.least, row.penalty,
-        )  # fmt: skip
+            f"warning: given the token, {row.source_layer}→{row.target_layer} explain {row.least:.2f} of each other's "
+            f"states in the worse direction: a penalty of {row.penalty:+.3f} nats is no evidence of similarity"
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,16 +18,9 @@ from thinkalike.evaluation.language import rows_at_once
 from thinkalike.evaluation.likeness import Likeness, likeness_of
 from thinkalike.evaluation.maps import ResidualSums, residual_sums, rows_of_moments, state_moments
 from thinkalike.evaluation.stitches import Maps, Reader, document_sums, report_share
-from thinkalike.measures.closed_forms import (
-    AffineMap,
-    BothDirections,
-    LayerPair,
-    Moments,
-    bias_only,
-    least_squares,
-    procrustes,
-    reduced_rank,
-)
+from thinkalike.instruments.operations import map_weights, products, stitches_in
+from thinkalike.measures import bias_only, least_squares, procrustes, reduced_rank
+from thinkalike.measures.closed_forms import AffineMap, BothDirections, LayerPair, Moments
 from thinkalike.measures.stitch import Stitch
 from thinkalike.memory import Budget, check_memory
 from thinkalike.models.frozen import FrozenModel
@@ -37,6 +29,8 @@ from thinkalike.models.tokenizers import check_alignable
 from thinkalike.processes import own_device
 from thinkalike.tokenizers import tokenizer_fingerprint
 from thinkalike.training.steps import momenta
+
+log = logging.getLogger(__name__)
 
 CONTROL_TOKENS = 2**18  # that the closed forms of controls and starts are fitted on
 
@@ -62,18 +56,13 @@ class Setting:
             ModelError: a model cannot be loaded, or tokens cannot be aligned.
             DataError: there is too little text.
         """
-        stitch, memory = config.stitch, config.trainer.memory_bytes
-        both = (config.model, config.target)
+        stitch, memory, both = config.stitch, config.trainer.memory_bytes, (config.model, config.target)
         source, target = load_models(*(replace(e, device=own_device(e.device, config.trainer)) for e in both))
         if stitch.both and source is target:
             raise ConfigError(f"stitch.both=true needs two models, and {source.name} is source and target")
         _check_widths(stitch, source, target)
         pairs = pairs_of_layers(config.layers, source.n_layers, target.n_layers)
-        budget = Budget.of(target.device, memory)
-        if stitch.trained:
-            _check_training(stitch, source, target, pairs, budget)
-        if stitch.controls or stitch.init != "identity" or not (stitch.trained or stitch.kind == "identity"):
-            _check_closed_forms(stitch, source, target, pairs, budget)
+        _check_room(stitch, source.d_model, target.d_model, pairs, Budget.of(target.device, memory))
         corpus = shared_text(config.data, source, target, max(stitch.steps * stitch.tokens_per_step, 1))
         return cls(stitch, config.seed, source, target, pairs, corpus, memory)
 
@@ -146,36 +135,22 @@ class Setting:
         rows, readers = self.corpus.report, readers or {}
         models, layout = (self.source, self.target, self.layer_pairs), rows.layout
         most = rows_at_once(self.corpus)
-        share = report_share(*models, rows.tokens, most, self.budget, layout, others=bool(readers))
-        at_once = share.rows, share.pairs
+        at_once = report_share(*models, rows.tokens, most, self.budget, layout, others=bool(readers))
         return document_sums(*models, maps, rows.tokens, rows.documents, *at_once, layout=layout, readers=readers)
 
 
-def _check_training(
-    config: StitchConfig, source: FrozenModel, target: FrozenModel, pairs: Sequence[LayerPair], budget: Budget
-) -> None:
-    """Refuse stitches whose weights, gradients and momenta do not fit into memory."""
-    widths = source.d_model, target.d_model
-    rank = config.rank if config.kind == "low_rank" else 0
-    weights = rank * sum(widths) or (config.kind != "identity") * math.prod(widths)
-    fits = len(pairs) * (1 + len(config.rates) + config.controls)
-    stitches = fits + config.floor * len({depth for _, depth in pairs})
-    kept = 4.0 * weights * (stitches * (2 + momenta(config)) + len(pairs))
-    check_memory(f"{stitches} stitches need", kept, budget, "choose fewer layers, or stitch=low_rank")
-    tokens = 12.0 * config.tokens_per_step  # as they are read, and as they are given to the models
-    check_memory(f"stitch.tokens_per_step={config.tokens_per_step} needs", kept + tokens, budget, "lower it")
-
-
-def _check_closed_forms(
-    config: StitchConfig, source: FrozenModel, target: FrozenModel, pairs: Sequence[LayerPair], budget: Budget
-) -> None:
-    """Refuse closed forms whose statistics and maps, all in float64, do not fit into memory."""
-    d, e = source.d_model, target.d_model
-    within = sum(len({pair[side] for pair in pairs}) * width**2 for side, width in enumerate((d, e)))
-    kinds = 3 if config.controls else 1
-    remedy = "choose fewer layers" + (", stitch.controls=false" if config.controls else "")
-    memory = 8.0 * (within + (1 + kinds) * len(pairs) * d * e)
-    check_memory(f"closed forms of {len(pairs)} layer pairs need", memory, budget, remedy)
+def _check_room(config: StitchConfig, d: int, e: int, pairs: Sequence[LayerPair], budget: Budget) -> None:
+    """Check that stitches with gradients and momenta in float32, and closed forms in float64, fit into memory."""
+    if config.trained:
+        stitches = stitches_in(config, pairs)
+        kept = 4.0 * map_weights(config, d, e) * (stitches * (2 + momenta(config)) + len(pairs))
+        check_memory(f"{stitches} stitches need", kept, budget, "choose fewer layers, or stitch=low_rank")
+        tokens = 12.0 * config.tokens_per_step  # as they are read, and as they are given to the models
+        check_memory(f"stitch.tokens_per_step={config.tokens_per_step} needs", kept + tokens, budget, "lower it")
+    if config.controls or config.init != "identity" or not (config.trained or config.kind == "identity"):
+        remedy = "choose fewer layers" + (", stitch.controls=false" if config.controls else "")
+        held = 8.0 * products(d, e, pairs, maps=3 if config.controls else 1)
+        check_memory(f"closed forms of {len(pairs)} layer pairs need", held, budget, remedy)
 
 
 def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel) -> None:
@@ -188,11 +163,6 @@ def _check_widths(config: StitchConfig, source: FrozenModel, target: FrozenModel
     limited = {"low_rank", "reduced_rank"} & {config.kind, config.init}
     if limited and config.rank > min(source.d_model, target.d_model):
         raise ConfigError(f"stitch.rank={config.rank} is more than the smaller width: {widths}")
-
-
-# ---- Text of two models
-
-log = logging.getLogger(__name__)
 
 
 def shared_text(data: DataConfig, source: FrozenModel, target: FrozenModel, fit_tokens: int) -> Corpus:

@@ -1,0 +1,305 @@
+"""Measures of all layer pairs as jobs: the numbers of the models' states, their options, nulls, states and warnings."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import tiny
+from conftest import composed, kill_and_resume
+from thinkalike.config import MEASURES, ModelConfig
+from thinkalike.errors import ConfigError
+from thinkalike.instruments import instrument
+from thinkalike.instruments.layer_pairs.declared import DECLARED, OUTPUTS, Declared, declare
+from thinkalike.job import Instrument
+from thinkalike.measures import (
+    CKA,
+    DISTANCE_CORRELATION,
+    PROCRUSTES,
+    LayerMeans,
+    LayerPredictions,
+    LinearPrediction,
+    RowGroups,
+    jensen_shannon,
+    kernel_alignment,
+    mutual_measure,
+)
+from thinkalike.models.frozen import FrozenModel
+from thinkalike.models.load import load_model
+from thinkalike.states.tokens import Pieces, pieces, word_documents, word_forms
+
+
+@pytest.fixture
+def words(text_files, tmp_path):
+    """The command line of a small job, measure and models apart."""
+    rows = ["model.context=32", "target.context=32", "measure.tokens_per_batch=256", "measure.batches=5"]
+    data = ["data=text", f"data.files=[{text_files}/*.txt]", "data.report_share=0.5", f"data.cache={tmp_path}/cache"]
+    return [*rows, *data, f"store={tmp_path}/results"]
+
+
+@pytest.fixture
+def pair(minis):
+    return [f"model.path={minis}/a", f"target.path={minis}/wide", "model.name=a", "target.name=wide"]
+
+
+def batches(minis, folder):
+    """The models of the pair, and the tokens and documents of each batch that a job reads, from its cache."""
+    (cache,) = (folder / "cache" / "tokens").iterdir()
+    rows = load_file(cache)
+    configs = [ModelConfig(name="x", family="native", mini=True, path=f"{minis}/{name}") for name in ("a", "wide")]
+    parts = zip(rows["report.tokens"].long().split(8), rows["report.documents"].split(8), strict=True)
+    return [load_model(config) for config in configs], list(parts)
+
+
+NULL = ["measure.null=true", "measure.permutations=4", "measure.permute=token"]
+METRICS = {  # the words of a measure, and what it computes from batches
+    "cka": (["measure=cka"], lambda: CKA(4, 4)),
+    "cka given": (["measure=cka", "measure.given=token"], lambda: CKA(4, 4, given="token")),
+    "mutual_knn given": (
+        ["measure=mutual_knn", "measure.given=token", "measure.neighbours=3"],
+        lambda: LayerMeans(4, 4, mutual_measure(3), given="token"),
+    ),
+    "procrustes": (["measure=procrustes", *NULL], lambda: LayerMeans(4, 4, PROCRUSTES, 4)),
+    "r2": (["measure=r2", "measure.fit_batches=5"], lambda: LayerPredictions(4, 4, fit_batches=5)),
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_job_leaves_the_measure_of_the_states_of_both_models(name, door, words, pair, minis, tmp_path):
+    more, new = METRICS[name]
+    done, metric = door("analyze.py", *words, *pair, *more), new()
+    models, parts = batches(minis, tmp_path)
+    for number, (tokens, _) in enumerate(parts):
+        states = ([model.head(tokens, layer) for layer in range(4)] for model in models)
+        metric.update(*states, number=number, **({"groups": tokens} if "given" in name else {}))
+    result, expected = done.result, metric.compute()
+    across = result.table[(result.table["source"] == "a") & (result.table["target"] == "wide")]
+    assert len(result.table) == 3 * 16
+    for column in ("value", "low", "high"):
+        assert np.abs(across[column].to_numpy() - getattr(expected, column).flatten().numpy()).max() < 1e-5
+    within = result.table[(result.table["source"] == "wide") & (result.table["target"] == "wide")]
+    assert np.abs(within["value"].to_numpy() - expected.within_target.value.flatten().numpy()).max() < 1e-5
+    assert len(result.figures) == 2
+    assert {"versions", "seed", "models", "wall_seconds"} <= set(result.provenance)
+    assert [model["name"] for model in result.provenance["models"]] == ["a", "wide"]
+    if name == "cka":
+        assert result.scalars["distance"] == pytest.approx(float(expected.distance().value), abs=1e-5)
+        assert "already done" in door("analyze.py", *words, *pair, *more).stderr
+    if name == "r2":
+        assert np.abs(across["back_high"].to_numpy() - expected.back.high.flatten().numpy()).max() < 1e-5
+        assert within["back"].isna().all()
+    if "given" in name:
+        assert result.scalars["rows_used"] == pytest.approx(expected.rows_used)
+        assert (result.table["given"] == "token").all()
+        assert "given the token of a and wide" in done.stdout
+    if name == "mutual_knn given":
+        assert result.scalars["chance"] == pytest.approx(expected.by_chance)
+        assert np.abs(across["calibrated"].to_numpy() - expected.calibrated.value.flatten().numpy()).max() < 1e-5
+
+
+def test_a_null_stands_beside_the_values(door, words, pair, minis, tmp_path):
+    done = door("analyze.py", "measure=procrustes", *words, *pair, "measure.null=true", "measure.permutations=4")
+    table = done.result.table
+    across, within = table.iloc[:16], table.iloc[16:]
+    assert (across["calibrated"] - (across["value"] - across["null"]) / (0 - across["null"])).abs().max() < 1e-9
+    assert across["p"].between(0.2, 1).all()
+    assert (across["p_of_largest"] >= across["p"]).all()
+    assert within["null"].isna().all(), "there is none within a model"
+    assert done.result.scalars["documents"] == min(len(owners.unique()) for _, owners in batches(minis, tmp_path)[1])
+    assert "closest layers:" in done.stdout
+    assert "different documents at least, which have few orders" in done.stderr
+
+
+def test_a_job_of_outputs_compares_logits(door, words, pair, minis, tmp_path):
+    table = door("analyze.py", "measure=jsd", *words, *pair, *NULL).result.table
+    models, parts = batches(minis, tmp_path)
+    logits = ([model.full(tokens).flatten(0, 1) for model in models] for tokens, _ in parts)
+    across = table.iloc[0]
+    assert across["value"] == pytest.approx(np.mean([float(jensen_shannon(*both)) for both in logits]), abs=1e-6)
+    assert (across["source_layer"], across["target_layer"]) == ("logits", "logits")
+    assert 0 < across["value"] < across["null"] < math.log(2)
+    assert len(table) == 3
+
+
+@pytest.mark.parametrize("given", ["none", "token"])
+def test_predictions_within_and_across_are_those_of_linear_maps_and_go_on_from_a_state(given):
+    sizes, tokens = ((4, 5), (3,)), torch.arange(60) % 10
+    read = [[[torch.randn(60, d) for d in side] for side in sizes] for _ in range(6)]
+    whole = LayerPredictions(2, 1, fit_batches=3, given=given)
+    for number, batch in enumerate(read):
+        whole.update(*batch, number=number, groups=tokens if given == "token" else None)
+    groups = RowGroups.of(tokens, 4)
+    rows = [[[groups.without_means(each) for each in side] for side in batch] for batch in read]
+    rows = rows if given == "token" else read
+    for sides, found in (((0, 1), whole.compute().value), ((0, 0), whole.compute().within_source.value)):
+        maps = LinearPrediction([(i, j) for i in range(2) for j in range(len(sizes[sides[1]]))])
+        for batch in rows[:3]:
+            maps.fit(*(batch[side] for side in sides))
+        for batch in rows[3:]:
+            maps.judge(*(batch[side] for side in sides))
+        torch.testing.assert_close(maps.compute()[0].value, found.flatten().double(), atol=1e-5, rtol=1e-5)
+    for cut in (0, 2, 4):
+        first, second = (LayerPredictions(2, 1, fit_batches=3, given=given) for _ in range(2))
+        for number, batch in enumerate(read):
+            if number == cut:
+                second.load_state_dict(first.state_dict())
+            metric = first if number < cut else second
+            metric.update(*batch, number=number, groups=tokens if given == "token" else None)
+        assert torch.equal(second.compute().back.high, whole.compute().back.high)
+
+
+@pytest.mark.parametrize(("both", "models"), [(("a", "a"), 1), (("a", "b"), 2)])
+def test_a_model_with_itself_runs_once_and_its_grams_are_taken_once(both, models, door, words, minis, monkeypatch):
+    passes, layers = [], []
+    residuals, hsics = FrozenModel.residuals, kernel_alignment.linear_statistics
+
+    def run(self, tokens, *rest):
+        passes.append(tuple(tokens.shape))
+        return residuals(self, tokens, *rest)
+
+    def compared(rows, *rest):
+        layers.append(len(rows))
+        return hsics(rows, *rest)
+
+    monkeypatch.setattr(FrozenModel, "residuals", run)
+    monkeypatch.setattr(kernel_alignment, "linear_statistics", compared)
+    paths = [f"model.path={minis}/{both[0]}", f"target.path={minis}/{both[1]}"]
+    names = [f"model.name={both[0]}", f"target.name={both[1]}"]
+    table = door("analyze.py", "measure=cka", "measure.embed=true", *words, *paths, *names).result.table
+    assert passes.count((8, 32)) == 5 * models
+    assert layers == [(tiny.LAYERS + 1) * models] * 5
+    if models == 1:
+        diagonal = table[table["source_layer"] == table["target_layer"]]
+        assert sorted(diagonal["source_layer"]) == [-1, 0, 1, 2, 3]
+        assert (diagonal["value"] - 1).abs().max() < 1e-6
+
+
+OPTIONS = {
+    "biased": ["measure.estimator=biased"],
+    "mean of ratios": ["measure.aggregate=mean_of_ratios"],
+    "rbf": ["measure.kernel=rbf"],
+    "mean": ["measure.flatten=mean"],
+    "first tokens": ["measure.skip_first_tokens=3"],
+    "special tokens": ["measure.skip_special_tokens=true"],
+    "bfloat16": ["model.dtype=bfloat16", "target.dtype=bfloat16"],
+}
+
+
+@pytest.mark.slow
+def test_every_option_changes_the_numbers(door, words, pair):
+    seen = set()
+    for more in ([], *OPTIONS.values()):
+        result = door("analyze.py", "measure=cka", *words, *pair, *more).result
+        seen.add(round(float(result.arrays["value"][1, 2]), 9))
+    assert len(seen) == 1 + len(OPTIONS)
+
+
+def test_a_job_stops_when_its_intervals_are_narrow_enough_or_the_text_ends(door, words, pair, text_files):
+    more = ["measure=cka", "measure.tokens_per_batch=128", "measure.batches=60", f"data.files=[{text_files}/0*.txt]"]
+    done = door("analyze.py", *words, *pair, *more, "measure.stop_at_width=10")
+    assert "after 10 batches every interval is narrower than 10" in done.stderr
+    assert len(done.result.arrays["hsics"]) == 10
+    assert "batches of the 60 asked for: there is no more text" in door("analyze.py", *words, *pair, *more).stderr
+
+
+@pytest.mark.slow
+def test_models_of_different_tokenizers_are_compared_by_words(door, words, checkpoints, minis, tmp_path):
+    other = tiny.recut(checkpoints["gpt2"], tmp_path / "gpt2", tiny.tokenizer(290))
+    both = ["measure=cka", f"model.path={minis}/a", "target.name=local", "target.mini=false", "target.family=auto"]
+    both.append(f"target.path={other}")
+    done = door("analyze.py", *words, *both)
+    assert "have different tokenizers: compared word by word" in done.stderr
+    assert done.result.table["value"].between(-1, 1 + 1e-6).all()
+    given = door("analyze.py", *words, *both, "measure.given=token", "measure.tokens_per_batch=512")
+    assert 0 < given.result.scalars["rows_used"] < 0.5
+    assert "of the words stand in groups of one that are large enough" in given.stderr
+    for setting in ("level=token", "skip_first_tokens=1", "flatten=mean"):
+        assert door("analyze.py", *words, *both, f"measure.{setting}").status == 1
+
+
+@pytest.mark.parametrize(
+    ("measure", "setting"),
+    [
+        ("cka", "measure.batches=0"),
+        ("cka", "measure.level=letter"),
+        ("distance_correlation", "measure.given=token"),
+        ("jaccard", "measure.neighbours=255 measure.tokens_per_batch=256"),
+        ("jsd", "measure.level=word"),
+        ("mutual_knn", "measure.given=token measure.null=true"),
+    ],
+)
+def test_settings_that_a_measure_has_no_value_for_are_refused(measure, setting):
+    with pytest.raises(ConfigError, match=setting.split()[-1 if "null" in setting else 0].split("=")[0]):
+        composed(f"measure={measure}", *setting.split(), door="analyze")
+
+
+def test_a_layer_without_variance_is_named_with_its_model(door, words, minis, tmp_path):
+    flat = tiny.flat(tmp_path / "flat")
+    models = [f"model.path={minis}/a", f"target.path={flat}", "target.name=flat"]
+    refused = door("analyze.py", "measure=cka", *words, *models)
+    assert "flat (target): target layer 0: all rows are the same" in refused.error
+    assert not (tmp_path / "results").exists()
+
+
+def test_one_massive_token_is_warned_of(door, words, tmp_path):
+    massive = tiny.write_mini(tmp_path / "massive")
+    weights = load_file(massive / "model.safetensors")
+    weights["pos.weight"][0] += 3000
+    save_file(weights, massive / "model.safetensors")
+    itself = [*words, "measure=cka", f"model.path={massive}", f"target.path={massive}"]
+    done = door("analyze.py", *itself, "measure.tokens_per_batch=32", "measure.batches=40")
+    assert "gelu-3l-mini layer 0: in some batch one token carries" in done.stderr
+    without = door("analyze.py", *itself, "measure.skip_first_tokens=1")
+    assert without.status == 0
+    assert "carries" not in without.stderr
+
+
+@pytest.mark.slow
+def test_a_killed_job_goes_on_to_the_same_values(door, words, pair):
+    long = ["measure=cka", "measure.batches=220", "measure.tokens_per_batch=32"]
+    killed, whole = kill_and_resume(door, "analyze.py", *words, *pair, *long, state="batches")
+    assert (killed.folder / "table.csv").read_bytes() == (whole.folder / "table.csv").read_bytes()
+
+
+def test_stimuli_are_compared_and_their_sentences_permuted(door, tmp_path):
+    n = 60
+    texts = [f"a{sentence} b{sentence}" for sentence in range(n // 2)]
+    rows = [f"{s}-{p},{text},{word},{p}" for s, text in enumerate(texts) for p, word in enumerate(text.split())]
+    (tmp_path / "words.csv").write_text("\n".join(["id,text,word,place", *rows]))
+    states = np.random.default_rng(0).normal(size=(n, 5))
+    ids = np.array([row.split(",")[0] for row in rows])
+    np.savez(tmp_path / "x.npz", l0=states, ids=ids)
+    np.savez(tmp_path / "y.npz", l0=states @ np.linalg.qr(np.random.default_rng(1).normal(size=(5, 5)))[0], ids=ids)
+    sides = [f"activations=[{tmp_path}/x.npz,{tmp_path}/y.npz]", "stimuli=table", f"stimuli.path={tmp_path}/words.csv"]
+    null = ["measure.null=true", "measure.permutations=19", f"store={tmp_path}/results"]
+    result = door("analyze.py", "measure=distance_correlation", *sides, *null).result
+    across = result.table.iloc[0]
+    assert across["value"] == pytest.approx(1, abs=1e-9)
+    assert across["p"] == pytest.approx(1 / 20)
+    assert result.scalars["documents"] == n // 2
+
+
+def test_words_know_their_documents_and_equal_ones_have_equal_numbers():
+    assert word_documents(Pieces(["a b", "c"], [[(0, 1), (2, 3)], [(0, 1)]], [4, 7])).tolist() == [4, 4, 7]
+    first, second = pieces(["a b c", "d e", "f", "g h i"], [], 4)
+    assert (first.documents, second.documents) == ([0, 1], [2, 3])
+    assert len(word_documents(first)) == first.count == 5
+    batch = Pieces(["a bc a", "bc  d"], [[(0, 1), (2, 4), (5, 6)], [(0, 2), (4, 5)]])
+    assert word_forms(batch).tolist() == [0, 1, 0, 1, 2]
+
+
+def test_a_new_measure_is_one_declaration_and_all_of_the_package_have_theirs():
+    names = {kind for kind, module in MEASURES.items() if ":" in module}
+    assert set(DECLARED) | set(OUTPUTS) == names
+    assert all(instrument(MEASURES[kind]).kind == kind for kind in names)
+    new = {"mine": Declared("my measure", lambda measure: DISTANCE_CORRELATION)}
+    (schema,) = declare(new, "somewhere").values()
+    made = Instrument.known.pop("somewhere:mine")()
+    metric = made.metric(schema(null=True, permutations=3), 1, 1, False)
+    metric.update([torch.randn(20, 3)], [torch.randn(20, 4)])
+    assert set(made.columns(metric.compute())) >= {"null", "calibrated", "p", "p_of_largest"}
+    assert (made.kind, made.name, schema().kind) == ("mine", "my measure", "mine")
