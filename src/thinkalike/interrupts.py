@@ -45,9 +45,9 @@ class Interrupted(BaseException):
 def heeded() -> Iterator[None]:
     """Raise `Interrupted` on signals while this is open, unless this is a thread or another handler is set."""
     global _waiting, _ours
-    ours = [number for number in SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)]
-    if threading.current_thread() is not threading.main_thread():
-        ours = []
+    is_main = threading.current_thread() is threading.main_thread()
+    untouched = (signal.SIG_DFL, signal.default_int_handler)
+    ours = [number for number in SIGNALS if is_main and signal.getsignal(number) in untouched]
     before, outer = {number: signal.signal(number, _heed) for number in ours}, _ours
     _ours = [*outer, *ours]
     try:
@@ -104,7 +104,6 @@ def follow_parent() -> None:
 
 def _heed(number: int, frame: FrameType | None) -> None:
     global _waiting
-    if _patient and _waiting is None:
-        _waiting = number
-        return
-    raise Interrupted(number)
+    if not _patient or _waiting is not None:
+        raise Interrupted(number)
+    _waiting = number

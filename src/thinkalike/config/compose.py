@@ -31,7 +31,7 @@ from thinkalike.config.registry import MEASURES, PLUGGED, measure_module
 from thinkalike.config.roots import AnalyzeConfig, JobConfig, MeasureConfig, TrainConfig
 from thinkalike.config.schema import made, short
 from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
-from thinkalike.errors import ConfigError, first_line, listed, nearest, one_of
+from thinkalike.errors import ConfigError, first_line, nearest, one_of
 from thinkalike.plugins import is_plugin, named_in
 
 COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
@@ -66,11 +66,7 @@ def compose_job(entry_point: str, overrides: Iterable[str]) -> Any:
         ConfigError: the script would refuse them; the message is the same.
         PluginError: a plugin that they name cannot be used.
     """
-    one_of("entry_point", entry_point, SCHEMAS)
-    words = list(overrides)
-    if isinstance(overrides, str) or not all(isinstance(word, str) for word in words):
-        raise ConfigError(f"{overrides!r} must be a list of overrides, one setting each, such as ['seed=1']")
-    words = folders_named(at_home(words))
+    words = folders_named(at_home(list(overrides)))
     parsed = parse_overrides(words)
     check_overrides(words, SCHEMAS[entry_point], sweeps=False)
     words = with_default_target(entry_point, words)
@@ -112,8 +108,6 @@ def one_line(error: BaseException) -> str:
 def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
     """Tell Hydra the schemas, the user's folders, and the resolvers.
 
-    at_scale and by_recipe pick one of two values, and at_most_a_tenth shortens a warm-up.
-
     Args:
         measures: those whose settings may be given; of the others Hydra gets the name alone, as their files take
             seconds to import.
@@ -133,9 +127,8 @@ def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
         _store(name, _defaults(measure_schema(kind)), "/".join(filter(None, folders)))  # type: ignore[arg-type]
     register_repositories(models)
     Plugins.instance().register(OwnFolders)
-    OmegaConf.register_new_resolver("at_scale", _at_scale, replace=True)
-    OmegaConf.register_new_resolver("by_recipe", _by_recipe, replace=True)
-    OmegaConf.register_new_resolver("at_most_a_tenth", _at_most_a_tenth, replace=True)
+    for resolver in (at_scale, by_recipe, at_most_a_tenth):
+        OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
 
 
 @cache
@@ -167,17 +160,20 @@ def options(group: str) -> list[str]:
     return sorted(written | {*(MEASURES if group == "measure" else ())})
 
 
-def _at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
+def at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
+    """Return the value for the scale of the recipe: by default `mini` where all models are minis."""
     models = [_root_[part] for part in ("model", "target") if part in _root_]
     small = all(model.mini for model in models) if _root_.scale == "auto" else _root_.scale == "mini"
     return mini if small else paper
 
 
-def _by_recipe(honest: Any, paper: Any, *, _root_: DictConfig) -> Any:
+def by_recipe(honest: Any, paper: Any, *, _root_: DictConfig) -> Any:
+    """Return the value for the recipe."""
     return paper if _root_.recipe == "paper" else honest
 
 
-def _at_most_a_tenth(usual: int, steps: Any) -> int:
+def at_most_a_tenth(usual: int, steps: Any) -> int:
+    """Return the steps of a warm-up, which is shorter where training is short."""
     return min(usual, max(steps, 0) // 10) if isinstance(steps, int) else usual
 
 
@@ -205,14 +201,9 @@ def measures_of(parsed: Sequence[Override]) -> list[str]:
     named = {override.key_or_group: values_of(override) for override in parsed}
     if "measure" in named:
         return [str(kind) for kind in named["measure"]]
-    kinds = [_measure_of(str(name)) for name in named.get("experiment", [None])]
-    return [kind for kind in kinds if kind] or ["loss"]
-
-
-def _measure_of(experiment: str) -> str | None:
-    path = next(configurations(f"experiment/{experiment}.yaml"), None)
-    defaults = from_yaml(path.read_text()).get("defaults", []) if path else []
-    return next((item["override /measure"] for item in defaults if "override /measure" in item), None)
+    files = [path for name in named.get("experiment", []) for path in configurations(f"experiment/{name}.yaml")]
+    defaults = [item for path in files for item in from_yaml(path.read_text()).get("defaults", [])]
+    return [item["override /measure"] for item in defaults if "override /measure" in item] or ["loss"]
 
 
 def check_overrides(words: Sequence[str], schema: type, sweeps: bool = True) -> None:
@@ -264,25 +255,21 @@ def check_option(group: str, key: str, values: Sequence[Any]) -> None:
     """Refuse values of a key that are no options of a configuration group.
 
     Raises:
-        ConfigError: one is none; the message names the nearest option.
+        ConfigError: a value is no option; the message names the nearest one.
     """
     there = options(group)
-    for value in values:
-        name = str(value)
+    for name in map(str, values):
         more = (group == "model" and is_repository(name)) or (group == "measure" and is_plugin(name))
-        if isinstance(value, list | dict) or not (name in there or more):
-            parts = [each for each in there if name in each.split("/")]  # brown2023, or figure1
-            near = f"there is: {', '.join(parts)}" if len(parts) > 1 else nearest((parts or [name])[0], there)
-            if group == "model" and not near.startswith("did you"):
-                near = f"there is: {listed(there)}, ORG/NAME of the hub, and local with {key[-6:]}.path=DIR"
-            raise ConfigError(f"{key}={short(name)} is not known; {near}")
+        if name not in there and not more:
+            hint = f", ORG/NAME of the hub, and local with {key[-6:]}.path=DIR" if group == "model" else ""
+            raise ConfigError(f"{key}={short(name)} is not known; {nearest(name, there)}{hint}")
 
 
 # ------------------------------------------------------------------------------------- from Hydra's to the dataclass
 
 
 def resolve(composed: DictConfig, schema: type[Root], overrides: Sequence[str] = ()) -> Root:
-    """Return a composed configuration as its dataclass, with `data=auto` replaced by what suits the model.
+    """Return a composed configuration as its dataclass, with `data=auto` replaced by the corpus of the model.
 
     An experiment has models of its own, so there `auto` stays until their jobs are composed.
 

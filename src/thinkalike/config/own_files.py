@@ -51,7 +51,7 @@ def with_own(entry_point: str, words: Sequence[str]) -> tuple[list[str], list[st
         name the folders again.
 
     Raises:
-        ConfigError: there is no such folder or file, or it holds something else.
+        ConfigError: a folder or a file does not exist, or holds something else.
     """
     rest, folders, names = list[str](), list[Path](), list[str]()
     waiting = iter(words)
@@ -83,7 +83,7 @@ def words_of(entry_point: str, name: str, above: Sequence[str] = ()) -> list[str
         above: the files whose defaults name this one.
 
     Raises:
-        ConfigError: there is no such file, it holds something else, or names itself.
+        ConfigError: the file does not exist, holds something else, or names itself.
     """
     name = name.removesuffix(".yaml").strip("/")
     if name in (entry_point, f"{entry_point}_schema"):
@@ -91,7 +91,7 @@ def words_of(entry_point: str, name: str, above: Sequence[str] = ()) -> list[str
     path = next((found for root in _own() if name and (found := root / f"{name}.yaml").is_file()), None)
     if path is None or name in above:
         names = [path.stem for root in _own() for path in root.glob("*.yaml")]
-        raise ConfigError(f"--config-name={name} cannot be had from --config-dir; {nearest(name, names)}")
+        raise ConfigError(f"--config-name={name} is not in a --config-dir; {nearest(name, names)}")
     with path.open() as file:  # whose name an error of YAML gives
         settings, words = yaml.safe_load(file) or {}, list[str]()
     if not isinstance(settings, dict) or not isinstance(settings.get("defaults", []), list):

@@ -12,14 +12,7 @@ from pydantic import BeforeValidator, Field
 from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.overrides import key_of
 from thinkalike.config.schema import NOT_IN_KEY, SEEDS, THREADS, Checked, FilePath, Layers, not_in_key, ranged
-from thinkalike.config.training import (
-    LoggerConfig,
-    NLIConfig,
-    PretrainConfig,
-    SAEConfig,
-    StitchConfig,
-    TrainerConfig,
-)
+from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, SAEConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError
 
 PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
@@ -106,9 +99,7 @@ class AnalyzeConfig(JobConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.activations is None:
-            return
-        given = self.activations if isinstance(self.activations, list) else [self.activations]
+        given = _listed(self.activations)
         if len(given) == 1 and "model" in self.beside_recordings:
             raise ConfigError(f"activations={given[0]} takes the place of model=; name the other side by model@target=")
         if len(self.recordings) < len(given) and (len(given) > 2 or self.beside_recordings):
@@ -117,8 +108,7 @@ class AnalyzeConfig(JobConfig):
     @property
     def recordings(self) -> list[str]:
         """The different files of `activations`."""
-        given = self.activations if isinstance(self.activations, list) else [self.activations or ""]
-        return list(dict.fromkeys(str(Path(each).expanduser()) for each in given if each))
+        return list(dict.fromkeys(map(str, map(Path, _listed(self.activations)))))
 
     @property
     def subjects(self) -> list[str]:
@@ -139,6 +129,10 @@ class AnalyzeConfig(JobConfig):
         if self.activations:
             return [*self.recordings, *self.beside_recordings.values()]
         return [self.model] if self.target == self.model else [self.model, self.target]
+
+
+def _listed(files: str | list[str] | None) -> list[str]:
+    return [files] if isinstance(files, str) else files or []
 
 
 def as_dict(config: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import resource
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from thinkalike.config import AnalyzeConfig, as_dict, command_line, command_word
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.job.instrument import Instrument, Outcome, Work
 from thinkalike.job.phases import Phases, phase_of_all
+from thinkalike.job.resources import explained
 from thinkalike.plugins import digest, named_in
 from thinkalike.processes import ProcessGroup, rank, together
 from thinkalike.progress import doing
@@ -37,13 +39,12 @@ def perform(instrument: Instrument, config: Any, shown_again: bool = True) -> Re
     """Do a job, or return its result if that is in the store.
 
     Args:
-        config: a dataclass with `seed`, `store`, `force`, `wait`, `threads`, `trainer`, `logger` and the parts that the
-            instrument reads.
+        config: a dataclass with the parts of `ALWAYS` and those that the instrument reads.
         shown_again: whether a result that is in the store is printed, too.
 
     Raises:
-        StoreError: the store cannot be written, the result that is there is damaged, or another process is at the same
-            job and `wait` is false.
+        StoreError: the store cannot be written, the result in it is damaged, or another process is at the same job and
+            `wait` is false.
         ThinkalikeError: see the instrument.
     """
     return perform_all([(instrument, config)], shown_again)[0]
@@ -63,14 +64,7 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown_again: bool = True
         different = {each.job.key: each for each in asked}
         missing = [each for each in different.values() if not each.is_done()]
         for each in missing:
-            sides = [side for side in ("model", "target") if side in each.instrument.reads]
-            from thinkalike.models.foresight import check_models
-
-            check_models({side: getattr(each.read, side) for side in sides})
-    if not missing:
-        return [different[each.job.key].found for each in asked]
-    from thinkalike.job.resources import explained
-
+            each.check_models()
     with contextlib.ExitStack() as held:
         for each in sorted(missing, key=lambda each: each.job.key):  # so that no two processes wait for each other
             held.enter_context(_with_lock(each.job, each.config))
@@ -96,7 +90,8 @@ class _Planned:
     found: Result
 
     def __init__(self, instrument: Instrument, config: Any, shown_again: bool):
-        _check_shared(instrument, config)
+        if isinstance(config, AnalyzeConfig) and config.trainer.strategy == "ddp" and not instrument.is_shared:
+            raise ConfigError(f"{instrument.kind} is done by one process; leave trainer=ddp out")
         self.instrument, self.config = instrument, config
         self.is_shown_again = shown_again and not rank(config)
         self.inputs, self.read = instrument.inputs(config), instrument.with_unread_reset(config)
@@ -117,6 +112,12 @@ class _Planned:
         self._again(result)
         self.found = result
         return True
+
+    def check_models(self) -> None:
+        """Check what can be known of the models before they are loaded."""
+        from thinkalike.models.foresight import check_models
+
+        check_models({side: getattr(self.read, side) for side in ("model", "target") if side in self.instrument.reads})
 
     def work(self, processes: ProcessGroup) -> Work:
         """Return the context of the running job."""
@@ -237,12 +238,6 @@ def key_of(instrument: Instrument, entered: dict[str, Any], inputs: Mapping[str,
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _check_shared(instrument: Instrument, config: Any) -> None:
-    """Refuse `trainer=ddp` for an analysis that one process does; Lightning handles training."""
-    if isinstance(config, AnalyzeConfig) and config.trainer.strategy == "ddp" and not instrument.is_shared:
-        raise ConfigError(f"{instrument.kind} is done by one process; leave trainer=ddp out")
-
-
 def _with_lock(job: Job, config: Any) -> contextlib.AbstractContextManager[Any]:
     """Hold the job's lock in the first of the processes that share it; the others run without it, and silently."""
     if not rank(config):
@@ -255,11 +250,10 @@ def _with_lock(job: Job, config: Any) -> contextlib.AbstractContextManager[Any]:
 # The name of a run.
 
 LONGEST = 128  # characters of a name, the most that W&B takes
-SAID = ("task", "measure", "experiment")  # by the kind
-BESIDE = (  # said by the models' names, or of no consequence for the numbers
-    "model", "models", "target", "store", "force", "wait", "logger", "trainer", "threads", "hydra", "data.files",
-    "data.cache",
-)  # fmt: skip
+UNSAID = re.compile(  # words that the kind and the names of models say already, or that leave the numbers alone
+    r"[+~]*((task|measure|experiment)(=|$)|(models?|target|store|force|wait|logger|trainer|threads|hydra)([=.@/]|$)"
+    r"|data\.(files|cache)=)"
+)
 
 
 def run_name(kind: str, key: str, inputs: Mapping[str, Any], words: Sequence[str]) -> str:
@@ -270,19 +264,12 @@ def run_name(kind: str, key: str, inputs: Mapping[str, Any], words: Sequence[str
         words: those of the job's command line, as many of which are in the name as there is room for.
     """
     labels = inputs.get("labels") or inputs.get("names") or ""
-    models = ", ".join(dict.fromkeys(str(labels).split(", "))) if isinstance(labels, str) else ""
-    name = " ".join([kind, *([models] if models else [])])
+    models = ", ".join(dict.fromkeys(labels.split(", "))) if isinstance(labels, str) else ""
+    name = f"{kind} {models}".strip()
     for word in words:
-        if _telling(word) and len(f"{name} {word} {key}") <= LONGEST:
+        if not UNSAID.match(word) and len(f"{name} {word} {key}") <= LONGEST:
             name = f"{name} {word}"
     return f"{name[: LONGEST - len(key) - 1]} {key}"
-
-
-def _telling(word: str) -> bool:
-    """Return whether an override adds to kind and models, and can change numbers."""
-    setting = word.lstrip("+~").partition("=")[0]
-    inside = tuple(f"{part}{mark}" for part in BESIDE for mark in ".@/")
-    return setting not in (*SAID, *BESIDE) and not setting.startswith(inside)
 
 
 # ------------------------------------------------------------

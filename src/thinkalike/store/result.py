@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from thinkalike.config import from_yaml
+from thinkalike.config.compose import from_yaml
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, first_line
 from thinkalike.plots import plot
@@ -36,8 +36,6 @@ NUMBERS = {".csv", ".npz", ".safetensors"}  # the endings of files that hold wha
 
 class Headline(NamedTuple):
     """A number that sums up a result, with its 95 % interval if it has one.
-
-    Lists of results, the table of a sweep and W&B's summary show it.
 
     Attributes:
         name: a term of the field, such as mean_penalty; one name has one unit in all results of a kind.
@@ -57,13 +55,6 @@ class Headline(NamedTuple):
         """Return a headline number with an interval, or without one if an end is blank or infinite."""
         ends = (float(low), float(high))
         return cls(name, float(value), *(ends if all(map(math.isfinite, ends)) else (None, None)))
-
-    @classmethod
-    def read(cls, record: Mapping[str, Any]) -> Headline:
-        """Return the headline number of an entry of `result.json`."""
-        low, high = (None if record.get(end) is None else float(record[end]) for end in ("low", "high"))
-        of = None if record.get("of") is None else int(record["of"])
-        return cls(str(record["name"]), float(record["value"]), low, high, of)
 
     @property
     def label(self) -> str:
@@ -87,9 +78,8 @@ class Headline(NamedTuple):
 
 def first_scalar(scalars: Mapping[str, float]) -> list[Headline]:
     """Return the first of a result's scalars as its only headline number, with the interval that stands beside it."""
-    for name, value in scalars.items():
-        return [Headline(name, value, scalars.get(f"{name}_low"), scalars.get(f"{name}_high"))]
-    return []
+    first = list(scalars.items())[:1]
+    return [Headline(name, value, scalars.get(f"{name}_low"), scalars.get(f"{name}_high")) for name, value in first]
 
 
 @dataclass(frozen=True)
@@ -100,9 +90,9 @@ class Result:
 
     def __repr__(self) -> str:
         try:
-            names = list(dict.fromkeys(str(model["name"]) for model in self.provenance.get("models", [])))
-            first = [f"{each.label} {each.text}" for each in self.headlines[:1]]
-            told = f"{self.kind}{' of ' if names else ''}{' and '.join(names)}{': ' if first else ''}{''.join(first)}"
+            names = " and ".join(dict.fromkeys(str(model["name"]) for model in self.provenance.get("models", [])))
+            first = "".join(f": {each.label} {each.text}" for each in self.headlines[:1])
+            told = f"{self.kind}{' of ' if names else ''}{names}{first}"
         except (OSError, ValueError, KeyError, TypeError) as error:
             told = f"cannot be read, {type(error).__name__}"
         return f"Result({told}; {self.folder})"
@@ -137,8 +127,8 @@ class Result:
 
     @property
     def headlines(self) -> list[Headline]:
-        """The headline numbers with their intervals, the first of them first; empty in a result of an older version."""
-        return [Headline.read(each) for each in self._record.get("headlines", [])]
+        """The headline numbers with their intervals, the most important one first; older results have none."""
+        return [Headline(**each) for each in self._record.get("headlines", [])]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -262,12 +252,12 @@ def damage(folder: Path, content: bool = True) -> str | None:
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        entries = {str(name): (int(size), str(digest)) for name, (size, digest) in manifest["files"].items()}
+        entries = [(name, int(size), digest) for name, (size, digest) in manifest["files"].items()]
         if manifest["digest"] != _digest_of_entries(manifest["files"]):
             return f"{folder / MANIFEST} is damaged"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{folder / MANIFEST} is missing or damaged ({type(error).__name__})"
-    for name, (size, digest) in entries.items():
+    for name, size, digest in entries:
         path = folder / name
         if not path.is_file():
             return f"{path} is missing"
