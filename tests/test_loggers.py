@@ -189,18 +189,18 @@ class Recorder(Tracker):
 
 
 def test_a_logger_gets_the_result_when_it_is_drawn_and_is_closed(tmp_path, monkeypatch):
-    monkeypatch.setitem(loggers.TRACKERS, "csv", Recorder)
+    monkeypatch.setitem(loggers.TRACKERS, "tensorboard", Recorder)
     monkeypatch.setattr(Recorder, "said", [])
-    perform(Toy(), config(tmp_path))
+    perform(Toy(), config(tmp_path, logger=LoggerConfig(kind="tensorboard")))
     assert Recorder.said == [("toy", 1, ["mean"]), False]
 
 
 def test_of_processes_that_share_a_job_the_first_alone_logs(tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(loggers.TRACKERS, "csv", Recorder)
+    monkeypatch.setitem(loggers.TRACKERS, "tensorboard", Recorder)
     monkeypatch.setattr(Recorder, "said", [])
     monkeypatch.setattr("thinkalike.job.performing.rank", lambda config: 1)
     with caplog.at_level("INFO", logger="thinkalike"), pytest.raises(ResourceError):  # the folders are the first one's
-        perform(Toy(), config(tmp_path))
+        perform(Toy(), config(tmp_path, logger=LoggerConfig(kind="tensorboard")))
     assert Recorder.said == []
 
 

@@ -41,7 +41,6 @@ SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
 MANY = {"--multirun", "-m"}
 HELP = {"--help", "-h", "--hydra-help"}  # which needs no settings of any measure
-SHOWN = {*HELP, "--cfg", "-c", "--info", "-i"}  # these print something, and no job is done
 
 Job = Callable[[Any], list[Path]]  # of a configuration: the folders of the results
 
@@ -112,8 +111,6 @@ def _made_known(name: str, words: Sequence[str]) -> None:
     overrides = folders_named([word for word in words if is_override(word)])
     parsed = parse_overrides(overrides)
     check_overrides(overrides, SCHEMAS[name], is_sweep)
-    if not is_sweep and not SHOWN & {*words} and any(word.startswith("hydra/launcher=") for word in overrides):
-        raise ConfigError("hydra/launcher= is for the jobs of a sweep; add -m, also for a single job")
     if any(each.is_sweep_override() and each.key_or_group in ("measure", "experiment") for each in parsed):
         # Hydra composes a sweep once before its jobs, with a measure of none of them
         overrides = [f"++{word}" if word.startswith("measure.") else word for word in overrides]
@@ -130,8 +127,7 @@ def _groups() -> str:
 
 def overrides_of_job() -> list[str]:
     """Return the overrides of the job that Hydra does, as they were given: ${...} is of the job's configuration."""
-    words: Any = OmegaConf.to_container(HydraConfig.get().overrides.task)
-    return list(words)
+    return OmegaConf.to_container(HydraConfig.get().overrides.task)  # type: ignore[return-value]
 
 
 def _done(job: Job, schema: Any, composed: DictConfig) -> list[Path]:
@@ -141,7 +137,6 @@ def _done(job: Job, schema: Any, composed: DictConfig) -> list[Path]:
     config = resolve(composed, schema, overrides)
     if config.trainer.strategy == "ddp" and SHARED in os.environ:  # each process would begin the whole sweep
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
-    config.logger.check_package()  # before anything is imported
     with contextlib.suppress(ShareDone):
         folders = job(config)
         for folder in folders:
@@ -154,11 +149,7 @@ def _done(job: Job, schema: Any, composed: DictConfig) -> list[Path]:
 
 
 def called(name: str, options: Sequence[str] = ()) -> None:
-    """Remember how a user called a script: as a file, or as a command of the installed package.
-
-    Args:
-        options: those that name folders of configurations.
-    """
+    """Remember how a user called a script, as a file or as a command of the package, and its folders' `options`."""
     script = Path(sys.argv[0])
     start = ["python", str(script)] if script.suffix == ".py" and script.stem == name else ["thinkalike", name]
     os.environ[PROGRAM] = shlex.join([*start, *options])
@@ -179,7 +170,7 @@ def command_line() -> str:
     """Return the command line of the job that a script does, or that of this process."""
     if _overrides is None or PROGRAM not in os.environ:
         return shlex.join(sys.argv)
-    return " ".join([os.environ[PROGRAM], *map(shlex.quote, _overrides)])
+    return f"{os.environ[PROGRAM]} {shlex.join(_overrides)}".rstrip()
 
 
 # --------------------------------------------------------------------------------------------------- how a script ends
@@ -235,11 +226,9 @@ class Stdout:
 
 
 def _requeued(error: Interrupted) -> str:
-    """Put a job of SLURM that was submitted with --requeue back into the queue; returns what the user is told of it."""
+    """Put a job of SLURM that may be requeued back into the queue; returns what the user is told of it."""
     number, is_first = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_PROCID", "0") == "0"
     if error.number != signal.SIGTERM or not number or not is_first or not shutil.which("scontrol"):
         return ""
-    if "Requeue=1" not in subprocess.run(["scontrol", "show", "job", number], capture_output=True, text=True).stdout:
-        return ""
-    again = subprocess.run(["scontrol", "requeue", number], capture_output=True)
+    again = subprocess.run(["scontrol", "requeue", number], capture_output=True)  # which refuses one that may not be
     return "; SLURM has the job in its queue again" if again.returncode == 0 else "; SLURM does not take it back"

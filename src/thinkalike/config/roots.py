@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.overrides import key_of
@@ -33,12 +33,6 @@ class MeasureConfig(Checked, part="measure"):
             MeasureConfig.schemas[cls.kind] = cls
 
 
-def _folder(store: Any) -> Any:
-    if isinstance(store, str) and "://" in store:
-        raise ValueError("must be a folder of this machine")
-    return store
-
-
 @dataclass
 class JobConfig(Checked):
     """The settings that both entry points have."""
@@ -53,7 +47,7 @@ class JobConfig(Checked):
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NOT_IN_KEY)
     threads: int | None = ranged(None, least=1, most=THREADS, in_key=False)  # CPU threads; null: torch's default
     seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn at random
-    store: Annotated[FilePath, BeforeValidator(_folder)] = not_in_key("results")  # the folder that results go to
+    store: FilePath = not_in_key("results")  # the folder that results go to
     force: bool = not_in_key(False)  # do a finished job again
     wait: bool = not_in_key(True)  # for another process that is at the same job; false refuses
     dry_run: bool | Speed = not_in_key(False)  # print what it would take; a number: also hours at that many FLOPs/s

@@ -21,7 +21,7 @@ from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import pydantic
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints, TypeAdapter
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
 
 from thinkalike.errors import ConfigError, nearest
 
@@ -131,9 +131,9 @@ def _model(schema: Any) -> type[pydantic.BaseModel]:
 
 
 def _strict(hint: Any, limits: Range | None, default: Any = None) -> Any:
-    """Return an annotation with the range of its numbers, and without truth values for numbers and empty words."""
+    """Return an annotation with the range of its numbers, and without empty words."""
     if hint in (int, float):
-        return Annotated[(hint, BeforeValidator(_no_truth_value), *([limits.field()] if limits else []))]
+        return Annotated[hint, limits.field()] if limits else hint
     if hint is str and default != "":
         return Annotated[str, StringConstraints(pattern=r"\S")]
     inner: Any = get_args(hint)
@@ -145,12 +145,6 @@ def _strict(hint: Any, limits: Range | None, default: Any = None) -> Any:
     if type(None) in inner:
         return Union[tuple(_strict(each, limits) for each in inner)]  # noqa: UP007
     return hint
-
-
-def _no_truth_value(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("must be a number")
-    return value
 
 
 def _sentence(part: str, error: pydantic.ValidationError) -> str:

@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from thinkalike.config.compose import COMPOSING_ERRORS, one_line
 from thinkalike.config.entry_points import SHARED, Made, overrides_of_job
-from thinkalike.errors import ResourceError, StoreError, ThinkalikeError, first_line
+from thinkalike.errors import StoreError, ThinkalikeError
 
 ONE_AT_A_TIME = ["hydra.launcher.n_jobs=2", "hydra.launcher.pre_dispatch=1"]  # n_jobs=1 would have no worker to kill
 
@@ -38,10 +38,6 @@ def sweep(run: Callable[[], None], words: Sequence[str], joined: Callable[[Seque
             run()
         except BrokenProcessPool:
             _one_at_a_time(run, path)
-        except Exception as error:
-            if "srun" in str(error) or "sbatch" in str(error):  # as submitit says it
-                raise ResourceError(f"SLURM does not take the jobs: {first_line(error)}") from error
-            raise
         finally:  # also when a launcher gives up because a job was killed
             failed, made = _noted(path, "failed"), _made(path)
             if made:

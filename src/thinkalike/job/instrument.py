@@ -117,7 +117,7 @@ class Work:
         inputs: what `Instrument.inputs` read.
         opened: contexts that stay open until the result is there.
         processes: the processes that share the job.
-        tracker: the logger of the job, to which the frame gives the result; None in a process that only helps.
+        tracker: the logger of the job, which gets the result; None if there is none, or in a process that only helps.
         phase: counts the time of a part of the run: `with work.phase("loading"): ...`; the rest is "computing".
     """
 

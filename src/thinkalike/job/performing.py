@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import AnalyzeConfig, as_dict, command_line, command_words, relevant
+from thinkalike.config import AnalyzeConfig, TrainConfig, as_dict, command_line, command_words, relevant
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.job.instrument import Instrument, Outcome, Work
 from thinkalike.job.phases import Phases, phase_of_all
@@ -32,6 +32,7 @@ from thinkalike.store import Job, Result
 log = logging.getLogger(__name__)
 
 ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger")  # parts that every job reads
+FOR_CURVES = ("csv", "none")  # loggers of curves, which analyses do not have
 AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
 
 
@@ -125,24 +126,24 @@ class _Planned:
         settings = {name: part if name in shown else None for name, part in as_dict(self.read).items()}
         work = Work(self.job, settings, self.inputs, contextlib.ExitStack(), processes=processes)
         if not rank(self.config):
-            from thinkalike.loggers import About, tracked
-
-            about = About(self.name, self.job.kind, self.job.store, self.job.partial / "curves", settings)
-            work.tracker = work.opened.enter_context(tracked(self.config.logger, about))
             work.phase = Phases(self.job.states)
+            if isinstance(self.config, TrainConfig) or self.config.logger.kind not in FOR_CURVES:
+                work.tracker = work.opened.enter_context(self._tracked(self.job.partial / "curves", settings))
         return work
 
-    def finish(self, work: Work, computed: Outcome | ThinkalikeError, took: Mapping[str, Any]) -> None:
-        """Store, draw, publish and print the result.
+    def _tracked(self, folder: Path, settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+        """Log the job, and files of its result in a folder, while this is open."""
+        from thinkalike.loggers import About, tracked
 
-        Args:
-            took: what the provenance says of the run beside the phases.
-        """
+        return tracked(self.config.logger, About(self.name, self.job.kind, self.job.store, folder, settings))
+
+    def finish(self, work: Work, computed: Outcome | ThinkalikeError, took: Mapping[str, Any]) -> None:
+        """Store, draw, publish and print the result, with the provenance of the run and what it `took`."""
         if isinstance(computed, ThinkalikeError):
             raise computed
         began, outcome = time.monotonic(), computed.guarded()
-        facts = {"seed": self.config.seed, "models": list(outcome.models), **outcome.facts}
         record = {"version": self.instrument.version, "scalars": outcome.scalars, "settings": self.entered}
+        facts = {"seed": self.config.seed, "models": list(outcome.models), **outcome.facts}
         provenance = {**environment(), **facts, **took, "inputs": self.contents}
         if self.plugins:
             provenance["plugins"] = [{"name": name, "sha256": digest} for name, digest in self.plugins.items()]
@@ -164,27 +165,20 @@ class _Planned:
     def _again(self, result: Result) -> None:
         """Say that the job is already done, name package versions that differ, and print the result."""
         log.info("already done; force=true does it again")
-        before, now = result.provenance["versions"], versions()
-        others = [f"{name} {before.get(name)} (now {now.get(name)})" for name in now if before.get(name) != now[name]]
+        before, there = result.provenance["versions"], versions().items()
+        others = [f"{name} {before.get(name)} (now {now})" for name, now in there if before.get(name) != now]
         if others:
             log.warning("it was computed with %s", ", ".join(others))
         if self.is_shown_again:
             with aside():
                 self.instrument.show(result)
         if AGENT in os.environ and not rank(self.config):  # it waits for the numbers of every job that it starts
-            from thinkalike.loggers import About, tracked
-
-            about = About(self.name, result.kind, result.folder.parent.parent, result.folder, result.config)
-            with tracked(self.config.logger, about) as tracker:
+            with self._tracked(result.folder, result.config) as tracker:
                 tracker.publish(result)
 
 
 def _pass(jobs: Sequence[_Planned], among: int) -> None:
-    """Compute and store the jobs whose locks this process holds.
-
-    Args:
-        among: how many jobs were asked for, those in the store included.
-    """
+    """Compute and store the jobs whose locks this process holds, `among` as many that were asked for."""
     import torch
 
     from thinkalike.job.operations import speeds
@@ -197,11 +191,9 @@ def _pass(jobs: Sequence[_Planned], among: int) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     with contextlib.ExitStack() as opened:
-        processes = (
-            opened.enter_context(together(config.trainer, config.model.device))
-            if instrument.is_shared
-            else ProcessGroup()
-        )
+        processes = ProcessGroup()
+        if instrument.is_shared:
+            processes = opened.enter_context(together(config.trainer, config.model.device))
         if among > 1:  # the first process says which, as another one may finish a job meanwhile
             chosen = processes.everyone([each.job.key for each in jobs])[0]
             jobs = [each for each in jobs if each.job.key in chosen]
@@ -240,10 +232,9 @@ def key_of(instrument: Instrument, entered: dict[str, Any], inputs: Mapping[str,
 
 def _with_lock(job: Job, config: Any) -> contextlib.AbstractContextManager[Any]:
     """Hold the job's lock in the first of the processes that share it; the others run without it, and silently."""
-    if not rank(config):
-        return job.running(wait=config.wait)
-    logging.getLogger("thinkalike").setLevel(logging.ERROR)
-    return contextlib.nullcontext()
+    if rank(config):
+        logging.getLogger("thinkalike").setLevel(logging.ERROR)
+    return contextlib.nullcontext() if rank(config) else job.running(wait=config.wait)
 
 
 # ------------------------------------------------------------
@@ -306,9 +297,8 @@ def versions() -> dict[str, str]:
 
 def _commit() -> str:
     """The commit of the checkout that this code runs from."""
-    here = Path(__file__).parent
-    try:
-        run = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True)
-    except OSError:  # there is no git
-        return "unknown"
-    return run.stdout.strip() or "unknown"
+    command = ["git", "describe", "--always", "--dirty"]
+    with contextlib.suppress(OSError):  # there is no git
+        run = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+        return run.stdout.strip() or "unknown"
+    return "unknown"

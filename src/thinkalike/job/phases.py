@@ -29,8 +29,8 @@ class Phases:
         self._now: str | None = None
         self._since = time.monotonic()
         if self._file:
-            with contextlib.suppress(OSError, ValueError):  # it is missing, or its process died while it wrote
-                self._seconds = json.loads(self._file.read_text())
+            with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # it is missing or damaged
+                self._seconds = {name: float(value) for name, value in json.loads(self._file.read_text()).items()}
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
