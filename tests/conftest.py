@@ -34,6 +34,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(  # processes of tests import the cod
 
 import huggingface_hub.constants  # noqa: E402, F401 (before a door sets HF_ENDPOINT, which it reads at import)
 import matplotlib.figure  # noqa: E402
+import omegaconf.base  # noqa: E402
 import torch  # noqa: E402
 from hydra._internal.hydra import Hydra  # noqa: E402
 from hydra.core.config_store import ConfigStore  # noqa: E402
@@ -57,6 +58,7 @@ matplotlib.figure.Figure.savefig = _save_empty
 matplotlib.figure.Figure.draw_without_rendering = lambda self: None
 ConfigStore.__deepcopy__ = lambda self, _: self  # which each composition copies whole, and none changes
 Hydra.get_mode = lambda *_, **__: None  # which composes a configuration once more, to ask it whether it is a sweep
+omegaconf.base.parse = cache(omegaconf.base.parse)  # of interpolations, whose trees nobody changes
 
 
 def composed(*overrides: str, door: str = "train"):

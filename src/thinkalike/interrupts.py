@@ -25,16 +25,14 @@ class Interrupted(BaseException):
     Args:
         number: of the signal.
         where: how far the job came, if it left a state there.
+
+    Attributes:
+        status: the exit status that a shell gives to a process that this signal ended.
     """
 
     def __init__(self, number: int, where: str = ""):
         super().__init__(number, where)
-        self.number, self.where = number, where
-
-    @property
-    def status(self) -> int:
-        """The exit status that a shell gives to a process that this signal ended."""
-        return 128 + self.number
+        self.number, self.where, self.status = number, where, 128 + number
 
     def __str__(self) -> str:
         after = "rerun the command to resume" if self.where else "rerun the command to resume from its last state"
@@ -81,11 +79,7 @@ def asked() -> bool:
 
 
 def stop(where: str) -> NoReturn:
-    """End the job at a boundary where it has saved its state.
-
-    Raises:
-        Interrupted: always.
-    """
+    """End the job, by an `Interrupted`, at a boundary where it has saved its state."""
     raise Interrupted(_waiting or signal.SIGTERM, where)
 
 

@@ -6,7 +6,7 @@ from thinkalike.config.inputs import RUNS, DataConfig, ModelConfig, PairsConfig,
 from thinkalike.config.models import as_target, jobs_of, model_named
 from thinkalike.config.own_files import CONF
 from thinkalike.config.registry import KINDS, MEASURES, PLUGGED, TASKS, measure_module
-from thinkalike.config.roots import PROCESSES, AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
+from thinkalike.config.roots import PROCESSES, AnalyzeConfig, MeasureConfig, TrainConfig
 from thinkalike.config.schema import not_in_key, pairs_of_layers, ranged, relevant
 from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, SAEConfig, StitchConfig, TrainerConfig
 
@@ -33,7 +33,6 @@ __all__ = [
     "StitchConfig",
     "TrainConfig",
     "TrainerConfig",
-    "as_dict",
     "as_target",
     "check_option",
     "command_line",

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar, get_type_hints
 
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Glob, Override, Sweep
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -37,17 +42,8 @@ from thinkalike.plugins import is_plugin, named_in
 COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
 Root = TypeVar("Root", bound=JobConfig)
 SCHEMAS: dict[str, type] = {"train": TrainConfig, "analyze": AnalyzeConfig}
-GROUPS: dict[str, type] = {
-    "model": ModelConfig,
-    "data": DataConfig,
-    "stitch": StitchConfig,
-    "measure": MeasureConfig,
-    "stimuli": StimuliConfig,
-    "pairs": PairsConfig,
-    "population": PopulationConfig,
-    "trainer": TrainerConfig,
-    "logger": LoggerConfig,
-}
+PARTS = (ModelConfig, DataConfig, StitchConfig, MeasureConfig, StimuliConfig, PairsConfig, PopulationConfig)
+GROUPS: dict[str, type] = {schema.part: schema for schema in (*PARTS, TrainerConfig, LoggerConfig)}
 PLACES = {"local": "path", "hub": "hub_id"}  # models without a name of their own, and the setting that says which
 DEFAULT_TARGET = "model@target=solu-3l-mini"  # of the default model: two models show more than one into itself
 
@@ -79,11 +75,6 @@ def compose_job(entry_point: str, overrides: Iterable[str]) -> Any:
 
 def _composed(entry_point: str, overrides: Sequence[str]) -> DictConfig:
     """Compose what Hydra's own `compose` would: that works on a global state, which a job of Hydra's may be using."""
-    from hydra import version
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra._internal.utils import create_config_search_path
-    from hydra.types import RunMode
-
     version.setbase("1.3")
     loader = ConfigLoaderImpl(create_config_search_path(str(CONF)))
     composed = loader.load_configuration(entry_point, [*overrides], run_mode=RunMode.RUN, from_shell=False)
@@ -235,19 +226,18 @@ def check_overrides(words: Sequence[str], schema: type, sweeps: bool = True) -> 
 
 def _is_setting(key: str, known: Mapping[str, bool]) -> bool:
     """Return whether this is a setting and not a part, or stands inside a setting, which may be a free dictionary."""
-    parts = key.split(".")
-    return any(known.get(".".join(parts[:count])) is False for count in range(1, len(parts) + 1))
+    return any(known.get(part) is False for part in itertools.accumulate(key.split("."), "{}.{}".format))
 
 
 def _settings(schema: Any, measures: Sequence[str], start: str = "") -> Iterator[tuple[str, bool]]:
     """Yield the key of every setting and part of a schema, and whether it is a part."""
     hints = get_type_hints(schema)
     for item in dataclasses.fields(schema):
-        is_part, key = dataclasses.is_dataclass(hints[item.name]), f"{start}{item.name}"
-        yield key, is_part
-        if is_part:
-            kinds = [kind for kind in measures if kind in MEASURES or is_plugin(kind)] if key == "measure" else []
-            for inner in [measure_schema(kind) for kind in kinds] or [hints[item.name]]:
+        key, hint = f"{start}{item.name}", hints[item.name]
+        yield key, dataclasses.is_dataclass(hint)
+        kinds = [kind for kind in measures if kind in MEASURES or is_plugin(kind)] if key == "measure" else []
+        for inner in [measure_schema(kind) for kind in kinds] or [hint]:
+            if dataclasses.is_dataclass(inner):
                 yield from _settings(inner, (), f"{key}.")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -127,8 +126,3 @@ class AnalyzeConfig(JobConfig):
 
 def _listed(files: str | list[str] | None) -> list[str]:
     return [files] if isinstance(files, str) else files or []
-
-
-def as_dict(config: Any) -> dict[str, Any]:
-    """Return a configuration dataclass as plain nested dictionaries."""
-    return dataclasses.asdict(config)

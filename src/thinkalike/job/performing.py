@@ -13,12 +13,13 @@ import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import AnalyzeConfig, TrainConfig, as_dict, command_line, command_words, relevant
+from thinkalike.config import AnalyzeConfig, TrainConfig, command_line, command_words, relevant
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.job.instrument import Instrument, Outcome, Work
 from thinkalike.job.phases import Phases, phase_of_all
@@ -98,7 +99,7 @@ class _Planned:
         self.inputs, self.read = instrument.inputs(config), instrument.with_unread_reset(config)
         read = relevant(self.read).items()
         self.entered = {name: part for name, part in read if name in instrument.reads and part is not None}
-        read_parts = [part for name, part in as_dict(self.read).items() if name in instrument.reads]
+        read_parts = [part for name, part in asdict(self.read).items() if name in instrument.reads]
         self.plugins = {name: digest(name) for name in named_in(read_parts)}
         if self.plugins:
             self.inputs = {**self.inputs, "plugins": " ".join(sorted(self.plugins.values()))}
@@ -123,7 +124,7 @@ class _Planned:
     def work(self, processes: ProcessGroup) -> Work:
         """Return the context of the running job."""
         shown = (*self.instrument.reads, *ALWAYS)
-        settings = {name: part if name in shown else None for name, part in as_dict(self.read).items()}
+        settings = {name: part if name in shown else None for name, part in asdict(self.read).items()}
         work = Work(self.job, settings, self.inputs, contextlib.ExitStack(), processes=processes)
         if not rank(self.config):
             work.phase = Phases(self.job.states)

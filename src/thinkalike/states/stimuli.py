@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, ModelConfig, as_dict
+from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.data.cache import Entry, cache_folder, kept
 from thinkalike.data.recordings import read_recording
 from thinkalike.data.sources import recording_fingerprint
@@ -90,7 +91,7 @@ def _of_model(
 
 def _key(config: ModelConfig, stimuli: str, embed: bool) -> str:
     """Return a digest of all that can change a bit of the states."""
-    settings = {name: value for name, value in as_dict(config).items() if name not in LEFT_OUT}
+    settings = {name: value for name, value in asdict(config).items() if name not in LEFT_OUT}
     device = pick_device(config.device)
     kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor()
     arithmetic = [device, kind, torch.get_num_threads(), torch.get_float32_matmul_precision()]

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +23,13 @@ from thinkalike.errors import StoreError, TrainingError
 from thinkalike.store.result import Result, check_sealed, is_sealed, seal, sync
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
     from filelock import BaseFileLock
+    from numpy import ndarray
+    from pandas import DataFrame
 
 log = logging.getLogger(__name__)
+
+Record = dict[str, Any]
 
 
 class Job:
@@ -103,18 +105,8 @@ class Job:
                 self.partial.parent.rmdir()
                 self.partial.parent.parent.rmdir()
 
-    def write(
-        self,
-        config: dict[str, Any],
-        record: dict[str, Any],
-        tables: Mapping[str, pd.DataFrame],
-        arrays: Mapping[str, np.ndarray],
-    ) -> Result:
-        """Write a result aside, and open it there.
-
-        Args:
-            record: scalars, settings and provenance, for result.json.
-        """
+    def write(self, config: Record, record: Record, tables: dict[str, DataFrame], arrays: dict[str, ndarray]) -> Result:
+        """Write a result aside, with the `record` of scalars, settings and provenance, and open it there."""
         import numpy as np
 
         out = self.aside
@@ -126,7 +118,7 @@ class Job:
         self.add({"kind": self.kind, "key": self.key, **record})
         return Result(out)
 
-    def add(self, record: Mapping[str, Any]) -> None:
+    def add(self, record: Record) -> None:
         """Add entries to the record of a result that is written aside; an entry of the same name is replaced."""
         file = self.aside / "result.json"
         before = json.loads(file.read_text()) if file.exists() else {}
