@@ -83,10 +83,9 @@ def digest(name: str) -> str:
 
 def named_in(settings: Any) -> list[str]:
     """Return all plugins that nested settings name, each once."""
-    if isinstance(settings, Mapping):
-        settings = list(settings.values())
-    if isinstance(settings, list | tuple):
-        return list(dict.fromkeys(name for inner in settings for name in named_in(inner)))
+    inside = settings.values() if isinstance(settings, Mapping) else settings
+    if isinstance(settings, Mapping | list | tuple):
+        return list(dict.fromkeys(name for inner in inside for name in named_in(inner)))
     return [settings] if is_plugin(settings) else []
 
 

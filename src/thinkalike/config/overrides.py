@@ -120,9 +120,10 @@ def folders_named(words: Sequence[str]) -> list[str]:
     """
     found: list[str] = []
     for word, override in zip(words, parse_overrides(words), strict=True):
-        names = [] if override.is_sweep_override() else values_of(override)
-        if override.key_or_group == "model" and names and isinstance(names[0], str) and is_folder(names[0]):
-            found += [f"{word.partition('=')[0]}=local", path_of(override.package or "model", names[0])]
+        is_one = override.key_or_group == "model" and not override.is_sweep_override()
+        name = values_of(override)[0] if is_one else None
+        if isinstance(name, str) and is_folder(name):
+            found += [f"{word.partition('=')[0]}=local", path_of(override.package or "model", name)]
         else:
             found.append(word)
     return found

@@ -69,8 +69,8 @@ class Outcome:
         for name, value in self.scalars.items():
             self._check(f"the headline number {name}", value)
         for table in (self.table, *self.tables.values()):
-            for column, values in _with_ends(table, 0.0).select_dtypes("number").items():
-                self._check(str(column), values.to_numpy(), table)
+            for column, cells in _with_ends(table, 0.0).select_dtypes("number").items():
+                self._check(str(column), cells.to_numpy(), table)
         for name, values in self.arrays.items():
             if values.dtype.kind == "f":
                 self._check(name, values)
@@ -93,7 +93,7 @@ class Outcome:
 
 def _with_ends(table: pd.DataFrame, end: float) -> pd.DataFrame:
     """Return a table with this number for both ends of each interval from minus to plus infinity."""
-    changed = {}
+    changed: dict[str, Any] = {}
     for low in (name for name in map(str, table) if name.endswith("low")):
         if (high := f"{low.removesuffix('low')}high") in table:
             unbounded = (table[low] == -math.inf) & (table[high] == math.inf)

@@ -102,10 +102,7 @@ class Result:
         return json.loads((self.folder / "result.json").read_text())  # type: ignore[no-any-return]
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of tables, arrays and stitches, as 16 hexadecimal digits; figures and curves are left out.
-
-        It is taken from the digests of the manifest.
-        """
+        """Return 16 digits of the SHA-256 of tables, arrays and stitches, by the manifest; figures are left out."""
         entries = json.loads((self.folder / MANIFEST).read_text())["files"]
         numbers = {name: entry for name, entry in entries.items() if Path(name).suffix in NUMBERS and "/" not in name}
         return _digest_of_entries(numbers)[:16]
@@ -162,17 +159,16 @@ class Result:
     @cached_property
     def table(self) -> pd.DataFrame:
         """The tidy table of the result."""
-        return self._read("table")
+        import pandas as pd
+
+        return pd.read_csv(self.folder / "table.csv")
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
         """All tables by name; the one that every result has is `table`."""
-        return {path.stem: self._read(path.stem) for path in sorted(self.folder.glob("*.csv"))}
-
-    def _read(self, name: str) -> pd.DataFrame:
         import pandas as pd
 
-        return pd.read_csv(self.folder / f"{name}.csv")
+        return {path.stem: pd.read_csv(path) for path in sorted(self.folder.glob("*.csv"))}
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -197,7 +193,7 @@ class Result:
             name: of a file of `figures`, such as "penalty"; by default the first that the kind draws.
 
         Raises:
-            ResultError: there is no such figure.
+            ResultError: the kind draws no such figure.
         """
         return plot("result", self, name)
 
@@ -217,13 +213,12 @@ def open_result(folder: str | os.PathLike[str]) -> Result:
 
 def finished(store: str | os.PathLike[str], kind: str = "*") -> Iterator[Result]:
     """Yield all finished results of a store, or those of one kind; a damaged one is left out with a warning."""
-    for sealed in sorted(Path(store).expanduser().glob(f"{kind}/*/{MANIFEST}")):
-        if sealed.parent.suffix == ".partial":
-            continue
-        if wrong := damage(sealed.parent):
+    folders = sorted(sealed.parent for sealed in Path(store).expanduser().glob(f"{kind}/*/{MANIFEST}"))
+    for folder in (each for each in folders if each.suffix != ".partial"):
+        if wrong := damage(folder):
             log.warning("left out: %s", wrong)
         else:
-            yield Result(sealed.parent)
+            yield Result(folder)
 
 
 # ------------------------------------------------------------------------------------------------------------- manifest
