@@ -53,18 +53,14 @@ def with_own(entry_point: str, words: Sequence[str]) -> tuple[list[str], list[st
     Raises:
         ConfigError: a folder or a file does not exist, or holds something else.
     """
-    rest, folders, names = list[str](), list[Path](), list[str]()
-    waiting = iter(words)
+    rest, paths, names, waiting = list[str](), list[str](), list[str](), iter(words)
     for word in waiting:
         option, equals, value = word.partition("=")
-        if option not in (*FOLDER, *NAME):
-            rest.append(word)
-            continue
-        value = value if equals else next(waiting, "")
-        if option in NAME:
-            names.append(value)
+        if option in (*FOLDER, *NAME):
+            (names if option in NAME else paths).append(value if equals else next(waiting, ""))
         else:
-            folders.append(Path(value.removeprefix("file://")).expanduser().resolve())
+            rest.append(word)
+    folders = [Path(path.removeprefix("file://")).expanduser().resolve() for path in paths]
     if folders:
         os.environ[OWN] = os.pathsep.join(map(str, folders))
     for folder in _own():
