@@ -9,7 +9,7 @@ import pytest
 
 from conftest import composed
 from thinkalike import Result, papers
-from thinkalike.config import to_yaml
+from thinkalike.config.compose import to_yaml
 from thinkalike.instruments.transfer import steering as vectors
 from thinkalike.instruments.transfer.probing import CARRIED, NATIVE, RANDOM, REFITTED
 from thinkalike.papers import chen2025_probes as probes
