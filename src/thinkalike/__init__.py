@@ -33,17 +33,17 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_types.py compares 
 
     __version__: str
 
-_NAMES = {
+_NAMES = {  # in the order of their documentation
+    "store": ["Result", "open_result"],
     "listing": ["results"],
-    "measures": [
-        *("CKA", "MLEM", "DifferentiableMLEM", "Stitch", "bootstrap_interval", "cka", "feature_importance", "hsic0"),
-        *("hsic1", "leverage", "mantel", "mds", "mutual_knn", "rsa", "token_loss", "weighted_tau"),
-    ],
     "models.frozen": ["FrozenModel"],
     "models.load": ["load_model"],
-    "stitches.results": ["load_stitch"],
     "stitches.stitch_map": ["StitchMap"],
-    "store": ["Result", "open_result"],
+    "stitches.results": ["load_stitch"],
+    "measures": [
+        *("Stitch", "token_loss", "bootstrap_interval", "CKA", "cka", "hsic0", "hsic1", "leverage", "MLEM"),
+        *("DifferentiableMLEM", "mutual_knn", "feature_importance", "rsa", "mantel", "weighted_tau", "mds"),
+    ],
 }
 _HOME = {name: f"thinkalike.{module}" for module, names in _NAMES.items() for name in names}
 
