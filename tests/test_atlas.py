@@ -10,7 +10,7 @@ from scipy.stats import spearmanr
 
 import tiny
 from conftest import composed, results_in
-from test_one_pass import folders, interrupted_at, list_of
+from test_one_pass import interrupted_at, list_of, results
 from thinkalike.atlas.tables import PLACE, agreement, by_pair, disagreements, mean_agreement, over_models
 from thinkalike.errors import DataError
 from thinkalike.instruments import asked_for, passes
@@ -67,16 +67,15 @@ def test_six_models_and_four_measures_run_each_model_once_per_batch(door, words,
     kinds = ("cka", "mutual_knn", "r2", "jsd")
     words = [*words, f"measure.measures=[{','.join(kinds)}]", "measure.fit_batches=12", "measure.level=token"]
     words += [list_of(six, SIX), f"store={tmp_path}/store"]
-    (folder,) = folders(door("analyze.py", *words))
+    (result,) = results(door("analyze.py", *words))
     assert len(forwards) == len(set(forwards)), "no model reads a batch twice"
     assert len({module for module, _ in forwards}) == 6
     assert len(forwards) == 6 * (12 + 4), "r2 reads 12 batches to fit on and 4 to judge, the others the first 4 of them"
     assert [len(results_in(tmp_path / "store", kind)) for kind in kinds] == [15] * 4
-    result = open_result(folder)
     assert list(result.table) == [*PLACE, "cka", "mutual_knn", "r2", "r2_back", "jsd"]
     assert len(result.table) == result.scalars["layer_pairs"] == 15 * DEPTH**2
     assert result.table["jsd"].notna().sum() == 15, "predictions are those of the last layers"
-    assert folders(door("analyze.py", *words)) == [str(folder)]
+    assert [again.folder for again in results(door("analyze.py", *words))] == [result.folder]
     assert len(forwards) == 6 * 16, "what is there is not computed again"
 
 
@@ -84,11 +83,10 @@ def test_six_models_and_four_measures_run_each_model_once_per_batch(door, words,
 def test_a_part_has_the_bits_of_the_measure_alone_and_its_numbers_stand_in_the_drawn_table(door, words, six, tmp_path):
     listed = list_of(six, SIX[:3])
     done = door("analyze.py", *words, "measure.measures=[cka,procrustes]", listed, f"store={tmp_path}/atlas")
-    result = open_result(folders(done)[0])
+    (result,) = results(done)
     for measure in ("cka", "procrustes"):
         alone = [f"measure={measure}", *words[1:], listed, f"store={tmp_path}/alone"]
-        for folder in folders(door("analyze.py", *alone)):
-            one = open_result(folder)
+        for one in results(door("analyze.py", *alone)):
             (part,) = [each for each in results_in(tmp_path / "atlas", measure) if each.key == one.key]
             assert part.fingerprint() == one.fingerprint()
             first = one.table.iloc[0]
@@ -104,16 +102,16 @@ def test_a_part_has_the_bits_of_the_measure_alone_and_its_numbers_stand_in_the_d
 
 
 @pytest.mark.slow
-def test_interrupted_between_batches_it_goes_on_to_the_same_bits(door, words, six, monkeypatch, tmp_path):
+def test_interrupted_between_batches_it_goes_on_to_the_same_bits(door, words, six, tmp_path):
     words = [*words, "measure.measures=[cka,svcca]", list_of(six, SIX[:3])]
-    whole = open_result(folders(door("analyze.py", *words, f"store={tmp_path}/whole"))[0])
-    with interrupted_at(monkeypatch, 2):
+    (whole,) = results(door("analyze.py", *words, f"store={tmp_path}/whole"))
+    with interrupted_at(2):
         ended = door("analyze.py", *words, f"store={tmp_path}/stopped")
     assert ended.status == 128 + signal.SIGTERM
     assert not results_in(tmp_path / "stopped")
     resumed = door("analyze.py", *words, f"store={tmp_path}/stopped")
     assert resumed.stderr.count("resuming from") == 6
-    same = open_result(folders(resumed)[0])
+    (same,) = results(resumed)
     assert same.key == whole.key
     for name in ("table", "agreement", "agreement_by_pair", "disagreements"):
         assert (same.folder / f"{name}.csv").read_bytes() == (whole.folder / f"{name}.csv").read_bytes()
@@ -127,7 +125,7 @@ def test_kinds_that_share_a_pass_are_together_and_others_alone():
 @pytest.mark.slow
 def test_stitches_stand_in_the_place_of_their_pair_both_ways(door, words, six, tmp_path):
     words = [*words, "measure.measures=[cka]", "measure.stitches=true", list_of(six, SIX[:2])]
-    result = open_result(folders(door("analyze.py", *words, f"store={tmp_path}/store"))[0])
+    (result,) = results(door("analyze.py", *words, f"store={tmp_path}/store"))
     stitched = {result.table["source"].iloc[0]: result for result in results_in(tmp_path / "store", "stitching")}
     for name, column, sides in (("m0", "penalty", ("source", "target")), ("m1", "penalty_back", ("target", "source"))):
         known = stitched[name].table.set_index(["source_layer", "target_layer"])["penalty"]

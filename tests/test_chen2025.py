@@ -11,7 +11,7 @@ import pytest
 from conftest import composed
 from test_sae_savings import course
 from thinkalike import Result, papers
-from thinkalike.config import to_yaml
+from thinkalike.config.compose import to_yaml
 from thinkalike.instruments.sae.fitting import break_even_table, savings_table
 from thinkalike.instruments.transfer import steering as vectors
 from thinkalike.instruments.transfer.probing import CARRIED, NATIVE, RANDOM, REFITTED

@@ -15,7 +15,8 @@ from packaging.requirements import Requirement
 
 import pages
 from conftest import ROOT, composed
-from thinkalike.config import AnalyzeConfig, TrainConfig, check_overrides
+from thinkalike.config import AnalyzeConfig, TrainConfig
+from thinkalike.config.compose import check_overrides
 from thinkalike.config.overrides import folders_named, parse_overrides
 from thinkalike.errors import ConfigError
 from thinkalike.listing import Query

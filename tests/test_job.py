@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shutil
 import threading
 import time
@@ -25,15 +26,20 @@ from thinkalike.config import (
     LoggerConfig,
     MeasureConfig,
     ModelConfig,
+    NLIConfig,
     PairsConfig,
     PopulationConfig,
+    PretrainConfig,
+    SAEConfig,
     StimuliConfig,
+    StitchConfig,
     TrainConfig,
     TrainerConfig,
     measure_schema,
     not_in_key,
     relevant,
 )
+from thinkalike.config.schema import default_of
 from thinkalike.errors import DataError, ResourceError, ResultError, StoreError
 from thinkalike.instruments import instrument
 from thinkalike.job import Instrument, Outcome, Work, key_of, perform
@@ -107,23 +113,18 @@ def test_a_job_runs_is_drawn_shown_closed_and_appears(tmp_path, capsys):
     np.testing.assert_array_equal(result.arrays["numbers"], torch.randn(3, generator=torch.manual_seed(0)).numpy())
 
 
-def test_a_finished_job_is_not_done_again_unless_it_is_forced(tmp_path, caplog):
+def test_a_finished_job_is_not_done_again_unless_it_is_forced(tmp_path, caplog, monkeypatch):
     toy = Toy()
     first = perform(toy, config(tmp_path))
+    monkeypatch.setattr("thinkalike.job.performing.versions", lambda: {"torch": "99.0", "numpy": np.__version__})
     with caplog.at_level("INFO", logger="thinkalike"):
         assert perform(toy, config(tmp_path)).folder == first.folder
     assert "already done; force=true does it again" in caplog.text
+    assert f"it was computed with torch {torch.__version__} (now 99.0)" in caplog.text
+    assert "numpy" not in caplog.text
     assert toy.calls.count("run") == 1
     perform(toy, config(tmp_path, force=True))
     assert toy.calls.count("run") == 2
-
-
-def test_other_versions_are_said_where_a_job_is_done_already(tmp_path, caplog, monkeypatch):
-    perform(Toy(), config(tmp_path))
-    monkeypatch.setattr("thinkalike.job.performing.versions", lambda: {"torch": "99.0", "numpy": np.__version__})
-    perform(Toy(), config(tmp_path))
-    assert f"it was computed with torch {torch.__version__} (now 99.0)" in caplog.text
-    assert "numpy" not in caplog.text
 
 
 def test_force_begins_anew_and_not_at_the_state_of_an_interrupted_run(tmp_path):
@@ -147,25 +148,19 @@ class Broken(Toy, kind="broken", reads=("measure",), config=Config):
 ROWS = {"model": ["a", "b"], "layer": [0, 1]}
 
 
-@pytest.mark.parametrize(
-    ("outcome", "said"),
-    [
-        ({"scalars": {"mean": np.nan}}, "the headline number mean came out as nan"),
-        (
-            {"table": pd.DataFrame({**ROWS, "value": [0.5, np.inf]})},
-            r"value, row 1 \(model=b, layer=1\) came out as inf",
-        ),
-        (
-            {"tables": {"more": pd.DataFrame({**ROWS, "low": [np.nan, 1.0]})}},
-            r"low, row 0 \(model=a, layer=0\) came out as nan",
-        ),
-        ({"arrays": {"map": np.array([[1.0, np.nan]])}}, r"map, \(.*0.*1.*\) came out as nan"),
-        ({"table": pd.DataFrame({**ROWS, "value": [0.5, -np.inf]}), "blank": ("value",)}, "came out as -inf"),
-    ],
-)
-def test_a_number_that_is_none_is_never_stored(outcome, said, tmp_path):
-    with pytest.raises(ResultError, match=said):
-        perform(Broken(**outcome), config(tmp_path / "store"))
+NOT_FINITE = {  # what the message says of where
+    "the headline number mean came out as nan": {"scalars": {"mean": np.nan}},
+    "value[1] (model=b, layer=1) came out as inf": {"table": pd.DataFrame({**ROWS, "value": [0.5, np.inf]})},
+    "low[0] (model=a, layer=0) came out as nan": {"tables": {"more": pd.DataFrame({**ROWS, "low": [np.nan, 1.0]})}},
+    "map[0, 1] came out as nan": {"arrays": {"map": np.array([[1.0, np.nan]])}},
+    "came out as -inf": {"table": pd.DataFrame({**ROWS, "value": [0.5, -np.inf]}), "blank": ("value",)},
+}
+
+
+@pytest.mark.parametrize("said", NOT_FINITE)
+def test_a_number_that_is_not_finite_is_never_stored(said, tmp_path):
+    with pytest.raises(ResultError, match=re.escape(said)):
+        perform(Broken(**NOT_FINITE[said]), config(tmp_path / "store"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -174,25 +169,21 @@ def test_an_interval_without_ends_becomes_two_blank_cells(tmp_path):
     read = perform(Broken(table=table), config(tmp_path)).table
     assert read["low"].isna().tolist() == read["high"].isna().tolist() == [False, True]
     half = table.assign(high=[1.0, 2.0])
-    with pytest.raises(ResultError, match=r"low, row 1 .* came out as -inf"):
+    with pytest.raises(ResultError, match=r"low\[1\] .* came out as -inf"):
         perform(Broken(table=half), config(tmp_path / "half"))
 
 
 def test_a_blank_cell_says_that_there_is_nothing_to_compute(tmp_path):
     table = pd.DataFrame({**ROWS, "value": [0.5, np.nan]})
-    assert perform(Broken(table=table, blank=("value",)), config(tmp_path)).table["value"].isna().tolist() == [
-        False,
-        True,
-    ]
+    result = perform(Broken(table=table, blank=("value",)), config(tmp_path))
+    assert result.table["value"].isna().tolist() == [False, True]
 
 
 @pytest.mark.parametrize(
     ("error", "said"),
     [
         (OSError(28, "No space left on device"), r"No space left on device: free some space"),
-        (OSError(122, "Disk quota exceeded"), "Disk quota exceeded: free some of your quota"),
         (RuntimeError("I/O error: No space left on device (os error 28)"), "free some space"),
-        (MemoryError(), "too little memory"),
         (
             torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
             "too little memory .*Tried to allocate",
@@ -207,7 +198,6 @@ def test_what_a_machine_runs_out_of_is_one_line_and_the_state_is_kept(error, sai
 
 
 def test_a_second_process_waits_and_takes_the_result_of_the_first(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr("thinkalike.store.jobs.SAY_EVERY", 0.05)
     first, began = Toy(), threading.Event()
     slow = first.run
 
@@ -235,7 +225,7 @@ def test_a_second_process_waits_and_takes_the_result_of_the_first(tmp_path, capl
 def test_the_seed_decides_the_numbers_and_the_key(tmp_path):
     first, again, other = (perform(Toy(), config(tmp_path / str(i), seed=s)) for i, s in enumerate((1, 1, 2)))
     assert first.key == again.key != other.key
-    pd.testing.assert_frame_equal(first.table, again.table)
+    assert first.table.equals(again.table)
     assert not first.table.equals(other.table)
 
 
@@ -300,22 +290,9 @@ def test_what_is_opened_is_closed_also_when_a_job_fails(tmp_path):
     with pytest.raises(DataError):
         perform(Failing(), config(tmp_path))
     assert closed == [True]
-    assert not list(tmp_path.glob("failing/*"))
 
 
 # ------------------------------------------------------------------------------------------------------------- content
-
-
-class Digest:
-    def __init__(self, text):
-        self.text = text
-
-    def fingerprint(self):
-        return self.text
-
-
-def test_the_key_takes_fingerprints_and_what_has_one():
-    assert key_of(Toy(), {}, {"a": "1"}) == key_of(Toy(), {}, {"a": Digest("1")}) != key_of(Toy(), {}, {"a": "2"})
 
 
 def test_the_key_does_not_depend_on_the_order_of_settings():
@@ -353,7 +330,7 @@ def test_every_setting_is_relevant_but_those_that_are_declared_neutral(root):
         if json.dumps(relevant(changed), sort_keys=True) == plain:
             ignored.add(name)
     shared = {name for name in names if name.startswith("trainer.")} if root is AnalyzeConfig else set()
-    assert ignored == {name for name in NEUTRAL if name in names} | shared
+    assert ignored == (NEUTRAL & {*names}) | shared
 
 
 def test_the_instruments_of_both_doors_are_there_and_each_has_a_kind_of_its_own():
@@ -374,29 +351,10 @@ DEFAULTS = Path(__file__).parent / "defaults.json"
 
 
 def defaults() -> dict[str, dict]:
-    from thinkalike.config import NLIConfig, PretrainConfig, SAEConfig, StitchConfig
-
-    plain = [
-        DataConfig,
-        ModelConfig,
-        PairsConfig,
-        PopulationConfig,
-        StimuliConfig,
-        NLIConfig,
-        PretrainConfig,
-        SAEConfig,
-    ]
-    schemas = {each.__name__: each for each in (*plain, StitchConfig, TrainerConfig)}
+    plain = (DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig, TrainerConfig)
+    schemas = {each.__name__: each for each in (*plain, NLIConfig, PretrainConfig, SAEConfig, StitchConfig)}
     schemas |= {f"measure={kind}": measure_schema(kind) for kind in MEASURES}
-    made = {}
-    for name, schema in schemas.items():
-        items = [item for item in dataclasses.fields(schema) if not item.metadata.get("not_in_key")]
-        values = {
-            item.name: item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-            for item in items
-        }
-        made[name] = json.loads(json.dumps(values))
-    return made
+    return {name: {item.name: default_of(item) for item in dataclasses.fields(each)} for name, each in schemas.items()}
 
 
 def test_no_default_has_changed_without_a_word():

@@ -180,9 +180,9 @@ class Recorder(Tracker):
 
 
 def test_a_logger_gets_the_result_when_it_is_drawn_and_is_closed(tmp_path, monkeypatch):
-    monkeypatch.setitem(loggers.TRACKERS, "csv", Recorder)
+    monkeypatch.setitem(loggers.TRACKERS, "tensorboard", Recorder)
     monkeypatch.setattr(Recorder, "said", [])
-    perform(Toy(), config(tmp_path))
+    perform(Toy(), config(tmp_path, logger=LoggerConfig(kind="tensorboard")))
     assert Recorder.said == [("toy", 1, ["mean"]), False]
 
 

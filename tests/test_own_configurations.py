@@ -11,15 +11,15 @@ import pytest
 import yaml
 
 from conftest import ROOT, results_in
-from thinkalike.config import TrainConfig, check_overrides, compose_job, entry_points, options
-from thinkalike.config.own_files import FOLDER, NAME, OWN, with_own
+from thinkalike.config import TrainConfig, compose_job, entry_points, options
+from thinkalike.config.compose import check_overrides
+from thinkalike.config.own_files import FOLDER, OWN, with_own
 from thinkalike.errors import ConfigError
 
 FILES = {
     "model/ours": "defaults: [schema, _self_]\nname: ours\npath: ~/checkpoints/ours\ncontext: 64\n",
     "model/bare": "name: bare\npath: there\n",  # no defaults
     "model/broken": "name: [\n",
-    "model/lost": "defaults: [nowhere, _self_]\n",
     "stitch/linear": "defaults: [schema, _self_]\nkind: linear\nsteps: 3\nwarmup: 1\n",  # in the place of what ships
     "data/notes": "defaults: [text, _self_]\nfiles: [~/notes/*.txt]\n",
     "mine": "defaults: [train, {model: solu-3l-mini}, {override /stitch: affine}, _self_]\n"
@@ -92,23 +92,14 @@ def test_the_users_files_come_before_those_that_ship(own, monkeypatch):
     words_of(second.parent, f"--config-dir={own}")
     assert composed("stitch=linear").stitch.steps == 4, "the folder that is given first comes first"
     assert "ours" in options("model")
-    monkeypatch.setenv(OWN, "")
-    assert composed("stitch=linear").stitch.steps == 170
-
-
-def test_experiments_are_those_that_ship(own):
-    words_of(own)
-    (own / "experiment").mkdir()
-    (own / "experiment" / "mine.yaml").write_text("seed: 3\n")
-    assert "mine" not in options("experiment")
 
 
 # ------------------------------------------------------------------------------------------------------ a configuration
 
 
-@pytest.mark.parametrize("option", NAME)
-def test_a_configuration_stands_for_its_words_and_those_given_win(own, option):
-    words = words_of(own, f"{option}=mine", "seed=9")
+def test_a_configuration_stands_for_its_words_and_those_given_win(own):
+    words = words_of(own, "-cn=mine", "seed=9")
+    assert words == words_of(own, "--config-name=mine", "seed=9")
     assert words == [
         "model=solu-3l-mini",
         "stitch=affine",
@@ -180,7 +171,7 @@ def test_a_file_with_the_name_of_an_entry_point_is_refused(own):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["-cn", "torn"], "torn.yaml"), (["model=broken"], "broken.yaml"), (["model=lost"], "model/nowhere")],
+    [(["-cn", "torn"], "torn.yaml"), (["model=broken"], "broken.yaml")],
 )
 def test_a_script_names_the_file_in_one_line(door, own, words, said):
     assert said in door("train.py", "-cp", "own", *words).error

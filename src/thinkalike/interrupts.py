@@ -25,16 +25,14 @@ class Interrupted(BaseException):
     Args:
         number: of the signal.
         where: how far the job came, if it left a state there.
+
+    Attributes:
+        status: the exit status that a shell gives to a process that this signal ended.
     """
 
     def __init__(self, number: int, where: str = ""):
         super().__init__(number, where)
-        self.number, self.where = number, where
-
-    @property
-    def status(self) -> int:
-        """The exit status that a shell gives to a process that this signal ended."""
-        return 128 + self.number
+        self.number, self.where, self.status = number, where, 128 + number
 
     def __str__(self) -> str:
         after = "rerun the command to resume" if self.where else "rerun the command to resume from its last state"
@@ -45,9 +43,9 @@ class Interrupted(BaseException):
 def heeded() -> Iterator[None]:
     """Raise `Interrupted` on signals while this is open, unless this is a thread or another handler is set."""
     global _waiting, _ours
-    ours = [number for number in SIGNALS if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)]
-    if threading.current_thread() is not threading.main_thread():
-        ours = []
+    is_main = threading.current_thread() is threading.main_thread()
+    untouched = (signal.SIG_DFL, signal.default_int_handler)
+    ours = [number for number in SIGNALS if is_main and signal.getsignal(number) in untouched]
     before, outer = {number: signal.signal(number, _heed) for number in ours}, _ours
     _ours = [*outer, *ours]
     try:
@@ -81,11 +79,7 @@ def asked() -> bool:
 
 
 def stop(where: str) -> NoReturn:
-    """End the job at a boundary where it has saved its state.
-
-    Raises:
-        Interrupted: always.
-    """
+    """End the job, by an `Interrupted`, at a boundary where it has saved its state."""
     raise Interrupted(_waiting or signal.SIGTERM, where)
 
 
@@ -104,7 +98,6 @@ def follow_parent() -> None:
 
 def _heed(number: int, frame: FrameType | None) -> None:
     global _waiting
-    if _patient and _waiting is None:
-        _waiting = number
-        return
-    raise Interrupted(number)
+    if not _patient or _waiting is not None:
+        raise Interrupted(number)
+    _waiting = number

@@ -50,7 +50,7 @@ class OptimizerPlugin:
     Attributes:
         make: of parameter groups, each with params, lr and weight_decay, to an optimiser of torch.
         lr: the peak rate where `stitch.lr` is not given.
-        momenta: how many numbers it keeps of each weight, from which the memory of a step is told.
+        momenta: how many numbers it keeps of each weight, from which the memory of a step is estimated.
     """
 
     make: Callable[[list[dict[str, Any]]], Any]
@@ -67,30 +67,25 @@ def load(name: str) -> Any:
     """Return the object that FILE.py:NAME names; a file whose content has changed is run anew.
 
     Raises:
-        PluginError: there is no such file or object, or the file raises an error.
+        PluginError: the file or the object does not exist, or the file raises an error.
     """
     path, _, attribute = name.rpartition(":")
-    module = _module(Path(path).expanduser().resolve(), _content(path))
-    if not hasattr(module, attribute):
+    names = vars(_module(Path(path).expanduser().resolve(), _content(path)))
+    if attribute not in names:
         raise PluginError(f"{path} has no {attribute}")
-    return getattr(module, attribute)
+    return names[attribute]
 
 
 def digest(name: str) -> str:
-    """Return the SHA-256 of the file that FILE.py:NAME names, without running it.
-
-    Raises:
-        PluginError: there is no such file.
-    """
+    """Return the SHA-256 of the file that FILE.py:NAME names, without running it."""
     return hashlib.sha256(_content(name.rpartition(":")[0])).hexdigest()
 
 
 def named_in(settings: Any) -> list[str]:
     """Return all plugins that nested settings name, each once."""
-    if isinstance(settings, Mapping):
-        settings = list(settings.values())
-    if isinstance(settings, list | tuple):
-        return list(dict.fromkeys(name for inner in settings for name in named_in(inner)))
+    inside = settings.values() if isinstance(settings, Mapping) else settings
+    if isinstance(settings, Mapping | list | tuple):
+        return list(dict.fromkeys(name for inner in inside for name in named_in(inner)))
     return [settings] if is_plugin(settings) else []
 
 

@@ -24,15 +24,13 @@ class Activity:
 
     Attributes:
         name: what it is, or what it counts, such as "step".
-        total: how many there are; None: it is not counted, or nobody knows.
-        done: how many are done, those of an earlier run included.
-        first: how many those were, so that a rate is of this run.
-        in_bytes: whether it counts bytes.
-        steps_aside: whether it is not worth a word while something is done inside it.
+        total: the number of its items; None: it is not counted, or nobody knows.
+        done, first: the items that are done, and those of them that an earlier run did, which count for no rate.
+        in_bytes: whether the items are bytes.
+        steps_aside: whether it is not shown while something is done inside it.
         note: what else to say, such as a loss.
-        since: when it began.
-        reached: when `done` last grew.
-        thread: which thread does it.
+        since, reached: when it began, and when `done` last grew.
+        thread: the thread that does it.
     """
 
     name: str
@@ -81,17 +79,15 @@ def under_way() -> list[Activity]:
 def doing(
     name: str, total: int | None = None, done: int = 0, *, in_bytes: bool = False, steps_aside: bool = False
 ) -> Iterator[Activity]:
-    """Show an activity while this is open; see `Activity`.
-
-    Args:
-        done: how many an earlier run did.
-    """
+    """Show an activity while this is open; see `Activity`. An earlier run did the first `done` items."""
     activity = Activity(name, total, done, done, in_bytes, steps_aside)
     _open.append(activity)
     try:
         yield activity
     finally:
-        _close(activity)
+        if activity in _open:  # close it, and those that the same thread has left open inside it
+            place = _open.index(activity)
+            _open[place:] = [each for each in _open[place:] if each.thread != activity.thread]
 
 
 def counted(items: Iterable[T], name: str, total: int | None = None) -> Iterator[T]:
@@ -107,10 +103,3 @@ def counted(items: Iterable[T], name: str, total: int | None = None) -> Iterator
         for item in items:
             yield item
             activity.reach(activity.done + 1)
-
-
-def _close(activity: Activity) -> None:
-    """Close an activity, and those that the same thread has left open inside it."""
-    if activity in _open:
-        place = _open.index(activity)
-        _open[place:] = [each for each in _open[place:] if each.thread != activity.thread]

@@ -1,33 +1,14 @@
 """Configuration: nothing outside this package imports hydra or omegaconf."""
 
-from thinkalike.config.compose import (
-    check_option,
-    check_overrides,
-    compose_job,
-    from_yaml,
-    measure_schema,
-    options,
-    register,
-    resolve,
-    to_yaml,
-    train_config,
-)
-from thinkalike.config.entry_points import command_line, command_words, entry_point, own_process
+from thinkalike.config.compose import check_option, compose_job, measure_schema, options, train_config
+from thinkalike.config.entry_points import Made, command_line, command_words, entry_point, own_process
 from thinkalike.config.inputs import RUNS, DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.models import as_target, jobs_of, model_named
 from thinkalike.config.own_files import CONF
 from thinkalike.config.registry import KINDS, MEASURES, PLUGGED, TASKS, measure_module
-from thinkalike.config.roots import PROCESSES, AnalyzeConfig, MeasureConfig, TrainConfig, as_dict
+from thinkalike.config.roots import PROCESSES, AnalyzeConfig, MeasureConfig, TrainConfig
 from thinkalike.config.schema import not_in_key, pairs_of_layers, ranged, relevant
-from thinkalike.config.sweeps import Made
-from thinkalike.config.training import (
-    LoggerConfig,
-    NLIConfig,
-    PretrainConfig,
-    SAEConfig,
-    StitchConfig,
-    TrainerConfig,
-)
+from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, SAEConfig, StitchConfig, TrainerConfig
 
 __all__ = [
     "CONF",
@@ -52,15 +33,12 @@ __all__ = [
     "StitchConfig",
     "TrainConfig",
     "TrainerConfig",
-    "as_dict",
     "as_target",
     "check_option",
-    "check_overrides",
     "command_line",
     "command_words",
     "compose_job",
     "entry_point",
-    "from_yaml",
     "jobs_of",
     "measure_module",
     "measure_schema",
@@ -70,9 +48,6 @@ __all__ = [
     "own_process",
     "pairs_of_layers",
     "ranged",
-    "register",
     "relevant",
-    "resolve",
-    "to_yaml",
     "train_config",
 ]

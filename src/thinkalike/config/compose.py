@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar, get_type_hints
 
+from hydra import version
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Glob, Override, Sweep
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, flag_override
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
@@ -31,23 +36,14 @@ from thinkalike.config.registry import MEASURES, PLUGGED, measure_module
 from thinkalike.config.roots import AnalyzeConfig, JobConfig, MeasureConfig, TrainConfig
 from thinkalike.config.schema import made, short
 from thinkalike.config.training import LoggerConfig, StitchConfig, TrainerConfig
-from thinkalike.errors import ConfigError, first_line, listed, nearest, one_of
+from thinkalike.errors import ConfigError, first_line, nearest, one_of
 from thinkalike.plugins import is_plugin, named_in
 
 COMPOSING_ERRORS = (OmegaConfBaseException, HydraException, YAMLError)
 Root = TypeVar("Root", bound=JobConfig)
 SCHEMAS: dict[str, type] = {"train": TrainConfig, "analyze": AnalyzeConfig}
-GROUPS: dict[str, type] = {
-    "model": ModelConfig,
-    "data": DataConfig,
-    "stitch": StitchConfig,
-    "measure": MeasureConfig,
-    "stimuli": StimuliConfig,
-    "pairs": PairsConfig,
-    "population": PopulationConfig,
-    "trainer": TrainerConfig,
-    "logger": LoggerConfig,
-}
+PARTS = (ModelConfig, DataConfig, StitchConfig, MeasureConfig, StimuliConfig, PairsConfig, PopulationConfig)
+GROUPS: dict[str, type] = {schema.part: schema for schema in (*PARTS, TrainerConfig, LoggerConfig)}
 PLACES = {"local": "path", "hub": "hub_id"}  # models without a name of their own, and the setting that says which
 DEFAULT_TARGET = "model@target=solu-3l-mini"  # of the default model: two models show more than one into itself
 
@@ -66,11 +62,7 @@ def compose_job(entry_point: str, overrides: Iterable[str]) -> Any:
         ConfigError: the script would refuse them; the message is the same.
         PluginError: a plugin that they name cannot be used.
     """
-    one_of("entry_point", entry_point, SCHEMAS)
-    words = list(overrides)
-    if isinstance(overrides, str) or not all(isinstance(word, str) for word in words):
-        raise ConfigError(f"{overrides!r} must be a list of overrides, one setting each, such as ['seed=1']")
-    words = folders_named(at_home(words))
+    words = folders_named(at_home(list(overrides)))
     parsed = parse_overrides(words)
     check_overrides(words, SCHEMAS[entry_point], sweeps=False)
     words = with_default_target(entry_point, words)
@@ -83,11 +75,6 @@ def compose_job(entry_point: str, overrides: Iterable[str]) -> Any:
 
 def _composed(entry_point: str, overrides: Sequence[str]) -> DictConfig:
     """Compose what Hydra's own `compose` would: that works on a global state, which a job of Hydra's may be using."""
-    from hydra import version
-    from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra._internal.utils import create_config_search_path
-    from hydra.types import RunMode
-
     version.setbase("1.3")
     loader = ConfigLoaderImpl(create_config_search_path(str(CONF)))
     composed = loader.load_configuration(entry_point, [*overrides], run_mode=RunMode.RUN, from_shell=False)
@@ -112,8 +99,6 @@ def one_line(error: BaseException) -> str:
 def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
     """Tell Hydra the schemas, the user's folders, and the resolvers.
 
-    at_scale and by_recipe pick one of two values, and at_most_a_tenth shortens a warm-up.
-
     Args:
         measures: those whose settings may be given; of the others Hydra gets the name alone, as their files take
             seconds to import.
@@ -133,9 +118,8 @@ def register(measures: Iterable[str] = (), models: Iterable[str] = ()) -> None:
         _store(name, _defaults(measure_schema(kind)), "/".join(filter(None, folders)))  # type: ignore[arg-type]
     register_repositories(models)
     Plugins.instance().register(OwnFolders)
-    OmegaConf.register_new_resolver("at_scale", _at_scale, replace=True)
-    OmegaConf.register_new_resolver("by_recipe", _by_recipe, replace=True)
-    OmegaConf.register_new_resolver("at_most_a_tenth", _at_most_a_tenth, replace=True)
+    for resolver in (at_scale, by_recipe, at_most_a_tenth):
+        OmegaConf.register_new_resolver(resolver.__name__, resolver, replace=True)
 
 
 @cache
@@ -167,17 +151,20 @@ def options(group: str) -> list[str]:
     return sorted(written | {*(MEASURES if group == "measure" else ())})
 
 
-def _at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
+def at_scale(mini: Any, paper: Any, *, _root_: DictConfig) -> Any:
+    """Return the value for the scale of the recipe: by default `mini` where all models are minis."""
     models = [_root_[part] for part in ("model", "target") if part in _root_]
     small = all(model.mini for model in models) if _root_.scale == "auto" else _root_.scale == "mini"
     return mini if small else paper
 
 
-def _by_recipe(honest: Any, paper: Any, *, _root_: DictConfig) -> Any:
+def by_recipe(honest: Any, paper: Any, *, _root_: DictConfig) -> Any:
+    """Return the value for the recipe."""
     return paper if _root_.recipe == "paper" else honest
 
 
-def _at_most_a_tenth(usual: int, steps: Any) -> int:
+def at_most_a_tenth(usual: int, steps: Any) -> int:
+    """Return the steps of a warm-up, which is shorter where training is short."""
     return min(usual, max(steps, 0) // 10) if isinstance(steps, int) else usual
 
 
@@ -205,14 +192,9 @@ def measures_of(parsed: Sequence[Override]) -> list[str]:
     named = {override.key_or_group: values_of(override) for override in parsed}
     if "measure" in named:
         return [str(kind) for kind in named["measure"]]
-    kinds = [_measure_of(str(name)) for name in named.get("experiment", [None])]
-    return [kind for kind in kinds if kind] or ["loss"]
-
-
-def _measure_of(experiment: str) -> str | None:
-    path = next(configurations(f"experiment/{experiment}.yaml"), None)
-    defaults = from_yaml(path.read_text()).get("defaults", []) if path else []
-    return next((item["override /measure"] for item in defaults if "override /measure" in item), None)
+    files = [path for name in named.get("experiment", []) for path in configurations(f"experiment/{name}.yaml")]
+    defaults = [item for path in files for item in from_yaml(path.read_text()).get("defaults", [])]
+    return [item["override /measure"] for item in defaults if "override /measure" in item] or ["loss"]
 
 
 def check_overrides(words: Sequence[str], schema: type, sweeps: bool = True) -> None:
@@ -244,19 +226,18 @@ def check_overrides(words: Sequence[str], schema: type, sweeps: bool = True) -> 
 
 def _is_setting(key: str, known: Mapping[str, bool]) -> bool:
     """Return whether this is a setting and not a part, or stands inside a setting, which may be a free dictionary."""
-    parts = key.split(".")
-    return any(known.get(".".join(parts[:count])) is False for count in range(1, len(parts) + 1))
+    return any(known.get(part) is False for part in itertools.accumulate(key.split("."), "{}.{}".format))
 
 
 def _settings(schema: Any, measures: Sequence[str], start: str = "") -> Iterator[tuple[str, bool]]:
     """Yield the key of every setting and part of a schema, and whether it is a part."""
     hints = get_type_hints(schema)
     for item in dataclasses.fields(schema):
-        is_part, key = dataclasses.is_dataclass(hints[item.name]), f"{start}{item.name}"
-        yield key, is_part
-        if is_part:
-            kinds = [kind for kind in measures if kind in MEASURES or is_plugin(kind)] if key == "measure" else []
-            for inner in [measure_schema(kind) for kind in kinds] or [hints[item.name]]:
+        key, hint = f"{start}{item.name}", hints[item.name]
+        yield key, dataclasses.is_dataclass(hint)
+        kinds = [kind for kind in measures if kind in MEASURES or is_plugin(kind)] if key == "measure" else []
+        for inner in [measure_schema(kind) for kind in kinds] or [hint]:
+            if dataclasses.is_dataclass(inner):
                 yield from _settings(inner, (), f"{key}.")
 
 
@@ -264,25 +245,21 @@ def check_option(group: str, key: str, values: Sequence[Any]) -> None:
     """Refuse values of a key that are no options of a configuration group.
 
     Raises:
-        ConfigError: one is none; the message names the nearest option.
+        ConfigError: a value is no option; the message names the nearest one.
     """
     there = options(group)
-    for value in values:
-        name = str(value)
+    for name in map(str, values):
         more = (group == "model" and is_repository(name)) or (group == "measure" and is_plugin(name))
-        if isinstance(value, list | dict) or not (name in there or more):
-            parts = [each for each in there if name in each.split("/")]  # brown2023, or figure1
-            near = f"there is: {', '.join(parts)}" if len(parts) > 1 else nearest((parts or [name])[0], there)
-            if group == "model" and not near.startswith("did you"):
-                near = f"there is: {listed(there)}, ORG/NAME of the hub, and local with {key[-6:]}.path=DIR"
-            raise ConfigError(f"{key}={short(name)} is not known; {near}")
+        if name not in there and not more:
+            hint = f", ORG/NAME of the hub, and local with {key[-6:]}.path=DIR" if group == "model" else ""
+            raise ConfigError(f"{key}={short(name)} is not known; {nearest(name, there)}{hint}")
 
 
 # ------------------------------------------------------------------------------------- from Hydra's to the dataclass
 
 
 def resolve(composed: DictConfig, schema: type[Root], overrides: Sequence[str] = ()) -> Root:
-    """Return a composed configuration as its dataclass, with `data=auto` replaced by what suits the model.
+    """Return a composed configuration as its dataclass, with `data=auto` replaced by the corpus of the model.
 
     An experiment has models of its own, so there `auto` stays until their jobs are composed.
 

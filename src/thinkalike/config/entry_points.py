@@ -13,12 +13,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from thinkalike.config import sweeps
 from thinkalike.config.compose import (
     COMPOSING_ERRORS,
     SCHEMAS,
@@ -38,16 +37,27 @@ from thinkalike.interrupts import Interrupted, follow_parent, heeded
 from thinkalike.progress import doing
 
 PROGRAM = "THINKALIKE_PROGRAM"  # environment variable: how the user called the script, also for the workers of a sweep
+SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
 STARTED_BY = "THINKALIKE_STARTED_BY"  # environment variable: the process whose children end with it
-SHOWN = {"--cfg", "-c", "--info", "-i", "--help", "-h", "--hydra-help"}  # these print something, and no job is done
+MANY = {"--multirun", "-m"}
+HELP = {"--help", "-h", "--hydra-help"}  # which needs no settings of any measure
 
 Job = Callable[[Any], list[Path]]  # of a configuration: the folders of the results
 
 _overrides: list[str] | None = None  # of the job that this process does
 
 
+class Made(NamedTuple):
+    """A finished job of a sweep: its place among them, its overrides, its folder, and the settings of its logger."""
+
+    number: int
+    words: list[str]
+    folder: str
+    logger: dict[str, Any]
+
+
 def entry_point(
-    name: str, joined: Callable[[Sequence[sweeps.Made]], None], valued: Callable[[Sequence[Path]], float | None]
+    name: str, joined: Callable[[Sequence[Made]], None], valued: Callable[[Sequence[Path]], float | None]
 ) -> Callable[[Job], Callable[[], None]]:
     """Make a function of a configuration the main function of a script.
 
@@ -66,11 +76,13 @@ def entry_point(
             logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s", force=True)
             logging.getLogger("thinkalike").setLevel(logging.INFO)
             with own_process():
-                if sweeps.SHARED not in os.environ:
+                if SHARED not in os.environ:
                     _done(job, SCHEMAS[name], composed)
                     return None
+                from thinkalike.config.sweeps import noted
+
                 with doing(f"job {HydraConfig.get().job.num + 1} of the sweep"):
-                    return valued(sweeps.noted(lambda: _done(job, SCHEMAS[name], composed), composed))
+                    return valued(noted(lambda: _done(job, SCHEMAS[name], composed), composed))
 
         def main() -> None:
             import hydra
@@ -81,8 +93,10 @@ def entry_point(
                 words, folders = with_own(name, at_home(sys.argv[1:]))
                 called(name, folders)
                 _made_known(name, words)
-                if {"--multirun", "-m"} & {*words}:
-                    sweeps.sweep(run, words, joined)
+                if MANY & {*words}:
+                    from thinkalike.config.sweeps import sweep
+
+                    sweep(run, words, joined)
                 else:
                     run()
 
@@ -93,13 +107,10 @@ def entry_point(
 
 def _made_known(name: str, words: Sequence[str]) -> None:
     """Check a command line, and tell Hydra of all that it asks for."""
-    is_help = bool({"--help", "-h", "--hydra-help"} & {*words})  # which needs no settings of any measure
-    is_sweep = bool({"--multirun", "-m"} & {*words})
+    is_help, is_sweep = (bool(options & {*words}) for options in (HELP, MANY))
     overrides = folders_named([word for word in words if is_override(word)])
     parsed = parse_overrides(overrides)
     check_overrides(overrides, SCHEMAS[name], is_sweep)
-    if not is_sweep and not SHOWN & {*words} and any(word.startswith("hydra/launcher=") for word in overrides):
-        raise ConfigError("hydra/launcher= is for the jobs of a sweep; add -m, also for a single job")
     if any(each.is_sweep_override() and each.key_or_group in ("measure", "experiment") for each in parsed):
         # Hydra composes a sweep once before its jobs, with a measure of none of them
         overrides = [f"++{word}" if word.startswith("measure.") else word for word in overrides]
@@ -114,14 +125,18 @@ def _groups() -> str:
     return "\n".join(f"{name}: {', '.join(options(name))}" for name in names)
 
 
+def overrides_of_job() -> list[str]:
+    """Return the overrides of the job that Hydra does, as they were given: ${...} is of the job's configuration."""
+    return OmegaConf.to_container(HydraConfig.get().overrides.task)  # type: ignore[return-value]
+
+
 def _done(job: Job, schema: Any, composed: DictConfig) -> list[Path]:
     """Do the job of a composed configuration, and print the folders of its results; another process may have them."""
-    overrides = sweeps.overrides_of_job()
+    overrides = overrides_of_job()
     begin(overrides)
     config = resolve(composed, schema, overrides)
-    if config.trainer.strategy == "ddp" and sweeps.SHARED in os.environ:  # each process would begin the whole sweep
+    if config.trainer.strategy == "ddp" and SHARED in os.environ:  # each process would begin the whole sweep
         raise ConfigError("trainer=ddp does not go with -m: start each such job by itself")
-    config.logger.check_package()  # before anything is imported
     with contextlib.suppress(ShareDone):
         folders = job(config)
         for folder in folders:
@@ -134,11 +149,7 @@ def _done(job: Job, schema: Any, composed: DictConfig) -> list[Path]:
 
 
 def called(name: str, options: Sequence[str] = ()) -> None:
-    """Remember how a user called a script: as a file, or as a command of the installed package.
-
-    Args:
-        options: those that name folders of configurations.
-    """
+    """Remember how a user called a script, as a file or as a command of the package, and its folders' `options`."""
     script = Path(sys.argv[0])
     start = ["python", str(script)] if script.suffix == ".py" and script.stem == name else ["thinkalike", name]
     os.environ[PROGRAM] = shlex.join([*start, *options])
@@ -159,7 +170,7 @@ def command_line() -> str:
     """Return the command line of the job that a script does, or that of this process."""
     if _overrides is None or PROGRAM not in os.environ:
         return shlex.join(sys.argv)
-    return " ".join([os.environ[PROGRAM], *map(shlex.quote, _overrides)])
+    return f"{os.environ[PROGRAM]} {shlex.join(_overrides)}".rstrip()
 
 
 # --------------------------------------------------------------------------------------------------- how a script ends
@@ -170,22 +181,23 @@ def own_process() -> Iterator[None]:
     """Heed signals and errors, print to a stdout that may close, and end with the process that was started first."""
     if os.environ.setdefault(STARTED_BY, str(os.getpid())) != str(os.getpid()):
         follow_parent()
-    with OneLineErrors(), heeded(), contextlib.redirect_stdout(Stdout(sys.stdout)):  # type: ignore[type-var]
+    with one_line_errors(), heeded(), contextlib.redirect_stdout(Stdout(sys.stdout)):  # type: ignore[type-var]
         yield
 
 
-class OneLineErrors:
-    """Turns an error that a user can act on into one line and exit status 1, and a signal into one line and its own."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Interrupted):
-            print(f"{error}{_requeued(error)}", file=sys.stderr, flush=True)
-            sys.exit(error.status)
-        if isinstance(error, (ThinkalikeError, *COMPOSING_ERRORS)) and "THINKALIKE_TRACEBACK" not in os.environ:
-            print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
-            sys.exit(1)
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn an error that a user can act on into one line and exit status 1, and a signal into one line and its own."""
+    try:
+        yield
+    except Interrupted as error:
+        print(f"{error}{_requeued(error)}", file=sys.stderr, flush=True)
+        sys.exit(error.status)
+    except (ThinkalikeError, *COMPOSING_ERRORS) as error:
+        if "THINKALIKE_TRACEBACK" in os.environ:
+            raise
+        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+        sys.exit(1)
 
 
 class Stdout:
@@ -196,19 +208,16 @@ class Stdout:
 
     def write(self, text: str) -> int:
         """Write, or forget what cannot be written."""
-        with self._forgetting():
-            self._stream.write(text)
+        self._forgetting(self._stream.write, text)
         return len(text)
 
     def flush(self) -> None:
         """Flush, or forget what cannot be written."""
-        with self._forgetting():
-            self._stream.flush()
+        self._forgetting(self._stream.flush)
 
-    @contextlib.contextmanager
-    def _forgetting(self) -> Iterator[None]:
+    def _forgetting(self, action: Callable[..., Any], *given: str) -> None:
         try:
-            yield
+            action(*given)
         except OSError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
 
@@ -217,13 +226,9 @@ class Stdout:
 
 
 def _requeued(error: Interrupted) -> str:
-    """Put a job of SLURM that was submitted with --requeue back into the queue; returns what the user is told of it."""
-    number = os.environ.get("SLURM_JOB_ID")
-    first = os.environ.get("SLURM_PROCID", "0") == "0"
-    if error.number != signal.SIGTERM or not number or not first or not shutil.which("scontrol"):
+    """Put a job of SLURM that may be requeued back into the queue; returns what the user is told of it."""
+    number, is_first = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_PROCID", "0") == "0"
+    if error.number != signal.SIGTERM or not number or not is_first or not shutil.which("scontrol"):
         return ""
-    shown = subprocess.run(["scontrol", "show", "job", number], capture_output=True, text=True)
-    if "Requeue=1" not in shown.stdout:
-        return ""
-    again = subprocess.run(["scontrol", "requeue", number], capture_output=True, text=True)
+    again = subprocess.run(["scontrol", "requeue", number], capture_output=True)  # which refuses one that may not be
     return "; SLURM has the job in its queue again" if again.returncode == 0 else "; SLURM does not take it back"

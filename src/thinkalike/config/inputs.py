@@ -185,7 +185,7 @@ class PopulationConfig(Checked, part="population"):
         if self.members and not (self.generalizing and self.heuristic):
             raise ConfigError(f"population.generalizing= and .heuristic= must name models of {self.members}")
         if self.parents is not None:
-            self._check_parents()
+            self._check_parents(self.parents)
         elif self.base and not 2 <= self.per_group <= (self.size or 0) // 2:
             raise ConfigError(f"population.per_group={self.per_group} must be from 2 to half of size={self.size}")
 
@@ -195,8 +195,7 @@ class PopulationConfig(Checked, part="population"):
             return {"size", "parents", "parent_options", "options", "null"}
         return {"size"} if self.parents else {"parent_options", "null"}
 
-    def _check_parents(self) -> None:
-        parents = self.parents or {}
+    def _check_parents(self, parents: Collection[str]) -> None:
         if self.null is not None and (len(self.null) != 2 or not {*self.null} < {*parents}):
             raise ConfigError(f"population.null={self.null} must name two of more groups: {', '.join(parents)}")
         if len(parents) < 2 or not self.base or self.per_group < 2:

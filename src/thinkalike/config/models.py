@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-from thinkalike.config.compose import check_option, compose_job
+from thinkalike.config.compose import compose_job
 from thinkalike.config.inputs import HOW_IT_RUNS, ModelConfig
 from thinkalike.config.overrides import is_folder, key_of, path_of, quoted
 from thinkalike.config.roots import AnalyzeConfig
-from thinkalike.errors import ConfigError, nearest
+from thinkalike.errors import ConfigError
 
 Words = tuple[str, ...]  # overrides
 
@@ -22,31 +22,17 @@ def model_named(model: ModelConfig | str, settings: Mapping[str, Any]) -> ModelC
     Raises:
         ConfigError: the name or a setting is not known, or a value is not possible.
     """
-    known = [item.name for item in fields(ModelConfig)]
-    for key in settings.keys() - {*known}:
-        raise ConfigError(f"'{key}' is not a setting of a model; {nearest(key, known)}")
     if isinstance(model, ModelConfig):
         return replace(model, **settings)
-    plain = {key: value for key, value in settings.items() if not isinstance(value, dict | list)}
-    composed: ModelConfig = compose_job("train", words_of_model("model", model, plain)).model
-    parts: dict[str, Any] = {key: settings[key] for key in settings.keys() - plain.keys()}  # which no word can say
-    return replace(composed, **parts)
+    parts = {key: value for key, value in settings.items() if isinstance(value, dict | list)}  # which no word can say
+    plain = {key: value for key, value in settings.items() if key not in parts}
+    return replace(compose_job("train", words_of_model(model, plain)).model, **parts)
 
 
-def words_of_model(key: str, name: str, settings: Mapping[str, Any]) -> Words:
-    """Return the overrides that choose a model and its settings.
-
-    Args:
-        key: named in the message of an error.
-
-    Raises:
-        ConfigError: there is no such model or folder.
-    """
-    more = tuple(f"model.{setting}={quoted(value)}" for setting, value in settings.items())
-    if is_folder(name):
-        return ("model=local", path_of("model", name), *more)
-    check_option("model", key, [name])
-    return (f"model={name}", *more)
+def words_of_model(name: str, settings: Mapping[str, Any]) -> Words:
+    """Return the overrides that choose a model, by its name or its folder, and its settings."""
+    chosen = ("model=local", path_of("model", name)) if is_folder(name) else (f"model={name}",)
+    return (*chosen, *(f"model.{key}={quoted(value)}" for key, value in settings.items()))
 
 
 def as_target(words: Sequence[str]) -> Words:
@@ -65,25 +51,17 @@ def jobs_of(config: AnalyzeConfig, stands_for: str) -> list[AnalyzeConfig]:
             each; nothing: the measure takes no such list.
 
     Raises:
-        ConfigError: there are fewer than two, one is named twice or not known, other overrides name a model, too, or
+        ConfigError: there are fewer than two different models, one is not known, other overrides name a model, too, or
             the measure takes no list.
     """
-    models, rest = config.models, [word for word in config.chosen if key_of(word) != "models"]
-    if not stands_for or not isinstance(models, list) or len(models) < 2:
-        raise ConfigError(
-            f"models={models} must be a list of two models or more, such as models=[gpt2,mamba-130m], for a measure "
-            f"that takes one, and not {config.measure.kind}"
-        )
+    models, rest = config.models or [], [word for word in config.chosen if key_of(word) != "models"]
     for word in rest:
         part, _, setting = key_of(word).partition(".")
         if part in ("experiment", "activations", "target") or (part == "model" and setting not in HOW_IT_RUNS):
-            raise ConfigError(
-                f"{word} does not go with models=, which names the models of all jobs; settings of one of them are "
-                "{model: NAME, key: value}"
-            )
+            raise ConfigError(f"{word} does not go with models=, whose settings are in {{model: NAME, key: value}}")
     chosen = [_words_of(model) for model in models]
-    if len(set(chosen)) < len(chosen):
-        raise ConfigError(f"models={models} names a model twice; name each once")
+    if not stands_for or len(chosen) < 2 or len(set(chosen)) < len(chosen):
+        raise ConfigError(f"models={models} must be two different models or more, for a measure that takes a list")
     if stands_for == "each":
         return [compose_job("analyze", [*rest, *words]) for words in chosen]
     return [
@@ -95,7 +73,7 @@ def jobs_of(config: AnalyzeConfig, stands_for: str) -> list[AnalyzeConfig]:
 def _words_of(entry: Any) -> Words:
     """Return the overrides that choose a model: by its name, by its folder, or by {model: either, setting: value}."""
     settings = dict(entry) if isinstance(entry, dict) else {"model": entry}
-    return words_of_model("models", str(settings.pop("model", None)), settings)
+    return words_of_model(str(settings.pop("model", None)), settings)
 
 
 def _kept(source: Words, target: Words, rest: Sequence[str]) -> list[str]:

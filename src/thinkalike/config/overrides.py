@@ -23,12 +23,12 @@ REPOSITORY = rf"^(?:{PART}/)?{PART}$"
 
 
 def at_home(words: Sequence[str]) -> list[str]:
-    """Return words in whose values `~` and `~user`, where a path may begin, are the folders that they stand for.
+    """Return words with home folders for `~` and `~user` where a path may begin in a value.
 
     A plain value with accents, spaces or signs, which Hydra cannot read, is put in quotes.
     """
     found = [HOME.sub(lambda home: home[1] + os.path.expanduser(home[2]), word) for word in words]
-    return [word if _can_be_read(word) else _in_quotes(word) for word in found]
+    return [word if _parsed(word) else _in_quotes(word) for word in found]
 
 
 def is_override(word: str) -> bool:
@@ -47,29 +47,28 @@ def parse_overrides(words: Sequence[str]) -> list[Override]:
     Raises:
         ConfigError: one cannot be read.
     """
+    found = []
     for word in words:
-        if not _can_be_read(word):
+        if (override := _parsed(word)) is None:
             raise ConfigError(f"cannot read {word!r}; write key=value, with quotes around a value that has signs")
-    return [_parsed(word) for word in words]
+        found.append(override)
+    return found
 
 
 @cache
-def _parsed(word: str) -> Override:
-    return OverridesParser.create().parse_overrides([word])[0]
-
-
-def _can_be_read(word: str) -> bool:
+def _parsed(word: str) -> Override | None:
+    """Return an override, or None for a word that Hydra cannot read."""
     try:
-        return bool(_parsed(word))
+        return OverridesParser.create().parse_overrides([word])[0]
     except HydraException:
-        return False
+        return None
 
 
 def _in_quotes(word: str) -> str:
     key, equals, value = word.partition("=")
     quoted_word = f"{key}={quoted(value)}"
     plain = equals and value[:1] not in ("", "~") and KEY.fullmatch(key) and not re.search(r"[\[\]{}()'\",=]", value)
-    return quoted_word if plain and _can_be_read(quoted_word) else word
+    return quoted_word if plain and _parsed(quoted_word) else word
 
 
 def values_of(override: Override) -> list[Any]:
@@ -121,9 +120,10 @@ def folders_named(words: Sequence[str]) -> list[str]:
     """
     found: list[str] = []
     for word, override in zip(words, parse_overrides(words), strict=True):
-        names = [] if override.is_sweep_override() else values_of(override)
-        if override.key_or_group == "model" and names and isinstance(names[0], str) and is_folder(names[0]):
-            found += [f"{word.partition('=')[0]}=local", path_of(override.package or "model", names[0])]
+        is_one = override.key_or_group == "model" and not override.is_sweep_override()
+        name = values_of(override)[0] if is_one else None
+        if isinstance(name, str) and is_folder(name):
+            found += [f"{word.partition('=')[0]}=local", path_of(override.package or "model", name)]
         else:
             found.append(word)
     return found

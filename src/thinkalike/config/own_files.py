@@ -51,20 +51,16 @@ def with_own(entry_point: str, words: Sequence[str]) -> tuple[list[str], list[st
         name the folders again.
 
     Raises:
-        ConfigError: there is no such folder or file, or it holds something else.
+        ConfigError: a folder or a file does not exist, or holds something else.
     """
-    rest, folders, names = list[str](), list[Path](), list[str]()
-    waiting = iter(words)
+    rest, paths, names, waiting = list[str](), list[str](), list[str](), iter(words)
     for word in waiting:
         option, equals, value = word.partition("=")
-        if option not in (*FOLDER, *NAME):
-            rest.append(word)
-            continue
-        value = value if equals else next(waiting, "")
-        if option in NAME:
-            names.append(value)
+        if option in (*FOLDER, *NAME):
+            (names if option in NAME else paths).append(value if equals else next(waiting, ""))
         else:
-            folders.append(Path(value.removeprefix("file://")).expanduser().resolve())
+            rest.append(word)
+    folders = [Path(path.removeprefix("file://")).expanduser().resolve() for path in paths]
     if folders:
         os.environ[OWN] = os.pathsep.join(map(str, folders))
     for folder in _own():
@@ -83,7 +79,7 @@ def words_of(entry_point: str, name: str, above: Sequence[str] = ()) -> list[str
         above: the files whose defaults name this one.
 
     Raises:
-        ConfigError: there is no such file, it holds something else, or names itself.
+        ConfigError: the file does not exist, holds something else, or names itself.
     """
     name = name.removesuffix(".yaml").strip("/")
     if name in (entry_point, f"{entry_point}_schema"):
@@ -91,7 +87,7 @@ def words_of(entry_point: str, name: str, above: Sequence[str] = ()) -> list[str
     path = next((found for root in _own() if name and (found := root / f"{name}.yaml").is_file()), None)
     if path is None or name in above:
         names = [path.stem for root in _own() for path in root.glob("*.yaml")]
-        raise ConfigError(f"--config-name={name} cannot be had from --config-dir; {nearest(name, names)}")
+        raise ConfigError(f"--config-name={name} is not in a --config-dir; {nearest(name, names)}")
     with path.open() as file:  # whose name an error of YAML gives
         settings, words = yaml.safe_load(file) or {}, list[str]()
     if not isinstance(settings, dict) or not isinstance(settings.get("defaults", []), list):

@@ -7,6 +7,10 @@ what it configures; a module is imported when it is needed.
 from thinkalike.errors import one_of
 from thinkalike.plugins import is_plugin
 
+DECLARED = (
+    *("mutual_knn", "procrustes", "svcca", "soft_matching", "distance_correlation"),
+    *("token_rsa", "jaccard", "second_order_cosine", "jsd", "disagreement"),
+)
 TASKS = {
     "stitch": "thinkalike.instruments.stitching.instrument",
     "pretrain": "thinkalike.instruments.pretraining",
@@ -17,16 +21,7 @@ MEASURES = {
     "loss": "thinkalike.instruments.loss",
     "asymmetry": "thinkalike.instruments.asymmetry",
     "cka": "thinkalike.instruments.cka",
-    "mutual_knn": "thinkalike.instruments.layer_pairs.declared:mutual_knn",
-    "procrustes": "thinkalike.instruments.layer_pairs.declared:procrustes",
-    "svcca": "thinkalike.instruments.layer_pairs.declared:svcca",
-    "soft_matching": "thinkalike.instruments.layer_pairs.declared:soft_matching",
-    "distance_correlation": "thinkalike.instruments.layer_pairs.declared:distance_correlation",
-    "token_rsa": "thinkalike.instruments.layer_pairs.declared:token_rsa",
-    "jaccard": "thinkalike.instruments.layer_pairs.declared:jaccard",
-    "second_order_cosine": "thinkalike.instruments.layer_pairs.declared:second_order_cosine",
-    "jsd": "thinkalike.instruments.layer_pairs.declared:jsd",
-    "disagreement": "thinkalike.instruments.layer_pairs.declared:disagreement",
+    **{kind: f"thinkalike.instruments.layer_pairs.declared:{kind}" for kind in DECLARED},
     "r2": "thinkalike.instruments.r2",
     "transfer_maps": "thinkalike.instruments.transfer_maps",
     "mlem": "thinkalike.instruments.mlem",

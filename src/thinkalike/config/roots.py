@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from thinkalike.config.inputs import DataConfig, ModelConfig, PairsConfig, PopulationConfig, StimuliConfig
 from thinkalike.config.overrides import key_of
 from thinkalike.config.schema import NOT_IN_KEY, SEEDS, THREADS, Checked, FilePath, Layers, not_in_key, ranged
-from thinkalike.config.training import (
-    LoggerConfig,
-    NLIConfig,
-    PretrainConfig,
-    SAEConfig,
-    StitchConfig,
-    TrainerConfig,
-)
+from thinkalike.config.training import LoggerConfig, NLIConfig, PretrainConfig, SAEConfig, StitchConfig, TrainerConfig
 from thinkalike.errors import ConfigError
 
 PROCESSES = ("strategy", "devices", "num_nodes")  # the settings of a trainer that say which processes share a job
@@ -40,12 +32,6 @@ class MeasureConfig(Checked, part="measure"):
             MeasureConfig.schemas[cls.kind] = cls
 
 
-def _folder(store: Any) -> Any:
-    if isinstance(store, str) and "://" in store:
-        raise ValueError("must be a folder of this machine")
-    return store
-
-
 @dataclass
 class JobConfig(Checked):
     """The settings that both entry points have."""
@@ -60,7 +46,7 @@ class JobConfig(Checked):
     logger: LoggerConfig = field(default_factory=LoggerConfig, metadata=NOT_IN_KEY)
     threads: int | None = ranged(None, least=1, most=THREADS, in_key=False)  # CPU threads; null: torch's default
     seed: int = ranged(0, least=0, most=SEEDS)  # of all that is drawn at random
-    store: Annotated[FilePath, BeforeValidator(_folder)] = not_in_key("results")  # the folder that results go to
+    store: FilePath = not_in_key("results")  # the folder that results go to
     force: bool = not_in_key(False)  # do a finished job again
     wait: bool = not_in_key(True)  # for another process that is at the same job; false refuses
     dry_run: bool | Speed = not_in_key(False)  # print what it would take; a number: also hours at that many FLOPs/s
@@ -106,9 +92,7 @@ class AnalyzeConfig(JobConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.activations is None:
-            return
-        given = self.activations if isinstance(self.activations, list) else [self.activations]
+        given = _listed(self.activations)
         if len(given) == 1 and "model" in self.beside_recordings:
             raise ConfigError(f"activations={given[0]} takes the place of model=; name the other side by model@target=")
         if len(self.recordings) < len(given) and (len(given) > 2 or self.beside_recordings):
@@ -117,8 +101,7 @@ class AnalyzeConfig(JobConfig):
     @property
     def recordings(self) -> list[str]:
         """The different files of `activations`."""
-        given = self.activations if isinstance(self.activations, list) else [self.activations or ""]
-        return list(dict.fromkeys(str(Path(each).expanduser()) for each in given if each))
+        return list(dict.fromkeys(map(str, map(Path, _listed(self.activations)))))
 
     @property
     def subjects(self) -> list[str]:
@@ -141,6 +124,5 @@ class AnalyzeConfig(JobConfig):
         return [self.model] if self.target == self.model else [self.model, self.target]
 
 
-def as_dict(config: Any) -> dict[str, Any]:
-    """Return a configuration dataclass as plain nested dictionaries."""
-    return dataclasses.asdict(config)
+def _listed(files: str | list[str] | None) -> list[str]:
+    return [files] if isinstance(files, str) else files or []

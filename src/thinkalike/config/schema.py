@@ -20,18 +20,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ByteSize,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    TypeAdapter,
-    ValidationError,
-)
-from pydantic import create_model as model_of
+import pydantic
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints, TypeAdapter
 
 from thinkalike.errors import ConfigError, nearest
 
@@ -62,27 +52,19 @@ class Range:
         return f"{low} and {'finite' if self.most is None and self.below is None else high}"
 
     def field(self) -> Any:
-        """Return it as pydantic has it."""
+        """Return the range as pydantic writes it."""
         return Field(ge=self.least, gt=self.above, le=self.most, lt=self.below, allow_inf_nan=False)
 
 
-def ranged(
-    default: Any,
-    *,
-    least: Number | None = None,
-    above: Number | None = None,
-    most: Number | None = None,
-    below: Number | None = None,
-    in_key: bool = True,
-) -> Any:
+def ranged(default: Any, *, in_key: bool = True, **ends: Number) -> Any:
     """Return a dataclass field of a number, or of a list of numbers, with its range.
 
     Args:
         default: the value, or a function that makes a list anew.
-        least, above, most, below: see `Range`.
         in_key: whether it can change the numbers of a job.
+        ends: least or above, most or below; see `Range`.
     """
-    metadata = {"range": Range(least, above, most, below), "not_in_key": not in_key}
+    metadata = {"range": Range(**ends), "not_in_key": not in_key}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -102,18 +84,18 @@ Size = Annotated[str, StringConstraints(pattern=SIZE)]  # an amount of memory wi
 
 def bytes_of(size: str) -> float:
     """Return the bytes of an amount of memory such as 8GB, 8 GiB or 500MB."""
-    return float(TypeAdapter(ByteSize).validate_python(size))
+    return float(TypeAdapter(pydantic.ByteSize).validate_python(size))
 
 
 class Checked:
     """A schema whose values are checked when it is made.
 
     Args:
-        part: what the keys of its fields begin with on a command line.
+        part: the word with which the keys of its fields begin on a command line.
 
     Raises:
-        ConfigError: a value is not of its type or out of its range, or a word is empty, as by a variable of a shell
-            that is not set.
+        ConfigError: a value is not of its type or out of its range, or a word is empty, as when a variable of a shell
+            is not set.
     """
 
     part: ClassVar[str] = ""
@@ -126,7 +108,7 @@ class Checked:
     def __post_init__(self) -> None:
         try:
             checked = _model(type(self)).model_validate(vars(self))  # type: ignore[arg-type]
-        except ValidationError as error:
+        except pydantic.ValidationError as error:
             raise ConfigError(_sentence(self.part, error)) from None
         vars(self).update(vars(checked))
 
@@ -137,7 +119,7 @@ class Checked:
 
 
 @cache
-def _model(schema: Any) -> type[BaseModel]:
+def _model(schema: Any) -> type[pydantic.BaseModel]:
     """Return the pydantic model of the fields of a schema; parts that are schemas have checked themselves."""
     hints = get_type_hints(schema, include_extras=True)
     fields: dict[str, Any] = {}
@@ -145,14 +127,13 @@ def _model(schema: Any) -> type[BaseModel]:
         hint = Any if dataclasses.is_dataclass(hints[item.name]) else hints[item.name]
         fields[item.name] = (_strict(hint, item.metadata.get("range"), item.default), ...)
     options = ConfigDict(coerce_numbers_to_str=True, protected_namespaces=(), arbitrary_types_allowed=True)
-    return model_of(schema.__name__, __config__=options, **fields)
+    return pydantic.create_model(schema.__name__, __config__=options, **fields)
 
 
 def _strict(hint: Any, limits: Range | None, default: Any = None) -> Any:
-    """Return an annotation with the range of its numbers, and without truth values for numbers and empty words."""
+    """Return an annotation with the range of its numbers, and without empty words."""
     if hint in (int, float):
-        parts = [BeforeValidator(_no_truth_value), *([limits.field()] if limits else [])]
-        return Annotated[(hint, *parts)]
+        return Annotated[hint, limits.field()] if limits else hint
     if hint is str and default != "":
         return Annotated[str, StringConstraints(pattern=r"\S")]
     inner: Any = get_args(hint)
@@ -161,18 +142,12 @@ def _strict(hint: Any, limits: Range | None, default: Any = None) -> Any:
         return dict[inner[0], _strict(inner[1], limits)]  # type: ignore[misc]  # the key "" is the whole model
     if origin is list:
         return list[_strict(inner[0], limits)]  # type: ignore[misc]
-    if inner and type(None) in inner:
+    if type(None) in inner:
         return Union[tuple(_strict(each, limits) for each in inner)]  # noqa: UP007
     return hint
 
 
-def _no_truth_value(value: Any) -> Any:
-    if isinstance(value, bool):
-        raise ValueError("must be a number")
-    return value
-
-
-def _sentence(part: str, error: ValidationError) -> str:
+def _sentence(part: str, error: pydantic.ValidationError) -> str:
     """Return the first thing that is wrong with values, with its key, in one line."""
     first = error.errors()[0]
     where = [str(each) for each in first["loc"] if isinstance(each, str) and each.isidentifier()]
@@ -196,10 +171,12 @@ def made(schema: type[Schema], values: Mapping[str, Any], path: str = "") -> Sch
         ConfigError: a setting does not exist, or its value is not possible.
     """
     hints, given = get_type_hints(schema), dict(values)
-    hints = {item.name: hints[item.name] for item in dataclasses.fields(schema)}  # type: ignore[arg-type]
-    for name in given.keys() - hints.keys():
-        raise ConfigError(f"'{path}{name}' is not a setting; {nearest(path + name, [path + each for each in hints])}")
-    for name, value in given.items():
+    known = [item.name for item in dataclasses.fields(schema)]  # type: ignore[arg-type]
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(
+                f"'{path}{name}' is not a setting; {nearest(path + name, [path + each for each in known])}"
+            )
         if dataclasses.is_dataclass(hints[name]) and not dataclasses.is_dataclass(value):
             try:
                 given[name] = made(hints[name], value, f"{path}{name}.")  # type: ignore[arg-type]
@@ -255,11 +232,8 @@ def pairs_of_layers(layers: Any, source_layers: int, target_layers: int) -> list
         return [(layer, layer) for layer in range(min(source_layers, target_layers))]
     if layers == "all":
         return list(itertools.product(range(source_layers), range(target_layers)))
-    pairs = [(pair[0], pair[1]) for pair in layers]
-    for layer, depth in pairs:
+    for layer, depth in layers:
         if not (0 <= layer < source_layers and 0 <= depth < target_layers):
-            raise ConfigError(
-                f"layers: [{layer},{depth}] is out of range; the source has layers 0 to {source_layers - 1}, "
-                f"the target 0 to {target_layers - 1}"
-            )
-    return pairs
+            has = f"the source has layers 0 to {source_layers - 1}, the target 0 to {target_layers - 1}"
+            raise ConfigError(f"layers: [{layer},{depth}] is out of range; {has}")
+    return [(layer, depth) for layer, depth in layers]

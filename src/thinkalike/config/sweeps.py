@@ -15,45 +15,29 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from thinkalike.config.compose import COMPOSING_ERRORS, one_line
-from thinkalike.errors import ResourceError, StoreError, ThinkalikeError, first_line
+from thinkalike.config.entry_points import SHARED, Made, overrides_of_job
+from thinkalike.errors import StoreError, ThinkalikeError
 
-SHARED = "THINKALIKE_SWEEP"  # environment variable: the file that the jobs of a sweep share
 ONE_AT_A_TIME = ["hydra.launcher.n_jobs=2", "hydra.launcher.pre_dispatch=1"]  # n_jobs=1 would have no worker to kill
 
 
-class Made(NamedTuple):
-    """A finished job of a sweep: its place among them, its overrides, its folder, and the settings of its logger."""
-
-    number: int
-    words: list[str]
-    folder: str
-    logger: dict[str, Any]
-
-
 def sweep(run: Callable[[], None], words: Sequence[str], joined: Callable[[Sequence[Made]], None]) -> None:
-    """Run all jobs of a sweep, show their results, then list those that failed; exit status 1 if there are any.
+    """Run all jobs of a sweep, show their results with `joined`, and list those that failed: then exit status is 1.
 
     Where a worker process is killed, the jobs that are not done run again, one at a time; one that is killed again has
     failed.
-
-    Args:
-        joined: shows the results beside each other.
     """
     with _shared_file(words) as path:
         try:
             run()
         except BrokenProcessPool:
             _one_at_a_time(run, path)
-        except Exception as error:
-            if "srun" in str(error) or "sbatch" in str(error):  # as submitit says it
-                raise ResourceError(f"SLURM does not take the jobs: {first_line(error)}") from error
-            raise
         finally:  # also when a launcher gives up because a job was killed
             failed, made = _noted(path, "failed"), _made(path)
             if made:
@@ -64,18 +48,8 @@ def sweep(run: Callable[[], None], words: Sequence[str], joined: Callable[[Seque
         sys.exit(1)
 
 
-def overrides_of_job() -> list[str]:
-    """Return the overrides of the job that Hydra does, as they were given: ${...} is of the job's configuration."""
-    words: Any = OmegaConf.to_container(HydraConfig.get().overrides.task)
-    return list(words)
-
-
 def noted(job: Callable[[], Sequence[Path]], composed: DictConfig) -> Sequence[Path]:
-    """Do a job of a sweep; note that it began, its results and how it ended, and let the sweep go on if it failed.
-
-    Returns:
-        The folders of its results; none if the job failed or another process has them.
-    """
+    """Do a job of a sweep, and note how it went; returns its results, or nothing if it failed, which stops no other."""
     given, number = overrides_of_job(), HydraConfig.get().job.num
     words = " ".join(given)
     if any(line.startswith(f"{words}: ") for line in _noted(Path(os.environ[SHARED]), "failed")):
@@ -124,19 +98,19 @@ def _shared_file(words: Sequence[str]) -> Iterator[Path]:
     is_dry = given.get("dry_run", "false").lower() != "false"
     store = Path(tempfile.gettempdir() if is_dry else given.get("store", "results")).expanduser()
     host = socket.gethostname()
-    path = store / f".sweep-{host}-{os.getpid()}"
+    path = store.resolve() / f".sweep-{host}-{os.getpid()}"
     try:
         store.mkdir(parents=True, exist_ok=True)
         path.write_text("")
     except OSError as error:
         raise StoreError(f"the store {store} cannot be written: {error.strerror}; choose store=DIR") from error
-    for old in store.glob(f".sweep-{host}-*"):
-        if old != path and not _alive(int(old.name.rpartition("-")[2])):
+    for old in path.parent.glob(f".sweep-{host}-*"):
+        if not _alive(int(old.name.rpartition("-")[2])):
             old.unlink(missing_ok=True)
-    os.environ[SHARED] = str(path.resolve())
+    os.environ[SHARED] = str(path)
     os.environ.setdefault("WANDB_RUN_GROUP", path.name.removeprefix("."))  # W&B shows the sweep's runs together
     try:
-        yield path.resolve()
+        yield path
     finally:
         os.environ.pop(SHARED)
         path.unlink(missing_ok=True)
@@ -151,9 +125,8 @@ def _alive(process: int) -> bool:
 
 
 def _note(what: str, line: str) -> None:
-    with contextlib.suppress(FileNotFoundError):  # the sweep was given up and its jobs on a cluster go on
-        handle = os.open(os.environ[SHARED], os.O_WRONLY | os.O_APPEND)
-        with open(handle, "a") as file:
+    if Path(os.environ[SHARED]).exists():  # else the sweep was given up, and its jobs on a cluster go on
+        with open(os.environ[SHARED], "a") as file:
             file.write(f"{what} {line}\n")
 
 

@@ -65,19 +65,18 @@ class StitchConfig(Checked, part="stitch"):
             one_of("stitch.optimizer", self.optimizer, RATES)
         if self.kind in CLOSED and self.norm != "none":
             raise ConfigError(f"stitch.norm={self.norm} does not go with stitch={self.kind}, which has no LayerNorm")
+        has_no_closed_form = self.norm != "none" or self.kind == "identity" or self.is_plugin
         if self.init == "auto":
-            plain = self.norm != "none" or self.kind == "identity" or self.is_plugin
-            self.init = "identity" if plain else STARTS.get(self.kind, "least_squares")  # type: ignore[assignment]
+            start = STARTS.get(self.kind, "least_squares")
+            self.init = "identity" if has_no_closed_form else start  # type: ignore[assignment]
+        elif self.init != "identity" and has_no_closed_form:
+            raise ConfigError(f"stitch.init={self.init} does not go with stitch={self.kind} and norm={self.norm}")
         if not self.trained:
             self.warmup = 0
         if self.kind == "identity" and not self.trained:
             self.steps = 0
-        elif self.steps == 0:
-            raise ConfigError("stitch.steps=0 must be positive")
         elif self.warmup >= self.steps:
             raise ConfigError(f"stitch.warmup={self.warmup} must be less than stitch.steps={self.steps}")
-        if self.init != "identity" and (self.norm != "none" or self.kind == "identity" or self.is_plugin):
-            raise ConfigError(f"stitch.init={self.init} does not go with stitch={self.kind} and norm={self.norm}")
 
     @property
     def peak(self) -> float:
@@ -172,11 +171,8 @@ class LoggerConfig(Checked, part="logger"):
             raise ConfigError("logger=tensorboard needs a package: pip install tensorboard")
 
 
-# How sparse autoencoders are trained, and where they begin; checks of these values.
-
 Start = Literal["random", "least_squares", "transferred"]
 WIDEST = 10**7
-REVIVED = 32  # latents
 LOOKS = 13  # at the report, after the one at the start
 
 
@@ -208,10 +204,7 @@ class SAEConfig(Checked, part="sae"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if 0 < self.tokens < self.buffer:
-            raise ConfigError(
-                f"sae.tokens={self.tokens} is less than the {self.buffer} of a buffer; raise it, or lower "
-                "sae.tokens_per_step or sae.steps_per_buffer"
-            )
+            raise ConfigError(f"sae.tokens={self.tokens} must be at least sae.tokens_per_step × sae.steps_per_buffer")
         if "transferred" in self.starts and self.source is None:
             raise ConfigError("sae.start=transferred needs sae.source=<a result of task=sae, or a model>")
 
@@ -237,7 +230,7 @@ class SAEConfig(Checked, part="sae"):
     @property
     def revived(self) -> int:
         """How many dead latents get a gradient at once, at most."""
-        return min(REVIVED, self.width)
+        return min(32, self.width)
 
     @property
     def buffer(self) -> int:

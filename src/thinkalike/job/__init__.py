@@ -2,9 +2,8 @@
 
 from thinkalike.job.instrument import Instrument, Outcome, Work, fingerprints
 from thinkalike.job.operations import Estimate, Phase, Shapes, estimate, forward_passes, together, total
-from thinkalike.job.performing import environment, is_stored, key_of, perform, perform_all
+from thinkalike.job.performing import is_stored, key_of, perform, perform_all
 from thinkalike.job.phases import Phases, phase_of_all
-from thinkalike.job.resources import explained
 
 __all__ = [
     "Estimate",
@@ -14,9 +13,7 @@ __all__ = [
     "Phases",
     "Shapes",
     "Work",
-    "environment",
     "estimate",
-    "explained",
     "fingerprints",
     "forward_passes",
     "is_stored",

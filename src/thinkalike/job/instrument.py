@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -47,7 +48,7 @@ class Outcome:
         scalars, arrays: headline numbers, and arrays by name.
         models, facts: the provenance of each model, and of the data.
         draw: draws into a folder, beside the figures that its kind draws.
-        blank: columns and arrays that may have empty cells, where there is nothing to compute.
+        blank: columns and arrays that may have empty cells.
     """
 
     table: pd.DataFrame
@@ -65,59 +66,45 @@ class Outcome:
         Raises:
             ResultError: a number is not finite; the message names where it stands.
         """
-        import numpy as np
-
         for name, value in self.scalars.items():
-            if not np.isfinite(value):
-                raise _not_finite(value, f"the headline number {name}")
+            self._check(f"the headline number {name}", value)
         for table in (self.table, *self.tables.values()):
-            for column in table.select_dtypes("number"):
-                values = table[column].mask(_without_ends(table, str(column)), 0.0).to_numpy()
-                if (row := self._wrong(str(column), values)) is not None:
-                    raise _not_finite(values[row], f"{column}, row {row} ({_label(table, row)})")
+            for column, cells in _with_ends(table, 0.0).select_dtypes("number").items():
+                self._check(str(column), cells.to_numpy(), table)
         for name, values in self.arrays.items():
-            if values.dtype.kind == "f" and (place := self._wrong(name, values.ravel())) is not None:
-                raise _not_finite(values.flat[place], f"{name}, {np.unravel_index(place, values.shape)}")
-        return replace(self, table=_marked(self.table), tables={k: _marked(table) for k, table in self.tables.items()})
+            if values.dtype.kind == "f":
+                self._check(name, values)
+        tables = {name: _with_ends(table, math.nan) for name, table in self.tables.items()}
+        return replace(self, table=_with_ends(self.table, math.nan), tables=tables)
 
-    def _wrong(self, name: str, values: np.ndarray) -> int | None:
-        """Return the index of the first value that is not finite, or None."""
+    def _check(self, name: str, values: Any, table: pd.DataFrame | None = None) -> None:
+        """Raise a ResultError that names the first of these values that is not finite, if there is one."""
         import numpy as np
 
-        wrong = np.isinf(values) if name in self.blank else ~np.isfinite(values)
-        return int(np.argmax(wrong)) if wrong.any() else None
+        wrong = np.argwhere(np.isinf(values) if name in self.blank else ~np.isfinite(values))
+        if len(wrong):
+            place = tuple(map(int, wrong[0]))
+            row = "" if table is None else f" ({_label(table, *place)})"
+            raise ResultError(
+                f"{name}{list(place) or ''}{row} came out as {np.asarray(values)[place]}, so nothing is stored; check "
+                "the weights and the text, or take more of the text and model.dtype=float32"
+            )
 
 
-def _without_ends(table: pd.DataFrame, column: str) -> pd.Series:
-    """Return the rows in which this column is an end of an interval from minus to plus infinity."""
-    import numpy as np
-    import pandas as pd
-
-    for end in ("low", "high"):
-        stem = column.removesuffix(end)
-        if column.endswith(end) and {f"{stem}low", f"{stem}high"} <= set(table):
-            return (table[f"{stem}low"] == -np.inf) & (table[f"{stem}high"] == np.inf)
-    return pd.Series(False, index=table.index)
-
-
-def _marked(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a table in which the ends of infinite intervals are blank."""
-    columns = [str(column) for column in table.select_dtypes("number")]
-    return table.assign(**{column: table[column].mask(_without_ends(table, column)) for column in columns})
+def _with_ends(table: pd.DataFrame, end: float) -> pd.DataFrame:
+    """Return a table with this number for both ends of each interval from minus to plus infinity."""
+    changed: dict[str, Any] = {}
+    for low in (name for name in map(str, table) if name.endswith("low")):
+        if (high := f"{low.removesuffix('low')}high") in table:
+            unbounded = (table[low] == -math.inf) & (table[high] == math.inf)
+            changed |= {name: table[name].mask(unbounded, end) for name in (low, high)}
+    return table.assign(**changed)
 
 
 def _label(table: pd.DataFrame, row: int) -> str:
     """Return the texts and whole numbers of a row, which identify it."""
-    cells = table.iloc[row]
-    kept = [f"{name}={cells[name]}" for name in table.columns if table[name].dtype.kind not in "f"]
-    return ", ".join(kept)[:200]
-
-
-def _not_finite(value: Any, place: str) -> ResultError:
-    return ResultError(
-        f"{place} came out as {value}, so nothing is stored; check the weights and the text, or take more of the text "
-        f"and model.dtype=float32"
-    )
+    kept = table.iloc[[row]].select_dtypes(exclude="float")
+    return ", ".join(f"{name}={value}" for name, value in kept.iloc[0].items())[:200]
 
 
 @dataclass
@@ -130,7 +117,7 @@ class Work:
         inputs: what `Instrument.inputs` read.
         opened: contexts that stay open until the result is there.
         processes: the processes that share the job.
-        tracker: the logger of the job, to which the frame gives the result; None in a process that only helps.
+        tracker: the logger of the job, which gets the result; None if there is none, or in a process that only helps.
         phase: counts the time of a part of the run: `with work.phase("loading"): ...`; the rest is "computing".
     """
 
@@ -144,11 +131,9 @@ class Work:
 
     def resume(self, name: str) -> dict[str, Any] | None:
         """Return the state that an earlier run kept under a name, or None; a damaged one is put aside."""
-        path = newest_state(self.job.states, name)
-        if path is None:
-            return None
-        log.info("resuming from %s", path)
-        return read_state(path)
+        if path := newest_state(self.job.states, name):
+            log.info("resuming from %s", path)
+        return read_state(path) if path else None
 
     def keep(self, name: str, state: dict[str, Any]) -> None:
         """Keep a state of tensors and plain values under a name, in place of the one before."""
@@ -271,9 +256,8 @@ class Instrument(ABC):
 
 def fingerprints(config: Any, parts: Sequence[str]) -> dict[str, str]:
     """Return the fingerprints of checkpoints and text, as far as they are among these parts, and the models' labels."""
-    read: dict[str, Callable[[Any], str]]
-    read = {"model": checkpoint_fingerprint, "target": checkpoint_fingerprint, "data": text_fingerprint}
-    given = {part: getattr(config, part) for part in parts if part in read}
-    models = [given[part] for part in ("model", "target") if given.get(part) is not None]
-    labels = {"labels": ", ".join(told_apart(models))} if models else {}
-    return {part: read[part](value) for part, value in given.items() if value is not None} | labels
+    models = {part: getattr(config, part) for part in ("model", "target") if part in parts}
+    found = {part: checkpoint_fingerprint(model) for part, model in models.items() if model is not None}
+    if found:
+        found["labels"] = ", ".join(told_apart([models[part] for part in found]))
+    return found | ({"data": text_fingerprint(config.data)} if "data" in parts and config.data is not None else {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -60,7 +61,7 @@ def speeds(jobs: Sequence[tuple[Any, Any]], seconds: float) -> list[dict[str, fl
 
     Args:
         jobs: instrument and configuration of each.
-        seconds: that the pass took.
+        seconds: the time that the pass took.
     """
     import torch
 
@@ -93,7 +94,7 @@ def forward_passes(shapes: Iterable[Shape], tokens: float, context: int, full: b
 def together(jobs: Iterable[Sequence[Phase]]) -> list[Phase]:
     """Return the phases of jobs that are done in one pass: shared ones stand there once."""
     found: list[Phase] = []
-    for phase in (phase for phases in jobs for phase in phases):
+    for phase in itertools.chain(*jobs):
         if not (phase.is_shared and phase in found):
             found.append(phase)
     return found

@@ -7,20 +7,23 @@ import hashlib
 import json
 import logging
 import os
+import re
 import resource
 import socket
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from thinkalike.config import AnalyzeConfig, as_dict, command_line, command_words, relevant
+from thinkalike.config import AnalyzeConfig, TrainConfig, command_line, command_words, relevant
 from thinkalike.errors import ConfigError, ThinkalikeError
 from thinkalike.job.instrument import Instrument, Outcome, Work
 from thinkalike.job.phases import Phases, phase_of_all
+from thinkalike.job.resources import explained
 from thinkalike.plugins import digest, named_in
 from thinkalike.processes import ProcessGroup, rank, together
 from thinkalike.progress import doing
@@ -30,6 +33,7 @@ from thinkalike.store import Job, Result
 log = logging.getLogger(__name__)
 
 ALWAYS = ("store", "force", "wait", "seed", "threads", "trainer", "logger")  # parts that every job reads
+FOR_CURVES = ("csv", "none")  # loggers of curves, which analyses do not have
 AGENT = "WANDB_SWEEP_ID"  # environment variable of jobs that an agent of a W&B sweep starts
 
 
@@ -37,13 +41,12 @@ def perform(instrument: Instrument, config: Any, shown_again: bool = True) -> Re
     """Do a job, or return its result if that is in the store.
 
     Args:
-        config: a dataclass with `seed`, `store`, `force`, `wait`, `threads`, `trainer`, `logger` and the parts that the
-            instrument reads.
+        config: a dataclass with the parts of `ALWAYS` and those that the instrument reads.
         shown_again: whether a result that is in the store is printed, too.
 
     Raises:
-        StoreError: the store cannot be written, the result that is there is damaged, or another process is at the same
-            job and `wait` is false.
+        StoreError: the store cannot be written, the result in it is damaged, or another process is at the same job and
+            `wait` is false.
         ThinkalikeError: see the instrument.
     """
     return perform_all([(instrument, config)], shown_again)[0]
@@ -63,14 +66,7 @@ def perform_all(jobs: Sequence[tuple[Instrument, Any]], shown_again: bool = True
         different = {each.job.key: each for each in asked}
         missing = [each for each in different.values() if not each.is_done()]
         for each in missing:
-            sides = [side for side in ("model", "target") if side in each.instrument.reads]
-            from thinkalike.models.foresight import check_models
-
-            check_models({side: getattr(each.read, side) for side in sides})
-    if not missing:
-        return [different[each.job.key].found for each in asked]
-    from thinkalike.job.resources import explained
-
+            each.check_models()
     with contextlib.ExitStack() as held:
         for each in sorted(missing, key=lambda each: each.job.key):  # so that no two processes wait for each other
             held.enter_context(_with_lock(each.job, each.config))
@@ -96,13 +92,14 @@ class _Planned:
     found: Result
 
     def __init__(self, instrument: Instrument, config: Any, shown_again: bool):
-        _check_shared(instrument, config)
+        if isinstance(config, AnalyzeConfig) and config.trainer.strategy == "ddp" and not instrument.is_shared:
+            raise ConfigError(f"{instrument.kind} is done by one process; leave trainer=ddp out")
         self.instrument, self.config = instrument, config
         self.is_shown_again = shown_again and not rank(config)
         self.inputs, self.read = instrument.inputs(config), instrument.with_unread_reset(config)
         read = relevant(self.read).items()
         self.entered = {name: part for name, part in read if name in instrument.reads and part is not None}
-        read_parts = [part for name, part in as_dict(self.read).items() if name in instrument.reads]
+        read_parts = [part for name, part in asdict(self.read).items() if name in instrument.reads]
         self.plugins = {name: digest(name) for name in named_in(read_parts)}
         if self.plugins:
             self.inputs = {**self.inputs, "plugins": " ".join(sorted(self.plugins.values()))}
@@ -118,30 +115,36 @@ class _Planned:
         self.found = result
         return True
 
+    def check_models(self) -> None:
+        """Check what can be known of the models before they are loaded."""
+        from thinkalike.models.foresight import check_models
+
+        check_models({side: getattr(self.read, side) for side in ("model", "target") if side in self.instrument.reads})
+
     def work(self, processes: ProcessGroup) -> Work:
         """Return the context of the running job."""
         shown = (*self.instrument.reads, *ALWAYS)
-        settings = {name: part if name in shown else None for name, part in as_dict(self.read).items()}
+        settings = {name: part if name in shown else None for name, part in asdict(self.read).items()}
         work = Work(self.job, settings, self.inputs, contextlib.ExitStack(), processes=processes)
         if not rank(self.config):
-            from thinkalike.loggers import About, tracked
-
-            about = About(self.name, self.job.kind, self.job.store, self.job.partial / "curves", settings)
-            work.tracker = work.opened.enter_context(tracked(self.config.logger, about))
             work.phase = Phases(self.job.states)
+            if isinstance(self.config, TrainConfig) or self.config.logger.kind not in FOR_CURVES:
+                work.tracker = work.opened.enter_context(self._tracked(self.job.partial / "curves", settings))
         return work
 
-    def finish(self, work: Work, computed: Outcome | ThinkalikeError, took: Mapping[str, Any]) -> None:
-        """Store, draw, publish and print the result.
+    def _tracked(self, folder: Path, settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[Any]:
+        """Log the job, and files of its result in a folder, while this is open."""
+        from thinkalike.loggers import About, tracked
 
-        Args:
-            took: what the provenance says of the run beside the phases.
-        """
+        return tracked(self.config.logger, About(self.name, self.job.kind, self.job.store, folder, settings))
+
+    def finish(self, work: Work, computed: Outcome | ThinkalikeError, took: Mapping[str, Any]) -> None:
+        """Store, draw, publish and print the result, with the provenance of the run and what it `took`."""
         if isinstance(computed, ThinkalikeError):
             raise computed
         began, outcome = time.monotonic(), computed.guarded()
-        facts = {"seed": self.config.seed, "models": list(outcome.models), **outcome.facts}
         record = {"version": self.instrument.version, "scalars": outcome.scalars, "settings": self.entered}
+        facts = {"seed": self.config.seed, "models": list(outcome.models), **outcome.facts}
         provenance = {**environment(), **facts, **took, "inputs": self.contents}
         if self.plugins:
             provenance["plugins"] = [{"name": name, "sha256": digest} for name, digest in self.plugins.items()]
@@ -163,27 +166,20 @@ class _Planned:
     def _again(self, result: Result) -> None:
         """Say that the job is already done, name package versions that differ, and print the result."""
         log.info("already done; force=true does it again")
-        before, now = result.provenance["versions"], versions()
-        others = [f"{name} {before.get(name)} (now {now.get(name)})" for name in now if before.get(name) != now[name]]
+        before, there = result.provenance["versions"], versions().items()
+        others = [f"{name} {before.get(name)} (now {now})" for name, now in there if before.get(name) != now]
         if others:
             log.warning("it was computed with %s", ", ".join(others))
         if self.is_shown_again:
             with aside():
                 self.instrument.show(result)
         if AGENT in os.environ and not rank(self.config):  # it waits for the numbers of every job that it starts
-            from thinkalike.loggers import About, tracked
-
-            about = About(self.name, result.kind, result.folder.parent.parent, result.folder, result.config)
-            with tracked(self.config.logger, about) as tracker:
+            with self._tracked(result.folder, result.config) as tracker:
                 tracker.publish(result)
 
 
 def _pass(jobs: Sequence[_Planned], among: int) -> None:
-    """Compute and store the jobs whose locks this process holds.
-
-    Args:
-        among: how many jobs were asked for, those in the store included.
-    """
+    """Compute and store the jobs whose locks this process holds, `among` as many that were asked for."""
     import torch
 
     from thinkalike.job.operations import speeds
@@ -196,11 +192,9 @@ def _pass(jobs: Sequence[_Planned], among: int) -> None:
     if config.threads:
         torch.set_num_threads(config.threads)
     with contextlib.ExitStack() as opened:
-        processes = (
-            opened.enter_context(together(config.trainer, config.model.device))
-            if instrument.is_shared
-            else ProcessGroup()
-        )
+        processes = ProcessGroup()
+        if instrument.is_shared:
+            processes = opened.enter_context(together(config.trainer, config.model.device))
         if among > 1:  # the first process says which, as another one may finish a job meanwhile
             chosen = processes.everyone([each.job.key for each in jobs])[0]
             jobs = [each for each in jobs if each.job.key in chosen]
@@ -237,29 +231,20 @@ def key_of(instrument: Instrument, entered: dict[str, Any], inputs: Mapping[str,
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def _check_shared(instrument: Instrument, config: Any) -> None:
-    """Refuse `trainer=ddp` for an analysis that one process does; Lightning handles training."""
-    if isinstance(config, AnalyzeConfig) and config.trainer.strategy == "ddp" and not instrument.is_shared:
-        raise ConfigError(f"{instrument.kind} is done by one process; leave trainer=ddp out")
-
-
 def _with_lock(job: Job, config: Any) -> contextlib.AbstractContextManager[Any]:
     """Hold the job's lock in the first of the processes that share it; the others run without it, and silently."""
-    if not rank(config):
-        return job.running(wait=config.wait)
-    logging.getLogger("thinkalike").setLevel(logging.ERROR)
-    return contextlib.nullcontext()
+    if rank(config):
+        logging.getLogger("thinkalike").setLevel(logging.ERROR)
+    return contextlib.nullcontext() if rank(config) else job.running(wait=config.wait)
 
 
-# ------------------------------------------------------------
-# The name of a run.
+# ----------------------------------------------------------------------------------------------- the name of a run
 
 LONGEST = 128  # characters of a name, the most that W&B takes
-SAID = ("task", "measure", "experiment")  # by the kind
-BESIDE = (  # said by the models' names, or of no consequence for the numbers
-    "model", "models", "target", "store", "force", "wait", "logger", "trainer", "threads", "hydra", "data.files",
-    "data.cache",
-)  # fmt: skip
+UNSAID = re.compile(  # words that the kind and the names of models say already, or that leave the numbers alone
+    r"[+~]*((task|measure|experiment)(=|$)|(models?|target|store|force|wait|logger|trainer|threads|hydra)([=.@/]|$)"
+    r"|data\.(files|cache)=)"
+)
 
 
 def run_name(kind: str, key: str, inputs: Mapping[str, Any], words: Sequence[str]) -> str:
@@ -270,23 +255,15 @@ def run_name(kind: str, key: str, inputs: Mapping[str, Any], words: Sequence[str
         words: those of the job's command line, as many of which are in the name as there is room for.
     """
     labels = inputs.get("labels") or inputs.get("names") or ""
-    models = ", ".join(dict.fromkeys(str(labels).split(", "))) if isinstance(labels, str) else ""
-    name = " ".join([kind, *([models] if models else [])])
+    models = ", ".join(dict.fromkeys(labels.split(", "))) if isinstance(labels, str) else ""
+    name = f"{kind} {models}".strip()
     for word in words:
-        if _telling(word) and len(f"{name} {word} {key}") <= LONGEST:
+        if not UNSAID.match(word) and len(f"{name} {word} {key}") <= LONGEST:
             name = f"{name} {word}"
     return f"{name[: LONGEST - len(key) - 1]} {key}"
 
 
-def _telling(word: str) -> bool:
-    """Return whether an override adds to kind and models, and can change numbers."""
-    setting = word.lstrip("+~").partition("=")[0]
-    inside = tuple(f"{part}{mark}" for part in BESIDE for mark in ".@/")
-    return setting not in (*SAID, *BESIDE) and not setting.startswith(inside)
-
-
-# ------------------------------------------------------------
-# The provenance of a result: machine and code.
+# ------------------------------------------------------------------------------ the provenance of a result
 
 PACKAGES = ("thinkalike", "torch", "transformers", "transformer-lens", "pytorch-lightning", "datasets", "numpy")
 
@@ -319,9 +296,8 @@ def versions() -> dict[str, str]:
 
 def _commit() -> str:
     """The commit of the checkout that this code runs from."""
-    here = Path(__file__).parent
-    try:
-        run = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True)
-    except OSError:  # there is no git
-        return "unknown"
-    return run.stdout.strip() or "unknown"
+    command = ["git", "describe", "--always", "--dirty"]
+    with contextlib.suppress(OSError):  # there is no git
+        run = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+        return run.stdout.strip() or "unknown"
+    return "unknown"

@@ -25,9 +25,12 @@ class Phases:
 
     def __init__(self, folder: Path | None = None):
         self._file = folder / FILE if folder else None
-        self._seconds: dict[str, float] = _kept(self._file)
+        self._seconds: dict[str, float] = {}
         self._now: str | None = None
         self._since = time.monotonic()
+        if self._file:
+            with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # it is missing or damaged
+                self._seconds = {name: float(value) for name, value in json.loads(self._file.read_text()).items()}
 
     @contextlib.contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -66,11 +69,3 @@ def phase_of_all(works: Iterable[Any], name: str) -> Iterator[None]:
         for work in works:
             phases.enter_context(work.phase.counting(name))
         yield
-
-
-def _kept(file: Path | None) -> dict[str, float]:
-    """Return the seconds of earlier runs, or none if the file is missing or damaged."""
-    try:
-        return {} if file is None else {str(name): float(value) for name, value in json.loads(file.read_text()).items()}
-    except (OSError, ValueError, AttributeError, TypeError):
-        return {}

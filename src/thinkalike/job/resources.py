@@ -30,14 +30,12 @@ def explained(folder: Path) -> Iterator[None]:
         folder: where the job keeps its states, to tell that it was removed.
 
     Raises:
-        ResourceError: it has.
+        ResourceError: the machine has too little of something; the message says of what, and what to do.
     """
     try:
         yield
-    except ResourceError:
-        raise
     except Exception as error:
-        if reason := _reason(error, folder):
+        if not isinstance(error, ResourceError) and (reason := _reason(error, folder)):
             raise ResourceError(f"{reason}, and then give the same command: it goes on from the last state") from error
         raise
 

@@ -28,7 +28,6 @@ from thinkalike.screen.tables import wrapped
 PROGRESS = "THINKALIKE_PROGRESS"  # environment variable: seconds between lines where there is no terminal; 0: silence
 EVERY = 30.0  # where it is not set
 LEAST_BAR, MOST_BAR, BESIDE = 8, 24, 5  # columns of a bar, and of the spinner and spaces beside it
-PER_SECOND = 4  # how often a terminal is drawn anew
 RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # of the processes that share a job, the first alone speaks
 MAIN = "MainProcess"  # workers of a sweep have other names, and share the terminal
 SHOW_CURSOR = "\x1b[?25h"
@@ -39,8 +38,8 @@ _live: Live | None = None
 @contextlib.contextmanager
 def watched() -> Iterator[None]:
     """Show what is being done while this is open."""
-    stream, every = sys.stderr, _every()
-    if stream is None or not every or any(os.environ.get(name, "0") != "0" for name in RANKS):
+    stream, every = sys.stderr, float(os.environ.get(PROGRESS, EVERY))
+    if stream is None or every <= 0 or any(os.environ.get(name, "0") != "0" for name in RANKS):
         yield
     elif stream.isatty() and os.environ.get("TERM") != "dumb" and multiprocessing.current_process().name == MAIN:
         with _on_terminal(stream):
@@ -64,28 +63,17 @@ def aside() -> Iterator[None]:
             _live.start()
 
 
-def _every() -> float:
-    """Return the seconds between lines that the environment asks for."""
-    try:
-        return max(float(os.environ.get(PROGRESS, EVERY)), 0.0)
-    except ValueError:
-        return EVERY
-
-
 @contextlib.contextmanager
 def _on_terminal(stream: Any) -> Iterator[None]:
     global _live
-    console, began = Console(file=stream), time.monotonic()
-    spinner = Spinner("dots")
+    console, began, spinner = Console(file=stream), time.monotonic(), Spinner("dots")
 
     def drawn() -> RenderableType:
         return _drawn(under_way(), time.monotonic(), began, spinner, console.width)
 
-    _live = Live(
-        console=console, get_renderable=drawn, refresh_per_second=PER_SECOND, transient=True, redirect_stdout=False
-    )
+    _live = Live(console=console, get_renderable=drawn, transient=True, redirect_stdout=False)
     try:
-        with _live, _logged_above(console):
+        with _live, _logged_above(stream):
             yield
     finally:
         _live = None
@@ -111,28 +99,17 @@ def _in_lines(stream: Any, every: float) -> Iterator[None]:
         ended.set()
 
 
-class _Above:
-    """A stream whose lines stand above what is live, whole, as wide as they are."""
-
-    def __init__(self, console: Console):
-        self._console = console
-
-    def write(self, text: str) -> int:
-        self._console.print(Text(text.removesuffix("\n")), soft_wrap=True)
-        return len(text)
-
-    def flush(self) -> None: ...
-
-
 @contextlib.contextmanager
-def _logged_above(console: Console) -> Iterator[None]:
-    """Let what is logged to the terminal stand above what is live there."""
+def _logged_above(stream: Any) -> Iterator[None]:
+    """Let what is logged to the terminal stand above what is live there, as what is printed to stderr does."""
     handlers = [each for each in logging.root.handlers if isinstance(each, logging.StreamHandler)]
-    before = {each: each.setStream(_Above(console)) for each in handlers if each.stream is console.file}  # type: ignore
+    ours = [each for each in handlers if each.stream is stream]
+    for handler in ours:
+        handler.setStream(sys.stderr)
     try:
         yield
     finally:
-        for handler, stream in before.items():
+        for handler in ours:
             handler.setStream(stream)
 
 
@@ -142,17 +119,17 @@ def _logged_above(console: Console) -> Iterator[None]:
 def sentence(activities: list[Activity], now: float, began: float) -> str:
     """Return what is being done in one line: "3:20 job 3 of 12: report: batch 4 of 33, 2.1 per second, 0:14 left"."""
     *outer, inner = activities
-    said = [inner_text for inner_text in (_counted(inner), inner.note, *_speed(inner, now)) if inner_text]
-    return f"{clock(now - began)} {': '.join([*map(_counted, outer), ', '.join(said)])}"
+    said = ", ".join(filter(None, [_counted(inner), *_state(inner, now)]))
+    return f"{clock(now - began)} {': '.join([*map(_counted, outer), said])}"
 
 
 def _drawn(activities: list[Activity], now: float, began: float, spinner: Any, width: int) -> RenderableType:
-    """Return the same for a terminal: a line for what is around it, and a bar for the innermost if it is counted."""
+    """Return the same for a terminal: a line for the outer activities, and a bar for the innermost if it is counted."""
     if not activities:
         return Text("")
     *outer, inner = activities
     cells: list[RenderableType] = [spinner, Text(_counted(inner))]
-    more = ", ".join(part for part in (inner.note, *_speed(inner, now)) if part) or clock(now - inner.since)
+    more = ", ".join(filter(None, _state(inner, now))) or clock(now - inner.since)
     room = width - len(_counted(inner)) - len(more) - BESIDE
     if inner.total and room >= LEAST_BAR:
         cells.append(ProgressBar(inner.total, min(inner.done, inner.total), width=min(room, MOST_BAR)))
@@ -172,17 +149,18 @@ def _counted(activity: Activity) -> str:
     return f"{activity.name} {activity.done:,}" if activity.done else activity.name
 
 
-def _speed(activity: Activity, now: float) -> list[str]:
-    """Return the rate, and how long the rest will take at that rate, as far as they are known."""
+def _state(activity: Activity, now: float) -> list[str]:
+    """Return the note, the rate, and how long the rest will take at that rate, as far as they are known."""
     rate, left = activity.rate, activity.left(now)
     if rate is None:
-        return []
+        return [activity.note]
     if activity.in_bytes:
         said = f"{rate / 1e6:.3g} MB per second"
+    elif rate < 1:
+        said = f"{1 / rate:.3g} s each"
     else:
         said = f"{rate:,.0f} per second" if rate >= 100 else f"{rate:.3g} per second"
-        said = said if rate >= 1 else f"{1 / rate:.3g} s each"
-    return [said] if left is None else [said, f"{clock(left)} left"]
+    return [activity.note, said, "" if left is None else f"{clock(left)} left"]
 
 
 def clock(seconds: float) -> str:

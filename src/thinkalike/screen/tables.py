@@ -6,6 +6,7 @@ beside those, every row becomes lines of "column: cell".
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import unicodedata
@@ -52,25 +53,19 @@ def plain(text: str) -> str:
 def wrapped(text: str, width: int) -> list[str]:
     """Return the lines of a text in this many columns; a word that is wider than that has a line to itself."""
     lines = []
-    for given in plain(text).split("\n"):
-        line = ""
-        for part in parts(given):
-            if line and cell_len(line + part.rstrip()) > width:
-                lines.append(line.rstrip())
-                line = ""
-            line += part
-        lines.append(line.rstrip())
-    return lines
+    for line in plain(text).split("\n"):
+        lines.append("")
+        for part in parts(line):
+            if lines[-1] and cell_len(lines[-1] + part.rstrip()) > width:
+                lines.append("")
+            lines[-1] += part
+    return [line.rstrip() for line in lines]
 
 
 def _hanging(text: str, width: int, indent: int = 0) -> Iterator[str]:
     """Yield the lines of a text in this many columns; those after the first begin two columns further right."""
     for number, line in enumerate(wrapped(text, max(width - indent - 2, 1))):
         yield f"{' ' * (indent + 2 * (number > 0))}{line}".rstrip()
-
-
-def _lines(texts: Iterable[str]) -> list[str]:
-    return [line for text in texts for line in text.split("\n")]
 
 
 @dataclass(frozen=True)
@@ -92,14 +87,14 @@ class Column:
     @cached_property
     def least(self) -> int:
         """The fewest columns of the screen that it needs."""
-        whole = [] if self.wraps else _lines(self.cells)
+        whole = [] if self.wraps else "\n".join(self.cells).split("\n")
         words = [part.rstrip() for text in (self.name, *(self.cells if self.wraps else ())) for part in parts(text)]
         return max(map(cell_len, [*whole, *words]), default=1)
 
     @cached_property
     def most(self) -> int:
         """The columns of the screen that it takes where nothing wraps."""
-        return max(self.least, *map(cell_len, _lines([self.name, *self.cells])))
+        return max(self.least, *map(cell_len, "\n".join([self.name, *self.cells]).split("\n")))
 
     def cell(self, row: int, room: int) -> Text:
         """Return a cell in this many columns of the screen."""
@@ -151,17 +146,12 @@ def show_text(text: str, indent: int = 0) -> None:
 def stacked(columns: Sequence[Column], keys: int, width: int) -> list[list[Column]] | None:
     """Return the columns of each table that a table becomes in this width, or None if one would be too wide.
 
-    Args:
-        keys: how many of the columns, from the first on, every table has.
+    Every one has the first columns, which are its `keys`.
     """
-    groups: list[list[Column]] = []
-    for column in columns[keys:]:
-        if column.follows and groups:
-            groups[-1].append(column)
-        else:
-            groups.append([column])
+    starts = [place for place in range(keys, len(columns)) if place == keys or not columns[place].follows]
     blocks = [list(columns[:keys])]
-    for group in groups:
+    for start, stop in itertools.pairwise([*starts, len(columns)]):
+        group = columns[start:stop]
         if not _fits([*blocks[-1], *group], width) and len(blocks[-1]) > keys:
             blocks.append(list(columns[:keys]))
         blocks[-1] += group
@@ -198,9 +188,5 @@ def _records(table: Table, width: int) -> Iterator[str]:
 
 
 def number_of_documents(numbers: Mapping[str, float]) -> str:
-    """Return over how many documents an interval is, in words: "58 documents (as 41.3 of equal length)".
-
-    Args:
-        numbers: something that has `documents` and `effective_documents` by name.
-    """
+    """Return over how many documents an interval is, in words: "58 documents (as 41.3 of equal length)"."""
     return f"{numbers['documents']:.0f} documents (as {numbers['effective_documents']:.1f} of equal length)"

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +16,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from thinkalike.config import AnalyzeConfig, ModelConfig, as_dict
+from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.data.cache import Entry, cache_folder, kept
-from thinkalike.data.recordings import mean_of_runs, read_recording
+from thinkalike.data.recordings import read_recording
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
@@ -89,7 +90,7 @@ def _of_model(
 
 def _key(config: ModelConfig, stimuli: str, embed: bool) -> str:
     """Return a digest of all that can change a bit of the states."""
-    settings = {name: value for name, value in as_dict(config).items() if name not in LEFT_OUT}
+    settings = {name: value for name, value in asdict(config).items() if name not in LEFT_OUT}
     device, instructions = pick_device(config.device), torch.backends.cpu.get_cpu_capability()  # which choose kernels
     kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else instructions
     arithmetic = [device, kind, torch.get_num_threads(), torch.get_float32_matmul_precision()]

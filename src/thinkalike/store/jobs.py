@@ -13,23 +13,23 @@ import logging
 import os
 import re
 import shutil
-import threading
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from thinkalike.config import to_yaml
+from thinkalike.config.compose import to_yaml
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, TrainingError
 from thinkalike.store.result import Result, check_sealed, is_sealed, seal, sync
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pandas as pd
     from filelock import BaseFileLock
+    from numpy import ndarray
+    from pandas import DataFrame
 
 log = logging.getLogger(__name__)
+
+Record = dict[str, Any]
 
 
 class Job:
@@ -105,18 +105,8 @@ class Job:
                 self.partial.parent.rmdir()
                 self.partial.parent.parent.rmdir()
 
-    def write(
-        self,
-        config: dict[str, Any],
-        record: dict[str, Any],
-        tables: Mapping[str, pd.DataFrame],
-        arrays: Mapping[str, np.ndarray],
-    ) -> Result:
-        """Write a result aside, and open it there.
-
-        Args:
-            record: scalars, settings and provenance, for result.json.
-        """
+    def write(self, config: Record, record: Record, tables: dict[str, DataFrame], arrays: dict[str, ndarray]) -> Result:
+        """Write a result aside, with the `record` of scalars, settings and provenance, and open it there."""
         import numpy as np
 
         out = self.aside
@@ -128,7 +118,7 @@ class Job:
         self.add({"kind": self.kind, "key": self.key, **record})
         return Result(out)
 
-    def add(self, record: Mapping[str, Any]) -> None:
+    def add(self, record: Record) -> None:
         """Add entries to the record of a result that is written aside; an entry of the same name is replaced."""
         file = self.aside / "result.json"
         before = json.loads(file.read_text()) if file.exists() else {}
@@ -156,7 +146,7 @@ STATE = re.compile(r"(?P<name>.+)-(?P<number>\d+)-(?P<digest>[0-9a-f]{16})\.pt")
 
 def newest_state(folder: Path, name: str) -> Path | None:
     """Return the file of the newest whole state of this name, or None; a damaged one is renamed, with a warning."""
-    for path in sorted(_states(folder, name), key=_number, reverse=True):
+    for _, path in sorted(_states(folder, name).items(), reverse=True):
         if path.stem.endswith(f"-{digest_of(path)[:16]}"):
             return path
         with contextlib.suppress(FileNotFoundError):  # another process of the same job was faster
@@ -170,9 +160,6 @@ def write_state(folder: Path, name: str, state: dict[str, Any]) -> Path:
 
     It is written beside its destination and renamed, and the one before it is kept until then, so there is a whole
     state at any moment. The file is named by its number and its digest.
-
-    Raises:
-        OSError: it cannot be written; the one before is still there.
     """
     import torch
 
@@ -182,11 +169,10 @@ def write_state(folder: Path, name: str, state: dict[str, Any]) -> Path:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())
-    number = max(map(_number, before), default=0) + 1
-    path = folder / f"{name}-{number}-{digest_of(aside)[:16]}.pt"
+    path = folder / f"{name}-{max(before, default=0) + 1}-{digest_of(aside)[:16]}.pt"
     os.replace(aside, path)
     sync(folder)
-    for old in before:
+    for old in before.values():
         old.unlink()
     return path
 
@@ -198,22 +184,16 @@ def read_state(path: Path) -> dict[str, Any]:
     return torch.load(path, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
 
 
-def _states(folder: Path, name: str) -> list[Path]:
+def _states(folder: Path, name: str) -> dict[int, Path]:
+    """Return the files of all states of this name, by number."""
     found = ((path, STATE.fullmatch(path.name)) for path in folder.glob(f"{name}-*.pt"))
-    return [path for path, named in found if named and named["name"] == name]
-
-
-def _number(path: Path) -> int:
-    return int(path.stem.split("-")[-2])
+    return {int(named["number"]): path for path, named in found if named and named["name"] == name}
 
 
 # ---------------------------------------------------------------------------------------------------------------- locks
 
 NO_FLOCK = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # errors of file systems without flock
-OFTEN = 9  # as many times in a row no other process takes a folder away
-SAY_EVERY = 60.0  # seconds between messages of a process that waits
-
-_HELD: dict[Path, int] = {}  # locks of this process, and the threads that hold them
+OFTEN = 9  # as many times in a row no other process removes a folder
 
 
 @contextlib.contextmanager
@@ -227,48 +207,41 @@ def locked(path: Path, what: str, wait: bool = True) -> Iterator[None]:
 
     Raises:
         OSError: the folder cannot be written.
-        StoreError: another process has the lock, and `wait` is false; or this thread has it, and would wait for itself.
+        RuntimeError: this thread holds the lock, and would wait for itself.
+        StoreError: another process has the lock, and `wait` is false.
     """
-    if wait and _HELD.get(path.absolute()) == threading.get_ident():
-        raise StoreError(
-            f"this process is {what} already; a script that is imported while it runs keeps its jobs behind "
-            'if __name__ == "__main__":'
-        )
-    lock = _acquired(path, what, wait)
-    _HELD[path.absolute()] = threading.get_ident()
+    from filelock import FileLock, SoftFileLock
+
+    try:
+        lock: BaseFileLock = FileLock(path)
+        _acquire(lock, what, wait)
+    except OSError as error:
+        if error.errno not in NO_FLOCK:
+            raise
+        log.warning("%s has no flock (%s); using a lock file that names host and process", path.parent, error)
+        lock = SoftFileLock(path.with_suffix(".soft"))
+        _acquire(lock, what, wait)
     try:
         yield
     finally:
-        del _HELD[path.absolute()]
         lock.release()
 
 
-def _acquired(path: Path, what: str, wait: bool) -> BaseFileLock:
-    from filelock import FileLock, SoftFileLock, Timeout
+def _acquire(lock: BaseFileLock, what: str, wait: bool) -> None:
+    from filelock import Timeout
 
-    kind: type[BaseFileLock] = FileLock
-    vanished = 0
-    while True:
-        lock = kind(path if kind is FileLock else path.with_suffix(".soft"))
+    file, timeout, vanished = Path(lock.lock_file), 0, 0
+    while not (lock.is_locked and file.exists()):
+        lock.release()  # one that is held in a folder that was removed
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # it says that it uses a lock file, and so do we
-                lock.acquire(timeout=SAY_EVERY if wait else 0)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout=timeout)
         except Timeout:
             if not wait:
                 raise StoreError(f"another process is {what}; wait for it (wait=true), or stop it") from None
             log.info("waiting for another process, which is %s", what)
-        except FileNotFoundError:  # that process was done and took the folder away, unless it never can be there
+            timeout = -1
+        except FileNotFoundError:  # that process was done and removed the folder, unless it never can be there
             vanished += 1
             if vanished == OFTEN:
                 raise
-        except OSError as error:
-            if kind is SoftFileLock or error.errno not in NO_FLOCK:
-                raise
-            kind = SoftFileLock
-            log.warning("%s has no flock (%s); using a lock file that names host and process", path.parent, error)
-        else:
-            if Path(lock.lock_file).exists():  # and not in a folder that was taken away
-                return lock
-            lock.release()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from thinkalike.config import from_yaml
+from thinkalike.config.compose import from_yaml
 from thinkalike.digests import digest_of
 from thinkalike.errors import StoreError, first_line
 from thinkalike.plots import plot
@@ -36,8 +36,6 @@ NUMBERS = {".csv", ".npz", ".safetensors"}  # the endings of files that hold wha
 
 class Headline(NamedTuple):
     """A number that sums up a result, with its 95 % interval if it has one.
-
-    Lists of results, the table of a sweep and W&B's summary show it.
 
     Attributes:
         name: a term of the field, such as mean_penalty; one name has one unit in all results of a kind.
@@ -57,13 +55,6 @@ class Headline(NamedTuple):
         """Return a headline number with an interval, or without one if an end is blank or infinite."""
         ends = (float(low), float(high))
         return cls(name, float(value), *(ends if all(map(math.isfinite, ends)) else (None, None)))
-
-    @classmethod
-    def read(cls, record: Mapping[str, Any]) -> Headline:
-        """Return the headline number of an entry of `result.json`."""
-        low, high = (None if record.get(end) is None else float(record[end]) for end in ("low", "high"))
-        of = None if record.get("of") is None else int(record["of"])
-        return cls(str(record["name"]), float(record["value"]), low, high, of)
 
     @property
     def label(self) -> str:
@@ -87,9 +78,8 @@ class Headline(NamedTuple):
 
 def first_scalar(scalars: Mapping[str, float]) -> list[Headline]:
     """Return the first of a result's scalars as its only headline number, with the interval that stands beside it."""
-    for name, value in scalars.items():
-        return [Headline(name, value, scalars.get(f"{name}_low"), scalars.get(f"{name}_high"))]
-    return []
+    first = list(scalars.items())[:1]
+    return [Headline(name, value, scalars.get(f"{name}_low"), scalars.get(f"{name}_high")) for name, value in first]
 
 
 @dataclass(frozen=True)
@@ -100,9 +90,9 @@ class Result:
 
     def __repr__(self) -> str:
         try:
-            names = list(dict.fromkeys(str(model["name"]) for model in self.provenance.get("models", [])))
-            first = [f"{each.label} {each.text}" for each in self.headlines[:1]]
-            told = f"{self.kind}{' of ' if names else ''}{' and '.join(names)}{': ' if first else ''}{''.join(first)}"
+            names = " and ".join(dict.fromkeys(str(model["name"]) for model in self.provenance.get("models", [])))
+            first = "".join(f": {each.label} {each.text}" for each in self.headlines[:1])
+            told = f"{self.kind}{' of ' if names else ''}{names}{first}"
         except (OSError, ValueError, KeyError, TypeError) as error:
             told = f"cannot be read, {type(error).__name__}"
         return f"Result({told}; {self.folder})"
@@ -112,10 +102,7 @@ class Result:
         return json.loads((self.folder / "result.json").read_text())  # type: ignore[no-any-return]
 
     def fingerprint(self) -> str:
-        """Return the SHA-256 of tables, arrays and stitches, as 16 hexadecimal digits; figures and curves are left out.
-
-        It is taken from the digests of the manifest.
-        """
+        """Return 16 digits of the SHA-256 of tables, arrays and stitches, by the manifest; figures are left out."""
         entries = json.loads((self.folder / MANIFEST).read_text())["files"]
         numbers = {name: entry for name, entry in entries.items() if Path(name).suffix in NUMBERS and "/" not in name}
         return _digest_of_entries(numbers)[:16]
@@ -137,8 +124,8 @@ class Result:
 
     @property
     def headlines(self) -> list[Headline]:
-        """The headline numbers with their intervals, the first of them first; empty in a result of an older version."""
-        return [Headline.read(each) for each in self._record.get("headlines", [])]
+        """The headline numbers with their intervals, the most important one first; older results have none."""
+        return [Headline(**each) for each in self._record.get("headlines", [])]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -172,17 +159,16 @@ class Result:
     @cached_property
     def table(self) -> pd.DataFrame:
         """The tidy table of the result."""
-        return self._read("table")
+        import pandas as pd
+
+        return pd.read_csv(self.folder / "table.csv")
 
     @cached_property
     def tables(self) -> dict[str, pd.DataFrame]:
         """All tables by name; the one that every result has is `table`."""
-        return {path.stem: self._read(path.stem) for path in sorted(self.folder.glob("*.csv"))}
-
-    def _read(self, name: str) -> pd.DataFrame:
         import pandas as pd
 
-        return pd.read_csv(self.folder / f"{name}.csv")
+        return {path.stem: pd.read_csv(path) for path in sorted(self.folder.glob("*.csv"))}
 
     @cached_property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -207,7 +193,7 @@ class Result:
             name: of a file of `figures`, such as "penalty"; by default the first that the kind draws.
 
         Raises:
-            ResultError: there is no such figure.
+            ResultError: the kind draws no such figure.
         """
         return plot("result", self, name)
 
@@ -227,13 +213,12 @@ def open_result(folder: str | os.PathLike[str]) -> Result:
 
 def finished(store: str | os.PathLike[str], kind: str = "*") -> Iterator[Result]:
     """Yield all finished results of a store, or those of one kind; a damaged one is left out with a warning."""
-    for sealed in sorted(Path(store).expanduser().glob(f"{kind}/*/{MANIFEST}")):
-        if sealed.parent.suffix == ".partial":
-            continue
-        if wrong := damage(sealed.parent):
+    folders = sorted(sealed.parent for sealed in Path(store).expanduser().glob(f"{kind}/*/{MANIFEST}"))
+    for folder in (each for each in folders if each.suffix != ".partial"):
+        if wrong := damage(folder):
             log.warning("left out: %s", wrong)
         else:
-            yield Result(sealed.parent)
+            yield Result(folder)
 
 
 # ------------------------------------------------------------------------------------------------------------- manifest
@@ -262,12 +247,12 @@ def damage(folder: Path, content: bool = True) -> str | None:
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        entries = {str(name): (int(size), str(digest)) for name, (size, digest) in manifest["files"].items()}
+        entries = [(name, int(size), digest) for name, (size, digest) in manifest["files"].items()]
         if manifest["digest"] != _digest_of_entries(manifest["files"]):
             return f"{folder / MANIFEST} is damaged"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{folder / MANIFEST} is missing or damaged ({type(error).__name__})"
-    for name, (size, digest) in entries.items():
+    for name, size, digest in entries:
         path = folder / name
         if not path.is_file():
             return f"{path} is missing"
