@@ -15,7 +15,6 @@ from thinkalike.atlas.tables import PLACE, agreement, by_pair, disagreements, me
 from thinkalike.errors import DataError
 from thinkalike.instruments import asked_for, passes
 from thinkalike.models.frozen import FrozenModel
-from thinkalike.store import open_result
 
 DEPTH = tiny.ARCHITECTURE["n_layers"]
 SIX = [f"m{number}" for number in range(6)]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from thinkalike.config import AnalyzeConfig, ModelConfig
 from thinkalike.data.cache import Entry, cache_folder, kept
-from thinkalike.data.recordings import read_recording
+from thinkalike.data.recordings import mean_of_runs, read_recording
 from thinkalike.data.sources import recording_fingerprint
 from thinkalike.data.stimuli import Stimuli
 from thinkalike.errors import DataError
