@@ -187,7 +187,8 @@ class LiveBytes(TorchDispatchMode):
     """Counts the storages on a device that operators make while this is open, until they die.
 
     A storage that existed before, such as a weight's, does not count, nor does a view of it, nor the temporary memory
-    of a kernel. Forward and backward passes are both seen. The computed numbers stay the same.
+    of a kernel. Forward and backward passes are both seen.
+    The computed numbers stay the same, but for functions that torch composes otherwise under a mode (`svdvals`).
 
         with LiveBytes(device) as live:
             loss = step()
