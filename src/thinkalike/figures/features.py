@@ -39,8 +39,8 @@ def profiles(table: pd.DataFrame, scores: pd.DataFrame, folder: Path, across: in
             held_out = scores[scores["model"] == model]
             _band(lower, held_out, "score", "held-out ρ", color="0.3", marker="o")
             if "ceiling" in held_out:
-                style = {"color": "0.3", "linewidth": 1, "linestyle": "--"}
-                lower.plot(range(len(held_out)), held_out["ceiling"], label="its ceiling", **style)
+                style = {"color": "0.3", "linestyle": "--"}
+                lower.plot(range(len(held_out)), held_out["ceiling"], label="its ceiling", linewidth=1, **style)
             upper.axhline(0, color="0.6", linewidth=0.8, zorder=0)
             _name_layers(lower, list(held_out["layer"]))
             lower.set_xlabel("layer")

@@ -125,12 +125,6 @@ def family_in(shape: Mapping[str, Any], path: str) -> Family:
     return Family(name, predicts=predicts, model_type=model_type, kernels=kernels)
 
 
-def classifier_on(model_type: str) -> Family | None:
-    """Return the family of classifiers whose body is that of this `model_type`, or None."""
-    own = (each for each in FAMILIES.values() if each.predicts == "class" and each.in_config_json == model_type)
-    return next(own, None)
-
-
 def _predicts(model_type: str, stated: list[str]) -> Predicts | None:
     """Return what a checkpoint predicts: what its own class does, or else the first of what its architecture can."""
     from transformers.models.auto import modeling_auto as auto

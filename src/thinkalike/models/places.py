@@ -130,6 +130,14 @@ def read_shape(config: ModelConfig, place: str) -> dict[str, Any]:
     return shape
 
 
+def known_shape(path: Path) -> dict[str, Any]:
+    """Return the contents of a config.json; nothing if it is missing or damaged, which loading the model reports."""
+    try:
+        return dict(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))

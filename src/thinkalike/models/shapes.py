@@ -21,15 +21,14 @@ from thinkalike.config import ModelConfig, TrainerConfig
 from thinkalike.models.families import AUTO_CLASSES, FAMILIES, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label
-from thinkalike.models.places import ASSETS, folder_of
-from thinkalike.models.readers import blocks_of
+from thinkalike.models.places import folder_of, known_shape, named_folder
+from thinkalike.models.readers import LONGEST, blocks_of, longest_row
 from thinkalike.models.surgery import one_text_per_row
+from thinkalike.models.survey import text_config
 
 log = logging.getLogger(__name__)
 
 PUBLISHED = Path(__file__).parent / "published.yaml"
-LONGEST = 1024  # tokens of a row, of models that can take more
-LENGTHS = ("n_ctx", "n_positions", "max_position_embeddings")
 ROW = 8  # tokens of the shorter row whose operations are counted
 
 # ---------------------------------------------------------------------------------------------------------- operations
@@ -164,15 +163,15 @@ def _shape(config: ModelConfig, sizes: Mapping[str, Any], itemsize: int) -> Shap
 
 def _sizes(config: ModelConfig) -> dict[str, Any] | None:
     """Return the contents of config.json, or of the table of published ones."""
-    if not (config.path or config.mini):
+    folder = named_folder(config)
+    if folder is None:
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(str(config.hub_id), "config.json", revision=config.revision)
-        known = _read(Path(cached)) if isinstance(cached, str) else None
+        known = known_shape(Path(cached)) if isinstance(cached, str) else None
         return known or _published().get(re.sub(r"(?<=feather_berts)_\d+$", "", str(config.hub_id)))
-    folder = Path(config.path) if config.path else ASSETS / config.name
-    sizes = _read(folder / "config.json")
-    if sizes and "architecture" in sizes:
+    sizes = known_shape(folder / "config.json")
+    if "architecture" in sizes:
         vocabulary = _entries(folder / "model.safetensors")
         return {"architecture": {**sizes["architecture"], "d_vocab": vocabulary}} if vocabulary else None
     return sizes
@@ -181,15 +180,6 @@ def _sizes(config: ModelConfig) -> dict[str, Any] | None:
 @cache
 def _published() -> Mapping[str, dict[str, Any]]:
     return yaml.safe_load(PUBLISHED.read_text())["models"]  # type: ignore[no-any-return]
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """Return the contents of a JSON file, or None if it is missing or damaged; loading the model reports that."""
-    try:
-        sizes = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return sizes if isinstance(sizes, dict) else None
 
 
 def _entries(path: Path) -> int | None:
@@ -216,16 +206,14 @@ def _empty(sizes: str) -> tuple[int, int, int, int, int | None, Operations] | No
     except Exception as error:  # whatever the libraries raise for sizes that they do not know
         log.debug("no shape of %s: %s", shape, error)
         return None
-    own: Any = getattr(module, "config", None) or getattr(module, "cfg", None)
-    own = own.get_text_config() if hasattr(own, "get_text_config") else own
-    row = next((size for name in LENGTHS if isinstance(size := getattr(own, name, None), int) and size > 0), None)
+    own = text_config(module)
     width = getattr(own, "hidden_size", None) or getattr(own, "d_model", None) or embedding.shape[1]
     try:
         operations = _operations_of(module, blocks, torch.device("meta"))
     except Exception as error:  # such as routing between experts, which reads values
         log.debug("no count of %s: %s", shape, error)
         operations = _of_weights(blocks, len(embedding) * int(width))
-    return len(blocks), int(width), len(embedding), _weights(module), row, operations
+    return len(blocks), int(width), len(embedding), _weights(module), longest_row(module), operations
 
 
 def _of_weights(blocks: Sequence[nn.Module], unembedding: int) -> Operations:
