@@ -17,8 +17,9 @@ Layer = int | Literal["embed"]
 
 # the next token, hidden tokens, the class of a whole text, or nothing: states of one side of an encoder-decoder
 Predicts = Literal["next", "hidden", "class", "states"]
-Reader = Literal["transformers", "legacy", "native"]  # a key of `thinkalike.models.load.READERS`
+Reader = Literal["transformers", "legacy", "native"]  # how `thinkalike.models.load` reads a checkpoint
 
+LONGEST = 1024  # tokens per row, of models that can take more
 CLASSIFIER = "bert_classifier"  # the family of fine-tuned BERTs
 DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")  # names of the number of blocks in configurations
 RECURRENT = ("mamba_ssm", "causal_conv1d")  # the packages that run state-space blocks faster

@@ -6,7 +6,7 @@ import importlib.util
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +16,11 @@ import torch
 
 from thinkalike.config import ModelConfig, model_named, options
 from thinkalike.errors import ConfigError, one_of
-from thinkalike.models.families import FAMILIES, Family, family_in
+from thinkalike.models.families import FAMILIES, LONGEST, Family, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label, told_apart
 from thinkalike.models.minis import read_mini
 from thinkalike.models.places import explained, named_folder, pick_device, reached, read_shape
-from thinkalike.models.readers import LONGEST, Checkpoint, blocks_of, device_of, read_legacy, read_transformers
 from thinkalike.models.survey import check_loss
 from thinkalike.models.tokenizers import check_tokenizer, puts_bos
 from thinkalike.progress import doing
@@ -87,7 +86,7 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
             shape = read_shape(config, place)
             family = FAMILIES.get(config.family) or family_in(shape, f"{place}/config.json")
             _check_settings(config, family)
-            module, tokenizer, context = READERS[family.reader](config, family, place, device, dtype)
+            module, tokenizer, context = _read(config, family, place, device, dtype)
         if config.context and context and config.context > context:
             log.warning("%s reads %d tokens at once, so that its rows are no longer", own_label, context)
         classes: Sequence[str] = ()
@@ -95,7 +94,10 @@ def load_model(model: ModelConfig | str | os.PathLike[str], name: str | None = N
             from thinkalike.models.classifiers import class_names
 
             classes = class_names(config, module)
-        family = family if family.blocks else replace(family, blocks=blocks_of(module, config.name))
+        if not family.blocks:
+            from thinkalike.models.readers import blocks_of
+
+            family = replace(family, blocks=blocks_of(module, config.name))
         frozen = FrozenModel(
             module,
             family,
@@ -124,19 +126,16 @@ def configured(model: ModelConfig | str | os.PathLike[str], settings: Mapping[st
     return model_named(str(Path(called).absolute()) if is_place else called, plain)
 
 
-def read_native(
-    config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype
-) -> Checkpoint:
-    """Read a mini of this project's own layout."""
-    module, tokenizer = read_mini(Path(place))
-    return module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx
+def _read(config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype) -> Any:
+    """Return the module on its device, the tokenizer, and the longest row, or None if there is no limit."""
+    if family.reader == "native":
+        module, tokenizer = read_mini(Path(place))
+        return module.to(device=device, dtype=dtype), tokenizer, module.cfg.n_ctx
+    from thinkalike.models.readers import read_legacy, read_transformers
 
-
-READERS: dict[str, Callable[[ModelConfig, Family, str, torch.device, torch.dtype], Checkpoint]] = {
-    "transformers": read_transformers,
-    "legacy": read_legacy,
-    "native": read_native,
-}
+    if family.reader == "legacy":
+        return read_legacy(config, place, device, dtype)
+    return read_transformers(config, family, place, device, dtype)
 
 
 def _check_settings(config: ModelConfig, family: Family) -> None:
@@ -172,3 +171,12 @@ def kernels_of(family: Family) -> str:
     package = family.kernels[0].replace("_", "-")
     fused = all(importlib.util.find_spec(name) for name in family.kernels)
     return package if fused and torch.cuda.is_available() else f"transformers ({package} is not installed)"
+
+
+def device_of(module: Any, device: torch.device) -> torch.device:
+    """Return where the states and logits of a module are: where its first weights run, or the CPU."""
+    mapped = getattr(module, "hf_device_map", None)
+    if mapped is None:
+        return device
+    running = [place for place in mapped.values() if place not in ("cpu", "disk")]
+    return torch.device(running[0]) if running else torch.device("cpu")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import shutil
 import tempfile
 import weakref
@@ -11,11 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 
 from thinkalike.config import ModelConfig
 from thinkalike.errors import ModelError
 from thinkalike.models.families import AUTO_CLASSES, DEPTHS, Family
+from thinkalike.models.minis import without_hooks
 from thinkalike.models.surgery import first_tensor
 from thinkalike.models.survey import TOLERANCE, relative_error, sample_tokens, text_config
 from thinkalike.models.tokenizers import read_tokenizer
@@ -24,8 +23,6 @@ from thinkalike.models.weights import check_fit, check_values, read_weights
 # the names that configurations give to the longest row
 LENGTHS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length", "seq_length")
 
-
-LONGEST = 1024  # tokens per row, of models that can take more
 
 Checkpoint = tuple[Any, Any, int | None]  # the module on its device, the tokenizer, and the longest row, if limited
 
@@ -66,9 +63,7 @@ def read_transformers(
     return placed(module, options, device, dtype), tokenizer, longest
 
 
-def read_legacy(
-    config: ModelConfig, family: Family, place: str, device: torch.device, dtype: torch.dtype
-) -> Checkpoint:
+def read_legacy(config: ModelConfig, place: str, device: torch.device, dtype: torch.dtype) -> Checkpoint:
     """Read a language model in the layout of TransformerLens 1, with the tokenizer that it names.
 
     Raises:
@@ -161,15 +156,6 @@ def placed(module: Any, options: dict[str, Any], device: torch.device, dtype: to
     return module.to(device=device, dtype=dtype)
 
 
-def device_of(module: Any, device: torch.device) -> torch.device:
-    """Return where the states and logits of a module are: where its first weights run, or the CPU."""
-    mapped = getattr(module, "hf_device_map", None)
-    if mapped is None:
-        return device
-    running = [place for place in mapped.values() if place not in ("cpu", "disk")]
-    return torch.device(running[0]) if running else torch.device("cpu")
-
-
 # ----------------------------------------------------------------------------------------- sides of an encoder-decoder
 
 
@@ -204,9 +190,6 @@ class DecoderSide(nn.Module):
         )[0]
 
 
-# ------------------------------------------------------------------------------------------------------- without hooks
-
-
 def _without_hooks(bridge: Any, name: str) -> Any:
     """Return the bridge's module without hooks and with fused attention, proved to agree."""
     tokens = sample_tokens(bridge.cfg.d_vocab, bridge.cfg.n_ctx or 16)
@@ -219,49 +202,3 @@ def _without_hooks(bridge: Any, name: str) -> Any:
         check_values(module, name)
         raise ModelError(f"{name}: without TransformerLens's hooks the logits differ by {error:.1e}")
     return module
-
-
-def without_hooks(module: nn.Module) -> nn.Module:
-    """Take TransformerLens's wrappers off in place, and let attention run fused; loading proves that numbers agree.
-
-    TransformerLens's native attention computes every attention pattern, which is 40 % of a pass.
-    """
-    from transformer_lens.model_bridge.generalized_components.base import GeneralizedComponent
-    from transformer_lens.model_bridge.sources.native.model import NativeAttention
-
-    for name, child in list(module._modules.items()):
-        while isinstance(child, GeneralizedComponent):
-            child = child.original_component
-        module._modules[name] = child
-        if child is not None:
-            without_hooks(child)
-    if getattr(module, "_supports_sdpa", False):
-        module.set_attn_implementation("sdpa")  # type: ignore[operator]
-    elif isinstance(module, NativeAttention) and _is_ordinary(module):
-        module.__class__ = _fused()  # the weights stay where they are
-    return module
-
-
-def _is_ordinary(attention: Any) -> bool:
-    capped = attention.attn_scores_soft_cap > 0
-    return attention.causal and attention.rotary is None and attention.kv_repeats == 1 and not capped
-
-
-@functools.cache
-def _fused() -> type[nn.Module]:
-    """Return the class of a NativeAttention that runs through the fused kernel.
-
-    It is a class, as compiled blocks share a graph only if their code refers to no object of one of them.
-    """
-    from transformer_lens.model_bridge.sources.native.model import NativeAttention
-
-    class FusedAttention(NativeAttention):
-        def forward(self, hidden_states: Any, attention_mask: Any = None, **_: Any) -> tuple[Any, Any]:
-            if attention_mask is not None:
-                return super().forward(hidden_states, attention_mask=attention_mask)
-            shape = (*hidden_states.shape[:2], self.n_heads, self.d_head)
-            q, k, v = (part(hidden_states).view(shape).transpose(1, 2) for part in (self.q, self.k, self.v))
-            mixed = scaled_dot_product_attention(q, k, v, is_causal=True, scale=1 / self.scale)
-            return self.o(mixed.transpose(1, 2).flatten(2)), None
-
-    return FusedAttention

@@ -18,11 +18,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from thinkalike.config import ModelConfig, TrainerConfig
-from thinkalike.models.families import AUTO_CLASSES, FAMILIES, family_in
+from thinkalike.models.families import AUTO_CLASSES, FAMILIES, LONGEST, family_in
 from thinkalike.models.frozen import FrozenModel
 from thinkalike.models.labels import label
 from thinkalike.models.places import folder_of, known_shape, named_folder
-from thinkalike.models.readers import LONGEST, blocks_of, longest_row
 from thinkalike.models.surgery import one_text_per_row
 from thinkalike.models.survey import text_config
 
@@ -169,7 +168,7 @@ def _sizes(config: ModelConfig) -> dict[str, Any] | None:
 
         cached = try_to_load_from_cache(str(config.hub_id), "config.json", revision=config.revision)
         known = known_shape(Path(cached)) if isinstance(cached, str) else None
-        return known or _published().get(re.sub(r"(?<=feather_berts)_\d+$", "", str(config.hub_id)))
+        return known or _published(str(config.hub_id))
     sizes = known_shape(folder / "config.json")
     if "architecture" in sizes:
         vocabulary = _entries(folder / "model.safetensors")
@@ -178,8 +177,15 @@ def _sizes(config: ModelConfig) -> dict[str, Any] | None:
 
 
 @cache
-def _published() -> Mapping[str, dict[str, Any]]:
-    return yaml.safe_load(PUBLISHED.read_text())["models"]  # type: ignore[no-any-return]
+def _published(name: str) -> dict[str, Any] | None:
+    """Return the sizes of a published model; those that were tuned have the sizes of their base."""
+    known = yaml.safe_load(PUBLISHED.read_text())
+    if said := re.fullmatch(r"NeelNanda/(?:GELU|SoLU)_(\d+)L(\d+)W_C4_Code", name):
+        layers, width = map(int, said.groups())
+        sizes = {"n_layers": layers, "d_model": width, "n_heads": width // 64, "d_mlp": 4 * width}
+        return {"architecture": known["legacy"] | sizes}
+    base = re.sub(r"-(?:Base|Instruct)(?=$|-v)|(?<=feather_berts)_\d+$", "", name)
+    return known["models"].get(base)  # type: ignore[no-any-return]
 
 
 def _entries(path: Path) -> int | None:
@@ -201,7 +207,8 @@ def _empty(sizes: str) -> tuple[int, int, int, int, int | None, Operations] | No
     """
     shape = json.loads(sizes)
     try:
-        module, blocks = _native(shape["architecture"]) if "architecture" in shape else _of_transformers(shape)
+        empty = _native(shape["architecture"]) if "architecture" in shape else _of_transformers(shape)
+        module, blocks, row = empty
         embedding = next(part.weight for part in module.modules() if isinstance(part, nn.Embedding))
     except Exception as error:  # whatever the libraries raise for sizes that they do not know
         log.debug("no shape of %s: %s", shape, error)
@@ -213,7 +220,7 @@ def _empty(sizes: str) -> tuple[int, int, int, int, int | None, Operations] | No
     except Exception as error:  # such as routing between experts, which reads values
         log.debug("no count of %s: %s", shape, error)
         operations = _of_weights(blocks, len(embedding) * int(width))
-    return len(blocks), int(width), len(embedding), _weights(module), longest_row(module), operations
+    return len(blocks), int(width), len(embedding), _weights(module), row, operations
 
 
 def _of_weights(blocks: Sequence[nn.Module], unembedding: int) -> Operations:
@@ -225,22 +232,28 @@ def _weights(module: nn.Module) -> int:
     return sum(weight.numel() for weight in module.parameters())
 
 
-def _native(sizes: Mapping[str, Any]) -> tuple[nn.Module, list[nn.Module]]:
+Empty = tuple[nn.Module, list[nn.Module], int | None]  # the module, its blocks, and its longest row, if limited
+
+
+def _native(sizes: Mapping[str, Any]) -> Empty:
     from transformer_lens.model_bridge import TransformerBridge
 
     with torch.device("meta"):
         module = TransformerBridge.boot_native(dict(sizes), device="meta", dtype=torch.float32).original_model
-    return module, list(module.get_submodule("layers").children())
+    return module, list(module.get_submodule("layers").children()), module.cfg.n_ctx
 
 
-def _of_transformers(sizes: Mapping[str, Any]) -> tuple[nn.Module, list[nn.Module]]:
+def _of_transformers(sizes: Mapping[str, Any]) -> Empty:
     import transformers
+
+    from thinkalike.models.readers import blocks_of, longest_row
 
     family, kind = family_in(sizes, "config.json"), str(sizes["model_type"])
     shape = transformers.AutoConfig.for_model(kind, **{key: each for key, each in sizes.items() if key != "model_type"})
     with torch.device("meta"):
         module = getattr(transformers, AUTO_CLASSES[family.predicts]).from_config(shape)
-    return module.eval(), list(module.get_submodule(family.blocks or blocks_of(module, kind)).children())
+    blocks = module.get_submodule(family.blocks or blocks_of(module, kind)).children()
+    return module.eval(), list(blocks), longest_row(module)
 
 
 # --------------------------------------------------------------------------------------------------------------- peaks
