@@ -76,13 +76,15 @@ def _resolved(kind: str, repository: str, revision: str | None, endpoint: str, c
         if isinstance(error, (KeyError, JSONDecodeError)):  # an HTML page, or JSON without an id
             error = HubError(f"{endpoint} does not answer as a hub does; check HF_ENDPOINT and proxies")
         if copy := _cached(kind, repository, revision or "main", Path(cache)):
-            files = (str(path.relative_to(copy)) for path in sorted(copy.rglob("*")) if path.is_file())
-            return Commit(copy.name, tuple(files), error)
+            there = (str(path.relative_to(copy)) for path in sorted(copy.rglob("*")) if path.is_file())
+            return Commit(copy.name, tuple(there), error)
         raise error
-    if info.sha and info.sha != revision:  # a file of the branch tells the cache its commit, for when there is no hub
+    sha = getattr(info, "sha", None)
+    if sha and sha != revision:  # a file of the branch tells the cache its commit, for when there is no hub
         with contextlib.suppress(RemoteEntryNotFoundError):
             huggingface_hub.hf_hub_download(repository, ALWAYS_THERE[kind], repo_type=kind, revision=revision)
-    return Commit(info.sha or revision or "main", tuple(each.rfilename for each in info.siblings or []))
+    files = tuple(each.rfilename for each in getattr(info, "siblings", None) or [])
+    return Commit(sha or revision or "main", files)
 
 
 def _patiently(ask: Callable[[], Any]) -> Any:

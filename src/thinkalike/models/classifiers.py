@@ -38,7 +38,7 @@ def new_classifier(
     with explained(config), reached(config) as (place, _):
         kind, family = read_shape(config, place).get("model_type", config.family), FAMILIES[CLASSIFIER]
         if kind != family.model_type:
-            raise ModelError(f"task=nli fine-tunes BERTs; {config.name} is a {kind}: choose model=bert-mini")
+            raise ModelError(f"task=nli fine-tunes bert; {config.name} is a {kind}: choose model=bert-mini")
         names = dict(enumerate(classes))
         module, fit = read_weights(
             getattr(transformers, family.architecture),
